@@ -44,6 +44,15 @@ fn is_unsafe(c: char) -> bool {
             | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
 }
 
+/// The first characters; the last of them are dots if the text is longer.
+pub(crate) fn start_of(text: &str, chars: usize) -> String {
+    if text.chars().nth(chars).is_none() {
+        return text.to_owned();
+    }
+    let start: String = text.chars().take(chars - 2).collect();
+    format!("{start}..")
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

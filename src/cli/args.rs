@@ -98,6 +98,18 @@ pub(super) enum Command {
     ///   postrider event --since 10min --topic order.events --json
     #[command(verbatim_doc_comment)]
     Event(super::event::EventArgs),
+    /// Show events as they are published, until interrupted
+    ///
+    /// Follows outbox.dispatch, so it needs no subscription and works from any machine that reaches the
+    /// database. With dispatch = exceptions published events have no record: then only events that
+    /// were set aside appear.
+    ///
+    /// Examples:
+    ///   postrider tail
+    ///   postrider tail --topic order.events --message        (with attributes and data)
+    ///   postrider tail --since 10min --json | jq .message_id
+    #[command(verbatim_doc_comment)]
+    Tail(super::tail::TailArgs),
     /// Compare the outbox tables with outbox.dispatch: is there an outcome for every event
     ///
     /// Changes nothing. Reads the tables in short statements, so it may run at any time, also while

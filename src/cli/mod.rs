@@ -21,6 +21,7 @@ mod run;
 mod signals;
 mod slot;
 mod status;
+mod tail;
 
 pub use args::Cli;
 
@@ -68,6 +69,7 @@ fn dispatch(cli: Cli, flags: &[(String, String)]) -> Result<ExitCode> {
         Command::Slot(args) => slot::run(&load()?, args),
         Command::Status(args) => status::run(&load()?, &args),
         Command::Event(args) => event::run(&load()?, &args),
+        Command::Tail(args) => tail::run(&load()?, &args),
         Command::Audit(args) => audit::run(&load()?, &args),
         Command::Prune(args) => prune::run(&load()?, &args),
         Command::Quarantine(args) => quarantine::run(&load()?, args),

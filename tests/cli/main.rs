@@ -17,3 +17,4 @@ mod recover;
 mod secrets;
 mod slot;
 mod support;
+mod tail;

@@ -3,7 +3,7 @@
 use crate::event::SHOWN_CHARS;
 use crate::ops::event::list::EventListing;
 use crate::ops::event::{EventReport, EventState};
-use crate::printable::printable;
+use crate::printable::{printable, start_of};
 
 /// Characters of a key in the list, and of an event's name: a line fits into 80.
 const KEY_CHARS: usize = 13;
@@ -113,15 +113,6 @@ fn row(committed: &str, state: &str, key: &str, name: &str) -> String {
     let key = start_of(&printable(key), KEY_CHARS);
     let name = printable(name);
     format!("{committed:<14}  {state:<11}  {key:<KEY_CHARS$}  {name}\n")
-}
-
-/// The first characters; the last of them are dots if the text is longer.
-fn start_of(text: &str, chars: usize) -> String {
-    if text.chars().nth(chars).is_none() {
-        return text.to_owned();
-    }
-    let start: String = text.chars().take(chars - 2).collect();
-    format!("{start}..")
 }
 
 #[cfg(test)]

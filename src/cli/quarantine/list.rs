@@ -6,11 +6,11 @@ use std::time::Duration;
 use serde::Serialize;
 use slot_manager::Severity;
 
-use super::{seconds, select, session, short, start_of};
+use super::{seconds, select, session, short};
 use crate::cli::paint::Paint;
 use crate::cli::{figures, output};
 use crate::error::Result;
-use crate::printable::printable;
+use crate::printable::{printable, start_of};
 use crate::settings::Settings;
 use crate::store::dispatch::quarantine_commands::{self, QuarantineFilter, QuarantinedKey};
 

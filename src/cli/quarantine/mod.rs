@@ -86,11 +86,3 @@ fn seconds(age: f64) -> u64 {
 fn short(topic: &str) -> &str {
     topic.rsplit('/').next().unwrap_or(topic)
 }
-
-/// The first characters, followed by dots if the text is longer.
-fn start_of(text: &str, chars: usize) -> String {
-    match text.char_indices().nth(chars) {
-        Some((end, _)) => format!("{}...", &text[..end]),
-        None => text.to_owned(),
-    }
-}

@@ -4,12 +4,12 @@ use std::process::ExitCode;
 
 use serde::Serialize;
 
-use super::{seconds, select, session, start_of};
+use super::{seconds, select, session};
 use crate::cli::{figures, output};
 use crate::error::Result;
 use crate::event::SHOWN_CHARS;
 use crate::postgres::Sql;
-use crate::printable::printable;
+use crate::printable::{printable, start_of};
 use crate::settings::Settings;
 use crate::store::dispatch::quarantine_commands::{self, EventRow};
 

@@ -211,7 +211,17 @@ fn is_of_another_type(error: &tokio_postgres::Error) -> bool {
         .is_some_and(|code| code.code().starts_with("22"))
 }
 
-pub(super) fn of_record(found: RecordedRow, row: Option<EventTableRow>) -> EventReport {
+/// The report of a record, without looking for its row.
+pub(crate) fn of_record_alone(found: RecordedRow) -> EventReport {
+    let state = EventState::recorded(&found.record.state);
+    let meaning = state.meaning(Some(&found.record), found.message_id.as_deref(), true);
+    EventReport {
+        meaning,
+        ..of_record(found, None)
+    }
+}
+
+fn of_record(found: RecordedRow, row: Option<EventTableRow>) -> EventReport {
     let state = EventState::recorded(&found.record.state);
     let message_id = found.message_id.as_deref();
     EventReport {

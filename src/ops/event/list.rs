@@ -6,7 +6,7 @@
 
 use decoder::Lsn;
 
-use super::find::of_record;
+use super::find::of_record_alone;
 use super::state::EventState;
 use super::{EventReport, EventTableRow};
 use crate::capture::ScanWindow;
@@ -81,7 +81,7 @@ pub(crate) async fn list(
     } else {
         waiting(sql, settings, query).await?
     };
-    events.extend(recorded.into_iter().map(|found| of_record(found, None)));
+    events.extend(recorded.into_iter().map(of_record_alone));
     events.truncate(query.limit);
     let dispatch = if repeats {
         Dispatch::Exceptions

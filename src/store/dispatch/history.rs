@@ -34,6 +34,7 @@ pub(crate) struct EventOutcome {
 /// A row of outbox.dispatch.
 #[derive(Debug, Clone)]
 pub(crate) struct RecordedRow {
+    pub(crate) commit_lsn: PgLsn,
     pub(crate) event_id: Uuid,
     pub(crate) source_id: Option<String>,
     pub(crate) topic: Option<String>,
@@ -122,6 +123,7 @@ fn recorded(row: &Row) -> RecordedRow {
     let commit: PgLsn = row.get(7);
     let error: Option<String> = row.get(12);
     RecordedRow {
+        commit_lsn: commit,
         event_id: row.get(0),
         source_id: row.get(1),
         topic: row.get(3),

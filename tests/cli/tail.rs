@@ -1,0 +1,135 @@
+//! `postrider tail`, without a relay: records appear, and the command shows each once.
+
+use tokio::io::{AsyncBufReadExt, BufReader, Lines};
+use tokio::process::{Child, ChildStdout};
+use tokio::time::timeout;
+
+use crate::support::{Database, PATIENCE, assert_contains, command};
+
+/// A running command, and its lines.
+struct Tailing {
+    lines: Lines<BufReader<ChildStdout>>,
+    child: Child,
+}
+
+impl Tailing {
+    /// Starts the command, and waits until it follows the table.
+    async fn start(database: &Database, arguments: &[&str]) -> Self {
+        let arguments = [&["tail"], arguments].concat();
+        let mut child = command(&arguments, &database.env()).spawn().unwrap();
+        let lines = BufReader::new(child.stdout.take().unwrap()).lines();
+        let mut tailing = Self { lines, child };
+        assert_contains(&tailing.line().await, "RECORDED");
+        tailing
+    }
+
+    async fn line(&mut self) -> String {
+        let line = timeout(PATIENCE, self.lines.next_line()).await;
+        line.expect("a line appears").unwrap().expect("it runs")
+    }
+
+    async fn ended(mut self) -> Option<i32> {
+        assert_eq!(self.lines.next_line().await.unwrap(), None);
+        self.child.wait().await.unwrap().code()
+    }
+}
+
+fn id(number: u32) -> String {
+    format!("00000000-0000-4000-8000-{number:012}")
+}
+
+/// Writes a record. Positions above `FFFF/0` are never confirmed here.
+async fn record(database: &Database, commit_lsn: &str, number: u32, key: &str) {
+    let id = id(number);
+    let insert = format!(
+        "insert into outbox.dispatch (commit_lsn, committed_at, ordinal, attempts, event_id, state, \
+             topic, ordering_key, message_id) \
+         values ('{commit_lsn}', now(), 1, 1, '{id}', 'published', 'projects/p/topics/order.events', \
+             '{key}', '{number}')"
+    );
+    database.execute(&insert).await;
+}
+
+#[tokio::test]
+async fn each_record_is_shown_once_whatever_the_order_in_which_they_appear() {
+    let database = Database::initialised().await;
+    record(&database, "FFFF/10", 1, "a").await;
+    let mut tailing = Tailing::start(&database, &["--limit", "4"]).await;
+    record(&database, "FFFF/40", 4, "a").await;
+    let line = tailing.line().await;
+    assert_contains(&line, &id(4));
+    assert_contains(&line, "  order.events      a ");
+    // A key that was slower, and another key of the same transaction.
+    record(&database, "FFFF/20", 2, "b").await;
+    assert_contains(&tailing.line().await, &id(2));
+    record(&database, "FFFF/30", 3, "a").await;
+    assert_contains(&tailing.line().await, &id(3));
+    let set_aside = format!(
+        "update outbox.dispatch set state = 'quarantined', error = 'event-refused: no' \
+         where event_id = '{}'",
+        id(2)
+    );
+    database.execute(&set_aside).await;
+    assert_contains(&tailing.line().await, &id(2));
+    assert_contains(&tailing.line().await, "    in quarantine since ");
+    assert_eq!(tailing.ended().await, Some(0));
+}
+
+#[tokio::test]
+async fn confirmed_records_are_forgotten_and_filters_hold() {
+    let database = Database::initialised().await;
+    let arguments = ["--key", "a", "--topic", "order.events", "--limit", "2"];
+    let mut tailing = Tailing::start(&database, &arguments).await;
+    // Both are recorded before the slot confirms them, as by a relay.
+    let next = "select (pg_current_wal_lsn() + 1000000)::text";
+    record(&database, &database.text(next).await, 1, "a").await;
+    assert_contains(&tailing.line().await, &id(1));
+    let fill = "create table filler as select repeat('x', 100) from generate_series(1, 20000); \
+                select pg_switch_wal()";
+    database.execute(fill).await;
+    let advance = "select pg_replication_slot_advance($1::text::name, pg_current_wal_lsn())";
+    let slot = &database.name;
+    database.client.query(advance, &[slot]).await.unwrap();
+    record(&database, "FFFF/10", 2, "b").await;
+    record(&database, "FFFF/20", 3, "a").await;
+    assert_contains(&tailing.line().await, &id(3));
+    assert_eq!(tailing.ended().await, Some(0));
+}
+
+#[tokio::test]
+async fn since_begins_earlier_and_message_shows_what_was_sent() {
+    let database = Database::initialised().await;
+    let insert = format!(
+        "insert into outbox.events (id, aggregatetype, aggregateid, event_type, payload) \
+         values ('{}', 'order', 'a', 'OrderPlaced', '{{\"total\": 17}}')",
+        id(1)
+    );
+    database.execute(&insert).await;
+    record(&database, "FFFF/10", 1, "a").await;
+    record(&database, "FFFF/20", 2, "a").await;
+    let arguments = ["tail", "--since", "1h", "--message", "--limit", "2"];
+    let ran = database.run(&[&arguments[..], &["--json"]].concat()).await;
+    ran.assert_status(0);
+    let lines: Vec<serde_json::Value> = ran
+        .stdout
+        .lines()
+        .map(|line| serde_json::from_str(line).unwrap())
+        .collect();
+    assert_eq!(lines[0]["event_id"], id(1));
+    assert_eq!(lines[0]["message_id"], "1");
+    assert_eq!(lines[0]["message"]["data"], "{\"total\": 17}");
+    let attributes = &lines[0]["message"]["attributes"];
+    assert_eq!(attributes["event_type"], "OrderPlaced");
+    assert_eq!(attributes["event_id"], id(1));
+    // Its row is gone.
+    assert_eq!(lines[1]["event_id"], id(2));
+    assert!(lines[1]["message"].is_null());
+
+    let ran = database.run(&arguments).await;
+    assert_contains(&ran.stdout, "    event_type: OrderPlaced\n");
+    assert_contains(&ran.stdout, "    {\"total\": 17}\n");
+    assert_contains(
+        &ran.stdout,
+        "(no message: its row is gone, or cannot become one)",
+    );
+}
