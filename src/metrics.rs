@@ -4,6 +4,7 @@
 //! units last, `_total` for counters.
 
 mod export;
+mod prometheus_text;
 mod topics;
 
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
@@ -19,6 +20,7 @@ use prometheus_client::metrics::histogram::Histogram;
 
 use crate::condition::{self, Condition, RelayFacts, RelayState, Troubles};
 use crate::server_clock::ServerClock;
+pub use prometheus_text::prometheus_text;
 pub use topics::TopicFailures;
 
 /// Upper bounds of the latency buckets, seconds: from half a millisecond to ten minutes.

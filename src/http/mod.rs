@@ -13,15 +13,16 @@ use std::sync::Arc;
 
 use axum::Router;
 use axum::extract::State as Shared;
-use axum::http::{StatusCode, header};
+use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::{IntoResponse, Json};
 use axum::routing::get;
 use serde::Serialize;
 use tokio::net::TcpListener;
+use tokio::sync::Mutex;
 
 use crate::condition::{Condition, ConditionKind, Phase, RelayState};
 use crate::error::{Code, Error, Result};
-use crate::metrics::{Metrics, OptionalGauge};
+use crate::metrics::{Metrics, OptionalGauge, prometheus_text};
 use crate::settings::Settings;
 use history::History;
 
@@ -32,6 +33,8 @@ struct Port {
     settings: Arc<Settings>,
     history: History,
     overview: page::Overview,
+    /// Held while somebody searches for events.
+    searching: Arc<Mutex<()>>,
 }
 
 impl Port {
@@ -65,6 +68,7 @@ pub async fn serve(
         settings,
         history,
         overview: page::Overview::default(),
+        searching: Arc::default(),
     };
     let mut router = Router::new()
         .route("/metrics", get(metrics_page))
@@ -82,14 +86,26 @@ pub async fn serve(
     }
 }
 
-/// Prometheus' text format.
-async fn metrics_page(Shared(port): Shared<Port>) -> impl IntoResponse {
-    const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
-    match port
-        .metrics
-        .encode(port.settings.slot.as_str(), &port.condition())
-    {
-        Ok(text) => ([(header::CONTENT_TYPE, CONTENT_TYPE)], text).into_response(),
+/// OpenMetrics for those who ask for it, as Prometheus does; Prometheus' older text format for others.
+async fn metrics_page(Shared(port): Shared<Port>, headers: HeaderMap) -> impl IntoResponse {
+    const OPENMETRICS: &str = "application/openmetrics-text";
+    let accepted = headers.get_all(header::ACCEPT).into_iter();
+    let mut accepted = accepted.filter_map(|accepted| accepted.to_str().ok());
+    let wants_openmetrics = accepted.any(|accepted| accepted.contains(OPENMETRICS));
+    let slot = port.settings.slot.as_str();
+    match port.metrics.encode(slot, &port.condition()) {
+        Ok(text) if wants_openmetrics => {
+            let content_type = format!("{OPENMETRICS}; version=1.0.0; charset=utf-8");
+            ([(header::CONTENT_TYPE, content_type)], text).into_response()
+        }
+        Ok(text) => {
+            let content_type = "text/plain; version=0.0.4; charset=utf-8";
+            (
+                [(header::CONTENT_TYPE, content_type)],
+                prometheus_text(&text),
+            )
+                .into_response()
+        }
         Err(_) => StatusCode::INTERNAL_SERVER_ERROR.into_response(),
     }
 }

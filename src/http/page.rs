@@ -1,5 +1,5 @@
-//! The page for people: condition, graphs, failing topics, quarantine and recent errors. Read-only, and
-//! part of this binary.
+//! The page for people: condition, graphs, failing topics, quarantine, recent errors, and a search for
+//! events. Read-only, and part of this binary.
 //!
 //! The page shows more than `/metrics` and `/status`: names of keys and events, and messages of
 //! errors. So it is served only on a loopback address, or to those who know `http_token`. On a
@@ -11,20 +11,23 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use axum::extract::{Request, State as Shared};
+use axum::extract::{Query, Request, State as Shared};
 use axum::http::{HeaderMap, StatusCode, header};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Json, Response};
 use axum::routing::get;
 use axum::{Router, middleware};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use tokio::sync::Mutex;
 
 use super::Port;
 use super::history::HistoryJson;
-use crate::error::Result;
+use crate::error::{Error, Result};
+use crate::ops::event::EventReport;
+use crate::ops::event::find;
+use crate::ops::event::list::{self, EventQuery};
 use crate::ops::status::RelayStatus;
-use crate::postgres::connect;
+use crate::postgres::{PatientSql, connect};
 use crate::settings::Settings;
 
 const HTML: &str = include_str!("page/page.html");
@@ -39,6 +42,12 @@ const CONTENT_SECURITY_POLICY: &str = "default-src 'none'; script-src 'self'; st
 const OVERVIEW_AGE: Duration = Duration::from_secs(5);
 
 const STATEMENT_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// Characters of an id or a key that somebody searches for. Ordering keys have at most 1,024 bytes.
+const SEARCH_CHARS: usize = 1_100;
+
+/// Events that a search by key shows, newest first.
+const EVENTS_SHOWN: usize = 20;
 
 /// The last look at the database, and when it was taken.
 pub(super) type Overview = Arc<Mutex<Option<(Instant, serde_json::Value)>>>;
@@ -75,6 +84,7 @@ pub(super) fn routes(addr: SocketAddr, port: &Port) -> Router<Port> {
         .route("/history", get(history))
         .route("/overview", get(overview))
         .route("/errors", get(errors))
+        .route("/events", get(events))
         .route_layer(guard);
     Router::new()
         .route("/", get(|| file(HTML, "text/html; charset=utf-8")))
@@ -201,11 +211,7 @@ async fn recent_look(port: &Port) -> serde_json::Value {
     }
     let json = match look(&port.settings).await {
         Ok(json) => json,
-        Err(error) => serde_json::json!({ "error": {
-            "code": error.code().name(),
-            "what": error.to_string(),
-            "hint": error.hint_text(),
-        }}),
+        Err(error) => error_json(&error),
     };
     *last = Some((Instant::now(), json.clone()));
     json
@@ -215,6 +221,58 @@ async fn look(settings: &Settings) -> Result<serde_json::Value> {
     let sql = connect(settings.database()?, "postrider page", STATEMENT_TIMEOUT).await?;
     let status = RelayStatus::take(&sql, settings, None).await?;
     Ok(serde_json::to_value(status.json()).unwrap_or_default())
+}
+
+fn error_json(error: &Error) -> serde_json::Value {
+    serde_json::json!({ "error": {
+        "code": error.code().name(),
+        "what": error.to_string(),
+        "hint": error.hint_text(),
+    }})
+}
+
+/// What somebody searches for: one event, or else the newest events of a key.
+#[derive(Debug, Deserialize)]
+struct EventSearch {
+    id: Option<String>,
+    key: Option<String>,
+}
+
+/// What `postrider event --json` prints: `{events: [...]}`, or `{error}`.
+async fn events(
+    Shared(port): Shared<Port>,
+    Query(search): Query<EventSearch>,
+) -> Json<serde_json::Value> {
+    let searching = tokio::spawn(async move {
+        // One search at a time: a search may read a large part of outbox.dispatch.
+        let _turn = port.searching.lock().await;
+        match find_events(&port.settings, &search).await {
+            Ok(events) => serde_json::json!({ "events": events }),
+            Err(error) => error_json(&error),
+        }
+    });
+    Json(searching.await.unwrap_or_default())
+}
+
+async fn find_events(settings: &Settings, search: &EventSearch) -> Result<Vec<EventReport>> {
+    let target = settings.database()?;
+    let is_short = |text: &&str| !text.is_empty() && text.chars().nth(SEARCH_CHARS).is_none();
+    let id = search.id.as_deref().filter(is_short);
+    let key = search.key.as_deref().filter(is_short);
+    if id.or(key).is_none() {
+        return Ok(Vec::new());
+    }
+    let sql = PatientSql::open(target, "postrider page", STATEMENT_TIMEOUT).await?;
+    if let Some(id) = id {
+        return find::find(&sql, settings, id).await;
+    }
+    let query = EventQuery {
+        key,
+        topic: None,
+        since: None,
+        limit: EVENTS_SHOWN,
+    };
+    Ok(list::list(&sql, settings, &query).await?.events)
 }
 
 #[cfg(test)]

@@ -10,7 +10,7 @@ use super::{Metrics, topics};
 use crate::condition::Condition;
 
 impl Metrics {
-    /// Everything in Prometheus' text format (OpenMetrics), labelled with the name of the slot.
+    /// Everything as OpenMetrics text, labelled with the name of the slot.
     ///
     /// # Errors
     /// Never in practice: only when a `String` cannot be written to.

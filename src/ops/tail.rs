@@ -142,15 +142,14 @@ impl<'a> Tail<'a> {
         let slot = slots::find(self.sql, &self.settings.slot).await?;
         let confirmed = slot.and_then(|slot| slot.confirmed_flush_lsn);
         let mut rows = history::newest(self.sql, &self.filter, WINDOW as i64).await?;
-        let is_full = rows.len() == WINDOW;
-        self.has_gap |= is_full
-            && rows
-                .last()
-                .is_some_and(|row| !self.seen.contains(&seen(row)));
+        let oldest = rows.get(WINDOW - 1);
+        self.has_gap |= oldest.is_some_and(|row| !self.seen.contains(&seen(row)));
+        let oldest = oldest.map(|row| row.commit_lsn);
         rows.retain(|row| self.seen.insert(seen(row)));
         rows.reverse();
-        if let (Some(confirmed), Some((from, _))) = (confirmed, &mut self.filter.since) {
-            *from = (*from).max(PgLsn::from(confirmed.as_u64()));
+        if let Some((from, _)) = &mut self.filter.since {
+            let confirmed = confirmed.map(|lsn| PgLsn::from(lsn.as_u64()));
+            *from = confirmed.max(oldest).max(Some(*from)).unwrap_or(*from);
             self.seen.retain(|(commit, ..)| *commit >= u64::from(*from));
         }
         Ok(rows)

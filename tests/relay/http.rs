@@ -6,6 +6,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
 use crate::harness::{self, Database, Relay, eventually, insert_orders};
+use crate::page::ask;
 
 /// A free port for a relay, a different one each time. It is outside the range from which the
 /// system assigns ports by itself.
@@ -61,6 +62,16 @@ async fn the_port_shows_phase_lag_and_counts_and_a_pubsub_outage_leaves_the_rela
     insert_orders(&database, 50, 5).await;
     database.wait_until_recorded().await;
     let metrics = wait_for(&addr, "/metrics", 200).await;
+    let (as_text, as_openmetrics) = (
+        "# TYPE postrider_events_published_total counter\n",
+        "# TYPE postrider_events_published counter\n",
+    );
+    assert!(metrics.contains(as_text) && !metrics.contains("# EOF"));
+    // As Prometheus asks.
+    let accept = "Accept: application/openmetrics-text;version=1.0.0,text/plain;q=0.5\r\n";
+    let (_, openmetrics) = ask(&addr, "/metrics", &format!("Host: x\r\n{accept}")).await;
+    assert!(openmetrics.contains("content-type: application/openmetrics-text; version=1.0.0"));
+    assert!(openmetrics.contains(as_openmetrics) && openmetrics.contains("# EOF"));
     let slot = database.slot();
     for (name, value) in [("events_published_total", 50), ("holds_slot", 1)] {
         let line = format!("postrider_{name}{{slot=\"{slot}\"}} {value}\n");

@@ -15,7 +15,7 @@ use crate::harness::{self, Database, Relay, eventually, insert_orders};
 use crate::http::{free_addr, get, wait_for};
 
 /// Status code and body of a GET with these headers.
-async fn ask(addr: &str, path: &str, headers: &str) -> (u16, String) {
+pub(crate) async fn ask(addr: &str, path: &str, headers: &str) -> (u16, String) {
     let mut stream = TcpStream::connect(addr).await.unwrap();
     let request = format!("GET {path} HTTP/1.1\r\nConnection: close\r\n{headers}\r\n");
     stream.write_all(request.as_bytes()).await.unwrap();
@@ -32,7 +32,7 @@ async fn data_needs_a_local_host_name_or_the_token() {
     let (addr, host) = (free_addr(), emulator.addr().to_string());
     let relay = Relay::start_with(&database, &host, &[("POSTRIDER_HTTP_ADDR", &addr)]);
     wait_for(&addr, "/readyz", 200).await;
-    for path in ["/history", "/overview", "/errors"] {
+    for path in ["/history", "/overview", "/errors", "/events?id=1"] {
         assert_eq!(
             ask(&addr, path, "Host: localhost\r\n").await.0,
             200,
@@ -164,9 +164,39 @@ async fn a_browser_shows_state_graphs_topics_and_quarantine_without_running_what
         assert!(page.contains(part), "{part} in\n{page}");
     }
     assert!(!page.contains("<title>owned"), "a key was run as a script");
+    finds_events(&database, &url, script).await;
     if let Some(folder) = std::env::var_os("POSTRIDER_SCREENSHOTS") {
         screenshots(&url, Path::new(&folder));
     }
+}
+
+/// The page finds one event by its id, and the events of a key. The search is part of the address.
+async fn finds_events(database: &Database, url: &str, script: &str) {
+    let published =
+        "select d.event_id::text from outbox.dispatch d where d.state = 'published' limit 1";
+    let id: String = database
+        .client
+        .query_one(published, &[])
+        .await
+        .unwrap()
+        .get(0);
+    let found = chromium(&format!("{url}#id={id}"), &["--dump-dom"]).unwrap();
+    for part in [
+        &format!("<p>{id}</p>"),
+        "<p>published as message ",
+        "order.events",
+    ] {
+        assert!(found.contains(part), "{part} in\n{found}");
+    }
+    let key: String = script.bytes().map(|byte| format!("%{byte:02x}")).collect();
+    let found = chromium(&format!("{url}#key={key}"), &["--dump-dom"]).unwrap();
+    assert!(found.contains("<p>in quarantine since "), "{found}");
+    assert!(!found.contains("<title>owned"), "a key was run as a script");
+    let found = chromium(&format!("{url}#id=none"), &["--dump-dom"]).unwrap();
+    assert!(
+        found.contains("No row and no record has this id."),
+        "{found}"
+    );
 }
 
 /// Writes the pictures of the docs.

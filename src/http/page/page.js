@@ -170,6 +170,36 @@ function showErrors(errors) {
     `${error.code}, ${time(error.seconds_ago)} ago`, [error.what], [error.hint, "hint"])), "None since this relay started.");
 }
 
+function foundEvent(event) {
+  const record = event.record || {};
+  const times = record.recorded_at ? `committed ${record.committed_at}, recorded ${record.recorded_at}, ${count(record.attempts, "attempt")}` : "";
+  return article(
+    event.source_id || event.event_id,
+    [event.meaning],
+    [`topic ${event.topic ? shortName(event.topic) : "(unknown)"}, key ${event.ordering_key || "(none)"}` +
+      (event.message_id ? `, message ${event.message_id}` : "")],
+    [record.error], [times, "hint"]);
+}
+
+// The search stands in the address, so that it can be passed on.
+async function search() {
+  const [kind, wanted] = [...new URLSearchParams(location.hash.slice(1))][0] || [];
+  if ((kind !== "id" && kind !== "key") || !wanted) return;
+  byId("wanted").value = wanted;
+  byId("found").replaceChildren(element("p", "Searching.", "hint"));
+  try {
+    const answer = await ask(`events?${new URLSearchParams({ [kind]: wanted })}`);
+    const events = answer.error
+      ? [article(answer.error.what, [answer.error.hint, "hint"])]
+      : answer.events.map(foundEvent);
+    fill("found", events, kind === "id"
+      ? "No row and no record has this id."
+      : "No event of this key is recorded or waits.");
+  } catch (error) {
+    byId("found").replaceChildren(element("p", error.message));
+  }
+}
+
 async function refresh() {
   try {
     const [status, overview, past, errors] = await Promise.all(["status", "overview", "history", "errors"].map(ask));
@@ -200,6 +230,15 @@ byId("login").addEventListener("submit", (event) => {
   token = byId("token").value;
   sessionStorage.setItem("token", token);
   refresh();
+  search();
 });
+byId("search").addEventListener("submit", (event) => {
+  event.preventDefault();
+  const kind = event.submitter ? event.submitter.value : "id";
+  const hash = `#${new URLSearchParams({ [kind]: byId("wanted").value })}`;
+  if (location.hash === hash) search(); else location.hash = hash;
+});
+addEventListener("hashchange", search);
+search();
 refresh();
 setInterval(refresh, REFRESH_MS);
