@@ -44,7 +44,7 @@ fn is_unsafe(c: char) -> bool {
             | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
 }
 
-/// The first characters; the last of them are dots if the text is longer.
+/// Cuts the text to this many characters. A cut text ends with `..`.
 pub(crate) fn start_of(text: &str, chars: usize) -> String {
     if text.chars().nth(chars).is_none() {
         return text.to_owned();

@@ -102,8 +102,8 @@ impl CurrentTransaction {
     }
 }
 
-/// Reads an `xid8`. Every row has one, so this matters: it takes a third of the instructions of
-/// checking the text for UTF-8 and parsing it.
+/// Reads an `xid8`. Called once per row: it takes a third of the instructions of a UTF-8 check and
+/// `parse`.
 #[inline]
 fn xid8(text: &[u8]) -> Option<u64> {
     text.iter().try_fold(0_u64, |xid, byte| {
@@ -395,4 +395,24 @@ fn unknown(relation: Oid) -> Error {
         Code::ReplicationProtocol,
         format!("a row of relation {relation} came before its description"),
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::xid8;
+
+    #[test]
+    fn an_xid_is_read_like_any_number() {
+        for text in [
+            "0",
+            "742",
+            "18446744073709551615",
+            "18446744073709551616",
+            "1x",
+            "x",
+            "1 ",
+        ] {
+            assert_eq!(xid8(text.as_bytes()), text.parse().ok(), "{text}");
+        }
+    }
 }

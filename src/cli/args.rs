@@ -2,6 +2,7 @@
 
 use std::ffi::OsString;
 use std::path::PathBuf;
+use std::sync::OnceLock;
 
 use clap::error::{ContextKind, ErrorKind};
 use clap::{Arg, ArgMatches, CommandFactory, FromArgMatches, Parser, Subcommand};
@@ -9,6 +10,17 @@ use clap::{Arg, ArgMatches, CommandFactory, FromArgMatches, Parser, Subcommand};
 use super::output;
 use crate::error::{Code, Error, Report};
 use crate::settings::{KEYS, SettingKind};
+
+/// Version and, where the build has recorded it, commit: releases set `POSTRIDER_COMMIT` when they are built.
+pub(super) fn version() -> &'static str {
+    match option_env!("POSTRIDER_COMMIT") {
+        None | Some("") => env!("CARGO_PKG_VERSION"),
+        Some(commit) => {
+            static VERSION: OnceLock<String> = OnceLock::new();
+            VERSION.get_or_init(|| format!("{} ({commit})", env!("CARGO_PKG_VERSION")))
+        }
+    }
+}
 
 /// Delivers a PostgreSQL transactional outbox to Google Cloud Pub/Sub, in order per key, losing
 /// nothing.
@@ -19,7 +31,7 @@ use crate::settings::{KEYS, SettingKind};
 #[derive(Debug, Parser)]
 #[command(
     name = "postrider",
-    version,
+    version = version(),
     propagate_version = false,
     max_term_width = 100
 )]
@@ -57,7 +69,8 @@ pub(super) enum Command {
     ///
     /// Changes nothing. Looks at server settings, rights, publication, tables, slot, the mapping of
     /// sampled events, credentials, endpoint, topics and subscriptions. Run it with the settings and
-    /// the database role of the relay. Exit code: 0 ready, 1 with warnings, 2 with errors.
+    /// the database role of the relay. Shows what is not in order; --all also lists the checks that
+    /// passed. Exit code: 0 ready, 1 with warnings, 2 with errors.
     ///
     /// Example: DATABASE_URL=postgres://shop_relay@db/shop PUBSUB_PROJECT_ID=shop postrider check
     #[command(verbatim_doc_comment)]
@@ -101,8 +114,9 @@ pub(super) enum Command {
     /// Show events as they are published, until interrupted
     ///
     /// Follows outbox.dispatch, so it needs no subscription and works from any machine that reaches the
-    /// database. With dispatch = exceptions published events have no record: then only events that
-    /// were set aside appear.
+    /// database. Does not show rows that a recovery or the auditor publishes from their table. With
+    /// dispatch = exceptions only quarantined and discarded events appear, because published events
+    /// have no record.
     ///
     /// Examples:
     ///   postrider tail

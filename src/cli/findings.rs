@@ -1,12 +1,13 @@
 //! Prints findings as text or JSON, and derives the exit code from them.
 
+use std::cmp::Reverse;
 use std::process::ExitCode;
 
 use serde::Serialize;
 use slot_manager::{Finding, Severity};
 
-use super::output;
 use super::paint::Paint;
+use super::{output, wrap};
 use crate::error::Error;
 use crate::printable::printable_lines;
 
@@ -54,38 +55,43 @@ impl Findings {
         output::write_json(&json);
     }
 
-    /// Prints a line for each finding, and below it a line with the remedy.
+    /// Prints all findings: a line each, and below it a line with the remedy.
     pub(super) fn print(&self) {
-        output::write(&self.to_text(Paint::stdout()));
+        output::write(&self.to_text(Paint::stdout(), wrap::terminal_width(), true));
     }
 
-    fn to_text(&self, paint: Paint) -> String {
-        let width = self
-            .all()
-            .map(|finding| finding.code.len())
-            .max()
-            .unwrap_or(0);
+    /// Prints only what is not in order, and how much is.
+    pub(super) fn print_problems(&self) {
+        output::write(&self.to_text(Paint::stdout(), wrap::terminal_width(), false));
+    }
+
+    /// The worst first under each heading, wrapped at `width`.
+    fn to_text(&self, paint: Paint, width: Option<usize>, with_ok: bool) -> String {
+        let is_shown = |finding: &&Finding| with_ok || finding.severity != Severity::Ok;
+        let shown = self.all().filter(is_shown);
+        let code_width = shown.map(|finding| finding.code.len()).max().unwrap_or(0);
+        let indent = "  warning  ".len() + code_width + 2;
         let mut text = String::new();
         for (heading, findings) in &self.sections {
             text += &format!("{heading}\n");
-            for Finding {
-                code,
-                severity,
-                what,
-                remedy,
-            } in findings
-            {
-                let word = paint.severity(*severity, &format!("{:<7}", name(*severity)));
-                let what = printable_lines(what);
-                text += &format!("  {word}  {code:<width$}  {what}\n");
-                if let Some(remedy) = remedy.as_deref().map(printable_lines) {
-                    text += &format!(
-                        "  {:7}  {:width$}  {}\n",
-                        "",
-                        "",
-                        paint.faint(&format!("-> {remedy}"))
-                    );
+            let mut shown: Vec<&Finding> = findings.iter().filter(is_shown).collect();
+            shown.sort_by_key(|finding| Reverse(finding.severity));
+            for finding in &shown {
+                let severity = finding.severity;
+                let word = paint.severity(severity, &format!("{:<7}", name(severity)));
+                let what = wrap::wrapped(&printable_lines(&finding.what), indent, width);
+                text += &format!("  {word}  {:<code_width$}  {what}\n", finding.code);
+                if let Some(remedy) = &finding.remedy {
+                    let remedy = format!("-> {}", printable_lines(remedy));
+                    let remedy = wrap::wrapped(&remedy, indent, width);
+                    text += &format!("{:indent$}{}\n", "", paint.faint(&remedy));
                 }
+            }
+            let hidden = findings.len() - shown.len();
+            if hidden > 0 {
+                let word = paint.severity(Severity::Ok, "ok     ");
+                let checks = super::figures::count(hidden as u64, "check");
+                text += &format!("  {word}  {checks} passed (--all lists them)\n");
             }
             text.push('\n');
         }
@@ -175,12 +181,22 @@ mod tests {
     }
 
     #[test]
-    fn every_finding_is_a_line_with_its_remedy_below() {
-        let text = findings().to_text(Paint::PLAIN);
+    fn the_worst_finding_comes_first_with_its_remedy_below() {
+        let text = findings().to_text(Paint::PLAIN, None, true);
         let expected = "PostgreSQL a@b:1/c\n  \
-            ok       wal-level          wal_level is logical\n  \
             warning  wal-senders-short  1 is left\n                              \
-            -> raise it\n\n";
+            -> raise it\n  \
+            ok       wal-level          wal_level is logical\n\n";
+        assert_eq!(text, expected);
+    }
+
+    #[test]
+    fn checks_that_passed_are_only_counted_unless_asked_for() {
+        let text = findings().to_text(Paint::PLAIN, Some(48), false);
+        let expected = "PostgreSQL a@b:1/c\n  \
+            warning  wal-senders-short  1 is left\n                              \
+            -> raise it\n  \
+            ok       1 check passed (--all lists them)\n\n";
         assert_eq!(text, expected);
     }
 

@@ -22,6 +22,7 @@ mod signals;
 mod slot;
 mod status;
 mod tail;
+mod wrap;
 
 pub use args::Cli;
 

@@ -3,39 +3,45 @@
 use std::process::ExitCode;
 use std::time::Duration;
 
+use serde::Serialize;
+
 use super::{block_on, output};
 use crate::error::Result;
-use crate::ops::event::EventState;
+use crate::ops::event::find::of_record_alone;
+use crate::ops::event::{EventReport, EventState};
 use crate::ops::since::Since;
-use crate::ops::tail::{Tail, TailQuery, TailedEvent, TailedMessage, WINDOW};
+use crate::ops::tail::{MessageReader, Tail, TailQuery, TailedMessage};
 use crate::postgres::PatientSql;
 use crate::printable::{printable, start_of};
-use crate::settings::{Dispatch, Settings};
+use crate::settings::Settings;
 
-/// Limit of a statement. Only the search for `--since` comes near it.
-const STATEMENT_TIMEOUT: Duration = Duration::from_secs(15);
+/// Limit of a statement: a search by key or topic from `--since` on may be slow.
+const STATEMENT_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Between two looks at outbox.dispatch.
+/// Pause between two looks at outbox.dispatch.
 const LOOK_INTERVAL: Duration = Duration::from_millis(500);
 
-/// Characters of a topic and of a key: a line fits into 80.
-const TOPIC_CHARS: usize = 16;
+/// Characters of a topic and of a key: a line with a uuid fits into 80.
+const TOPIC_CHARS: usize = 14;
 const KEY_CHARS: usize = 12;
+
+/// Characters of an event's name.
+const NAME_CHARS: usize = 60;
 
 /// The arguments of `postrider tail`.
 #[derive(Debug, clap::Args)]
 pub(super) struct TailArgs {
-    /// Only of this ordering key
+    /// Show only events with this ordering key
     #[arg(long, value_name = "KEY")]
     key: Option<String>,
-    /// Only of this topic
+    /// Show only events of this topic
     #[arg(long, value_name = "TOPIC")]
     topic: Option<String>,
-    /// Begin with events committed since: a duration such as 10min, or a time such as
+    /// Also show events committed since TIME: a duration such as 10min, or a time such as
     /// 2026-11-27T08:30:00Z
     #[arg(long, value_name = "TIME")]
     since: Option<Since>,
-    /// Also show attributes and data, built again from the row with the present settings
+    /// Also show attributes and data, rebuilt from the row with the current settings
     #[arg(long)]
     message: bool,
     /// End after this many events
@@ -46,6 +52,16 @@ pub(super) struct TailArgs {
     json: bool,
 }
 
+/// An event with its message; its JSON form, on which programs depend.
+#[derive(Debug, Serialize)]
+struct TailedEvent {
+    #[serde(flatten)]
+    event: EventReport,
+    /// Absent unless asked for; null if the row is gone or cannot become a message.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    message: Option<Option<TailedMessage>>,
+}
+
 pub(super) fn run(settings: &Settings, args: &TailArgs) -> Result<ExitCode> {
     block_on(async {
         let target = settings.database()?;
@@ -54,33 +70,38 @@ pub(super) fn run(settings: &Settings, args: &TailArgs) -> Result<ExitCode> {
             key: args.key.as_deref(),
             topic: args.topic.as_deref(),
             since: args.since.as_ref(),
-            messages: args.message,
         };
-        if settings.dispatch == Dispatch::Exceptions {
-            eprintln!(
-                "note: with dispatch = exceptions published events have no record, so only events \
-                 that were set aside appear"
-            );
-        }
+        let mut messages = if args.message {
+            Some(MessageReader::open(&sql, settings).await?)
+        } else {
+            None
+        };
         let mut tail = Tail::begin(&sql, settings, &query).await?;
         if !args.json {
-            output::write(&line("RECORDED", "TOPIC", "KEY", "EVENT"));
+            output::write(&line("RECORDED UTC", "TOPIC", "KEY", "EVENT"));
         }
         let mut left = args.limit.unwrap_or(u64::MAX);
         loop {
-            for event in tail.next().await? {
-                show(&event, args.json);
+            let rows = tail.next().await?;
+            for note in tail.take_notes() {
+                eprintln!("note: {note}");
+            }
+            let is_quiet = rows.is_empty();
+            for row in rows {
+                let message = match &mut messages {
+                    Some(messages) => Some(messages.message(&row).await?),
+                    None => None,
+                };
+                let event = of_record_alone(row);
+                show(&TailedEvent { event, message }, args.json);
                 left -= 1;
                 if left == 0 {
                     return Ok(ExitCode::SUCCESS);
                 }
             }
-            if std::mem::take(&mut tail.has_gap) {
-                eprintln!(
-                    "note: more than {WINDOW} records appeared at once; the oldest are not shown"
-                );
+            if is_quiet || args.since.is_none() {
+                tokio::time::sleep(LOOK_INTERVAL).await;
             }
-            tokio::time::sleep(LOOK_INTERVAL).await;
         }
     })
 }
@@ -106,14 +127,14 @@ fn text(tailed: &TailedEvent) -> String {
         recorded.unwrap_or("-"),
         topic,
         key.unwrap_or("-"),
-        &start_of(&printable(name), 60),
+        &start_of(&printable(name), NAME_CHARS),
     );
     if event.state != EventState::Published {
         text += &format!("    {}\n", printable(&event.meaning));
     }
     match &tailed.message {
         None => {}
-        Some(None) => text += "    (no message: its row is gone, or cannot become one)\n",
+        Some(None) => text += "    (no message: the row was deleted, or cannot be mapped)\n",
         Some(Some(message)) => text += &of_message(message),
     }
     text

@@ -33,7 +33,7 @@ struct Port {
     settings: Arc<Settings>,
     history: History,
     overview: page::Overview,
-    /// Held while somebody searches for events.
+    /// Allows one search for events at a time.
     searching: Arc<Mutex<()>>,
 }
 
@@ -86,28 +86,46 @@ pub async fn serve(
     }
 }
 
-/// OpenMetrics for those who ask for it, as Prometheus does; Prometheus' older text format for others.
+/// Answers as OpenMetrics if the Accept header prefers it, as Prometheus' does. Otherwise in Prometheus'
+/// older text format.
 async fn metrics_page(Shared(port): Shared<Port>, headers: HeaderMap) -> impl IntoResponse {
-    const OPENMETRICS: &str = "application/openmetrics-text";
     let accepted = headers.get_all(header::ACCEPT).into_iter();
-    let mut accepted = accepted.filter_map(|accepted| accepted.to_str().ok());
-    let wants_openmetrics = accepted.any(|accepted| accepted.contains(OPENMETRICS));
+    let accepted: Vec<&str> = accepted.filter_map(|value| value.to_str().ok()).collect();
     let slot = port.settings.slot.as_str();
-    match port.metrics.encode(slot, &port.condition()) {
-        Ok(text) if wants_openmetrics => {
-            let content_type = format!("{OPENMETRICS}; version=1.0.0; charset=utf-8");
-            ([(header::CONTENT_TYPE, content_type)], text).into_response()
-        }
-        Ok(text) => {
-            let content_type = "text/plain; version=0.0.4; charset=utf-8";
-            (
-                [(header::CONTENT_TYPE, content_type)],
-                prometheus_text(&text),
-            )
-                .into_response()
-        }
-        Err(_) => StatusCode::INTERNAL_SERVER_ERROR.into_response(),
-    }
+    let Ok(text) = port.metrics.encode(slot, &port.condition()) else {
+        return StatusCode::INTERNAL_SERVER_ERROR.into_response();
+    };
+    let (content_type, text) = if prefers_openmetrics(&accepted.join(",")) {
+        (
+            "application/openmetrics-text; version=1.0.0; charset=utf-8",
+            text,
+        )
+    } else {
+        (
+            "text/plain; version=0.0.4; charset=utf-8",
+            prometheus_text(&text),
+        )
+    };
+    let headers = [
+        (header::CONTENT_TYPE, content_type),
+        (header::VARY, "accept"),
+    ];
+    (headers, text).into_response()
+}
+
+/// Whether an Accept header gives OpenMetrics at least the weight of plain text.
+fn prefers_openmetrics(accept: &str) -> bool {
+    let weight = |wanted: &str| {
+        let weights = accept.split(',').filter_map(|range| {
+            let mut parts = range.split(';').map(str::trim);
+            let is_wanted = parts.next()?.eq_ignore_ascii_case(wanted);
+            let weight = parts.find_map(|part| part.strip_prefix("q=")?.parse().ok());
+            is_wanted.then(|| weight.unwrap_or(1.0))
+        });
+        weights.fold(0.0, f64::max)
+    };
+    let openmetrics = weight("application/openmetrics-text");
+    openmetrics > 0.0 && openmetrics >= weight("text/plain")
 }
 
 /// 200 unless the session hangs: a session that streams sends status messages to PostgreSQL all the
@@ -225,4 +243,28 @@ async fn status(Shared(port): Shared<Port>) -> Json<Status> {
         blocked_keys: whole(&metrics.blocked_keys),
         events_in_quarantine: whole(&metrics.events_in_quarantine),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn openmetrics_is_for_those_who_prefer_it() {
+        for (accept, is_preferred) in [
+            ("", false),
+            ("*/*", false),
+            ("text/plain", false),
+            ("application/openmetrics-text", true),
+            ("Application/OpenMetrics-Text; version=1.0.0", true),
+            ("application/openmetrics-text;q=0", false),
+            ("text/plain, application/openmetrics-text;q=0.1", false),
+            (
+                "application/openmetrics-text;version=1.0.0;q=0.8,text/plain;q=0.5,*/*;q=0.1",
+                true,
+            ),
+        ] {
+            assert_eq!(prefers_openmetrics(accept), is_preferred, "{accept}");
+        }
+    }
 }

@@ -22,10 +22,10 @@ use tokio::sync::Mutex;
 
 use super::Port;
 use super::history::HistoryJson;
-use crate::error::{Error, Result};
-use crate::ops::event::EventReport;
+use crate::error::{Code, Error, Result};
 use crate::ops::event::find;
 use crate::ops::event::list::{self, EventQuery};
+use crate::ops::since::Since;
 use crate::ops::status::RelayStatus;
 use crate::postgres::{PatientSql, connect};
 use crate::settings::Settings;
@@ -43,8 +43,14 @@ const OVERVIEW_AGE: Duration = Duration::from_secs(5);
 
 const STATEMENT_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Characters of an id or a key that somebody searches for. Ordering keys have at most 1,024 bytes.
+/// Maximum length of an id or key in a search, in characters. Ordering keys have at most 1,024 bytes.
 const SEARCH_CHARS: usize = 1_100;
+
+/// Limit of a whole search. The port closes a connection two seconds later.
+const SEARCH_TIME: Duration = Duration::from_secs(8);
+
+/// How far back a search by key goes: there is no index on the keys.
+const KEY_SEARCH_AGE: Duration = Duration::from_secs(24 * 3600);
 
 /// Events that a search by key shows, newest first.
 const EVENTS_SHOWN: usize = 20;
@@ -231,48 +237,55 @@ fn error_json(error: &Error) -> serde_json::Value {
     }})
 }
 
-/// What somebody searches for: one event, or else the newest events of a key.
+/// Query of `/events`: `id` finds one event, `key` the newest events of a key. `id` wins if both are
+/// given.
 #[derive(Debug, Deserialize)]
 struct EventSearch {
     id: Option<String>,
     key: Option<String>,
 }
 
-/// What `postrider event --json` prints: `{events: [...]}`, or `{error}`.
-async fn events(
-    Shared(port): Shared<Port>,
-    Query(search): Query<EventSearch>,
-) -> Json<serde_json::Value> {
-    let searching = tokio::spawn(async move {
-        // One search at a time: a search may read a large part of outbox.dispatch.
-        let _turn = port.searching.lock().await;
-        match find_events(&port.settings, &search).await {
-            Ok(events) => serde_json::json!({ "events": events }),
-            Err(error) => error_json(&error),
-        }
-    });
-    Json(searching.await.unwrap_or_default())
+/// What `postrider event --json` prints, or `{error}`.
+async fn events(Shared(port): Shared<Port>, Query(search): Query<EventSearch>) -> Response {
+    let fits = |text: &&str| !text.is_empty() && text.chars().nth(SEARCH_CHARS).is_none();
+    let id = search.id.as_deref();
+    let Some(wanted) = id.or(search.key.as_deref()).filter(fits) else {
+        let text = "give ?id=ID or ?key=KEY\n";
+        return (StatusCode::BAD_REQUEST, text).into_response();
+    };
+    // A search may read a large part of outbox.dispatch. It ends when its client has gone.
+    let Ok(_turn) = port.searching.try_lock() else {
+        let text = "another search is running: try again in a few seconds\n";
+        return (StatusCode::TOO_MANY_REQUESTS, text).into_response();
+    };
+    let searching = find_events(&port.settings, wanted, id.is_some());
+    let found = tokio::time::timeout(SEARCH_TIME, searching).await;
+    let json = match found {
+        Ok(Ok(json)) => json,
+        Ok(Err(error)) => error_json(&error),
+        Err(_) => error_json(
+            &Error::new(Code::PostgresTimeout, "the search took too long")
+                .hint("search with `postrider event`, which has more time"),
+        ),
+    };
+    ([(header::CACHE_CONTROL, "no-store")], Json(json)).into_response()
 }
 
-async fn find_events(settings: &Settings, search: &EventSearch) -> Result<Vec<EventReport>> {
+async fn find_events(settings: &Settings, wanted: &str, is_id: bool) -> Result<serde_json::Value> {
     let target = settings.database()?;
-    let is_short = |text: &&str| !text.is_empty() && text.chars().nth(SEARCH_CHARS).is_none();
-    let id = search.id.as_deref().filter(is_short);
-    let key = search.key.as_deref().filter(is_short);
-    if id.or(key).is_none() {
-        return Ok(Vec::new());
-    }
     let sql = PatientSql::open(target, "postrider page", STATEMENT_TIMEOUT).await?;
-    if let Some(id) = id {
-        return find::find(&sql, settings, id).await;
+    if is_id {
+        let events = find::find(&sql, settings, wanted).await?;
+        return Ok(serde_json::json!({ "events": events }));
     }
     let query = EventQuery {
-        key,
+        key: Some(wanted),
         topic: None,
-        since: None,
+        since: Some(&Since::Ago(KEY_SEARCH_AGE)),
         limit: EVENTS_SHOWN,
     };
-    Ok(list::list(&sql, settings, &query).await?.events)
+    let listing = list::list(&sql, settings, &query).await?;
+    Ok(serde_json::to_value(listing).unwrap_or_default())
 }
 
 #[cfg(test)]

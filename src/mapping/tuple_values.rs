@@ -1,4 +1,4 @@
-//! The values of one row of the stream, split once for everybody who reads them.
+//! The column values of one row of the stream, split once because several readers need them.
 
 use decoder::{Tuple, Value};
 

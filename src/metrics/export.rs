@@ -1,4 +1,4 @@
-//! The metrics in Prometheus' text format.
+//! The metrics as OpenMetrics text.
 
 use std::sync::atomic::AtomicU64;
 

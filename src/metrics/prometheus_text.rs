@@ -18,7 +18,7 @@ pub fn prometheus_text(openmetrics: &str) -> String {
         if line == "# EOF" || line.starts_with("# UNIT ") {
             continue;
         }
-        match about_counter(line, &counters) {
+        match counter_header(line, &counters) {
             Some((kind, name, rest)) => text.extend([kind, name, "_total ", rest]),
             None => text.push_str(line),
         }
@@ -28,7 +28,7 @@ pub fn prometheus_text(openmetrics: &str) -> String {
 }
 
 /// Splits a line `# HELP` or `# TYPE` of a counter.
-fn about_counter<'l>(
+fn counter_header<'l>(
     line: &'l str,
     counters: &HashSet<String>,
 ) -> Option<(&'static str, &'l str, &'l str)> {

@@ -1,23 +1,25 @@
 //! Follows outbox.dispatch: returns each record soon after the relay has written it.
 //!
-//! Records appear out of order, because keys do not wait for each other. But the slot confirms a
-//! position only when all events before it are recorded. So each look reads the records above the
-//! position that was confirmed at the previous look, and leaves out those returned already. One
-//! look reads at most [`WINDOW`] records. While a key or a topic holds the confirmed position back
-//! for longer than that, a record that appears further behind is not returned.
+//! Records of the stream appear out of order, because keys do not wait for each other. But the slot
+//! confirms a position only when all earlier events of the stream are recorded. So each look reads the
+//! records from the position that was confirmed at the look before, and leaves out those returned
+//! already. It reads at most [`WINDOW`] records, the newest: memory does not grow while a topic holds the
+//! confirmed position back.
+//!
+//! Not returned: rows that a recovery or the auditor publishes from their table, since their records
+//! have earlier positions; and events that leave quarantine after the slot has passed them.
 
 use std::collections::{BTreeMap, HashSet};
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
+use decoder::Lsn;
 use googleapis_tonic_google_pubsub_v1::google::pubsub::v1::PubsubMessage;
 use prost::Message;
 use serde::Serialize;
 use slot_manager::slots;
-use tokio_postgres::types::PgLsn;
 
-use super::event::EventReport;
-use super::event::find::of_record_alone;
+use super::event;
 use super::since::Since;
 use crate::capture::claim;
 use crate::capture::rows;
@@ -26,11 +28,14 @@ use crate::error::Result;
 use crate::event::EventId;
 use crate::postgres::PatientSql;
 use crate::settings::Settings;
-use crate::store::dispatch::history::{self, EventOutcome, RecordFilter, RecordedRow};
+use crate::store::dispatch::history::{self, RecordFilter, RecordPlace, RecordedRow};
 use crate::watermark::CommitLsn;
 
-/// The most records that one look reads.
-pub(crate) const WINDOW: usize = 10_000;
+/// The most records that one look reads, and that are remembered.
+const WINDOW: usize = 10_000;
+
+/// Records in a page while catching up from `--since`.
+const PAGE: usize = 1_000;
 
 /// Which records to follow.
 #[derive(Debug)]
@@ -40,47 +45,21 @@ pub(crate) struct TailQuery<'a> {
     pub(crate) topic: Option<&'a str>,
     /// Also the records of commits since then; without it, only records to come.
     pub(crate) since: Option<&'a Since>,
-    /// Whether to read messages too.
-    pub(crate) messages: bool,
 }
-
-/// A record with its message; its JSON form, on which programs depend.
-#[derive(Debug, Serialize)]
-pub(crate) struct TailedEvent {
-    #[serde(flatten)]
-    pub(crate) event: EventReport,
-    /// The message as the relay builds it from the row with the present settings; absent unless asked
-    /// for, null if the row is gone or cannot become a message.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) message: Option<Option<TailedMessage>>,
-}
-
-/// The content of a message.
-#[derive(Debug, Serialize)]
-pub(crate) struct TailedMessage {
-    pub(crate) attributes: BTreeMap<String, String>,
-    /// The data, if it is text.
-    pub(crate) data: Option<String>,
-    /// The data otherwise.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) data_base64: Option<String>,
-}
-
-/// What identifies a record and its state.
-type Seen = (u64, i32, String);
 
 /// Where the command is in outbox.dispatch.
 pub(crate) struct Tail<'a> {
     sql: &'a PatientSql,
     settings: &'a Settings,
     filter: RecordFilter,
-    /// The records that were returned, from the position of the filter on. Everything below that
-    /// position was confirmed before the last look.
-    seen: HashSet<Seen>,
-    /// Whether more records appeared than one look reads, so that some were not returned.
-    pub(crate) has_gap: bool,
-    /// Empty unless messages are read.
-    readers: Vec<TableReader>,
+    /// The last record returned while catching up.
+    catching_up: Option<RecordPlace>,
+    /// Looks begin here.
+    from: RecordPlace,
+    /// Records already returned, from `from` on, and when they were recorded (microseconds).
+    seen: BTreeMap<RecordPlace, i64>,
+    notes: Vec<&'static str>,
+    noted: HashSet<&'static str>,
 }
 
 impl<'a> Tail<'a> {
@@ -99,23 +78,33 @@ impl<'a> Tail<'a> {
             filter: RecordFilter {
                 key: query.key.map(str::to_owned),
                 topic: query.topic.map(str::to_owned),
-                since: Some((PgLsn::from(0), "'-infinity'::timestamptz".to_owned())),
+                since: None,
             },
-            seen: HashSet::new(),
-            has_gap: false,
-            readers: Vec::new(),
+            catching_up: None,
+            from: RecordPlace::default(),
+            seen: BTreeMap::new(),
+            notes: Vec::new(),
+            noted: HashSet::new(),
         };
-        if query.messages {
-            tail.readers = readers(sql, settings).await?;
+        if event::keeps_no_records(sql, settings).await? {
+            tail.note(
+                "with dispatch = exceptions published events have no record, so only events that were \
+                 set aside appear",
+            );
         }
-        if let Some(since) = query.since {
-            let since = since.resolve(sql).await?;
-            let from = since.first_commit(sql).await?;
-            tail.filter.since = Some((from, since.sql().to_owned()));
-        } else {
+        tail.from = match tail.confirmed().await? {
+            Some(confirmed) => confirmed,
+            None => history::last_place(sql).await?,
+        };
+        match query.since {
+            Some(since) => {
+                let since = since.resolve(sql).await?;
+                let first = since.first_commit(sql).await?;
+                tail.filter.since = Some((first, since.sql().to_owned()));
+                tail.catching_up = Some(RecordPlace::default());
+            }
             // What is recorded now is not new.
-            tail.look().await?;
-            tail.has_gap = false;
+            None => drop(tail.look().await?),
         }
         Ok(tail)
     }
@@ -124,39 +113,119 @@ impl<'a> Tail<'a> {
     ///
     /// # Errors
     /// Database errors.
-    pub(crate) async fn next(&mut self) -> Result<Vec<TailedEvent>> {
-        let mut events = Vec::new();
-        for row in self.look().await? {
-            let message = if self.readers.is_empty() {
-                None
-            } else {
-                Some(self.message(&row).await?)
-            };
-            let event = of_record_alone(row);
-            events.push(TailedEvent { event, message });
+    pub(crate) async fn next(&mut self) -> Result<Vec<RecordedRow>> {
+        if let Some(after) = self.catching_up {
+            let page = history::page(self.sql, &self.filter, after, PAGE).await?;
+            if let Some(last) = page.last() {
+                self.catching_up = Some(last.place);
+                self.seen
+                    .extend(page.iter().map(|row| (row.place, row.recorded_micros)));
+                self.forget();
+                return Ok(page);
+            }
+            self.catching_up = None;
         }
-        Ok(events)
+        self.look().await
+    }
+
+    /// What the reader of the output should know, each once.
+    pub(crate) fn take_notes(&mut self) -> Vec<&'static str> {
+        std::mem::take(&mut self.notes)
+    }
+
+    fn note(&mut self, note: &'static str) {
+        if self.noted.insert(note) {
+            self.notes.push(note);
+        }
+    }
+
+    async fn confirmed(&mut self) -> Result<Option<RecordPlace>> {
+        let slot = slots::find(self.sql, &self.settings.slot).await?;
+        if slot.is_none() {
+            self.note("the slot does not exist here: no relay writes records");
+        }
+        let confirmed = slot.and_then(|slot| slot.confirmed_flush_lsn);
+        Ok(confirmed.map(|lsn| RecordPlace {
+            commit: lsn.as_u64(),
+            ordinal: 0,
+        }))
     }
 
     async fn look(&mut self) -> Result<Vec<RecordedRow>> {
-        let slot = slots::find(self.sql, &self.settings.slot).await?;
-        let confirmed = slot.and_then(|slot| slot.confirmed_flush_lsn);
-        let mut rows = history::newest(self.sql, &self.filter, WINDOW as i64).await?;
-        let oldest = rows.get(WINDOW - 1);
-        self.has_gap |= oldest.is_some_and(|row| !self.seen.contains(&seen(row)));
-        let oldest = oldest.map(|row| row.commit_lsn);
-        rows.retain(|row| self.seen.insert(seen(row)));
-        rows.reverse();
-        if let Some((from, _)) = &mut self.filter.since {
-            let confirmed = confirmed.map(|lsn| PgLsn::from(lsn.as_u64()));
-            *from = confirmed.max(oldest).max(Some(*from)).unwrap_or(*from);
-            self.seen.retain(|(commit, ..)| *commit >= u64::from(*from));
+        let confirmed = self.confirmed().await?;
+        let found = history::newest_places(self.sql, &self.filter, self.from, WINDOW).await?;
+        if let Some((oldest, at)) = found.get(WINDOW - 1) {
+            self.note(
+                "more than 10,000 records lie above the position that the slot has confirmed: events \
+                 recorded further behind are not shown",
+            );
+            if self.seen.get(oldest) != Some(at) && self.catching_up.is_none() {
+                self.note("more than 10,000 records have appeared at once: the oldest are skipped");
+            }
+            self.from = self.from.max(*oldest);
         }
-        Ok(rows)
+        let is_new = |(place, at): &(RecordPlace, i64)| self.seen.get(place) != Some(at);
+        let new: Vec<(RecordPlace, i64)> = found.into_iter().filter(is_new).collect();
+        let places: Vec<RecordPlace> = new.iter().map(|(place, _)| *place).collect();
+        self.seen.extend(new);
+        self.from = confirmed.max(Some(self.from)).unwrap_or_default();
+        self.forget();
+        if places.is_empty() {
+            return Ok(Vec::new());
+        }
+        history::at_places(self.sql, &places).await
+    }
+
+    /// Forgets records that no look reads again.
+    fn forget(&mut self) {
+        self.seen = self.seen.split_off(&self.from);
+        while self.seen.len() > WINDOW {
+            self.seen.pop_first();
+            if let Some((first, _)) = self.seen.first_key_value() {
+                self.from = *first;
+            }
+        }
+    }
+}
+
+/// The content of a message; its JSON form, on which programs depend.
+#[derive(Debug, Serialize)]
+pub(crate) struct TailedMessage {
+    pub(crate) attributes: BTreeMap<String, String>,
+    /// The data, if it is text.
+    pub(crate) data: Option<String>,
+    /// The data otherwise.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) data_base64: Option<String>,
+}
+
+/// Builds messages again from their rows, with the current settings.
+pub(crate) struct MessageReader<'a> {
+    sql: &'a PatientSql,
+    readers: Vec<TableReader>,
+}
+
+impl<'a> MessageReader<'a> {
+    /// Looks the tables up.
+    ///
+    /// # Errors
+    /// `column-missing` and others if the settings do not fit the tables; database errors.
+    pub(crate) async fn open(sql: &'a PatientSql, settings: &Settings) -> Result<Self> {
+        let captured =
+            claim::as_if_claimed(sql, &settings.slot, &settings.tables, settings.start).await?;
+        let project = settings.project().unwrap_or("none");
+        let mut readers = Vec::new();
+        for (table, captured) in settings.tables.iter().zip(&captured) {
+            readers.push(TableReader::resolve(sql, table, project, captured).await?);
+        }
+        Ok(Self { sql, readers })
     }
 
     /// The message of an event; `None` if its row is gone or cannot become a message.
-    async fn message(&mut self, row: &RecordedRow) -> Result<Option<TailedMessage>> {
+    ///
+    /// # Errors
+    /// Database errors.
+    pub(crate) async fn message(&mut self, row: &RecordedRow) -> Result<Option<TailedMessage>> {
         let event_id = EventId {
             uuid: row.event_id.into_bytes(),
             source_id: row.source_id.clone().map(Into::into),
@@ -165,29 +234,12 @@ impl<'a> Tail<'a> {
             let Some(values) = rows::find(self.sql, reader, &event_id).await? else {
                 continue;
             };
-            let commit = CommitLsn::new(decoder::Lsn::new(row.commit_lsn.into()));
-            let ordinal = row.record.ordinal.unsigned_abs();
-            let event = reader.event(&values, commit, ordinal).ok();
-            return Ok(event.and_then(|event| read(&event.event.message)));
+            let commit = CommitLsn::new(Lsn::new(row.place.commit));
+            let event = reader.event(&values, commit, row.place.ordinal.cast_unsigned());
+            return Ok(event.ok().and_then(|event| read(&event.event.message)));
         }
         Ok(None)
     }
-}
-
-async fn readers(sql: &PatientSql, settings: &Settings) -> Result<Vec<TableReader>> {
-    let captured =
-        claim::as_if_claimed(sql, &settings.slot, &settings.tables, settings.start).await?;
-    let project = settings.project().unwrap_or("none");
-    let mut readers = Vec::new();
-    for (table, captured) in settings.tables.iter().zip(&captured) {
-        readers.push(TableReader::resolve(sql, table, project, captured).await?);
-    }
-    Ok(readers)
-}
-
-fn seen(row: &RecordedRow) -> Seen {
-    let EventOutcome { ordinal, state, .. } = &row.record;
-    (row.commit_lsn.into(), *ordinal, state.clone())
 }
 
 fn read(message: &[u8]) -> Option<TailedMessage> {

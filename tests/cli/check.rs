@@ -235,13 +235,36 @@ async fn check_warns_of_the_global_endpoint_if_events_are_ordered() {
 }
 
 #[tokio::test]
-async fn the_text_output_has_a_line_per_finding_and_a_verdict() {
+async fn the_text_shows_problems_and_a_verdict_and_all_checks_on_request() {
     let database = Database::initialised().await;
     let ran = database.run(&["check"]).await;
     ran.assert_status(2);
-    assert_contains(&ran.stdout, "  ok       wal-level ");
+    assert!(!ran.stdout.contains("wal-level"), "{ran}");
+    assert_contains(&ran.stdout, "checks passed (--all lists them)");
     assert_contains(&ran.stdout, "-> set PUBSUB_PROJECT_ID");
     assert_contains(&ran.stdout, "`postrider run` would not work.");
+    let ran = database.run(&["check", "--all"]).await;
+    ran.assert_status(2);
+    assert_contains(&ran.stdout, "  ok       wal-level ");
+    assert!(!ran.stdout.contains("--all"), "{ran}");
+}
+
+#[tokio::test]
+async fn offline_only_the_settings_are_checked() {
+    // Nobody listens there.
+    let settings = [
+        ("DATABASE_URL", "postgres://a@127.0.0.1:1/d"),
+        ("PUBSUB_PROJECT_ID", "p"),
+    ];
+    let ran = postrider(&["check", "--offline"], &settings).await;
+    ran.assert_status(0);
+    assert_contains(&ran.stdout, "The settings are in order");
+    let ran = postrider(&["check", "--offline", "--json"], &settings[..1]).await;
+    ran.assert_status(2);
+    assert_eq!(ran.json()["worst"], "error");
+    let ran = postrider(&["check", "--offline", "--orderin", "none"], &settings).await;
+    ran.assert_status(2);
+    assert_contains(&ran.stderr, "--ordering");
 }
 
 /// Asserts that `check` exits with this status and has the finding, and that `slot show` reports the

@@ -1,6 +1,6 @@
 //! `postrider tail`, without a relay: records appear, and the command shows each once.
 
-use tokio::io::{AsyncBufReadExt, BufReader, Lines};
+use tokio::io::{AsyncBufReadExt, AsyncReadExt, BufReader, Lines};
 use tokio::process::{Child, ChildStdout};
 use tokio::time::timeout;
 
@@ -38,13 +38,24 @@ fn id(number: u32) -> String {
     format!("00000000-0000-4000-8000-{number:012}")
 }
 
-/// Writes a record. Positions above `FFFF/0` are never confirmed here.
-async fn record(database: &Database, commit_lsn: &str, number: u32, key: &str) {
+/// Writes a record at `commit LSN/ordinal`. Positions above `FFFF/0` are never confirmed here.
+async fn record(database: &Database, commit_lsn: &str, ordinal: u32, number: u32, key: &str) {
+    record_in(database, commit_lsn, ordinal, number, key, "order.events").await;
+}
+
+async fn record_in(
+    database: &Database,
+    commit_lsn: &str,
+    ordinal: u32,
+    number: u32,
+    key: &str,
+    topic: &str,
+) {
     let id = id(number);
     let insert = format!(
         "insert into outbox.dispatch (commit_lsn, committed_at, ordinal, attempts, event_id, state, \
              topic, ordering_key, message_id) \
-         values ('{commit_lsn}', now(), 1, 1, '{id}', 'published', 'projects/p/topics/order.events', \
+         values ('{commit_lsn}', now(), {ordinal}, 1, '{id}', 'published', 'projects/p/topics/{topic}', \
              '{key}', '{number}')"
     );
     database.execute(&insert).await;
@@ -53,25 +64,32 @@ async fn record(database: &Database, commit_lsn: &str, number: u32, key: &str) {
 #[tokio::test]
 async fn each_record_is_shown_once_whatever_the_order_in_which_they_appear() {
     let database = Database::initialised().await;
-    record(&database, "FFFF/10", 1, "a").await;
-    let mut tailing = Tailing::start(&database, &["--limit", "4"]).await;
-    record(&database, "FFFF/40", 4, "a").await;
+    record(&database, "FFFF/10", 1, 1, "a").await;
+    let mut tailing = Tailing::start(&database, &["--limit", "5"]).await;
+    record(&database, "FFFF/40", 2, 4, "a").await;
     let line = tailing.line().await;
     assert_contains(&line, &id(4));
-    assert_contains(&line, "  order.events      a ");
-    // A key that was slower, and another key of the same transaction.
-    record(&database, "FFFF/20", 2, "b").await;
-    assert_contains(&tailing.line().await, &id(2));
-    record(&database, "FFFF/30", 3, "a").await;
+    assert_contains(&line, "  order.events    a ");
+    assert!(line.chars().count() <= 80, "{line}");
+    // Slower keys: an earlier event of the same commit, and one of an earlier commit.
+    record(&database, "FFFF/40", 1, 2, "b\u{1b}[31m").await;
+    let line = tailing.line().await;
+    assert_contains(&line, &id(2));
+    assert_contains(&line, "  b\\u{1b}[31m ");
+    record(&database, "FFFF/30", 1, 3, "a").await;
     assert_contains(&tailing.line().await, &id(3));
+    // Its second outcome.
     let set_aside = format!(
-        "update outbox.dispatch set state = 'quarantined', error = 'event-refused: no' \
+        "update outbox.dispatch set state = 'quarantined', error = 'event-refused: no', \
+             dispatched_at = now() \
          where event_id = '{}'",
         id(2)
     );
-    database.execute(&set_aside).await;
-    assert_contains(&tailing.line().await, &id(2));
-    assert_contains(&tailing.line().await, "    in quarantine since ");
+    for _ in 0..2 {
+        database.execute(&set_aside).await;
+        assert_contains(&tailing.line().await, &id(2));
+        assert_contains(&tailing.line().await, "    in quarantine since ");
+    }
     assert_eq!(tailing.ended().await, Some(0));
 }
 
@@ -82,7 +100,7 @@ async fn confirmed_records_are_forgotten_and_filters_hold() {
     let mut tailing = Tailing::start(&database, &arguments).await;
     // Both are recorded before the slot confirms them, as by a relay.
     let next = "select (pg_current_wal_lsn() + 1000000)::text";
-    record(&database, &database.text(next).await, 1, "a").await;
+    record(&database, &database.text(next).await, 1, 1, "a").await;
     assert_contains(&tailing.line().await, &id(1));
     let fill = "create table filler as select repeat('x', 100) from generate_series(1, 20000); \
                 select pg_switch_wal()";
@@ -90,8 +108,11 @@ async fn confirmed_records_are_forgotten_and_filters_hold() {
     let advance = "select pg_replication_slot_advance($1::text::name, pg_current_wal_lsn())";
     let slot = &database.name;
     database.client.query(advance, &[slot]).await.unwrap();
-    record(&database, "FFFF/10", 2, "b").await;
-    record(&database, "FFFF/20", 3, "a").await;
+    // A late record below the confirmed position cannot be one of the stream.
+    record(&database, "0/10", 1, 5, "a").await;
+    record(&database, "FFFF/10", 1, 2, "b").await;
+    record_in(&database, "FFFF/18", 1, 4, "a", "other.events").await;
+    record(&database, "FFFF/20", 1, 3, "a").await;
     assert_contains(&tailing.line().await, &id(3));
     assert_eq!(tailing.ended().await, Some(0));
 }
@@ -105,8 +126,12 @@ async fn since_begins_earlier_and_message_shows_what_was_sent() {
         id(1)
     );
     database.execute(&insert).await;
-    record(&database, "FFFF/10", 1, "a").await;
-    record(&database, "FFFF/20", 2, "a").await;
+    record(&database, "FFFF/8", 1, 9, "a").await;
+    database
+        .execute("update outbox.dispatch set committed_at = now() - interval '2 hours'")
+        .await;
+    record(&database, "FFFF/10", 1, 1, "a").await;
+    record(&database, "FFFF/20", 1, 2, "a").await;
     let arguments = ["tail", "--since", "1h", "--message", "--limit", "2"];
     let ran = database.run(&[&arguments[..], &["--json"]].concat()).await;
     ran.assert_status(0);
@@ -123,13 +148,45 @@ async fn since_begins_earlier_and_message_shows_what_was_sent() {
     assert_eq!(attributes["event_id"], id(1));
     // Its row is gone.
     assert_eq!(lines[1]["event_id"], id(2));
-    assert!(lines[1]["message"].is_null());
+    assert_eq!(lines[1].get("message"), Some(&serde_json::Value::Null));
 
     let ran = database.run(&arguments).await;
     assert_contains(&ran.stdout, "    event_type: OrderPlaced\n");
     assert_contains(&ran.stdout, "    {\"total\": 17}\n");
     assert_contains(
         &ran.stdout,
-        "(no message: its row is gone, or cannot become one)",
+        "(no message: the row was deleted, or cannot be mapped)",
     );
+}
+
+#[tokio::test]
+async fn notes_say_why_nothing_or_not_everything_appears() {
+    let database = Database::initialised().await;
+    let fill = "insert into outbox.dispatch (commit_lsn, committed_at, ordinal, attempts, event_id, \
+                    state, message_id) \
+                select 'FFFF/10', now(), i, 1, gen_random_uuid(), 'published', i::text \
+                from generate_series(1, 10001) i";
+    database.execute(fill).await;
+    record(&database, "FFFF/20", 1, 1, "a").await;
+    let arguments = ["tail", "--since", "1h", "--limit", "10002", "--json"];
+    let ran = database.run(&arguments).await;
+    ran.assert_status(0);
+    assert_eq!(ran.stdout.lines().count(), 10_002);
+    // While a topic holds the slot back, what lies further behind is left out, and that is said.
+    let arguments = [
+        ("POSTRIDER_DISPATCH", "exceptions"),
+        ("POSTRIDER_SLOT", "another"),
+    ];
+    let args = ["tail", "--since", "1h", "--limit", "1"];
+    let ran = database.run_with(&args, &arguments).await;
+    assert_contains(&ran.stderr, "only events that were set aside appear");
+    assert_contains(&ran.stderr, "the slot does not exist here");
+    let mut tailing = Tailing::start(&database, &["--limit", "1"]).await;
+    record(&database, "FFFF/10", 10_002, 3, "a").await;
+    assert_contains(&tailing.line().await, &id(3));
+    let stderr = tailing.child.stderr.take();
+    assert_eq!(tailing.ended().await, Some(0));
+    let mut noted = String::new();
+    stderr.unwrap().read_to_string(&mut noted).await.unwrap();
+    assert_contains(&noted, "more than 10,000 records lie above the position");
 }

@@ -63,8 +63,12 @@ async fn data_needs_a_local_host_name_or_the_token() {
         let headers = format!("{host_header}{given}");
         assert_eq!(ask(&addr, "/overview", &headers).await.0, code, "{given}");
     }
+    assert_eq!(ask(&addr, "/events?id=1", host_header).await.0, 401);
     let headers = format!("{host_header}Authorization: Bearer {token}\r\n");
     assert_eq!(ask(&addr, "/overview", &headers).await.0, 200);
+    let (code, found) = ask(&addr, "/events?id=1", &headers).await;
+    assert!(code == 200 && found.ends_with("{\"events\":[]}"), "{found}");
+    assert_eq!(ask(&addr, "/events?id=", &headers).await.0, 400);
     assert!(!relay.log().contains(token));
     relay.stop().await;
 
@@ -74,7 +78,9 @@ async fn data_needs_a_local_host_name_or_the_token() {
     wait_for(&addr, "/readyz", 200).await;
     let (code, text) = get(&addr, "/").await.unwrap();
     assert!(code == 404 && text.contains("http_token"), "{code} {text}");
-    assert_eq!(get(&addr, "/overview").await.unwrap().0, 404);
+    for path in ["/overview", "/events?id=1"] {
+        assert_eq!(get(&addr, path).await.unwrap().0, 404, "{path}");
+    }
 }
 
 /// Runs Chromium on the page; `None` if there is none.

@@ -32,21 +32,58 @@ pub(super) struct CheckArgs {
     /// Print JSON: {findings: [{code, severity, what, remedy}], worst}
     #[arg(long)]
     json: bool,
+    /// Also list the checks that passed
+    #[arg(long, conflicts_with = "json")]
+    all: bool,
+    /// Check only the settings, without any connection
+    #[arg(long)]
+    offline: bool,
 }
 
 pub(super) fn run(settings: &Settings, args: &CheckArgs) -> Result<ExitCode> {
-    let findings = super::block_on(check(settings))?;
+    let findings = if args.offline {
+        check_settings(settings)
+    } else {
+        super::block_on(check(settings))?
+    };
     if args.json {
         findings.print_json();
     } else {
-        findings.print();
+        if args.all {
+            findings.print();
+        } else {
+            findings.print_problems();
+        }
         output::write(&match findings.worst() {
+            Severity::Ok | Severity::Info if args.offline => {
+                "The settings are in order; nothing else was checked.\n".to_owned()
+            }
             Severity::Ok | Severity::Info => "Ready for `postrider run`.\n".to_owned(),
             Severity::Warning => format!("{}; `postrider run` would start.\n", findings.summary()),
             Severity::Error => format!("{}; `postrider run` would not work.\n", findings.summary()),
         });
     }
     Ok(findings.exit_code())
+}
+
+/// The findings that need no connection. Settings that cannot be read have ended the command before.
+fn check_settings(settings: &Settings) -> Findings {
+    let tables: Vec<String> = settings
+        .tables
+        .iter()
+        .map(|t| t.table.to_string())
+        .collect();
+    let (slot, publication) = (&settings.slot, &settings.publication);
+    let what = format!(
+        "slot {slot}, publication {publication}, tables {}",
+        tables.join(", ")
+    );
+    let mut checked = vec![finding(Severity::Ok, "settings", what)];
+    checked.extend(settings.database().err().as_ref().map(from_error));
+    checked.extend(settings.project().err().as_ref().map(from_error));
+    let mut findings = Findings::default();
+    findings.section("Settings", checked);
+    findings
 }
 
 async fn check(settings: &Settings) -> Result<Findings> {

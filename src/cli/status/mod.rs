@@ -12,6 +12,7 @@ use std::time::Duration;
 use slot_manager::{Health, Severity};
 
 use super::paint::Paint;
+use super::wrap::terminal_width;
 use super::{block_on, output};
 use crate::error::{Error, Report, Result};
 use crate::ops::status::RelayStatus;
@@ -96,7 +97,7 @@ async fn once(observer: &mut Observer<'_>, args: &StatusArgs) -> ExitCode {
             if args.json {
                 output::write_json(&status.json());
             } else {
-                output::write(&screen::text(status, Paint::stdout()));
+                output::write(&screen::text(status, Paint::stdout(), terminal_width()));
             }
             exit_code(status)
         }
@@ -121,7 +122,10 @@ async fn repeat(
         match (observer.look().await, args.json) {
             (Ok(status), true) => output::write_json_line(&status.json()),
             (Ok(status), false) => {
-                output::write(&format!("{}\n", screen::text(status, Paint::stdout())));
+                output::write(&format!(
+                    "{}\n",
+                    screen::text(status, Paint::stdout(), terminal_width())
+                ));
             }
             (Err(error), true) => output::write_json_line(&unknown(settings, &error)),
             (Err(error), false) => output::write(&format!("{}\n\n", Report(&error))),

@@ -3,6 +3,7 @@
 use crate::cli::figures;
 use crate::cli::paint::Paint;
 use crate::cli::slot::screen as slot_screen;
+use crate::cli::wrap::wrapped;
 use crate::ops::status::{EventRates, QuarantineStatus, RelayStatus};
 use crate::printable::printable;
 
@@ -12,20 +13,26 @@ const LABEL: usize = 11;
 /// Failing topics that are listed.
 const TOPICS_SHOWN: usize = 8;
 
-pub(super) fn text(status: &RelayStatus, paint: Paint) -> String {
+/// The whole text, wrapped at `width`.
+pub(super) fn text(status: &RelayStatus, paint: Paint, width: Option<usize>) -> String {
     let verdict = &status.verdict;
     let word = verdict.name.to_uppercase().replace('-', " ");
-    let mut text = format!(
-        "{}: {}\n",
-        paint.severity(verdict.severity, &word),
-        printable(&verdict.meaning)
+    let painted = paint.severity(verdict.severity, &word);
+    // The word is part of the first line, and takes more bytes than columns.
+    let verdict_text = wrapped(
+        &format!("{word}: {}", printable(&verdict.meaning)),
+        0,
+        width,
     );
+    let mut text = format!("{}\n", verdict_text.replacen(&word, &painted, 1));
     if let Some(remedy) = &verdict.remedy {
-        text += &format!("-> {}\n", printable(remedy));
+        let remedy = wrapped(&printable(remedy), "-> ".len(), width);
+        text += &format!("-> {remedy}\n");
     }
     text += "\n";
     for (label, value) in lines(status) {
-        text += &format!("{label:LABEL$}  {}\n", printable(&value));
+        let value = wrapped(&printable(&value), LABEL + 2, width);
+        text += &format!("{label:LABEL$}  {value}\n");
     }
     text
 }

@@ -52,7 +52,8 @@ async function ask(path) {
     byId("login").hidden = false;
     throw new Error("enter the token of this relay");
   }
-  if (!answer.ok) throw new Error(`${path} answers ${answer.status}`);
+  if (answer.status === 429) throw new Error("Another search is running: try again in a few seconds.");
+  if (!answer.ok) throw new Error(`${path.split("?")[0]} answers ${answer.status}`);
   return answer.json();
 }
 
@@ -181,22 +182,30 @@ function foundEvent(event) {
     [record.error], [times, "hint"]);
 }
 
-// The search stands in the address, so that it can be passed on.
+let searches = 0;
+
+// The search is in the fragment of the URL, so that a link to it can be shared.
 async function search() {
   const [kind, wanted] = [...new URLSearchParams(location.hash.slice(1))][0] || [];
   if ((kind !== "id" && kind !== "key") || !wanted) return;
+  searches += 1;
+  const current = searches;
   byId("wanted").value = wanted;
   byId("found").replaceChildren(element("p", "Searching.", "hint"));
   try {
     const answer = await ask(`events?${new URLSearchParams({ [kind]: wanted })}`);
+    if (current !== searches) return;
     const events = answer.error
       ? [article(answer.error.what, [answer.error.hint, "hint"])]
       : answer.events.map(foundEvent);
     fill("found", events, kind === "id"
       ? "No row and no record has this id."
-      : "No event of this key is recorded or waits.");
+      : "No event of this key was recorded in the last 24 hours or waits.");
+    if (answer.dispatch === "exceptions") byId("found").append(element("p",
+      "With dispatch = exceptions published events have no record, so only events that were set aside are listed.", "hint"));
+    if (answer.more_wait) byId("found").append(element("p", "More events wait than were looked at.", "hint"));
   } catch (error) {
-    byId("found").replaceChildren(element("p", error.message));
+    if (current === searches) byId("found").replaceChildren(element("p", error.message));
   }
 }
 

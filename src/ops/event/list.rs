@@ -20,7 +20,6 @@ use crate::ops::since::Since;
 use crate::postgres::PatientSql;
 use crate::settings::{Dispatch, Settings};
 use crate::store::dispatch::history::{self, RecordFilter};
-use crate::store::relay_row;
 use crate::watermark::CommitLsn;
 
 /// Events without a record that are looked at, oldest first.
@@ -73,9 +72,7 @@ pub(crate) async fn list(
         Err(error) if error.code() == Code::PostgresTimeout => return Err(took_long(query)),
         recorded => recorded?,
     };
-    let earlier = relay_row::read(sql, &settings.slot).await?;
-    let repeats = settings.dispatch == Dispatch::Exceptions
-        || earlier.is_some_and(|earlier| earlier.dispatch == Dispatch::Exceptions);
+    let repeats = super::keeps_no_records(sql, settings).await?;
     let (mut events, more_wait) = if repeats {
         (Vec::new(), false)
     } else {
@@ -96,10 +93,7 @@ pub(crate) async fn list(
 }
 
 fn took_long(query: &EventQuery<'_>) -> Error {
-    let what = format!(
-        "searching outbox.dispatch took longer than {} s",
-        super::find::STATEMENT_TIMEOUT.as_secs()
-    );
+    let what = "searching outbox.dispatch took too long";
     let hint = if query.since.is_none() {
         "add --since, such as --since 1h, so that only newer events are searched"
     } else {

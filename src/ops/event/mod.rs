@@ -15,7 +15,22 @@ use serde::Serialize;
 
 pub(crate) use state::EventState;
 
+use crate::error::Result;
+use crate::postgres::PatientSql;
+use crate::settings::{Dispatch, Settings};
 use crate::store::dispatch::history::EventOutcome;
+use crate::store::relay_row;
+
+/// Whether published events get no record: with `dispatch = exceptions`, by the settings of the command
+/// or of the relay.
+///
+/// # Errors
+/// Database errors.
+pub(crate) async fn keeps_no_records(sql: &PatientSql, settings: &Settings) -> Result<bool> {
+    let earlier = relay_row::read(sql, &settings.slot).await?;
+    Ok(settings.dispatch == Dispatch::Exceptions
+        || earlier.is_some_and(|earlier| earlier.dispatch == Dispatch::Exceptions))
+}
 
 /// One event; its JSON form, on which programs depend.
 #[derive(Debug, Clone, Serialize)]

@@ -13,7 +13,8 @@ const COLUMNS: &str = "\
     d.commit_lsn, d.ordinal, \
     to_char(d.committed_at at time zone 'UTC', 'YYYY-MM-DD\"T\"HH24:MI:SS.MS\"Z\"'), \
     to_char(d.dispatched_at at time zone 'UTC', 'YYYY-MM-DD\"T\"HH24:MI:SS.MS\"Z\"'), \
-    extract(epoch from d.dispatched_at - d.committed_at)::float8 * 1000, d.error";
+    extract(epoch from d.dispatched_at - d.committed_at)::float8 * 1000, d.error, \
+    (extract(epoch from d.dispatched_at) * 1000000)::bigint";
 
 /// The record of an event. Times are RFC 3339, UTC.
 #[derive(Debug, Clone, Serialize)]
@@ -31,10 +32,19 @@ pub(crate) struct EventOutcome {
     pub(crate) error_code: Option<String>,
 }
 
+/// The primary key of outbox.dispatch.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct RecordPlace {
+    pub(crate) commit: u64,
+    pub(crate) ordinal: i32,
+}
+
 /// A row of outbox.dispatch.
 #[derive(Debug, Clone)]
 pub(crate) struct RecordedRow {
-    pub(crate) commit_lsn: PgLsn,
+    pub(crate) place: RecordPlace,
+    /// When it was recorded, in microseconds since 1970.
+    pub(crate) recorded_micros: i64,
     pub(crate) event_id: Uuid,
     pub(crate) source_id: Option<String>,
     pub(crate) topic: Option<String>,
@@ -84,46 +94,125 @@ pub(crate) async fn of_source_ids(sql: &Sql, source_ids: &[String]) -> Result<Ve
     Ok(Vec::new())
 }
 
+type Parameters<'a> = Vec<&'a (dyn ToSql + Sync)>;
+
+impl RecordFilter {
+    /// The condition on a row `d`. Adds its parameters.
+    fn condition<'a>(&'a self, parameters: &mut Parameters<'a>) -> String {
+        let mut which = vec!["true".to_owned()];
+        if let Some(key) = &self.key {
+            parameters.push(key);
+            which.push(format!("d.ordering_key = ${}", parameters.len()));
+        }
+        if let Some(topic) = &self.topic {
+            parameters.push(topic);
+            let n = parameters.len();
+            which.push(format!(
+                "(d.topic = ${n} or split_part(d.topic, '/', 4) = ${n})"
+            ));
+        }
+        if let Some((from, since)) = &self.since {
+            parameters.push(from);
+            which.push(format!(
+                "d.commit_lsn >= ${} and d.committed_at >= {since}",
+                parameters.len()
+            ));
+        }
+        which.join(" and ")
+    }
+}
+
 /// The newest records first.
 pub(crate) async fn newest(
     sql: &Sql,
     filter: &RecordFilter,
     limit: i64,
 ) -> Result<Vec<RecordedRow>> {
-    let mut which = vec!["true".to_owned()];
-    let mut parameters: Vec<&(dyn ToSql + Sync)> = vec![&limit];
-    if let Some(key) = &filter.key {
-        parameters.push(key);
-        which.push(format!("d.ordering_key = ${}", parameters.len()));
-    }
-    if let Some(topic) = &filter.topic {
-        parameters.push(topic);
-        let n = parameters.len();
-        which.push(format!(
-            "(d.topic = ${n} or split_part(d.topic, '/', 4) = ${n})"
-        ));
-    }
-    if let Some((from, since)) = &filter.since {
-        parameters.push(from);
-        which.push(format!(
-            "d.commit_lsn >= ${} and d.committed_at >= {since}",
-            parameters.len()
-        ));
-    }
+    let mut parameters: Parameters<'_> = vec![&limit];
+    let which = filter.condition(&mut parameters);
     let statement = format!(
-        "select {COLUMNS} from outbox.dispatch d where {} \
-         order by d.commit_lsn desc, d.ordinal desc limit $1",
-        which.join(" and ")
+        "select {COLUMNS} from outbox.dispatch d where {which} \
+         order by d.commit_lsn desc, d.ordinal desc limit $1"
     );
     let rows = sql.query(&statement, &parameters).await?;
     Ok(rows.iter().map(recorded).collect())
+}
+
+/// The next records after a place, in order.
+pub(crate) async fn page(
+    sql: &Sql,
+    filter: &RecordFilter,
+    after: RecordPlace,
+    limit: usize,
+) -> Result<Vec<RecordedRow>> {
+    let limit = i64::try_from(limit).unwrap_or(i64::MAX);
+    let commit = PgLsn::from(after.commit);
+    let mut parameters: Parameters<'_> = vec![&limit, &commit, &after.ordinal];
+    let which = filter.condition(&mut parameters);
+    let statement = format!(
+        "select {COLUMNS} from outbox.dispatch d \
+         where (d.commit_lsn, d.ordinal) > ($2, $3) and {which} \
+         order by d.commit_lsn, d.ordinal limit $1"
+    );
+    let rows = sql.query(&statement, &parameters).await?;
+    Ok(rows.iter().map(recorded).collect())
+}
+
+/// The places of the newest records from a place on, newest first, and when they were recorded, in
+/// microseconds.
+pub(crate) async fn newest_places(
+    sql: &Sql,
+    filter: &RecordFilter,
+    from: RecordPlace,
+    limit: usize,
+) -> Result<Vec<(RecordPlace, i64)>> {
+    let limit = i64::try_from(limit).unwrap_or(i64::MAX);
+    let commit = PgLsn::from(from.commit);
+    let mut parameters: Parameters<'_> = vec![&limit, &commit, &from.ordinal];
+    let which = filter.condition(&mut parameters);
+    let statement = format!(
+        "select d.commit_lsn, d.ordinal, (extract(epoch from d.dispatched_at) * 1000000)::bigint \
+         from outbox.dispatch d where (d.commit_lsn, d.ordinal) >= ($2, $3) and {which} \
+         order by d.commit_lsn desc, d.ordinal desc limit $1"
+    );
+    let rows = sql.query(&statement, &parameters).await?;
+    Ok(rows.iter().map(|row| (place(row, 0), row.get(2))).collect())
+}
+
+/// The records at these places, in order.
+pub(crate) async fn at_places(sql: &Sql, places: &[RecordPlace]) -> Result<Vec<RecordedRow>> {
+    let commits: Vec<PgLsn> = places.iter().map(|at| PgLsn::from(at.commit)).collect();
+    let ordinals: Vec<i32> = places.iter().map(|at| at.ordinal).collect();
+    let statement = format!(
+        "select {COLUMNS} from unnest($1::pg_lsn[], $2::int[]) as at (commit_lsn, ordinal) \
+         join outbox.dispatch d using (commit_lsn, ordinal) order by d.commit_lsn, d.ordinal"
+    );
+    let rows = sql.query(&statement, &[&commits, &ordinals]).await?;
+    Ok(rows.iter().map(recorded).collect())
+}
+
+/// The place of the record with the highest position.
+pub(crate) async fn last_place(sql: &Sql) -> Result<RecordPlace> {
+    let statement = "select d.commit_lsn, d.ordinal from outbox.dispatch d \
+                     order by d.commit_lsn desc, d.ordinal desc limit 1";
+    let row = sql.query_opt(statement, &[]).await?;
+    Ok(row.map_or_else(RecordPlace::default, |row| place(&row, 0)))
+}
+
+/// The place in these two columns.
+fn place(row: &Row, column: usize) -> RecordPlace {
+    RecordPlace {
+        commit: row.get::<_, PgLsn>(column).into(),
+        ordinal: row.get(column + 1),
+    }
 }
 
 fn recorded(row: &Row) -> RecordedRow {
     let commit: PgLsn = row.get(7);
     let error: Option<String> = row.get(12);
     RecordedRow {
-        commit_lsn: commit,
+        place: place(row, 7),
+        recorded_micros: row.get(13),
         event_id: row.get(0),
         source_id: row.get(1),
         topic: row.get(3),

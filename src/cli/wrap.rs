@@ -1,0 +1,48 @@
+//! Wraps text by words at the width of the terminal.
+
+use std::io::IsTerminal;
+
+use ratatui::crossterm::terminal;
+use textwrap::Options;
+
+/// Columns that text gets even on a narrower terminal.
+const NARROWEST: usize = 24;
+
+/// The columns of the terminal on standard output. `None` for a pipe or a file: lines stay whole there,
+/// so that `grep` finds them.
+pub(super) fn terminal_width() -> Option<usize> {
+    if !std::io::stdout().is_terminal() {
+        return None;
+    }
+    terminal::size().ok().map(|(columns, _)| columns.into())
+}
+
+/// The text for a line that has `indent` columns already; its further lines are indented by as much.
+/// Words stay whole, so that statements can be copied.
+pub(super) fn wrapped(text: &str, indent: usize, width: Option<usize>) -> String {
+    let Some(width) = width else {
+        return text.to_owned();
+    };
+    let columns = width.saturating_sub(indent).max(NARROWEST);
+    let options = Options::new(columns).break_words(false);
+    let lines = textwrap::wrap(text, options);
+    lines.join(&format!("\n{:indent$}", ""))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lines_end_between_words_and_are_indented() {
+        let text = "grant pg_read_all_stats to the role of the relay, then run it again";
+        assert_eq!(
+            wrapped(text, 4, Some(44)),
+            "grant pg_read_all_stats to the role of\n    the relay, then run it again"
+        );
+        assert_eq!(wrapped(text, 4, None), text);
+        // A word that is too long stays whole.
+        let long = "x".repeat(60);
+        assert_eq!(wrapped(&long, 4, Some(30)), long);
+    }
+}
