@@ -240,11 +240,12 @@ impl Checks {
             .command(&["id", "-u"])
             .output()
             .map(|output| output.stdout);
-        if made.is_some() && user.is_ok_and(|user| user == b"0\n") {
+        let is_root = user.is_ok_and(|user| user == b"0\n");
+        if made.is_some() && is_root && self.has("chroot") {
             let run = ["chroot", "--userspec=10001:10001", &root];
             self.check(&[&run[..], &["/usr/bin/postrider", "--version"]].concat());
         } else {
-            println!("SKIPPED: a start from the files of the image (needs root)");
+            println!("SKIPPED: a start from the files of the image (needs root and chroot)");
         }
     }
 
