@@ -224,6 +224,8 @@ fn every_metric_named_in_the_docs_exists() {
     let exported = encoded.expect("metrics can be encoded");
     for page in [
         "deploy/prometheus-alerts.yml",
+        "deploy/prometheus-alerts-test.yml",
+        "docs/how-to/alerts.md",
         "deploy/grafana-dashboard.json",
         "docs/how-to/operations.md",
         "README.md",

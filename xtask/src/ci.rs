@@ -72,6 +72,12 @@ fn steps() -> Vec<(&'static str, Command)> {
     // Runs all tests even after a failure, so that one run shows all failures.
     let tests = ["test", "--locked", "--workspace", "--no-fail-fast"];
     steps.push(("tests", step::cargo(&tests)));
+    // Tries the binary that the tests have built. Only CI gets missing tools by itself.
+    let mut deploy = step::cargo(&["xtask", "deploy"]);
+    if std::env::var_os("CI").is_some() {
+        deploy.arg("--fetch");
+    }
+    steps.push(("files of deploy/", deploy));
     let mut torture = step::cargo(&TORTURE);
     // The tests have already built the binary.
     torture

@@ -4,6 +4,7 @@
 //! programs with many dependencies are packages of their own (`torture/`, `bench/`), which xtask starts.
 
 mod ci;
+mod deploy;
 mod forward;
 mod instructions;
 mod pg_matrix;
@@ -35,6 +36,8 @@ enum Command {
     Torture(Forwarded),
     /// Count the instructions of the hot path per event, and fail when they have grown
     Instructions(instructions::InstructionsArgs),
+    /// Check the files of deploy/ with the tools of their kinds, as far as these are installed
+    Deploy(deploy::DeployArgs),
     /// Measure the relay's peak memory under loads that would make a careless relay grow without
     /// limit
     #[command(disable_help_flag = true)]
@@ -55,6 +58,7 @@ fn main() -> ExitCode {
         Command::Bench(args) => forward::run("bench", &["bench"], &args),
         Command::Torture(args) => forward::run("torture", &[], &args),
         Command::Instructions(args) => instructions::run(&args),
+        Command::Deploy(args) => deploy::run(&args),
         Command::Memory(args) => forward::run("bench", &["memory"], &args),
         Command::PgMatrix(args) => pg_matrix::run(&args),
         Command::SettingsDoc { check } => settings_doc::run(check),

