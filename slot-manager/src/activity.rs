@@ -168,7 +168,7 @@ pub async fn table_lock_holder(
 async fn lock_holder(
     client: &Client,
     statement: &str,
-    parameters: &[query::Parameter<'_>],
+    parameters: &[query::TypedParameter<'_>],
 ) -> Result<Option<LockHolder>, SlotError> {
     let row = query::first(
         client,

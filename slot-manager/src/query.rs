@@ -6,14 +6,14 @@ use tokio_postgres::{Client, Row};
 use crate::SlotError;
 
 /// A parameter and its type.
-pub(crate) type Parameter<'a> = (&'a (dyn ToSql + Sync), Type);
+pub(crate) type TypedParameter<'a> = (&'a (dyn ToSql + Sync), Type);
 
 /// Every row of the answer. `action` says in an error what we were doing.
 pub(crate) async fn all(
     client: &Client,
     action: &'static str,
     statement: &str,
-    parameters: &[Parameter<'_>],
+    parameters: &[TypedParameter<'_>],
 ) -> Result<Vec<Row>, SlotError> {
     let rows = client.query_typed(statement, parameters).await;
     rows.map_err(SlotError::database(action))
@@ -24,7 +24,7 @@ pub(crate) async fn first(
     client: &Client,
     action: &'static str,
     statement: &str,
-    parameters: &[Parameter<'_>],
+    parameters: &[TypedParameter<'_>],
 ) -> Result<Option<Row>, SlotError> {
     let rows = all(client, action, statement, parameters).await?;
     Ok(rows.into_iter().next())
@@ -35,7 +35,7 @@ pub(crate) async fn single(
     client: &Client,
     action: &'static str,
     statement: &str,
-    parameters: &[Parameter<'_>],
+    parameters: &[TypedParameter<'_>],
 ) -> Result<Row, SlotError> {
     let row = first(client, action, statement, parameters).await?;
     Ok(row.expect("invariant: a select without FROM, or of an aggregate, gives one row"))

@@ -136,14 +136,20 @@ pub async fn invalid_seq_indexes(
     names.collect()
 }
 
-/// The size of a table with its partitions, without indexes; 0 when it does not exist.
+/// The size of the partitions of a table, without indexes; 0 when it has none.
 ///
 /// # Errors
 /// [`SlotError::Database`].
-pub async fn size_bytes(client: &Client, table: &QualifiedName) -> Result<u64, SlotError> {
+pub async fn size_of_partitions(client: &Client, table: &QualifiedName) -> Result<u64, SlotError> {
     let table = table.to_string();
     let parameters = [(&table as _, Type::TEXT)];
-    let row = query::single(client, "reading a table's size", sql::SIZE, &parameters).await?;
+    let row = query::single(
+        client,
+        "reading a table's size",
+        sql::SIZE_OF_PARTITIONS,
+        &parameters,
+    )
+    .await?;
     let bytes: i64 = get(&row, "bytes")?;
     Ok(bytes.unsigned_abs())
 }

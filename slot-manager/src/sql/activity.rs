@@ -56,7 +56,7 @@ from pg_catalog.pg_locks l left join pg_catalog.pg_stat_activity a on a.pid = l.
 where l.locktype = 'advisory' and l.granted and l.objsubid = 1
   and l.database = (select d.oid from pg_catalog.pg_database d
                     where d.datname = pg_catalog.current_database())
-  and l.classid = ($1 >> 32)::oid and l.objid = ($1 & 4294967295)::oid
+  and l.classid = (($1 >> 32) & 4294967295)::oid and l.objid = ($1 & 4294967295)::oid
 limit 1";
 
 /// Parameters: quoted table name (text).

@@ -56,7 +56,7 @@ where i.indrelid = pg_catalog.to_regclass($1) and not i.indisvalid
   and pg_catalog.pg_get_expr(i.indpred, i.indrelid) = '(seq IS NOT NULL)'";
 
 /// Parameters: quoted table name (text).
-pub(crate) const SIZE: &str = "
+pub(crate) const SIZE_OF_PARTITIONS: &str = "
 select coalesce(pg_catalog.sum(pg_catalog.pg_relation_size(relid)), 0)::bigint as bytes
 from pg_catalog.pg_partition_tree(pg_catalog.to_regclass($1))";
 

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use slot_manager::table::{invalid_seq_indexes, size_bytes};
+use slot_manager::table::{invalid_seq_indexes, size_of_partitions};
 use slot_manager::{Finding, activity};
 use tokio_postgres::error::SqlState;
 
@@ -15,7 +15,7 @@ use crate::mapping::TableSettings;
 use crate::postgres::Sql;
 use crate::settings::Settings;
 
-/// A table below this size is indexed before a writer notices.
+/// A partitioned table below this size is indexed before a writer notices.
 const SMALL_BYTES: u64 = 64 << 20;
 
 /// Adds missing columns to the captured tables, and the index on `seq`, and reports what the tables
@@ -29,7 +29,8 @@ pub(in crate::cli::init) async fn columns(sql: &Sql, settings: &Settings) -> Res
         };
         let seq = shape.seq.as_ref();
         if seq.is_some_and(|seq| seq.column == "seq" && !seq.is_indexed)
-            && (!shape.is_partitioned() || size_bytes(sql, &table.table).await? < SMALL_BYTES)
+            && (!shape.is_partitioned()
+                || size_of_partitions(sql, &table.table).await? < SMALL_BYTES)
         {
             add_index(sql, table, shape.is_partitioned()).await?;
         }
