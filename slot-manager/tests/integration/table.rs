@@ -147,10 +147,14 @@ async fn an_index_is_found_by_its_column() {
             .expect("column"),
         None
     );
+}
 
+#[tokio::test]
+async fn an_index_that_was_cut_off_is_listed() {
+    let (_, client) = new_database().await;
     run(
         &client,
-        "insert into shop.\"Events\" values (1, 'a', 1); \
+        "create schema shop; create table shop.\"Events\" (seq int); \
          create index \"By Seq\" on shop.\"Events\" (seq) where seq is not null",
     )
     .await;
@@ -171,14 +175,20 @@ async fn an_index_is_found_by_its_column() {
             .expect("indexes"),
         [QualifiedName::new("shop", "By Seq")]
     );
+}
+
+#[tokio::test]
+async fn only_a_partitioned_table_has_a_size_of_partitions() {
+    let (_, client) = new_database().await;
     run(
         &client,
-        "create table shop.parted (id int) partition by range (id); \
+        "create schema shop; create table shop.single as select 1; \
+         create table shop.parted (id int) partition by range (id); \
          create table shop.part partition of shop.parted for values from (1) to (9); \
          insert into shop.parted values (1)",
     )
     .await;
-    for (name, size) in [("parted", 8_192), ("none", 0)] {
+    for (name, size) in [("parted", 8_192), ("single", 0), ("none", 0)] {
         let name = QualifiedName::new("shop", name);
         let found = table::size_of_partitions(&client, &name).await;
         assert_eq!(found.expect("size"), size, "{name}");
