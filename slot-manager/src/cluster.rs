@@ -14,7 +14,7 @@ use tokio_postgres::Client;
 use tokio_postgres::types::PgLsn;
 
 use crate::slot::get;
-use crate::{SlotError, sql};
+use crate::{SlotError, query, sql};
 
 /// The number that `initdb` gives a cluster. Printed unsigned, as in `IDENTIFY_SYSTEM`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -123,23 +123,17 @@ impl Cluster {
 /// # Errors
 /// [`SlotError::Database`].
 pub async fn inspect(client: &Client) -> Result<Cluster, SlotError> {
-    let rows = client
-        .query_typed(sql::CLUSTER, &[])
-        .await
-        .map_err(SlotError::database("identifying the cluster"))?;
-    let row = rows
-        .first()
-        .expect("invariant: a select without FROM gives one row");
-    let system_identifier: i64 = get(row, "system_identifier")?;
-    let timeline: i32 = get(row, "timeline")?;
-    let version_num: i32 = get(row, "version_num")?;
+    let row = query::single(client, "identifying the cluster", sql::CLUSTER, &[]).await?;
+    let system_identifier: i64 = get(&row, "system_identifier")?;
+    let timeline: i32 = get(&row, "timeline")?;
+    let version_num: i32 = get(&row, "version_num")?;
     Ok(Cluster {
         system_identifier: SystemIdentifier(system_identifier.cast_unsigned()),
         timeline: timeline.cast_unsigned(),
         version_num: version_num.unsigned_abs(),
-        in_recovery: get(row, "in_recovery")?,
-        database: get(row, "database")?,
-        database_oid: get(row, "database_oid")?,
+        in_recovery: get(&row, "in_recovery")?,
+        database: get(&row, "database")?,
+        database_oid: get(&row, "database_oid")?,
     })
 }
 
@@ -153,15 +147,41 @@ const PAGE_HEADERS: [u64; 2] = [24, 40];
 /// # Errors
 /// [`SlotError::Database`], also on a standby: it writes no WAL.
 pub async fn wal_end(client: &Client) -> Result<Lsn, SlotError> {
-    let rows = client
-        .query_typed(sql::WAL_END, &[])
-        .await
-        .map_err(SlotError::database("asking for the end of the WAL"))?;
-    let row = rows
-        .first()
-        .expect("invariant: a select without FROM gives one row");
-    let end: PgLsn = get(row, "wal_end")?;
+    let row = query::single(client, "asking for the end of the WAL", sql::WAL_END, &[]).await?;
+    let end: PgLsn = get(&row, "wal_end")?;
     let end = u64::from(end);
     let header = PAGE_HEADERS.into_iter().find(|h| end % WAL_PAGE == *h);
     Ok(Lsn::new(end - header.unwrap_or(0)))
+}
+
+/// The end of the WAL of a primary that has been written to the operating system. The slots of this
+/// server are not beyond it.
+///
+/// # Errors
+/// [`SlotError::Database`], also on a standby: it writes no WAL.
+pub async fn written_wal_end(client: &Client) -> Result<Lsn, SlotError> {
+    let action = "asking for the end of the written WAL";
+    let row = query::single(client, action, sql::WRITTEN_WAL_END, &[]).await?;
+    let end: PgLsn = get(&row, "wal_end")?;
+    Ok(Lsn::new(end.into()))
+}
+
+/// The encoding of the database, such as `UTF8`.
+///
+/// # Errors
+/// [`SlotError::Database`].
+pub async fn server_encoding(client: &Client) -> Result<String, SlotError> {
+    let action = "asking for the server's encoding";
+    let row = query::single(client, action, sql::SERVER_ENCODING, &[]).await?;
+    get(&row, "server_encoding")
+}
+
+/// Whether the server records when transactions commit.
+///
+/// # Errors
+/// [`SlotError::Database`].
+pub async fn tracks_commit_times(client: &Client) -> Result<bool, SlotError> {
+    let action = "reading track_commit_timestamp";
+    let row = query::single(client, action, sql::TRACKS_COMMIT_TIMES, &[]).await?;
+    get(&row, "tracks")
 }

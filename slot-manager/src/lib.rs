@@ -1,7 +1,8 @@
 //! Creates, inspects and judges logical replication slots on PostgreSQL 14 to 18.
 //!
 //! Everything takes a plain [`tokio_postgres::Client`] connected to the database of the slot. No
-//! replication connection is needed. A tour:
+//! replication connection is needed. The relay's other questions to the catalogue and the statistics
+//! are here too. A tour:
 //!
 //! - [`slots`]: [`list`](slots::list), [`find`](slots::find), [`create`](slots::create),
 //!   [`drop`](slots::drop), [`advance`](slots::advance) and
@@ -13,29 +14,38 @@
 //!   every few seconds, because PostgreSQL itself may skip rows without an error.
 //! - [`statistics`]: how many rows were inserted, for rates.
 //! - [`cluster`]: identifies the cluster and the database, so that a copy is not taken for the original.
+//! - [`activity`]: the sessions of a relay, and the holders of locks.
+//! - [`table`], [`table_shape`], [`column_types`]: a captured table as the catalog describes it.
+//! - [`privileges`]: what roles may do.
 //! - [`preflight`]: checks all of the above, the server's settings and the grants, and returns
 //!   [`Finding`]s.
 //!
 //! **Invariants.** Decisions rest on SQLSTATEs and catalog columns, never on message texts. Every
-//! statement is in `sql.rs`. Statements are sent unnamed, in one round trip, so they leave nothing
+//! statement is in `sql.rs` or `sql/`. Statements are sent unnamed, in one round trip, so they leave nothing
 //! behind in a session. No function retries, logs or reconnects; the caller does.
 //!
 //! **Not here:** streaming from a slot, confirming positions, and the snapshot that a slot can
 //! export (a replication command).
 
+pub mod activity;
 pub mod cluster;
+pub mod column_types;
 mod error;
 mod finding;
 pub mod health;
 pub mod preflight;
+pub mod privileges;
 pub mod publication;
 mod qualified_name;
+mod query;
 pub mod retention;
 mod slot;
 mod slot_name;
 pub mod slots;
 mod sql;
 pub mod statistics;
+pub mod table;
+pub mod table_shape;
 
 pub use cluster::{Cluster, DatabaseOrigin, SystemIdentifier};
 pub use error::SlotError;

@@ -8,7 +8,7 @@ use tokio_postgres::types::{PgLsn, Type};
 use tokio_postgres::{Client, SimpleQueryMessage};
 
 use crate::slot::get;
-use crate::{Slot, SlotError, SlotName, WalStatus, retention, sql};
+use crate::{Slot, SlotError, SlotName, WalStatus, query, retention, sql};
 
 /// How often to check a slot in use. This keeps a takeover well below a second, and two small
 /// catalog queries a second cost almost nothing.
@@ -26,7 +26,7 @@ pub struct CreateOptions {
 /// # Errors
 /// [`SlotError::Database`].
 pub async fn list(client: &Client) -> Result<Vec<Slot>, SlotError> {
-    query(client, None).await
+    read(client, None).await
 }
 
 /// The slot of this name, of any kind.
@@ -34,15 +34,47 @@ pub async fn list(client: &Client) -> Result<Vec<Slot>, SlotError> {
 /// # Errors
 /// [`SlotError::Database`].
 pub async fn find(client: &Client, name: &SlotName) -> Result<Option<Slot>, SlotError> {
-    Ok(query(client, Some(name.as_str())).await?.pop())
+    Ok(read(client, Some(name.as_str())).await?.pop())
 }
 
-async fn query(client: &Client, name: Option<&str>) -> Result<Vec<Slot>, SlotError> {
-    let rows = client
-        .query_typed(sql::SLOTS, &[(&name, Type::TEXT)])
-        .await
-        .map_err(SlotError::database("reading pg_replication_slots"))?;
+async fn read(client: &Client, name: Option<&str>) -> Result<Vec<Slot>, SlotError> {
+    let action = "reading pg_replication_slots";
+    let rows = query::all(client, action, sql::SLOTS, &[(&name, Type::TEXT)]).await?;
     rows.iter().map(Slot::from_row).collect()
+}
+
+/// The confirmed position of the slot, if the server process `reader` reads from it. A slot that was
+/// dropped and created again has another reader.
+///
+/// # Errors
+/// [`SlotError::Database`].
+pub async fn confirmed_by_reader(
+    client: &Client,
+    name: &SlotName,
+    reader: i32,
+) -> Result<Option<Lsn>, SlotError> {
+    let action = "asking who reads from the slot";
+    let parameters = [
+        (&name.as_str() as _, Type::TEXT),
+        (&reader as _, Type::INT4),
+    ];
+    let statement = sql::activity::CONFIRMED_BY_READER;
+    let Some(row) = query::first(client, action, statement, &parameters).await? else {
+        return Ok(None);
+    };
+    let confirmed: Option<PgLsn> = get(&row, "confirmed_flush_lsn")?;
+    Ok(confirmed.map(|lsn| Lsn::new(lsn.into())))
+}
+
+/// Terminates the session that reads from the slot. Returns whether there was one.
+///
+/// # Errors
+/// [`SlotError::Database`], with SQLSTATE 42501 when our role may not terminate that session.
+pub async fn end_reader(client: &Client, name: &SlotName) -> Result<bool, SlotError> {
+    let action = "ending the session that reads from the slot";
+    let parameters = [(&name.as_str() as _, Type::TEXT)];
+    let row = query::first(client, action, sql::activity::END_READER, &parameters).await?;
+    Ok(row.is_some())
 }
 
 /// Creates a `pgoutput` slot and returns its consistent point. Every transaction that commits after

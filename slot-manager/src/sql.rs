@@ -1,4 +1,4 @@
-//! Every SQL statement of this crate.
+//! Every SQL statement of this crate. Here are those on slots, publications and the server.
 //!
 //! Each statement runs unchanged on PostgreSQL 14 to 18. Columns that only later versions have are
 //! read from `to_jsonb(row)`, where a missing column is NULL instead of an error. So no statement
@@ -11,6 +11,9 @@
 use std::time::Duration;
 
 use crate::SlotName;
+
+pub(crate) mod activity;
+pub(crate) mod table;
 
 /// Parameters: slot name or NULL for all (text).
 ///
@@ -265,3 +268,14 @@ from tables";
 
 /// Where the next WAL record begins, flushed or not.
 pub(crate) const WAL_END: &str = "select pg_catalog.pg_current_wal_insert_lsn() as wal_end";
+
+/// The end of the WAL that has been written to the operating system.
+pub(crate) const WRITTEN_WAL_END: &str = "select pg_catalog.pg_current_wal_lsn() as wal_end";
+
+/// The encoding of the database.
+pub(crate) const SERVER_ENCODING: &str =
+    "select pg_catalog.current_setting('server_encoding') as server_encoding";
+
+/// Whether the server records when transactions commit.
+pub(crate) const TRACKS_COMMIT_TIMES: &str =
+    "select pg_catalog.current_setting('track_commit_timestamp') = 'on' as tracks";

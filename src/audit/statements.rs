@@ -1,8 +1,7 @@
 //! The auditor's queries on the captured tables and the server, except for the comparison of rows.
 
 use decoder::Lsn;
-use slot_manager::SlotName;
-use tokio_postgres::types::{PgLsn, ToSql};
+use slot_manager::{SlotName, slots};
 
 use crate::capture::ScanWindow;
 use crate::error::Result;
@@ -26,11 +25,6 @@ pub(super) async fn is_confirmed(
     walsender: i32,
     end: Lsn,
 ) -> Result<bool> {
-    const CONFIRMED: &str = "\
-        select confirmed_flush_lsn >= $2 from pg_catalog.pg_replication_slots \
-        where slot_name = $1 and active_pid = $3";
-    let end = PgLsn::from(end.as_u64());
-    let parameters: [&(dyn ToSql + Sync); 3] = [&slot.as_str(), &end, &walsender];
-    let row = sql.query_opt(CONFIRMED, &parameters).await?;
-    Ok(row.is_some_and(|row| row.get(0)))
+    let confirmed = slots::confirmed_by_reader(sql, slot, walsender).await?;
+    Ok(confirmed.is_some_and(|confirmed| confirmed >= end))
 }

@@ -10,7 +10,7 @@
 use std::collections::HashSet;
 
 use slot_manager::QualifiedName;
-use tokio_postgres::types::ToSql;
+use slot_manager::table_shape::{self, InsertedXid, SeqColumn, ShapeColumns};
 
 use crate::error::{Code, Error, Result};
 use crate::mapping::TableSettings;
@@ -25,76 +25,6 @@ const BY_XMIN: &str = "\
         4294967296) + 4294967296, 4294967296))::text::xid8 \
      from (select pg_catalog.pg_snapshot_xmax(pg_catalog.pg_current_snapshot())\
         ::text::bigint) next (xid))";
-
-/// Parameters: schema, table, the possible `seq` columns in order of preference (text[]), the
-/// version column, and the column that counts as `seq` only if a sequence numbers it.
-///
-/// `attmissingval` holds the value that a column has in rows older than the column. Each partition
-/// has its own.
-const SELECT: &str = "\
-    WITH root AS ( \
-        SELECT c.oid, c.relkind FROM pg_catalog.pg_class c \
-        JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace \
-        WHERE n.nspname = $1 AND c.relname = $2 AND c.relkind IN ('r', 'p')), \
-    leaf AS ( \
-        SELECT root.oid FROM root WHERE relkind = 'r' \
-        UNION ALL \
-        SELECT t.relid::oid FROM root, pg_catalog.pg_partition_tree(root.oid) t \
-        WHERE root.relkind = 'p' AND t.isleaf), \
-    seq AS ( \
-        SELECT a.attname, a.attnum, \
-            (a.attidentity <> '' OR d.adbin IS NOT NULL) AND s.seqincrement = 1 AS is_numbered, \
-            NOT a.attnotnull AS is_nullable, s.seqcache, wanted.place, \
-            s.seqrelid || '/' || pg_catalog.pg_relation_filenode(s.seqrelid) AS numbering, \
-            EXISTS (SELECT FROM pg_catalog.pg_index i \
-                JOIN pg_catalog.pg_class ic ON ic.oid = i.indexrelid \
-                JOIN pg_catalog.pg_am am ON am.oid = ic.relam \
-                WHERE i.indrelid = root.oid AND i.indisvalid AND am.amname = 'btree' \
-                  AND i.indkey[0] = a.attnum \
-                  AND (i.indpred IS NULL OR pg_catalog.pg_get_expr(i.indpred, i.indrelid) \
-                       = pg_catalog.format('(%I IS NOT NULL)', a.attname))) AS is_indexed \
-        FROM root \
-        CROSS JOIN pg_catalog.unnest($3::text[]) WITH ORDINALITY AS wanted (name, place) \
-        JOIN pg_catalog.pg_attribute a ON a.attrelid = root.oid AND a.attname = wanted.name \
-            AND NOT a.attisdropped AND a.atttypid IN (20, 21, 23) \
-        LEFT JOIN pg_catalog.pg_attrdef d ON d.adrelid = root.oid AND d.adnum = a.attnum \
-            AND pg_catalog.pg_get_expr(d.adbin, d.adrelid) LIKE 'nextval(%' \
-        LEFT JOIN LATERAL ( \
-            SELECT s.seqrelid, s.seqcache, s.seqincrement FROM pg_catalog.pg_sequence s JOIN pg_catalog.pg_depend o \
-              ON o.classid = 'pg_catalog.pg_class'::regclass AND o.objid = s.seqrelid \
-                 AND o.refobjid = root.oid AND o.refobjsubid = a.attnum AND o.deptype = 'i' \
-              OR o.classid = 'pg_catalog.pg_attrdef'::regclass AND o.objid = d.oid \
-                 AND o.refobjid = s.seqrelid LIMIT 1) s ON true) \
-    SELECT root.oid, \
-        EXISTS (SELECT FROM pg_catalog.pg_attribute a \
-            JOIN pg_catalog.pg_attrdef d ON d.adrelid = a.attrelid AND d.adnum = a.attnum \
-            WHERE a.attrelid = root.oid AND a.attname = 'inserted_xid' AND NOT a.attisdropped \
-              AND a.atttypid = 5069 AND a.attnotnull AND a.attgenerated = '' \
-              AND pg_catalog.pg_get_expr(d.adbin, d.adrelid) \
-                  IN ('pg_current_xact_id()', 'pg_catalog.pg_current_xact_id()')), \
-        ARRAY(SELECT DISTINCT (a.attmissingval::text::text[])[1] \
-            FROM leaf JOIN pg_catalog.pg_attribute a ON a.attrelid = leaf.oid \
-            WHERE a.attname = 'inserted_xid' AND a.atttypid = 5069 AND a.atthasmissing), \
-        (SELECT pg_catalog.string_agg(leaf.oid::text, ',' ORDER BY leaf.oid) FROM leaf), \
-        (SELECT max(pg_catalog.pg_relation_size(leaf.oid)) \
-            / pg_catalog.current_setting('block_size')::bigint FROM leaf), \
-        seq.attname::text, seq.is_numbered, seq.seqcache, seq.is_indexed, \
-        EXISTS (SELECT FROM pg_catalog.pg_attribute a WHERE a.attrelid = root.oid \
-            AND a.attname = $4 AND NOT a.attisdropped AND a.atttypid IN (20, 21, 23)), \
-        ARRAY(SELECT leaf.oid FROM leaf WHERE pg_catalog.pg_relation_size(leaf.oid) > 0), \
-        seq.numbering, seq.is_nullable, \
-        (SELECT pg_catalog.string_agg( \
-            leaf.oid || ':' || pg_catalog.pg_relation_filenode(leaf.oid), ',') FROM leaf), \
-        (SELECT coalesce(nullif(t.typbasetype, 0), t.oid) = 5069 FROM pg_catalog.pg_attribute a \
-            JOIN pg_catalog.pg_type t ON t.oid = a.atttypid WHERE a.attrelid = root.oid \
-            AND a.attname = 'inserted_xid' AND NOT a.attisdropped), \
-        EXISTS (SELECT FROM pg_catalog.pg_attribute a WHERE a.attrelid = root.oid \
-            AND a.attname = 'seq' AND NOT a.attisdropped) \
-    FROM root \
-    LEFT JOIN LATERAL ( \
-        SELECT * FROM seq \
-        WHERE seq.attname <> $5 OR coalesce(seq.is_numbered, false) \
-        ORDER BY seq.place LIMIT 1) seq ON true";
 
 /// The properties of a table that matter for capturing.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -117,7 +47,7 @@ pub(crate) struct Shape {
     pub(crate) files: String,
     /// Blocks of the largest partition, or of the table.
     pub(crate) blocks: u32,
-    pub(crate) seq: Option<Seq>,
+    pub(crate) seq: Option<SeqColumn>,
     /// The version column, if its type is a whole number.
     pub(crate) version: Option<String>,
 }
@@ -129,21 +59,6 @@ pub(crate) enum Unfit {
     Type,
     /// It is `xid8`, but may be null, or has another default.
     Value,
-}
-
-/// The column that gives the order of insertion.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Seq {
-    pub(crate) column: String,
-    /// Whether its numbers come from a sequence one by one. Then, if a number is seen, every
-    /// smaller number has been given out.
-    pub(crate) is_steady: bool,
-    pub(crate) is_indexed: bool,
-    /// Whether a row may have no number.
-    pub(crate) is_nullable: bool,
-    /// The sequence, and its file, which changes with RESTART. `None` when no sequence belongs to
-    /// the column.
-    pub(crate) numbering: Option<String>,
 }
 
 /// Looks a table up; `None` when it does not exist.
@@ -164,47 +79,33 @@ pub(crate) async fn look(sql: &Sql, settings: &TableSettings) -> Result<Option<S
     // An id without a sequence may be in any order, so it counts only if the settings name it as
     // `seq`.
     let only_if_numbered = if named.is_none() { id } else { "" };
-    let parameters: [&(dyn ToSql + Sync); 5] = [
-        &table.schema,
-        &table.name,
-        &wanted,
-        &version,
-        &only_if_numbered,
-    ];
-    let Some(row) = sql.query_opt(SELECT, &parameters).await? else {
+    let wanted = ShapeColumns {
+        seq: &wanted,
+        only_if_numbered,
+        version,
+    };
+    let Some(found) = table_shape::look(sql, table, wanted).await? else {
         return Ok(None);
     };
-    let missing: Vec<String> = row.get(2);
-    let column: Option<String> = row.get(5);
-    if let (None, Some(named)) = (&column, named.filter(|named| !named.is_empty())) {
+    if let (None, Some(named)) = (&found.seq, named.filter(|named| !named.is_empty())) {
         return Err(no_such_column(table, named));
     }
-    let is_numbered: Option<bool> = row.get(6);
-    let cache: Option<i64> = row.get(7);
-    let is_indexed: Option<bool> = row.get(8);
-    let has_version: bool = row.get(9);
-    let blocks: Option<i64> = row.get(4);
-    let has_inserted_xid: bool = row.get(1);
-    let is_xid8: Option<bool> = row.get(14);
-    let unfit = is_xid8.map(|is_xid8| if is_xid8 { Unfit::Value } else { Unfit::Type });
     Ok(Some(Shape {
-        oid: row.get(0),
-        has_inserted_xid,
-        unfit_inserted_xid: unfit.filter(|_| !has_inserted_xid),
-        has_column_seq: row.get(15),
-        missing_xids: missing.iter().filter_map(|xid| xid.parse().ok()).collect(),
-        partitions: row.get::<_, Option<String>>(3).unwrap_or_default(),
-        filled: row.get(10),
-        files: row.get::<_, Option<String>>(13).unwrap_or_default(),
-        blocks: u32::try_from(blocks.unwrap_or_default()).unwrap_or(u32::MAX),
-        seq: column.map(|column| Seq {
-            column,
-            is_steady: is_numbered == Some(true) && cache == Some(1),
-            is_indexed: is_indexed == Some(true),
-            is_nullable: row.get::<_, Option<bool>>(12) != Some(false),
-            numbering: row.get(11),
-        }),
-        version: has_version.then(|| version.to_owned()),
+        oid: found.oid,
+        has_inserted_xid: found.inserted_xid == InsertedXid::FilledIn,
+        unfit_inserted_xid: match found.inserted_xid {
+            InsertedXid::OtherType => Some(Unfit::Type),
+            InsertedXid::OtherValue => Some(Unfit::Value),
+            InsertedXid::FilledIn | InsertedXid::Missing => None,
+        },
+        has_column_seq: found.has_column_seq,
+        missing_xids: found.missing_xids,
+        partitions: found.partitions,
+        filled: found.filled,
+        files: found.files,
+        blocks: found.blocks,
+        seq: found.seq,
+        version: found.has_version.then(|| version.to_owned()),
     }))
 }
 
@@ -259,7 +160,7 @@ impl Shape {
 
     /// The column along whose index rows are read. Without an index, each page would sort the
     /// table.
-    pub(crate) fn numbered(&self) -> Option<&Seq> {
+    pub(crate) fn numbered(&self) -> Option<&SeqColumn> {
         self.seq.as_ref().filter(|seq| seq.is_indexed)
     }
 

@@ -5,6 +5,8 @@
 //!
 //! Not here: how the rows are walked (`scan`).
 
+use slot_manager::table::WRITTEN_BEFORE_ATTACHED;
+
 use super::claim::Captured;
 use super::shape::xids_sql;
 use crate::postgres::Snapshot;
@@ -92,13 +94,7 @@ impl<'a> ScanWindow<'a> {
         let xid = shape.inserted_xid_sql(&record.added_xids);
         let (from, others) = (self.from_xid, any.condition());
         Some(format!(
-            "{new} and ({xid} < '{from}'::xid8 or exists ( \
-                 select from pg_catalog.pg_inherits i \
-                 where i.inhrelid in (select relid from pg_catalog.pg_partition_ancestors(e.tableoid)) \
-                   and pg_catalog.age(i.xmin) > 0 \
-                   and (pg_catalog.age(e.xmin) > pg_catalog.age(i.xmin) \
-                        or e.xmin = i.xmin and e.cmin::text::bigint < i.cmin::text::bigint))) \
-             and {others}"
+            "{new} and ({xid} < '{from}'::xid8 or {WRITTEN_BEFORE_ATTACHED}) and {others}"
         ))
     }
 
@@ -158,7 +154,9 @@ impl<'a> ScanWindow<'a> {
 
 #[cfg(test)]
 pub(crate) mod tests {
-    use super::super::shape::{Seq, Shape};
+    use slot_manager::table_shape::SeqColumn;
+
+    use super::super::shape::Shape;
     use super::*;
     use crate::store::capture_record::CaptureRecord;
 
@@ -189,7 +187,7 @@ pub(crate) mod tests {
                 filled: Vec::new(),
                 files: String::new(),
                 blocks: 10,
-                seq: Some(Seq {
+                seq: Some(SeqColumn {
                     column: "seq".into(),
                     is_steady: true,
                     is_indexed: true,

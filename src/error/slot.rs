@@ -14,7 +14,8 @@ impl From<SlotError> for Error {
                     unreachable!("invariant: matched just now")
                 };
                 let inner = Error::from(source);
-                return Error::new(inner.code(), format!("{action} failed")).caused_by(inner);
+                let failed = Error::new(inner.code(), format!("{action} failed"));
+                return failed.hint(inner.hint_text()).caused_by(inner);
             }
             SlotError::SlotMissing { .. } => Code::SlotMissing,
             SlotError::SlotInUse { .. } | SlotError::StillHeld { .. } => Code::SlotHeld,

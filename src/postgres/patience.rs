@@ -7,6 +7,8 @@
 use std::ops::Deref;
 use std::time::Duration;
 
+use slot_manager::activity::{self, ServerProcess};
+
 use super::sql::{Sql, connect};
 use super::target::Target;
 use crate::error::{Code, Error, Result};
@@ -17,26 +19,12 @@ const LOOK_INTERVAL: Duration = Duration::from_secs(10);
 /// Limit of one look; a look that fails proves nothing.
 const LOOK_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Identifies the server process; the start time is included because pids are reused.
-const WHO: &str = "\
-    SELECT pid, backend_start::text FROM pg_catalog.pg_stat_activity \
-    WHERE pid = pg_catalog.pg_backend_pid()";
-
-/// Whether the server process exists, does not wait for its client and has not answered yet. A process
-/// that shows no state counts as working.
-const IS_AT_WORK: &str = "\
-    SELECT count(*) > 0 FROM pg_catalog.pg_stat_activity \
-    WHERE pid = $1 AND backend_start::text IS NOT DISTINCT FROM $2 \
-        AND wait_event_type IS DISTINCT FROM 'Client' AND coalesce(state, '') NOT IN \
-        ('idle', 'idle in transaction', 'idle in transaction (aborted)')";
-
 /// A session whose statements may take any time.
 #[derive(Debug)]
 pub(crate) struct PatientSql {
     sql: Sql,
     target: Target,
-    pid: i32,
-    began: Option<String>,
+    process: ServerProcess,
 }
 
 impl Deref for PatientSql {
@@ -58,13 +46,12 @@ impl PatientSql {
         statement_timeout: Duration,
     ) -> Result<Self> {
         let sql = connect(target, application_name, LOOK_TIMEOUT).await?;
-        let who = sql.query_one(WHO, &[]).await?;
+        let process = activity::own_process(&sql).await?;
         sql.limit_statements(statement_timeout).await?;
         Ok(Self {
             sql,
             target: target.clone(),
-            pid: who.get(0),
-            began: who.get(1),
+            process,
         })
     }
 
@@ -98,7 +85,6 @@ impl PatientSql {
 
     async fn is_at_work(&self) -> Result<bool> {
         let sql = connect(&self.target, "postrider", LOOK_TIMEOUT).await?;
-        let row = sql.query_one(IS_AT_WORK, &[&self.pid, &self.began]).await?;
-        Ok(row.get(0))
+        Ok(activity::is_at_work(&sql, &self.process).await?)
     }
 }

@@ -9,9 +9,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use decoder::Lsn;
-use slot_manager::{Cluster, cluster};
+use slot_manager::{Cluster, cluster, slots};
 use tokio::sync::Notify;
-use tokio_postgres::types::{PgLsn, ToSql};
 
 use super::pipeline::Pipeline;
 use super::plan::{self, FreeSlot, Opening, Plan};
@@ -179,14 +178,9 @@ impl SessionRunner {
     /// Makes sure that we stream from the slot that we examined: until the stream has begun, another
     /// relay may replace it by a new one of the same name.
     async fn still_the_slot(&self, sql: &Sql, source: &mut Source, confirmed: Lsn) -> Result<()> {
-        const SAME: &str = "\
-            SELECT FROM pg_replication_slots \
-            WHERE slot_name = $1 AND active_pid = $2 AND confirmed_flush_lsn = $3";
         let (_, walsender) = source.lease_proof();
-        let position = PgLsn::from(confirmed.as_u64());
-        let slot = self.settings.slot.as_str();
-        let parameters: [&(dyn ToSql + Sync); 3] = [&slot, &walsender, &position];
-        if sql.query_opt(SAME, &parameters).await?.is_some() {
+        let found = slots::confirmed_by_reader(sql, &self.settings.slot, walsender).await?;
+        if found == Some(confirmed) {
             return Ok(());
         }
         // Or the stream has ended already: then its error says more.

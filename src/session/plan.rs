@@ -9,7 +9,6 @@
 use decoder::Lsn;
 use slot_manager::publication::PublicationState;
 use slot_manager::{Cluster, Slot, SlotName, cluster};
-use tokio_postgres::types::PgLsn;
 
 use crate::capture::ScanWindow;
 use crate::capture::claim::{self, CaptureStart, Captured, FoundTable};
@@ -117,7 +116,7 @@ pub(super) async fn plan(
         earlier: earlier.as_ref(),
         slot: slot.as_ref(),
         cluster,
-        server_lsn: server_lsn(sql).await?,
+        server_lsn: cluster::written_wal_end(sql).await?,
         start: claim::start(settings.start, is_first, &known),
         dispatch: settings.dispatch,
         publication: publication.fingerprint(),
@@ -184,16 +183,6 @@ fn can_continue(
         })
     };
     earlier.is_some_and(has_records) && found.iter().zip(known).all(has_had_xids)
-}
-
-/// The end of the server's WAL.
-///
-/// # Errors
-/// Database errors.
-pub(crate) async fn server_lsn(sql: &Sql) -> Result<Lsn> {
-    let row = sql.query_one("SELECT pg_current_wal_lsn()", &[]).await?;
-    let lsn: PgLsn = row.get(0);
-    Ok(Lsn::new(lsn.into()))
 }
 
 fn not_foreign(

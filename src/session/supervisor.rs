@@ -7,8 +7,9 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, Instant};
 
+use slot_manager::activity::{self, LastReply};
 use slot_manager::health::{self, Observation, Thresholds, Viewer};
 use slot_manager::publication::{self, CapturedTable, PublicationState};
 use slot_manager::{DatabaseOrigin, Health, Slot, SlotName, slots};
@@ -323,25 +324,19 @@ fn health_of(slot: &Slot, origin: DatabaseOrigin) -> Health {
 /// Asks PostgreSQL for the last of our status messages that it has processed: it shows the time at
 /// which we sent it.
 async fn prove_lease(sql: &Sql, proof: &LeaseProof, walsender: i32) -> Result<()> {
-    const REPLY_TIME: &str = "\
-        SELECT (SELECT reply_time FROM pg_stat_replication WHERE pid = $1) \
-        FROM pg_replication_slots WHERE active_pid = $1";
     let asked_at = Instant::now();
-    let Some(row) = sql.query_opt(REPLY_TIME, &[&walsender]).await? else {
-        proof.give_up();
-        return Ok(());
-    };
-    let sent_at: Option<SystemTime> = row.get(0);
-    if sent_at.is_none() {
-        // Without the privileges of pg_read_all_stats that time is hidden. That our walsender has the
-        // slot is visible.
-        proof.seen(asked_at);
-        return Ok(());
-    }
-    // If our clock was set back since, the message looks newer than it is, but never newer than now.
-    let age = sent_at.map(|sent_at| sent_at.elapsed().unwrap_or_default());
-    if let Some(sent_at) = age.and_then(|age| Instant::now().checked_sub(age)) {
-        proof.prove(sent_at);
+    match activity::last_reply(sql, walsender).await? {
+        LastReply::NoSlot => proof.give_up(),
+        // That our walsender has the slot is visible.
+        LastReply::Hidden => proof.seen(asked_at),
+        LastReply::SentAt(sent_at) => {
+            // If our clock was set back since, the message looks newer than it is, but never newer
+            // than now.
+            let age = sent_at.elapsed().unwrap_or_default();
+            if let Some(sent_at) = Instant::now().checked_sub(age) {
+                proof.prove(sent_at);
+            }
+        }
     }
     Ok(())
 }

@@ -1,5 +1,6 @@
 //! Checks the shape of the code: a type's name says which type is meant, without its path. Files are
-//! short, folders stand in layers, and one folder has the SQL on our own tables.
+//! short, folders stand in layers, one folder has the SQL on our own tables, and one crate the queries on
+//! the catalogue.
 
 mod layers;
 mod source;

@@ -2,6 +2,8 @@
 
 use std::path::{Path, PathBuf};
 
+use regex_lite::Regex;
+
 pub(crate) fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
 }
@@ -105,4 +107,13 @@ pub(crate) fn modules() -> Vec<SourceFile> {
         (!is_root && !is_test).then_some(SourceFile { path, module, code })
     });
     files.collect()
+}
+
+/// The string literals of code, without their quotes and with their escapes.
+pub(crate) fn literals(code: &str) -> Vec<&str> {
+    // A comment, a character or a string. A lifetime is none of them.
+    let token = r#"//[^\n]*|'(\\.|[^'\\])'|"((?:\\[\s\S]|[^"\\])*)""#;
+    let token = Regex::new(token).expect("a valid pattern");
+    let found = token.captures_iter(code).filter_map(|found| found.get(2));
+    found.map(|literal| literal.as_str()).collect()
 }

@@ -1,6 +1,12 @@
-//! One folder has the SQL on the tables of the schema `outbox`.
+//! One folder has the SQL on the tables of the schema `outbox`, and one crate the queries on
+//! PostgreSQL's catalogue.
 
-use crate::source::{modules, shown};
+use std::collections::BTreeSet;
+use std::sync::LazyLock;
+
+use regex_lite::Regex;
+
+use crate::source::{literals, modules, shown};
 
 /// Where SQL may name the tables of the schema `outbox`. `cli/init` creates and migrates them.
 const OWNERS_OF_SQL: [&str; 2] = ["src/store/", "src/cli/init/"];
@@ -33,4 +39,127 @@ fn only_the_store_has_sql_on_our_own_tables() {
         others.is_empty(),
         "SQL on the tables of the schema outbox belongs to src/store: {others:?}"
     );
+}
+
+/// Functions that look at one value of a row, at its transaction or at our own transaction. Pages of
+/// rows and DDL need them.
+const NOT_OF_THE_CATALOGUE: [&str; 7] = [
+    "pg_advisory_xact_lock",
+    "pg_column_size",
+    "pg_current_snapshot",
+    "pg_current_xact_id",
+    "pg_snapshot_xmax",
+    "pg_visible_in_snapshot",
+    "pg_xact_commit_timestamp",
+];
+
+/// A catalogue, a view of statistics, a function on them, a cast that looks a name up, or SHOW.
+static OF_THE_CATALOGUE: LazyLock<Regex> = LazyLock::new(|| {
+    const TABLE: &str = r"(?:from|join|,)[\s\\]+(?:pg_catalog\.)?pg_\w+\b|\binformation_schema\.";
+    const FUNCTION: &str = r"\b(pg_\w+|current_setting|current_database|format_type|to_reg\w+|has_\w+_privilege|row_security_active)\(";
+    const LOOK_UP: &str = r"::reg[a-z]+\b|^\s*show\s+[a-z_.]+\s*;?\s*$";
+    Regex::new(&format!("(?i){TABLE}|{FUNCTION}|{LOOK_UP}")).expect("a valid pattern")
+});
+
+fn is_catalogue_query(literal: &str) -> bool {
+    OF_THE_CATALOGUE.captures_iter(literal).any(|found| {
+        let function = found.get(1).map(|name| name.as_str().to_lowercase());
+        function.is_none_or(|name| !NOT_OF_THE_CATALOGUE.contains(&name.as_str()))
+    })
+}
+
+/// The places that ask the catalogue without `slot-manager`, and why. In `src/store/` only a statement on
+/// our own tables may do so: in two statements, the state of the server could change in between.
+const MAY_ASK_THE_CATALOGUE: [(&str, &str); 7] = [
+    (
+        "src/cli/init/script",
+        "the DDL of `init` depends on the objects that exist",
+    ),
+    (
+        "src/store/capture_record.rs",
+        "a floor is raised only while our walsender reads the slot; an adopted record gets a new OID",
+    ),
+    (
+        "src/store/dispatch/pruning.rs",
+        "of the captured tables, only those that exist",
+    ),
+    (
+        "src/store/dispatch/successor.rs",
+        "who reads the slot, and who serves it, at one moment",
+    ),
+    (
+        "src/store/relay_row.rs",
+        "records are moved to a place before the end of the WAL",
+    ),
+    (
+        "src/store/relay_row/audits.rs",
+        "an audit is recorded only while our walsender reads the slot",
+    ),
+    (
+        "src/store/relay_row/mark.rs",
+        "a recovery is marked only while no other relay reads the slot",
+    ),
+];
+
+/// The place that allows this statement to ask the catalogue.
+fn allowing_place(path: &str, literal: &str) -> Option<&'static str> {
+    let mut places = MAY_ASK_THE_CATALOGUE.iter().map(|(place, _)| *place);
+    let place = places.find(|place| path.starts_with(place))?;
+    let is_joint = !place.starts_with("src/store/") || literal.contains("outbox.");
+    is_joint.then_some(place)
+}
+
+#[test]
+fn only_slot_manager_asks_the_catalogue() {
+    let mut used = BTreeSet::new();
+    let mut others = Vec::new();
+    for file in modules() {
+        let path = shown(&file.path);
+        let literals = literals(&file.code).into_iter();
+        for literal in literals.filter(|literal| is_catalogue_query(literal)) {
+            match allowing_place(&path, literal) {
+                Some(place) => _ = used.insert(place),
+                None => others.push(format!("  {path}: {literal}")),
+            }
+        }
+    }
+    assert!(
+        others.is_empty(),
+        "queries on the catalogue belong to slot-manager:\n{}",
+        others.join("\n")
+    );
+    for (place, reason) in MAY_ASK_THE_CATALOGUE {
+        let is_used = used.contains(place);
+        assert!(is_used, "{place} no longer needs to be allowed ({reason})");
+    }
+}
+
+#[test]
+fn a_catalogue_query_is_recognised() {
+    for query in [
+        "select 1 from pg_catalog.pg_class c where c.oid = $1",
+        "SELECT FROM \\\n    pg_stat_activity",
+        "select e.id from a.x e join pg_inherits i on true",
+        "select t.relid from root, pg_catalog.pg_partition_tree(root.oid) t",
+        "select column_name from information_schema.columns",
+        "select pg_current_wal_lsn()",
+        "select has_table_privilege($1, 'select')",
+        "select current_setting('wal_level')",
+        "select 'a.x'::regclass",
+        "SHOW server_encoding",
+    ] {
+        assert!(is_catalogue_query(query), "{query}");
+        assert_eq!(allowing_place("src/ops/status.rs", query), None);
+        assert_eq!(allowing_place("src/store/relay_row.rs", query), None);
+    }
+    for other in [
+        "select e.ctid, e.tableoid, e.xmin from a.x e",
+        "pg_catalog.pg_visible_in_snapshot(e.xid, '1:2:'::pg_snapshot)",
+        "see pg_stat_replication for the synchronous standbys",
+        "show every event",
+    ] {
+        assert!(!is_catalogue_query(other), "{other}");
+    }
+    let code = "f('\"', \"a \\\"b\\\"\"); // \"no\"\nlet x: &'a str = \"c\";";
+    assert_eq!(literals(code), ["a \\\"b\\\"", "c"]);
 }

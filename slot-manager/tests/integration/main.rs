@@ -1,8 +1,9 @@
-//! Integration tests of slots, publications and checks on real servers.
+//! Integration tests of slots, publications, tables and checks on real servers.
 //!
 //! `POSTRIDER_PG_BIN` chooses the major version. A test that this version cannot run is skipped,
 //! and says so.
 
+mod activity;
 mod cluster;
 mod health;
 mod preflight;
@@ -10,3 +11,4 @@ mod publication;
 mod retention;
 mod slots;
 mod support;
+mod table;

@@ -15,7 +15,7 @@ mod values;
 use std::sync::Arc;
 
 use decoder::{PgTimestamp, Value};
-use slot_manager::{QualifiedName, quoted_identifier, quoted_literal};
+use slot_manager::{QualifiedName, cluster, quoted_identifier, quoted_literal};
 use tokio_postgres::SimpleQueryRow;
 use tokio_postgres::error::{Error as PgError, SqlState};
 
@@ -87,16 +87,17 @@ impl TableReader {
         let Description { relation, types } = describe(sql, table).await?.ok_or_else(|| {
             Error::new(Code::PublicationDrift, format!("there is no table {table}"))
         })?;
-        let row = sql
-            .query_one(
-                "select current_setting('track_commit_timestamp') = 'on'",
-                &[],
-            )
-            .await?;
+        let has_commit_time = cluster::tracks_commit_times(sql).await?;
         let identity = captured.identity();
         let mapper = Mapper::resolve(&relation, &types, settings, &identity, project)?;
         let described = Description { relation, types };
-        Ok(Self::new(mapper, &described, table, captured, row.get(0)))
+        Ok(Self::new(
+            mapper,
+            &described,
+            table,
+            captured,
+            has_commit_time,
+        ))
     }
 
     fn new(

@@ -1,9 +1,10 @@
 //! Checks that the captured tables have columns that identify and order their rows.
 
-use slot_manager::{Finding, Severity, SlotName, quoted_identifier};
+use slot_manager::table_shape::SeqColumn;
+use slot_manager::{Finding, Severity, SlotName, cluster, quoted_identifier};
 
 use crate::capture::claim;
-use crate::capture::shape::{self, Seq, Shape, Unfit};
+use crate::capture::shape::{self, Shape, Unfit};
 use crate::cli::findings::{finding, finding_with_remedy, from_error};
 use crate::error::{Code, Result};
 use crate::mapping::TableSettings;
@@ -32,10 +33,9 @@ pub(super) async fn check(sql: &Sql, settings: &Settings) -> Result<Vec<Finding>
 
 /// Checks the server's encoding: PostgreSQL converts all text to UTF-8 for the relay.
 async fn encoding(sql: &Sql) -> Result<Finding> {
-    let row = sql.query_one("show server_encoding", &[]).await?;
-    let encoding: &str = row.get(0);
+    let encoding = cluster::server_encoding(sql).await?;
     let what = format!("server_encoding is {encoding}");
-    Ok(match encoding {
+    Ok(match encoding.as_str() {
         "UTF8" => finding(Severity::Ok, "server-encoding", what),
         _ => finding_with_remedy(
             Severity::Warning,
@@ -106,7 +106,7 @@ fn seq_fault(table: &TableSettings, shape: &Shape) -> Option<(&'static str, Stri
             };
             Some(("seq-missing", what, remedy))
         }
-        Some(Seq {
+        Some(SeqColumn {
             column,
             is_indexed: false,
             ..
@@ -123,7 +123,7 @@ fn seq_fault(table: &TableSettings, shape: &Shape) -> Option<(&'static str, Stri
             let remedy = format!("create index{concurrently} on {name} ({column})");
             Some(("seq-without-index", what, remedy))
         }
-        Some(Seq {
+        Some(SeqColumn {
             column,
             is_steady: false,
             ..

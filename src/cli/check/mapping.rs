@@ -6,9 +6,9 @@
 use std::collections::BTreeSet;
 
 use decoder::{OwnedRelation, Value};
+use slot_manager::table::is_unique;
 use slot_manager::{Finding, Severity, quoted_identifier};
 use tokio_postgres::Row;
-use tokio_postgres::types::ToSql;
 
 use crate::capture::table::{self, Description};
 use crate::cli::findings::{finding, finding_with_remedy, from_error};
@@ -23,17 +23,6 @@ const SAMPLE: usize = 500;
 
 /// Short, because the sample is optional: do not sort a table whose id has no index.
 const SAMPLE_TIMEOUT: &str = "set statement_timeout = '2s'";
-
-/// Whether the id has a unique index of its own. True for a partitioned table, which may have such an
-/// index only on its partitions.
-const ID_IS_UNIQUE: &str = "\
-    select c.relkind = 'p' or exists ( \
-        select from pg_catalog.pg_index i \
-        join pg_catalog.pg_attribute a on a.attrelid = c.oid and a.attnum = i.indkey[0] \
-        where i.indrelid = c.oid and i.indisunique and i.indnkeyatts = 1 and i.indpred is null \
-          and a.attname = $3) \
-    from pg_catalog.pg_class c join pg_catalog.pg_namespace n on n.oid = c.relnamespace \
-    where n.nspname = $1 and c.relname = $2";
 
 /// Placeholder for full topic names without a project; topics are then not looked up.
 const NO_PROJECT: &str = "no-project";
@@ -111,10 +100,8 @@ pub(super) async fn check(
 /// Warns if the id may not be unique: the relay records an event's outcome under its id.
 async fn not_unique(sql: &Sql, settings: &TableSettings, id: &str) -> Result<Option<Finding>> {
     let table = &settings.table;
-    let names: [&(dyn ToSql + Sync); 3] = [&table.schema, &table.name, &id];
-    let row = sql.query_opt(ID_IS_UNIQUE, &names).await?;
-    let is_unique = row.is_none_or(|row| row.get(0));
-    Ok((!is_unique).then(|| {
+    let is_unique = is_unique(sql, table, id).await?;
+    Ok((is_unique == Some(false)).then(|| {
         finding_with_remedy(
             Severity::Warning,
             "id-not-unique",

@@ -5,8 +5,9 @@
 
 mod columns;
 
+use slot_manager::privileges::{self, RoleRights};
 use slot_manager::publication::{self, Problem};
-use slot_manager::{Finding, Severity, quoted_identifier};
+use slot_manager::{Finding, Severity, activity, quoted_identifier, table};
 use tokio_postgres::error::SqlState;
 
 use super::script::{self, Migration, Payload};
@@ -95,18 +96,14 @@ async fn apply(sql: &mut Sql, migration: &Migration) -> Result<&'static str> {
 
 /// The error when the advisory lock was not free. Any role can hold it, so it names the session.
 async fn locked_by(sql: &Sql, error: tokio_postgres::Error) -> Error {
-    const STATEMENT: &str = "\
-        select 'process ' || l.pid || ', role ' || coalesce(a.usename, '?') \
-        from pg_catalog.pg_locks l left join pg_catalog.pg_stat_activity a on a.pid = l.pid \
-        where l.locktype = 'advisory' and l.granted and l.objsubid = 1 \
-          and l.database = (select d.oid from pg_catalog.pg_database d \
-                            where d.datname = current_database()) \
-          and l.classid = ($1::bigint >> 32)::oid and l.objid = ($1::bigint & 4294967295)::oid";
     if error.code() != Some(&SqlState::LOCK_NOT_AVAILABLE) {
         return error.into();
     }
-    let holder = sql.query_opt(STATEMENT, &[&LOCK]).await.ok().flatten();
-    let holder = holder.map_or_else(|| "another session".to_owned(), |row| row.get(0));
+    let holder = activity::advisory_lock_holder(sql, LOCK)
+        .await
+        .ok()
+        .flatten();
+    let holder = holder.map_or_else(|| "another session".to_owned(), |one| one.to_string());
     let what = format!("the lock of `postrider init` is held by {holder}");
     Error::new(Code::PostgresTimeout, what)
         .caused_by(error)
@@ -133,13 +130,9 @@ fn not_the_owner(error: tokio_postgres::Error, what: &str) -> Error {
 }
 
 async fn tables_exist(sql: &Sql, settings: &Settings) -> Result<()> {
-    for table in &settings.tables {
-        let name = table.table.to_string();
-        let exists: bool = sql
-            .query_one("select to_regclass($1) is not null", &[&name])
-            .await?
-            .get(0);
-        if !exists {
+    for settings in &settings.tables {
+        let name = settings.table.to_string();
+        if !table::exists(sql, &name).await? {
             return Err(
                 Error::new(Code::SchemaMissing, format!("table {name} does not exist"))
                     .hint("create it and run this again, or correct the setting that names it"),
@@ -211,14 +204,7 @@ fn change(problem: &Problem) -> Option<(String, String)> {
 
 /// Checks that `outbox.events` has the requested payload type.
 pub(super) async fn payload_type(sql: &Sql, wanted: Payload) -> Result<Option<Finding>> {
-    let row = sql
-        .query_opt(
-            "select format_type(atttypid, null) from pg_catalog.pg_attribute \
-             where attrelid = 'outbox.events'::regclass and attname = 'payload'",
-            &[],
-        )
-        .await?;
-    let found: Option<String> = row.map(|row| row.get(0));
+    let found = table::type_of_column(sql, "outbox.events", "payload").await?;
     let wanted = match wanted {
         Payload::Jsonb => "jsonb",
         Payload::Bytea => "bytea",
@@ -233,31 +219,9 @@ pub(super) async fn payload_type(sql: &Sql, wanted: Payload) -> Result<Option<Fi
     }))
 }
 
-/// The rights of a role that matter to the relay.
-struct RoleRights {
-    may_log_in: bool,
-    may_replicate: bool,
-}
-
-async fn role(sql: &Sql, name: &str) -> Result<Option<RoleRights>> {
-    let row = sql
-        .query_opt(
-            "select rolcanlogin, rolreplication or rolsuper or exists ( \
-                 select from pg_catalog.pg_roles g where g.rolname = 'rds_replication' \
-                 and pg_catalog.pg_has_role(r.oid, g.oid, 'member')) \
-             from pg_catalog.pg_roles r where rolname = $1",
-            &[&name],
-        )
-        .await?;
-    Ok(row.map(|row| RoleRights {
-        may_log_in: row.get(0),
-        may_replicate: row.get(1),
-    }))
-}
-
 /// Refuses a relay user that does not exist, before `init` changes anything.
 pub(super) async fn relay_user_exists(sql: &Sql, name: &str) -> Result<()> {
-    if role(sql, name).await?.is_some() {
+    if privileges::of_role(sql, name).await?.is_some() {
         return Ok(());
     }
     Err(Error::new(
@@ -274,7 +238,7 @@ pub(super) async fn relay_user_exists(sql: &Sql, name: &str) -> Result<()> {
 pub(super) async fn roles(sql: &Sql, relay_user: Option<&str>) -> Result<Vec<Finding>> {
     let mut findings = Vec::new();
     for name in ["postrider_writer", "postrider_relay"] {
-        if role(sql, name).await?.is_none() {
+        if privileges::of_role(sql, name).await?.is_none() {
             findings.push(finding_with_remedy(
                 Severity::Warning,
                 "role-missing",
@@ -306,7 +270,7 @@ async fn grant(sql: &Sql, name: &str) -> Result<Vec<Finding>> {
     let Some(RoleRights {
         may_log_in,
         may_replicate,
-    }) = role(sql, name).await?
+    }) = privileges::of_role(sql, name).await?
     else {
         return Ok(findings);
     };

@@ -19,7 +19,6 @@ use crate::capture::claim;
 use crate::error::{Code, Error, Result};
 use crate::postgres::{Sql, connect};
 use crate::recovery::loss::{self, Seen, SlotVerdict};
-use crate::session::plan::server_lsn;
 use crate::settings::{OnLoss, Settings};
 use crate::store::capture_record as captures;
 use crate::store::relay_row::{self, Recorded};
@@ -98,7 +97,7 @@ impl Situation {
             slot.require_ours()?;
         }
         let earlier = relay_row::read(sql, name).await?;
-        let server_lsn = server_lsn(sql).await?;
+        let server_lsn = cluster::written_wal_end(sql).await?;
         let publication =
             publication::inspect(sql, &settings.publication, &settings.captured()).await?;
         let found = claim::look(sql, &settings.tables).await?;
@@ -380,13 +379,10 @@ impl RelayReaction {
 
 /// Ends the session that holds the slot; the relay's next session finds the mark.
 async fn wake(sql: &Sql, slot: &SlotName) -> Result<RelayReaction> {
-    const STATEMENT: &str = "\
-        select pg_terminate_backend(active_pid) from pg_catalog.pg_replication_slots \
-        where slot_name = $1 and active_pid is not null";
-    match sql.query_opt(STATEMENT, &[&slot.as_str()]).await {
-        Ok(None) => Ok(RelayReaction::Starts),
-        Ok(Some(_)) => Ok(RelayReaction::BeginsAnew),
-        Err(error) if error.code() == Some(&SqlState::INSUFFICIENT_PRIVILEGE) => {
+    match slots::end_reader(sql, slot).await {
+        Ok(false) => Ok(RelayReaction::Starts),
+        Ok(true) => Ok(RelayReaction::BeginsAnew),
+        Err(error) if error.sqlstate() == Some(&SqlState::INSUFFICIENT_PRIVILEGE) => {
             Ok(RelayReaction::MustBeRestarted)
         }
         Err(error) => Err(error.into()),

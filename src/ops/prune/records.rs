@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use slot_manager::table::{self, LookupColumn};
 use slot_manager::{cluster, quoted_identifier, quoted_literal};
 use tokio_postgres::Row;
 use tokio_postgres::types::PgLsn;
@@ -10,7 +11,7 @@ use super::proof::PruneProof;
 use super::{OnPruneStep, PruneContext, PruneStep, PrunedRecords, attempt};
 use crate::capture::claim::Captured;
 use crate::capture::table::TableReader;
-use crate::error::Result;
+use crate::error::{Code, Error, Result};
 use crate::ops::progress;
 use crate::postgres::Sql;
 use crate::store::dispatch::pruning;
@@ -18,17 +19,6 @@ use crate::store::dispatch::pruning;
 /// How long to wait until the slot has passed the deleted rows. A relay that keeps up confirms the end
 /// of the WAL within seconds.
 const WAIT: Duration = Duration::from_secs(20);
-
-/// The type of the column with the ids, and whether an index finds one of them.
-const ID_COLUMN: &str = "\
-    select coalesce(nullif(t.typbasetype, 0), t.oid), exists ( \
-        select from pg_catalog.pg_index i \
-        join pg_catalog.pg_class ic on ic.oid = i.indexrelid \
-        join pg_catalog.pg_am am on am.oid = ic.relam \
-        where i.indrelid = a.attrelid and i.indisvalid and i.indpred is null \
-          and am.amname in ('btree', 'hash') and i.indkey[0] = a.attnum) \
-    from pg_catalog.pg_attribute a join pg_catalog.pg_type t on t.oid = a.atttypid \
-    where a.attrelid = $1 and a.attname = $2";
 
 /// Deletes all records that may go, or counts them. Returns whether it was not stopped.
 pub(super) async fn prune(
@@ -200,11 +190,15 @@ async fn exists_sql(
     const INTEGERS: [u32; 3] = [20, 21, 23];
     const TEXTS: [u32; 2] = [25, 1043];
     let column = reader.id_column();
-    let row = sql
-        .query_one(ID_COLUMN, &[&captured.shape.oid, &column])
-        .await?;
-    let (id_type, is_indexed): (u32, bool) = (row.get(0), row.get(1));
     let table = reader.table_sql();
+    let found = table::lookup_column(sql, captured.shape.oid, column).await?;
+    let LookupColumn {
+        type_oid: id_type,
+        is_indexed,
+    } = found.ok_or_else(|| {
+        let what = format!("column {column} of {table} was dropped in the meantime");
+        Error::new(Code::ColumnMissing, what)
+    })?;
     let id = format!("e.{}", quoted_identifier(column));
     let exists = |id_of_record: &str| {
         format!("exists (select from {table} e where {id} = {id_of_record} offset 0)")

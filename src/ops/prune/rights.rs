@@ -1,14 +1,10 @@
 //! Checks that this role may delete, before anything is deleted.
 
+use slot_manager::privileges::{self, NeededPrivileges};
+
 use crate::error::{Code, Error, Result};
 use crate::postgres::Sql;
 use crate::settings::Settings;
-
-const MAY: &str = "\
-    select current_user::text, coalesce(bool_and( \
-        pg_catalog.has_table_privilege(name::regclass, 'select') \
-        and ($2 or pg_catalog.has_table_privilege(name::regclass, 'delete'))), true) \
-    from pg_catalog.unnest($1::text[]) name";
 
 /// # Errors
 /// `privilege-missing`, with the GRANT; `schema-missing` when a table does not exist.
@@ -19,12 +15,16 @@ pub(super) async fn check(sql: &Sql, settings: &Settings, dry_run: bool) -> Resu
         .map(|table| table.table.to_string())
         .collect();
     tables.push("outbox.dispatch".to_owned());
-    let row = sql.query_one(MAY, &[&tables, &dry_run]).await?;
-    let (role, may): (String, bool) = (row.get(0), row.get(1));
-    if may {
+    let (needed, rights) = if dry_run {
+        (NeededPrivileges::Select, "SELECT")
+    } else {
+        (NeededPrivileges::SelectAndDelete, "SELECT, DELETE")
+    };
+    let own = privileges::on_tables(sql, &tables, needed).await?;
+    if own.are_granted {
         return Ok(());
     }
-    let rights = if dry_run { "SELECT" } else { "SELECT, DELETE" };
+    let role = own.role;
     let tables = tables.join(", ");
     let role_sql = slot_manager::quoted_identifier(&role);
     let what = format!("role {role} needs {rights} on {tables}; nothing was deleted");

@@ -11,19 +11,12 @@ use std::time::{Duration, Instant};
 
 use md5::{Digest, Md5};
 use slot_manager::SlotName;
+use slot_manager::activity::{self, OtherRolesSession};
 
 use crate::error::Result;
 use crate::postgres::Sql;
 
 const LOOK_INTERVAL: Duration = Duration::from_millis(50);
-
-/// Sessions with the `application_name` of this slot's writer. Anybody can set that name, so we wait
-/// for and terminate only the sessions of our own role.
-const NAMED_SO: &str = "\
-    from pg_catalog.pg_stat_activity \
-    where application_name = left($1, 63) and datname = pg_catalog.current_database()";
-
-const OURS: &str = "usename = session_user and state <> 'idle'";
 
 /// How long a terminated session may take to end.
 const END_LIMIT: Duration = Duration::from_secs(2);
@@ -45,7 +38,8 @@ pub(super) fn writer_name(slot: &SlotName) -> String {
     [start, &ending].concat()
 }
 
-/// Waits until no other writer of this slot has a transaction open. After `limit` it terminates the
+/// Waits until no other writer of this slot has a transaction open. Anybody can use the name of a
+/// writer, so it waits only for sessions of our own role. After `limit` it terminates the
 /// sessions that still have one, and PostgreSQL rolls their transactions back.
 ///
 /// # Errors
@@ -64,11 +58,7 @@ pub(crate) async fn wait_for_predecessor(
         %slot,
         "terminating a transaction that the previous relay has left open on outbox.dispatch"
     );
-    let end_them = format!(
-        "select count(*) from (select pg_catalog.pg_terminate_backend(pid) {NAMED_SO} \
-             and {OURS} offset 0) ended"
-    );
-    sql.query_one(&end_them, &[&name]).await?;
+    activity::end_busy_sessions(sql, &name).await?;
     if !are_done_within(sql, &name, END_LIMIT).await? {
         tracing::warn!(
             %slot,
@@ -80,10 +70,8 @@ pub(crate) async fn wait_for_predecessor(
 
 async fn are_done_within(sql: &Sql, name: &str, limit: Duration) -> Result<bool> {
     let began = Instant::now();
-    let writers = format!("select count(*) {NAMED_SO} and {OURS}");
     loop {
-        let row = sql.query_one(&writers, &[&name]).await?;
-        if row.get::<_, i64>(0) == 0 {
+        if activity::busy_sessions(sql, name).await? == 0 {
             return Ok(true);
         }
         if began.elapsed() >= limit {
@@ -96,14 +84,11 @@ async fn are_done_within(sql: &Sql, name: &str, limit: Duration) -> Result<bool>
 /// Warns, once per process, that another role has a session with our name.
 async fn warn_of_strangers(sql: &Sql, name: &str) -> Result<()> {
     static WARNED: AtomicBool = AtomicBool::new(false);
-    let strangers = format!(
-        "select pid, usename::text {NAMED_SO} and usename is distinct from session_user limit 1"
-    );
-    let Some(row) = sql.query_opt(&strangers, &[&name]).await? else {
+    let Some(stranger) = activity::session_of_another_role(sql, name).await? else {
         return Ok(());
     };
     if !WARNED.swap(true, Ordering::Relaxed) {
-        let (pid, role): (i32, Option<String>) = (row.get(0), row.get(1));
+        let OtherRolesSession { pid, role } = stranger;
         tracing::warn!(
             pid,
             role,

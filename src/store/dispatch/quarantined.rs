@@ -9,6 +9,7 @@
 use std::collections::HashMap;
 
 use decoder::{Lsn, PgTimestamp};
+use slot_manager::table;
 use tokio_postgres::Row;
 use tokio_postgres::types::PgLsn;
 
@@ -94,13 +95,7 @@ pub(crate) struct BlockedKey {
 /// # Errors
 /// `schema-missing` before migration 0005; `quarantine-full` when there are more than `limit`.
 pub(crate) async fn blocked_keys(sql: &Sql, limit: usize) -> Result<Vec<BlockedKey>> {
-    let row = sql
-        .query_one(
-            "SELECT to_regclass('outbox.dispatch_quarantine') IS NOT NULL",
-            &[],
-        )
-        .await?;
-    if !row.get::<_, bool>(0) {
+    if !table::exists(sql, "outbox.dispatch_quarantine").await? {
         return Err(Error::new(
             Code::SchemaMissing,
             "the index outbox.dispatch_quarantine (migration 0005) does not exist",

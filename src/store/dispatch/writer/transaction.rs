@@ -88,9 +88,9 @@ impl Connected {
         let sql = connect(&place.target, &place.name, STATEMENT_TIMEOUT).await?;
         place.reader.is_still_served_by(&sql).await?;
         sql.batch_execute(BE_QUICK).await?;
-        let encoding = sql.query_one("SHOW server_encoding", &[]).await?;
+        let encoding = cluster::server_encoding(&sql).await?;
         Ok(Self {
-            storing: Storing::in_encoding(encoding.get(0)),
+            storing: Storing::in_encoding(&encoding),
             who_serves: sql.prepare(WHO_SERVES).await?,
             copy: sql.prepare(COPY).await?,
             update: sql.prepare(UPDATE).await?,

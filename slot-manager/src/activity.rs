@@ -1,0 +1,186 @@
+//! What the server's sessions are doing: those of a relay, and those that hold a lock.
+
+use std::fmt;
+use std::time::SystemTime;
+
+use tokio_postgres::types::Type;
+use tokio_postgres::{Client, Row};
+
+use crate::slot::get;
+use crate::sql::activity as sql;
+use crate::{SlotError, query};
+
+/// The last status message of a reader that its walsender has processed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum LastReply {
+    /// The walsender does not read from a slot.
+    NoSlot,
+    /// It reads from a slot. Without the privileges of `pg_read_all_stats` the time is hidden.
+    Hidden,
+    /// When the reader sent the message, by the clock of the reader.
+    SentAt(SystemTime),
+}
+
+/// The last status message that the server process `walsender` has processed.
+///
+/// # Errors
+/// [`SlotError::Database`].
+pub async fn last_reply(client: &Client, walsender: i32) -> Result<LastReply, SlotError> {
+    let action = "reading the last status message";
+    let parameters = [(&walsender as _, Type::INT4)];
+    let Some(row) = query::first(client, action, sql::LAST_REPLY, &parameters).await? else {
+        return Ok(LastReply::NoSlot);
+    };
+    let sent_at: Option<SystemTime> = get(&row, "reply_time")?;
+    Ok(sent_at.map_or(LastReply::Hidden, LastReply::SentAt))
+}
+
+/// Identifies a server process, also after its pid has been reused.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ServerProcess {
+    pid: i32,
+    started: Option<String>,
+}
+
+/// The server process of this session.
+///
+/// # Errors
+/// [`SlotError::Database`].
+pub async fn own_process(client: &Client) -> Result<ServerProcess, SlotError> {
+    let action = "asking for the server process";
+    let row = query::single(client, action, sql::OWN_PROCESS, &[]).await?;
+    Ok(ServerProcess {
+        pid: get(&row, "pid")?,
+        started: get(&row, "started")?,
+    })
+}
+
+/// Whether the server process exists, does not wait for its client and has not answered yet.
+///
+/// # Errors
+/// [`SlotError::Database`].
+pub async fn is_at_work(client: &Client, process: &ServerProcess) -> Result<bool, SlotError> {
+    let action = "looking at a server process";
+    let parameters = [
+        (&process.pid as _, Type::INT4),
+        (&process.started as _, Type::TEXT),
+    ];
+    let row = query::single(client, action, sql::IS_AT_WORK, &parameters).await?;
+    get(&row, "is_at_work")
+}
+
+/// How many sessions of our role, in this database and with this application name, run a statement
+/// or have a transaction open.
+///
+/// # Errors
+/// [`SlotError::Database`].
+pub async fn busy_sessions(client: &Client, application_name: &str) -> Result<i64, SlotError> {
+    let action = "counting the sessions of a relay";
+    let parameters = [(&application_name as _, Type::TEXT)];
+    let row = query::single(client, action, sql::BUSY_SESSIONS, &parameters).await?;
+    get(&row, "sessions")
+}
+
+/// Terminates the sessions that [`busy_sessions`] counts.
+///
+/// # Errors
+/// [`SlotError::Database`].
+pub async fn end_busy_sessions(client: &Client, application_name: &str) -> Result<(), SlotError> {
+    let action = "terminating the sessions of a relay";
+    let parameters = [(&application_name as _, Type::TEXT)];
+    query::single(client, action, sql::END_BUSY_SESSIONS, &parameters).await?;
+    Ok(())
+}
+
+/// A session of another role than ours.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct OtherRolesSession {
+    /// Its server process.
+    pub pid: i32,
+    /// The role; `None` for a process without a role.
+    pub role: Option<String>,
+}
+
+/// A session of another role, in this database and with this application name, if there is one.
+///
+/// # Errors
+/// [`SlotError::Database`].
+pub async fn session_of_another_role(
+    client: &Client,
+    application_name: &str,
+) -> Result<Option<OtherRolesSession>, SlotError> {
+    let action = "looking for sessions of other roles";
+    let parameters = [(&application_name as _, Type::TEXT)];
+    let row = query::first(client, action, sql::SESSION_OF_ANOTHER_ROLE, &parameters).await?;
+    let session = |row: Row| {
+        Ok(OtherRolesSession {
+            pid: get(&row, "pid")?,
+            role: get(&row, "role")?,
+        })
+    };
+    row.map(session).transpose()
+}
+
+/// The holder of a lock.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct LockHolder {
+    /// Its server process; `None` for a prepared transaction.
+    pub pid: Option<i32>,
+    /// The role of its session, if it can be seen.
+    pub role: Option<String>,
+}
+
+impl fmt::Display for LockHolder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let role = self.role.as_deref().unwrap_or("?");
+        match self.pid {
+            Some(pid) => write!(f, "process {pid}, role {role}"),
+            None => f.write_str("a prepared transaction"),
+        }
+    }
+}
+
+/// A holder of the advisory lock with this key, if there is one.
+///
+/// # Errors
+/// [`SlotError::Database`].
+pub async fn advisory_lock_holder(
+    client: &Client,
+    key: i64,
+) -> Result<Option<LockHolder>, SlotError> {
+    let parameters = [(&key as _, Type::INT8)];
+    lock_holder(client, sql::ADVISORY_LOCK_HOLDER, &parameters).await
+}
+
+/// The oldest other transaction that holds a lock on the table or one of its partitions. `table` is
+/// quoted as in SQL.
+///
+/// # Errors
+/// [`SlotError::Database`].
+pub async fn table_lock_holder(
+    client: &Client,
+    table: &str,
+) -> Result<Option<LockHolder>, SlotError> {
+    let parameters = [(&table as _, Type::TEXT)];
+    lock_holder(client, sql::TABLE_LOCK_HOLDER, &parameters).await
+}
+
+async fn lock_holder(
+    client: &Client,
+    statement: &str,
+    parameters: &[query::TypedParameter<'_>],
+) -> Result<Option<LockHolder>, SlotError> {
+    let row = query::first(
+        client,
+        "looking for the holder of a lock",
+        statement,
+        parameters,
+    );
+    let holder = |row: Row| {
+        Ok(LockHolder {
+            pid: get(&row, "pid")?,
+            role: get(&row, "role")?,
+        })
+    };
+    row.await?.map(holder).transpose()
+}

@@ -1,0 +1,57 @@
+//! The types behind the columns of a table.
+
+use decoder::Oid;
+use tokio_postgres::Client;
+use tokio_postgres::types::Type;
+
+use crate::slot::get;
+use crate::sql::table as sql;
+use crate::{QualifiedName, SlotError, query};
+
+/// A type that the stream has named, as the catalog has it now.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct CatalogType {
+    /// The type that the stream has named.
+    pub named: Oid,
+    /// Its base type. For a type that has been dropped, that of the column.
+    pub base: Oid,
+    /// Its name.
+    pub name: String,
+    /// Whether its values can be sorted, and read again from their texts.
+    pub has_order: bool,
+}
+
+/// Looks up the types of some columns of a table. A type that the catalog does not know is left out.
+///
+/// The stream describes a table as it was when its rows were written. A type that has been dropped
+/// since is no longer in the catalog. The column has another type now, and its old values can be
+/// read as that type, because PostgreSQL has either converted them or found that no conversion is
+/// needed.
+///
+/// # Errors
+/// [`SlotError::Database`].
+pub async fn look_up(
+    client: &Client,
+    table: &QualifiedName,
+    columns: &[(Oid, &str)],
+) -> Result<Vec<CatalogType>, SlotError> {
+    let action = "reading the types of columns";
+    let oids: Vec<u32> = columns.iter().map(|(oid, _)| oid.0).collect();
+    let names: Vec<&str> = columns.iter().map(|(_, name)| *name).collect();
+    let parameters = [
+        (&oids as _, Type::OID_ARRAY),
+        (&names as _, Type::TEXT_ARRAY),
+        (&table.schema as _, Type::TEXT),
+        (&table.name as _, Type::TEXT),
+    ];
+    let rows = query::all(client, action, sql::BASE_TYPES, &parameters).await?;
+    let types = rows.iter().map(|row| {
+        Ok(CatalogType {
+            named: Oid(get(row, "type_oid")?),
+            base: Oid(get(row, "base_oid")?),
+            name: get(row, "name")?,
+            has_order: get(row, "has_order")?,
+        })
+    });
+    types.collect()
+}

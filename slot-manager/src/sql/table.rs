@@ -1,0 +1,198 @@
+//! Statements on tables, their columns, types, indexes and privileges.
+
+/// Parameters: quoted name of a table or index (text).
+pub(crate) const EXISTS: &str = "select pg_catalog.to_regclass($1) is not null as exists";
+
+/// Parameters: schema and table (text). A generated column is included if a publication sends it,
+/// which is possible from PostgreSQL 18 on.
+pub(crate) const STREAMED_COLUMNS: &str = "
+select a.attname::text as name, a.atttypid as type_oid, a.atttypmod as type_modifier
+from pg_catalog.pg_attribute a
+join pg_catalog.pg_class c on c.oid = a.attrelid and c.relkind in ('r', 'p')
+join pg_catalog.pg_namespace n on n.oid = c.relnamespace
+where n.nspname = $1 and c.relname = $2
+  and a.attnum > 0 and not a.attisdropped
+  and (a.attgenerated = ''
+       or pg_catalog.current_setting('server_version_num')::int >= 180000 and exists (
+           select from pg_catalog.pg_publication_tables p
+           where p.schemaname = $1 and p.tablename = $2
+             and pg_catalog.to_jsonb(p) -> 'attnames' ? a.attname::text))
+order by a.attnum";
+
+/// Parameters: quoted table name, column (text).
+pub(crate) const TYPE_OF_COLUMN: &str = "
+select pg_catalog.format_type(atttypid, null) as type_name from pg_catalog.pg_attribute
+where attrelid = $1::regclass and attname = $2";
+
+/// Parameters: OID of a table (oid), column (text). A domain counts as its base type.
+pub(crate) const ID_COLUMN: &str = "
+select coalesce(nullif(t.typbasetype, 0), t.oid) as type_oid, exists (
+    select from pg_catalog.pg_index i
+    join pg_catalog.pg_class ic on ic.oid = i.indexrelid
+    join pg_catalog.pg_am am on am.oid = ic.relam
+    where i.indrelid = a.attrelid and i.indisvalid and i.indpred is null
+      and am.amname in ('btree', 'hash') and i.indkey[0] = a.attnum) as is_indexed
+from pg_catalog.pg_attribute a join pg_catalog.pg_type t on t.oid = a.atttypid
+where a.attrelid = $1 and a.attname = $2";
+
+/// Parameters: schema, table and column (text).
+pub(crate) const IS_UNIQUE: &str = "
+select c.relkind = 'p' or exists (
+    select from pg_catalog.pg_index i
+    join pg_catalog.pg_attribute a on a.attrelid = c.oid and a.attnum = i.indkey[0]
+    where i.indrelid = c.oid and i.indisunique and i.indnkeyatts = 1 and i.indpred is null
+      and a.attname = $3) as is_unique
+from pg_catalog.pg_class c join pg_catalog.pg_namespace n on n.oid = c.relnamespace
+where n.nspname = $1 and c.relname = $2";
+
+/// Parameters: quoted table name (text).
+pub(crate) const INVALID_SEQ_INDEXES: &str = "
+select n.nspname::text as schema_name, c.relname::text as name
+from pg_catalog.pg_index i
+join pg_catalog.pg_class c on c.oid = i.indexrelid and c.relkind = 'i'
+join pg_catalog.pg_namespace n on n.oid = c.relnamespace
+where i.indrelid = pg_catalog.to_regclass($1) and not i.indisvalid
+  and pg_catalog.pg_get_indexdef(i.indexrelid, 1, false) = 'seq'
+  and pg_catalog.pg_get_expr(i.indpred, i.indrelid) = '(seq IS NOT NULL)'";
+
+/// Parameters: quoted table name (text).
+pub(crate) const SIZE_OF_PARTITIONS: &str = "
+select coalesce(pg_catalog.sum(pg_catalog.pg_relation_size(relid)), 0)::bigint as bytes
+from pg_catalog.pg_partition_tree(pg_catalog.to_regclass($1))";
+
+/// Parameters: quoted table names (text[]), whether reading is enough (bool).
+pub(crate) const HAS_PRIVILEGES: &str = "
+select current_user::text as role, coalesce(pg_catalog.bool_and(
+    pg_catalog.has_table_privilege(name::regclass, 'select')
+    and ($2 or pg_catalog.has_table_privilege(name::regclass, 'delete'))), true) as are_granted
+from pg_catalog.unnest($1) name";
+
+/// Parameters: role (text). The right to replicate is an attribute of the role or, on Amazon RDS, a
+/// group role.
+pub(crate) const ROLE_RIGHTS: &str = "
+select r.rolcanlogin as may_log_in, r.rolreplication or r.rolsuper or exists (
+    select from pg_catalog.pg_roles g where g.rolname = 'rds_replication'
+    and pg_catalog.pg_has_role(r.oid, g.oid, 'member')) as may_replicate
+from pg_catalog.pg_roles r where r.rolname = $1";
+
+/// Parameters: OIDs of types, the columns that have them (oid[], text[]), schema and table (text).
+///
+/// Only PostgreSQL's own scalar types count as sortable. An array or a row may contain values that
+/// cannot be sorted. The operators of another type may be in any schema, and may belong to anybody. A
+/// `regclass` or an enum cannot be read again from its text once the object or label has another name.
+pub(crate) const BASE_TYPES: &str = "
+with recursive asked as (
+    select w.type_oid, coalesce(t.oid, a.atttypid) as oid
+    from unnest($1, $2) w (type_oid, column_name)
+    left join pg_catalog.pg_type t on t.oid = w.type_oid
+    left join pg_catalog.pg_namespace n on n.nspname = $3
+    left join pg_catalog.pg_class c
+           on c.relnamespace = n.oid and c.relname = $4 and c.relkind in ('r', 'p')
+    left join pg_catalog.pg_attribute a
+           on a.attrelid = c.oid and a.attname = w.column_name
+          and a.attnum > 0 and not a.attisdropped
+), made_from as (
+    select asked.type_oid, t.oid, t.typname, t.typnamespace, t.typtype, t.typbasetype,
+           t.typcategory
+    from asked join pg_catalog.pg_type t on t.oid = asked.oid
+    union all
+    select d.type_oid, t.oid, t.typname, t.typnamespace, t.typtype, t.typbasetype,
+           t.typcategory
+    from made_from d join pg_catalog.pg_type t on t.oid = d.typbasetype
+    where d.typtype = 'd'
+)
+select m.type_oid, m.oid as base_oid, pg_catalog.format_type(m.type_oid, null) as name,
+       m.typtype = 'b' and m.typcategory <> 'A'
+       and m.typnamespace = 'pg_catalog'::regnamespace and m.typname not like 'reg%'
+       and exists (
+           select from pg_catalog.pg_opclass o
+           join pg_catalog.pg_am am on am.oid = o.opcmethod and am.amname = 'btree'
+           where o.opcdefault and (o.opcintype = m.oid or exists (
+               select from pg_catalog.pg_cast k
+               where k.castsource = m.oid and k.casttarget = o.opcintype
+                 and k.castmethod = 'b' and k.castcontext = 'i'))) as has_order
+from made_from m where m.typtype <> 'd'";
+
+/// Parameters: schema, table, the possible `seq` columns in order of preference (text[]), the
+/// version column, and the column that counts as `seq` only if a sequence numbers it.
+///
+/// `attmissingval` holds the value that a column has in rows older than the column. Each partition
+/// has its own.
+pub(crate) const SHAPE: &str = "
+with root as (
+    select c.oid, c.relkind from pg_catalog.pg_class c
+    join pg_catalog.pg_namespace n on n.oid = c.relnamespace
+    where n.nspname = $1 and c.relname = $2 and c.relkind in ('r', 'p')
+), leaf as (
+    select root.oid from root where relkind = 'r'
+    union all
+    select t.relid::oid from root, pg_catalog.pg_partition_tree(root.oid) t
+    where root.relkind = 'p' and t.isleaf
+), seq as (
+    select a.attname, a.attnum,
+           (a.attidentity <> '' or d.adbin is not null) and s.seqincrement = 1 as is_numbered,
+           not a.attnotnull as is_nullable, s.seqcache, wanted.place,
+           s.seqrelid || '/' || pg_catalog.pg_relation_filenode(s.seqrelid) as numbering,
+           exists (select from pg_catalog.pg_index i
+               join pg_catalog.pg_class ic on ic.oid = i.indexrelid
+               join pg_catalog.pg_am am on am.oid = ic.relam
+               where i.indrelid = root.oid and i.indisvalid and am.amname = 'btree'
+                 and i.indkey[0] = a.attnum
+                 and (i.indpred is null or pg_catalog.pg_get_expr(i.indpred, i.indrelid)
+                      = pg_catalog.format('(%I IS NOT NULL)', a.attname))) as is_indexed
+    from root
+    cross join pg_catalog.unnest($3) with ordinality as wanted (name, place)
+    join pg_catalog.pg_attribute a on a.attrelid = root.oid and a.attname = wanted.name
+        and not a.attisdropped and a.atttypid in (20, 21, 23)
+    left join pg_catalog.pg_attrdef d on d.adrelid = root.oid and d.adnum = a.attnum
+        and pg_catalog.pg_get_expr(d.adbin, d.adrelid) like 'nextval(%'
+    left join lateral (
+        select s.seqrelid, s.seqcache, s.seqincrement
+        from pg_catalog.pg_sequence s join pg_catalog.pg_depend o
+          on o.classid = 'pg_catalog.pg_class'::regclass and o.objid = s.seqrelid
+             and o.refobjid = root.oid and o.refobjsubid = a.attnum and o.deptype = 'i'
+          or o.classid = 'pg_catalog.pg_attrdef'::regclass and o.objid = d.oid
+             and o.refobjid = s.seqrelid limit 1) s on true
+)
+select root.oid,
+       exists (select from pg_catalog.pg_attribute a
+           join pg_catalog.pg_attrdef d on d.adrelid = a.attrelid and d.adnum = a.attnum
+           where a.attrelid = root.oid and a.attname = 'inserted_xid' and not a.attisdropped
+             and a.atttypid = 5069 and a.attnotnull and a.attgenerated = ''
+             and pg_catalog.pg_get_expr(d.adbin, d.adrelid)
+                 in ('pg_current_xact_id()', 'pg_catalog.pg_current_xact_id()')) as is_filled_in,
+       (select coalesce(nullif(t.typbasetype, 0), t.oid) = 5069 from pg_catalog.pg_attribute a
+           join pg_catalog.pg_type t on t.oid = a.atttypid where a.attrelid = root.oid
+           and a.attname = 'inserted_xid' and not a.attisdropped) as is_xid8,
+       array(select distinct (a.attmissingval::text::text[])[1]
+           from leaf join pg_catalog.pg_attribute a on a.attrelid = leaf.oid
+           where a.attname = 'inserted_xid' and a.atttypid = 5069 and a.atthasmissing)
+           as missing_xids,
+       (select pg_catalog.string_agg(leaf.oid::text, ',' order by leaf.oid) from leaf)
+           as partitions,
+       array(select leaf.oid from leaf where pg_catalog.pg_relation_size(leaf.oid) > 0) as filled,
+       (select pg_catalog.string_agg(
+           leaf.oid || ':' || pg_catalog.pg_relation_filenode(leaf.oid), ',') from leaf) as files,
+       (select max(pg_catalog.pg_relation_size(leaf.oid))
+           / pg_catalog.current_setting('block_size')::bigint from leaf) as blocks,
+       seq.attname::text as seq_column, seq.is_numbered, seq.seqcache, seq.is_indexed,
+       seq.is_nullable, seq.numbering,
+       exists (select from pg_catalog.pg_attribute a where a.attrelid = root.oid
+           and a.attname = 'seq' and not a.attisdropped) as has_column_seq,
+       exists (select from pg_catalog.pg_attribute a where a.attrelid = root.oid
+           and a.attname = $4 and not a.attisdropped and a.atttypid in (20, 21, 23))
+           as has_version
+from root
+left join lateral (
+    select * from seq
+    where seq.attname <> $5 or coalesce(seq.is_numbered, false)
+    order by seq.place limit 1) seq on true";
+
+/// The condition that a row of `e` was written before its partition was attached.
+pub(crate) const WRITTEN_BEFORE_ATTACHED: &str = "\
+    exists ( \
+        select from pg_catalog.pg_inherits i \
+        where i.inhrelid in (select relid from pg_catalog.pg_partition_ancestors(e.tableoid)) \
+          and pg_catalog.age(i.xmin) > 0 \
+          and (pg_catalog.age(e.xmin) > pg_catalog.age(i.xmin) \
+               or e.xmin = i.xmin and e.cmin::text::bigint < i.cmin::text::bigint))";

@@ -1,0 +1,155 @@
+//! The catalog's description of a table: its columns, indexes and size.
+//!
+//! Not here: which columns identify and order its rows (`table_shape`).
+
+use decoder::{Oid, OwnedColumn};
+use tokio_postgres::types::Type;
+use tokio_postgres::{Client, Row};
+
+use crate::slot::get;
+use crate::sql::table as sql;
+use crate::{QualifiedName, SlotError, query};
+
+/// The SQL condition that a row of `e` was written before its partition was attached. For a
+/// statement that reads the rows of a captured table.
+pub const WRITTEN_BEFORE_ATTACHED: &str = sql::WRITTEN_BEFORE_ATTACHED;
+
+/// Whether there is a table or index of this name, quoted as in SQL.
+///
+/// # Errors
+/// [`SlotError::Database`].
+pub async fn exists(client: &Client, name: &str) -> Result<bool, SlotError> {
+    let parameters = [(&name as _, Type::TEXT)];
+    let row = query::single(client, "looking for a table", sql::EXISTS, &parameters).await?;
+    get(&row, "exists")
+}
+
+/// The columns of a table as a publication streams them, in their order; empty when the table does
+/// not exist.
+///
+/// # Errors
+/// [`SlotError::Database`].
+pub async fn streamed_columns(
+    client: &Client,
+    table: &QualifiedName,
+) -> Result<Vec<OwnedColumn>, SlotError> {
+    let action = "reading a table's columns";
+    let parameters = [
+        (&table.schema as _, Type::TEXT),
+        (&table.name as _, Type::TEXT),
+    ];
+    let rows = query::all(client, action, sql::STREAMED_COLUMNS, &parameters).await?;
+    let columns = rows.iter().map(|row| {
+        Ok(OwnedColumn {
+            is_key: false,
+            name: get(row, "name")?,
+            type_oid: Oid(get(row, "type_oid")?),
+            type_modifier: get(row, "type_modifier")?,
+        })
+    });
+    columns.collect()
+}
+
+/// The name of a column's type; `None` when the table has no such column. `table` is quoted as in
+/// SQL.
+///
+/// # Errors
+/// [`SlotError::Database`], also when the table does not exist.
+pub async fn type_of_column(
+    client: &Client,
+    table: &str,
+    column: &str,
+) -> Result<Option<String>, SlotError> {
+    let action = "reading the type of a column";
+    let parameters = [(&table as _, Type::TEXT), (&column as _, Type::TEXT)];
+    let row = query::first(client, action, sql::TYPE_OF_COLUMN, &parameters).await?;
+    row.map(|row| get(&row, "type_name")).transpose()
+}
+
+/// A column by which rows are looked up.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct LookupColumn {
+    /// Its type; for a domain, the base type.
+    pub type_oid: u32,
+    /// Whether an index finds one value of it.
+    pub is_indexed: bool,
+}
+
+/// A column of the table with this OID; `None` when it has no such column.
+///
+/// # Errors
+/// [`SlotError::Database`].
+pub async fn lookup_column(
+    client: &Client,
+    table_oid: u32,
+    column: &str,
+) -> Result<Option<LookupColumn>, SlotError> {
+    let action = "reading the indexes of a column";
+    let parameters = [(&table_oid as _, Type::OID), (&column as _, Type::TEXT)];
+    let row = query::first(client, action, sql::ID_COLUMN, &parameters).await?;
+    let lookup_column = |row: Row| {
+        Ok(LookupColumn {
+            type_oid: get(&row, "type_oid")?,
+            is_indexed: get(&row, "is_indexed")?,
+        })
+    };
+    row.map(lookup_column).transpose()
+}
+
+/// Whether the column has a unique index of its own. True for a partitioned table, which may have
+/// such an index only on its partitions; `None` when the table does not exist.
+///
+/// # Errors
+/// [`SlotError::Database`].
+pub async fn is_unique(
+    client: &Client,
+    table: &QualifiedName,
+    column: &str,
+) -> Result<Option<bool>, SlotError> {
+    let action = "looking for a unique index";
+    let parameters = [
+        (&table.schema as _, Type::TEXT),
+        (&table.name as _, Type::TEXT),
+        (&column as _, Type::TEXT),
+    ];
+    let row = query::first(client, action, sql::IS_UNIQUE, &parameters).await?;
+    row.map(|row| get(&row, "is_unique")).transpose()
+}
+
+/// The invalid indexes on `seq` of a table, which builds that were cut off have left behind.
+///
+/// # Errors
+/// [`SlotError::Database`].
+pub async fn invalid_seq_indexes(
+    client: &Client,
+    table: &QualifiedName,
+) -> Result<Vec<QualifiedName>, SlotError> {
+    let action = "looking for invalid indexes";
+    let table = table.to_string();
+    let parameters = [(&table as _, Type::TEXT)];
+    let rows = query::all(client, action, sql::INVALID_SEQ_INDEXES, &parameters).await?;
+    let names = rows.iter().map(|row| {
+        let schema: String = get(row, "schema_name")?;
+        let name: String = get(row, "name")?;
+        Ok(QualifiedName { schema, name })
+    });
+    names.collect()
+}
+
+/// The size of the partitions of a table, without indexes; 0 when it has none.
+///
+/// # Errors
+/// [`SlotError::Database`].
+pub async fn size_of_partitions(client: &Client, table: &QualifiedName) -> Result<u64, SlotError> {
+    let table = table.to_string();
+    let parameters = [(&table as _, Type::TEXT)];
+    let row = query::single(
+        client,
+        "reading a table's size",
+        sql::SIZE_OF_PARTITIONS,
+        &parameters,
+    )
+    .await?;
+    let bytes: i64 = get(&row, "bytes")?;
+    Ok(bytes.unsigned_abs())
+}

@@ -1,0 +1,148 @@
+//! By which columns the rows of a captured table can be distinguished and ordered.
+//!
+//! Not here: the SQL that reads rows by these columns, which belongs to the reader of the table.
+
+use tokio_postgres::types::Type;
+use tokio_postgres::{Client, Row};
+
+use crate::slot::get;
+use crate::sql::table as sql;
+use crate::{QualifiedName, SlotError, query};
+
+/// The columns to look for.
+#[derive(Debug, Clone, Copy)]
+pub struct ShapeColumns<'a> {
+    /// The columns that may give the order of insertion, in order of preference.
+    pub seq: &'a [&'a str],
+    /// The one of these that counts only if a sequence numbers it; empty for none.
+    pub only_if_numbered: &'a str,
+    /// The version of a row.
+    pub version: &'a str,
+}
+
+/// The properties of a table that matter for capturing.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TableShape {
+    /// Its OID.
+    pub oid: u32,
+    /// Its column `inserted_xid`.
+    pub inserted_xid: InsertedXid,
+    /// The values of `inserted_xid` in rows that are older than the column.
+    pub missing_xids: Vec<u64>,
+    /// The OIDs of its partitions, or its own OID, ascending and separated by commas.
+    pub partitions: String,
+    /// The OIDs of those partitions that are not empty.
+    pub filled: Vec<u32>,
+    /// `oid:file number` of each of them.
+    pub files: String,
+    /// Blocks of the largest partition, or of the table.
+    pub blocks: u32,
+    /// The first of the wanted `seq` columns that is a whole number.
+    pub seq: Option<SeqColumn>,
+    /// Whether it has a column called `seq`, of any type.
+    pub has_column_seq: bool,
+    /// Whether it has the version column, and the type of that column is a whole number.
+    pub has_version: bool,
+}
+
+/// The column `inserted_xid` of a table.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum InsertedXid {
+    /// There is none.
+    Missing,
+    /// It is `xid8 not null` and PostgreSQL fills it in.
+    FilledIn,
+    /// It is not of type `xid8`.
+    OtherType,
+    /// It is `xid8`, but may be null, or has another default.
+    OtherValue,
+}
+
+/// The column that gives the order of insertion.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SeqColumn {
+    /// Its name.
+    pub column: String,
+    /// Whether its numbers come from a sequence one by one. Then, if a number is seen, every
+    /// smaller number has been given out.
+    pub is_steady: bool,
+    /// Whether an index has its order.
+    pub is_indexed: bool,
+    /// Whether a row may have no number.
+    pub is_nullable: bool,
+    /// The sequence, and its file, which changes with RESTART. `None` when no sequence belongs to
+    /// the column.
+    pub numbering: Option<String>,
+}
+
+/// Looks a table up; `None` when it does not exist.
+///
+/// # Errors
+/// [`SlotError::Database`].
+pub async fn look(
+    client: &Client,
+    table: &QualifiedName,
+    columns: ShapeColumns<'_>,
+) -> Result<Option<TableShape>, SlotError> {
+    let action = "reading a table's shape";
+    let parameters = [
+        (&table.schema as _, Type::TEXT),
+        (&table.name as _, Type::TEXT),
+        (&columns.seq as _, Type::TEXT_ARRAY),
+        (&columns.version as _, Type::TEXT),
+        (&columns.only_if_numbered as _, Type::TEXT),
+    ];
+    let row = query::first(client, action, sql::SHAPE, &parameters).await?;
+    row.as_ref().map(TableShape::from_row).transpose()
+}
+
+impl TableShape {
+    fn from_row(row: &Row) -> Result<Self, SlotError> {
+        let missing: Vec<String> = get(row, "missing_xids")?;
+        let partitions: Option<String> = get(row, "partitions")?;
+        let files: Option<String> = get(row, "files")?;
+        let blocks: Option<i64> = get(row, "blocks")?;
+        Ok(Self {
+            oid: get(row, "oid")?,
+            inserted_xid: InsertedXid::from_row(row)?,
+            missing_xids: missing.iter().filter_map(|xid| xid.parse().ok()).collect(),
+            partitions: partitions.unwrap_or_default(),
+            filled: get(row, "filled")?,
+            files: files.unwrap_or_default(),
+            blocks: u32::try_from(blocks.unwrap_or_default()).unwrap_or(u32::MAX),
+            seq: SeqColumn::from_row(row)?,
+            has_column_seq: get(row, "has_column_seq")?,
+            has_version: get(row, "has_version")?,
+        })
+    }
+}
+
+impl InsertedXid {
+    fn from_row(row: &Row) -> Result<Self, SlotError> {
+        let is_filled_in: bool = get(row, "is_filled_in")?;
+        let is_xid8: Option<bool> = get(row, "is_xid8")?;
+        Ok(match is_xid8 {
+            _ if is_filled_in => Self::FilledIn,
+            None => Self::Missing,
+            Some(false) => Self::OtherType,
+            Some(true) => Self::OtherValue,
+        })
+    }
+}
+
+impl SeqColumn {
+    fn from_row(row: &Row) -> Result<Option<Self>, SlotError> {
+        let Some(column) = get(row, "seq_column")? else {
+            return Ok(None);
+        };
+        let is_numbered: Option<bool> = get(row, "is_numbered")?;
+        let cache: Option<i64> = get(row, "seqcache")?;
+        Ok(Some(Self {
+            column,
+            is_steady: is_numbered == Some(true) && cache == Some(1),
+            is_indexed: get::<Option<bool>>(row, "is_indexed")? == Some(true),
+            is_nullable: get::<Option<bool>>(row, "is_nullable")? != Some(false),
+            numbering: get(row, "numbering")?,
+        }))
+    }
+}
