@@ -5,7 +5,7 @@
 //! 1. [`TableSettings`] say what a table's columns mean (`settings`).
 //! 2. When the server describes the table, [`Mapper::resolve`] finds those columns (`columns`). A
 //!    domain counts as its base type (`column_types`). From then on rows are read by position.
-//! 3. [`Mapper::map`] reads a row's values as text (`value`) and its payload (`payload`). From these it
+//! 3. [`Mapper::map_row`] reads a row's values as text (`value`) and its payload (`payload`). From these it
 //!    makes the event's identity (`event_id`), topic (`topic`, `topic_name`, `template`), ordering key
 //!    (`ordering`), attributes (`attributes`, `headers`, `timestamp`) and data (`data`, `envelope`).
 //! 4. A row that Pub/Sub would refuse is refused here (`limits`), with an error that names the row
