@@ -50,7 +50,7 @@ resource "google_pubsub_subscription_iam_member" "consumer" {
 
 # Pub/Sub moves a message: it publishes to the dead-letter topic and acknowledges the original.
 resource "google_pubsub_topic_iam_member" "agent_publishes" {
-  for_each = local.subscriptions
+  for_each = local.dead_lettered
   project  = var.project
   topic    = google_pubsub_topic.dead_letter[each.key].name
   role     = "roles/pubsub.publisher"
@@ -58,7 +58,7 @@ resource "google_pubsub_topic_iam_member" "agent_publishes" {
 }
 
 resource "google_pubsub_subscription_iam_member" "agent_acknowledges" {
-  for_each     = local.subscriptions
+  for_each     = local.dead_lettered
   project      = var.project
   subscription = google_pubsub_subscription.events[each.key].name
   role         = "roles/pubsub.subscriber"

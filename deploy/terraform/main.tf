@@ -16,6 +16,12 @@ locals {
     }
   ]...)
 
+  # Those that move messages to a dead-letter topic.
+  dead_lettered = {
+    for name, subscription in local.subscriptions :
+    name => subscription if subscription.max_delivery_attempts != null
+  }
+
   consumers = merge([
     for name, subscription in local.subscriptions : {
       for member in subscription.consumers :
@@ -84,14 +90,17 @@ resource "google_pubsub_subscription" "events" {
 
   # Later messages of the key continue once a message has moved there: the consumer of the dead-letter
   # subscription has to deal with the gap.
-  dead_letter_policy {
-    dead_letter_topic     = google_pubsub_topic.dead_letter[each.key].id
-    max_delivery_attempts = each.value.max_delivery_attempts
+  dynamic "dead_letter_policy" {
+    for_each = each.value.max_delivery_attempts == null ? [] : [each.value.max_delivery_attempts]
+    content {
+      dead_letter_topic     = google_pubsub_topic.dead_letter[each.key].id
+      max_delivery_attempts = dead_letter_policy.value
+    }
   }
 }
 
 resource "google_pubsub_topic" "dead_letter" {
-  for_each = local.subscriptions
+  for_each = local.dead_lettered
   project  = var.project
   name     = "${each.key}.dead-letter"
 
@@ -101,7 +110,7 @@ resource "google_pubsub_topic" "dead_letter" {
 }
 
 resource "google_pubsub_subscription" "dead_letter" {
-  for_each                   = local.subscriptions
+  for_each                   = local.dead_lettered
   project                    = var.project
   name                       = "${each.key}.dead-letter"
   topic                      = google_pubsub_topic.dead_letter[each.key].id

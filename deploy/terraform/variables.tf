@@ -15,9 +15,11 @@ variable "topics" {
     retention = optional(string, "604800s")
     subscriptions = optional(map(object({
       # Who consumes: members such as serviceAccount:billing@my-project.iam.gserviceaccount.com
-      consumers             = optional(list(string), [])
-      ack_deadline_seconds  = optional(number, 60)
-      max_delivery_attempts = optional(number, 10)
+      consumers            = optional(list(string), [])
+      ack_deadline_seconds = optional(number, 60)
+      # After so many failed deliveries Pub/Sub moves a message to the dead-letter topic, and the key
+      # continues without it. Without a number Pub/Sub delivers until it succeeds, and order per key holds.
+      max_delivery_attempts = optional(number)
     })), {})
   }))
 
@@ -25,10 +27,18 @@ variable "topics" {
     condition = alltrue(flatten([
       for topic in values(var.topics) : [
         for subscription in values(topic.subscriptions) :
-        subscription.max_delivery_attempts >= 5 && subscription.max_delivery_attempts <= 100
+        coalesce(subscription.max_delivery_attempts, 5) >= 5 && coalesce(subscription.max_delivery_attempts, 5) <= 100
       ]
     ]))
     error_message = "max_delivery_attempts must be 5 to 100: Pub/Sub accepts no other number."
+  }
+
+  validation {
+    condition = (
+      length(flatten([for topic in values(var.topics) : keys(topic.subscriptions)])) ==
+      length(distinct(flatten([for topic in values(var.topics) : keys(topic.subscriptions)])))
+    )
+    error_message = "Two subscriptions have the same name: a name must be unique in the project."
   }
 }
 
@@ -47,7 +57,7 @@ variable "account_id" {
 variable "kubernetes_service_account" {
   description = "Kubernetes service account that may act as the relay, as namespace/name. Empty without GKE."
   type        = string
-  default     = "postrider/postrider"
+  default     = ""
 }
 
 variable "cloud_sql" {

@@ -3,7 +3,7 @@ terraform {
   required_providers {
     google = {
       source  = "hashicorp/google"
-      version = ">= 5.0, < 8.0"
+      version = "~> 7.0"
     }
   }
 }

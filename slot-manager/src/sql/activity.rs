@@ -33,14 +33,15 @@ where pid = $1 and backend_start::text is not distinct from $2
 pub(crate) const BUSY_SESSIONS: &str = "
 select count(*) as sessions from pg_catalog.pg_stat_activity
 where application_name = left($1, 63) and datname = pg_catalog.current_database()
-  and usename = session_user and state <> 'idle'";
+  and usename = session_user and state <> 'idle' and pid <> pg_catalog.pg_backend_pid()";
 
 /// Parameters: application name (text).
 pub(crate) const END_BUSY_SESSIONS: &str = "
 select count(*) as sessions
 from (select pg_catalog.pg_terminate_backend(pid) from pg_catalog.pg_stat_activity
       where application_name = left($1, 63) and datname = pg_catalog.current_database()
-        and usename = session_user and state <> 'idle' offset 0) ended";
+        and usename = session_user and state <> 'idle' and pid <> pg_catalog.pg_backend_pid()
+      offset 0) ended";
 
 /// Parameters: application name (text).
 pub(crate) const SESSION_OF_ANOTHER_ROLE: &str = "

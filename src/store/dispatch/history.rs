@@ -94,11 +94,11 @@ pub(crate) async fn of_source_ids(sql: &Sql, source_ids: &[String]) -> Result<Ve
     Ok(Vec::new())
 }
 
-type Parameters<'a> = Vec<&'a (dyn ToSql + Sync)>;
+type QueryParameters<'a> = Vec<&'a (dyn ToSql + Sync)>;
 
 impl RecordFilter {
     /// The condition on a row `d`. Adds its parameters.
-    fn condition<'a>(&'a self, parameters: &mut Parameters<'a>) -> String {
+    fn condition<'a>(&'a self, parameters: &mut QueryParameters<'a>) -> String {
         let mut which = vec!["true".to_owned()];
         if let Some(key) = &self.key {
             parameters.push(key);
@@ -128,7 +128,7 @@ pub(crate) async fn newest(
     filter: &RecordFilter,
     limit: i64,
 ) -> Result<Vec<RecordedRow>> {
-    let mut parameters: Parameters<'_> = vec![&limit];
+    let mut parameters: QueryParameters<'_> = vec![&limit];
     let which = filter.condition(&mut parameters);
     let statement = format!(
         "select {COLUMNS} from outbox.dispatch d where {which} \
@@ -147,7 +147,7 @@ pub(crate) async fn page(
 ) -> Result<Vec<RecordedRow>> {
     let limit = i64::try_from(limit).unwrap_or(i64::MAX);
     let commit = PgLsn::from(after.commit);
-    let mut parameters: Parameters<'_> = vec![&limit, &commit, &after.ordinal];
+    let mut parameters: QueryParameters<'_> = vec![&limit, &commit, &after.ordinal];
     let which = filter.condition(&mut parameters);
     let statement = format!(
         "select {COLUMNS} from outbox.dispatch d \
@@ -168,7 +168,7 @@ pub(crate) async fn newest_places(
 ) -> Result<Vec<(RecordPlace, i64)>> {
     let limit = i64::try_from(limit).unwrap_or(i64::MAX);
     let commit = PgLsn::from(from.commit);
-    let mut parameters: Parameters<'_> = vec![&limit, &commit, &from.ordinal];
+    let mut parameters: QueryParameters<'_> = vec![&limit, &commit, &from.ordinal];
     let which = filter.condition(&mut parameters);
     let statement = format!(
         "select d.commit_lsn, d.ordinal, (extract(epoch from d.dispatched_at) * 1000000)::bigint \
