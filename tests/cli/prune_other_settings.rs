@@ -50,7 +50,7 @@ async fn with_table(database: &Database, id: &str) -> tempfile::NamedTempFile {
 }
 
 async fn raise_floor(database: &Database) {
-    let raise = "update outbox.capture set floor = pg_snapshot_xmin(pg_current_snapshot())";
+    let raise = "update outbox.capture set floor = pg_snapshot_xmax(pg_current_snapshot())";
     database.execute(raise).await;
 }
 
