@@ -4,7 +4,8 @@ resource "google_service_account" "relay" {
   display_name = "Postrider relay"
 }
 
-# On each topic, not on the project: a service that may insert events chooses their topics.
+# Granted per topic, not per project: whoever can insert events chooses the topic, so this limits where
+# they can publish.
 resource "google_pubsub_topic_iam_member" "relay_publishes" {
   for_each = local.published
   project  = var.project

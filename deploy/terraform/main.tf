@@ -1,5 +1,5 @@
-# Topics, ordered subscriptions with dead-letter topics, and a service account for the relay that may
-# publish to these topics and do nothing else.
+# Topics, ordered subscriptions, dead-letter topics, and a service account for the relay that may publish to
+# these topics and look them up.
 
 data "google_project" "this" {
   project_id = var.project
@@ -46,7 +46,7 @@ resource "google_pubsub_topic" "events" {
   }
 }
 
-# A topic without a subscription keeps nothing that was published, so this one gets both.
+# Without a subscription a topic keeps no messages, so the dead-letter topic gets one.
 resource "google_pubsub_topic" "relay_dead_letter" {
   count   = var.relay_dead_letter_topic == "" ? 0 : 1
   project = var.project
@@ -88,8 +88,8 @@ resource "google_pubsub_subscription" "events" {
     maximum_backoff = "60s"
   }
 
-  # Later messages of the key continue once a message has moved there: the consumer of the dead-letter
-  # subscription has to deal with the gap.
+  # Once Pub/Sub moves a message to the dead-letter topic, later messages of its key are delivered. The
+  # consumer has to handle the gap.
   dynamic "dead_letter_policy" {
     for_each = each.value.max_delivery_attempts == null ? [] : [each.value.max_delivery_attempts]
     content {

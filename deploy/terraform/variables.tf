@@ -17,8 +17,8 @@ variable "topics" {
       # Who consumes: members such as serviceAccount:billing@my-project.iam.gserviceaccount.com
       consumers            = optional(list(string), [])
       ack_deadline_seconds = optional(number, 60)
-      # After so many failed deliveries Pub/Sub moves a message to the dead-letter topic, and the key
-      # continues without it. Without a number Pub/Sub delivers until it succeeds, and order per key holds.
+      # After this many failed deliveries Pub/Sub moves the message to the dead-letter topic, and later
+      # messages of its key go on. Null: Pub/Sub retries forever, and the order per key holds.
       max_delivery_attempts = optional(number)
     })), {})
   }))

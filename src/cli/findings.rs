@@ -60,7 +60,7 @@ impl Findings {
         output::write(&self.to_text(Paint::stdout(), wrap::terminal_width(), true));
     }
 
-    /// Prints only what is not in order, and how much is.
+    /// Prints the findings that are not ok, and the number of checks that passed.
     pub(super) fn print_problems(&self) {
         output::write(&self.to_text(Paint::stdout(), wrap::terminal_width(), false));
     }

@@ -15,7 +15,7 @@ use crate::postgres::PatientSql;
 use crate::printable::{printable, start_of};
 use crate::settings::Settings;
 
-/// Limit of a statement: a search by key or topic from `--since` on may be slow.
+/// Limit of a statement: `--since` with `--key` or `--topic` can scan much of the table.
 const STATEMENT_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Pause between two looks at outbox.dispatch.

@@ -54,9 +54,9 @@ pub(crate) struct Tail<'a> {
     filter: RecordFilter,
     /// The last record returned while catching up.
     catching_up: Option<RecordPlace>,
-    /// Looks begin here.
+    /// The position at which the next look starts.
     from: RecordPlace,
-    /// Records already returned, from `from` on, and when they were recorded (microseconds).
+    /// Records already returned, from `from` on, with the time they were recorded (microseconds).
     seen: BTreeMap<RecordPlace, i64>,
     notes: Vec<&'static str>,
     noted: HashSet<&'static str>,
@@ -103,7 +103,7 @@ impl<'a> Tail<'a> {
                 tail.filter.since = Some((first, since.sql().to_owned()));
                 tail.catching_up = Some(RecordPlace::default());
             }
-            // What is recorded now is not new.
+            // Existing records count as seen, so that only new ones are returned.
             None => drop(tail.look().await?),
         }
         Ok(tail)
@@ -194,7 +194,7 @@ pub(crate) struct TailedMessage {
     pub(crate) attributes: BTreeMap<String, String>,
     /// The data, if it is text.
     pub(crate) data: Option<String>,
-    /// The data otherwise.
+    /// Base64, if the data is not UTF-8.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) data_base64: Option<String>,
 }

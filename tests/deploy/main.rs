@@ -297,7 +297,8 @@ fn every_action_of_a_workflow_is_pinned_to_a_commit() {
     let mut actions = 0;
     for (name, text) in texts() {
         for line in text.lines() {
-            if let Some((_, action)) = line.split_once("uses: ") {
+            let step = line.trim_start().trim_start_matches("- ");
+            if let Some(action) = step.strip_prefix("uses: ") {
                 assert!(pinned.is_match(action), "{name}: {action}");
                 actions += 1;
             }
