@@ -104,7 +104,9 @@ fn check(server: &ScratchPostgres, host: &str, parameters: &str) -> String {
         ("DATABASE_URL", url.as_str()),
         ("PUBSUB_PROJECT_ID", "demo"),
     ];
-    let ran = postrider(&["check"], &environment).output().unwrap();
+    let ran = postrider(&["check", "--all"], &environment)
+        .output()
+        .unwrap();
     String::from_utf8([ran.stdout, ran.stderr].concat()).unwrap()
 }
 
