@@ -69,8 +69,8 @@ pub(super) enum Command {
     ///
     /// Changes nothing. Looks at server settings, rights, publication, tables, slot, the mapping of
     /// sampled events, credentials, endpoint, topics and subscriptions. Run it with the settings and
-    /// the database role of the relay. Shows what is not in order; --all also lists the checks that
-    /// passed. Exit code: 0 ready, 1 with warnings, 2 with errors.
+    /// the database role of the relay. Lists the problems; --all also lists the checks that passed. Exit
+    /// code: 0 ready, 1 with warnings, 2 with errors.
     ///
     /// Example: DATABASE_URL=postgres://shop_relay@db/shop PUBSUB_PROJECT_ID=shop postrider check
     #[command(verbatim_doc_comment)]
@@ -115,7 +115,7 @@ pub(super) enum Command {
     ///
     /// Follows outbox.dispatch, so it needs no subscription and works from any machine that reaches the
     /// database. Does not show rows that a recovery or the auditor publishes from their table. With
-    /// dispatch = exceptions only quarantined and discarded events appear, because published events
+    /// dispatch = exceptions only events that were quarantined appear, because other published events
     /// have no record.
     ///
     /// Examples:

@@ -8,9 +8,9 @@ use serde::Serialize;
 use super::{block_on, output};
 use crate::error::Result;
 use crate::ops::event::find::of_record_alone;
-use crate::ops::event::{EventReport, EventState};
+use crate::ops::event::{EventQuery, EventReport, EventState};
 use crate::ops::since::Since;
-use crate::ops::tail::{MessageReader, Tail, TailQuery, TailedMessage};
+use crate::ops::tail::{MessageReader, Tail, TailedMessage};
 use crate::postgres::PatientSql;
 use crate::printable::{printable, start_of};
 use crate::settings::Settings;
@@ -66,7 +66,7 @@ pub(super) fn run(settings: &Settings, args: &TailArgs) -> Result<ExitCode> {
     block_on(async {
         let target = settings.database()?;
         let sql = PatientSql::open(target, "postrider tail", STATEMENT_TIMEOUT).await?;
-        let query = TailQuery {
+        let query = EventQuery {
             key: args.key.as_deref(),
             topic: args.topic.as_deref(),
             since: args.since.as_ref(),

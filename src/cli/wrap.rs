@@ -3,7 +3,7 @@
 use std::io::IsTerminal;
 
 use ratatui::crossterm::terminal;
-use textwrap::Options;
+use textwrap::{Options, WordSplitter};
 
 /// Columns that text gets even on a narrower terminal.
 const NARROWEST: usize = 24;
@@ -24,7 +24,9 @@ pub(super) fn wrapped(text: &str, indent: usize, width: Option<usize>) -> String
         return text.to_owned();
     };
     let columns = width.saturating_sub(indent).max(NARROWEST);
-    let options = Options::new(columns).break_words(false);
+    let options = Options::new(columns)
+        .break_words(false)
+        .word_splitter(WordSplitter::NoHyphenation);
     let lines = textwrap::wrap(text, options);
     lines.join(&format!("\n{:indent$}", ""))
 }
@@ -41,7 +43,10 @@ mod tests {
             "grant pg_read_all_stats to the role of\n    the relay, then run it again"
         );
         assert_eq!(wrapped(text, 4, None), text);
-        // A word that is too long stays whole.
+        // A word that is too long stays whole, and so does one with hyphens.
+        let text = "run `postrider slot advance --slot shop-relay-europe-west1`";
+        let whole = wrapped(text, 0, Some(48));
+        assert!(whole.contains("shop-relay-europe-west1"), "{whole}");
         let long = "x".repeat(60);
         assert_eq!(wrapped(&long, 4, Some(30)), long);
     }

@@ -23,8 +23,7 @@ use tokio::sync::Mutex;
 use super::Port;
 use super::history::HistoryJson;
 use crate::error::{Code, Error, Result};
-use crate::ops::event::find;
-use crate::ops::event::list::{self, EventQuery};
+use crate::ops::event::{EventQuery, find, list};
 use crate::ops::since::Since;
 use crate::ops::status::RelayStatus;
 use crate::postgres::{PatientSql, connect};
@@ -282,9 +281,8 @@ async fn find_events(settings: &Settings, wanted: &str, is_id: bool) -> Result<s
         key: Some(wanted),
         topic: None,
         since: Some(&Since::Ago(KEY_SEARCH_AGE)),
-        limit: EVENTS_SHOWN,
     };
-    let listing = list::list(&sql, settings, &query).await?;
+    let listing = list::list(&sql, settings, &query, EVENTS_SHOWN).await?;
     Ok(serde_json::to_value(listing).unwrap_or_default())
 }
 

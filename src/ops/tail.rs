@@ -19,8 +19,7 @@ use prost::Message;
 use serde::Serialize;
 use slot_manager::slots;
 
-use super::event;
-use super::since::Since;
+use super::event::{self, EventQuery};
 use crate::capture::claim;
 use crate::capture::rows;
 use crate::capture::table::TableReader;
@@ -37,20 +36,11 @@ const WINDOW: usize = 10_000;
 /// Records in a page while catching up from `--since`.
 const PAGE: usize = 1_000;
 
-/// Which records to follow.
-#[derive(Debug)]
-pub(crate) struct TailQuery<'a> {
-    pub(crate) key: Option<&'a str>,
-    /// A full name, or the last part of one.
-    pub(crate) topic: Option<&'a str>,
-    /// Also the records of commits since then; without it, only records to come.
-    pub(crate) since: Option<&'a Since>,
-}
-
 /// Where the command is in outbox.dispatch.
 pub(crate) struct Tail<'a> {
     sql: &'a PatientSql,
     settings: &'a Settings,
+    query: &'a EventQuery<'a>,
     filter: RecordFilter,
     /// The last record returned while catching up.
     catching_up: Option<RecordPlace>,
@@ -58,6 +48,8 @@ pub(crate) struct Tail<'a> {
     from: RecordPlace,
     /// Records already returned, from `from` on, with the time they were recorded (microseconds).
     seen: BTreeMap<RecordPlace, i64>,
+    /// Whether the records from before the start are seen, so that all others have just appeared.
+    is_live: bool,
     notes: Vec<&'static str>,
     noted: HashSet<&'static str>,
 }
@@ -70,41 +62,35 @@ impl<'a> Tail<'a> {
     pub(crate) async fn begin(
         sql: &'a PatientSql,
         settings: &'a Settings,
-        query: &TailQuery<'_>,
+        query: &'a EventQuery<'a>,
     ) -> Result<Self> {
         let mut tail = Self {
             sql,
             settings,
-            filter: RecordFilter {
-                key: query.key.map(str::to_owned),
-                topic: query.topic.map(str::to_owned),
-                since: None,
-            },
+            query,
+            filter: query.filter(sql).await?,
             catching_up: None,
             from: RecordPlace::default(),
             seen: BTreeMap::new(),
+            is_live: false,
             notes: Vec::new(),
             noted: HashSet::new(),
         };
         if event::keeps_no_records(sql, settings).await? {
             tail.note(
                 "with dispatch = exceptions published events have no record, so only events that were \
-                 set aside appear",
+                 quarantined appear",
             );
         }
         tail.from = match tail.confirmed().await? {
             Some(confirmed) => confirmed,
             None => history::last_place(sql).await?,
         };
-        match query.since {
-            Some(since) => {
-                let since = since.resolve(sql).await?;
-                let first = since.first_commit(sql).await?;
-                tail.filter.since = Some((first, since.sql().to_owned()));
-                tail.catching_up = Some(RecordPlace::default());
-            }
-            // Existing records count as seen, so that only new ones are returned.
-            None => drop(tail.look().await?),
+        if query.since.is_some() {
+            tail.catching_up = Some(RecordPlace::default());
+        } else {
+            tail.look().await?;
+            tail.is_live = true;
         }
         Ok(tail)
     }
@@ -115,7 +101,8 @@ impl<'a> Tail<'a> {
     /// Database errors.
     pub(crate) async fn next(&mut self) -> Result<Vec<RecordedRow>> {
         if let Some(after) = self.catching_up {
-            let page = history::page(self.sql, &self.filter, after, PAGE).await?;
+            let page = history::page(self.sql, &self.filter, after, PAGE).await;
+            let page = page.map_err(|error| self.query.took_long(error))?;
             if let Some(last) = page.last() {
                 self.catching_up = Some(last.place);
                 self.seen
@@ -124,6 +111,7 @@ impl<'a> Tail<'a> {
                 return Ok(page);
             }
             self.catching_up = None;
+            self.is_live = true;
         }
         self.look().await
     }
@@ -156,10 +144,10 @@ impl<'a> Tail<'a> {
         let found = history::newest_places(self.sql, &self.filter, self.from, WINDOW).await?;
         if let Some((oldest, at)) = found.get(WINDOW - 1) {
             self.note(
-                "more than 10,000 records lie above the position that the slot has confirmed: events \
-                 recorded further behind are not shown",
+                "more than 10,000 records wait for the slot to confirm them: only the newest 10,000 are \
+                 watched, so late records of older events are not shown",
             );
-            if self.seen.get(oldest) != Some(at) && self.catching_up.is_none() {
+            if self.is_live && self.seen.get(oldest) != Some(at) {
                 self.note("more than 10,000 records have appeared at once: the oldest are skipped");
             }
             self.from = self.from.max(*oldest);

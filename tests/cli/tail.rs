@@ -172,15 +172,15 @@ async fn notes_say_why_nothing_or_not_everything_appears() {
     let ran = database.run(&arguments).await;
     ran.assert_status(0);
     assert_eq!(ran.stdout.lines().count(), 10_002);
-    // While a topic holds the slot back, what lies further behind is left out, and that is said.
     let arguments = [
         ("POSTRIDER_DISPATCH", "exceptions"),
         ("POSTRIDER_SLOT", "another"),
     ];
     let args = ["tail", "--since", "1h", "--limit", "1"];
     let ran = database.run_with(&args, &arguments).await;
-    assert_contains(&ran.stderr, "only events that were set aside appear");
+    assert_contains(&ran.stderr, "only events that were quarantined appear");
     assert_contains(&ran.stderr, "the slot does not exist here");
+    // A failing topic holds the slot back.
     let mut tailing = Tailing::start(&database, &["--limit", "1"]).await;
     record(&database, "FFFF/10", 10_002, 3, "a").await;
     assert_contains(&tailing.line().await, &id(3));
@@ -188,5 +188,17 @@ async fn notes_say_why_nothing_or_not_everything_appears() {
     assert_eq!(tailing.ended().await, Some(0));
     let mut noted = String::new();
     stderr.unwrap().read_to_string(&mut noted).await.unwrap();
-    assert_contains(&noted, "more than 10,000 records lie above the position");
+    assert_contains(&noted, "more than 10,000 records wait for the slot");
+    assert!(!noted.contains("are skipped"), "{noted}");
+    // More new records than one look reads.
+    let mut tailing = Tailing::start(&database, &["--limit", "10000"]).await;
+    database.execute(&fill.replace("FFFF/10", "FFFF/40")).await;
+    let stderr = tailing.child.stderr.take();
+    for _ in 0..10_000 {
+        tailing.line().await;
+    }
+    assert_eq!(tailing.ended().await, Some(0));
+    let mut noted = String::new();
+    stderr.unwrap().read_to_string(&mut noted).await.unwrap();
+    assert_contains(&noted, "the oldest are skipped");
 }

@@ -80,7 +80,7 @@ fn every_variable_is_one_that_the_relay_reads() {
     let mut seen = BTreeSet::new();
     for (name, text) in texts() {
         for found in variable.find_iter(&text) {
-            // A name that goes on in a template or a placeholder.
+            // A template or placeholder completes the name.
             let found = found.as_str().trim_end_matches('_');
             assert!(is_read_by_the_relay(found), "{name} names {found}");
             seen.insert(found.to_owned());

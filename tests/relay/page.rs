@@ -69,6 +69,7 @@ async fn data_needs_a_local_host_name_or_the_token() {
     let (code, found) = ask(&addr, "/events?id=1", &headers).await;
     assert!(code == 200 && found.ends_with("{\"events\":[]}"), "{found}");
     assert_eq!(ask(&addr, "/events?id=", &headers).await.0, 400);
+    one_search_at_a_time(&database, &addr, &headers).await;
     assert!(!relay.log().contains(token));
     relay.stop().await;
 
@@ -81,6 +82,29 @@ async fn data_needs_a_local_host_name_or_the_token() {
     for path in ["/overview", "/events?id=1"] {
         assert_eq!(get(&addr, path).await.unwrap().0, 404, "{path}");
     }
+}
+
+/// A search that hangs refuses others meanwhile, and ends with a code and a hint.
+async fn one_search_at_a_time(database: &Database, addr: &str, headers: &str) {
+    let lock = "begin; lock table outbox.dispatch in access exclusive mode";
+    database.client.batch_execute(lock).await.unwrap();
+    let (hanging, (code, text)) = tokio::join!(ask(addr, "/events?key=a", headers), async {
+        eventually("the second search is refused", || async {
+            let answer = ask(addr, "/events?id=1", headers).await;
+            (answer.0 == 429).then_some(answer)
+        })
+        .await
+    });
+    assert_eq!(code, 429, "{text}");
+    assert!(text.contains("try again in a few seconds"), "{text}");
+    assert_eq!(hanging.0, 200);
+    assert!(
+        hanging.1.contains("\"code\":\"postgres-timeout\""),
+        "{}",
+        hanging.1
+    );
+    database.client.batch_execute("rollback").await.unwrap();
+    assert_eq!(ask(addr, "/events?key=a", headers).await.0, 200);
 }
 
 /// Runs Chromium on the page; `None` if there is none.
@@ -199,10 +223,7 @@ async fn finds_events(database: &Database, url: &str, script: &str) {
     assert!(found.contains("<p>in quarantine since "), "{found}");
     assert!(!found.contains("<title>owned"), "a key was run as a script");
     let found = chromium(&format!("{url}#id=none"), &["--dump-dom"]).unwrap();
-    assert!(
-        found.contains("No row and no record has this id."),
-        "{found}"
-    );
+    assert!(found.contains("No event found with this id."), "{found}");
 }
 
 /// Writes the pictures of the docs.

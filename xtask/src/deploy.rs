@@ -89,7 +89,7 @@ fn path_with(tools: Option<&Path>) -> OsString {
     std::env::join_paths(all).unwrap_or(old)
 }
 
-/// Gets what is missing. A failure only means that a check is skipped later.
+/// Gets missing tools. After a failure their checks are skipped.
 fn fetch(tools: &Path) {
     // The programs name the folder in which they were installed, so the folder is a link that is made last.
     let script = "set -e; mkdir -p \"$0\"; cd \"$0\"; name=$1; shift

@@ -8,8 +8,9 @@ use std::process::ExitCode;
 
 use super::{block_on, output};
 use crate::error::Result;
+use crate::ops::event::EventQuery;
 use crate::ops::event::find::{self, STATEMENT_TIMEOUT};
-use crate::ops::event::list::{self, EventQuery};
+use crate::ops::event::list;
 use crate::ops::since::Since;
 use crate::postgres::PatientSql;
 use crate::settings::Settings;
@@ -75,9 +76,9 @@ async fn several(sql: &PatientSql, settings: &Settings, args: &EventArgs) -> Res
         key: args.key.as_deref(),
         topic: args.topic.as_deref(),
         since: args.since.as_ref(),
-        limit: args.limit.unwrap_or(20) as usize,
     };
-    let listing = list::list(sql, settings, &query).await?;
+    let limit = args.limit.unwrap_or(20) as usize;
+    let listing = list::list(sql, settings, &query, limit).await?;
     if args.json {
         output::write_json(&listing);
     } else {

@@ -199,11 +199,11 @@ async function search() {
       ? [article(answer.error.what, [answer.error.hint, "hint"])]
       : answer.events.map(foundEvent);
     fill("found", events, kind === "id"
-      ? "No row and no record has this id."
-      : "No event of this key was recorded in the last 24 hours or waits.");
+      ? "No event found with this id."
+      : "No event with this key is waiting, and none was recorded in the last 24 hours.");
     if (answer.dispatch === "exceptions") byId("found").append(element("p",
-      "With dispatch = exceptions published events have no record, so only events that were set aside are listed.", "hint"));
-    if (answer.more_wait) byId("found").append(element("p", "More events wait than were looked at.", "hint"));
+      "With dispatch = exceptions published events have no record, so only quarantined events are listed.", "hint"));
+    if (answer.more_wait) byId("found").append(element("p", "More events are waiting; this search did not read all of them.", "hint"));
   } catch (error) {
     if (current === searches) byId("found").replaceChildren(element("p", error.message));
   }

@@ -8,32 +8,21 @@ use decoder::Lsn;
 
 use super::find::of_record_alone;
 use super::state::EventState;
-use super::{EventReport, EventTableRow};
+use super::{EventQuery, EventReport, EventTableRow};
 use crate::capture::ScanWindow;
 use crate::capture::claim::{self, Captured};
 use crate::capture::rows::Rows;
 use crate::capture::scan::{self, Scan};
 use crate::capture::table::TableReader;
-use crate::error::{Code, Error, Result};
+use crate::error::Result;
 use crate::mapping::TableSettings;
-use crate::ops::since::Since;
 use crate::postgres::PatientSql;
 use crate::settings::{Dispatch, Settings};
-use crate::store::dispatch::history::{self, RecordFilter};
+use crate::store::dispatch::history;
 use crate::watermark::CommitLsn;
 
 /// Events without a record that are looked at, oldest first.
 const WAITING_MAX: usize = 10_000;
-
-/// Which events to list.
-#[derive(Debug)]
-pub(crate) struct EventQuery<'a> {
-    pub(crate) key: Option<&'a str>,
-    /// A full name, or the last part of one.
-    pub(crate) topic: Option<&'a str>,
-    pub(crate) since: Option<&'a Since>,
-    pub(crate) limit: usize,
-}
 
 /// The newest events that match; its JSON form, on which programs depend.
 #[derive(Debug, serde::Serialize)]
@@ -53,25 +42,11 @@ pub(crate) async fn list(
     sql: &PatientSql,
     settings: &Settings,
     query: &EventQuery<'_>,
+    limit: usize,
 ) -> Result<EventListing> {
-    let since = match query.since {
-        Some(since) => Some(since.resolve(sql).await?),
-        None => None,
-    };
-    let mut filter = RecordFilter {
-        key: query.key.map(str::to_owned),
-        topic: query.topic.map(str::to_owned),
-        since: None,
-    };
-    if let Some(since) = since {
-        let from = since.first_commit(sql).await?;
-        filter.since = Some((from, since.sql().to_owned()));
-    }
-    let limit = i64::try_from(query.limit).unwrap_or(i64::MAX);
-    let recorded = match history::newest(sql, &filter, limit).await {
-        Err(error) if error.code() == Code::PostgresTimeout => return Err(took_long(query)),
-        recorded => recorded?,
-    };
+    let filter = query.filter(sql).await?;
+    let recorded = history::newest(sql, &filter, limit).await;
+    let recorded = recorded.map_err(|error| query.took_long(error))?;
     let repeats = super::keeps_no_records(sql, settings).await?;
     let (mut events, more_wait) = if repeats {
         (Vec::new(), false)
@@ -79,7 +54,7 @@ pub(crate) async fn list(
         waiting(sql, settings, query).await?
     };
     events.extend(recorded.into_iter().map(of_record_alone));
-    events.truncate(query.limit);
+    events.truncate(limit);
     let dispatch = if repeats {
         Dispatch::Exceptions
     } else {
@@ -90,17 +65,6 @@ pub(crate) async fn list(
         dispatch: dispatch.name(),
         more_wait,
     })
-}
-
-fn took_long(query: &EventQuery<'_>) -> Error {
-    let what = "searching outbox.dispatch took too long";
-    let hint = if query.since.is_none() {
-        "add --since, such as --since 1h, so that only newer events are searched"
-    } else {
-        "give a shorter --since, or CREATE INDEX CONCURRENTLY ON outbox.dispatch (ordering_key, \
-         commit_lsn, ordinal)"
-    };
-    Error::new(Code::PostgresTimeout, what).hint(hint)
 }
 
 /// The events that wait and match, newest first, and whether there are more.

@@ -15,10 +15,11 @@ use serde::Serialize;
 
 pub(crate) use state::EventState;
 
-use crate::error::Result;
+use crate::error::{Code, Error, Result};
+use crate::ops::since::Since;
 use crate::postgres::PatientSql;
 use crate::settings::{Dispatch, Settings};
-use crate::store::dispatch::history::EventOutcome;
+use crate::store::dispatch::history::{EventOutcome, RecordFilter};
 use crate::store::relay_row;
 
 /// Whether published events get no record: with `dispatch = exceptions`, by the settings of the command
@@ -30,6 +31,52 @@ pub(crate) async fn keeps_no_records(sql: &PatientSql, settings: &Settings) -> R
     let earlier = relay_row::read(sql, &settings.slot).await?;
     Ok(settings.dispatch == Dispatch::Exceptions
         || earlier.is_some_and(|earlier| earlier.dispatch == Dispatch::Exceptions))
+}
+
+/// Which events to list or to follow.
+#[derive(Debug)]
+pub(crate) struct EventQuery<'a> {
+    pub(crate) key: Option<&'a str>,
+    /// A full name, or the last part of one.
+    pub(crate) topic: Option<&'a str>,
+    /// Only events committed since then.
+    pub(crate) since: Option<&'a Since>,
+}
+
+impl EventQuery<'_> {
+    /// The same condition on records.
+    ///
+    /// # Errors
+    /// `setting-invalid` for a time that does not exist; database errors.
+    pub(super) async fn filter(&self, sql: &PatientSql) -> Result<RecordFilter> {
+        let since = match self.since {
+            Some(since) => {
+                let since = since.resolve(sql).await?;
+                Some((since.first_commit(sql).await?, since.sql().to_owned()))
+            }
+            None => None,
+        };
+        Ok(RecordFilter {
+            key: self.key.map(str::to_owned),
+            topic: self.topic.map(str::to_owned),
+            since,
+        })
+    }
+
+    /// Says how to search less, if the error is that a search through outbox.dispatch took too long.
+    pub(super) fn took_long(&self, error: Error) -> Error {
+        if error.code() != Code::PostgresTimeout {
+            return error;
+        }
+        let hint = if self.since.is_none() {
+            "add --since, such as --since 1h, so that only newer events are searched"
+        } else {
+            "give a shorter --since, or CREATE INDEX CONCURRENTLY ON outbox.dispatch (ordering_key, \
+             commit_lsn, ordinal)"
+        };
+        let what = "searching outbox.dispatch took too long";
+        Error::new(Code::PostgresTimeout, what).hint(hint)
+    }
 }
 
 /// One event; its JSON form, on which programs depend.
@@ -46,7 +93,7 @@ pub(crate) struct EventReport {
     pub(crate) ordering_key: Option<String>,
     /// Pub/Sub's id of the message.
     pub(crate) message_id: Option<String>,
-    /// The row, while it is in the outbox.
+    /// The row, while it is in the outbox. Always absent in lists of records, which do not look for rows.
     pub(crate) row: Option<EventTableRow>,
     /// The record in outbox.dispatch, if there is one.
     pub(crate) record: Option<EventOutcome>,

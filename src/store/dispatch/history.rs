@@ -126,8 +126,9 @@ impl RecordFilter {
 pub(crate) async fn newest(
     sql: &Sql,
     filter: &RecordFilter,
-    limit: i64,
+    limit: usize,
 ) -> Result<Vec<RecordedRow>> {
+    let limit = i64::try_from(limit).unwrap_or(i64::MAX);
     let mut parameters: QueryParameters<'_> = vec![&limit];
     let which = filter.condition(&mut parameters);
     let statement = format!(
