@@ -57,7 +57,7 @@ pub(crate) fn run(args: &DeployArgs) -> Result<(), String> {
     checks.other_files();
     checks.image();
     if checks.skipped.get() > 0 {
-        println!("{} checks were skipped", checks.skipped.get());
+        println!("checks skipped: {}", checks.skipped.get());
     }
     if checks.failed.is_empty() {
         Ok(())
