@@ -17,8 +17,12 @@ use serde::Deserialize;
 
 use xtask::step;
 
-/// A part that takes more than this times its reference count fails the command.
+/// A part may take this times its reference count.
 const ALLOWED_GROWTH: f64 = 1.05;
+
+/// In a small part, 5 % is less than one call that the compiler no longer inlines, and that can
+/// follow from a change elsewhere in the crate. So every part may grow by this many instructions.
+const ALLOWED_CALL: f64 = 20.0;
 
 /// Makes glibc use the copy functions that every x86-64 processor has.
 const PLAIN_COPIES: (&str, &str) = (
@@ -92,7 +96,7 @@ fn compare(counts: &BTreeMap<String, f64>, held: &BTreeMap<String, f64>) -> Resu
             .get(part)
             .ok_or_else(|| format!("{HELD} has no {part}"))?;
         println!("{part:<22} {count:>7.0} {before:>7.0}");
-        if *count > before * ALLOWED_GROWTH {
+        if *count > (before * ALLOWED_GROWTH).max(before + ALLOWED_CALL) {
             dearer.push(part.as_str());
         }
     }
@@ -100,7 +104,7 @@ fn compare(counts: &BTreeMap<String, f64>, held: &BTreeMap<String, f64>) -> Resu
         Ok(())
     } else {
         Err(format!(
-            "more than 5 % over the reference: {}. Make it cheaper, or say in the commit why it is \
+            "well over the reference: {}. Make it cheaper, or say in the commit why it is \
              worth its price and run: cargo xtask instructions --update",
             dearer.join(", ")
         ))
