@@ -11,6 +11,8 @@ enum Row {
     Published,
     Quarantined,
     Released,
+    /// Released, and published before.
+    Replayed,
 }
 
 #[derive(Debug)]
@@ -180,11 +182,13 @@ impl World {
             }
             Some(QuarantineQuery::SendBack(group)) => {
                 self.replace(Row::Released, Row::Quarantined);
+                self.replace(Row::Replayed, Row::Published);
                 self.quarantine.sent_back(&group);
             }
             Some(QuarantineQuery::Page(group, after)) => {
-                let released = self.table.iter().filter(|(_, row)| **row == Row::Released);
-                let page: Vec<u32> = released
+                let released = |row: &Row| matches!(row, Row::Released | Row::Replayed);
+                let rows = self.table.iter().filter(|(_, row)| released(row));
+                let page: Vec<u32> = rows
                     .map(|(n, _)| *n)
                     .filter(|n| (1, *n) > after)
                     .take(MODEL_PAGE)
@@ -197,16 +201,33 @@ impl World {
                         self.lane.push_back(event);
                     }
                 }
-                let held = self.quarantine.page_ended(&group, page.len());
-                self.lane.extend(held.into_iter().flatten());
+                let unblocked = self.quarantine.page_ended(&group, page.len());
+                self.lane.extend(unblocked.into_iter().flat_map(|unblocked| unblocked.held));
             }
         }
     }
 
     fn look(&mut self) {
-        if self.table.values().any(|row| *row == Row::Released) {
+        let released = |row: &Row| matches!(row, Row::Released | Row::Replayed);
+        if self.table.values().any(released) {
             self.quarantine.release(group());
         }
+    }
+
+    /// An operator replays the published events of a range. Returns them, unless the key has events in
+    /// quarantine, or a release is under way.
+    fn replay(&mut self, range: std::ops::Range<u32>) -> Vec<u32> {
+        if self.table.values().any(|row| *row != Row::Published) {
+            return Vec::new();
+        }
+        let mut replayed = Vec::new();
+        for (n, row) in self.table.range_mut(range) {
+            if *row == Row::Published {
+                *row = Row::Replayed;
+                replayed.push(*n);
+            }
+        }
+        replayed
     }
 
     /// A crash: events without a row are lost in memory, and the stream brings them again.
@@ -250,6 +271,39 @@ impl World {
     }
 }
 
+impl World {
+    fn take(&mut self, step: Step) {
+        match step {
+            Step::Arrive { bad } => {
+                if bad {
+                    self.bad.insert(self.next);
+                }
+                self.next += 1;
+                self.arrive(self.next - 1);
+            }
+            Step::ArriveUnmappable => {
+                self.unmappable.insert(self.next);
+                self.bad.insert(self.next);
+                self.next += 1;
+                self.arrive(self.next - 1);
+            }
+            Step::LetterEnds => self.letter_ends(),
+            Step::Write => self.write(),
+            Step::Publish => self.publish(),
+            Step::Ask => self.ask(),
+            Step::Answer => self.answer(),
+            Step::Operator => self.replace(Row::Quarantined, Row::Released),
+            Step::Look => self.look(),
+            Step::Unhold => self.unhold(),
+            Step::Heal => self.bad.clear(),
+            Step::Crash => self.crash(),
+            Step::Replay(from, events) => {
+                self.replay(from..from + events);
+            }
+        }
+    }
+}
+
 #[derive(Debug, Clone)]
 enum Step {
     Arrive { bad: bool },
@@ -264,6 +318,7 @@ enum Step {
     Unhold,
     Heal,
     Crash,
+    Replay(u32, u32),
 }
 
 fn step() -> impl Strategy<Value = Step> {
@@ -280,6 +335,25 @@ fn step() -> impl Strategy<Value = Step> {
         1 => Just(Step::Unhold),
         1 => Just(Step::Heal),
         1 => Just(Step::Crash),
+        1 => replay(),
+    ]
+}
+
+fn replay() -> impl Strategy<Value = Step> {
+    (1_u32..20, 1_u32..20).prop_map(|(from, events)| Step::Replay(from, events))
+}
+
+/// What happens while nothing fails.
+fn healthy_step() -> impl Strategy<Value = Step> {
+    prop_oneof![
+        6 => Just(Step::Arrive { bad: false }),
+        6 => Just(Step::Write),
+        6 => Just(Step::Publish),
+        6 => Just(Step::Ask),
+        6 => Just(Step::Answer),
+        4 => Just(Step::Look),
+        1 => Just(Step::Unhold),
+        2 => replay(),
     ]
 }
 
@@ -291,44 +365,58 @@ proptest! {
         steps in prop::collection::vec(step(), 0..200),
     ) {
         let mut world = World::new();
-        let mut crashed = false;
+        let (mut crashed, mut replayed) = (false, false);
         for step in steps {
             match step {
-                Step::Arrive { bad } => {
-                    if bad {
-                        world.bad.insert(world.next);
-                    }
-                    world.next += 1;
-                    world.arrive(world.next - 1);
-                }
-                Step::ArriveUnmappable => {
-                    world.unmappable.insert(world.next);
-                    world.bad.insert(world.next);
-                    world.next += 1;
-                    world.arrive(world.next - 1);
-                }
-                Step::LetterEnds => world.letter_ends(),
-                Step::Write => world.write(),
-                Step::Publish => world.publish(),
-                Step::Ask => world.ask(),
-                Step::Answer => world.answer(),
-                Step::Operator => world.replace(Row::Quarantined, Row::Released),
-                Step::Look => world.look(),
-                Step::Unhold => world.unhold(),
-                Step::Heal => world.bad.clear(),
                 Step::Crash => {
                     crashed = true;
                     world.crash();
                 }
+                Step::Replay(from, events) => {
+                    replayed |= !world.replay(from..from + events).is_empty();
+                }
+                step => world.take(step),
             }
         }
         world.settle();
         let mut seen = BTreeSet::new();
         let first: Vec<u32> = world.published.iter().copied().filter(|n| seen.insert(*n)).collect();
         prop_assert_eq!(&first, &(1..world.next).collect::<Vec<_>>());
-        prop_assert!(crashed || first.len() == world.published.len(), "no duplicates without a crash");
+        prop_assert!(
+            crashed || replayed || first.len() == world.published.len(),
+            "no duplicates without a crash"
+        );
         prop_assert_eq!(world.quarantine.blocked(), 0);
         prop_assert!(world.quarantine.in_lanes.is_empty());
         prop_assert_eq!(world.quarantine.bytes_in_lanes, 0);
+    }
+
+    #[test]
+    fn replayed_events_come_in_order_with_no_other_event_of_their_key_between_them(
+        steps in prop::collection::vec(healthy_step(), 0..200),
+        blocks in any::<bool>(),
+    ) {
+        let mut world = World::new();
+        if !blocks {
+            world.quarantine = Quarantine::new(OnBadEvent::QuarantineEvent);
+        }
+        let mut replays = Vec::new();
+        for step in steps {
+            if let Step::Replay(from, events) = step {
+                let replayed = world.replay(from..from + events);
+                if !replayed.is_empty() {
+                    replays.push((world.published.len(), replayed));
+                }
+            } else {
+                world.take(step);
+            }
+        }
+        world.settle();
+        for (since, replayed) in &replays {
+            let mut later = world.published[*since..].windows(replayed.len());
+            prop_assert!(later.any(|block| block == replayed), "{replays:?} {:?}", world.published);
+        }
+        let copies: usize = replays.iter().map(|(_, replayed)| replayed.len()).sum();
+        prop_assert_eq!(world.published.len(), world.next as usize - 1 + copies);
     }
 }
