@@ -17,6 +17,7 @@ mod paint;
 mod prune;
 mod quarantine;
 mod recover;
+mod replay;
 mod run;
 mod signals;
 mod slot;
@@ -73,6 +74,7 @@ fn dispatch(cli: Cli, flags: &[(String, String)]) -> Result<ExitCode> {
         Command::Tail(args) => tail::run(&load()?, &args),
         Command::Audit(args) => audit::run(&load()?, &args),
         Command::Prune(args) => prune::run(&load()?, &args),
+        Command::Replay(args) => replay::run(&load()?, &args),
         Command::Quarantine(args) => quarantine::run(&load()?, args),
         Command::Recover(args) => recover::run(&load()?, &args),
         Command::Explain { code } => Ok(explain::explain(code)),

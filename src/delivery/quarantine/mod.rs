@@ -275,10 +275,8 @@ impl Quarantine {
     /// Blocks a key from the place `since` on, where the event `first` is (its id as shown to
     /// people). The rows of all events behind it name that event.
     pub(crate) fn block(&mut self, group: Group, since: EventPlace, first: &str) {
-        self.blocked.insert(
-            group,
-            BlockedState::new(since, waits_for(first)),
-        );
+        self.blocked
+            .insert(group, BlockedState::new(since, waits_for(first)));
     }
 
     /// Blocks a key that has released events, and none in quarantine, until its release has ended.

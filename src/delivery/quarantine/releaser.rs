@@ -196,37 +196,50 @@ impl Worker {
                 let paging = quarantined::page(sql, &group, after, PAGE);
                 let rows = sql.answer(paging).await?;
                 let count = rows.len();
-                let readers_are_new = session.readers.is_empty();
-                if count > 0 && session.readers.is_empty() {
-                    let known = claim::known(sql, &self.slot, &self.tables);
-                    let known = sql.answer(known).await?;
-                    for (table, captured) in self.tables.iter().zip(&known) {
-                        let resolving = TableReader::resolve(sql, table, &self.project, captured);
-                        session.readers.push(sql.answer(resolving).await?);
-                    }
-                }
-                for row in rows {
-                    let origin = row.origin.clone();
-                    let one = match session.find(&group, &row).await {
-                        Err(error) if is_of_one_event(&error, readers_are_new) => {
-                            QuarantineAnswer::Lost(group.clone(), origin, error)
-                        }
-                        found => found?,
-                    };
-                    let one = match (one, &row.replay) {
-                        (QuarantineAnswer::Lost(_, origin, error), Some(replay)) => {
-                            session.end_replay(&origin, replay, &error).await?;
-                            continue;
-                        }
-                        (one, _) => one,
-                    };
-                    if found.send(one).await.is_err() {
-                        break;
-                    }
+                if count > 0 {
+                    self.read(&group, rows, found).await?;
                 }
                 Ok(QuarantineAnswer::PageEnded(group, count))
             }
         }
+    }
+
+    /// Reads the rows of a page from their tables, and sends their events to the session.
+    async fn read(
+        &mut self,
+        group: &Group,
+        rows: Vec<ReleasedRow>,
+        found: &mpsc::Sender<QuarantineAnswer>,
+    ) -> Result<()> {
+        let Some(session) = &mut self.session else {
+            return Ok(());
+        };
+        let sql = &session.sql;
+        let readers_are_new = session.readers.is_empty();
+        if readers_are_new {
+            let known = claim::known(sql, &self.slot, &self.tables);
+            let known = sql.answer(known).await?;
+            for (table, captured) in self.tables.iter().zip(&known) {
+                let resolving = TableReader::resolve(sql, table, &self.project, captured);
+                session.readers.push(sql.answer(resolving).await?);
+            }
+        }
+        for row in rows {
+            let one = match session.find(group, &row).await {
+                Err(error) if is_of_one_event(&error, readers_are_new) => {
+                    QuarantineAnswer::Lost(group.clone(), row.origin.clone(), error)
+                }
+                found => found?,
+            };
+            if let QuarantineAnswer::Lost(_, origin, error) = &one
+                && let Some(replay) = &row.replay
+            {
+                session.end_replay(origin, replay, error).await?;
+            } else if found.send(one).await.is_err() {
+                break;
+            }
+        }
+        Ok(())
     }
 }
 

@@ -7,7 +7,7 @@ use super::*;
 const MODEL_PAGE: usize = 3;
 
 #[derive(Debug, Clone, Copy, PartialEq)]
-enum Row {
+pub(super) enum Row {
     Published,
     Quarantined,
     Released,
@@ -16,23 +16,23 @@ enum Row {
 }
 
 #[derive(Debug)]
-struct World {
-    quarantine: Quarantine,
-    table: BTreeMap<u32, Row>,
-    writer: VecDeque<Record>,
-    lane: VecDeque<Event>,
+pub(super) struct World {
+    pub(super) quarantine: Quarantine,
+    pub(super) table: BTreeMap<u32, Row>,
+    pub(super) writer: VecDeque<Record>,
+    pub(super) lane: VecDeque<Event>,
     /// Events that Pub/Sub refuses.
-    bad: BTreeSet<u32>,
+    pub(super) bad: BTreeSet<u32>,
     /// Events that cannot be mapped, and get a dead letter.
-    unmappable: BTreeSet<u32>,
-    letters: VecDeque<EventRef>,
-    published: Vec<u32>,
-    next: u32,
-    asked: Option<QuarantineQuery>,
+    pub(super) unmappable: BTreeSet<u32>,
+    pub(super) letters: VecDeque<EventRef>,
+    pub(super) published: Vec<u32>,
+    pub(super) next: u32,
+    pub(super) asked: Option<QuarantineQuery>,
 }
 
 impl World {
-    fn new() -> Self {
+    pub(super) fn new() -> Self {
         Self {
             quarantine: Quarantine::new(OnBadEvent::QuarantineKey),
             table: BTreeMap::new(),
@@ -47,7 +47,7 @@ impl World {
         }
     }
 
-    fn arrive_unmappable(&mut self, n: u32) {
+    pub(super) fn arrive_unmappable(&mut self, n: u32) {
         let origin = event(n, Standing::New).origin;
         self.quarantine.set_aside(&group(), &origin).unwrap();
         if self.quarantine.is_releasing(&group()) {
@@ -57,7 +57,7 @@ impl World {
         self.letters.push_back(origin);
     }
 
-    fn letter_ends(&mut self) {
+    pub(super) fn letter_ends(&mut self) {
         let Some(origin) = self.letters.pop_front() else {
             return;
         };
@@ -70,7 +70,7 @@ impl World {
         self.quarantine.letter_ended(&group());
     }
 
-    fn arrive(&mut self, n: u32) {
+    pub(super) fn arrive(&mut self, n: u32) {
         if self.unmappable.contains(&n) {
             return self.arrive_unmappable(n);
         }
@@ -88,7 +88,7 @@ impl World {
         }
     }
 
-    fn record(&mut self, origin: EventRef, outcome: Outcome) {
+    pub(super) fn record(&mut self, origin: EventRef, outcome: Outcome) {
         let record = Record {
             topic: Some(group().topic),
             ordering_key: group().ordering_key,
@@ -100,7 +100,7 @@ impl World {
         self.writer.push_back(record);
     }
 
-    fn write(&mut self) {
+    pub(super) fn write(&mut self) {
         let Some(record) = self.writer.pop_front() else {
             return;
         };
@@ -119,7 +119,7 @@ impl World {
     }
 
     /// Pub/Sub stores or refuses the first event of the lane.
-    fn publish(&mut self) {
+    pub(super) fn publish(&mut self) {
         let Some(event) = self.lane.pop_front() else {
             return;
         };
@@ -147,13 +147,13 @@ impl World {
         }
     }
 
-    fn fail(&mut self) {
+    pub(super) fn fail(&mut self) {
         for held in self.quarantine.fail(&group()) {
             self.record(held.origin, Outcome::Quarantined("waits".into()));
         }
     }
 
-    fn unhold(&mut self) {
+    pub(super) fn unhold(&mut self) {
         for (_, why, events) in self.quarantine.unhold() {
             for event in events {
                 self.record(event.origin, Outcome::Released(why.clone()));
@@ -161,19 +161,19 @@ impl World {
         }
     }
 
-    fn ask(&mut self) {
+    pub(super) fn ask(&mut self) {
         if self.asked.is_none() {
             self.asked = self.quarantine.command();
         }
     }
 
-    fn replace(&mut self, from: Row, to: Row) {
+    pub(super) fn replace(&mut self, from: Row, to: Row) {
         for row in self.table.values_mut().filter(|row| **row == from) {
             *row = to;
         }
     }
 
-    fn answer(&mut self) {
+    pub(super) fn answer(&mut self) {
         match self.asked.take() {
             None => {}
             Some(QuarantineQuery::Mark(group)) => {
@@ -202,12 +202,13 @@ impl World {
                     }
                 }
                 let unblocked = self.quarantine.page_ended(&group, page.len());
-                self.lane.extend(unblocked.into_iter().flat_map(|unblocked| unblocked.held));
+                self.lane
+                    .extend(unblocked.into_iter().flat_map(|unblocked| unblocked.held));
             }
         }
     }
 
-    fn look(&mut self) {
+    pub(super) fn look(&mut self) {
         let released = |row: &Row| matches!(row, Row::Released | Row::Replayed);
         if self.table.values().any(released) {
             self.quarantine.release(group());
@@ -216,7 +217,7 @@ impl World {
 
     /// An operator replays the published events of a range. Returns them, unless the key has events in
     /// quarantine, or a release is under way.
-    fn replay(&mut self, range: std::ops::Range<u32>) -> Vec<u32> {
+    pub(super) fn replay(&mut self, range: std::ops::Range<u32>) -> Vec<u32> {
         if self.table.values().any(|row| *row != Row::Published) {
             return Vec::new();
         }
@@ -231,7 +232,7 @@ impl World {
     }
 
     /// A crash: events without a row are lost in memory, and the stream brings them again.
-    fn crash(&mut self) {
+    pub(super) fn crash(&mut self) {
         self.quarantine = Quarantine::new(OnBadEvent::QuarantineKey);
         self.writer.clear();
         self.lane.clear();
@@ -250,7 +251,7 @@ impl World {
     }
 
     /// From now on nothing fails, and everything is released.
-    fn settle(&mut self) {
+    pub(super) fn settle(&mut self) {
         self.bad.clear();
         for _ in 0..10_000 {
             self.look();
@@ -268,155 +269,5 @@ impl World {
             }
         }
         panic!("it does not settle: {self:?}");
-    }
-}
-
-impl World {
-    fn take(&mut self, step: Step) {
-        match step {
-            Step::Arrive { bad } => {
-                if bad {
-                    self.bad.insert(self.next);
-                }
-                self.next += 1;
-                self.arrive(self.next - 1);
-            }
-            Step::ArriveUnmappable => {
-                self.unmappable.insert(self.next);
-                self.bad.insert(self.next);
-                self.next += 1;
-                self.arrive(self.next - 1);
-            }
-            Step::LetterEnds => self.letter_ends(),
-            Step::Write => self.write(),
-            Step::Publish => self.publish(),
-            Step::Ask => self.ask(),
-            Step::Answer => self.answer(),
-            Step::Operator => self.replace(Row::Quarantined, Row::Released),
-            Step::Look => self.look(),
-            Step::Unhold => self.unhold(),
-            Step::Heal => self.bad.clear(),
-            Step::Crash => self.crash(),
-            Step::Replay(from, events) => {
-                self.replay(from..from + events);
-            }
-        }
-    }
-}
-
-#[derive(Debug, Clone)]
-enum Step {
-    Arrive { bad: bool },
-    ArriveUnmappable,
-    LetterEnds,
-    Write,
-    Publish,
-    Ask,
-    Answer,
-    Operator,
-    Look,
-    Unhold,
-    Heal,
-    Crash,
-    Replay(u32, u32),
-}
-
-fn step() -> impl Strategy<Value = Step> {
-    prop_oneof![
-        6 => prop::bool::weighted(0.2).prop_map(|bad| Step::Arrive { bad }),
-        1 => Just(Step::ArriveUnmappable),
-        2 => Just(Step::LetterEnds),
-        6 => Just(Step::Write),
-        6 => Just(Step::Publish),
-        6 => Just(Step::Ask),
-        6 => Just(Step::Answer),
-        2 => Just(Step::Operator),
-        4 => Just(Step::Look),
-        1 => Just(Step::Unhold),
-        1 => Just(Step::Heal),
-        1 => Just(Step::Crash),
-        1 => replay(),
-    ]
-}
-
-fn replay() -> impl Strategy<Value = Step> {
-    (1_u32..20, 1_u32..20).prop_map(|(from, events)| Step::Replay(from, events))
-}
-
-/// What happens while nothing fails.
-fn healthy_step() -> impl Strategy<Value = Step> {
-    prop_oneof![
-        6 => Just(Step::Arrive { bad: false }),
-        6 => Just(Step::Write),
-        6 => Just(Step::Publish),
-        6 => Just(Step::Ask),
-        6 => Just(Step::Answer),
-        4 => Just(Step::Look),
-        1 => Just(Step::Unhold),
-        2 => replay(),
-    ]
-}
-
-proptest! {
-    #![proptest_config(ProptestConfig::with_cases(2_000))]
-
-    #[test]
-    fn whatever_is_released_and_when_a_key_is_published_completely_and_in_order(
-        steps in prop::collection::vec(step(), 0..200),
-    ) {
-        let mut world = World::new();
-        let (mut crashed, mut replayed) = (false, false);
-        for step in steps {
-            match step {
-                Step::Crash => {
-                    crashed = true;
-                    world.crash();
-                }
-                Step::Replay(from, events) => {
-                    replayed |= !world.replay(from..from + events).is_empty();
-                }
-                step => world.take(step),
-            }
-        }
-        world.settle();
-        let mut seen = BTreeSet::new();
-        let first: Vec<u32> = world.published.iter().copied().filter(|n| seen.insert(*n)).collect();
-        prop_assert_eq!(&first, &(1..world.next).collect::<Vec<_>>());
-        prop_assert!(
-            crashed || replayed || first.len() == world.published.len(),
-            "no duplicates without a crash"
-        );
-        prop_assert_eq!(world.quarantine.blocked(), 0);
-        prop_assert!(world.quarantine.in_lanes.is_empty());
-        prop_assert_eq!(world.quarantine.bytes_in_lanes, 0);
-    }
-
-    #[test]
-    fn replayed_events_come_in_order_with_no_other_event_of_their_key_between_them(
-        steps in prop::collection::vec(healthy_step(), 0..200),
-        blocks in any::<bool>(),
-    ) {
-        let mut world = World::new();
-        if !blocks {
-            world.quarantine = Quarantine::new(OnBadEvent::QuarantineEvent);
-        }
-        let mut replays = Vec::new();
-        for step in steps {
-            if let Step::Replay(from, events) = step {
-                let replayed = world.replay(from..from + events);
-                if !replayed.is_empty() {
-                    replays.push((world.published.len(), replayed));
-                }
-            } else {
-                world.take(step);
-            }
-        }
-        world.settle();
-        for (since, replayed) in &replays {
-            let mut later = world.published[*since..].windows(replayed.len());
-            prop_assert!(later.any(|block| block == replayed), "{replays:?} {:?}", world.published);
-        }
-        let copies: usize = replays.iter().map(|(_, replayed)| replayed.len()).sum();
-        prop_assert_eq!(world.published.len(), world.next as usize - 1 + copies);
     }
 }

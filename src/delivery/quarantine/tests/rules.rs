@@ -164,7 +164,10 @@ fn a_key_of_replayed_events_is_blocked_until_they_are_read_and_again_after_a_res
         assert_eq!(quarantine.blocked(), usize::from(is_blocked));
         let admitted = quarantine.admit(&topic, &ordering_key, (9, 9));
         if is_blocked {
-            assert!(matches!(admitted, Admission::Quarantined(_)), "{admitted:?}");
+            assert!(
+                matches!(admitted, Admission::Quarantined(_)),
+                "{admitted:?}"
+            );
         } else {
             assert_eq!(admitted, released);
         }
