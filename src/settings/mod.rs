@@ -137,7 +137,7 @@ impl Settings {
         let seconds = |name: &str| Duration::from_secs(number(table, name));
         let switch = |name: &str| table.get(name).and_then(Value::as_bool).unwrap_or_default();
         let settings = Settings {
-            database: Target::from_settings(text("database_url"), env)?,
+            database: database(text("database_url"), text("password_command"), env)?,
             slot: text("slot")
                 .parse()
                 .map_err(|e| setting_invalid("slot").caused_by(e))?,
@@ -244,6 +244,20 @@ fn setting_invalid(name: &str) -> Error {
         Code::SettingInvalid,
         format!("setting `{name}` is not valid"),
     )
+}
+
+/// The database, and the command that prints its password.
+fn database(url: &str, password_command: &str, env: &Environment) -> Result<Option<Target>> {
+    let mut target = Target::from_settings(url, env)?;
+    if let Some(target) = target.as_mut().filter(|_| !password_command.is_empty()) {
+        if target.password.is_some() {
+            return Err(setting_invalid("password_command").hint(
+                "remove the password from DATABASE_URL and PGPASSWORD, or remove password_command",
+            ));
+        }
+        target.password_command = Some(password_command.to_owned());
+    }
+    Ok(target)
 }
 
 /// Settings of the single table that is captured if the file has no [[tables]].
