@@ -58,10 +58,7 @@ async fn with_a_new_password(name: &str, setting: impl Fn(&str) -> (&'static str
     let relay = Relay::start_with(
         &database,
         &emulator.addr().to_string(),
-        &[
-            ("DATABASE_URL", &url),
-            (variable, &value),
-        ],
+        &[("DATABASE_URL", &url), (variable, &value)],
     );
     insert_orders(&database, 50, 5).await;
     database.wait_until_recorded().await;
