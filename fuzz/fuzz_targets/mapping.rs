@@ -73,7 +73,7 @@ impl DataType {
 
 #[derive(Debug, Arbitrary)]
 struct Settings<'a> {
-    named: [Option<Name<'a>>; 10],
+    named: [Option<Name<'a>>; 11],
     topic: Option<&'a str>,
     rules: Vec<(&'a str, &'a str)>,
     ordering: u8,
@@ -106,7 +106,7 @@ impl Settings<'_> {
                 headers: named(7),
                 occurred_at: named(8),
                 topic: named(9),
-                seq: None,
+                seq: named(10),
             },
             topic_rules: self
                 .rules

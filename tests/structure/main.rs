@@ -88,3 +88,32 @@ fn no_file_is_longer_than_the_limit() {
         "files with more than {LINES_MAX} lines; split them by idea:\n{report}"
     );
 }
+
+/// The names after `[dependencies]` in the manifest of the root package.
+fn dependencies(manifest: &str) -> Vec<&str> {
+    let (_, section) = manifest.split_once("\n[dependencies]\n").unwrap();
+    let section = section.split("\n[").next().unwrap();
+    let names = section.lines().filter(|line| !line.starts_with('#'));
+    names
+        .filter_map(|line| line.split(['.', ' ', '=']).next())
+        .filter(|name| !name.is_empty())
+        .collect()
+}
+
+#[test]
+fn the_lock_file_of_the_fuzzers_has_the_dependencies_of_the_product() {
+    let lock = read(&root().join("fuzz/Cargo.lock"));
+    let (_, ours) = lock.split_once("\nname = \"postrider\"\n").unwrap();
+    let ours = ours.split("\n[[package]]").next().unwrap();
+    let manifest = read(&root().join("Cargo.toml"));
+    let names = dependencies(&manifest);
+    assert!(names.len() > 20, "{names:?}");
+    let is_locked = |name: &&&str| {
+        ours.contains(&format!("\n \"{name}\"")) || ours.contains(&format!("\n \"{name} "))
+    };
+    let missing: Vec<&&str> = names.iter().filter(|name| !is_locked(name)).collect();
+    assert!(
+        missing.is_empty(),
+        "run `cargo metadata --manifest-path fuzz/Cargo.toml` to lock {missing:?}"
+    );
+}
