@@ -171,10 +171,10 @@ pub(super) enum Command {
     ///                                         the old one)
     #[command(verbatim_doc_comment)]
     Recover(super::recover::RecoverArgs),
-    /// Explain an error code and what to do about it
+    /// Explain a code of an error or of a check, and what to do about it
     Explain {
         /// A code such as `slot-missing`; without one, all are listed
-        code: Option<Code>,
+        code: Option<String>,
     },
     /// Print completions for a shell
     Completions {

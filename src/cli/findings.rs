@@ -7,7 +7,7 @@ use serde::Serialize;
 use slot_manager::{Finding, Severity};
 
 use super::paint::Paint;
-use super::{output, wrap};
+use super::{explain, output, wrap};
 use crate::error::Error;
 use crate::printable::printable_lines;
 
@@ -26,6 +26,12 @@ struct FindingsJson<'a> {
 impl Findings {
     /// Adds findings under a heading.
     pub(super) fn section(&mut self, heading: impl Into<String>, findings: Vec<Finding>) {
+        debug_assert!(
+            findings
+                .iter()
+                .all(|finding| explain::is_known(finding.code)),
+            "a code has no page and no section in docs/reference/checks.md: {findings:?}"
+        );
         self.sections.push((heading.into(), findings));
     }
 
@@ -172,7 +178,7 @@ mod tests {
         let fine = finding(Severity::Ok, "wal-level", "wal_level is logical");
         let short = finding_with_remedy(
             Severity::Warning,
-            "wal-senders-short",
+            "replication-slots",
             "1 is left",
             "raise it",
         );
@@ -184,7 +190,7 @@ mod tests {
     fn the_worst_finding_comes_first_with_its_remedy_below() {
         let text = findings().to_text(Paint::PLAIN, None, true);
         let expected = "PostgreSQL a@b:1/c\n  \
-            warning  wal-senders-short  1 is left\n                              \
+            warning  replication-slots  1 is left\n                              \
             -> raise it\n  \
             ok       wal-level          wal_level is logical\n\n";
         assert_eq!(text, expected);
@@ -194,7 +200,7 @@ mod tests {
     fn checks_that_passed_are_only_counted_unless_asked_for() {
         let text = findings().to_text(Paint::PLAIN, Some(48), false);
         let expected = "PostgreSQL a@b:1/c\n  \
-            warning  wal-senders-short  1 is left\n                              \
+            warning  replication-slots  1 is left\n                              \
             -> raise it\n  \
             ok       1 check passed (--all lists them)\n\n";
         assert_eq!(text, expected);
@@ -205,7 +211,10 @@ mod tests {
         let mut findings = findings();
         assert_eq!(findings.worst(), Severity::Warning);
         assert_eq!(findings.summary(), "1 warning");
-        findings.section("Pub/Sub", vec![finding(Severity::Error, "x", "y")]);
+        findings.section(
+            "Pub/Sub",
+            vec![finding(Severity::Error, "topic-missing", "y")],
+        );
         assert_eq!(findings.worst(), Severity::Error);
         assert_eq!(findings.summary(), "1 error, 1 warning");
     }

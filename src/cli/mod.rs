@@ -75,7 +75,7 @@ fn dispatch(cli: Cli, flags: &[(String, String)]) -> Result<ExitCode> {
         Command::Prune(args) => prune::run(&load()?, &args),
         Command::Quarantine(args) => quarantine::run(&load()?, args),
         Command::Recover(args) => recover::run(&load()?, &args),
-        Command::Explain { code } => Ok(explain::explain(code)),
+        Command::Explain { code } => explain::explain(code.as_deref()),
         Command::Completions { shell } => {
             args::print_completions(shell);
             Ok(ExitCode::SUCCESS)

@@ -17,7 +17,7 @@ use slot_manager::{Finding, QualifiedName, Severity};
 
 use super::findings::{Findings, finding, from_error};
 use super::{output, recover};
-use crate::error::Result;
+use crate::error::{Code, Result};
 use crate::postgres::connect;
 use crate::session::plan;
 use crate::session::publication::untraced;
@@ -119,7 +119,7 @@ async fn check_database(settings: &Settings) -> Result<(Vec<Finding>, Vec<String
     let mut findings = preflight::check(&sql, &expectation).await?;
     if findings
         .iter()
-        .any(|finding| finding.code == "server-too-old")
+        .any(|finding| finding.code == Code::PostgresVersion.name())
     {
         return Ok((findings, Vec::new()));
     }
@@ -166,8 +166,16 @@ fn with_a_lost_slot(findings: &mut Vec<Finding>, lost: Option<Finding>) {
 /// Checks that the server accepts a replication session. Skipped if a relay reads from the slot: it has
 /// such a session, and there may be no walsender for a second one.
 async fn replication_session(settings: &Settings, known: &[Finding]) -> Result<Option<Finding>> {
-    let has = |code| known.iter().any(|finding| finding.code == code);
-    if has("slot-held") || has("replication-right-missing") || has("wal-senders-used-up") {
+    let reasons = [
+        Code::SlotHeld,
+        Code::ReplicationRight,
+        Code::WalSendersUsedUp,
+    ];
+    // A check that passed may have the code as its name.
+    let mut problems = known
+        .iter()
+        .filter(|finding| finding.severity != Severity::Ok);
+    if problems.any(|finding| reasons.iter().any(|code| code.name() == finding.code)) {
         return Ok(None);
     }
     let probed = source::probe(settings.database()?, "postrider check").await;
