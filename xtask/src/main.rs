@@ -44,9 +44,10 @@ enum Command {
     Memory(Forwarded),
     /// Run the suites that need a server on every supported major of PostgreSQL
     PgMatrix(pg_matrix::PgMatrixArgs),
-    /// Write docs/reference/settings.md from the table of settings in src/settings/keys.rs
+    /// Write docs/reference/settings.md and settings.schema.json from the table of settings in
+    /// src/settings/keys.rs
     SettingsDoc {
-        /// Only check whether the file is up to date
+        /// Only check whether the files are up to date
         #[arg(long)]
         check: bool,
     },
