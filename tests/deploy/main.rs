@@ -267,6 +267,30 @@ fn systemd_restarts_the_relay_after_every_exit_whose_cause_can_pass() {
 }
 
 #[test]
+fn the_exit_codes_of_the_page_and_of_the_unit_are_those_of_the_errors() {
+    // A row of the table, and a line of the unit's comment: a status, then codes of errors.
+    let row = Regex::new(r"(?m)^\| ([1-5]) \| [^|]* \| (`[^|]*) \|").expect("a pattern");
+    let line = Regex::new(r"(?m)^#   ([1-5]): .*\(([a-z, -]+)\)$").expect("a pattern");
+    let used: BTreeSet<u8> = Code::ALL.iter().map(|code| code.exit_status()).collect();
+    for (name, pattern) in [
+        ("docs/reference/exit-codes.md", row),
+        ("deploy/postrider.service", line),
+    ] {
+        let text = read(name);
+        let mut listed = BTreeSet::new();
+        for found in pattern.captures_iter(&text) {
+            let status: u8 = found[1].parse().expect("a number");
+            for code in found[2].split(", ").map(|code| code.trim_matches('`')) {
+                let code: Code = code.parse().unwrap_or_else(|e| panic!("{name}: {e}"));
+                assert_eq!(code.exit_status(), status, "{name}: {code}");
+            }
+            listed.insert(status);
+        }
+        assert_eq!(listed, used, "{name}");
+    }
+}
+
+#[test]
 fn the_version_is_the_same_everywhere() {
     let mentions = Regex::new(
         r"postrider:([0-9][0-9.]*)|newName: REGISTRY/postrider, newTag: ([0-9.]+)|postrider_([0-9.]+)-1|(?m:^(?:version|appVersion): (.*)$)",
