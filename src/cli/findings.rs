@@ -79,7 +79,7 @@ impl Findings {
         let indent = "  warning  ".len() + code_width + 2;
         let mut text = String::new();
         for (heading, findings) in &self.sections {
-            text += &format!("{heading}\n");
+            text += &format!("{}\n", printable_lines(heading));
             let mut shown: Vec<&Finding> = findings.iter().filter(is_shown).collect();
             shown.sort_by_key(|finding| Reverse(finding.severity));
             for finding in &shown {
