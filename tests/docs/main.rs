@@ -3,6 +3,7 @@
 //! `cargo xtask settings-doc` (these tests with `UPDATE_DOCS=1`) writes `docs/reference/settings.md` and
 //! `docs/reference/settings.schema.json`.
 
+mod man;
 mod settings;
 
 use std::collections::BTreeSet;
@@ -174,7 +175,11 @@ fn every_metric_named_in_the_docs_exists() {
         "README.md",
     ] {
         let text = read(page);
-        for (at, _) in text.match_indices("postrider_") {
+        let prefixes = ["postrider_", "process_"];
+        for (at, _) in prefixes
+            .iter()
+            .flat_map(|prefix| text.match_indices(prefix))
+        {
             let name: String = text[at..]
                 .chars()
                 .take_while(|c| c.is_ascii_alphanumeric() || *c == '_')
