@@ -11,6 +11,9 @@ use super::{explain, output, wrap};
 use crate::error::Error;
 use crate::printable::printable_lines;
 
+/// Columns that the text of a finding gets next to its code.
+const NARROWEST_COLUMN: usize = 40;
+
 /// Findings under headings.
 #[derive(Debug, Default)]
 pub(super) struct Findings {
@@ -76,7 +79,10 @@ impl Findings {
         let is_shown = |finding: &&Finding| with_ok || finding.severity != Severity::Ok;
         let shown = self.all().filter(is_shown);
         let code_width = shown.map(|finding| finding.code.len()).max().unwrap_or(0);
-        let indent = "  warning  ".len() + code_width + 2;
+        let column = "  warning  ".len() + code_width + 2;
+        // Too narrow for a column next to the codes: the text begins below its code.
+        let is_narrow = width.is_some_and(|width| width < column + NARROWEST_COLUMN);
+        let indent = if is_narrow { "    ".len() } else { column };
         let mut text = String::new();
         for (heading, findings) in &self.sections {
             text += &format!("{}\n", printable_lines(heading));
@@ -86,7 +92,12 @@ impl Findings {
                 let severity = finding.severity;
                 let word = paint.severity(severity, &format!("{:<7}", name(severity)));
                 let what = wrap::wrapped(&printable_lines(&finding.what), indent, width);
-                text += &format!("  {word}  {:<code_width$}  {what}\n", finding.code);
+                let code = finding.code;
+                text += &if is_narrow {
+                    format!("  {word}  {code}\n{:indent$}{what}\n", "")
+                } else {
+                    format!("  {word}  {code:<code_width$}  {what}\n")
+                };
                 if let Some(remedy) = &finding.remedy {
                     let remedy = format!("-> {}", printable_lines(remedy));
                     let remedy = wrap::wrapped(&remedy, indent, width);
@@ -198,11 +209,23 @@ mod tests {
 
     #[test]
     fn checks_that_passed_are_only_counted_unless_asked_for() {
-        let text = findings().to_text(Paint::PLAIN, Some(48), false);
+        let text = findings().to_text(Paint::PLAIN, Some(72), false);
         let expected = "PostgreSQL a@b:1/c\n  \
             warning  replication-slots  1 is left\n                              \
             -> raise it\n  \
             ok       1 check passed (--all lists them)\n\n";
+        assert_eq!(text, expected);
+    }
+
+    #[test]
+    fn on_a_narrow_terminal_the_text_is_below_its_code() {
+        let text = findings().to_text(Paint::PLAIN, Some(60), true);
+        let expected = "PostgreSQL a@b:1/c\n  \
+            warning  replication-slots\n    \
+            1 is left\n    \
+            -> raise it\n  \
+            ok       wal-level\n    \
+            wal_level is logical\n\n";
         assert_eq!(text, expected);
     }
 

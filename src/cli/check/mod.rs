@@ -80,7 +80,11 @@ fn check_settings(settings: &Settings) -> Findings {
     );
     let mut checked = vec![finding(Severity::Ok, "settings", what)];
     checked.extend(settings.database().err().as_ref().map(from_error));
-    checked.extend(settings.project().err().as_ref().map(from_error));
+    match settings.project() {
+        // A topic's name needs the project.
+        Ok(_) => checked.extend(settings.dead_letter_topic().err().as_ref().map(from_error)),
+        Err(error) => checked.push(from_error(&error)),
+    }
     let mut findings = Findings::default();
     findings.section("Settings", checked);
     findings
