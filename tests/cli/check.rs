@@ -262,6 +262,12 @@ async fn offline_only_the_settings_are_checked() {
     let ran = postrider(&["check", "--offline", "--json"], &settings[..1]).await;
     ran.assert_status(2);
     assert_eq!(ran.json()["worst"], "error");
+    let dead_letters = [("POSTRIDER_DEAD_LETTER_TOPIC", "no good")];
+    let with_topic = [&settings[..], &dead_letters].concat();
+    let ran = postrider(&["check", "--offline", "--json"], &with_topic).await;
+    ran.assert_status(2);
+    let what = ran.finding("setting-invalid")["what"].to_string();
+    assert_contains(&what, "dead_letter_topic");
     let ran = postrider(&["check", "--offline", "--orderin", "none"], &settings).await;
     ran.assert_status(2);
     assert_contains(&ran.stderr, "--ordering");
