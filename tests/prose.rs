@@ -56,7 +56,8 @@ const PHRASES: [(&str, &str); 11] = [
 
 const EXTENSIONS: [&str; 8] = ["md", "rs", "sql", "toml", "yml", "yaml", "sh", "proto"];
 
-/// Files with text below a folder, except in build output, dot folders and corpora of fuzzing.
+/// Files with text below a folder, except in build output, downloaded packages, dot folders and corpora
+/// of fuzzing.
 fn texts(folder: &Path) -> Vec<PathBuf> {
     let mut found = Vec::new();
     for entry in std::fs::read_dir(folder).expect("a folder of the repository") {
@@ -64,7 +65,7 @@ fn texts(folder: &Path) -> Vec<PathBuf> {
         let name = path.file_name().unwrap_or_default().to_string_lossy();
         let extension = path.extension().unwrap_or_default().to_string_lossy();
         if path.is_dir() {
-            if !["target", "corpus"].contains(&&*name) && !name.starts_with('.') {
+            if !["target", "node_modules", "corpus"].contains(&&*name) && !name.starts_with('.') {
                 found.extend(texts(&path));
             }
         } else if EXTENSIONS.contains(&&*extension) && name != "prose.rs" {

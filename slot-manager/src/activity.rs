@@ -140,6 +140,28 @@ impl fmt::Display for LockHolder {
     }
 }
 
+/// Takes the advisory lock with this key for the session, if nobody holds it. Returns whether it did.
+///
+/// # Errors
+/// [`SlotError::Database`].
+pub async fn try_advisory_lock(client: &Client, key: i64) -> Result<bool, SlotError> {
+    let action = "taking an advisory lock";
+    let parameters = [(&key as _, Type::INT8)];
+    let row = query::single(client, action, sql::TRY_ADVISORY_LOCK, &parameters).await?;
+    get(&row, "pg_try_advisory_lock")
+}
+
+/// Gives the advisory lock back.
+///
+/// # Errors
+/// [`SlotError::Database`].
+pub async fn advisory_unlock(client: &Client, key: i64) -> Result<(), SlotError> {
+    let action = "giving back an advisory lock";
+    let parameters = [(&key as _, Type::INT8)];
+    query::single(client, action, sql::ADVISORY_UNLOCK, &parameters).await?;
+    Ok(())
+}
+
 /// A holder of the advisory lock with this key, if there is one.
 ///
 /// # Errors

@@ -143,6 +143,20 @@ Examples:
   postrider prune --older-than 30d --yes
   postrider prune --older-than 7d --yes --chunk 1000 --pause 500ms")]
     Prune(super::prune::PruneArgs),
+    /// Have published events published again
+    ///
+    /// Selects published events whose rows are still in the outbox, and lets the running relay publish
+    /// them again: in the order of their keys, and never mixed with new events of the same key. Their
+    /// messages carry the name of the replay in the attribute `replay`, and their old `event_id`, so
+    /// consumers that deduplicate must let them through. Exit code: 0 all are published, 1 some are not.
+    #[command(after_long_help = "\
+Examples:
+  postrider replay 0190163d-8694-739b-aea5-966c26f8ad91 --yes
+  postrider replay --topic order.events --since 2h --dry-run
+  postrider replay --key order-17 --yes --name after-the-fix
+  postrider replay --since 2026-11-27T08:00:00Z --until 2026-11-27T09:00:00Z --yes --rate 200
+  postrider replay --resume after-the-fix")]
+    Replay(super::replay::ReplayArgs),
     /// List, release or discard quarantined events
     ///
     /// The relay puts an event that can never be published into quarantine, and the later events of

@@ -18,6 +18,7 @@ mod paint;
 mod prune;
 mod quarantine;
 mod recover;
+mod replay;
 mod run;
 mod setting_flags;
 mod signals;
@@ -77,6 +78,7 @@ fn dispatch(cli: Cli, flags: &[(String, String)]) -> Result<ExitCode> {
         Command::Tail(args) => tail::run(&load()?, &args),
         Command::Audit(args) => audit::run(&load()?, &args),
         Command::Prune(args) => prune::run(&load()?, &args),
+        Command::Replay(args) => replay::run(&load()?, &args),
         Command::Quarantine(args) => quarantine::run(&load()?, args),
         Command::Recover(args) => recover::run(&load()?, &args),
         Command::Explain { code } => explain::explain(code.as_deref()),

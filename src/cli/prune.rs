@@ -1,15 +1,12 @@
 //! `postrider prune`: deletes old events with a final outcome, and old records.
 
 use std::process::ExitCode;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use tokio::signal::unix::{SignalKind, signal};
-
 use super::audit::ProgressLine;
-use super::{block_on, figures, output};
-use crate::error::{Code, Error, Result};
+use super::{block_on, figures, output, signals};
+use crate::error::Result;
 use crate::ops::prune::{self, PruneReport, PruneRequest, PruneStep, PrunedTable};
 use crate::ops::since::parse_duration;
 use crate::postgres::connect;
@@ -56,7 +53,7 @@ pub(super) fn run(settings: &Settings, args: &PruneArgs) -> Result<ExitCode> {
             pause: args.pause,
             dry_run: args.dry_run,
         };
-        let is_stopped = watch()?;
+        let is_stopped = signals::watch_steps()?;
         let mut line = ProgressLine::new();
         let mut on_step = |step: &PruneStep<'_>| {
             line.show(&progress(step, args.dry_run));
@@ -76,29 +73,6 @@ pub(super) fn run(settings: &Settings, args: &PruneArgs) -> Result<ExitCode> {
             ExitCode::from(POSTPONED)
         })
     })
-}
-
-/// Turns true at the first SIGINT or SIGTERM; the second ends the process.
-fn watch() -> Result<Arc<AtomicBool>> {
-    let cannot = |e| Error::new(Code::Internal, "cannot watch for signals").caused_by(e);
-    let mut terminate = signal(SignalKind::terminate()).map_err(cannot)?;
-    let mut interrupt = signal(SignalKind::interrupt()).map_err(cannot)?;
-    let is_stopped = Arc::new(AtomicBool::new(false));
-    let stop = is_stopped.clone();
-    tokio::spawn(async move {
-        for is_last in [false, true] {
-            tokio::select! {
-                _ = terminate.recv() => {}
-                _ = interrupt.recv() => {}
-            }
-            if is_last {
-                std::process::exit(130);
-            }
-            eprintln!("stopping after this step; a second signal ends at once");
-            stop.store(true, Ordering::Relaxed);
-        }
-    });
-    Ok(is_stopped)
 }
 
 fn progress(step: &PruneStep<'_>, is_dry_run: bool) -> String {

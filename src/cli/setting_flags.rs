@@ -32,7 +32,7 @@ fn used_by(path: &[&str]) -> Option<Vec<&'static [&'static str]>> {
         ["init"] | ["slot", "create"] => vec![DATABASE, NEW_SLOT],
         ["status"] => vec![DATABASE, EVENTS, &["publication"]],
         ["slot"] | ["slot", "show" | "drop" | "advance"] | ["prune"] => vec![DATABASE, EVENTS],
-        ["event" | "tail"] => vec![DATABASE, EVENTS, &["start", "project"]],
+        ["event" | "tail" | "replay"] => vec![DATABASE, EVENTS, &["start", "project"]],
         ["audit"] => vec![DATABASE, EVENTS, &["start"]],
         ["recover"] => vec![DATABASE, EVENTS, &["publication", "start", "project"]],
         ["slot", "list"] | ["quarantine", "list" | "show" | "discard"] => vec![DATABASE],

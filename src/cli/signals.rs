@@ -1,5 +1,8 @@
 //! SIGTERM and SIGINT: the first signal starts a graceful shutdown, the second ends the process.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
 
@@ -32,4 +35,28 @@ pub(super) fn watch() -> Result<watch::Receiver<bool>> {
         }
     });
     Ok(receiver)
+}
+
+/// For a command that works in steps: turns true at the first SIGINT or SIGTERM; the second ends the
+/// process.
+pub(super) fn watch_steps() -> Result<Arc<AtomicBool>> {
+    let cannot = |e| Error::new(Code::Internal, "cannot watch for signals").caused_by(e);
+    let mut terminate = signal(SignalKind::terminate()).map_err(cannot)?;
+    let mut interrupt = signal(SignalKind::interrupt()).map_err(cannot)?;
+    let is_stopped = Arc::new(AtomicBool::new(false));
+    let stop = is_stopped.clone();
+    tokio::spawn(async move {
+        for is_last in [false, true] {
+            tokio::select! {
+                _ = terminate.recv() => {}
+                _ = interrupt.recv() => {}
+            }
+            if is_last {
+                std::process::exit(INTERRUPTED);
+            }
+            eprintln!("stopping after this step; a second signal ends at once");
+            stop.store(true, Ordering::Relaxed);
+        }
+    });
+    Ok(is_stopped)
 }

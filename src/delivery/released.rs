@@ -148,13 +148,16 @@ impl Delivery {
             QuarantineAnswer::Marked(group) => self.quarantine.marked(&group),
             QuarantineAnswer::SentBack(group) => self.quarantine.sent_back(&group),
             QuarantineAnswer::PageEnded(group, rows) => {
-                if let Some(held) = self.quarantine.page_ended(&group, rows) {
-                    tracing::info!(
-                        topic = &*group.topic,
-                        key = group.ordering_key.as_str(),
-                        "all events of this key are released from quarantine: publishing its new events"
-                    );
-                    for event in held {
+                if let Some(unblocked) = self.quarantine.page_ended(&group, rows) {
+                    if unblocked.was_in_quarantine {
+                        tracing::info!(
+                            topic = &*group.topic,
+                            key = group.ordering_key.as_str(),
+                            "all events of this key are released from quarantine: publishing its new \
+                             events"
+                        );
+                    }
+                    for event in unblocked.held {
                         let Group {
                             topic,
                             ordering_key,

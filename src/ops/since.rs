@@ -65,6 +65,21 @@ impl Since {
     }
 }
 
+impl Since {
+    /// The same point in time, in a form that does not depend on the time of reading it.
+    ///
+    /// # Errors
+    /// As [`resolve`](Self::resolve).
+    pub(crate) async fn fixed(&self, sql: &Sql) -> Result<String> {
+        let time = self.resolve(sql).await?;
+        let utc = format!(
+            "select to_char({} at time zone 'UTC', 'YYYY-MM-DD\"T\"HH24:MI:SS.US\"Z\"')",
+            time.sql()
+        );
+        Ok(sql.query_one(&utc, &[]).await?.get(0))
+    }
+}
+
 const HINT: &str = "write a duration such as 10min or 2d, or a time such as 2026-11-27T08:30:00Z";
 
 impl fmt::Display for Since {

@@ -203,7 +203,7 @@ impl Recovery {
         if !self.is_first {
             tracing::warn!(
                 %slot, rows, seconds = self.progress.began.elapsed().as_secs(),
-                "recovered: everything in the tables has a record"
+                "recovered: every row committed since its table was captured has a record"
             );
         }
         tracing::info!(%slot, "streaming");

@@ -160,12 +160,13 @@ impl SessionRunner {
 /// The quarantine, with the keys that earlier sessions have blocked.
 pub(super) async fn quarantine(sql: &Sql, on_bad_event: OnBadEvent) -> Result<Quarantine> {
     let mut quarantine = Quarantine::new(on_bad_event);
-    // Read the blocked keys even if the policy does not use them: a relay that may not read the
-    // quarantine then fails here, at the start.
     let keys = quarantined::blocked_keys(sql, MAX_BLOCKED).await?;
-    if on_bad_event == OnBadEvent::QuarantineKey {
-        for key in &keys {
-            quarantine.block(key.group.clone(), key.since, &key.first.shown());
+    for key in keys {
+        if on_bad_event == OnBadEvent::QuarantineKey {
+            quarantine.block(key.group, key.since, &key.first.shown());
+        } else if key.is_released {
+            // New events must not come between the released ones.
+            quarantine.block_for_release(key.group);
         }
     }
     if quarantine.blocked() > 0 {

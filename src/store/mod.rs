@@ -3,6 +3,8 @@
 //! - [`dispatch`]: the outcome of each event, and the quarantine (`outbox.dispatch`).
 //! - [`capture_record`]: which rows of each captured table are ours, and how far they are resolved
 //!   (`outbox.capture`).
+//! - [`replay`]: which published events are to be published again (`outbox.replay`,
+//!   `outbox.replay_event`).
 //! - [`relay_row`]: which relay serves a slot, and how far it got (`outbox.relay`).
 //!
 //! The relay can rebuild its memory from these tables and the slot.
@@ -16,3 +18,4 @@
 pub(crate) mod capture_record;
 pub(crate) mod dispatch;
 pub(crate) mod relay_row;
+pub(crate) mod replay;

@@ -24,7 +24,8 @@ fn read(path: impl AsRef<Path>) -> String {
     std::fs::read_to_string(&path).unwrap_or_else(|e| panic!("{}: {e}", path.display()))
 }
 
-/// Files below a folder whose names end with `ending`, except in build output and dot folders.
+/// Files below a folder whose names end with `ending`, except in build output, downloaded packages and
+/// dot folders.
 fn files(folder: &Path, ending: &str) -> Vec<PathBuf> {
     let mut found = Vec::new();
     for entry in std::fs::read_dir(folder).expect("a folder of the repository") {
@@ -35,7 +36,7 @@ fn files(folder: &Path, ending: &str) -> Vec<PathBuf> {
             .to_string_lossy()
             .into_owned();
         if path.is_dir() {
-            if name != "target" && !name.starts_with('.') {
+            if !["target", "node_modules"].contains(&&*name) && !name.starts_with('.') {
                 found.extend(files(&path, ending));
             }
         } else if name.ends_with(ending) {
@@ -132,6 +133,41 @@ fn every_toml_example_is_accepted_as_settings() {
         }
     }
     assert!(examples >= 4, "only {examples} examples were found");
+}
+
+/// A fenced block that follows a link to a file of a producer example is a part of that file.
+#[test]
+fn every_snippet_for_producers_is_part_of_its_file() {
+    let page = read("docs/how-to/write-events.md");
+    let parts: Vec<&str> = page.split("\n```").collect();
+    let mut shown = BTreeSet::new();
+    for (prose, block) in parts.chunks_exact(2).map(|pair| (pair[0], pair[1])) {
+        let Some((_, link)) = prose.rsplit_once("](../../examples/producers/") else {
+            continue;
+        };
+        let name = link.split(')').next().unwrap_or_default();
+        let (folder, _) = name.split_once('/').unwrap_or_default();
+        let (_, snippet) = block.split_once('\n').unwrap_or_default();
+        if folder.is_empty() {
+            continue;
+        }
+        let source = read(Path::new("examples/producers").join(name));
+        assert!(
+            snippet.lines().count() > 5 && source.contains(snippet),
+            "write-events.md shows code that is not in examples/producers/{name}:\n{snippet}"
+        );
+        shown.insert(folder.to_owned());
+    }
+    let folder = root().join("examples/producers");
+    let entries = std::fs::read_dir(folder).expect("the folder of the examples");
+    let entries = entries.map(|entry| entry.expect("an entry"));
+    let folders = entries.filter(|entry| entry.path().is_dir());
+    let folders = folders.map(|entry| entry.file_name().to_string_lossy().into_owned());
+    assert_eq!(
+        shown,
+        folders.collect(),
+        "write-events.md shows each example"
+    );
 }
 
 #[test]

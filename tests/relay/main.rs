@@ -37,6 +37,7 @@ mod quarantine;
 mod quarantine_kept;
 mod recovery;
 mod referee;
+mod replay;
 mod restart;
 mod role_settings;
 mod secrets;

@@ -50,6 +50,12 @@ where application_name = left($1, 63) and datname = pg_catalog.current_database(
   and usename is distinct from session_user
 limit 1";
 
+/// Parameter: key (int8). Returns whether this session has the lock now.
+pub(crate) const TRY_ADVISORY_LOCK: &str = "select pg_try_advisory_lock($1)";
+
+/// Parameter: key (int8).
+pub(crate) const ADVISORY_UNLOCK: &str = "select pg_advisory_unlock($1)";
+
 /// Parameters: key of an advisory lock (int8).
 pub(crate) const ADVISORY_LOCK_HOLDER: &str = "
 select l.pid, a.usename::text as role

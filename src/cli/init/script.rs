@@ -49,6 +49,7 @@ const CAPTURE_HISTORY: &str = include_str!("../../../migrations/0012_capture_his
 const DATABASE: &str = include_str!("../../../migrations/0013_database.sql");
 const UNFINISHED: &str = include_str!("../../../migrations/0014_unfinished_recovery.sql");
 const CONDITION: &str = include_str!("../../../migrations/0015_condition.sql");
+const REPLAY: &str = include_str!("../../../migrations/0016_replay.sql");
 
 /// The names used in the files.
 const DEFAULT_PUBLICATION: &str = "postrider";
@@ -92,6 +93,7 @@ pub(super) fn migrations(settings: &Settings, payload: Payload) -> Vec<Migration
         migration(13, "database", DATABASE.to_owned(), true),
         migration(14, "unfinished_recovery", UNFINISHED.to_owned(), false),
         migration(15, "condition", CONDITION.to_owned(), false),
+        migration(16, "replay", REPLAY.to_owned(), true),
     ]
 }
 

@@ -80,7 +80,9 @@ pub(super) async fn refuse_lower_transactions(sql: &Sql, settings: &Settings) ->
     Err(Error::new(Code::ForeignCluster, what).hint(format!(
         "stop PostgreSQL; as its user, with DATADIR as its data directory: `dd if=/dev/zero \
          of=DATADIR/pg_xact/{:04X} bs=8192 count=32` (the server does not start without this file) and \
-         `pg_resetwal -e {epoch} -x {xid} DATADIR`; start it, and run this again",
+         `pg_resetwal -e {epoch} -x {xid} DATADIR`; start it, and run this again. Without access to the \
+         server's files, use up the numbers in between: `DO $$ BEGIN WHILE pg_current_xact_id() < \
+         '{wanted}' LOOP COMMIT; END LOOP; END $$`",
         xid / XIDS_PER_FILE
     )))
 }

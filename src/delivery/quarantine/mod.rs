@@ -16,8 +16,12 @@
 //! 4. *Ended*. The release is forgotten once the outcome of every released event is durable.
 //!
 //! If an event fails again, the release has *failed*: the key stays blocked, and all its rows go back
-//! into quarantine. Groups that block nothing (unordered events, other policies) have no first and
-//! third step, and an event of theirs that fails again affects only itself.
+//! into quarantine. Under the other policies, such an event affects only itself.
+//!
+//! A key may have released events without being blocked: an operator replays published events, or the
+//! policy blocks no keys. The key is then blocked for the time of the release, which begins with step
+//! 2, so that no new event comes between the released ones. Unordered events are never blocked: their
+//! release is step 2 alone.
 //!
 //! The steps of a release are in `releases`. Not here: the table (`dispatch::quarantined`), and
 //! reading released rows (`releaser`).
@@ -56,6 +60,8 @@ pub(crate) fn place(origin: &EventRef) -> EventPlace {
 /// A blocked key.
 #[derive(Debug)]
 struct BlockedState {
+    /// Whether no event of the key is in quarantine: it is blocked only until its release has ended.
+    for_release: bool,
     /// The first event in quarantine. Earlier events are not affected.
     since: EventPlace,
     /// The reason that is recorded for the events behind it.
@@ -64,6 +70,18 @@ struct BlockedState {
     last_record: u64,
     /// Bad events whose dead letter is in flight: they are not recorded yet.
     letters: u32,
+}
+
+impl BlockedState {
+    fn new(since: EventPlace, waits: Arc<str>) -> Self {
+        Self {
+            for_release: false,
+            since,
+            waits,
+            last_record: 0,
+            letters: 0,
+        }
+    }
 }
 
 #[derive(Debug)]
@@ -94,6 +112,12 @@ struct Release {
 }
 
 impl Release {
+    /// Whether all events that were read have a durable outcome. Whatever is released now was released
+    /// since then, perhaps in front of the rows that were read: somebody replays the key again.
+    fn is_idle(&self, durable: u64) -> bool {
+        self.in_lanes == 0 && durable >= self.last_record
+    }
+
     /// Whether it has ended, except that its last outcomes may not be durable yet.
     fn has_left_lanes(&self) -> bool {
         matches!(self.stage, Stage::Ended) && self.in_lanes == 0
@@ -109,6 +133,15 @@ pub(crate) enum QuarantineQuery {
     Page(Group, EventPlace),
     /// Mark all released rows of the group as quarantined.
     SendBack(Group),
+}
+
+/// A key that is no longer blocked.
+#[derive(Debug)]
+pub(crate) struct Unblocked {
+    /// Its events that were held in memory, in order.
+    pub(crate) held: Vec<Event>,
+    /// Whether an event in quarantine had blocked it, not only a release.
+    pub(crate) was_in_quarantine: bool,
 }
 
 /// What to do with an event that arrives.
@@ -167,9 +200,10 @@ impl Quarantine {
         self.policy
     }
 
-    /// The number of blocked keys.
+    /// The number of keys that are blocked by an event in quarantine.
     pub(crate) fn blocked(&self) -> usize {
-        self.blocked.len()
+        let blocked = self.blocked.values();
+        blocked.filter(|blocked| !blocked.for_release).count()
     }
 
     /// Whether a bad event of this group blocks the events behind it.
@@ -197,6 +231,8 @@ impl Quarantine {
         match self.releases.get(&group).map(|release| &release.stage) {
             Some(Stage::Begun(_) | Stage::Paging) => Admission::Released(blocked.waits.clone()),
             Some(Stage::Handover(_)) => Admission::Held,
+            // Its release begins later in this session.
+            None if blocked.for_release => Admission::Released(blocked.waits.clone()),
             Some(Stage::Ended | Stage::Failed) | None => {
                 Admission::Quarantined(blocked.waits.clone())
             }
@@ -218,7 +254,11 @@ impl Quarantine {
         }
         if let Some(blocked) = self.blocked.get_mut(group) {
             blocked.since = blocked.since.min(place(origin));
-            return Ok(false);
+            let newly = std::mem::take(&mut blocked.for_release);
+            if newly {
+                blocked.waits = waits_for(&origin.event_id.shown());
+            }
+            return Ok(newly);
         }
         if self.blocked.len() >= MAX_BLOCKED {
             return Err(full());
@@ -235,13 +275,17 @@ impl Quarantine {
     /// Blocks a key from the place `since` on, where the event `first` is (its id as shown to
     /// people). The rows of all events behind it name that event.
     pub(crate) fn block(&mut self, group: Group, since: EventPlace, first: &str) {
+        self.blocked
+            .insert(group, BlockedState::new(since, waits_for(first)));
+    }
+
+    /// Blocks a key that has released events, and none in quarantine, until its release has ended.
+    pub(crate) fn block_for_release(&mut self, group: Group) {
         let blocked = BlockedState {
-            since,
-            waits: format!("waits for event {first} in quarantine").into(),
-            last_record: 0,
-            letters: 0,
+            for_release: true,
+            ..BlockedState::new((0, 0), "waits for earlier events that are released".into())
         };
-        self.blocked.insert(group, blocked);
+        self.blocked.entry(group).or_insert(blocked);
     }
 
     /// Counts a record that was just handed to the dispatch writer.
@@ -330,6 +374,11 @@ impl Quarantine {
             }
         }
     }
+}
+
+/// The reason that is recorded for the events behind the event `first`.
+fn waits_for(first: &str) -> Arc<str> {
+    format!("waits for event {first} in quarantine").into()
 }
 
 fn full() -> Error {

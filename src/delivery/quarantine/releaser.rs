@@ -9,6 +9,9 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use bytes::Bytes;
+use googleapis_tonic_google_pubsub_v1::google::pubsub::v1::PubsubMessage;
+use prost::Message;
 use slot_manager::SlotName;
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
@@ -18,15 +21,18 @@ use crate::capture::table::{TableEvent, TableReader};
 use crate::capture::{claim, rows};
 use crate::error::{Code, Error, Result};
 use crate::event::{EventRef, Group};
-use crate::mapping::{MapError, TableSettings};
+use crate::mapping::{MapError, TableSettings, limits};
 use crate::postgres::{PatientSql, Target};
-use crate::store::dispatch::quarantined;
+use crate::store::dispatch::quarantined::{self, ReleasedRow};
 
 /// Long, because marking a key with a million events takes a while.
 const STATEMENT_TIMEOUT: Duration = Duration::from_secs(600);
 
 /// Groups that one look returns; the next look continues behind them.
 const GROUPS: usize = 256;
+
+/// The attribute of a replayed message: the name of its replay.
+const REPLAY_ATTRIBUTE: &str = "replay";
 
 /// A question.
 #[derive(Debug)]
@@ -190,30 +196,64 @@ impl Worker {
                 let paging = quarantined::page(sql, &group, after, PAGE);
                 let rows = sql.answer(paging).await?;
                 let count = rows.len();
-                let readers_are_new = session.readers.is_empty();
-                if count > 0 && session.readers.is_empty() {
-                    let known = claim::known(sql, &self.slot, &self.tables);
-                    let known = sql.answer(known).await?;
-                    for (table, captured) in self.tables.iter().zip(&known) {
-                        let resolving = TableReader::resolve(sql, table, &self.project, captured);
-                        session.readers.push(sql.answer(resolving).await?);
-                    }
-                }
-                for origin in rows {
-                    let one = match session.find(&group, origin.clone()).await {
-                        Err(error) if is_of_one_event(&error, readers_are_new) => {
-                            QuarantineAnswer::Lost(group.clone(), origin, error)
-                        }
-                        found => found?,
-                    };
-                    if found.send(one).await.is_err() {
-                        break;
-                    }
+                if count > 0 {
+                    self.read(&group, rows, found).await?;
                 }
                 Ok(QuarantineAnswer::PageEnded(group, count))
             }
         }
     }
+
+    /// Reads the rows of a page from their tables, and sends their events to the session.
+    async fn read(
+        &mut self,
+        group: &Group,
+        rows: Vec<ReleasedRow>,
+        found: &mpsc::Sender<QuarantineAnswer>,
+    ) -> Result<()> {
+        let Some(session) = &mut self.session else {
+            return Ok(());
+        };
+        let sql = &session.sql;
+        let readers_are_new = session.readers.is_empty();
+        if readers_are_new {
+            let known = claim::known(sql, &self.slot, &self.tables);
+            let known = sql.answer(known).await?;
+            for (table, captured) in self.tables.iter().zip(&known) {
+                let resolving = TableReader::resolve(sql, table, &self.project, captured);
+                session.readers.push(sql.answer(resolving).await?);
+            }
+        }
+        for row in rows {
+            let one = match session.find(group, &row).await {
+                Err(error) if is_of_one_event(&error, readers_are_new) => {
+                    QuarantineAnswer::Lost(group.clone(), row.origin.clone(), error)
+                }
+                found => found?,
+            };
+            if let QuarantineAnswer::Lost(_, origin, error) = &one
+                && let Some(replay) = &row.replay
+            {
+                session.end_replay(origin, replay, error).await?;
+            } else if found.send(one).await.is_err() {
+                break;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The message with the name of its replay as an attribute, unless it has no room for one.
+fn marked(message: Bytes, replay: &str) -> Bytes {
+    let Ok(mut marked) = PubsubMessage::decode(message.clone()) else {
+        return message;
+    };
+    let attributes = &mut marked.attributes;
+    attributes.insert(REPLAY_ATTRIBUTE.to_owned(), replay.to_owned());
+    if attributes.len() > limits::ATTRIBUTES {
+        return message;
+    }
+    marked.encode_to_vec().into()
 }
 
 /// Whether the error concerns this one event only. If so, the event stays in quarantine and does
@@ -239,14 +279,28 @@ impl ReleaserSession {
         })
     }
 
+    /// An event that was published before stays so if it cannot be published again.
+    async fn end_replay(&self, origin: &EventRef, replay: &str, error: &Error) -> Result<()> {
+        tracing::warn!(
+            code = %error.code(), event = origin.event_id.shown(), replay,
+            "cannot replay an event: {error}"
+        );
+        let leaving = quarantined::leave_published(&self.sql, origin);
+        self.sql.answer(leaving).await
+    }
+
     /// Reads the row of an event and maps it again: the settings may have changed.
-    async fn find(&mut self, group: &Group, origin: EventRef) -> Result<QuarantineAnswer> {
+    async fn find(&mut self, group: &Group, row: &ReleasedRow) -> Result<QuarantineAnswer> {
+        let origin = row.origin.clone();
         for reader in &mut self.readers {
-            let row = rows::find(&self.sql, reader, &origin.event_id).await?;
-            let Some(row) = row else { continue };
-            return match reader.event(&row, origin.commit, origin.ordinal) {
+            let values = rows::find(&self.sql, reader, &origin.event_id).await?;
+            let Some(values) = values else { continue };
+            return match reader.event(&values, origin.commit, origin.ordinal) {
                 Ok(mut found) => {
                     found.event.origin = origin;
+                    if let Some(replay) = &row.replay {
+                        found.event.message = marked(found.event.message, replay);
+                    }
                     Ok(QuarantineAnswer::Event(group.clone(), found))
                 }
                 Err(MapError::Event(error)) if error.fault.is_of_the_row() => {

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use super::{
     BlockedState, EventPlace, MAX_RELEASES, PAGE, Quarantine, QuarantineQuery, Release, Stage,
+    Unblocked,
 };
 use crate::event::{Event, Group, OrderingKey};
 
@@ -19,10 +20,13 @@ impl Quarantine {
         {
             return;
         }
+        if group.is_ordered() {
+            self.block_for_release(group.clone());
+        }
         let blocked = self.blocked.get(&group);
         let stage = match blocked {
-            Some(_) => Stage::Begun(self.handed),
-            None => Stage::Paging,
+            Some(blocked) if !blocked.for_release => Stage::Begun(self.handed),
+            Some(_) | None => Stage::Paging,
         };
         let asks_from = if blocked.is_some_and(|by| by.letters > 0) {
             u64::MAX
@@ -79,6 +83,9 @@ impl Quarantine {
         }
         let room = release.in_lanes < PAGE && self.durable >= release.asks_from;
         let all_durable = self.durable >= last_record.max(release.last_record);
+        if release.is_idle(self.durable) {
+            release.after = (0, 0);
+        }
         match &release.stage {
             Stage::Begun(at) if self.durable >= *at => Some(QuarantineQuery::Mark(group.clone())),
             Stage::Paging if room => {
@@ -112,8 +119,10 @@ impl Quarantine {
         let Some(release) = self.releases.get_mut(group) else {
             return false;
         };
+        let may_skip = release.after != (0, 0) && release.is_idle(self.durable);
         let wanted = matches!(release.stage, Stage::Paging | Stage::Handover(_))
-            && release.asked_at >= release.asks_from;
+            && release.asked_at >= release.asks_from
+            && !may_skip;
         if wanted {
             release.after = at;
         }
@@ -129,8 +138,8 @@ impl Quarantine {
         }
     }
 
-    /// The page has ended after `rows` rows. If this unblocks the key, returns the held events.
-    pub(crate) fn page_ended(&mut self, group: &Group, rows: usize) -> Option<Vec<Event>> {
+    /// The page has ended after `rows` rows. Returns the held events if this unblocks the key.
+    pub(crate) fn page_ended(&mut self, group: &Group, rows: usize) -> Option<Unblocked> {
         let release = self.releases.get_mut(group)?;
         if rows > 0 || release.asked_at < release.asks_from {
             return None;
@@ -141,9 +150,12 @@ impl Quarantine {
             (Stage::Handover(held), Some(last)) if release.asked_at >= last => {
                 let held = std::mem::take(held);
                 release.stage = Stage::Ended;
-                self.blocked.remove(group);
+                let blocked = self.blocked.remove(group);
                 self.ended(group);
-                return Some(held);
+                return Some(Unblocked {
+                    held,
+                    was_in_quarantine: blocked.is_some_and(|by| !by.for_release),
+                });
             }
             (Stage::Paging | Stage::Handover(_), None) => {
                 release.stage = Stage::Ended;
@@ -219,12 +231,15 @@ impl Quarantine {
     /// A released event of the group has failed again, or an event before it. Returns the held
     /// events, which must be recorded as quarantined.
     pub(crate) fn fail(&mut self, group: &Group) -> Vec<Event> {
-        if !self.blocked.contains_key(group) {
+        if !self.blocks(group) {
             return Vec::new();
         }
-        let Some(release) = self.releases.get_mut(group) else {
+        let (Some(blocked), Some(release)) =
+            (self.blocked.get_mut(group), self.releases.get_mut(group))
+        else {
             return Vec::new();
         };
+        blocked.for_release = false;
         match std::mem::replace(&mut release.stage, Stage::Failed) {
             Stage::Handover(held) => held,
             Stage::Ended => {

@@ -13,6 +13,7 @@ use slot_manager::table;
 use tokio_postgres::Row;
 use tokio_postgres::types::PgLsn;
 
+use super::rows::row_key;
 use crate::error::{Code, Error, Result};
 use crate::event::{EventId, EventRef, Group, OrderingKey, Standing};
 use crate::postgres::Sql;
@@ -53,8 +54,10 @@ fn groups_sql(state: &str, which: &str) -> String {
     )
 }
 
+/// A database that `postrider init` has not migrated yet lacks the column `replay`.
 const PAGE: &str = "\
-    SELECT commit_lsn, ordinal, event_id, source_id, committed_at FROM outbox.dispatch \
+    SELECT commit_lsn, ordinal, event_id, source_id, committed_at, to_jsonb(d) ->> 'replay' \
+    FROM outbox.dispatch d \
     WHERE state = 'released' AND coalesce(topic, '') = $1 AND coalesce(ordering_key, '') = $2 \
       AND (commit_lsn, ordinal) > ($3, $4) \
     ORDER BY commit_lsn, ordinal LIMIT $5";
@@ -63,8 +66,10 @@ const MARK: &str = "\
     UPDATE outbox.dispatch SET state = 'released' \
     WHERE state = 'quarantined' AND coalesce(topic, '') = $1 AND coalesce(ordering_key, '') = $2";
 
+/// An event with a message was published before: it was being replayed.
 const SEND_BACK: &str = "\
-    UPDATE outbox.dispatch SET state = 'quarantined' \
+    UPDATE outbox.dispatch \
+    SET state = CASE WHEN message_id IS NULL THEN 'quarantined' ELSE 'published' END \
     WHERE state = 'released' AND coalesce(topic, '') = $1 AND coalesce(ordering_key, '') = $2";
 
 const VANISHED: &str = "\
@@ -74,9 +79,22 @@ const VANISHED: &str = "\
       AND NOT EXISTS (SELECT FROM outbox.dispatch d WHERE d.state = 'released' \
               AND coalesce(d.topic, '') = u.topic AND coalesce(d.ordering_key, '') = u.key)";
 
+/// An event with a message was published before: it is being replayed.
 const COUNT: &str = "\
     SELECT count(*) FROM (SELECT FROM outbox.dispatch \
-    WHERE state IN ('quarantined', 'released') LIMIT $1) q";
+    WHERE state IN ('quarantined', 'released') AND message_id IS NULL LIMIT $1) q";
+
+const LEAVE_PUBLISHED: &str = "\
+    UPDATE outbox.dispatch SET state = 'published' \
+    WHERE commit_lsn = $1 AND ordinal = $2 AND state = 'released'";
+
+/// A released row.
+#[derive(Debug)]
+pub(crate) struct ReleasedRow {
+    pub(crate) origin: EventRef,
+    /// The name of the replay, if the event was published before.
+    pub(crate) replay: Option<String>,
+}
 
 /// An ordering key with events in quarantine.
 #[derive(Debug)]
@@ -88,6 +106,8 @@ pub(crate) struct BlockedKey {
     pub(crate) first: EventId,
     /// Why it is there.
     pub(crate) error: Option<String>,
+    /// Whether the key has released events.
+    pub(crate) is_released: bool,
 }
 
 /// Every key with events in quarantine, at most `limit`.
@@ -106,13 +126,11 @@ pub(crate) async fn blocked_keys(sql: &Sql, limit: usize) -> Result<Vec<BlockedK
         let most = i64::try_from(limit).unwrap_or(i64::MAX).saturating_add(1);
         let rows = sql.query(&groups_sql(state, ""), &[&most]).await?;
         for row in rows.iter().filter(|row| group(row).is_ordered()) {
-            let since = place(row, 2);
-            if keys
-                .get(&group(row))
-                .is_none_or(|known| since < known.since)
-            {
-                keys.insert(group(row), blocked_key(row));
+            let key = keys.entry(group(row)).or_insert_with(|| blocked_key(row));
+            if place(row, 2) < key.since {
+                *key = blocked_key(row);
             }
+            key.is_released |= state == "released";
         }
         if keys.len() > limit {
             return Err(Error::new(
@@ -141,6 +159,7 @@ fn blocked_key(row: &Row) -> BlockedKey {
         since: place(row, 2),
         first: event_id(row, 4),
         error: row.get(6),
+        is_released: false,
     }
 }
 
@@ -174,7 +193,7 @@ pub(crate) async fn page(
     group: &Group,
     after: (u64, u32),
     limit: usize,
-) -> Result<Vec<EventRef>> {
+) -> Result<Vec<ReleasedRow>> {
     let (topic, key) = (&*group.topic, group.ordering_key.as_str());
     let limit = i64::try_from(limit).unwrap_or(i64::MAX);
     let (commit, ordinal) = (PgLsn::from(after.0), after.1 as i32);
@@ -190,12 +209,26 @@ pub(crate) async fn page(
             .as_micros();
         let commit_time = PgTimestamp::from_micros(micros as i64 - PG_EPOCH_MICROS);
         let commit = CommitLsn::new(Lsn::new(commit));
-        EventRef {
-            standing: Standing::Released,
-            ..EventRef::new(commit, ordinal, commit_time, event_id(row, 2))
+        ReleasedRow {
+            origin: EventRef {
+                standing: Standing::Released,
+                ..EventRef::new(commit, ordinal, commit_time, event_id(row, 2))
+            },
+            replay: row.get(5),
         }
     };
     Ok(rows.iter().map(event).collect())
+}
+
+/// Ends the replay of one event: its row says again that it was published.
+///
+/// # Errors
+/// Database errors.
+pub(crate) async fn leave_published(sql: &Sql, origin: &EventRef) -> Result<()> {
+    let (commit, ordinal) = row_key(origin);
+    let commit = PgLsn::from(commit);
+    sql.execute(LEAVE_PUBLISHED, &[&commit, &ordinal]).await?;
+    Ok(())
 }
 
 /// Marks the quarantined events of the group as released.

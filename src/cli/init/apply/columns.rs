@@ -24,21 +24,46 @@ pub(in crate::cli::init) async fn columns(sql: &Sql, settings: &Settings) -> Res
     let mut findings = Vec::new();
     for table in &settings.tables {
         add_columns(sql, table).await?;
-        let Some(shape) = shape::look(sql, table).await? else {
-            continue;
-        };
-        let seq = shape.seq.as_ref();
-        if seq.is_some_and(|seq| seq.column == "seq" && !seq.is_indexed)
-            && (!shape.is_partitioned()
-                || size_of_partitions(sql, &table.table).await? < SMALL_BYTES)
-        {
-            add_index(sql, table, shape.is_partitioned()).await?;
-        }
+        lock_indexes(sql).await?;
+        let indexed = index(sql, table).await;
+        activity::advisory_unlock(sql, INDEX_LOCK).await?;
+        indexed?;
         if let Some(shape) = shape::look(sql, table).await? {
             findings.extend(check::capture::columns(table, &shape));
         }
     }
     Ok(findings)
+}
+
+/// Key of the advisory lock under which indexes are created. Another `init` would take an unfinished index
+/// for one whose build was cut off.
+const INDEX_LOCK: i64 = 0x706f_7374_7269_6466;
+
+/// Between two attempts to get it.
+const INDEX_LOCK_PAUSE: Duration = Duration::from_millis(200);
+
+/// Waits until no other `init` creates an index. Asks again and again: a session that waits in one
+/// statement would hold up the `create index concurrently` that it waits for.
+async fn lock_indexes(sql: &Sql) -> Result<()> {
+    while !activity::try_advisory_lock(sql, INDEX_LOCK).await? {
+        tokio::time::sleep(INDEX_LOCK_PAUSE).await;
+    }
+    Ok(())
+}
+
+/// Creates the index on `seq` if it is missing, unless that would hold up the writers of a large
+/// partitioned table.
+async fn index(sql: &Sql, table: &TableSettings) -> Result<()> {
+    let Some(shape) = shape::look(sql, table).await? else {
+        return Ok(());
+    };
+    let seq = shape.seq.as_ref();
+    if seq.is_some_and(|seq| seq.column == "seq" && !seq.is_indexed)
+        && (!shape.is_partitioned() || size_of_partitions(sql, &table.table).await? < SMALL_BYTES)
+    {
+        add_index(sql, table, shape.is_partitioned()).await?;
+    }
+    Ok(())
 }
 
 /// How long to wait for the lock on a table. New writers wait behind us meanwhile.

@@ -2,6 +2,7 @@
 
 mod model;
 mod rules;
+mod steps;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::SystemTime;

@@ -1,0 +1,315 @@
+//! `postrider replay`: has published events published again.
+
+use std::process::ExitCode;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use super::audit::ProgressLine;
+use super::{block_on, figures, output, signals};
+use crate::error::{Code, Error, Result};
+use crate::ops::replay::{self, ReplayCriteria, ReplayReport, ReplaySelection, ReplayStep};
+use crate::ops::since::Since;
+use crate::postgres::PatientSql;
+use crate::printable::printable;
+use crate::settings::Settings;
+use crate::store::replay::ReplayRow;
+
+/// Limit of one statement.
+const STATEMENT_TIMEOUT: Duration = Duration::from_secs(60);
+
+/// Exit code when some events are not published.
+const LEFT: u8 = 1;
+
+/// Longest name: with the others it must fit into a message.
+const NAME_CHARS: usize = 100;
+
+/// Width of the bar of the progress line.
+const BAR: u64 = 20;
+
+/// The arguments of `postrider replay`.
+#[derive(Debug, clap::Args)]
+pub(super) struct ReplayArgs {
+    /// One event: the id in its table, its uuid (attribute `event_id`), or `schema.table:id`
+    #[arg(value_name = "ID", conflicts_with_all = ["key", "topic", "since", "until", "from_lsn", "to_lsn"])]
+    id: Option<String>,
+    /// Only events of this ordering key
+    #[arg(long, value_name = "KEY")]
+    key: Option<String>,
+    /// Only events of this topic
+    #[arg(long, value_name = "TOPIC")]
+    topic: Option<String>,
+    /// Only events committed since: a duration such as 10min, or a time such as 2026-11-27T08:30:00Z
+    #[arg(long, value_name = "TIME")]
+    since: Option<Since>,
+    /// Only events committed before this time
+    #[arg(long, value_name = "TIME")]
+    until: Option<Since>,
+    /// Only events committed at this position in the log or later, such as 16/B374D848
+    #[arg(long, value_name = "LSN")]
+    from_lsn: Option<String>,
+    /// Only events committed at this position in the log or earlier
+    #[arg(long, value_name = "LSN")]
+    to_lsn: Option<String>,
+    /// Name of the replay, which its messages carry in the attribute `replay` [default: the time]
+    #[arg(long, value_name = "NAME", value_parser = name)]
+    name: Option<String>,
+    /// Most events per second; the events of one key are always sent together
+    #[arg(long, value_name = "EVENTS", default_value_t = 1_000,
+          value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
+    rate: u32,
+    /// Only count the events that would be published again
+    #[arg(long, conflicts_with_all = ["yes", "resume", "cancel"])]
+    dry_run: bool,
+    /// Do it
+    #[arg(long)]
+    yes: bool,
+    /// Continue a replay that was stopped
+    #[arg(long, value_name = "NAME", conflicts_with_all = ["id", "key", "topic", "since", "until",
+          "from_lsn", "to_lsn", "name", "cancel"])]
+    resume: Option<String>,
+    /// Give up a replay that was stopped; events that are released already are published
+    #[arg(long, value_name = "NAME", conflicts_with_all = ["id", "key", "topic", "since", "until",
+          "from_lsn", "to_lsn", "name"])]
+    cancel: Option<String>,
+    /// Print JSON: {finished, events, oldest, first_ids, in_quarantine} with --dry-run, {name, left_out}
+    /// with --cancel, or {name, finished, sent, quarantined, not_sent, waiting}
+    #[arg(long)]
+    json: bool,
+}
+
+/// Checks the name of a replay: it becomes the value of an attribute.
+fn name(text: &str) -> Result<String, String> {
+    let is_plain = |c: char| c.is_ascii_alphanumeric() || "-_.:".contains(c);
+    if text.is_empty() || text.len() > NAME_CHARS || !text.chars().all(is_plain) {
+        return Err(format!(
+            "use up to {NAME_CHARS} letters, digits, and the characters - _ . :"
+        ));
+    }
+    Ok(text.to_owned())
+}
+
+pub(super) fn run(settings: &Settings, args: &ReplayArgs) -> Result<ExitCode> {
+    block_on(async {
+        let target = settings.database()?;
+        let sql = PatientSql::open(target, "postrider replay", STATEMENT_TIMEOUT).await?;
+        if let Some(name) = &args.cancel {
+            return cancel(&sql, name, args.json).await;
+        }
+        let is_stopped = signals::watch_steps()?;
+        let mut line = ProgressLine::new();
+        let mut on_step = |step: &ReplayStep| {
+            line.show(&progress(step));
+            !is_stopped.load(Ordering::Relaxed)
+        };
+        if args.dry_run {
+            let found = replay::preview(&sql, settings, &criteria(args)?, &mut on_step).await;
+            line.clear();
+            return Ok(preview(&found?, args.json));
+        }
+        let row = match &args.resume {
+            Some(name) => replay::find(&sql, name).await?,
+            None => begin(&sql, settings, args).await?,
+        };
+        let report = replay::run(&sql, settings, &row, args.rate, &mut on_step).await;
+        line.clear();
+        let report = report.map_err(|error| resumable(error, &row.name))?;
+        if args.json {
+            output::write_json(&report);
+        } else {
+            output::write(&text(&report));
+        }
+        let is_complete = report.finished && report.quarantined + report.not_sent == 0;
+        Ok(ExitCode::from(if is_complete { 0 } else { LEFT }))
+    })
+}
+
+/// The conditions of the command line.
+fn criteria(args: &ReplayArgs) -> Result<ReplayCriteria> {
+    let criteria = ReplayCriteria {
+        id: args.id.clone(),
+        key: args.key.clone(),
+        topic: args.topic.clone(),
+        since: args.since.as_ref().map(ToString::to_string),
+        until: args.until.as_ref().map(ToString::to_string),
+        from_lsn: args.from_lsn.clone(),
+        to_lsn: args.to_lsn.clone(),
+    };
+    if criteria == ReplayCriteria::default() {
+        let what = "replay does not know which events to publish again";
+        return Err(Error::new(Code::SettingInvalid, what).hint(
+            "give an event id, or at least one of --key, --topic, --since, --until, --from-lsn and --to-lsn",
+        ));
+    }
+    Ok(criteria)
+}
+
+async fn begin(sql: &PatientSql, settings: &Settings, args: &ReplayArgs) -> Result<ReplayRow> {
+    let criteria = criteria(args)?;
+    if !args.yes {
+        let what =
+            "replaying sends events to all subscribers again and needs --yes; nothing was done";
+        return Err(Error::new(Code::ConfirmationMissing, what)
+            .hint("replace --yes with --dry-run to see how many events match"));
+    }
+    replay::begin(sql, settings, args.name.as_deref(), &criteria).await
+}
+
+async fn cancel(sql: &PatientSql, name: &str, json: bool) -> Result<ExitCode> {
+    let row = replay::find(sql, name).await?;
+    let left_out = replay::cancel(sql, &row).await?;
+    if json {
+        output::write_json(&serde_json::json!({ "name": name, "left_out": left_out }));
+    } else {
+        output::write(&format!(
+            "Cancelled: {} of the replay {name} not published again. Events that it had released are \
+             still published.\n",
+            match left_out {
+                1 => "1 event is".to_owned(),
+                n => format!("{n} events are"),
+            }
+        ));
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn resumable(error: Error, name: &str) -> Error {
+    let hint = format!("run `postrider replay --resume {name}` to continue");
+    error.hint(hint)
+}
+
+fn progress(step: &ReplayStep) -> String {
+    match step {
+        ReplayStep::Selecting {
+            looked_at,
+            selected,
+        } => format!("{selected} events match, {looked_at} rows looked at"),
+        ReplayStep::Sending { sent, of, stalled } => {
+            let filled = if *of == 0 { BAR } else { sent * BAR / of };
+            let bar = "#".repeat(filled as usize) + &".".repeat((BAR - filled) as usize);
+            let waits = if *stalled {
+                "; waiting for the relay: see `postrider status`"
+            } else {
+                ""
+            };
+            format!("[{bar}] {sent} of {of} events published again{waits}")
+        }
+    }
+}
+
+fn preview(found: &ReplaySelection, json: bool) -> ExitCode {
+    if json {
+        output::write_json(found);
+    } else {
+        output::write(&preview_text(found));
+    }
+    ExitCode::from(if found.events > 0 { 0 } else { LEFT })
+}
+
+fn preview_text(found: &ReplaySelection) -> String {
+    let mut text = format!(
+        "{} would be published again",
+        figures::count(found.events, "event")
+    );
+    if let Some(oldest) = &found.oldest {
+        text += &format!(", the oldest from {oldest}");
+    }
+    text += "\n";
+    for id in &found.first_ids {
+        text += &format!("    {}\n", printable(id));
+    }
+    let shown = found.first_ids.len() as u64;
+    if found.events > shown {
+        text += &format!("    and {} more\n", found.events - shown);
+    }
+    if found.in_quarantine > 0 {
+        text += &format!(
+            "{} in quarantine: `postrider quarantine release` publishes them\n",
+            match found.in_quarantine {
+                1 => "1 more event is".to_owned(),
+                n => format!("{n} more events are"),
+            }
+        );
+    }
+    text + match (found.finished, found.events) {
+        (false, _) => "\nStopped before the end. Nothing was done.\n",
+        (true, 0) => {
+            "\nOnly published events whose rows are still in the outbox can be replayed.\n"
+        }
+        (true, _) => "\nNothing was done: replace --dry-run with --yes to replay.\n",
+    }
+}
+
+fn text(report: &ReplayReport) -> String {
+    let mut text = format!(
+        "Replay {}: {} published again\n",
+        report.name,
+        figures::count(report.sent, "event")
+    );
+    if report.not_sent > 0 {
+        text += &format!(
+            "{} not sent: no longer published, without a row, or behind a refused event of the key\n",
+            figures::count(report.not_sent, "event"),
+        );
+    }
+    if report.quarantined > 0 {
+        text += &format!(
+            "{} refused: see `postrider quarantine list`\n",
+            figures::count(report.quarantined, "event")
+        );
+    }
+    if !report.finished {
+        text += &format!(
+            "{} left: stopped, or their keys have events in quarantine. Continue with \
+             `postrider replay --resume {}`\n",
+            figures::count(report.waiting, "event"),
+            report.name
+        );
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_bar_shows_how_many_events_are_published_again() {
+        let step = |sent, stalled| ReplayStep::Sending {
+            sent,
+            of: 40,
+            stalled,
+        };
+        assert_eq!(
+            progress(&step(10, false)),
+            "[#####...............] 10 of 40 events published again"
+        );
+        assert!(progress(&step(40, true)).ends_with("see `postrider status`"));
+    }
+
+    #[test]
+    fn a_name_fits_into_an_attribute_and_a_command_line() {
+        assert_eq!(name("after-the-fix"), Ok("after-the-fix".to_owned()));
+        for refused in ["", "a b", "a'b", "ä", &"x".repeat(101)] {
+            assert!(name(refused).is_err(), "{refused}");
+        }
+    }
+
+    #[test]
+    fn a_report_says_what_is_left_and_how_to_go_on() {
+        let report = ReplayReport {
+            name: "n1".into(),
+            finished: false,
+            sent: 3,
+            quarantined: 0,
+            not_sent: 1,
+            waiting: 2,
+        };
+        assert_eq!(
+            text(&report),
+            "Replay n1: 3 events published again\n\
+             1 event not sent: no longer published, without a row, or behind a refused event of the key\n\
+             2 events left: stopped, or their keys have events in quarantine. Continue with `postrider \
+             replay --resume n1`\n"
+        );
+    }
+}

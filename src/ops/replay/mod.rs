@@ -1,0 +1,205 @@
+//! Has published events published again, by the relay that holds the slot.
+//!
+//! A replay has two steps, and each continues where it was stopped:
+//!
+//! 1. *Select*: one walk over the outbox tables notes every event that matches and was published. Only
+//!    events whose row still exists can be sent again.
+//! 2. *Release*: key by key, the records of the selected events become `released`, all those of a key in
+//!    one transaction. The relay publishes them like events released from quarantine: in order, and
+//!    before any newer event of their key. So replayed and new events of a key are never mixed. A limited
+//!    number of events is released at once, and keys follow each other at the wanted rate.
+//!
+//! Each message carries the name of the replay in the attribute `replay`. An event that Pub/Sub refuses
+//! goes into quarantine, like any other. The reasons are in docs/adr/0034-replay.md.
+
+mod release;
+mod select;
+
+use serde::{Deserialize, Serialize};
+use slot_manager::cluster;
+
+pub(crate) use select::ReplaySelection;
+
+use super::event::keeps_no_records;
+use super::since::Since;
+use crate::error::{Code, Error, Result};
+use crate::postgres::PatientSql;
+use crate::settings::Settings;
+use crate::store::replay::{self, ReplayRow};
+
+/// Which events to replay: those that meet all of these conditions.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct ReplayCriteria {
+    /// The id of one event, as `postrider event` takes it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) id: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) key: Option<String>,
+    /// A full name, or the last part of one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) topic: Option<String>,
+    /// Committed at this time or later.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) since: Option<String>,
+    /// Committed before this time.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) until: Option<String>,
+    /// Commit position, inclusive.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) from_lsn: Option<String>,
+    /// Commit position, inclusive.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) to_lsn: Option<String>,
+}
+
+/// How far a replay is.
+#[derive(Debug)]
+pub(crate) enum ReplayStep {
+    /// Rows of the outbox looked at, and events selected.
+    Selecting { looked_at: u64, selected: u64 },
+    /// Events that the relay has published again, of all that are selected; `stalled` if it has not
+    /// published any for a while.
+    Sending { sent: u64, of: u64, stalled: bool },
+}
+
+/// Says how far the replay is; returns false to stop it.
+pub(crate) type OnReplayStep<'a> = dyn FnMut(&ReplayStep) -> bool + 'a;
+
+/// The result; its JSON form, on which programs depend.
+#[derive(Debug, Serialize)]
+pub(crate) struct ReplayReport {
+    pub(crate) name: String,
+    /// False if it was stopped, or if keys are left whose events are in quarantine.
+    pub(crate) finished: bool,
+    /// Events that the relay has published again, of this replay since it began.
+    pub(crate) sent: u64,
+    /// Events that Pub/Sub has refused this time, so that they are in quarantine.
+    pub(crate) quarantined: u64,
+    /// Events that were left out: no longer published, without a row, or behind a refused event.
+    pub(crate) not_sent: u64,
+    /// Events that still have to be sent.
+    pub(crate) waiting: u64,
+}
+
+/// Counts what a replay would publish, and changes nothing.
+///
+/// # Errors
+/// `setting-invalid` for a condition that makes no sense, or without full records; database errors.
+pub(crate) async fn preview(
+    sql: &PatientSql,
+    settings: &Settings,
+    criteria: &ReplayCriteria,
+    on_step: &mut OnReplayStep<'_>,
+) -> Result<ReplaySelection> {
+    check_records(sql, settings).await?;
+    let until = cluster::wal_end(sql).await?;
+    select::run(sql, settings, criteria, until, None, on_step).await
+}
+
+/// Begins a replay, which [`run`] carries out. Without a name it is called by the time.
+///
+/// # Errors
+/// As [`preview`]; `setting-invalid` when the name is taken.
+pub(crate) async fn begin(
+    sql: &PatientSql,
+    settings: &Settings,
+    name: Option<&str>,
+    criteria: &ReplayCriteria,
+) -> Result<ReplayRow> {
+    check_records(sql, settings).await?;
+    let name = match name {
+        Some(name) => name.to_owned(),
+        None => {
+            let time = "select to_char(clock_timestamp() at time zone 'UTC', 'YYYYMMDD\"T\"HH24MISSMS\"Z\"')";
+            sql.query_one(time, &[]).await?.get(0)
+        }
+    };
+    let mut criteria = criteria.clone();
+    // A duration before now means another time when the replay is resumed.
+    let times = [&mut criteria.since, &mut criteria.until];
+    for text in times.into_iter().flatten() {
+        *text = read_time(text)?.fixed(sql).await?;
+    }
+    let text = serde_json::to_string(&criteria)
+        .map_err(|e| Error::new(Code::Internal, "cannot write the criteria").caused_by(e))?;
+    let until = cluster::wal_end(sql).await?;
+    replay::begin(sql, &name, &text, until).await
+}
+
+/// The replay with this name, to be resumed or cancelled.
+///
+/// # Errors
+/// `setting-invalid` when it does not exist, or has ended; database errors.
+pub(crate) async fn find(sql: &PatientSql, name: &str) -> Result<ReplayRow> {
+    match replay::find(sql, name).await? {
+        Some(row) if row.has_ended => {
+            let what = format!("the replay {name} has ended");
+            Err(Error::new(Code::SettingInvalid, what).hint("start a new one"))
+        }
+        Some(row) => Ok(row),
+        None => {
+            let unfinished = replay::unfinished(sql).await?;
+            let hint = if unfinished.is_empty() {
+                "no replay is unfinished".to_owned()
+            } else {
+                format!("unfinished replays: {}", unfinished.join(", "))
+            };
+            let what = format!("there is no replay called {name}");
+            Err(Error::new(Code::SettingInvalid, what).hint(hint))
+        }
+    }
+}
+
+/// Carries a replay out, or continues it.
+///
+/// # Errors
+/// Database errors. The replay can be resumed.
+pub(crate) async fn run(
+    sql: &PatientSql,
+    settings: &Settings,
+    row: &ReplayRow,
+    rate: u32,
+    on_step: &mut OnReplayStep<'_>,
+) -> Result<ReplayReport> {
+    if !row.is_selected {
+        let criteria: ReplayCriteria = serde_json::from_str(&row.criteria).map_err(|e| {
+            Error::new(
+                Code::SettingInvalid,
+                "cannot read the criteria of the replay",
+            )
+            .caused_by(e)
+        })?;
+        let name = Some(row.name.as_str());
+        let found = select::run(sql, settings, &criteria, row.until, name, on_step).await?;
+        if !found.finished {
+            return release::stopped(sql, &row.name).await;
+        }
+        replay::selected(sql, &row.name).await?;
+    }
+    release::run(sql, &row.name, rate, on_step).await
+}
+
+/// Gives a replay up. Returns how many events it leaves out; those that are released already are
+/// published.
+///
+/// # Errors
+/// Database errors.
+pub(crate) async fn cancel(sql: &PatientSql, row: &ReplayRow) -> Result<u64> {
+    replay::end(sql, &row.name).await
+}
+
+fn read_time(text: &str) -> Result<Since> {
+    text.parse()
+        .map_err(|hint: String| Error::new(Code::SettingInvalid, "not a time").hint(hint))
+}
+
+async fn check_records(sql: &PatientSql, settings: &Settings) -> Result<()> {
+    if keeps_no_records(sql, settings).await? {
+        let what =
+            "a replay needs the records of published events, and dispatch = exceptions keeps none";
+        return Err(Error::new(Code::SettingInvalid, what).hint(
+            "insert the events again under new ids, or set dispatch = full for events from now on",
+        ));
+    }
+    Ok(())
+}
