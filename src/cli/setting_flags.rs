@@ -9,7 +9,7 @@ use clap::{Arg, ArgMatches, Command};
 use crate::settings::{KEYS, SettingKey, SettingKind};
 
 /// What every command that connects to the database needs.
-const DATABASE: &[&str] = &["database_url"];
+const DATABASE: &[&str] = &["database_url", "password_command"];
 
 /// The settings that say how to read the rows of the outbox and what becomes of them.
 const EVENTS: &[&str] = &[

@@ -70,6 +70,7 @@ codes! {
     PortInUse "port-in-use" Stop 2 "set POSTRIDER_HTTP_ADDR to a free address, or stop the other process"
     PostgresUnreachable "postgres-unreachable" Retry 3 "check that PostgreSQL is running, and that DATABASE_URL has the right host and port"
     PostgresAuthentication "postgres-authentication" Stop 3 "check the user and password in DATABASE_URL, and the server's pg_hba.conf"
+    PasswordCommand "password-command" Retry 3 "run password_command by hand, as the user and in the environment of the relay; the relay retries by itself"
     PostgresTls "postgres-tls" Stop 3 "check sslmode and sslrootcert; sslmode=verify-full needs the host name in the certificate"
     PostgresConnectionLost "postgres-connection-lost" Retry 3 "no action needed: the relay reconnects by itself"
     PostgresHba "postgres-hba" Stop 3 "add a line for this role, database and address to pg_hba.conf, and reload; `postrider explain postgres-hba` has an example"

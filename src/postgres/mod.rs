@@ -13,7 +13,7 @@
 pub(crate) mod end_point;
 mod limited;
 mod parameters;
-pub(crate) mod passfile;
+pub(crate) mod password;
 mod patience;
 pub(crate) mod session_settings;
 mod snapshot;

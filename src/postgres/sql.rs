@@ -9,7 +9,7 @@ use tokio_postgres::config::{SslMode as PgSslMode, SslNegotiation};
 use tokio_postgres::{Client, Config};
 
 use super::limited::{AnswerLimit, Limited};
-use super::passfile::password;
+use super::password::password;
 use super::target::{ChannelBinding, Target};
 use super::wire::{self, AlreadyOpen, Liveness, Wire, unreachable};
 use super::{end_point, session_settings, transaction_timeout};
@@ -91,7 +91,7 @@ async fn log_in(
     statement_timeout: Duration,
 ) -> Result<Sql> {
     let mut config = config(target, application_name, statement_timeout);
-    if let Some(password) = password(target)? {
+    if let Some(password) = password(target).await? {
         config.password(password.as_bytes());
     }
     // `connect_timeout` limits the login.

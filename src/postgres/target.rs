@@ -34,6 +34,8 @@ pub struct Target {
     pub user: String,
     /// Password, if one is set.
     pub password: Option<String>,
+    /// The command whose output is the password at each login (setting `password_command`).
+    pub password_command: Option<String>,
     /// The file to read at each login if no password is set.
     pub password_file: Option<PathBuf>,
     /// Database.
@@ -176,6 +178,7 @@ impl Target {
             database: found.remove("dbname").unwrap_or_else(|| user.clone()),
             user,
             password: found.remove("password"),
+            password_command: None,
             password_file: found.remove("passfile").map(PathBuf::from),
             options: found.remove("options"),
             primary_only: primary_only(&found)?,

@@ -7,6 +7,8 @@
 //! Source: <https://www.postgresql.org/docs/current/libpq-connect.html#LIBPQ-CONNSTRING-URIS>
 
 use std::collections::BTreeMap;
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
 
 use super::parameters::{self, Usage};
 use crate::error::{Code, Error, Result};
@@ -138,7 +140,19 @@ pub(super) fn fill_in(
             insert(found, parameter.name, &value);
         }
     }
+    let home = variable("HOME").map(|home| Path::new(&home).join(".pgpass"));
+    if let Some(file) = home.filter(|file| is_private(file))
+        && !found.contains_key("passfile")
+    {
+        insert(found, "passfile", &file.to_string_lossy());
+    }
     Ok(())
+}
+
+/// Whether the file exists and only its owner may access it: as libpq, ignore any other `~/.pgpass`.
+fn is_private(file: &Path) -> bool {
+    std::fs::metadata(file)
+        .is_ok_and(|found| found.is_file() && found.permissions().mode() & 0o077 == 0)
 }
 
 /// Refuses parameters that Postrider does not support.

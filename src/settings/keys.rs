@@ -111,6 +111,14 @@ pub const KEYS: &[SettingKey] = &[
          Without it PGHOST, PGUSER and the other variables of libpq are used",
     ),
     key(
+        "password_command",
+        SettingKind::Text("COMMAND"),
+        "",
+        &[],
+        "Shell command that prints the password of PostgreSQL, run for each connection: for tokens that \
+         expire, such as IAM tokens",
+    ),
+    key(
         "slot",
         SettingKind::Text("NAME"),
         "postrider",

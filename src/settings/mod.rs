@@ -133,7 +133,7 @@ impl Settings {
         let tables = tables(&mut layers)?;
         let seconds = |name: &str| Duration::from_secs(layers.number(name));
         let settings = Settings {
-            database: Target::from_settings(layers.text("database_url"), env)?,
+            database: database(&layers, env)?,
             slot: layers.parsed("slot")?,
             publication: layers.text("publication").to_owned(),
             slot_failover: layers.switch("slot_failover"),
@@ -213,6 +213,21 @@ fn setting_invalid(name: &str) -> Error {
         Code::SettingInvalid,
         format!("setting `{name}` is not valid"),
     )
+}
+
+/// The database, and the command that prints its password.
+fn database(layers: &Layers, env: &Environment) -> Result<Option<Target>> {
+    let mut target = Target::from_settings(layers.text("database_url"), env)?;
+    let password_command = layers.text("password_command");
+    if let Some(target) = target.as_mut().filter(|_| !password_command.is_empty()) {
+        if target.password.is_some() {
+            return Err(layers.invalid("password_command").hint(
+                "remove the password from DATABASE_URL and PGPASSWORD, or remove password_command",
+            ));
+        }
+        target.password_command = Some(password_command.to_owned());
+    }
+    Ok(target)
 }
 
 /// Settings of the single table that is captured if the file has no [[tables]].

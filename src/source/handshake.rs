@@ -2,7 +2,6 @@
 //!
 //! Source: manual, "Message Flow" and "Streaming Replication Protocol".
 
-use std::borrow::Cow;
 use std::time::Duration;
 
 use bytes::BytesMut;
@@ -19,7 +18,7 @@ use super::walsender_error::{Reported, log_notice, lost, protocol, server_error,
 use crate::error::{Code, Error, LoginFor, Result};
 use crate::postgres::wire::{Duplex, Liveness, Wire, within_connect_timeout};
 use crate::postgres::{
-    ChannelBinding, Target, end_point, passfile, refuse_a_standby, session_settings,
+    ChannelBinding, Target, end_point, password, refuse_a_standby, session_settings,
     transaction_timeout,
 };
 
@@ -147,18 +146,20 @@ impl ReplicationConnection {
                     return Err(unbound(target));
                 }
                 Message::AuthenticationCleartextPassword => {
-                    frontend::password_message(password(target)?.as_bytes(), &mut reply)
+                    let password = password(target).await?;
+                    frontend::password_message(password.as_bytes(), &mut reply)
                         .map_err(protocol)?;
                 }
                 Message::AuthenticationMd5Password(body) => {
-                    md5_answer(target, body.salt(), &mut reply)?;
+                    md5_answer(target, body.salt(), &mut reply).await?;
                 }
                 Message::AuthenticationSasl(body) => {
                     let end_point = end_point.take().ok_or_else(|| unexpected("login"))?;
                     let binding = binding_for(&body, target, end_point)?;
                     has_to_be_bound &= !matches!(binding, Binding::Bound(_));
                     let mechanism = binding.mechanism();
-                    let exchange = ScramSha256::new(password(target)?.as_bytes(), binding.into());
+                    let password = password(target).await?;
+                    let exchange = ScramSha256::new(password.as_bytes(), binding.into());
                     frontend::sasl_initial_response(mechanism, exchange.message(), &mut reply)
                         .map_err(protocol)?;
                     scram = Some(exchange);
@@ -360,13 +361,15 @@ fn binding_for(
 }
 
 /// The answer to a request for the password's hash.
-fn md5_answer(target: &Target, salt: [u8; 4], reply: &mut BytesMut) -> Result<()> {
-    let hash = md5_hash(target.user.as_bytes(), password(target)?.as_bytes(), salt);
+async fn md5_answer(target: &Target, salt: [u8; 4], reply: &mut BytesMut) -> Result<()> {
+    let password = password(target).await?;
+    let hash = md5_hash(target.user.as_bytes(), password.as_bytes(), salt);
     frontend::password_message(hash.as_bytes(), reply).map_err(protocol)
 }
 
-fn password(target: &Target) -> Result<Cow<'_, str>> {
-    passfile::password(target)?
+async fn password(target: &Target) -> Result<String> {
+    password::password(target)
+        .await?
         .ok_or_else(|| refused(target, "the server asks for a password and none is set"))
 }
 

@@ -1,4 +1,4 @@
-//! A password in libpq's password file that changes while the relay runs.
+//! A password that changes while the relay runs: in libpq's password file, or printed by a command.
 
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
@@ -15,6 +15,28 @@ fn write(file: &Path, password: &str) {
 /// Like a token that is valid for an hour and that another program renews in the file.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_relay_logs_in_with_the_current_password_of_the_password_file() {
+    with_a_new_password("file", |file| ("PGPASSFILE", file.to_owned())).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_relay_logs_in_with_what_the_password_command_prints_each_time() {
+    with_a_new_password("command", |file| {
+        let command = format!("cut -d: -f5 {file}");
+        ("POSTRIDER_PASSWORD_COMMAND", command)
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn without_other_settings_the_file_pgpass_at_home_is_used() {
+    with_a_new_password("home/.pgpass", |file| {
+        let home = file.strip_suffix("/.pgpass").unwrap();
+        ("HOME", home.to_owned())
+    })
+    .await;
+}
+
+async fn with_a_new_password(name: &str, setting: impl Fn(&str) -> (&'static str, String)) {
     let server = ScratchPostgres::builder()
         .hba_line("host all token 127.0.0.1/32 scram-sha-256")
         .start()
@@ -27,16 +49,16 @@ async fn a_relay_logs_in_with_the_current_password_of_the_password_file() {
              GRANT postrider_relay TO token",
         )
         .await;
-    let file = std::env::temp_dir().join(format!("postrider-passfile-{}", std::process::id()));
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join(name);
+    std::fs::create_dir_all(file.parent().unwrap()).unwrap();
     write(&file, "first-hour");
+    let (variable, value) = setting(file.to_str().unwrap());
     let url = database.url.replace("postgres@", "token@");
     let relay = Relay::start_with(
         &database,
         &emulator.addr().to_string(),
-        &[
-            ("DATABASE_URL", &url),
-            ("PGPASSFILE", file.to_str().unwrap()),
-        ],
+        &[("DATABASE_URL", &url), (variable, &value)],
     );
     insert_orders(&database, 50, 5).await;
     database.wait_until_recorded().await;
@@ -59,5 +81,4 @@ async fn a_relay_logs_in_with_the_current_password_of_the_password_file() {
     let report = harness::check_streamed(&database, &emulator).await;
     assert!(report.is_clean(), "{report}\n{log}");
     relay.stop().await;
-    std::fs::remove_file(&file).unwrap();
 }

@@ -1,14 +1,18 @@
-//! The password of a session: from the settings, otherwise from libpq's password file (`PGPASSFILE`).
+//! The password of a session: from a command, from the settings, otherwise from libpq's password file
+//! (`PGPASSFILE`, by default `~/.pgpass`).
 //!
-//! The file is read for each session. So the relay keeps running when a password is rotated, or when
-//! another program writes a new token to the file every hour.
+//! The command runs, and the file is read, for each session. So the relay keeps running when a password
+//! is rotated, and with tokens that are valid for an hour.
 //! Source: <https://www.postgresql.org/docs/current/libpq-pgpass.html>
 
-use std::borrow::Cow;
 use std::fs::File;
 use std::io::Read;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
+use std::process::Stdio;
+use std::time::Duration;
+
+use tokio::process::Command;
 
 use super::target::{Host, Target};
 use crate::error::{Code, Error, Result, shown_path};
@@ -16,22 +20,54 @@ use crate::error::{Code, Error, Result, shown_path};
 /// Permission bits for group and others. Like libpq, refuse a file that has any of them.
 const OTHERS: u32 = 0o077;
 
+/// How long the command may take: less than the usual limit of connecting, so that the error says what
+/// took so long.
+const COMMAND_LIMIT: Duration = Duration::from_secs(8);
+
 /// The password to log in with; `None` if there is none.
 ///
 /// # Errors
-/// `postgres-authentication`: the file cannot be read, or others may read it.
-pub(crate) fn password(target: &Target) -> Result<Option<Cow<'_, str>>> {
+/// `password-command`: the command fails. `postgres-authentication`: the file cannot be read, or others may
+/// read it.
+pub(crate) async fn password(target: &Target) -> Result<Option<String>> {
+    if let Some(command) = &target.password_command {
+        return of_command(command).await.map(Some);
+    }
     if let Some(password) = &target.password {
-        return Ok(Some(password.into()));
+        return Ok(Some(password.clone()));
     }
     let Some(path) = &target.password_file else {
         return Ok(None);
     };
     let text = read(path)?;
-    Ok(text
-        .lines()
-        .find_map(|line| of_line(line, target))
-        .map(Into::into))
+    Ok(text.lines().find_map(|line| of_line(line, target)))
+}
+
+/// The first line that the command prints. Its errors show neither the command nor its output, which may
+/// contain secrets; what it writes to standard error appears next to the log.
+async fn of_command(command: &str) -> Result<String> {
+    let failed =
+        |what: String| Error::new(Code::PasswordCommand, format!("password_command {what}"));
+    let child = Command::new("/bin/sh")
+        .args(["-c", command])
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .kill_on_drop(true)
+        .spawn()
+        .map_err(|e| failed("cannot be started with /bin/sh".to_owned()).caused_by(e))?;
+    let output = tokio::time::timeout(COMMAND_LIMIT, child.wait_with_output())
+        .await
+        .map_err(|_| failed(format!("has not ended after {} s", COMMAND_LIMIT.as_secs())))?
+        .map_err(|e| failed("cannot be read".to_owned()).caused_by(e))?;
+    if !output.status.success() {
+        return Err(failed(format!("failed ({})", output.status)));
+    }
+    let text = String::from_utf8(output.stdout)
+        .map_err(|_| failed("has printed something that is not UTF-8".to_owned()))?;
+    match text.lines().next().filter(|line| !line.is_empty()) {
+        Some(line) => Ok(line.to_owned()),
+        None => Err(failed("has printed nothing".to_owned())),
+    }
 }
 
 fn read(path: &Path) -> Result<String> {
@@ -136,20 +172,44 @@ mod tests {
         }
     }
 
-    #[test]
-    fn a_file_that_others_may_read_is_refused_without_showing_its_content() {
+    #[tokio::test]
+    async fn a_command_gives_a_new_password_each_time_and_its_errors_show_no_secret() {
+        let of = async |command: &str| {
+            let mut target = target("postgres://relay@db.example/shop");
+            target.password_command = Some(command.to_owned());
+            password(&target).await
+        };
+        assert_eq!(
+            of("echo a token; echo more").await.unwrap().as_deref(),
+            Some("a token")
+        );
+        assert_ne!(of("date +%N").await.unwrap(), of("date +%N").await.unwrap());
+        for (command, told) in [
+            ("echo s3cret; exit 7", "failed (exit status: 7)"),
+            ("true s3cret", "has printed nothing"),
+            ("printf 's3cret\\377'", "not UTF-8"),
+        ] {
+            let error = of(command).await.unwrap_err();
+            assert_eq!(error.code(), Code::PasswordCommand);
+            assert!(error.to_string().contains(told), "{error}");
+            assert!(!format!("{error:?}").contains("s3cret"), "{error:?}");
+        }
+    }
+
+    #[tokio::test]
+    async fn a_file_that_others_may_read_is_refused_without_showing_its_content() {
         let folder = std::env::temp_dir().join(format!("passfile-{}", std::process::id()));
         std::fs::write(&folder, "*:*:*:*:s3cret").unwrap();
-        let with = |mode| {
+        let with = async |mode| {
             std::fs::set_permissions(&folder, PermissionsExt::from_mode(mode)).unwrap();
             let mut target = target("postgres://relay@db.example/shop");
             target.password_file = Some(folder.clone());
-            password(&target).map(|found| found.map(Cow::into_owned))
+            password(&target).await
         };
-        let refused = with(0o644).unwrap_err();
+        let refused = with(0o644).await.unwrap_err();
         assert!(refused.hint_text().contains("chmod 600"));
         assert!(!format!("{refused:?}").contains("s3cret"));
-        assert_eq!(with(0o600).unwrap().as_deref(), Some("s3cret"));
+        assert_eq!(with(0o600).await.unwrap().as_deref(), Some("s3cret"));
         std::fs::remove_file(&folder).unwrap();
     }
 }
