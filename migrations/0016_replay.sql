@@ -29,7 +29,7 @@ comment on column outbox.replay.ended_at is 'When the last event was published a
 comment on column outbox.replay.sent is 'Events that were published again.';
 comment on column outbox.replay.quarantined is 'Events that Pub/Sub refused this time, so that they went into quarantine.';
 comment on column outbox.replay.not_sent is
-    'Events that were not published again: no longer published ones, without a row, or behind a refused event.';
+    'Events that were not published again: no longer published, their row gone, or an earlier event of the key refused.';
 
 -- In the order in which they are released: key by key.
 create table if not exists outbox.replay_event (
@@ -42,7 +42,7 @@ create table if not exists outbox.replay_event (
     primary key (replay, topic, ordering_key, commit_lsn, ordinal)
 );
 
-create index if not exists replay_event_released on outbox.replay_event (replay)
+create index if not exists replay_event_released on outbox.replay_event (replay, commit_lsn, ordinal)
     where dispatched_at is not null;
 
 comment on table outbox.replay_event is
@@ -63,7 +63,7 @@ end
 $$;
 
 comment on column outbox.dispatch.replay is
-    'The replay that has published the event again last; its messages carry the name in the attribute `replay`.';
+    'The last replay that released the event; its messages carry the name in the attribute `replay`.';
 
 do $$
 begin

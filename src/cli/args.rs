@@ -143,10 +143,10 @@ Examples:
   postrider prune --older-than 30d --yes
   postrider prune --older-than 7d --yes --chunk 1000 --pause 500ms")]
     Prune(super::prune::PruneArgs),
-    /// Have published events published again
+    /// Publish events again
     ///
-    /// Selects published events whose rows are still in the outbox, and lets the running relay publish
-    /// them again: in the order of their keys, and never mixed with new events of the same key. Their
+    /// Selects published events, and lets the running relay publish them again: in the order of their
+    /// keys, and never mixed with new events of the same key. Their rows must still be in the outbox. The
     /// messages carry the name of the replay in the attribute `replay`, and their old `event_id`, so
     /// consumers that deduplicate must let them through. Exit code: 0 all are published, 1 some are not.
     #[command(after_long_help = "\

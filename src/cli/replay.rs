@@ -1,4 +1,4 @@
-//! `postrider replay`: has published events published again.
+//! `postrider replay`: publishes events again.
 
 use std::process::ExitCode;
 use std::sync::atomic::Ordering;
@@ -67,12 +67,12 @@ pub(super) struct ReplayArgs {
     #[arg(long, value_name = "NAME", conflicts_with_all = ["id", "key", "topic", "since", "until",
           "from_lsn", "to_lsn", "name", "cancel"])]
     resume: Option<String>,
-    /// Give up a replay that was stopped; events that are released already are published
+    /// End a replay that was stopped; the relay still publishes the events that are already released
     #[arg(long, value_name = "NAME", conflicts_with_all = ["id", "key", "topic", "since", "until",
           "from_lsn", "to_lsn", "name"])]
     cancel: Option<String>,
-    /// Print JSON: {finished, events, oldest, first_ids, in_quarantine} with --dry-run, {name, left_out}
-    /// with --cancel, or {name, finished, sent, quarantined, not_sent, waiting}
+    /// Print JSON: {finished, events, oldest, first_ids, in_quarantine} with --dry-run, otherwise {name,
+    /// finished, sent, quarantined, not_sent, waiting}
     #[arg(long)]
     json: bool,
 }
@@ -92,9 +92,6 @@ pub(super) fn run(settings: &Settings, args: &ReplayArgs) -> Result<ExitCode> {
     block_on(async {
         let target = settings.database()?;
         let sql = PatientSql::open(target, "postrider replay", STATEMENT_TIMEOUT).await?;
-        if let Some(name) = &args.cancel {
-            return cancel(&sql, name, args.json).await;
-        }
         let is_stopped = signals::watch_steps()?;
         let mut line = ProgressLine::new();
         let mut on_step = |step: &ReplayStep| {
@@ -106,21 +103,32 @@ pub(super) fn run(settings: &Settings, args: &ReplayArgs) -> Result<ExitCode> {
             line.clear();
             return Ok(preview(&found?, args.json));
         }
-        let row = match &args.resume {
+        let row = match args.resume.as_ref().or(args.cancel.as_ref()) {
             Some(name) => replay::find(&sql, name).await?,
             None => begin(&sql, settings, args).await?,
         };
-        let report = replay::run(&sql, settings, &row, args.rate, &mut on_step).await;
+        let ran = match &args.cancel {
+            Some(_) => replay::cancel(&sql, &row, &mut on_step).await,
+            None => replay::run(&sql, settings, &row, args.rate, &mut on_step)
+                .await
+                .map(|report| (0, report)),
+        };
         line.clear();
-        let report = report.map_err(|error| resumable(error, &row.name))?;
+        let (given_up, report) = ran.map_err(|error| resumable(error, &row.name))?;
         if args.json {
             output::write_json(&report);
         } else {
-            output::write(&text(&report));
+            output::write(&text(&report, given_up));
         }
-        let is_complete = report.finished && report.quarantined + report.not_sent == 0;
-        Ok(ExitCode::from(if is_complete { 0 } else { LEFT }))
+        Ok(exit(&report))
     })
+}
+
+/// Success if all events are published again, and there were any.
+fn exit(report: &ReplayReport) -> ExitCode {
+    let is_complete =
+        report.finished && report.quarantined + report.not_sent == 0 && report.sent > 0;
+    ExitCode::from(if is_complete { 0 } else { LEFT })
 }
 
 /// The conditions of the command line.
@@ -154,26 +162,12 @@ async fn begin(sql: &PatientSql, settings: &Settings, args: &ReplayArgs) -> Resu
     replay::begin(sql, settings, args.name.as_deref(), &criteria).await
 }
 
-async fn cancel(sql: &PatientSql, name: &str, json: bool) -> Result<ExitCode> {
-    let row = replay::find(sql, name).await?;
-    let left_out = replay::cancel(sql, &row).await?;
-    if json {
-        output::write_json(&serde_json::json!({ "name": name, "left_out": left_out }));
-    } else {
-        output::write(&format!(
-            "Cancelled: {} of the replay {name} not published again. Events that it had released are \
-             still published.\n",
-            match left_out {
-                1 => "1 event is".to_owned(),
-                n => format!("{n} events are"),
-            }
-        ));
-    }
-    Ok(ExitCode::SUCCESS)
-}
-
+/// Adds how to continue.
 fn resumable(error: Error, name: &str) -> Error {
-    let hint = format!("run `postrider replay --resume {name}` to continue");
+    let hint = format!(
+        "{}; then run `postrider replay --resume {name}` to continue",
+        error.hint_text()
+    );
     error.hint(hint)
 }
 
@@ -182,7 +176,7 @@ fn progress(step: &ReplayStep) -> String {
         ReplayStep::Selecting {
             looked_at,
             selected,
-        } => format!("{selected} events match, {looked_at} rows looked at"),
+        } => format!("{selected} events match, {looked_at} records looked at"),
         ReplayStep::Sending { sent, of, stalled } => {
             let filled = if *of == 0 { BAR } else { sent * BAR / of };
             let bar = "#".repeat(filled as usize) + &".".repeat((BAR - filled) as usize);
@@ -232,22 +226,29 @@ fn preview_text(found: &ReplaySelection) -> String {
     }
     text + match (found.finished, found.events) {
         (false, _) => "\nStopped before the end. Nothing was done.\n",
-        (true, 0) => {
-            "\nOnly published events whose rows are still in the outbox can be replayed.\n"
-        }
+        (true, 0) => "\nOnly events that were published, and have a record, can be replayed.\n",
         (true, _) => "\nNothing was done: replace --dry-run with --yes to replay.\n",
     }
 }
 
-fn text(report: &ReplayReport) -> String {
+fn text(report: &ReplayReport, given_up: u64) -> String {
+    if *report == none(&report.name) && given_up == 0 {
+        return format!(
+            "Replay {}: no event was published again. No published event matches: see --dry-run\n",
+            report.name
+        );
+    }
     let mut text = format!(
         "Replay {}: {} published again\n",
         report.name,
         figures::count(report.sent, "event")
     );
+    if given_up > 0 {
+        text += &format!("{} given up\n", figures::count(given_up, "event"));
+    }
     if report.not_sent > 0 {
         text += &format!(
-            "{} not sent: no longer published, without a row, or behind a refused event of the key\n",
+            "{} not sent: no longer published, their row gone, or an earlier event of the key refused\n",
             figures::count(report.not_sent, "event"),
         );
     }
@@ -259,13 +260,25 @@ fn text(report: &ReplayReport) -> String {
     }
     if !report.finished {
         text += &format!(
-            "{} left: stopped, or their keys have events in quarantine. Continue with \
-             `postrider replay --resume {}`\n",
+            "{} left: stopped, or their keys have events in quarantine or in another replay. Continue \
+             with `postrider replay --resume {}`\n",
             figures::count(report.waiting, "event"),
             report.name
         );
     }
     text
+}
+
+/// The report of a replay without events.
+fn none(name: &str) -> ReplayReport {
+    ReplayReport {
+        name: name.to_owned(),
+        finished: true,
+        sent: 0,
+        quarantined: 0,
+        not_sent: 0,
+        waiting: 0,
+    }
 }
 
 #[cfg(test)]
@@ -305,11 +318,14 @@ mod tests {
             waiting: 2,
         };
         assert_eq!(
-            text(&report),
+            text(&report, 0),
             "Replay n1: 3 events published again\n\
-             1 event not sent: no longer published, without a row, or behind a refused event of the key\n\
-             2 events left: stopped, or their keys have events in quarantine. Continue with `postrider \
-             replay --resume n1`\n"
+             1 event not sent: no longer published, their row gone, or an earlier event of the key \
+             refused\n\
+             2 events left: stopped, or their keys have events in quarantine or in another replay. \
+             Continue with `postrider replay --resume n1`\n"
         );
+        assert!(text(&none("n2"), 0).contains("No published event matches"));
+        assert!(text(&none("n2"), 7).contains("7 events given up"));
     }
 }

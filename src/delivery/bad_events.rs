@@ -87,7 +87,7 @@ impl Delivery {
             return Ok(());
         }
         let Event { origin, message } = event;
-        if origin.standing == Standing::New && self.quarantine.policy() == OnBadEvent::Halt {
+        if self.quarantine.halts_on(&origin) {
             return Err(error.hint(format!(
                 "the event is {} (commit {}, ordinal {}), key {:?}; {HALTED}",
                 origin.event_id.shown(),

@@ -4,7 +4,7 @@
 use std::time::{Duration, Instant};
 
 use super::bad_events::reason;
-use super::quarantine::{self, Admission, Ask, QuarantineAnswer, Releaser};
+use super::quarantine::{self, Admission, Ask, InLane, QuarantineAnswer, Releaser};
 use super::{Delivery, budget, until};
 use crate::capture::table::TableEvent;
 use crate::error::{Code, Error, Result};
@@ -117,7 +117,11 @@ impl Delivery {
 
     pub(super) fn on_found(&mut self, found: QuarantineAnswer) -> Result<()> {
         match found {
-            QuarantineAnswer::Event(group, event) => return self.take_released(&group, event),
+            QuarantineAnswer::Event {
+                group,
+                event,
+                is_new,
+            } => return self.take_released(group, event, is_new),
             QuarantineAnswer::Lost(group, origin, error) => {
                 self.lost(&group, origin, &error);
                 return Ok(());
@@ -146,26 +150,9 @@ impl Delivery {
                 }
             }
             QuarantineAnswer::Marked(group) => self.quarantine.marked(&group),
+            QuarantineAnswer::OnlyReplayed(group) => self.quarantine.only_replayed(&group),
             QuarantineAnswer::SentBack(group) => self.quarantine.sent_back(&group),
-            QuarantineAnswer::PageEnded(group, rows) => {
-                if let Some(unblocked) = self.quarantine.page_ended(&group, rows) {
-                    if unblocked.was_in_quarantine {
-                        tracing::info!(
-                            topic = &*group.topic,
-                            key = group.ordering_key.as_str(),
-                            "all events of this key are released from quarantine: publishing its new \
-                             events"
-                        );
-                    }
-                    for event in unblocked.held {
-                        let Group {
-                            topic,
-                            ordering_key,
-                        } = group.clone();
-                        self.lanes.push(topic, ordering_key, event);
-                    }
-                }
-            }
+            QuarantineAnswer::PageEnded(group, rows) => self.page_ended(&group, rows),
             QuarantineAnswer::Failed(error) => {
                 self.releases.not_before = Some(Instant::now() + RETRY_PAUSE);
                 if let Some(more) = self.log.due(error.code()) {
@@ -184,21 +171,45 @@ impl Delivery {
         Ok(())
     }
 
+    fn page_ended(&mut self, group: &Group, rows: usize) {
+        let Some(unblocked) = self.quarantine.page_ended(group, rows) else {
+            return;
+        };
+        if unblocked.was_in_quarantine {
+            tracing::info!(
+                topic = &*group.topic,
+                key = group.ordering_key.as_str(),
+                "all events of this key are released from quarantine: publishing its new events"
+            );
+        }
+        for event in unblocked.held {
+            let Group {
+                topic,
+                ordering_key,
+            } = group.clone();
+            self.lanes.push(topic, ordering_key, event);
+        }
+    }
+
     /// Takes a released event, behind those of its key that were released before.
-    fn take_released(&mut self, group: &Group, found: TableEvent) -> Result<()> {
+    fn take_released(&mut self, group: Group, found: TableEvent, is_new: bool) -> Result<()> {
         let TableEvent {
             topic,
             ordering_key,
             event,
         } = found;
         let at = quarantine::place(&event.origin);
-        if !self.quarantine.read(group, at) {
+        if !self.quarantine.read(&group, at) {
             return Ok(());
         }
         self.budget.take(&event);
-        let weight = budget::weight(&event);
-        self.quarantine.goes_to_lane(group, at, weight);
         let own = *topic == *group.topic && ordering_key == group.ordering_key;
+        let lane = InLane {
+            group: group.clone(),
+            bytes: budget::weight(&event),
+            is_new,
+        };
+        self.quarantine.goes_to_lane(at, lane);
         // With new settings the event may have another key, which has a quarantine of its own.
         let admission = if own {
             Admission::Open
@@ -215,7 +226,7 @@ impl Delivery {
             }
             Admission::Held => {
                 self.unhold();
-                let why = self.quarantine.waits_for(group);
+                let why = self.quarantine.waits_for(&group);
                 self.set_aside_behind(topic, ordering_key, event, Outcome::Released(why));
             }
         }

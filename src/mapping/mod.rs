@@ -43,6 +43,7 @@ pub mod limits;
 mod mapper;
 mod ordering;
 mod payload;
+mod replayed;
 mod settings;
 mod template;
 mod timestamp;
@@ -59,6 +60,7 @@ pub use error::{EventError, EventFault, FaultyRow, Limit, MapError, SettingFault
 pub use event_id::TableIdentity;
 pub use mapper::{Mapped, Mapper, TableColumns, TimeKind};
 pub use ordering::{BUCKETS_MAX, Ordering, ParseOrderingError};
+pub use replayed::marked;
 pub use settings::{ColumnSettings, TableSettings, TimeZone};
 pub use template::{ParseTemplateError, Template};
 pub use topic_name::{TopicNameFault, topic_name};

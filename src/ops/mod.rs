@@ -3,10 +3,9 @@
 //!
 //! [`slot`] looks at the slot and at what its relay says, [`pending`] counts the events that wait,
 //! [`verdict`] puts both into one word with a severity and a remedy, and [`status`] gathers the whole
-//! relay. [`event`] finds the outcome of one event, [`audit`] compares the tables with the records, and
-//! [`prune`] deletes old rows, and [`replay`] has published events published again. [`tail`] follows the
-//! records as they appear. `walk` and `progress` serve `audit`, `prune` and `replay`, and [`since`] reads
-//! times.
+//! relay. [`event`] finds the outcome of one event, [`audit`] compares the tables with the records,
+//! [`prune`] deletes old rows, and [`replay`] publishes events again. [`tail`] follows the
+//! records as they appear. `walk` and `progress` serve `audit` and `prune`, and [`since`] reads times.
 //! Everything here uses the database; the relay itself need not be reachable.
 //!
 //! Not here: how it is shown (`cli`, `http`), and what the relay knows about itself (`condition`).

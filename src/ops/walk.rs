@@ -1,6 +1,5 @@
 //! Walks all rows of a captured table in pages, compares each row with outbox.dispatch, and gives it a
-//! verdict. `audit` counts the verdicts; `prune` deletes the rows with the verdict [`GO`], and `replay`
-//! selects them.
+//! verdict. `audit` counts the verdicts; `prune` also deletes the rows with the verdict [`GO`].
 //!
 //! Each page is one short statement. It looks at a bounded number of rows, and holds no lock and no
 //! snapshot afterwards. Rows with a `seq` are read along its index. Rows without one are read by ranges
@@ -34,14 +33,10 @@ const PLAN: &str = "\
     SET enable_hashjoin = on; SET enable_sort = on; SET jit = off";
 
 /// What to do with the rows of a walk.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum WalkAction {
-    /// Count them and return some names.
     Look,
-    /// Delete those with the verdict [`GO`].
     Delete,
-    /// Run this INSERT over the rows `judged`; it takes those with the verdict [`GO`].
-    Insert(String),
 }
 
 /// The rows of one page that have the same verdict.
@@ -62,8 +57,7 @@ pub(super) struct VerdictGroup {
 pub(super) struct WalkedPage {
     pub(super) groups: Vec<VerdictGroup>,
     pub(super) rows: u64,
-    /// Rows that the action has changed.
-    pub(super) done: u64,
+    pub(super) deleted: u64,
 }
 
 impl WalkedPage {
@@ -91,8 +85,6 @@ pub(super) struct TableWalk<'a> {
     reader: &'a TableReader,
     /// Rows in a page.
     rows: u32,
-    /// The SQL of the record of a row `w`.
-    record: &'static str,
     verdict: String,
     action: WalkAction,
     place: WalkPlace,
@@ -121,16 +113,10 @@ impl<'a> TableWalk<'a> {
             captured,
             reader,
             rows,
-            record: RECORD_OF_ROW,
             verdict,
             action,
             place,
         }
-    }
-
-    /// Reads the record of each row by this statement in place of [`RECORD_OF_ROW`].
-    pub(super) fn with_record(self, record: &'static str) -> Self {
-        Self { record, ..self }
     }
 
     /// Leaves out the rows with a lower `seq`, and those without one.
@@ -178,7 +164,7 @@ impl<'a> TableWalk<'a> {
         for row in &rows {
             let count = |n| u64::try_from(row.get::<_, i64>(n)).unwrap_or_default();
             page.rows = count(8);
-            page.done = count(9);
+            page.deleted = count(9);
             last = Some((row.get::<_, Option<i64>>(5), row.get(6), row.get(7)));
             page.groups.push(VerdictGroup {
                 verdict: row.get(0),
@@ -228,9 +214,8 @@ impl<'a> TableWalk<'a> {
     /// The statement of one page. `which` selects the rows to look at, and `again` is a condition for
     /// the same rows that an index serves.
     fn page_sql(&self, seq: &str, which: &str, again: &str) -> String {
-        let action = match &self.action {
+        let delete = match self.action {
             WalkAction::Look => "select 1 where false".to_owned(),
-            WalkAction::Insert(statement) => statement.clone(),
             WalkAction::Delete => format!(
                 "delete from {table} e using judged j \
                  where j.verdict = '{GO}' and {again} and e.tableoid = j.leaf and e.ctid = j.place \
@@ -240,22 +225,21 @@ impl<'a> TableWalk<'a> {
         };
         format!(
             "with looked as materialized ({row} where {which}), \
-             recorded as materialized (select w.*, d.* from looked w cross join lateral ({record}) d), \
+             recorded as materialized (select w.*, d.* from looked w cross join lateral ({RECORD_OF_ROW}) d), \
              judged as materialized (select r.*, {verdict} as verdict from recorded r), \
-             done as ({action}) \
+             gone as ({delete}) \
              select j.verdict, count(*), \
                  coalesce((array_agg({name} order by j.seq) filter (where {name} is not null))\
                      [1:{NAMED}], '{{}}'), \
                  to_char(min(coalesce(j.at, j.committed_at)) at time zone 'UTC', \
                      'YYYY-MM-DD\"T\"HH24:MI:SS\"Z\"'), \
                  count(*) filter (where j.attempts > 1), last.seq, last.leaf, last.place, \
-                 (select count(*) from looked), (select count(*) from done) \
+                 (select count(*) from looked), (select count(*) from gone) \
              from judged j cross join \
                  (select seq, leaf, place::text from looked \
                   order by looked.seq desc, looked.leaf desc, looked.place desc limit 1) last \
              group by j.verdict, last.seq, last.leaf, last.place order by j.verdict",
             row = self.row_sql(seq),
-            record = self.record,
             name = self.name_sql(),
             verdict = self.verdict,
         )
@@ -265,7 +249,7 @@ impl<'a> TableWalk<'a> {
     /// may be text that the server cannot send, so its event id stands for it.
     fn name_sql(&self) -> String {
         match self.action {
-            WalkAction::Delete | WalkAction::Insert(_) => "null::text".to_owned(),
+            WalkAction::Delete => "null::text".to_owned(),
             WalkAction::Look => format!(
                 "case when octet_length(j.name) = length(j.name) and j.name ~ '^[ -~]*$' \
                  then left(j.name, {NAME_CHARS}) else j.id::text end"

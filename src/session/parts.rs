@@ -162,11 +162,11 @@ pub(super) async fn quarantine(sql: &Sql, on_bad_event: OnBadEvent) -> Result<Qu
     let mut quarantine = Quarantine::new(on_bad_event);
     let keys = quarantined::blocked_keys(sql, MAX_BLOCKED).await?;
     for key in keys {
-        if on_bad_event == OnBadEvent::QuarantineKey {
-            quarantine.block(key.group, key.since, &key.first.shown());
-        } else if key.is_released {
+        if !key.is_quarantined {
             // New events must not come between the released ones.
             quarantine.block_for_release(key.group);
+        } else if on_bad_event == OnBadEvent::QuarantineKey {
+            quarantine.block(key.group, key.since, &key.first.shown());
         }
     }
     if quarantine.blocked() > 0 {

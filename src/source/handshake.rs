@@ -146,9 +146,7 @@ impl ReplicationConnection {
                     return Err(unbound(target));
                 }
                 Message::AuthenticationCleartextPassword => {
-                    let password = password(target).await?;
-                    frontend::password_message(password.as_bytes(), &mut reply)
-                        .map_err(protocol)?;
+                    plain_answer(target, &mut reply).await?;
                 }
                 Message::AuthenticationMd5Password(body) => {
                     md5_answer(target, body.salt(), &mut reply).await?;
@@ -358,6 +356,12 @@ fn binding_for(
         Refusal::Unbound => unbound(target),
         Refusal::NoScram => refused(target, "the server offers no SCRAM-SHA-256"),
     })
+}
+
+/// The answer to a request for the password itself.
+async fn plain_answer(target: &Target, reply: &mut BytesMut) -> Result<()> {
+    let password = password(target).await?;
+    frontend::password_message(password.as_bytes(), reply).map_err(protocol)
 }
 
 /// The answer to a request for the password's hash.

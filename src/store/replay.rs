@@ -2,83 +2,59 @@
 //! `outbox.replay_event` with its events until they have been published again.
 //!
 //! An event is released to the relay by its row in outbox.dispatch, as an event in quarantine is. So the
-//! relay needs no other query for it.
+//! relay finds it with the queries that it has anyway.
+
+mod released;
 
 use decoder::Lsn;
-use slot_manager::quoted_literal;
 use tokio_postgres::Row;
 use tokio_postgres::error::SqlState;
-use tokio_postgres::types::PgLsn;
+use tokio_postgres::types::{PgLsn, ToSql};
+
+pub(crate) use released::{ReplayCounts, count_waiting, next_group, release, settle};
 
 use super::dispatch::history::RecordPlace;
-use super::dispatch::pruning::GO;
 use crate::error::{Code, Error, Result};
 use crate::postgres::Sql;
 
-/// The record of a row `w`: the one in quarantine, or else the last one that was published. `records` is
-/// 0 if it has none.
-pub(crate) const RECORD_TO_REPLAY: &str = "\
-    select (r.state is not null)::int::bigint as records, r.* \
-    from (select 1) one left join lateral ( \
-        select d.state, d.topic, d.ordering_key, d.commit_lsn, d.ordinal, d.committed_at, d.attempts \
-        from outbox.dispatch d where d.event_id = w.id \
-        order by d.state in ('quarantined', 'released') desc, d.state = 'published' desc, \
-            d.commit_lsn desc, d.ordinal desc limit 1) r on true";
+/// Looks at the next records in order, and selects those that match and were published, also those that
+/// another replay is sending. The number of
+/// records, of selected ones, and of matching ones in quarantine; the last place, the earliest commit, and
+/// the first ids.
+fn select_sql(which: &str, inserts: bool) -> String {
+    let insert = if inserts {
+        "insert into outbox.replay_event (replay, topic, ordering_key, commit_lsn, ordinal) \
+         select $5::text, coalesce(m.topic, ''), coalesce(m.ordering_key, ''), m.commit_lsn, m.ordinal \
+         from matching m where m.was_published on conflict do nothing"
+    } else {
+        "select where $5::text is null"
+    };
+    format!(
+        "with looked as materialized ( \
+             select d.* from outbox.dispatch d \
+             where (d.commit_lsn, d.ordinal) > ($1::pg_lsn, $2::int) and d.commit_lsn < $3::pg_lsn \
+             order by d.commit_lsn, d.ordinal limit $4::bigint), \
+         matching as materialized ( \
+             select d.*, d.state = 'published' or d.state = 'released' and d.message_id is not null \
+                 as was_published \
+             from looked d where {which}), \
+         selected as ({insert}) \
+         select (select count(*) from looked), \
+             (select count(*) from matching where was_published), \
+             (select count(*) from matching \
+              where state in ('quarantined', 'released') and not was_published), \
+             last.commit_lsn, last.ordinal, \
+             (select to_char(min(committed_at) at time zone 'UTC', 'YYYY-MM-DD\"T\"HH24:MI:SS\"Z\"') \
+              from matching where was_published), \
+             array(select event_id::text from matching where was_published \
+                   order by commit_lsn, ordinal limit 10) \
+         from (select commit_lsn, ordinal from looked order by 1 desc, 2 desc limit 1) last"
+    )
+}
 
-/// Releases the events of one group. Returns how many it picked, and how many of these are released: the
-/// others are no longer published. Picks none of a key that has events in quarantine, or being released:
-/// the relay would release the former, and mix the latter with these.
-const RELEASE: &str = "\
-    with busy as ( \
-        select from outbox.dispatch q \
-        where q.state in ('quarantined', 'released') and $3::text <> '' \
-          and coalesce(q.topic, '') = $2::text and coalesce(q.ordering_key, '') = $3::text limit 1), \
-    picked as materialized ( \
-        select e.commit_lsn, e.ordinal from outbox.replay_event e \
-        where e.replay = $1 and e.topic = $2 and e.ordering_key = $3 and e.dispatched_at is null \
-          and not exists (select from busy) \
-        order by e.commit_lsn, e.ordinal limit $4), \
-    published as materialized ( \
-        select d.commit_lsn, d.ordinal, d.dispatched_at \
-        from picked p join outbox.dispatch d using (commit_lsn, ordinal) \
-        where d.state = 'published' for update of d), \
-    released as ( \
-        update outbox.dispatch d set state = 'released', replay = $1 from published p \
-        where d.commit_lsn = p.commit_lsn and d.ordinal = p.ordinal returning 1), \
-    noted as ( \
-        update outbox.replay_event e set dispatched_at = p.dispatched_at from published p \
-        where e.replay = $1 and e.topic = $2 and e.ordering_key = $3 \
-          and e.commit_lsn = p.commit_lsn and e.ordinal = p.ordinal), \
-    left_out as ( \
-        delete from outbox.replay_event e using picked p \
-        where e.replay = $1 and e.topic = $2 and e.ordering_key = $3 \
-          and e.commit_lsn = p.commit_lsn and e.ordinal = p.ordinal \
-          and not exists (select from published o \
-                          where o.commit_lsn = p.commit_lsn and o.ordinal = p.ordinal) \
-        returning 1), \
-    counted as ( \
-        update outbox.replay set not_sent = not_sent + (select count(*) from left_out) \
-        where name = $1 and exists (select from left_out)) \
-    select (select count(*) from picked), (select count(*) from released)";
-
-/// Removes the released events that have an outcome, and counts it. The relay changes `dispatched_at`
-/// when it records one.
-const SETTLE: &str = "\
-    with settled as materialized ( \
-        select e.topic, e.ordering_key, e.commit_lsn, e.ordinal, \
-            case when d.state = 'published' and d.dispatched_at <> e.dispatched_at then 'sent' \
-                 when d.state = 'quarantined' then 'quarantined' else 'not_sent' end as outcome \
-        from outbox.replay_event e left join outbox.dispatch d using (commit_lsn, ordinal) \
-        where e.replay = $1 and e.dispatched_at is not null and d.state is distinct from 'released'), \
-    gone as ( \
-        delete from outbox.replay_event e using settled s \
-        where e.replay = $1 and e.topic = s.topic and e.ordering_key = s.ordering_key \
-          and e.commit_lsn = s.commit_lsn and e.ordinal = s.ordinal) \
-    update outbox.replay r set \
-        sent = sent + (select count(*) from settled where outcome = 'sent'), \
-        quarantined = quarantined + (select count(*) from settled where outcome = 'quarantined'), \
-        not_sent = not_sent + (select count(*) from settled where outcome = 'not_sent') \
-    where name = $1 returning sent, quarantined, not_sent";
+/// Makes the cost of a statement proportional to its events, even with wrong statistics.
+const PLAN: &str = "\
+    SET enable_seqscan = off; SET enable_hashjoin = off; SET enable_mergejoin = off; SET jit = off";
 
 /// A replay.
 #[derive(Debug)]
@@ -95,6 +71,14 @@ pub(crate) struct ReplayRow {
 
 /// A topic and an ordering key; both may be empty.
 pub(crate) type ReplayGroup = (String, String);
+
+/// Prepares a session.
+///
+/// # Errors
+/// Database errors.
+pub(crate) async fn prepare(sql: &Sql) -> Result<()> {
+    Ok(sql.batch_execute(PLAN).await?)
+}
 
 /// Begins a replay with this name.
 ///
@@ -163,14 +147,56 @@ pub(crate) async fn unfinished(sql: &Sql) -> Result<Vec<String>> {
     Ok(rows.iter().map(|row| row.get(0)).collect())
 }
 
-/// The INSERT that selects the judged rows of a page.
-pub(crate) fn select_sql(name: &str) -> String {
-    format!(
-        "insert into outbox.replay_event (replay, topic, ordering_key, commit_lsn, ordinal) \
-         select {}, coalesce(j.topic, ''), coalesce(j.ordering_key, ''), j.commit_lsn, j.ordinal \
-         from judged j where j.verdict = '{GO}' on conflict do nothing returning 1",
-        quoted_literal(name)
-    )
+/// Where to look for events to select.
+#[derive(Debug)]
+pub(crate) struct SelectionPage<'a> {
+    /// The last record of the page before.
+    pub(crate) after: RecordPlace,
+    /// Only records before this position.
+    pub(crate) until: Lsn,
+    /// Maximum number of records.
+    pub(crate) records: i64,
+    /// The condition on a record `d`, an SQL expression.
+    pub(crate) which: &'a str,
+}
+
+/// What a page had.
+#[derive(Debug)]
+pub(crate) struct SelectedPage {
+    pub(crate) records: u64,
+    pub(crate) selected: u64,
+    pub(crate) in_quarantine: u64,
+    pub(crate) last: RecordPlace,
+    /// The earliest commit of the selected events, RFC 3339.
+    pub(crate) oldest: Option<String>,
+    pub(crate) first_ids: Vec<String>,
+}
+
+/// Selects the events of a page for the replay `name`, or only counts them without one. `None` at the end.
+///
+/// # Errors
+/// Database errors.
+pub(crate) async fn select(
+    sql: &Sql,
+    name: Option<&str>,
+    page: &SelectionPage<'_>,
+) -> Result<Option<SelectedPage>> {
+    let statement = select_sql(page.which, name.is_some());
+    let (after, until) = (
+        PgLsn::from(page.after.commit),
+        PgLsn::from(page.until.as_u64()),
+    );
+    let parameters: [&(dyn ToSql + Sync); 5] =
+        [&after, &page.after.ordinal, &until, &page.records, &name];
+    let row = sql.query_opt(&statement, &parameters).await?;
+    Ok(row.map(|row| SelectedPage {
+        records: count(&row, 0),
+        selected: count(&row, 1),
+        in_quarantine: count(&row, 2),
+        last: place(&row, 3),
+        oldest: row.get(5),
+        first_ids: row.get(6),
+    }))
 }
 
 /// Selects one event.
@@ -201,105 +227,33 @@ pub(crate) async fn selected(sql: &Sql, name: &str) -> Result<()> {
     Ok(())
 }
 
-/// The replay has ended, or is cancelled. Returns how many selected events were not released.
+/// Removes the events that are not released, and selects no more. Returns how many they were.
 ///
 /// # Errors
 /// Database errors.
-pub(crate) async fn end(sql: &Sql, name: &str) -> Result<u64> {
-    let ending = "update outbox.replay set ended_at = now() where name = $1";
-    sql.execute(ending, &[&name]).await?;
-    let (selected, _) = count_waiting(sql, name).await?;
-    let leaving = "delete from outbox.replay_event where replay = $1";
-    sql.execute(leaving, &[&name]).await?;
-    Ok(selected)
+pub(crate) async fn cancel(sql: &Sql, name: &str) -> Result<u64> {
+    selected(sql, name).await?;
+    let statement = "delete from outbox.replay_event where replay = $1 and dispatched_at is null";
+    Ok(sql.execute(statement, &[&name]).await?)
 }
 
-/// How many selected events are not released yet, and how many released events have no outcome yet.
+/// The replay has ended.
 ///
 /// # Errors
 /// Database errors.
-pub(crate) async fn count_waiting(sql: &Sql, name: &str) -> Result<(u64, u64)> {
-    let statement = "select count(*) filter (where dispatched_at is null), count(dispatched_at) \
-                     from outbox.replay_event where replay = $1";
-    let row = sql.query_one(statement, &[&name]).await?;
-    Ok((count(&row, 0), count(&row, 1)))
+pub(crate) async fn end(sql: &Sql, name: &str) -> Result<()> {
+    let statement = "update outbox.replay set ended_at = now() where name = $1";
+    sql.execute(statement, &[&name]).await?;
+    Ok(())
 }
 
-/// How many released events have no outcome yet.
-///
-/// # Errors
-/// Database errors.
-pub(crate) async fn count_released(sql: &Sql, name: &str) -> Result<u64> {
-    let statement = "select count(*) from outbox.replay_event \
-                     where replay = $1 and dispatched_at is not null";
-    Ok(count(&sql.query_one(statement, &[&name]).await?, 0))
+fn place(row: &Row, column: usize) -> RecordPlace {
+    RecordPlace {
+        commit: row.get::<_, PgLsn>(column).into(),
+        ordinal: row.get(column + 1),
+    }
 }
 
 fn count(row: &Row, column: usize) -> u64 {
     u64::try_from(row.get::<_, i64>(column)).unwrap_or_default()
-}
-
-/// What became of the events of a replay so far.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(crate) struct ReplayCounts {
-    pub(crate) sent: u64,
-    /// Refused by Pub/Sub this time.
-    pub(crate) quarantined: u64,
-    /// Left out: no longer published, without a row, or behind a refused event.
-    pub(crate) not_sent: u64,
-}
-
-/// Counts the outcomes since the last call. Returns the totals of the replay.
-///
-/// # Errors
-/// Database errors.
-pub(crate) async fn settle(sql: &Sql, name: &str) -> Result<ReplayCounts> {
-    let row = sql.query_one(SETTLE, &[&name]).await?;
-    Ok(ReplayCounts {
-        sent: count(&row, 0),
-        quarantined: count(&row, 1),
-        not_sent: count(&row, 2),
-    })
-}
-
-/// The next group with selected events, after this one.
-///
-/// # Errors
-/// Database errors.
-pub(crate) async fn next_group(
-    sql: &Sql,
-    name: &str,
-    after: Option<&ReplayGroup>,
-) -> Result<Option<ReplayGroup>> {
-    let row = match after {
-        Some((topic, key)) => {
-            let statement = "select topic, ordering_key from outbox.replay_event \
-                 where replay = $1 and dispatched_at is null and (topic, ordering_key) > ($2, $3) \
-                 order by topic, ordering_key limit 1";
-            sql.query_opt(statement, &[&name, topic, key]).await?
-        }
-        None => {
-            let statement = "select topic, ordering_key from outbox.replay_event \
-                 where replay = $1 and dispatched_at is null order by topic, ordering_key limit 1";
-            sql.query_opt(statement, &[&name]).await?
-        }
-    };
-    Ok(row.map(|row| (row.get(0), row.get(1))))
-}
-
-/// Releases the events of a group: all of them if it has an ordering key, at most `limit` otherwise.
-/// Returns how many events it picked, and how many of these are released: the others are no longer
-/// published. Picks none while the key has events in quarantine or being released.
-///
-/// # Errors
-/// Database errors.
-pub(crate) async fn release(
-    sql: &Sql,
-    name: &str,
-    (topic, key): &ReplayGroup,
-    limit: i64,
-) -> Result<(u64, u64)> {
-    let limit = key.is_empty().then_some(limit);
-    let row = sql.query_one(RELEASE, &[&name, topic, key, &limit]).await?;
-    Ok((count(&row, 0), count(&row, 1)))
 }

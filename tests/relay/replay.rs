@@ -221,10 +221,14 @@ async fn positions_times_and_keys_choose_events() {
     // A literal is never SQL.
     let evil = replayed(&database, 1, &["--key", "o-3' or true --", "--dry-run"]);
     assert_eq!(evil["events"], 0);
-    let wrong = replay(&database, &["--from-lsn", "16/x", "--dry-run"]);
+    let wrong = replay(&database, &["--from-lsn", "16/x", "--yes"]);
     assert!(String::from_utf8_lossy(&wrong.stderr).contains("16/B374D848"));
     let everything = replay(&database, &["--yes"]);
     assert!(String::from_utf8_lossy(&everything.stderr).contains("at least one of --key"));
+    let none = "SELECT count(*) FROM outbox.replay";
+    assert_eq!(database.number(none).await, 0);
+    let unknown = replay(&database, &["--key", "nobody", "--yes"]);
+    assert_eq!(unknown.status.code(), Some(1));
     assert_eq!(emulator.journal().counts().stored_messages, 40);
     assert_eq!(
         replayed(&database, 0, &["--key", "o-3", "--yes"])["sent"],

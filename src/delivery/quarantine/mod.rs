@@ -18,10 +18,11 @@
 //! If an event fails again, the release has *failed*: the key stays blocked, and all its rows go back
 //! into quarantine. Under the other policies, such an event affects only itself.
 //!
-//! A key may have released events without being blocked: an operator replays published events, or the
-//! policy blocks no keys. The key is then blocked for the time of the release, which begins with step
-//! 2, so that no new event comes between the released ones. Unordered events are never blocked: their
-//! release is step 2 alone.
+//! A key may have released events and none in quarantine: an operator replays published events, or the
+//! policy blocks no keys. The key is then blocked for the time of the release, so that no new event comes
+//! between the released ones. Such a release begins with step 3: new events are held in memory, and
+//! recorded only when there is no room for them. Unordered events are never blocked: their release is
+//! step 2 alone.
 //!
 //! The steps of a release are in `releases`. Not here: the table (`dispatch::quarantined`), and
 //! reading released rows (`releaser`).
@@ -29,18 +30,21 @@
 mod dead_letter;
 mod releaser;
 mod releases;
+mod state;
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 
 use crate::error::{Code, Error, Result};
-use crate::event::{Event, EventRef, Group, OrderingKey};
+use crate::event::{EventRef, Group, OrderingKey, Standing};
 use crate::settings::OnBadEvent;
-use crate::store::dispatch::quarantined::MAX_BLOCKED;
+use crate::store::dispatch::quarantined::{BEHIND_A_RELEASE, MAX_BLOCKED};
 use crate::store::dispatch::{Outcome, Record};
 
 pub(crate) use dead_letter::{Letter, letter};
 pub(crate) use releaser::{Ask, QuarantineAnswer, Releaser};
+use state::{BlockedState, PageState, Release, Stage};
+pub(crate) use state::{InLane, Unblocked};
 
 /// Rows of a group that are in flight at once.
 pub(crate) const PAGE: usize = 100;
@@ -57,73 +61,6 @@ pub(crate) fn place(origin: &EventRef) -> EventPlace {
     (origin.commit.lsn().as_u64(), origin.ordinal)
 }
 
-/// A blocked key.
-#[derive(Debug)]
-struct BlockedState {
-    /// Whether no event of the key is in quarantine: it is blocked only until its release has ended.
-    for_release: bool,
-    /// The first event in quarantine. Earlier events are not affected.
-    since: EventPlace,
-    /// The reason that is recorded for the events behind it.
-    waits: Arc<str>,
-    /// The number of the last record of this key that the writer was given.
-    last_record: u64,
-    /// Bad events whose dead letter is in flight: they are not recorded yet.
-    letters: u32,
-}
-
-impl BlockedState {
-    fn new(since: EventPlace, waits: Arc<str>) -> Self {
-        Self {
-            for_release: false,
-            since,
-            waits,
-            last_record: 0,
-            letters: 0,
-        }
-    }
-}
-
-#[derive(Debug)]
-enum Stage {
-    /// Waits until records up to this number are durable, and then until the rows are marked.
-    Begun(u64),
-    Paging,
-    /// Events that have arrived since, in order.
-    Handover(Vec<Event>),
-    Ended,
-    Failed,
-}
-
-#[derive(Debug)]
-struct Release {
-    stage: Stage,
-    /// The place of the last row read.
-    after: EventPlace,
-    /// How many records were durable when the last page was requested.
-    asked_at: u64,
-    /// Only pages requested when at least this many records were durable count. A bad event with a
-    /// dead letter is recorded later than the events behind it, and no page may skip it.
-    asks_from: u64,
-    /// How many of its events are in lanes.
-    in_lanes: usize,
-    /// The number of the last record of one of its events that the writer was given.
-    last_record: u64,
-}
-
-impl Release {
-    /// Whether all events that were read have a durable outcome. Whatever is released now was released
-    /// since then, perhaps in front of the rows that were read: somebody replays the key again.
-    fn is_idle(&self, durable: u64) -> bool {
-        self.in_lanes == 0 && durable >= self.last_record
-    }
-
-    /// Whether it has ended, except that its last outcomes may not be durable yet.
-    fn has_left_lanes(&self) -> bool {
-        matches!(self.stage, Stage::Ended) && self.in_lanes == 0
-    }
-}
-
 /// A question to the table.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum QuarantineQuery {
@@ -133,15 +70,6 @@ pub(crate) enum QuarantineQuery {
     Page(Group, EventPlace),
     /// Mark all released rows of the group as quarantined.
     SendBack(Group),
-}
-
-/// A key that is no longer blocked.
-#[derive(Debug)]
-pub(crate) struct Unblocked {
-    /// Its events that were held in memory, in order.
-    pub(crate) held: Vec<Event>,
-    /// Whether an event in quarantine had blocked it, not only a release.
-    pub(crate) was_in_quarantine: bool,
 }
 
 /// What to do with an event that arrives.
@@ -167,8 +95,8 @@ pub(crate) struct Quarantine {
     turns: VecDeque<Group>,
     /// Releases that have ended and whose last outcome is being recorded, in that order.
     leaving: VecDeque<Group>,
-    /// Released events in lanes: the group from which they were read, and their bytes.
-    in_lanes: HashMap<EventPlace, (Group, usize)>,
+    /// Released events in lanes.
+    in_lanes: HashMap<EventPlace, InLane>,
     bytes_in_lanes: usize,
     /// How many records the writer was given, and how many of them are durable.
     handed: u64,
@@ -269,7 +197,14 @@ impl Quarantine {
 
     /// The group from which a released event, now in a lane, was read.
     pub(crate) fn source(&self, at: EventPlace) -> Option<Group> {
-        self.in_lanes.get(&at).map(|(group, _)| group.clone())
+        self.in_lanes.get(&at).map(|lane| lane.group.clone())
+    }
+
+    /// Whether a bad event ends the relay.
+    pub(crate) fn halts_on(&self, origin: &EventRef) -> bool {
+        let in_lane = self.in_lanes.get(&place(origin));
+        self.policy == OnBadEvent::Halt
+            && (origin.standing == Standing::New || in_lane.is_some_and(|lane| lane.is_new))
     }
 
     /// Blocks a key from the place `since` on, where the event `first` is (its id as shown to
@@ -283,7 +218,7 @@ impl Quarantine {
     pub(crate) fn block_for_release(&mut self, group: Group) {
         let blocked = BlockedState {
             for_release: true,
-            ..BlockedState::new((0, 0), "waits for earlier events that are released".into())
+            ..BlockedState::new((0, 0), BEHIND_A_RELEASE.into())
         };
         self.blocked.entry(group).or_insert(blocked);
     }

@@ -9,9 +9,6 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use bytes::Bytes;
-use googleapis_tonic_google_pubsub_v1::google::pubsub::v1::PubsubMessage;
-use prost::Message;
 use slot_manager::SlotName;
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
@@ -21,18 +18,15 @@ use crate::capture::table::{TableEvent, TableReader};
 use crate::capture::{claim, rows};
 use crate::error::{Code, Error, Result};
 use crate::event::{EventRef, Group};
-use crate::mapping::{MapError, TableSettings, limits};
+use crate::mapping::{self, MapError, TableSettings};
 use crate::postgres::{PatientSql, Target};
-use crate::store::dispatch::quarantined::{self, ReleasedRow};
+use crate::store::dispatch::quarantined::{self, ReleasedKind, ReleasedRow};
 
 /// Long, because marking a key with a million events takes a while.
 const STATEMENT_TIMEOUT: Duration = Duration::from_secs(600);
 
 /// Groups that one look returns; the next look continues behind them.
 const GROUPS: usize = 256;
-
-/// The attribute of a replayed message: the name of its replay.
-const REPLAY_ATTRIBUTE: &str = "replay";
 
 /// A question.
 #[derive(Debug)]
@@ -57,9 +51,16 @@ pub(crate) enum QuarantineAnswer {
         count: Option<i64>,
     },
     Marked(Group),
+    /// Instead of marking the group: all its released events are replayed ones.
+    OnlyReplayed(Group),
     SentBack(Group),
     /// The event of a row of the group's page.
-    Event(Group, TableEvent),
+    Event {
+        group: Group,
+        event: TableEvent,
+        /// Whether it arrived while its key was being released.
+        is_new: bool,
+    },
     /// A row whose event cannot be sent, and why.
     Lost(Group, EventRef, Error),
     PageEnded(Group, usize),
@@ -185,6 +186,9 @@ impl Worker {
                 })
             }
             Ask::Do(QuarantineQuery::Mark(group)) => {
+                if sql.answer(quarantined::only_replayed(sql, &group)).await? {
+                    return Ok(QuarantineAnswer::OnlyReplayed(group));
+                }
                 sql.answer(quarantined::mark(sql, &group)).await?;
                 Ok(QuarantineAnswer::Marked(group))
             }
@@ -224,6 +228,7 @@ impl Worker {
                 session.readers.push(sql.answer(resolving).await?);
             }
         }
+        let mut not_replayed = 0;
         for row in rows {
             let one = match session.find(group, &row).await {
                 Err(error) if is_of_one_event(&error, readers_are_new) => {
@@ -232,28 +237,26 @@ impl Worker {
                 found => found?,
             };
             if let QuarantineAnswer::Lost(_, origin, error) = &one
-                && let Some(replay) = &row.replay
+                && let ReleasedKind::Replayed(replay) = &row.kind
             {
-                session.end_replay(origin, replay, error).await?;
+                if not_replayed == 0 {
+                    tracing::warn!(
+                        code = %error.code(), event = origin.event_id.shown(), replay,
+                        "cannot replay an event: {error}"
+                    );
+                }
+                not_replayed += 1;
+                let leaving = quarantined::leave_published(&session.sql, origin);
+                session.sql.answer(leaving).await?;
             } else if found.send(one).await.is_err() {
                 break;
             }
         }
+        if not_replayed > 1 {
+            tracing::warn!(events = not_replayed, "could not replay these events");
+        }
         Ok(())
     }
-}
-
-/// The message with the name of its replay as an attribute, unless it has no room for one.
-fn marked(message: Bytes, replay: &str) -> Bytes {
-    let Ok(mut marked) = PubsubMessage::decode(message.clone()) else {
-        return message;
-    };
-    let attributes = &mut marked.attributes;
-    attributes.insert(REPLAY_ATTRIBUTE.to_owned(), replay.to_owned());
-    if attributes.len() > limits::ATTRIBUTES {
-        return message;
-    }
-    marked.encode_to_vec().into()
 }
 
 /// Whether the error concerns this one event only. If so, the event stays in quarantine and does
@@ -279,16 +282,6 @@ impl ReleaserSession {
         })
     }
 
-    /// An event that was published before stays so if it cannot be published again.
-    async fn end_replay(&self, origin: &EventRef, replay: &str, error: &Error) -> Result<()> {
-        tracing::warn!(
-            code = %error.code(), event = origin.event_id.shown(), replay,
-            "cannot replay an event: {error}"
-        );
-        let leaving = quarantined::leave_published(&self.sql, origin);
-        self.sql.answer(leaving).await
-    }
-
     /// Reads the row of an event and maps it again: the settings may have changed.
     async fn find(&mut self, group: &Group, row: &ReleasedRow) -> Result<QuarantineAnswer> {
         let origin = row.origin.clone();
@@ -298,10 +291,15 @@ impl ReleaserSession {
             return match reader.event(&values, origin.commit, origin.ordinal) {
                 Ok(mut found) => {
                     found.event.origin = origin;
-                    if let Some(replay) = &row.replay {
-                        found.event.message = marked(found.event.message, replay);
+                    if let ReleasedKind::Replayed(replay) = &row.kind {
+                        let message = found.event.message;
+                        found.event.message = mapping::marked(message, &found.topic, replay);
                     }
-                    Ok(QuarantineAnswer::Event(group.clone(), found))
+                    Ok(QuarantineAnswer::Event {
+                        group: group.clone(),
+                        event: found,
+                        is_new: row.kind == ReleasedKind::New,
+                    })
                 }
                 Err(MapError::Event(error)) if error.fault.is_of_the_row() => {
                     let error = Error::from(MapError::Event(error));

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use super::{
-    BlockedState, EventPlace, MAX_RELEASES, PAGE, Quarantine, QuarantineQuery, Release, Stage,
-    Unblocked,
+    BlockedState, EventPlace, InLane, MAX_RELEASES, PAGE, PageState, Quarantine, QuarantineQuery,
+    Release, Stage, Unblocked,
 };
 use crate::event::{Event, Group, OrderingKey};
 
@@ -26,17 +26,21 @@ impl Quarantine {
         let blocked = self.blocked.get(&group);
         let stage = match blocked {
             Some(blocked) if !blocked.for_release => Stage::Begun(self.handed),
-            Some(_) | None => Stage::Paging,
+            // All its released rows are in the table, so new events need not be recorded.
+            Some(_) => Stage::Handover(Vec::new()),
+            None => Stage::Paging,
         };
-        let asks_from = if blocked.is_some_and(|by| by.letters > 0) {
-            u64::MAX
-        } else {
-            0
+        let asks_from = match blocked {
+            Some(blocked) if blocked.letters > 0 => u64::MAX,
+            // No page may miss an event that was recorded before the release, as after a restart.
+            Some(blocked) => blocked.last_record,
+            None => 0,
         };
         let release = Release {
             stage,
             after: (0, 0),
             asked_at: 0,
+            page: PageState::Asked,
             asks_from,
             in_lanes: 0,
             last_record: 0,
@@ -88,13 +92,9 @@ impl Quarantine {
         }
         match &release.stage {
             Stage::Begun(at) if self.durable >= *at => Some(QuarantineQuery::Mark(group.clone())),
-            Stage::Paging if room => {
-                release.asked_at = self.durable;
-                Some(QuarantineQuery::Page(group.clone(), release.after))
-            }
+            Stage::Paging if room => Some(release.page(group, self.durable)),
             Stage::Handover(_) if room && self.durable >= last_record => {
-                release.asked_at = self.durable;
-                Some(QuarantineQuery::Page(group.clone(), release.after))
+                Some(release.page(group, self.durable))
             }
             Stage::Failed if all_durable && release.in_lanes == 0 => {
                 Some(QuarantineQuery::SendBack(group.clone()))
@@ -114,27 +114,44 @@ impl Quarantine {
         }
     }
 
+    /// None of the released events of the group was ever in quarantine: they are replayed. Its bad event
+    /// came later, so the replay is given up.
+    pub(crate) fn only_replayed(&mut self, group: &Group) {
+        if let Some(release) = self.releases.get_mut(group)
+            && matches!(release.stage, Stage::Begun(_))
+        {
+            release.stage = Stage::Failed;
+        }
+    }
+
     /// A row of a page was read. Returns whether its event is still wanted.
     pub(crate) fn read(&mut self, group: &Group, at: EventPlace) -> bool {
         let Some(release) = self.releases.get_mut(group) else {
             return false;
         };
-        let may_skip = release.after != (0, 0) && release.is_idle(self.durable);
+        if release.page == PageState::Asked {
+            let may_skip_rows = release.after != (0, 0) && release.is_idle(self.durable);
+            release.page = if may_skip_rows {
+                PageState::Stale
+            } else {
+                PageState::Wanted
+            };
+        }
         let wanted = matches!(release.stage, Stage::Paging | Stage::Handover(_))
             && release.asked_at >= release.asks_from
-            && !may_skip;
+            && release.page == PageState::Wanted;
         if wanted {
             release.after = at;
         }
         wanted
     }
 
-    /// The event of a row, of `bytes` bytes, goes into its lane.
-    pub(crate) fn goes_to_lane(&mut self, group: &Group, at: EventPlace, bytes: usize) {
-        if let Some(release) = self.releases.get_mut(group) {
+    /// The event of a row goes into its lane.
+    pub(crate) fn goes_to_lane(&mut self, at: EventPlace, lane: InLane) {
+        if let Some(release) = self.releases.get_mut(&lane.group) {
             release.in_lanes += 1;
-            self.bytes_in_lanes += bytes;
-            self.in_lanes.insert(at, (group.clone(), bytes));
+            self.bytes_in_lanes += lane.bytes;
+            self.in_lanes.insert(at, lane);
         }
     }
 
@@ -216,7 +233,7 @@ impl Quarantine {
     /// A released event has left its lane: the writer was just given its outcome, or the event was
     /// dropped. Returns the group from which it was read.
     pub(crate) fn left_lane(&mut self, at: EventPlace) -> Option<Group> {
-        let (group, bytes) = self.in_lanes.remove(&at)?;
+        let InLane { group, bytes, .. } = self.in_lanes.remove(&at)?;
         self.bytes_in_lanes -= bytes;
         if let Some(release) = self.releases.get_mut(&group) {
             release.in_lanes -= 1;

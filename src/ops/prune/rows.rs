@@ -35,7 +35,7 @@ pub(super) async fn prune(
     while let Some(page) = attempt(async || walk.next(sql).await).await? {
         looked_at += page.rows;
         let is_young = is_young(&page);
-        let deleted = page.done;
+        let deleted = page.deleted;
         pruned.add(page);
         let step = PruneStep {
             what: &pruned.table,

@@ -1,22 +1,22 @@
-//! Has published events published again, by the relay that holds the slot.
+//! Publishes events again, by means of the relay that holds the slot.
 //!
 //! A replay has two steps, and each continues where it was stopped:
 //!
-//! 1. *Select*: one walk over the outbox tables notes every event that matches and was published. Only
-//!    events whose row still exists can be sent again.
+//! 1. *Select*: one walk over the records notes every event that matches and was published.
 //! 2. *Release*: key by key, the records of the selected events become `released`, all those of a key in
 //!    one transaction. The relay publishes them like events released from quarantine: in order, and
 //!    before any newer event of their key. So replayed and new events of a key are never mixed. A limited
 //!    number of events is released at once, and keys follow each other at the wanted rate.
 //!
 //! Each message carries the name of the replay in the attribute `replay`. An event that Pub/Sub refuses
-//! goes into quarantine, like any other. The reasons are in docs/adr/0034-replay.md.
+//! goes into quarantine, like any other. An event whose row is gone stays published. The reasons are in
+//! docs/adr/0034-replay.md.
 
 mod release;
 mod select;
 
 use serde::{Deserialize, Serialize};
-use slot_manager::cluster;
+use slot_manager::{activity, cluster};
 
 pub(crate) use select::ReplaySelection;
 
@@ -55,7 +55,7 @@ pub(crate) struct ReplayCriteria {
 /// How far a replay is.
 #[derive(Debug)]
 pub(crate) enum ReplayStep {
-    /// Rows of the outbox looked at, and events selected.
+    /// Records looked at, and events selected.
     Selecting { looked_at: u64, selected: u64 },
     /// Events that the relay has published again, of all that are selected; `stalled` if it has not
     /// published any for a while.
@@ -66,7 +66,7 @@ pub(crate) enum ReplayStep {
 pub(crate) type OnReplayStep<'a> = dyn FnMut(&ReplayStep) -> bool + 'a;
 
 /// The result; its JSON form, on which programs depend.
-#[derive(Debug, Serialize)]
+#[derive(Debug, PartialEq, Eq, Serialize)]
 pub(crate) struct ReplayReport {
     pub(crate) name: String,
     /// False if it was stopped, or if keys are left whose events are in quarantine.
@@ -99,7 +99,7 @@ pub(crate) async fn preview(
 /// Begins a replay, which [`run`] carries out. Without a name it is called by the time.
 ///
 /// # Errors
-/// As [`preview`]; `setting-invalid` when the name is taken.
+/// As [`preview`]; `setting-invalid` when the name is taken. Nothing is stored then.
 pub(crate) async fn begin(
     sql: &PatientSql,
     settings: &Settings,
@@ -120,6 +120,7 @@ pub(crate) async fn begin(
     for text in times.into_iter().flatten() {
         *text = read_time(text)?.fixed(sql).await?;
     }
+    select::conditions(sql, &criteria).await?;
     let text = serde_json::to_string(&criteria)
         .map_err(|e| Error::new(Code::Internal, "cannot write the criteria").caused_by(e))?;
     let until = cluster::wal_end(sql).await?;
@@ -153,7 +154,7 @@ pub(crate) async fn find(sql: &PatientSql, name: &str) -> Result<ReplayRow> {
 /// Carries a replay out, or continues it.
 ///
 /// # Errors
-/// Database errors. The replay can be resumed.
+/// `setting-invalid` when another command carries it out; database errors. The replay can be resumed.
 pub(crate) async fn run(
     sql: &PatientSql,
     settings: &Settings,
@@ -161,13 +162,12 @@ pub(crate) async fn run(
     rate: u32,
     on_step: &mut OnReplayStep<'_>,
 ) -> Result<ReplayReport> {
+    lock(sql, &row.name).await?;
+    replay::prepare(sql).await?;
     if !row.is_selected {
         let criteria: ReplayCriteria = serde_json::from_str(&row.criteria).map_err(|e| {
-            Error::new(
-                Code::SettingInvalid,
-                "cannot read the criteria of the replay",
-            )
-            .caused_by(e)
+            let what = "cannot read the criteria of the replay";
+            Error::new(Code::SettingInvalid, what).caused_by(e)
         })?;
         let name = Some(row.name.as_str());
         let found = select::run(sql, settings, &criteria, row.until, name, on_step).await?;
@@ -179,13 +179,40 @@ pub(crate) async fn run(
     release::run(sql, &row.name, rate, on_step).await
 }
 
-/// Gives a replay up. Returns how many events it leaves out; those that are released already are
-/// published.
+/// Gives up the events that are not released, and waits until the others are published. Returns how many
+/// events it gives up, and the result.
 ///
 /// # Errors
-/// Database errors.
-pub(crate) async fn cancel(sql: &PatientSql, row: &ReplayRow) -> Result<u64> {
-    replay::end(sql, &row.name).await
+/// As [`run`].
+pub(crate) async fn cancel(
+    sql: &PatientSql,
+    row: &ReplayRow,
+    on_step: &mut OnReplayStep<'_>,
+) -> Result<(u64, ReplayReport)> {
+    lock(sql, &row.name).await?;
+    replay::prepare(sql).await?;
+    let given_up = replay::cancel(sql, &row.name).await?;
+    let report = release::run(sql, &row.name, 1, on_step).await?;
+    Ok((given_up, report))
+}
+
+/// Refuses a replay that another command carries out.
+async fn lock(sql: &PatientSql, name: &str) -> Result<()> {
+    if activity::try_advisory_lock(sql, lock_key(name)).await? {
+        return Ok(());
+    }
+    let what = format!("another command carries out the replay {name}");
+    Err(Error::new(Code::SettingInvalid, what).hint("wait for it, or stop it first"))
+}
+
+/// The key of the replay's advisory lock: FNV-1a, 64 bits.
+fn lock_key(name: &str) -> i64 {
+    let bytes = "postrider replay ".bytes().chain(name.bytes());
+    bytes
+        .fold(0xCBF2_9CE4_8422_2325_u64, |hash, byte| {
+            (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01B3)
+        })
+        .cast_signed()
 }
 
 fn read_time(text: &str) -> Result<Since> {

@@ -5,13 +5,11 @@ use std::time::{Duration, Instant};
 use super::{OnReplayStep, ReplayReport, ReplayStep};
 use crate::error::Result;
 use crate::postgres::Sql;
+use crate::store::dispatch::history::RecordPlace;
 use crate::store::replay::{self, ReplayCounts, ReplayGroup};
 
 /// Events that the relay has not published yet, above which no more are released.
 const RELEASED_AT_ONCE: u64 = 2_000;
-
-/// Events without a key that are released together.
-const UNORDERED_AT_ONCE: i64 = 500;
 
 /// Between two looks at how far the relay is.
 const LOOK_INTERVAL: Duration = Duration::from_millis(250);
@@ -20,7 +18,7 @@ const LOOK_INTERVAL: Duration = Duration::from_millis(250);
 const STALLED: Duration = Duration::from_secs(10);
 
 /// Rounds over all keys, [`ROUND_PAUSE`] apart, in which none could be released, before the command gives
-/// up: a key may be busy with another replay for a moment.
+/// up: another replay may have a key for a moment.
 const FRUITLESS_ROUNDS: u32 = 10;
 const ROUND_PAUSE: Duration = Duration::from_secs(1);
 
@@ -34,34 +32,39 @@ struct Releasing<'a> {
     released: u64,
     counts: ReplayCounts,
     looked: Instant,
+    /// Where the next look continues.
+    look_after: Option<RecordPlace>,
     /// When the relay last made progress.
     progressed: Instant,
 }
 
 impl<'a> Releasing<'a> {
     async fn begin(sql: &'a Sql, name: &'a str) -> Result<Self> {
-        let counts = replay::settle(sql, name).await?;
         let (selected, released) = replay::count_waiting(sql, name).await?;
-        Ok(Self {
+        let mut releasing = Self {
             sql,
             name,
             selected,
             released,
-            counts,
+            counts: ReplayCounts::default(),
             looked: Instant::now(),
+            look_after: None,
             progressed: Instant::now(),
-        })
+        };
+        releasing.look().await?;
+        Ok(releasing)
     }
 
     /// Looks how far the relay is.
     async fn look(&mut self) -> Result<()> {
-        let counts = replay::settle(self.sql, self.name).await?;
-        self.released = replay::count_released(self.sql, self.name).await?;
-        if counts != self.counts || self.released == 0 {
+        let found = replay::settle(self.sql, self.name, self.look_after).await?;
+        self.released = self.released.saturating_sub(found.settled);
+        self.counts = found.counts;
+        self.look_after = found.next;
+        self.looked = Instant::now();
+        if found.settled > 0 || self.released == 0 {
             self.progressed = Instant::now();
         }
-        self.counts = counts;
-        self.looked = Instant::now();
         Ok(())
     }
 
@@ -91,13 +94,12 @@ impl<'a> Releasing<'a> {
         }
     }
 
-    /// Releases the events of a group. Returns how many it picked from the selection.
+    /// Releases the events of a group. Returns how many left the selection.
     async fn release(&mut self, group: &ReplayGroup) -> Result<u64> {
-        let (picked, released) =
-            replay::release(self.sql, self.name, group, UNORDERED_AT_ONCE).await?;
-        self.selected = self.selected.saturating_sub(picked);
+        let (left, released) = replay::release(self.sql, self.name, group).await?;
+        self.selected = self.selected.saturating_sub(left);
         self.released += released;
-        Ok(picked)
+        Ok(left)
     }
 }
 
@@ -115,7 +117,7 @@ pub(super) async fn run(
 ) -> Result<ReplayReport> {
     let mut releasing = Releasing::begin(sql, name).await?;
     let mut after: Option<ReplayGroup> = None;
-    let (mut picked_in_round, mut fruitless) = (0, 0);
+    let (mut in_round, mut fruitless) = (0, 0);
     let mut due = Instant::now();
     loop {
         if releasing.looked.elapsed() >= LOOK_INTERVAL {
@@ -134,38 +136,37 @@ pub(super) async fn run(
             tokio::time::sleep(at_most.min(LOOK_INTERVAL)).await;
             continue;
         }
-        match replay::next_group(sql, name, after.as_ref()).await? {
-            Some(group) => {
-                let picked = releasing.release(&group).await?;
-                picked_in_round += picked;
-                let is_whole = !group.1.is_empty() || picked == 0;
-                if is_whole {
-                    after = Some(group);
-                }
-                let seconds = picked as f64 / f64::from(rate.max(1));
-                due = Instant::now() + Duration::from_secs_f64(seconds);
+        if let Some(group) = replay::next_group(sql, name, after.as_ref()).await? {
+            let left = releasing.release(&group).await?;
+            in_round += left;
+            // Of events without a key, more may be left.
+            if !group.1.is_empty() || left == 0 {
+                after = Some(group);
             }
-            None if after.is_some() && (picked_in_round > 0 || fruitless < FRUITLESS_ROUNDS) => {
-                fruitless = if picked_in_round > 0 {
-                    0
-                } else {
-                    fruitless + 1
-                };
-                picked_in_round = 0;
-                after = None;
-                let pause = if fruitless > 0 {
-                    ROUND_PAUSE
-                } else {
-                    LOOK_INTERVAL
-                };
-                tokio::time::sleep(pause).await;
-            }
-            None if releasing.released > 0 => tokio::time::sleep(LOOK_INTERVAL).await,
-            None => break,
+            due = Instant::now() + Duration::from_secs_f64(left as f64 / f64::from(rate.max(1)));
+            continue;
         }
+        if releasing.waiting() == 0 {
+            break;
+        }
+        // The round is over. A key that was busy may be free in the next one.
+        fruitless = if in_round > 0 || releasing.released > 0 {
+            0
+        } else {
+            fruitless + 1
+        };
+        if fruitless > FRUITLESS_ROUNDS {
+            break;
+        }
+        tokio::time::sleep(if fruitless > 0 {
+            ROUND_PAUSE
+        } else {
+            LOOK_INTERVAL
+        })
+        .await;
+        (in_round, after) = (0, None);
     }
-    let (selected, released) = replay::count_waiting(sql, name).await?;
-    (releasing.selected, releasing.released) = (selected, released);
+    (releasing.selected, releasing.released) = replay::count_waiting(sql, name).await?;
     let finished = releasing.waiting() == 0;
     if finished {
         replay::end(sql, name).await?;

@@ -1,24 +1,22 @@
-//! Finds the events of a replay: one walk over the outbox tables, or a look-up of one id.
+//! Finds the events of a replay: one walk over the records, or a look-up of one id.
 
 use decoder::Lsn;
 use serde::Serialize;
 use slot_manager::quoted_literal;
 
 use super::{OnReplayStep, ReplayCriteria, ReplayStep, read_time};
-use crate::capture::claim;
-use crate::capture::table::{TableReader, altered_since};
 use crate::error::{Code, Error, Result};
 use crate::ops::event::find;
-use crate::ops::since::SinceTime;
-use crate::ops::walk::{self, TableWalk, WalkAction};
 use crate::postgres::PatientSql;
 use crate::settings::Settings;
 use crate::store::dispatch::history::RecordPlace;
-use crate::store::dispatch::pruning::GO;
-use crate::store::replay::{self, RECORD_TO_REPLAY};
+use crate::store::replay::{self, SelectionPage};
 
-/// Rows in a page.
-const PAGE_ROWS: u32 = 5_000;
+/// Records in a page.
+const PAGE_RECORDS: i64 = 5_000;
+
+/// Ids that are shown.
+const SHOWN: usize = 10;
 
 /// What was selected, or would be; its JSON form, on which programs depend.
 #[derive(Debug, Default, Serialize)]
@@ -27,12 +25,68 @@ pub(crate) struct ReplaySelection {
     pub(crate) finished: bool,
     /// Events that match and were published.
     pub(crate) events: u64,
-    /// The earliest time of these, RFC 3339.
+    /// The earliest commit of these, RFC 3339.
     pub(crate) oldest: Option<String>,
-    /// Names of the first ones.
+    /// The uuids of the first ones.
     pub(crate) first_ids: Vec<String>,
-    /// Events that match and are in quarantine, so that they are not replayed.
+    /// Events that match and are in quarantine, or being released, so that they are not selected.
     pub(crate) in_quarantine: u64,
+}
+
+/// The condition of the criteria, for SQL.
+#[derive(Debug)]
+pub(super) struct Conditions {
+    which: String,
+    /// Where records that can match begin.
+    from: RecordPlace,
+}
+
+/// Checks the criteria.
+///
+/// # Errors
+/// `setting-invalid` for a time or position that does not exist; database errors.
+pub(super) async fn conditions(sql: &PatientSql, criteria: &ReplayCriteria) -> Result<Conditions> {
+    let mut which = vec!["true".to_owned()];
+    let mut from = RecordPlace::default();
+    if let Some(key) = &criteria.key {
+        which.push(format!("d.ordering_key = {}", quoted_literal(key)));
+    }
+    if let Some(topic) = &criteria.topic {
+        let topic = quoted_literal(topic);
+        which.push(format!(
+            "(d.topic = {topic} or split_part(d.topic, '/', 4) = {topic})"
+        ));
+    }
+    if let Some(since) = &criteria.since {
+        let since = read_time(since)?.resolve(sql).await?;
+        from.commit = since.first_commit(sql).await?.into();
+        which.push(format!("d.committed_at >= {}", since.sql()));
+    }
+    if let Some(until) = &criteria.until {
+        let until = read_time(until)?.resolve(sql).await?;
+        which.push(format!("d.committed_at < {}", until.sql()));
+    }
+    if let Some(text) = &criteria.from_lsn {
+        from.commit = from.commit.max(position(text)?.as_u64());
+    }
+    if let Some(text) = &criteria.to_lsn {
+        which.push(format!("d.commit_lsn <= '{}'::pg_lsn", position(text)?));
+    }
+    // The walk begins after this place.
+    from.ordinal = -1;
+    Ok(Conditions {
+        which: which.join(" and "),
+        from,
+    })
+}
+
+fn position(text: &str) -> Result<Lsn> {
+    text.parse().map_err(|e| {
+        let what = format!("`{text}` is not a position in the log");
+        Error::new(Code::SettingInvalid, what)
+            .hint("write it as PostgreSQL does, such as 16/B374D848")
+            .caused_by(e)
+    })
 }
 
 /// Selects events for the replay `name`, or only counts them without one.
@@ -46,7 +100,7 @@ pub(super) async fn run(
 ) -> Result<ReplaySelection> {
     match &criteria.id {
         Some(id) => one(sql, settings, id, name).await,
-        None => several(sql, settings, criteria, until, name, on_step).await,
+        None => several(sql, criteria, until, name, on_step).await,
     }
 }
 
@@ -74,11 +128,8 @@ async fn one(
                     event.topic.unwrap_or_default(),
                     event.ordering_key.unwrap_or_default(),
                 );
-                let commit: Lsn = record.commit_lsn.parse().map_err(|e| {
-                    Error::new(Code::Internal, "cannot read a position").caused_by(e)
-                })?;
                 let place = RecordPlace {
-                    commit: commit.as_u64(),
+                    commit: position(&record.commit_lsn)?.as_u64(),
                     ordinal: record.ordinal,
                 };
                 replay::select_one(sql, name, &group, place).await?;
@@ -92,110 +143,41 @@ async fn one(
 
 async fn several(
     sql: &PatientSql,
-    settings: &Settings,
     criteria: &ReplayCriteria,
     until: Lsn,
     name: Option<&str>,
     on_step: &mut OnReplayStep<'_>,
 ) -> Result<ReplaySelection> {
-    walk::prepare(sql).await?;
-    let since = match &criteria.since {
-        Some(time) => Some(read_time(time)?.resolve(sql).await?),
-        None => None,
+    let Conditions { which, from } = conditions(sql, criteria).await?;
+    let mut page = SelectionPage {
+        after: from,
+        until,
+        records: PAGE_RECORDS,
+        which: &which,
     };
-    let before = match &criteria.until {
-        Some(time) => Some(read_time(time)?.resolve(sql).await?),
-        None => None,
-    };
-    let verdict = verdict_sql(criteria, since.as_ref(), before.as_ref(), until)?;
-    let action = name.map_or(WalkAction::Look, |name| {
-        WalkAction::Insert(replay::select_sql(name))
-    });
-    let captured = claim::known(sql, &settings.slot, &settings.tables).await?;
     let mut found = ReplaySelection::default();
     let mut looked_at = 0;
-    for (table, captured) in settings.tables.iter().zip(&captured) {
-        // The topics of the rows do not matter here.
-        let project = settings.project().unwrap_or("none");
-        let reader = TableReader::resolve(sql, table, project, captured).await?;
-        let mut walk = TableWalk::new(
-            captured,
-            &reader,
-            PAGE_ROWS,
-            verdict.clone(),
-            action.clone(),
-        )
-        .with_record(RECORD_TO_REPLAY);
-        if let Some(since) = &since
-            && let Some(seq) = since.first_seq(sql, captured, &reader).await?
-        {
-            walk.skip_to_seq(seq);
-        }
-        while let Some(page) = walk.next(sql).await.map_err(altered_since)? {
-            looked_at += page.rows;
-            found.in_quarantine += page.count("quarantined");
-            found.events += page.count(GO);
-            for group in page.groups.into_iter().filter(|group| group.verdict == GO) {
-                found.oldest = match (found.oldest.take(), group.oldest) {
-                    (Some(a), Some(b)) => Some(a.min(b)),
-                    (a, b) => a.or(b),
-                };
-                let room = walk::NAMED.saturating_sub(found.first_ids.len());
-                found.first_ids.extend(group.names.into_iter().take(room));
-            }
-            let step = ReplayStep::Selecting {
-                looked_at,
-                selected: found.events,
-            };
-            if !on_step(&step) {
-                return Ok(found);
-            }
+    while let Some(selected) = replay::select(sql, name, &page).await? {
+        page.after = selected.last;
+        looked_at += selected.records;
+        found.events += selected.selected;
+        found.in_quarantine += selected.in_quarantine;
+        found.oldest = match (found.oldest.take(), selected.oldest) {
+            (Some(a), Some(b)) => Some(a.min(b)),
+            (a, b) => a.or(b),
+        };
+        let room = SHOWN.saturating_sub(found.first_ids.len());
+        found
+            .first_ids
+            .extend(selected.first_ids.into_iter().take(room));
+        let step = ReplayStep::Selecting {
+            looked_at,
+            selected: found.events,
+        };
+        if !on_step(&step) {
+            return Ok(found);
         }
     }
     found.finished = true;
     Ok(found)
-}
-
-/// The verdict on a row with its record.
-fn verdict_sql(
-    criteria: &ReplayCriteria,
-    since: Option<&SinceTime>,
-    before: Option<&SinceTime>,
-    until: Lsn,
-) -> Result<String> {
-    let mut which = vec![format!("r.commit_lsn < '{until}'::pg_lsn")];
-    if let Some(key) = &criteria.key {
-        which.push(format!("r.ordering_key = {}", quoted_literal(key)));
-    }
-    if let Some(topic) = &criteria.topic {
-        let topic = quoted_literal(topic);
-        which.push(format!(
-            "(r.topic = {topic} or split_part(r.topic, '/', 4) = {topic})"
-        ));
-    }
-    if let Some(since) = since {
-        which.push(format!("r.committed_at >= {}", since.sql()));
-    }
-    if let Some(before) = before {
-        which.push(format!("r.committed_at < {}", before.sql()));
-    }
-    for (text, comparison) in [(&criteria.from_lsn, ">="), (&criteria.to_lsn, "<=")] {
-        if let Some(text) = text {
-            let lsn: Lsn = text.parse().map_err(|e| {
-                Error::new(
-                    Code::SettingInvalid,
-                    format!("`{text}` is not a position in the log"),
-                )
-                .hint("write it as PostgreSQL does, such as 16/B374D848")
-                .caused_by(e)
-            })?;
-            which.push(format!("r.commit_lsn {comparison} '{lsn}'::pg_lsn"));
-        }
-    }
-    Ok(format!(
-        "case when r.records = 0 or not ({}) then 'other' \
-             when r.state in ('quarantined', 'released') then 'quarantined' \
-             when r.state = 'published' then '{GO}' else 'discarded' end",
-        which.join(" and ")
-    ))
 }

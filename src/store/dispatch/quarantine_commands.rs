@@ -9,8 +9,10 @@ use uuid::Uuid;
 use crate::error::Result;
 use crate::postgres::Sql;
 
-/// The condition for rows in quarantine.
-const IN_QUARANTINE: &str = "d.state in ('quarantined', 'released')";
+/// The condition for rows in quarantine. A released event with a message was published before: it is being
+/// replayed.
+const IN_QUARANTINE: &str = "d.state in ('quarantined', 'released') \
+    and (d.state = 'quarantined' or d.message_id is null)";
 
 const SELECT: &str = "\
     select topic, ordering_key, error, attempts, \
@@ -260,9 +262,11 @@ pub(crate) async fn count(sql: &Sql, filter: &QuarantineFilter) -> Result<u64> {
 /// Database errors.
 pub(crate) async fn release_event(sql: &Sql, event: &EventRow) -> Result<u64> {
     let (commit, ordinal) = &event.place;
-    let statement = "update outbox.dispatch set state = 'released' \
-        where commit_lsn = $1 and ordinal = $2 and state in ('quarantined', 'released')";
-    Ok(sql.execute(statement, &[commit, ordinal]).await?)
+    let statement = format!(
+        "update outbox.dispatch d set state = 'released' \
+         where d.commit_lsn = $1 and d.ordinal = $2 and {IN_QUARANTINE}"
+    );
+    Ok(sql.execute(&statement, &[commit, ordinal]).await?)
 }
 
 /// Releases the whole key of an event.
@@ -271,10 +275,11 @@ pub(crate) async fn release_event(sql: &Sql, event: &EventRow) -> Result<u64> {
 /// Database errors.
 pub(crate) async fn release_key(sql: &Sql, event: &EventRow) -> Result<u64> {
     let EventRow { topic, key, .. } = event;
-    let statement = "update outbox.dispatch d set state = 'released' \
-        where d.state in ('quarantined', 'released') \
-          and coalesce(d.topic, '') = $1 and coalesce(d.ordering_key, '') = $2";
-    Ok(sql.execute(statement, &[topic, key]).await?)
+    let statement = format!(
+        "update outbox.dispatch d set state = 'released' where {IN_QUARANTINE} \
+           and coalesce(d.topic, '') = $1 and coalesce(d.ordering_key, '') = $2"
+    );
+    Ok(sql.execute(&statement, &[topic, key]).await?)
 }
 
 /// Releases the events that the filter finds.
@@ -295,9 +300,11 @@ pub(crate) async fn release(sql: &Sql, filter: &QuarantineFilter) -> Result<u64>
 /// Database errors.
 pub(crate) async fn discard_event(sql: &Sql, event: &EventRow) -> Result<u64> {
     let (commit, ordinal) = &event.place;
-    let statement = "update outbox.dispatch set state = 'discarded', dispatched_at = now() \
-        where commit_lsn = $1 and ordinal = $2 and state in ('quarantined', 'released')";
-    Ok(sql.execute(statement, &[commit, ordinal]).await?)
+    let statement = format!(
+        "update outbox.dispatch d set state = 'discarded', dispatched_at = now() \
+         where d.commit_lsn = $1 and d.ordinal = $2 and {IN_QUARANTINE}"
+    );
+    Ok(sql.execute(&statement, &[commit, ordinal]).await?)
 }
 
 /// Discards the events that the filter finds.

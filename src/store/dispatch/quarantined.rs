@@ -54,9 +54,11 @@ fn groups_sql(state: &str, which: &str) -> String {
     )
 }
 
-/// A database that `postrider init` has not migrated yet lacks the column `replay`.
+/// An event with a message was published before, so it is being replayed. A database that `postrider
+/// init` has not migrated yet lacks the column `replay`.
 const PAGE: &str = "\
-    SELECT commit_lsn, ordinal, event_id, source_id, committed_at, to_jsonb(d) ->> 'replay' \
+    SELECT commit_lsn, ordinal, event_id, source_id, committed_at, error, \
+        CASE WHEN message_id IS NOT NULL THEN coalesce(to_jsonb(d) ->> 'replay', '') END \
     FROM outbox.dispatch d \
     WHERE state = 'released' AND coalesce(topic, '') = $1 AND coalesce(ordering_key, '') = $2 \
       AND (commit_lsn, ordinal) > ($3, $4) \
@@ -84,16 +86,34 @@ const COUNT: &str = "\
     SELECT count(*) FROM (SELECT FROM outbox.dispatch \
     WHERE state IN ('quarantined', 'released') AND message_id IS NULL LIMIT $1) q";
 
+const ONLY_REPLAYED: &str = "\
+    SELECT NOT EXISTS (SELECT FROM outbox.dispatch \
+        WHERE state = 'released' AND coalesce(topic, '') = $1 AND coalesce(ordering_key, '') = $2 \
+          AND message_id IS NULL)";
+
 const LEAVE_PUBLISHED: &str = "\
     UPDATE outbox.dispatch SET state = 'published' \
     WHERE commit_lsn = $1 AND ordinal = $2 AND state = 'released'";
+
+/// The reason that is recorded for new events of a key whose released events are being published.
+pub(crate) const BEHIND_A_RELEASE: &str = "waits for earlier events that are released";
 
 /// A released row.
 #[derive(Debug)]
 pub(crate) struct ReleasedRow {
     pub(crate) origin: EventRef,
-    /// The name of the replay, if the event was published before.
-    pub(crate) replay: Option<String>,
+    pub(crate) kind: ReleasedKind,
+}
+
+/// Why an event is released.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum ReleasedKind {
+    /// It was in quarantine.
+    Quarantined,
+    /// It was published before, and the replay of this name publishes it again.
+    Replayed(String),
+    /// It arrived behind released events.
+    New,
 }
 
 /// An ordering key with events in quarantine.
@@ -106,8 +126,8 @@ pub(crate) struct BlockedKey {
     pub(crate) first: EventId,
     /// Why it is there.
     pub(crate) error: Option<String>,
-    /// Whether the key has released events.
-    pub(crate) is_released: bool,
+    /// Whether events of the key are in quarantine, not only released ones.
+    pub(crate) is_quarantined: bool,
 }
 
 /// Every key with events in quarantine, at most `limit`.
@@ -128,9 +148,12 @@ pub(crate) async fn blocked_keys(sql: &Sql, limit: usize) -> Result<Vec<BlockedK
         for row in rows.iter().filter(|row| group(row).is_ordered()) {
             let key = keys.entry(group(row)).or_insert_with(|| blocked_key(row));
             if place(row, 2) < key.since {
-                *key = blocked_key(row);
+                *key = BlockedKey {
+                    is_quarantined: key.is_quarantined,
+                    ..blocked_key(row)
+                };
             }
-            key.is_released |= state == "released";
+            key.is_quarantined |= state == "quarantined";
         }
         if keys.len() > limit {
             return Err(Error::new(
@@ -159,7 +182,7 @@ fn blocked_key(row: &Row) -> BlockedKey {
         since: place(row, 2),
         first: event_id(row, 4),
         error: row.get(6),
-        is_released: false,
+        is_quarantined: false,
     }
 }
 
@@ -214,10 +237,23 @@ pub(crate) async fn page(
                 standing: Standing::Released,
                 ..EventRef::new(commit, ordinal, commit_time, event_id(row, 2))
             },
-            replay: row.get(5),
+            kind: match (row.get(6), row.get(5)) {
+                (Some(replay), _) => ReleasedKind::Replayed(replay),
+                (None, Some(BEHIND_A_RELEASE)) => ReleasedKind::New,
+                (None, _) => ReleasedKind::Quarantined,
+            },
         }
     };
     Ok(rows.iter().map(event).collect())
+}
+
+/// Whether all released events of the group were published before: a replay has released them.
+///
+/// # Errors
+/// Database errors.
+pub(crate) async fn only_replayed(sql: &Sql, group: &Group) -> Result<bool> {
+    let (topic, key) = (&*group.topic, group.ordering_key.as_str());
+    Ok(sql.query_one(ONLY_REPLAYED, &[&topic, &key]).await?.get(0))
 }
 
 /// Ends the replay of one event: its row says again that it was published.

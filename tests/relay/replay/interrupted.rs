@@ -60,6 +60,7 @@ async fn a_refused_event_goes_into_quarantine_and_the_others_stay_published() {
         (database.number(aside).await == 3).then_some(())
     })
     .await;
+    database.wait_until_recorded().await;
     let left = replayed(
         &database,
         1,
@@ -107,13 +108,13 @@ async fn a_cancelled_replay_sends_nothing_more() {
     .await;
     command.kill().unwrap();
     command.wait().unwrap();
-    let cancelled = replayed(&database, 0, &["--cancel", "c"]);
-    assert_eq!(cancelled["left_out"], 1_000);
     let relay = Relay::start(&database, &emulator);
-    eventually("what was released is published", || async {
-        (database.number(released).await == 0).then_some(())
-    })
-    .await;
+    let cancelled = replayed(&database, 0, &["--cancel", "c"]);
+    assert_eq!(
+        (&cancelled["sent"], &cancelled["waiting"]),
+        (&2_000.into(), &0.into())
+    );
+    assert_eq!(database.number(released).await, 0);
     assert_eq!(emulator.journal().counts().stored_messages, 5_000);
     relay.stop().await;
 }
@@ -131,4 +132,101 @@ async fn without_records_a_replay_is_refused() {
     assert_eq!(ran.status.code(), Some(2), "{error}");
     assert!(error.contains("dispatch = full"), "{error}");
     relay.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn one_replay_is_carried_out_by_one_command_and_two_replays_of_a_key_follow_each_other() {
+    let (database, emulator, relay) = with_published_events(2_000, 1).await;
+    let name = ["replay", "--key", "o-0", "--yes", "--name"];
+    let start = |n| {
+        let arguments = [&name[..], &[n]].concat();
+        postrider(&arguments, &environment(&database))
+            .spawn()
+            .unwrap()
+    };
+    let slow = Fault::new(Action::Delay(Duration::from_millis(100)));
+    let slow = emulator.faults().inject(slow);
+    let mut first = start("first");
+    let released = "SELECT count(*) FROM outbox.dispatch WHERE state = 'released'";
+    eventually("the first replay is under way", || async {
+        (database.number(released).await > 0).then_some(())
+    })
+    .await;
+    let twice = replay(&database, &["--resume", "first"]);
+    let error = String::from_utf8_lossy(&twice.stderr).into_owned();
+    assert!(
+        error.contains("another command carries out the replay"),
+        "{error}"
+    );
+    let mut second = start("second");
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    emulator.faults().lift(slow);
+    assert!(first.wait().unwrap().success(), "{}", relay.log());
+    assert!(second.wait().unwrap().success(), "{}", relay.log());
+    let all = database.expected().await;
+    let stored = &stored(&emulator)["o-0"];
+    assert_eq!(stored.len(), 6_000);
+    for copies in stored.chunks(2_000) {
+        assert_eq!(copies, of_key(&all, "o-0"));
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_row_deleted_in_its_own_transaction_is_published_during_a_replay_of_its_key() {
+    let (database, emulator, _relay) = with_published_events(500, 1).await;
+    let slow = Fault::new(Action::Delay(Duration::from_millis(200)));
+    let slow = emulator.faults().inject(slow);
+    let arguments = ["replay", "--key", "o-0", "--yes"];
+    let mut command = postrider(&arguments, &environment(&database))
+        .spawn()
+        .unwrap();
+    let released = "SELECT count(*) FROM outbox.dispatch WHERE state = 'released'";
+    eventually("the replay is under way", || async {
+        let left = database.number(released).await;
+        (left > 0 && left < 500).then_some(())
+    })
+    .await;
+    database
+        .execute(
+            "WITH i AS (INSERT INTO outbox.events (aggregatetype, aggregateid, event_type, payload) \
+                 VALUES ('order', 'o-0', 'Short', '{}') RETURNING id) SELECT FROM i; \
+             DELETE FROM outbox.events WHERE event_type = 'Short'",
+        )
+        .await;
+    emulator.faults().lift(slow);
+    assert!(command.wait().unwrap().success());
+    let published = "SELECT count(*) FROM outbox.dispatch WHERE state = 'published'";
+    eventually("the short-lived row is published", || async {
+        (database.number(published).await == 501).then_some(())
+    })
+    .await;
+    assert_eq!(emulator.journal().counts().stored_messages, 1_001);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_operator_does_not_discard_replayed_events_with_the_quarantine() {
+    let (database, _emulator, relay) = with_published_events(20, 1).await;
+    relay.stop().await;
+    let arguments = ["replay", "--key", "o-0", "--yes"];
+    let mut command = postrider(&arguments, &environment(&database))
+        .spawn()
+        .unwrap();
+    let released = "SELECT count(*) FROM outbox.dispatch WHERE state = 'released'";
+    eventually("all events are released", || async {
+        (database.number(released).await == 20).then_some(())
+    })
+    .await;
+    command.kill().unwrap();
+    command.wait().unwrap();
+    for arguments in [
+        ["quarantine", "discard", "--key", "o-0", "--yes"].as_slice(),
+        &["quarantine", "release", "--all"],
+    ] {
+        let ran = postrider(arguments, &environment(&database))
+            .output()
+            .unwrap();
+        let error = String::from_utf8_lossy(&ran.stderr).into_owned();
+        assert!(error.contains("not-in-quarantine"), "{error}");
+    }
+    assert_eq!(database.number(released).await, 20);
 }

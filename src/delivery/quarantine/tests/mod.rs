@@ -10,6 +10,7 @@ use std::time::SystemTime;
 use proptest::prelude::*;
 
 use super::*;
+use crate::event::Event;
 use crate::event::Standing;
 use crate::publish::MessageIds;
 
@@ -24,4 +25,12 @@ fn event(n: u32, standing: Standing) -> Event {
     let mut event = Event::for_tests(n);
     event.origin.standing = standing;
     event
+}
+
+fn in_lane(group: &Group) -> InLane {
+    InLane {
+        group: group.clone(),
+        bytes: 1,
+        is_new: false,
+    }
 }

@@ -176,6 +176,11 @@ impl World {
     pub(super) fn answer(&mut self) {
         match self.asked.take() {
             None => {}
+            Some(QuarantineQuery::Mark(group))
+                if !self.table.values().any(|row| *row == Row::Released) =>
+            {
+                self.quarantine.only_replayed(&group);
+            }
             Some(QuarantineQuery::Mark(group)) => {
                 self.replace(Row::Quarantined, Row::Released);
                 self.quarantine.marked(&group);
@@ -197,7 +202,7 @@ impl World {
                     let event = event(*n, Standing::Released);
                     let at = place(&event.origin);
                     if self.quarantine.read(&group, at) {
-                        self.quarantine.goes_to_lane(&group, at, 1);
+                        self.quarantine.goes_to_lane(at, in_lane(&group));
                         self.lane.push_back(event);
                     }
                 }
@@ -239,8 +244,11 @@ impl World {
         self.letters.clear();
         self.asked = None;
         let waiting = self.table.iter().find(|(_, row)| **row != Row::Published);
-        if let Some((n, _)) = waiting {
-            self.quarantine.block(group(), (1, *n), &n.to_string());
+        if self.table.values().any(|row| *row == Row::Quarantined) {
+            let n = waiting.map_or(0, |(n, _)| *n);
+            self.quarantine.block(group(), (1, n), &n.to_string());
+        } else if waiting.is_some() {
+            self.quarantine.block_for_release(group());
         }
         for n in (1..self.next)
             .filter(|n| !self.table.contains_key(n))

@@ -108,7 +108,7 @@ fn stuck_releases_do_not_hold_up_others() {
         for event in 0..events {
             let at = (u64::from(n + 1), event + 1);
             assert!(quarantine.read(&read, at));
-            quarantine.goes_to_lane(&read, at, 1);
+            quarantine.goes_to_lane(at, in_lane(&read));
         }
         assert!(quarantine.page_ended(&read, events as usize).is_none());
     }
@@ -153,7 +153,8 @@ fn a_key_of_replayed_events_is_blocked_until_they_are_read_and_again_after_a_res
         quarantine.block_for_release(group());
         assert_eq!(quarantine.admit(&topic, &ordering_key, (9, 9)), released);
         quarantine.release(group());
-        assert_eq!(quarantine.admit(&topic, &ordering_key, (9, 9)), released);
+        let held = quarantine.admit(&topic, &ordering_key, (9, 9));
+        assert_eq!(held, Admission::Held);
         assert_eq!(quarantine.blocked(), 0, "no event is in quarantine");
         // A replayed event that Pub/Sub refuses blocks its key only under quarantine_key.
         if quarantine.blocks(&group()) {
@@ -169,7 +170,49 @@ fn a_key_of_replayed_events_is_blocked_until_they_are_read_and_again_after_a_res
                 "{admitted:?}"
             );
         } else {
-            assert_eq!(admitted, released);
+            assert_eq!(admitted, Admission::Held);
+        }
+    }
+}
+
+#[test]
+fn under_halt_a_new_event_that_waited_behind_a_replay_still_ends_the_relay() {
+    let mut quarantine = Quarantine::new(OnBadEvent::Halt);
+    quarantine.release(group());
+    let origin = event(1, Standing::Released).origin;
+    for is_new in [false, true] {
+        let lane = InLane {
+            is_new,
+            ..in_lane(&group())
+        };
+        quarantine.goes_to_lane(place(&origin), lane);
+        assert_eq!(quarantine.halts_on(&origin), is_new);
+    }
+    assert!(quarantine.halts_on(&event(2, Standing::New).origin));
+}
+
+#[test]
+fn a_page_is_judged_once_not_row_by_row() {
+    let mut quarantine = Quarantine::new(OnBadEvent::QuarantineKey);
+    quarantine.release(group());
+    let record = |n| Record {
+        topic: Some(group().topic),
+        ordering_key: group().ordering_key,
+        at: SystemTime::UNIX_EPOCH,
+        events: vec![event(n, Standing::Released).origin],
+        outcome: Outcome::Published(MessageIds::default()),
+    };
+    for first in [1, 3] {
+        assert!(quarantine.command().is_some());
+        // The first event of the page is recorded before the second one is read.
+        for n in [first, first + 1] {
+            let at = place(&event(n, Standing::Released).origin);
+            assert!(quarantine.read(&group(), at), "{n}");
+            quarantine.goes_to_lane(at, in_lane(&group()));
+            if n == 1 {
+                quarantine.handed(&record(n));
+                quarantine.durable(1);
+            }
         }
     }
 }

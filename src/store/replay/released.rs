@@ -1,0 +1,222 @@
+//! Releases the selected events of a replay to the relay, and counts what became of them.
+
+use tokio_postgres::Row;
+use tokio_postgres::types::{PgLsn, ToSql};
+
+use super::{ReplayGroup, count, place};
+use crate::error::Result;
+use crate::postgres::Sql;
+use crate::store::dispatch::history::RecordPlace;
+
+/// The next events of a group that are not released.
+const NEXT_EVENTS: &str = "\
+    select commit_lsn, ordinal from outbox.replay_event \
+    where replay = $1 and topic = $2 and ordering_key = $3 and dispatched_at is null \
+    order by commit_lsn, ordinal limit $4";
+
+/// Waits until no other replay releases events of this key. A statement of its own, so that those after it
+/// see what the other has done.
+const LOCK_GROUP: &str = "\
+    select pg_advisory_xact_lock(pg_catalog.hashtextextended($1::text || chr(10) || $2::text, 1886352239))";
+
+/// Whether the key has events in quarantine, or being released: the relay would release the former, and mix
+/// the latter with ours.
+const IS_BUSY: &str = "\
+    select exists (select from outbox.dispatch d where d.state = 'quarantined' \
+            and coalesce(d.topic, '') = $1 and coalesce(d.ordering_key, '') = $2) \
+        or exists (select from outbox.dispatch d where d.state = 'released' \
+            and coalesce(d.topic, '') = $1 and coalesce(d.ordering_key, '') = $2)";
+
+const RELEASE: &str = "\
+    update outbox.dispatch d set state = 'released', replay = $1 \
+    from unnest($2::pg_lsn[], $3::int[]) u (commit_lsn, ordinal) \
+    where d.commit_lsn = u.commit_lsn and d.ordinal = u.ordinal and d.state = 'published' \
+    returning d.commit_lsn, d.ordinal, d.dispatched_at";
+
+const NOTE: &str = "\
+    update outbox.replay_event e set dispatched_at = u.dispatched_at \
+    from unnest($4::pg_lsn[], $5::int[], $6::timestamptz[]) u (commit_lsn, ordinal, dispatched_at) \
+    where e.replay = $1 and e.topic = $2 and e.ordering_key = $3 \
+      and e.commit_lsn = u.commit_lsn and e.ordinal = u.ordinal";
+
+/// Removes those of these events that were not released.
+const LEAVE_OUT: &str = "\
+    delete from outbox.replay_event e using unnest($4::pg_lsn[], $5::int[]) u (commit_lsn, ordinal) \
+    where e.replay = $1 and e.topic = $2 and e.ordering_key = $3 \
+      and e.commit_lsn = u.commit_lsn and e.ordinal = u.ordinal and e.dispatched_at is null";
+
+/// Looks at the next released events, removes those that have an outcome, and counts it. The relay changes
+/// `dispatched_at` when it records one.
+const SETTLE: &str = "\
+    with looked as materialized ( \
+        select e.topic, e.ordering_key, e.commit_lsn, e.ordinal, e.dispatched_at \
+        from outbox.replay_event e \
+        where e.replay = $1 and e.dispatched_at is not null \
+          and (e.commit_lsn, e.ordinal) > ($2::pg_lsn, $3::int) \
+        order by e.commit_lsn, e.ordinal limit 2000), \
+    settled as materialized ( \
+        select l.*, case when d.state = 'published' and d.dispatched_at <> l.dispatched_at then 'sent' \
+                         when d.state = 'quarantined' then 'quarantined' else 'not_sent' end as outcome \
+        from looked l left join outbox.dispatch d \
+            on d.commit_lsn = l.commit_lsn and d.ordinal = l.ordinal \
+        where d.state is distinct from 'released'), \
+    gone as ( \
+        delete from outbox.replay_event e using settled s \
+        where e.replay = $1 and e.topic = s.topic and e.ordering_key = s.ordering_key \
+          and e.commit_lsn = s.commit_lsn and e.ordinal = s.ordinal), \
+    counted as ( \
+        update outbox.replay r set \
+            sent = sent + (select count(*) from settled where outcome = 'sent'), \
+            quarantined = quarantined + (select count(*) from settled where outcome = 'quarantined'), \
+            not_sent = not_sent + (select count(*) from settled where outcome = 'not_sent') \
+        where name = $1 returning sent, quarantined, not_sent) \
+    select c.sent, c.quarantined, c.not_sent, (select count(*) from settled), \
+        (select count(*) from looked), last.commit_lsn, last.ordinal \
+    from counted c left join \
+        (select commit_lsn, ordinal from looked order by 1 desc, 2 desc limit 1) last on true";
+
+/// Events that one statement releases.
+const RELEASED_IN_A_STATEMENT: i64 = 1_000;
+
+/// What became of the events of a replay so far.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct ReplayCounts {
+    pub(crate) sent: u64,
+    /// Refused by Pub/Sub this time.
+    pub(crate) quarantined: u64,
+    /// Left out: no longer published, without a row, or behind a refused event.
+    pub(crate) not_sent: u64,
+}
+
+/// How many selected events are not released yet, and how many released events have no outcome yet.
+///
+/// # Errors
+/// Database errors.
+pub(crate) async fn count_waiting(sql: &Sql, name: &str) -> Result<(u64, u64)> {
+    let statement = "select count(*) filter (where dispatched_at is null), count(dispatched_at) \
+                     from outbox.replay_event where replay = $1";
+    let row = sql.query_one(statement, &[&name]).await?;
+    Ok((count(&row, 0), count(&row, 1)))
+}
+
+/// The result of a look at the released events.
+#[derive(Debug)]
+pub(crate) struct Settled {
+    /// The totals of the replay.
+    pub(crate) counts: ReplayCounts,
+    /// Events that have an outcome since the last look.
+    pub(crate) settled: u64,
+    /// Where the next look continues; `None`: at the beginning.
+    pub(crate) next: Option<RecordPlace>,
+}
+
+/// Counts the outcomes of released events since the last look: of the next ones after this place.
+///
+/// # Errors
+/// Database errors.
+pub(crate) async fn settle(sql: &Sql, name: &str, after: Option<RecordPlace>) -> Result<Settled> {
+    let after = after.unwrap_or_default();
+    let commit = PgLsn::from(after.commit);
+    let row = sql
+        .query_one(SETTLE, &[&name, &commit, &after.ordinal])
+        .await?;
+    let looked = count(&row, 4);
+    Ok(Settled {
+        counts: ReplayCounts {
+            sent: count(&row, 0),
+            quarantined: count(&row, 1),
+            not_sent: count(&row, 2),
+        },
+        settled: count(&row, 3),
+        next: (looked == 2_000).then(|| place(&row, 5)),
+    })
+}
+
+/// The next group with selected events, after this one.
+///
+/// # Errors
+/// Database errors.
+pub(crate) async fn next_group(
+    sql: &Sql,
+    name: &str,
+    after: Option<&ReplayGroup>,
+) -> Result<Option<ReplayGroup>> {
+    let row = match after {
+        Some((topic, key)) => {
+            let statement = "select topic, ordering_key from outbox.replay_event \
+                 where replay = $1 and dispatched_at is null and (topic, ordering_key) > ($2, $3) \
+                 order by topic, ordering_key limit 1";
+            sql.query_opt(statement, &[&name, topic, key]).await?
+        }
+        None => {
+            let statement = "select topic, ordering_key from outbox.replay_event \
+                 where replay = $1 and dispatched_at is null order by topic, ordering_key limit 1";
+            sql.query_opt(statement, &[&name]).await?
+        }
+    };
+    Ok(row.map(|row| (row.get(0), row.get(1))))
+}
+
+/// Releases the events of a group in one transaction: all of them if it has an ordering key, and some of
+/// them otherwise. Returns how many events left the selection, and how many of these are released: the
+/// others are no longer published. Does nothing while the key has events in quarantine or being released.
+///
+/// # Errors
+/// Database errors. Nothing is released then, but the session still has an open transaction: end it.
+pub(crate) async fn release(sql: &Sql, name: &str, group: &ReplayGroup) -> Result<(u64, u64)> {
+    let (topic, key) = group;
+    sql.batch_execute("begin").await?;
+    let mut totals = (0, 0);
+    if key.is_empty() {
+        totals = release_some(sql, name, group).await?;
+    } else {
+        sql.query_one(LOCK_GROUP, &[topic, key]).await?;
+        let is_busy: bool = sql.query_one(IS_BUSY, &[topic, key]).await?.get(0);
+        let mut left = u64::from(!is_busy);
+        while left > 0 {
+            let released;
+            (left, released) = release_some(sql, name, group).await?;
+            totals = (totals.0 + left, totals.1 + released);
+        }
+    }
+    sql.batch_execute("commit").await?;
+    Ok(totals)
+}
+
+/// Releases the next events of a group.
+async fn release_some(sql: &Sql, name: &str, (topic, key): &ReplayGroup) -> Result<(u64, u64)> {
+    let next = sql
+        .query(NEXT_EVENTS, &[&name, topic, key, &RELEASED_IN_A_STATEMENT])
+        .await?;
+    if next.is_empty() {
+        return Ok((0, 0));
+    }
+    let (commits, ordinals) = places(&next);
+    let released = sql.query(RELEASE, &[&name, &commits, &ordinals]).await?;
+    let times: Vec<std::time::SystemTime> = released.iter().map(|row| row.get(2)).collect();
+    let (released_commits, released_ordinals) = places(&released);
+    let parameters: [&(dyn ToSql + Sync); 6] = [
+        &name,
+        topic,
+        key,
+        &released_commits,
+        &released_ordinals,
+        &times,
+    ];
+    sql.execute(NOTE, &parameters).await?;
+    if released.len() < next.len() {
+        let parameters: [&(dyn ToSql + Sync); 5] = [&name, topic, key, &commits, &ordinals];
+        let left_out = sql.execute(LEAVE_OUT, &parameters).await?;
+        let counting = "update outbox.replay set not_sent = not_sent + $2 where name = $1";
+        let left_out = i64::try_from(left_out).unwrap_or_default();
+        sql.execute(counting, &[&name, &left_out]).await?;
+    }
+    Ok((next.len() as u64, released.len() as u64))
+}
+
+/// The places of rows, as one array per column.
+fn places(rows: &[Row]) -> (Vec<PgLsn>, Vec<i32>) {
+    rows.iter()
+        .map(|row| (row.get::<_, PgLsn>(0), row.get::<_, i32>(1)))
+        .unzip()
+}
