@@ -1,4 +1,4 @@
-//! Generates the gRPC server traits of `google.pubsub.v1` from the lists below.
+//! Generates the gRPC server traits of `google.pubsub.v1` and `google.iam.v1` from the lists below.
 //!
 //! The message types come from a published crate that has clients only. Describing the methods by
 //! hand needs neither `protoc` nor a copy of the proto files. `Publish`, `Pull` and
@@ -113,9 +113,17 @@ const SUBSCRIBER: &[Unary] = &[
     ("seek", "Seek", "proto::SeekRequest", "proto::SeekResponse"),
 ];
 
+const IAM_POLICY: &[Unary] = &[(
+    "test_iam_permissions",
+    "TestIamPermissions",
+    "wire::TestIamPermissionsRequest",
+    "wire::TestIamPermissionsResponse",
+)];
+
 fn main() {
     println!("cargo:rerun-if-changed=build.rs");
-    let publisher = service("Publisher", PUBLISHER).build();
+    let publisher = service("google.pubsub.v1", "Publisher", PUBLISHER).build();
+    let iam_policy = service("google.iam.v1", "IAMPolicy", IAM_POLICY).build();
     let streaming_pull = Method::builder()
         .name("streaming_pull")
         .route_name("StreamingPull")
@@ -125,16 +133,16 @@ fn main() {
         .client_streaming()
         .server_streaming()
         .build();
-    let subscriber = service("Subscriber", SUBSCRIBER)
+    let subscriber = service("google.pubsub.v1", "Subscriber", SUBSCRIBER)
         .method(streaming_pull)
         .build();
     Builder::new()
         .build_client(false)
-        .compile(&[publisher, subscriber]);
+        .compile(&[publisher, subscriber, iam_policy]);
 }
 
-fn service(name: &str, methods: &[Unary]) -> tonic_build::manual::ServiceBuilder {
-    let described = Service::builder().package("google.pubsub.v1").name(name);
+fn service(package: &str, name: &str, methods: &[Unary]) -> tonic_build::manual::ServiceBuilder {
+    let described = Service::builder().package(package).name(name);
     methods
         .iter()
         .fold(described, |service, (rust_name, route, input, output)| {

@@ -104,6 +104,7 @@ struct Inner {
     scripted: AtomicBool,
     script: Mutex<Script>,
     connections: Connections,
+    topics_hidden: AtomicBool,
 }
 
 impl Faults {
@@ -117,10 +118,16 @@ impl Faults {
         self.change(|script| script.lift(id));
     }
 
-    /// Ends all faults, restores all topics and accepts connections again.
+    /// Ends all faults, restores all topics, shows them, and accepts connections again.
     pub fn lift_all(&self) {
         self.change(Script::lift_all);
         self.refuse_connections(false);
+        self.hide_topics(false);
+    }
+
+    /// While on, the caller may not look topics up: `GetTopic` answers PERMISSION_DENIED.
+    pub fn hide_topics(&self, hide: bool) {
+        self.inner.topics_hidden.store(hide, Ordering::Release);
     }
 
     /// How many uses a fault has left: `None` if unlimited, 0 once used up or lifted.
@@ -157,6 +164,15 @@ impl Faults {
 
     pub(crate) fn is_removed(&self, topic: &str) -> bool {
         self.any() && self.script().removed_topics.contains(topic)
+    }
+
+    pub(crate) fn are_topics_hidden(&self) -> bool {
+        self.inner.topics_hidden.load(Ordering::Acquire)
+    }
+
+    /// Whether a fault answers every publish to the topic with PERMISSION_DENIED.
+    pub(crate) fn denies_publishing(&self, topic: &str) -> bool {
+        self.any() && self.script().denies_publishing(topic)
     }
 
     pub(crate) fn judge(&self, request: &Request<'_>, now: Instant) -> Verdict {

@@ -36,6 +36,7 @@ pub mod checks;
 mod connections;
 mod faults;
 mod filter;
+mod iam;
 mod journal;
 mod limits;
 mod names;
@@ -69,4 +70,5 @@ mod services {
     )]
     include!(concat!(env!("OUT_DIR"), "/google.pubsub.v1.Publisher.rs"));
     include!(concat!(env!("OUT_DIR"), "/google.pubsub.v1.Subscriber.rs"));
+    include!(concat!(env!("OUT_DIR"), "/google.iam.v1.IAMPolicy.rs"));
 }

@@ -45,6 +45,9 @@ impl Publisher for PublisherService {
     }
 
     async fn get_topic(&self, request: Request<proto::GetTopicRequest>) -> Answered<proto::Topic> {
+        if self.registry.faults.are_topics_hidden() {
+            return Err(Status::permission_denied("User not authorized."));
+        }
         let topic = self.registry.topic(&request.get_ref().topic)?;
         Ok(Response::new(topic.resource()))
     }

@@ -18,11 +18,13 @@ use tonic::service::Routes;
 use tonic::transport::Server;
 
 use crate::faults::Faults;
+use crate::iam::IamPolicyService;
 use crate::journal::{Journal, Recording};
 use crate::proto;
 use crate::publisher::PublisherService;
 use crate::registry::Registry;
 use crate::rest;
+use crate::services::i_a_m_policy_server::IAMPolicyServer;
 use crate::services::publisher_server::PublisherServer;
 use crate::services::subscriber_server::SubscriberServer;
 use crate::subscriber::SubscriberService;
@@ -150,7 +152,12 @@ async fn serve(
         // An error means that the emulator was dropped; it stops either way.
         let _ = stopped.await;
     };
-    let mut routes = Routes::new(publisher).add_service(subscriber);
+    let iam = IAMPolicyServer::new(IamPolicyService {
+        registry: Arc::clone(&registry),
+    });
+    let mut routes = Routes::new(publisher)
+        .add_service(subscriber)
+        .add_service(iam);
     let router = std::mem::take(routes.axum_router_mut());
     *routes.axum_router_mut() = router.merge(rest::router(registry));
     let mut server = Server::builder();

@@ -49,6 +49,22 @@ pub(crate) struct StreamingPullResponse {
     pub(crate) subscription_properties: Option<SubscriptionProperties>,
 }
 
+/// `google.iam.v1.TestIamPermissionsRequest`.
+#[derive(Clone, PartialEq, Message)]
+pub(crate) struct TestIamPermissionsRequest {
+    #[prost(string, tag = "1")]
+    pub(crate) resource: String,
+    #[prost(string, repeated, tag = "2")]
+    pub(crate) permissions: Vec<String>,
+}
+
+/// `google.iam.v1.TestIamPermissionsResponse`: those of the permissions that the caller has.
+#[derive(Clone, PartialEq, Message)]
+pub(crate) struct TestIamPermissionsResponse {
+    #[prost(string, repeated, tag = "1")]
+    pub(crate) permissions: Vec<String>,
+}
+
 /// Field numbers of `google.pubsub.v1.PubsubMessage`.
 mod field {
     pub(super) const DATA: u64 = 1;

@@ -18,6 +18,26 @@ use crate::error::Result;
 const CREATE: &str = "/google.pubsub.v1.Publisher/CreateTopic";
 const GET: &str = "/google.pubsub.v1.Publisher/GetTopic";
 const LIST_SUBSCRIPTIONS: &str = "/google.pubsub.v1.Publisher/ListTopicSubscriptions";
+const TEST_PERMISSIONS: &str = "/google.iam.v1.IAMPolicy/TestIamPermissions";
+
+/// The permission that the relay needs.
+const PUBLISH: &str = "pubsub.topics.publish";
+
+/// `google.iam.v1.TestIamPermissionsRequest`.
+#[derive(Clone, PartialEq, Message)]
+struct TestIamPermissionsRequest {
+    #[prost(string, tag = "1")]
+    resource: String,
+    #[prost(string, repeated, tag = "2")]
+    permissions: Vec<String>,
+}
+
+/// `google.iam.v1.TestIamPermissionsResponse`: those of the permissions that the caller has.
+#[derive(Clone, PartialEq, Message)]
+struct TestIamPermissionsResponse {
+    #[prost(string, repeated, tag = "1")]
+    permissions: Vec<String>,
+}
 
 /// Administers topics. All names are full: `projects/P/topics/T`.
 #[derive(Debug, Clone)]
@@ -84,6 +104,26 @@ impl TopicAdmin {
             .await
             .map_err(|failure| super::error(&failure, topic))?;
         Ok(!page.subscriptions.is_empty())
+    }
+
+    /// Whether we may publish to the topic. False also if it does not exist, since nobody may see that
+    /// without a further permission. `None` if the server does not know the question, as emulators may not.
+    ///
+    /// # Errors
+    /// `pubsub-unreachable`, `pubsub-unauthenticated`.
+    pub(crate) async fn may_publish(&self, topic: &str) -> Result<Option<bool>> {
+        let request = TestIamPermissionsRequest {
+            resource: topic.into(),
+            permissions: vec![PUBLISH.into()],
+        };
+        let asking = self.call::<TestIamPermissionsResponse>(TEST_PERMISSIONS, &request);
+        match asking.await {
+            Ok(answer) => Ok(Some(answer.permissions.iter().any(|one| one == PUBLISH))),
+            Err(failure) => match failure.grpc_code() {
+                Some(GrpcCode::Unimplemented | GrpcCode::NotFound) => Ok(None),
+                _ => Err(super::error(&failure, topic)),
+            },
+        }
     }
 
     async fn call<A: Message + Default>(

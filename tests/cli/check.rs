@@ -2,7 +2,7 @@
 
 use googleapis_tonic_google_pubsub_v1::google::pubsub::v1::Subscription;
 use googleapis_tonic_google_pubsub_v1::google::pubsub::v1::subscriber_client::SubscriberClient;
-use pubsub_emulator::{Emulator, RunningEmulator};
+use pubsub_emulator::{Action, Code, Emulator, Fault, RunningEmulator};
 use tonic::transport::Endpoint;
 
 use crate::support::{Database, Ran, assert_contains, postrider};
@@ -76,6 +76,29 @@ async fn a_missing_topic_of_sampled_events_is_an_error_unless_topics_are_created
         &ran.finding("topic-without-subscription")["what"].to_string(),
         TOPIC,
     );
+}
+
+#[tokio::test]
+async fn check_finds_that_the_relay_may_not_publish_even_if_it_may_not_look_topics_up() {
+    let database = Database::initialised().await;
+    database.emit(1).await;
+    let (emulator, host) = emulator().await;
+    emulator.create_topic(TOPIC).await.unwrap();
+    subscribe(&host).await;
+    let denied = Fault::new(Action::Fail(Code::PermissionDenied)).on_topic(TOPIC);
+    let denied = emulator.faults().inject(denied);
+    for hidden in [false, true] {
+        emulator.faults().hide_topics(hidden);
+        let ran = check(&database, &host, &[]).await;
+        ran.assert_status(2);
+        let found = ran.finding("pubsub-permission");
+        assert_contains(&found["what"].to_string(), TOPIC);
+        assert_contains(&found["remedy"].to_string(), "add-iam-policy-binding");
+    }
+    emulator.faults().lift(denied);
+    let ran = check(&database, &host, &[]).await;
+    ran.assert_status(0);
+    assert_contains(&ran.finding("topic")["what"].to_string(), "may publish");
 }
 
 #[tokio::test]

@@ -77,6 +77,16 @@ impl Script {
         injected.map_or(Some(0), |injected| injected.fault.uses_left)
     }
 
+    pub(super) fn denies_publishing(&self, topic: &str) -> bool {
+        let mut faults = self.injected.iter().map(|injected| &injected.fault);
+        faults.any(|fault| {
+            let applies = |pattern: &str| topic_matches(pattern, topic);
+            fault.action == Action::Fail(Code::PermissionDenied)
+                && fault.ordering_key.is_none()
+                && fault.topic.as_deref().is_none_or(applies)
+        })
+    }
+
     /// Uses the first fault that applies, and removes it after its last use.
     pub(super) fn judge(&mut self, request: &Request<'_>, now: Instant) -> Verdict {
         for (index, injected) in self.injected.iter_mut().enumerate() {

@@ -59,7 +59,7 @@ pub(super) async fn check(settings: &Settings, mut topics: Vec<String>) -> Vec<F
         ));
     }
     let endpoint = endpoint(&client, project).await;
-    let answers = endpoint.severity == Severity::Ok;
+    let answers = endpoint.severity < Severity::Warning;
     findings.push(endpoint);
     if answers {
         findings.extend(look_up(&client, settings, &topics).await);
@@ -95,7 +95,8 @@ async fn endpoint(client: &TopicAdmin, project: &str) -> Finding {
             Severity::Info,
             "topics-not-visible",
             format!("Pub/Sub answers, but topics cannot be looked up: {error}"),
-            "grant roles/pubsub.viewer for the check; the relay itself needs roles/pubsub.publisher",
+            "grant roles/pubsub.viewer to check topics and their subscriptions, too; the relay itself needs \
+             roles/pubsub.publisher",
         ),
         Code::PubsubUnreachable => Finding {
             remedy: Some(
@@ -122,8 +123,7 @@ async fn look_up(client: &TopicAdmin, settings: &Settings, topics: &[String]) ->
     let mut findings = Vec::new();
     for topic in topics.iter().take(LOOKED_UP_MAX) {
         match look_up_one(client, settings, topic).await {
-            Ok(found) => findings.push(found),
-            Err(error) if error.code() == Code::PubsubPermission => return findings,
+            Ok(found) => findings.extend(found),
             Err(error) => {
                 findings.push(from_error(&error));
                 return findings;
@@ -138,25 +138,77 @@ async fn look_up(client: &TopicAdmin, settings: &Settings, topics: &[String]) ->
     findings
 }
 
-async fn look_up_one(client: &TopicAdmin, settings: &Settings, topic: &str) -> Result<Finding> {
-    if !in_time(client.exists(topic)).await? {
-        return Ok(if settings.create_topics {
-            finding_with_remedy(
-                Severity::Warning,
-                "topic-missing",
-                format!("{topic} does not exist; the relay creates it"),
-                "create it with its subscriptions first: a topic without a subscription keeps no messages",
-            )
-        } else {
-            finding_with_remedy(
-                Severity::Error,
-                "topic-missing",
-                format!("{topic} does not exist"),
-                format!("gcloud pubsub topics create {topic}, or set POSTRIDER_CREATE_TOPICS=true"),
-            )
-        });
+/// Whether the topic exists, whether we may publish to it, and whether somebody listens.
+async fn look_up_one(
+    client: &TopicAdmin,
+    settings: &Settings,
+    topic: &str,
+) -> Result<Vec<Finding>> {
+    let exists = match in_time(client.exists(topic)).await {
+        Err(error) if error.code() == Code::PubsubPermission => None,
+        found => Some(found?),
+    };
+    if exists == Some(false) {
+        return Ok(vec![missing(settings, topic)]);
     }
-    if in_time(client.has_subscription(topic)).await? {
+    let mut findings = Vec::new();
+    match in_time(client.may_publish(topic)).await? {
+        Some(false) => findings.push(may_not_publish(topic, exists)),
+        Some(true) => findings.push(finding(
+            Severity::Ok,
+            "topic",
+            format!("the credentials may publish to {topic}"),
+        )),
+        None => {}
+    }
+    if exists.is_some() {
+        findings.push(subscriptions(client, topic).await?);
+    }
+    Ok(findings)
+}
+
+fn may_not_publish(topic: &str, exists: Option<bool>) -> Finding {
+    let unless = if exists.is_none() {
+        ", or it does not exist"
+    } else {
+        ""
+    };
+    finding_with_remedy(
+        Severity::Error,
+        "pubsub-permission",
+        format!("the credentials may not publish to {topic}{unless}"),
+        format!(
+            "gcloud pubsub topics add-iam-policy-binding {topic} --role=roles/pubsub.publisher \
+             --member=serviceAccount:ACCOUNT"
+        ),
+    )
+}
+
+fn missing(settings: &Settings, topic: &str) -> Finding {
+    if settings.create_topics {
+        finding_with_remedy(
+            Severity::Warning,
+            "topic-missing",
+            format!("{topic} does not exist; the relay creates it"),
+            "create it with its subscriptions first: a topic without a subscription keeps no messages",
+        )
+    } else {
+        finding_with_remedy(
+            Severity::Error,
+            "topic-missing",
+            format!("{topic} does not exist"),
+            format!("gcloud pubsub topics create {topic}, or set POSTRIDER_CREATE_TOPICS=true"),
+        )
+    }
+}
+
+async fn subscriptions(client: &TopicAdmin, topic: &str) -> Result<Finding> {
+    let has_subscription = match in_time(client.has_subscription(topic)).await {
+        // A role may look topics up without seeing their subscriptions.
+        Err(error) if error.code() == Code::PubsubPermission => true,
+        found => found?,
+    };
+    if has_subscription {
         return Ok(finding(
             Severity::Ok,
             "topic",
