@@ -26,6 +26,7 @@
 #![cfg_attr(test, allow(clippy::unwrap_used, reason = "a test fails by panicking"))]
 
 mod audit;
+mod build_info;
 mod capture;
 pub mod cli;
 pub mod condition;

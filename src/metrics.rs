@@ -4,6 +4,7 @@
 //! units last, `_total` for counters.
 
 mod export;
+mod process;
 mod prometheus_text;
 mod topics;
 

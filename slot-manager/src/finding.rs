@@ -19,7 +19,7 @@ pub enum Severity {
 /// The result of one check.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Finding {
-    /// Stable kebab-case code, such as `wal-level-not-logical`.
+    /// Stable kebab-case code, such as `wal-level`.
     pub code: &'static str,
     /// How bad it is.
     pub severity: Severity,

@@ -1,25 +1,27 @@
-//! The shape of the command line. One flag for each setting, made from the table of settings.
+//! The commands and their own arguments. `setting_flags` adds a flag for each setting that a command uses.
 
 use std::ffi::OsString;
 use std::path::PathBuf;
 use std::sync::OnceLock;
 
 use clap::error::{ContextKind, ErrorKind};
-use clap::{Arg, ArgMatches, CommandFactory, FromArgMatches, Parser, Subcommand};
+use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 
-use super::output;
+use super::{output, setting_flags};
+use crate::build_info;
 use crate::error::{Code, Error, Report};
-use crate::settings::{KEYS, SettingKind};
 
-/// Version and, where the build has recorded it, commit: releases set `POSTRIDER_COMMIT` when they are built.
-pub(super) fn version() -> &'static str {
-    match option_env!("POSTRIDER_COMMIT") {
-        None | Some("") => env!("CARGO_PKG_VERSION"),
-        Some(commit) => {
-            static VERSION: OnceLock<String> = OnceLock::new();
-            VERSION.get_or_init(|| format!("{} ({commit})", env!("CARGO_PKG_VERSION")))
+/// Version, commit and date, such as `0.1.0 (1f2e3d4, 2026-11-21)`.
+fn version() -> &'static str {
+    static VERSION: OnceLock<String> = OnceLock::new();
+    VERSION.get_or_init(|| {
+        let known = [build_info::commit(), build_info::commit_date()];
+        let known: Vec<&str> = known.into_iter().flatten().collect();
+        match &known[..] {
+            [] => build_info::VERSION.to_owned(),
+            known => format!("{} ({})", build_info::VERSION, known.join(", ")),
         }
-    }
+    })
 }
 
 /// Delivers a PostgreSQL transactional outbox to Google Cloud Pub/Sub, in order per key, losing
@@ -58,12 +60,11 @@ pub(super) enum Command {
     /// them. Running it again only adds missing objects. The slot is created last: every row
     /// committed after that is delivered. Run it as the owner of the database (the relay's own role
     /// gets fewer rights). If steps are left to do, it lists them and exits with code 1.
-    ///
-    /// Examples:
-    ///   postrider init > postrider.sql
-    ///   postrider init --apply --relay-user shop_relay
-    ///   postrider init --apply --payload bytea       (Protobuf, Avro)
-    #[command(verbatim_doc_comment)]
+    #[command(after_long_help = "\
+Examples:
+  postrider init > postrider.sql
+  postrider init --apply --relay-user shop_relay
+  postrider init --apply --payload bytea       (Protobuf, Avro)")]
     Init(super::init::InitArgs),
     /// Check everything that the relay needs, in PostgreSQL and in Pub/Sub
     ///
@@ -71,45 +72,42 @@ pub(super) enum Command {
     /// sampled events, credentials, endpoint, topics and subscriptions. Run it with the settings and
     /// the database role of the relay. Lists the problems; --all also lists the checks that passed. Exit
     /// code: 0 ready, 1 with warnings, 2 with errors.
-    ///
-    /// Example: DATABASE_URL=postgres://shop_relay@db/shop PUBSUB_PROJECT_ID=shop postrider check
-    #[command(verbatim_doc_comment)]
+    #[command(after_long_help = "\
+Example:
+  DATABASE_URL=postgres://shop_relay@db/shop PUBSUB_PROJECT_ID=shop postrider check")]
     Check(super::check::CheckArgs),
     /// Show the whole relay on one screen: is it delivering, how far behind is it, what holds it up
     ///
     /// Reads the database only, so it works from any machine, and also while the relay is down. The
     /// relay itself says in outbox.relay what holds it up, such as a topic that is missing. Exit
     /// code: 0 ok, 1 warning, 2 critical, 3 missing or unknown.
-    ///
-    /// Examples:
-    ///   postrider status
-    ///   postrider status --watch       (a live view with graphs; q leaves it)
-    ///   postrider status --json
-    #[command(verbatim_doc_comment)]
+    #[command(after_long_help = "\
+Examples:
+  postrider status
+  postrider status --watch       (a live view with graphs; q leaves it)
+  postrider status --json")]
     Status(super::status::StatusArgs),
     /// Look at the replication slot; create, drop or advance it
     ///
     /// Without a command, it shows the slot that --slot or POSTRIDER_SLOT names.
-    ///
-    /// Examples:
-    ///   postrider slot                               (health, lag and what to do)
-    ///   postrider slot show --watch
-    ///   postrider slot show --json --critical-bytes 2GB   (exit code: 0 ok, 1 warning, 2 critical,
-    ///                                                      3 missing or unknown)
-    #[command(verbatim_doc_comment)]
+    #[command(after_long_help = "\
+Examples:
+  postrider slot                               (health, lag and what to do)
+  postrider slot show --watch
+  postrider slot show --json --critical-bytes 2GB   (exit code: 0 ok, 1 warning, 2 critical,
+                                                     3 missing or unknown)")]
     Slot(super::slot::SlotArgs),
     /// Show what has become of an event: from its row to its record and its Pub/Sub message
     ///
     /// Takes the id of its row, its uuid, or `schema.table:id`, and works while the relay runs or is
     /// down. With --key or --since it lists the newest events instead. Exit code: 0 found, 1 nothing
     /// found.
-    ///
-    /// Examples:
-    ///   postrider event 0190163d-8694-739b-aea5-966c26f8ad91
-    ///   postrider event 4711                        (a numbered id)
-    ///   postrider event --key order-17 --limit 5
-    ///   postrider event --since 10min --topic order.events --json
-    #[command(verbatim_doc_comment)]
+    #[command(after_long_help = "\
+Examples:
+  postrider event 0190163d-8694-739b-aea5-966c26f8ad91
+  postrider event 4711                        (a numbered id)
+  postrider event --key order-17 --limit 5
+  postrider event --since 10min --topic order.events --json")]
     Event(super::event::EventArgs),
     /// Show events as they are published, until interrupted
     ///
@@ -117,23 +115,21 @@ pub(super) enum Command {
     /// database. Does not show rows that a recovery or the auditor publishes from their table. With
     /// dispatch = exceptions only events that were quarantined appear, because other published events
     /// have no record.
-    ///
-    /// Examples:
-    ///   postrider tail
-    ///   postrider tail --topic order.events --message        (with attributes and data)
-    ///   postrider tail --since 10min --json | jq .message_id
-    #[command(verbatim_doc_comment)]
+    #[command(after_long_help = "\
+Examples:
+  postrider tail
+  postrider tail --topic order.events --message        (with attributes and data)
+  postrider tail --since 10min --json | jq .message_id")]
     Tail(super::tail::TailArgs),
     /// Compare the outbox tables with outbox.dispatch: is there an outcome for every event
     ///
     /// Changes nothing. Reads the tables in short statements, so it may run at any time, also while
     /// the relay is down. Exit code: 0 complete, 1 events wait or are in quarantine, 2 the slot has
     /// passed events that have no record.
-    ///
-    /// Examples:
-    ///   postrider audit
-    ///   postrider audit --since 2d --json
-    #[command(verbatim_doc_comment)]
+    #[command(after_long_help = "\
+Examples:
+  postrider audit
+  postrider audit --since 2d --json")]
     Audit(super::audit::AuditArgs),
     /// Delete old events that have a final outcome, and old records that nobody needs
     ///
@@ -141,12 +137,11 @@ pub(super) enum Command {
     /// after a crash. Deletes in small steps while services and the relay continue; run it again if
     /// it was stopped. Needs DELETE on the tables: run it as their owner, with the settings of the
     /// relay (DATABASE_URL with another user). Exit code: 0 done, 1 some rows can go only later.
-    ///
-    /// Examples:
-    ///   postrider prune --older-than 30d --dry-run
-    ///   postrider prune --older-than 30d --yes
-    ///   postrider prune --older-than 7d --yes --chunk 1000 --pause 500ms
-    #[command(verbatim_doc_comment)]
+    #[command(after_long_help = "\
+Examples:
+  postrider prune --older-than 30d --dry-run
+  postrider prune --older-than 30d --yes
+  postrider prune --older-than 7d --yes --chunk 1000 --pause 500ms")]
     Prune(super::prune::PruneArgs),
     /// Publish events again
     ///
@@ -154,42 +149,39 @@ pub(super) enum Command {
     /// keys, and never mixed with new events of the same key. Their rows must still be in the outbox. The
     /// messages carry the name of the replay in the attribute `replay`, and their old `event_id`, so
     /// consumers that deduplicate must let them through. Exit code: 0 all are published, 1 some are not.
-    ///
-    /// Examples:
-    ///   postrider replay 0190163d-8694-739b-aea5-966c26f8ad91 --yes
-    ///   postrider replay --topic order.events --since 2h --dry-run
-    ///   postrider replay --key order-17 --yes --name after-the-fix
-    ///   postrider replay --since 2026-11-27T08:00:00Z --until 2026-11-27T09:00:00Z --yes --rate 200
-    ///   postrider replay --resume after-the-fix
-    #[command(verbatim_doc_comment)]
+    #[command(after_long_help = "\
+Examples:
+  postrider replay 0190163d-8694-739b-aea5-966c26f8ad91 --yes
+  postrider replay --topic order.events --since 2h --dry-run
+  postrider replay --key order-17 --yes --name after-the-fix
+  postrider replay --since 2026-11-27T08:00:00Z --until 2026-11-27T09:00:00Z --yes --rate 200
+  postrider replay --resume after-the-fix")]
     Replay(super::replay::ReplayArgs),
     /// List, release or discard quarantined events
     ///
     /// The relay puts an event that can never be published into quarantine, and the later events of
     /// its ordering key behind it (on_bad_event). These commands work whether or not the relay runs.
-    ///
-    /// Examples:
-    ///   postrider quarantine list
-    ///   postrider quarantine release --key order-17
-    #[command(verbatim_doc_comment)]
+    #[command(after_long_help = "\
+Examples:
+  postrider quarantine list
+  postrider quarantine release --key order-17")]
     Quarantine(super::quarantine::QuarantineArgs),
     /// Publish unrecorded rows from the tables, after the slot or the server was lost
     ///
     /// A relay recovers by itself when its slot is missing, lost or recreated. This command previews
     /// a recovery, requests one, and adopts a database that was restored or migrated to another
     /// server. --slot or POSTRIDER_SLOT names the slot.
-    ///
-    /// Examples:
-    ///   postrider recover --dry-run          (is it needed, and which rows would be published?)
-    ///   postrider recover --yes              (do it now, or at the relay's next start)
-    ///   postrider recover --adopt --yes      (this server or database replaces
-    ///                                         the old one)
-    #[command(verbatim_doc_comment)]
+    #[command(after_long_help = "\
+Examples:
+  postrider recover --dry-run          (is it needed, and which rows would be published?)
+  postrider recover --yes              (do it now, or at the relay's next start)
+  postrider recover --adopt --yes      (this server or database replaces
+                                        the old one)")]
     Recover(super::recover::RecoverArgs),
-    /// Explain an error code and what to do about it
+    /// Explain a code of an error or of a check, and what to do about it
     Explain {
         /// A code such as `slot-missing`; without one, all are listed
-        code: Option<Code>,
+        code: Option<String>,
     },
     /// Print completions for a shell
     Completions {
@@ -202,39 +194,14 @@ impl Cli {
     /// Reads the arguments of the process, and the settings given as flags. Prints help and exits
     /// when the arguments are invalid.
     pub fn from_process() -> (Self, Vec<(String, String)>) {
-        let command = command();
-        let matches = command.clone().try_get_matches();
+        let matches = command().try_get_matches();
         let matches = matches.unwrap_or_else(|error| leave(&error));
         let cli = match Cli::from_arg_matches(&matches) {
             Ok(cli) => cli,
             Err(error) => error.exit(),
         };
-        (cli, settings(&command, &matches))
+        (cli, setting_flags::given(&Cli::command(), &matches))
     }
-}
-
-/// The settings that are given as flags.
-fn settings(command: &clap::Command, matches: &ArgMatches) -> Vec<(String, String)> {
-    let keys = KEYS
-        .iter()
-        .filter(|key| !is_of_a_command(command, matches, key.name));
-    let flags = keys.filter_map(|key| {
-        let text = matches.get_one::<String>(key.name)?;
-        Some((key.name.to_owned(), text.clone()))
-    });
-    flags.collect()
-}
-
-/// Whether the command that was given has an argument of its own under this name, as `quarantine list`
-/// has `--topic`. Then it is not the setting of that name.
-fn is_of_a_command(command: &clap::Command, matches: &ArgMatches, name: &str) -> bool {
-    let Some((subcommand, matches)) = matches.subcommand() else {
-        return false;
-    };
-    command.find_subcommand(subcommand).is_some_and(|command| {
-        command.get_arguments().any(|own| own.get_id() == name)
-            || is_of_a_command(command, matches, name)
-    })
 }
 
 /// Prints help or the error, and exits. An unknown flag is reported as an unknown setting.
@@ -242,11 +209,10 @@ fn leave(error: &clap::Error) -> ! {
     let context = |kind| error.get(kind).map(ToString::to_string);
     match (error.kind(), context(ContextKind::InvalidArg)) {
         (ErrorKind::UnknownArgument, Some(flag)) if flag.starts_with("--") => {
-            let unknown = Error::new(Code::SettingUnknown, format!("unknown flag `{flag}`"));
-            let unknown = match context(ContextKind::SuggestedArg) {
-                Some(known) => unknown.hint(format!("did you mean `{known}`?")),
-                None => unknown,
-            };
+            let arguments =
+                std::env::args_os().map(|argument| argument.to_string_lossy().into_owned());
+            let suggested = context(ContextKind::SuggestedArg);
+            let unknown = unknown_flag(&flag, suggested.as_deref(), arguments);
             eprintln!("{}", Report(&unknown));
             std::process::exit(unknown.code().exit_status().into());
         }
@@ -259,6 +225,39 @@ fn leave(error: &clap::Error) -> ! {
         }
         _ => error.exit(),
     }
+}
+
+/// The error for a flag that the command does not have.
+fn unknown_flag(
+    flag: &str,
+    suggested: Option<&str>,
+    mut arguments: impl Iterator<Item = String>,
+) -> Error {
+    let command = Cli::command();
+    let is_command = |name: &String| command.find_subcommand(name).is_some();
+    let follows_a_command = arguments
+        .by_ref()
+        .skip(1)
+        .take_while(|argument| !argument.starts_with(flag))
+        .any(|argument| is_command(&argument));
+    if !setting_flags::is_setting(flag) {
+        let unknown = Error::new(Code::SettingUnknown, format!("unknown flag `{flag}`"));
+        return match suggested {
+            Some(known) => unknown.hint(format!("did you mean `{known}`?")),
+            None => unknown.hint("`--help` after the command lists its flags"),
+        };
+    }
+    if follows_a_command {
+        let what = format!("this command does not use the setting `{flag}`");
+        return Error::new(Code::SettingUnknown, what).hint(
+            "leave it out; `--help` after the command lists the settings that it uses. A settings file and \
+             the environment may hold settings for all commands",
+        );
+    }
+    let what = format!("`{flag}` is before the command");
+    Error::new(Code::SettingUnknown, what).hint(format!(
+        "write it after the command: `postrider run {flag} ...`"
+    ))
 }
 
 /// Hides arguments in clap's error text: clap repeats an unexpected argument, which may be a URL with a
@@ -275,33 +274,14 @@ fn without_secrets(text: &str, arguments: impl Iterator<Item = OsString>) -> Str
     })
 }
 
-/// The command line, with one flag per setting.
-pub(super) fn command() -> clap::Command {
-    KEYS.iter().fold(Cli::command(), |command, key| {
-        let value_name = match key.kind {
-            SettingKind::Text => "TEXT",
-            SettingKind::Number(..) => "N",
-            SettingKind::Switch => "true|false",
-        };
-        let bound = match key.kind {
-            SettingKind::Number(min, max) => format!(", {min} to {max}"),
-            SettingKind::Text | SettingKind::Switch => String::new(),
-        };
-        let default = match key.default {
-            "" => String::new(),
-            default => format!(", default {default}"),
-        };
-        let help = format!("{} [{}{bound}{default}]", key.reason, key.variable());
-        command.arg(
-            Arg::new(key.name)
-                .long(key.flag())
-                .value_name(value_name)
-                .help(help)
-                .help_heading("Settings")
-                .hide_short_help(true)
-                .global(true),
-        )
-    })
+/// The command line, with the flags of the settings.
+pub fn command() -> clap::Command {
+    let without_settings = ["explain", "completions"];
+    without_settings
+        .iter()
+        .fold(setting_flags::added(Cli::command()), |command, name| {
+            command.mut_subcommand(name, |command| command.arg(setting_flags::hidden_config()))
+        })
 }
 
 pub(super) fn print_completions(shell: clap_complete::Shell) {
@@ -334,42 +314,30 @@ mod tests {
         );
     }
 
-    #[test]
-    fn a_flag_of_a_command_is_not_the_setting_of_the_same_name() {
-        let set = |line: &[&str]| {
-            let command = command();
-            let matches = command.clone().try_get_matches_from(line).unwrap();
-            settings(&command, &matches)
-        };
-        for action in ["list", "release", "discard"] {
-            let line = [
-                "postrider",
-                "quarantine",
-                action,
-                "--key",
-                "k",
-                "--topic",
-                "orders",
-            ];
-            assert_eq!(set(&line), [], "{action}");
-            let with_slot = [&line[..], &["--slot", "a"]].concat();
-            assert_eq!(set(&with_slot), [("slot".to_owned(), "a".to_owned())]);
-        }
-        let line = ["postrider", "run", "--topic", "orders"];
-        assert_eq!(set(&line), [("topic".to_owned(), "orders".to_owned())]);
+    fn refused(line: &[&str], flag: &str) -> (String, String) {
+        let matched = command().try_get_matches_from(line);
+        let kind = matched.unwrap_err().kind();
+        assert_eq!(kind, ErrorKind::UnknownArgument, "{line:?}");
+        let error = unknown_flag(flag, None, line.iter().map(ToString::to_string));
+        (error.what().to_owned(), error.hint_text().to_owned())
     }
 
     #[test]
-    fn a_setting_may_come_before_or_after_the_command() {
-        for line in [
-            ["postrider", "--slot", "a", "run"],
-            ["postrider", "run", "--slot", "a"],
-        ] {
-            let matches = command().try_get_matches_from(line).unwrap();
-            assert_eq!(
-                matches.get_one::<String>("slot").map(String::as_str),
-                Some("a")
-            );
-        }
+    fn a_setting_that_has_no_effect_is_refused_with_the_reason() {
+        let (what, _) = refused(
+            &["postrider", "status", "--in-flight-mib", "8"],
+            "--in-flight-mib",
+        );
+        assert_eq!(
+            what,
+            "this command does not use the setting `--in-flight-mib`"
+        );
+        let (what, _) = refused(&["postrider", "explain", "--slot=a"], "--slot");
+        assert_eq!(what, "this command does not use the setting `--slot`");
+        let (what, hint) = refused(&["postrider", "--slot", "a", "run"], "--slot");
+        assert_eq!(what, "`--slot` is before the command");
+        assert!(hint.contains("postrider run --slot"), "{hint}");
+        let (what, _) = refused(&["postrider", "run", "--colour"], "--colour");
+        assert_eq!(what, "unknown flag `--colour`");
     }
 }

@@ -1,17 +1,140 @@
-//! `postrider explain`: the page of an error code.
+//! `postrider explain`: what a code means, and what to do.
+//!
+//! An error code has a page. The other codes of `check` and `init` have a section of the page about
+//! checks.
 
 use std::process::ExitCode;
 
-use super::output;
-use crate::error::Code;
+use super::{output, wrap};
+use crate::error::{Code, Error, Result};
+use crate::spelling::edit_distance;
 
-pub(super) fn explain(code: Option<Code>) -> ExitCode {
+/// A section for each code that is no error code. Its heading names one or more codes.
+const CHECKS: &str = include_str!("../../docs/reference/checks.md");
+
+/// The headings of the list, by exit code.
+const GROUPS: [(u8, &str); 5] = [
+    (2, "Settings and usage"),
+    (3, "PostgreSQL"),
+    (4, "Pub/Sub"),
+    (5, "Events and their tables"),
+    (1, "Postrider itself"),
+];
+
+/// Explains one code, or lists all.
+///
+/// # Errors
+/// `setting-invalid` for an unknown code, with the most similar one.
+pub(super) fn explain(code: Option<&str>) -> Result<ExitCode> {
     match code {
-        Some(code) => output::write(code.page()),
-        None => {
-            let line = |code: &Code| format!("{code:32} {}\n", code.hint());
-            output::write(&Code::ALL.iter().map(line).collect::<String>());
+        Some(name) => output::write(page(name).ok_or_else(|| unknown(name))?),
+        None => output::write(&list(wrap::terminal_width())),
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Whether this code can be explained.
+pub(super) fn is_known(name: &str) -> bool {
+    page(name).is_some()
+}
+
+fn page(name: &str) -> Option<&'static str> {
+    match name.parse::<Code>() {
+        Ok(code) => Some(code.page()),
+        Err(_) => sections().find(|section| codes(section).any(|code| code == name)),
+    }
+}
+
+/// The sections about checks, each from its heading to its end.
+fn sections() -> impl Iterator<Item = &'static str> {
+    let starts = CHECKS.match_indices("\n## ").map(|(at, _)| at + 1);
+    starts.map(|start| {
+        let section = &CHECKS[start..];
+        let end = section.find("\n## ").map_or(section.len(), |at| at + 1);
+        &section[..end]
+    })
+}
+
+/// The codes in the heading of a section.
+fn codes(section: &str) -> impl Iterator<Item = &str> {
+    let heading = section.lines().next().unwrap_or_default();
+    heading.split('`').skip(1).step_by(2)
+}
+
+fn unknown(name: &str) -> Error {
+    let all = Code::ALL.iter().map(|code| code.name());
+    let all = all.chain(sections().flat_map(codes));
+    let nearest = all.map(|known| (edit_distance(name, known), known));
+    let nearest = nearest.filter(|(distance, known)| *distance <= 1 + known.len() / 4);
+    let error = Error::new(Code::SettingInvalid, format!("there is no code `{name}`"));
+    match nearest.min() {
+        Some((_, known)) => error.hint(format!("did you mean `{known}`?")),
+        None => error.hint("`postrider explain` lists all codes"),
+    }
+}
+
+fn list(width: Option<usize>) -> String {
+    let names = Code::ALL.iter().map(|code| code.name());
+    let column = names.map(str::len).max().unwrap_or_default() + 4;
+    let mut text = String::new();
+    for (status, heading) in GROUPS {
+        text += &format!("{heading} (exit code {status})\n");
+        for code in Code::ALL.iter().filter(|code| code.exit_status() == status) {
+            let hint = wrap::wrapped(code.hint(), column, width);
+            text += &format!("  {:<1$}{hint}\n", code.name(), column - 2);
+        }
+        text.push('\n');
+    }
+    let checks: Vec<&str> = sections().flat_map(codes).collect();
+    let checks = wrap::wrapped(&checks.join(", "), 2, Some(width.unwrap_or(100)));
+    text + &format!("Names of checks, in `postrider check` and `postrider init`\n  {checks}\n")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_list_has_every_code_once_under_its_exit_code() {
+        let text = list(None);
+        for code in Code::ALL {
+            let line = format!("\n  {code} ");
+            assert_eq!(text.matches(&line).count(), 1, "{code}");
+        }
+        assert!(
+            text.contains("PostgreSQL (exit code 3)\n  postgres-unreachable "),
+            "{text}"
+        );
+        assert!(text.contains("endpoint-global"), "{text}");
+    }
+
+    #[test]
+    fn a_check_has_its_section_and_no_other() {
+        let page = page("slot-wal-unlimited").unwrap();
+        assert!(page.starts_with("## `slot-wal-limit`,"), "{page}");
+        assert!(page.contains("max_slot_wal_keep_size"), "{page}");
+        assert_eq!(page.matches("## ").count(), 1, "{page}");
+    }
+
+    #[test]
+    fn no_code_has_two_meanings() {
+        for code in sections().flat_map(codes) {
+            assert!(code.parse::<Code>().is_err(), "{code} is an error code");
+            assert_eq!(
+                sections()
+                    .flat_map(codes)
+                    .filter(|other| *other == code)
+                    .count(),
+                1
+            );
         }
     }
-    ExitCode::SUCCESS
+
+    #[test]
+    fn a_misspelt_code_is_refused_with_a_suggestion() {
+        let error = explain(Some("slot-mising")).unwrap_err();
+        assert_eq!(error.hint_text(), "did you mean `slot-missing`?");
+        let error = explain(Some("nonsense")).unwrap_err();
+        assert!(error.hint_text().contains("lists all"));
+    }
 }

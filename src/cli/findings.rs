@@ -7,9 +7,12 @@ use serde::Serialize;
 use slot_manager::{Finding, Severity};
 
 use super::paint::Paint;
-use super::{output, wrap};
+use super::{explain, output, wrap};
 use crate::error::Error;
 use crate::printable::printable_lines;
+
+/// Columns that the text of a finding gets next to its code.
+const NARROWEST_COLUMN: usize = 40;
 
 /// Findings under headings.
 #[derive(Debug, Default)]
@@ -26,6 +29,12 @@ struct FindingsJson<'a> {
 impl Findings {
     /// Adds findings under a heading.
     pub(super) fn section(&mut self, heading: impl Into<String>, findings: Vec<Finding>) {
+        debug_assert!(
+            findings
+                .iter()
+                .all(|finding| explain::is_known(finding.code)),
+            "a code has no page and no section in docs/reference/checks.md: {findings:?}"
+        );
         self.sections.push((heading.into(), findings));
     }
 
@@ -70,17 +79,25 @@ impl Findings {
         let is_shown = |finding: &&Finding| with_ok || finding.severity != Severity::Ok;
         let shown = self.all().filter(is_shown);
         let code_width = shown.map(|finding| finding.code.len()).max().unwrap_or(0);
-        let indent = "  warning  ".len() + code_width + 2;
+        let column = "  warning  ".len() + code_width + 2;
+        // Too narrow for a column next to the codes: the text begins below its code.
+        let is_narrow = width.is_some_and(|width| width < column + NARROWEST_COLUMN);
+        let indent = if is_narrow { "    ".len() } else { column };
         let mut text = String::new();
         for (heading, findings) in &self.sections {
-            text += &format!("{heading}\n");
+            text += &format!("{}\n", printable_lines(heading));
             let mut shown: Vec<&Finding> = findings.iter().filter(is_shown).collect();
             shown.sort_by_key(|finding| Reverse(finding.severity));
             for finding in &shown {
                 let severity = finding.severity;
                 let word = paint.severity(severity, &format!("{:<7}", name(severity)));
                 let what = wrap::wrapped(&printable_lines(&finding.what), indent, width);
-                text += &format!("  {word}  {:<code_width$}  {what}\n", finding.code);
+                let code = finding.code;
+                text += &if is_narrow {
+                    format!("  {word}  {code}\n{:indent$}{what}\n", "")
+                } else {
+                    format!("  {word}  {code:<code_width$}  {what}\n")
+                };
                 if let Some(remedy) = &finding.remedy {
                     let remedy = format!("-> {}", printable_lines(remedy));
                     let remedy = wrap::wrapped(&remedy, indent, width);
@@ -172,7 +189,7 @@ mod tests {
         let fine = finding(Severity::Ok, "wal-level", "wal_level is logical");
         let short = finding_with_remedy(
             Severity::Warning,
-            "wal-senders-short",
+            "replication-slots",
             "1 is left",
             "raise it",
         );
@@ -184,7 +201,7 @@ mod tests {
     fn the_worst_finding_comes_first_with_its_remedy_below() {
         let text = findings().to_text(Paint::PLAIN, None, true);
         let expected = "PostgreSQL a@b:1/c\n  \
-            warning  wal-senders-short  1 is left\n                              \
+            warning  replication-slots  1 is left\n                              \
             -> raise it\n  \
             ok       wal-level          wal_level is logical\n\n";
         assert_eq!(text, expected);
@@ -192,11 +209,23 @@ mod tests {
 
     #[test]
     fn checks_that_passed_are_only_counted_unless_asked_for() {
-        let text = findings().to_text(Paint::PLAIN, Some(48), false);
+        let text = findings().to_text(Paint::PLAIN, Some(72), false);
         let expected = "PostgreSQL a@b:1/c\n  \
-            warning  wal-senders-short  1 is left\n                              \
+            warning  replication-slots  1 is left\n                              \
             -> raise it\n  \
             ok       1 check passed (--all lists them)\n\n";
+        assert_eq!(text, expected);
+    }
+
+    #[test]
+    fn on_a_narrow_terminal_the_text_is_below_its_code() {
+        let text = findings().to_text(Paint::PLAIN, Some(60), true);
+        let expected = "PostgreSQL a@b:1/c\n  \
+            warning  replication-slots\n    \
+            1 is left\n    \
+            -> raise it\n  \
+            ok       wal-level\n    \
+            wal_level is logical\n\n";
         assert_eq!(text, expected);
     }
 
@@ -205,7 +234,10 @@ mod tests {
         let mut findings = findings();
         assert_eq!(findings.worst(), Severity::Warning);
         assert_eq!(findings.summary(), "1 warning");
-        findings.section("Pub/Sub", vec![finding(Severity::Error, "x", "y")]);
+        findings.section(
+            "Pub/Sub",
+            vec![finding(Severity::Error, "topic-missing", "y")],
+        );
         assert_eq!(findings.worst(), Severity::Error);
         assert_eq!(findings.summary(), "1 error, 1 warning");
     }

@@ -1,6 +1,7 @@
 //! The commands of `postrider`, one file or folder each.
 //!
-//! The flags of the settings are made from the table of settings ([`crate::settings::KEYS`]).
+//! `args` has the commands. `setting_flags` makes the flags of the settings from the table of settings
+//! ([`crate::settings::KEYS`]).
 
 mod args;
 mod audit;
@@ -19,19 +20,20 @@ mod quarantine;
 mod recover;
 mod replay;
 mod run;
+mod setting_flags;
 mod signals;
 mod slot;
 mod status;
 mod tail;
 mod wrap;
 
-pub use args::Cli;
+pub use args::{Cli, command};
 
 use std::io::Write;
 use std::process::ExitCode;
 
 use crate::error::{Code, Error, Report, Result};
-use crate::settings::{Settings, environment};
+use crate::settings::{LogFormat, Settings, environment};
 use args::Command;
 
 /// Runs the command that the process was started with.
@@ -60,11 +62,13 @@ fn dispatch(cli: Cli, flags: &[(String, String)]) -> Result<ExitCode> {
     match cli.command {
         Command::Run => match load() {
             Ok(settings) => run::run(settings),
-            Err(error) if wants_json_logs(flags) => {
-                logging::start(true);
-                Ok(run::fatal(&error))
-            }
-            Err(error) => Err(error),
+            Err(error) => match asked_log_format(flags) {
+                Some(format) if format != LogFormat::Text => {
+                    logging::start(format)?;
+                    Ok(run::fatal(&error))
+                }
+                _ => Err(error),
+            },
         },
         Command::Init(args) => init::run(&load()?, &args),
         Command::Check(args) => check::run(&load()?, &args),
@@ -77,7 +81,7 @@ fn dispatch(cli: Cli, flags: &[(String, String)]) -> Result<ExitCode> {
         Command::Replay(args) => replay::run(&load()?, &args),
         Command::Quarantine(args) => quarantine::run(&load()?, args),
         Command::Recover(args) => recover::run(&load()?, &args),
-        Command::Explain { code } => Ok(explain::explain(code)),
+        Command::Explain { code } => explain::explain(code.as_deref()),
         Command::Completions { shell } => {
             args::print_completions(shell);
             Ok(ExitCode::SUCCESS)
@@ -85,12 +89,13 @@ fn dispatch(cli: Cli, flags: &[(String, String)]) -> Result<ExitCode> {
     }
 }
 
-/// Whether flags or environment ask for JSON logs. For errors in the settings, which cannot say it then.
-fn wants_json_logs(flags: &[(String, String)]) -> bool {
-    let flag = flags.iter().find(|(name, _)| name == "log_format");
+/// The form of the log that flags or environment ask for. For errors in the settings, which cannot say it
+/// then.
+fn asked_log_format(flags: &[(String, String)]) -> Option<LogFormat> {
+    let flag = flags.iter().rfind(|(name, _)| name == "log_format");
     match flag {
-        Some((_, value)) => value == "json",
-        None => std::env::var_os("POSTRIDER_LOG_FORMAT").is_some_and(|value| value == "json"),
+        Some((_, value)) => LogFormat::named(value),
+        None => LogFormat::named(std::env::var("POSTRIDER_LOG_FORMAT").ok()?.as_str()),
     }
 }
 

@@ -4,14 +4,18 @@ use std::io::IsTerminal;
 
 use slot_manager::Severity;
 
+/// Whether the user wants colours on a terminal.
+pub(super) fn is_wanted() -> bool {
+    std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty())
+}
+
 /// Whether to colour, decided once for standard output.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Paint(bool);
 
 impl Paint {
     pub(super) fn stdout() -> Self {
-        let asked_not_to = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
-        Self(std::io::stdout().is_terminal() && !asked_not_to)
+        Self(std::io::stdout().is_terminal() && is_wanted())
     }
 
     /// Never colours.

@@ -4,12 +4,13 @@ use std::process::ExitCode;
 use std::sync::Arc;
 
 use super::{logging, signals};
+use crate::build_info;
 use crate::condition::RelayState;
 use crate::error::{Code, Error, Result};
 use crate::http;
 use crate::metrics::Metrics;
 use crate::session::SessionRunner;
-use crate::settings::Settings;
+use crate::settings::{LogFormat, Settings};
 
 /// Threads for publishing; the replication stream has its own thread.
 const WORKERS: usize = 2;
@@ -17,12 +18,12 @@ const WORKERS: usize = 2;
 /// Runs the relay. With JSON logs its last error is a line of the log too, so that log collectors can read
 /// it.
 pub(super) fn run(settings: Settings) -> Result<ExitCode> {
-    let is_json = settings.log_json;
-    logging::start(is_json);
+    let format = settings.log_format;
+    logging::start(format)?;
     log_what_runs(&settings);
     match run_until_shutdown(settings) {
         Ok(()) => Ok(ExitCode::SUCCESS),
-        Err(error) if is_json => Ok(fatal(&error)),
+        Err(error) if format != LogFormat::Text => Ok(fatal(&error)),
         Err(error) => Err(error),
     }
 }
@@ -39,8 +40,8 @@ fn log_what_runs(settings: &Settings) {
     let tables: Vec<String> = tables.collect();
     let port = settings.http_addr.map(|addr| addr.to_string());
     tracing::info!(
-        version = env!("CARGO_PKG_VERSION"),
-        commit = option_env!("POSTRIDER_COMMIT").unwrap_or("unknown"),
+        version = build_info::VERSION,
+        commit = build_info::commit().unwrap_or("unknown"),
         slot = %settings.slot,
         publication = settings.publication,
         tables = tables.join(", "),

@@ -8,6 +8,9 @@ use tokio::sync::watch;
 
 use crate::error::{Code, Error, Result};
 
+/// The exit code after a second signal: what a shell reports for a program that SIGINT ended.
+const INTERRUPTED: i32 = 130;
+
 /// Turns true at the first SIGTERM or SIGINT; the second ends the process.
 pub(super) fn watch() -> Result<watch::Receiver<bool>> {
     let cannot = |e| Error::new(Code::Internal, "cannot watch for signals").caused_by(e);
@@ -22,7 +25,7 @@ pub(super) fn watch() -> Result<watch::Receiver<bool>> {
             }
             if last {
                 tracing::warn!("second signal: leaving at once");
-                std::process::exit(1);
+                std::process::exit(INTERRUPTED);
             }
             tracing::info!(
                 "stopping: finishing the events in flight; a second signal ends at once"
@@ -49,7 +52,7 @@ pub(super) fn watch_steps() -> Result<Arc<AtomicBool>> {
                 _ = interrupt.recv() => {}
             }
             if is_last {
-                std::process::exit(130);
+                std::process::exit(INTERRUPTED);
             }
             eprintln!("stopping after this step; a second signal ends at once");
             stop.store(true, Ordering::Relaxed);

@@ -48,21 +48,32 @@ impl From<SlotError> for Error {
 
 impl From<&Problem> for Error {
     fn from(problem: &Problem) -> Self {
-        let code = match problem {
-            Problem::PublicationMissing { .. } => Code::PublicationMissing,
-            Problem::TableMissing { .. } => Code::SchemaMissing,
-            Problem::ColumnsMissing { .. } | Problem::ColumnsGenerated { .. } => {
-                Code::ColumnMissing
-            }
-            Problem::InsertsNotPublished { .. }
-            | Problem::NotViaPartitionRoot { .. }
-            | Problem::TableNotPublished { .. }
-            | Problem::RowFilter { .. }
-            | Problem::Inherited { .. }
-            | Problem::NotStreamed { .. }
-            | Problem::CapturedTwice { .. }
-            | Problem::ColumnsNotPublished { .. } => Code::PublicationDrift,
-        };
+        let code = problem.code().parse();
+        let code: Code = code.expect("invariant: the codes of problems are in the table of codes");
         Error::new(code, problem.to_string()).hint(problem.remedy())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use slot_manager::QualifiedName;
+
+    use super::*;
+
+    #[test]
+    fn a_problem_keeps_its_code() {
+        let table = QualifiedName::new("outbox", "events");
+        let publication = || "postrider".to_owned();
+        for problem in [
+            Problem::TableMissing {
+                table: table.clone(),
+            },
+            Problem::TableNotPublished {
+                publication: publication(),
+                table: table.clone(),
+            },
+        ] {
+            assert_eq!(Error::from(&problem).code().name(), problem.code());
+        }
     }
 }

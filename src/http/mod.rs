@@ -1,8 +1,8 @@
 //! The HTTP port: `/metrics`, `/livez`, `/readyz` and `/status`, and a page for people (`page`).
 //!
 //! The first four need no authentication, so they show nothing that helps an intruder: no payload, key
-//! or secret, no version, and no role or address of the database. `listener` limits the resources that a
-//! client can use.
+//! or secret, and no role or address of the database. `listener` limits the resources that a client can
+//! use.
 
 mod history;
 mod listener;

@@ -64,6 +64,17 @@ pub enum TimeZone {
     Local,
 }
 
+impl TimeZone {
+    /// The meaning with this name in the settings.
+    pub(crate) fn named(name: &str) -> Option<Self> {
+        match name {
+            "UTC" => Some(TimeZone::Utc),
+            "local" => Some(TimeZone::Local),
+            _ => None,
+        }
+    }
+}
+
 impl Default for TableSettings {
     fn default() -> Self {
         Self {

@@ -2,11 +2,12 @@
 
 use std::sync::atomic::AtomicU64;
 
+use prometheus_client::encoding::text::{encode_eof, encode_registry};
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::Registry;
 
-use super::{Metrics, topics};
+use super::{Metrics, process, topics};
 use crate::condition::Condition;
 
 impl Metrics {
@@ -20,8 +21,14 @@ impl Metrics {
         self.register_counters(&mut registry);
         self.register_gauges(&mut registry);
         topics::register(&mut registry, condition);
+        process::register_build(&mut registry);
+        // Its names are a convention, so they have no prefix and no label of ours.
+        let mut process = Registry::with_prefix("process");
+        process::register_process(&mut process);
         let mut text = String::new();
-        prometheus_client::encoding::text::encode(&mut text, &registry)?;
+        encode_registry(&mut text, &registry)?;
+        encode_registry(&mut text, &process)?;
+        encode_eof(&mut text)?;
         Ok(text)
     }
 

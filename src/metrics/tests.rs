@@ -63,3 +63,28 @@ fn counters_have_the_names_that_dashboards_rely_on() {
     assert!(text.contains("postrider_events_published_total{slot=\"postrider\"} 1"));
     assert!(text.ends_with("# EOF\n"));
 }
+
+#[test]
+fn the_process_and_the_build_have_the_names_of_the_convention() {
+    let text = encoded(&Metrics::default(), "s");
+    let value = |name: &str| -> f64 {
+        let line = text.lines().find_map(|line| line.strip_prefix(name));
+        let line = line.unwrap_or_else(|| panic!("{name} in {text}"));
+        line.trim().parse().unwrap()
+    };
+    assert!(value("process_cpu_seconds_total ") >= 0.0);
+    assert!(value("process_resident_memory_bytes ") > 1e6);
+    assert!((1.0..=value("process_max_fds ")).contains(&value("process_open_fds ")));
+    let now = std::time::SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .unwrap();
+    let age = now.as_secs_f64() - value("process_start_time_seconds ");
+    assert!((-2.0..3600.0).contains(&age), "{age}");
+    let build = format!(
+        "postrider_build_info{{slot=\"s\",version=\"{}\"",
+        env!("CARGO_PKG_VERSION")
+    );
+    assert!(text.contains(&build), "{text}");
+    assert_eq!(text.matches("# EOF").count(), 1);
+    assert!(prometheus_text(&text).contains("# TYPE process_cpu_seconds_total counter\n"));
+}

@@ -1,5 +1,11 @@
 //! The types of settings that choose one of a few options.
 
+/// A setting that chooses one of a few options, by a word.
+pub(super) trait ByWord: Copy + 'static {
+    /// The words of the settings, in the order of [`super::KEYS`].
+    const WORDS: &'static [(&'static str, Self)];
+}
+
 /// What to do with an event that can never be published.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum OnBadEvent {
@@ -11,6 +17,14 @@ pub enum OnBadEvent {
     Halt,
 }
 
+impl ByWord for OnBadEvent {
+    const WORDS: &'static [(&'static str, Self)] = &[
+        ("quarantine_key", OnBadEvent::QuarantineKey),
+        ("quarantine_event", OnBadEvent::QuarantineEvent),
+        ("halt", OnBadEvent::Halt),
+    ];
+}
+
 /// What the first start on a database delivers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Start {
@@ -20,6 +34,10 @@ pub enum Start {
     All,
 }
 
+impl ByWord for Start {
+    const WORDS: &'static [(&'static str, Self)] = &[("new", Start::New), ("all", Start::All)];
+}
+
 /// What to do when the slot is missing, lost or recreated.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum OnLoss {
@@ -27,6 +45,11 @@ pub enum OnLoss {
     Recover,
     /// Exit with an error that gives the reason.
     Stop,
+}
+
+impl ByWord for OnLoss {
+    const WORDS: &'static [(&'static str, Self)] =
+        &[("recover", OnLoss::Recover), ("stop", OnLoss::Stop)];
 }
 
 /// Which events get a row in `outbox.dispatch`.
@@ -50,10 +73,47 @@ impl Dispatch {
 
     /// The option with this name.
     pub fn named(name: &str) -> Option<Self> {
-        [Dispatch::Full, Dispatch::Exceptions]
-            .into_iter()
-            .find(|dispatch| dispatch.name() == name)
+        by_word(name)
     }
+}
+
+impl ByWord for Dispatch {
+    const WORDS: &'static [(&'static str, Self)] = &[
+        ("full", Dispatch::Full),
+        ("exceptions", Dispatch::Exceptions),
+    ];
+}
+
+/// The form of the log.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum LogFormat {
+    /// A line of text for each event.
+    Text,
+    /// A JSON object on a line for each event.
+    Json,
+    /// The same, with the names of fields and severities that Google Cloud Logging recognises.
+    CloudLogging,
+}
+
+impl ByWord for LogFormat {
+    const WORDS: &'static [(&'static str, Self)] = &[
+        ("text", LogFormat::Text),
+        ("json", LogFormat::Json),
+        ("cloud_logging", LogFormat::CloudLogging),
+    ];
+}
+
+impl LogFormat {
+    /// The format with this name in the settings.
+    pub fn named(name: &str) -> Option<Self> {
+        by_word(name)
+    }
+}
+
+/// The option with this word.
+pub(super) fn by_word<T: ByWord>(word: &str) -> Option<T> {
+    let found = T::WORDS.iter().find(|(known, _)| *known == word);
+    found.map(|(_, option)| *option)
 }
 
 /// Where Pub/Sub is.
@@ -63,4 +123,25 @@ pub enum Endpoint {
     Emulator(String),
     /// The service, or anything that speaks its protocol, as a URL.
     Service(String),
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{KEYS, SettingKind};
+    use super::*;
+
+    fn assert_same<T: ByWord>(name: &str) {
+        let key = KEYS.iter().find(|key| key.name == name).unwrap();
+        let words: Vec<&str> = T::WORDS.iter().map(|(word, _)| *word).collect();
+        assert_eq!(key.kind, SettingKind::Choice(&words.leak()[..]), "{name}");
+    }
+
+    #[test]
+    fn the_table_of_settings_lists_the_words_of_each_choice() {
+        assert_same::<OnBadEvent>("on_bad_event");
+        assert_same::<Start>("start");
+        assert_same::<OnLoss>("slot_on_loss");
+        assert_same::<Dispatch>("dispatch");
+        assert_same::<LogFormat>("log_format");
+    }
 }

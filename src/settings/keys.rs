@@ -8,12 +8,35 @@ use crate::spelling::edit_distance;
 /// The values that a setting accepts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SettingKind {
-    /// Any text.
-    Text,
+    /// A text; help shows this placeholder for it.
+    Text(&'static str),
+    /// One of these words.
+    Choice(&'static [&'static str]),
     /// A whole number from the first to the second, both included.
     Number(u64, u64),
     /// `true` or `false`.
     Switch,
+}
+
+impl SettingKind {
+    /// What a value must be, to follow "must be" in an error.
+    pub fn wanted(self) -> String {
+        match self {
+            SettingKind::Text(_) => "a text".to_owned(),
+            SettingKind::Choice(words) => one_of(words),
+            SettingKind::Number(min, max) => format!("a whole number from {min} to {max}"),
+            SettingKind::Switch => "true or false".to_owned(),
+        }
+    }
+}
+
+/// The words as a sentence part: "`a`, `b` or `c`".
+fn one_of(words: &[&str]) -> String {
+    let quoted: Vec<String> = words.iter().map(|word| format!("`{word}`")).collect();
+    match quoted.split_last() {
+        Some((last, others)) if !others.is_empty() => format!("{} or {last}", others.join(", ")),
+        _ => quoted.concat(),
+    }
 }
 
 /// One setting.
@@ -35,6 +58,13 @@ impl SettingKey {
     /// The environment variable, `POSTRIDER_<NAME>`.
     pub fn variable(&self) -> String {
         format!("POSTRIDER_{}", self.name.to_uppercase())
+    }
+
+    /// The first part of the reason, for the short help.
+    pub fn summary(&self) -> &'static str {
+        let ends = [". ", ": ", "; ", " ("].iter();
+        let end = ends.filter_map(|end| self.reason.find(end)).min();
+        &self.reason[..end.unwrap_or(self.reason.len())]
     }
 
     /// The long flag without its dashes.
@@ -59,11 +89,22 @@ const fn key(
     }
 }
 
+/// The names of the envelopes.
+pub(super) const ENVELOPES: &[&str] = &[
+    "raw",
+    "cloudevents-binary",
+    "cloudevents-structured",
+    "protobuf",
+];
+
+/// The meanings of a time without an offset.
+pub(super) const TIME_ZONES: &[&str] = &["UTC", "local"];
+
 /// Every setting with a plain value. `[[tables]]` of the file is not among them.
 pub const KEYS: &[SettingKey] = &[
     key(
         "database_url",
-        SettingKind::Text,
+        SettingKind::Text("URL"),
         "",
         &["DATABASE_URL"],
         "PostgreSQL to read from: postgres://user:password@host:5432/database?sslmode=verify-full. \
@@ -71,7 +112,7 @@ pub const KEYS: &[SettingKey] = &[
     ),
     key(
         "password_command",
-        SettingKind::Text,
+        SettingKind::Text("COMMAND"),
         "",
         &[],
         "Shell command that prints the password of PostgreSQL, run for each connection: for tokens that \
@@ -79,14 +120,14 @@ pub const KEYS: &[SettingKey] = &[
     ),
     key(
         "slot",
-        SettingKind::Text,
+        SettingKind::Text("NAME"),
         "postrider",
         &[],
         "Replication slot; one per relay. Lower-case letters, digits and _, at most 63 characters",
     ),
     key(
         "publication",
-        SettingKind::Text,
+        SettingKind::Text("NAME"),
         "postrider",
         &[],
         "Publication of the outbox tables, for inserts only",
@@ -100,7 +141,7 @@ pub const KEYS: &[SettingKey] = &[
     ),
     key(
         "start",
-        SettingKind::Text,
+        SettingKind::Choice(&["new", "all"]),
         "new",
         &[],
         "What the first start on a database delivers: `new` (rows committed from then on) or `all` \
@@ -111,7 +152,7 @@ pub const KEYS: &[SettingKey] = &[
     ),
     key(
         "slot_on_loss",
-        SettingKind::Text,
+        SettingKind::Choice(&["recover", "stop"]),
         "recover",
         &[],
         "What to do when the slot is missing, lost or recreated: `recover` (create a new slot, and \
@@ -121,7 +162,7 @@ pub const KEYS: &[SettingKey] = &[
     ),
     key(
         "dispatch",
-        SettingKind::Text,
+        SettingKind::Choice(&["full", "exceptions"]),
         "full",
         &[],
         "Which events get a row in outbox.dispatch: `full` (all events; a recorded event is never \
@@ -131,21 +172,21 @@ pub const KEYS: &[SettingKey] = &[
     ),
     key(
         "table",
-        SettingKind::Text,
+        SettingKind::Text("TABLE"),
         "outbox.events",
         &[],
         "Outbox table, if the file has no [[tables]]",
     ),
     key(
         "topic",
-        SettingKind::Text,
+        SettingKind::Text("TEMPLATE"),
         "{aggregatetype}.events",
         &[],
         "Topic of an event: a text with column names in braces",
     ),
     key(
         "ordering",
-        SettingKind::Text,
+        SettingKind::Text("key|none|bucketed(N)"),
         "key",
         &[],
         "Ordering key: `key` (the aggregate id), `bucketed(n)` (one of n hash buckets of the aggregate \
@@ -153,7 +194,7 @@ pub const KEYS: &[SettingKey] = &[
     ),
     key(
         "envelope",
-        SettingKind::Text,
+        SettingKind::Choice(ENVELOPES),
         "raw",
         &[],
         "Format of a message: `raw` (the unchanged payload), `cloudevents-binary`, \
@@ -161,7 +202,7 @@ pub const KEYS: &[SettingKey] = &[
     ),
     key(
         "time_zone",
-        SettingKind::Text,
+        SettingKind::Choice(TIME_ZONES),
         "",
         &[],
         "Meaning of times without an offset in the column `occurred_at`: `UTC`, or `local` (published \
@@ -169,21 +210,21 @@ pub const KEYS: &[SettingKey] = &[
     ),
     key(
         "project",
-        SettingKind::Text,
+        SettingKind::Text("ID"),
         "",
         &["PUBSUB_PROJECT_ID", "GOOGLE_CLOUD_PROJECT"],
         "Google Cloud project of the topics",
     ),
     key(
         "pubsub_emulator_host",
-        SettingKind::Text,
+        SettingKind::Text("HOST:PORT"),
         "",
         &["PUBSUB_EMULATOR_HOST"],
         "host:port of a Pub/Sub emulator: plain text, no credentials",
     ),
     key(
         "pubsub_endpoint",
-        SettingKind::Text,
+        SettingKind::Text("URL"),
         "https://pubsub.googleapis.com",
         &[],
         "Pub/Sub endpoint. Use a regional one, https://REGION-pubsub.googleapis.com: Pub/Sub keeps \
@@ -199,7 +240,7 @@ pub const KEYS: &[SettingKey] = &[
     ),
     key(
         "on_bad_event",
-        SettingKind::Text,
+        SettingKind::Choice(&["quarantine_key", "quarantine_event", "halt"]),
         "quarantine_key",
         &[],
         "What to do with an event that can never be published: `quarantine_key` quarantines it and \
@@ -208,7 +249,7 @@ pub const KEYS: &[SettingKey] = &[
     ),
     key(
         "dead_letter_topic",
-        SettingKind::Text,
+        SettingKind::Text("TOPIC"),
         "",
         &[],
         "Topic that receives a copy of each quarantined bad event, with the reason in its attributes",
@@ -270,14 +311,14 @@ pub const KEYS: &[SettingKey] = &[
     ),
     key(
         "http_addr",
-        SettingKind::Text,
+        SettingKind::Text("ADDRESS:PORT|off"),
         "127.0.0.1:9464",
         &[],
         "Address of /metrics, /livez, /readyz and /status, and of the page with graphs; `off` opens no port",
     ),
     key(
         "http_token",
-        SettingKind::Text,
+        SettingKind::Text("TOKEN"),
         "",
         &[],
         "Whoever opens the page must know this token. Without a token the page is served on a \
@@ -285,10 +326,11 @@ pub const KEYS: &[SettingKey] = &[
     ),
     key(
         "log_format",
-        SettingKind::Text,
+        SettingKind::Choice(&["text", "json", "cloud_logging"]),
         "text",
         &[],
-        "`text` or `json`; RUST_LOG sets the level",
+        "Form of the log: `text`, `json`, or `cloud_logging` (JSON with the field names of Google Cloud \
+         Logging, so that it shows severities). RUST_LOG sets the level",
     ),
 ];
 
@@ -297,10 +339,10 @@ pub(super) fn find(name: &str) -> Option<&'static SettingKey> {
     KEYS.iter().find(|key| key.name == name)
 }
 
-/// The known name most similar to a misspelt one, if any is similar enough.
-pub(super) fn nearest(name: &str) -> Option<&'static str> {
-    KEYS.iter()
-        .map(|key| (edit_distance(name, key.name), key.name))
+/// The name among `known` that is most similar to a misspelt one, if any is similar enough.
+pub(super) fn nearest<'k>(name: &str, known: impl Iterator<Item = &'k str>) -> Option<&'k str> {
+    known
+        .map(|key| (edit_distance(name, key), key))
         .filter(|(distance, key)| *distance <= 1 + key.len() / 4)
         .min()
         .map(|(_, key)| key)
@@ -312,6 +354,7 @@ mod tests {
 
     #[test]
     fn a_misspelt_name_finds_the_most_similar_setting() {
+        let nearest = |name| nearest(name, KEYS.iter().map(|key| key.name));
         assert_eq!(nearest("publicaton"), Some("publication"));
         assert_eq!(nearest("in_flight_mb"), Some("in_flight_mib"));
         assert_eq!(nearest("colour"), None);

@@ -1,15 +1,18 @@
 //! Merges the sources of settings: defaults, file, environment, flags.
 //!
-//! The result is one TOML table; the parent module interprets the values.
+//! The result is one checked value per setting, with the place that set it, for errors. The parent module
+//! interprets the values; `file` reads the file.
 
+use std::collections::BTreeMap;
 use std::ffi::OsString;
-use std::path::Path;
 
-use toml::{Table, Value};
+use toml::Value;
 
+use super::choices::{ByWord, by_word};
 use super::keys::{self, KEYS, SettingKey, SettingKind};
 use crate::environment::Environment;
-use crate::error::{Code, Error, Result, shown_path};
+use crate::error::{Code, Error, Result};
+use crate::mapping::TableSettings;
 use crate::postgres::is_connection_variable;
 
 /// Variables with the prefix `POSTRIDER_` that are not settings.
@@ -46,48 +49,144 @@ fn is_read(name: &str) -> bool {
         || is_connection_variable(name)
 }
 
-/// Reads the file; `[[tables]]` stays unparsed.
-pub(super) fn file(path: &Path) -> Result<Table> {
-    let invalid = |what: String| Error::new(Code::SettingInvalid, what);
-    let text = std::fs::read_to_string(path)
-        .map_err(|e| invalid(format!("cannot read {}", shown_path(path))).caused_by(e))?;
-    let table: Table = text.parse().map_err(|e: toml::de::Error| {
-        invalid(format!("{}: {}", shown_path(path), e.message())).hint(format!(
-            "correct the TOML syntax{}",
-            e.span()
-                .map(|s| format!(" near byte {}", s.start))
-                .unwrap_or_default()
-        ))
-    })?;
-    for name in table.keys().filter(|name| *name != "tables") {
-        if keys::find(name).is_none() {
-            return Err(unknown(name, &shown_path(path)));
-        }
-    }
-    Ok(table)
+/// A value, and the place that set it, such as `relay.toml:3:8` or `POSTRIDER_SLOT`.
+#[derive(Debug)]
+struct SetValue {
+    value: Value,
+    /// `None` for a default.
+    place: Option<String>,
 }
 
-/// Merges the environment into `table`.
-pub(super) fn environment(table: &mut Table, env: &Environment) -> Result<()> {
-    for variable in env.keys().filter(|v| v.starts_with("POSTRIDER_")) {
-        let name = variable["POSTRIDER_".len()..].to_lowercase();
-        let is_other = OTHER_VARIABLES.contains(&variable.as_str()) || is_service_link(&name);
-        if keys::find(&name).is_none() && !is_other {
-            return Err(unknown(&name, &format!("environment variable {variable}")));
+/// A `[[tables]]` section, and its place in the file.
+#[derive(Debug)]
+pub(super) struct TableSection {
+    pub(super) settings: TableSettings,
+    pub(super) place: String,
+}
+
+/// The values that are set. A later layer replaces the values of an earlier one.
+#[derive(Debug, Default)]
+pub(super) struct Layers {
+    values: BTreeMap<&'static str, SetValue>,
+    /// The `[[tables]]` of the file, if it has any.
+    pub(super) tables: Option<Vec<TableSection>>,
+}
+
+impl Layers {
+    /// Sets a value from the file, after checking its kind and bound.
+    pub(super) fn set(
+        &mut self,
+        key: &'static SettingKey,
+        value: Value,
+        place: String,
+    ) -> Result<()> {
+        if !is_allowed(key, &value) {
+            return Err(invalid(key, &place));
+        }
+        let place = Some(place);
+        self.values.insert(key.name, SetValue { value, place });
+        Ok(())
+    }
+
+    fn set_text(&mut self, key: &'static SettingKey, text: &str, place: String) -> Result<()> {
+        match parsed(key, text) {
+            Some(value) => self.set(key, value, place),
+            None => Err(invalid(key, &place)),
         }
     }
-    for key in KEYS {
-        let names = std::iter::once(key.variable()).chain(key.aliases.iter().map(|a| (*a).into()));
-        let found = names.into_iter().find_map(|name| {
-            env.get(&name)
-                .filter(|text| !text.is_empty())
-                .map(|text| (name, text))
-        });
-        if let Some((name, text)) = found {
-            table.insert(key.name.into(), parse(key, text, &name)?);
+
+    /// Merges the environment.
+    pub(super) fn add_environment(&mut self, env: &Environment) -> Result<()> {
+        for variable in env.keys().filter(|v| v.starts_with("POSTRIDER_")) {
+            let name = variable["POSTRIDER_".len()..].to_lowercase();
+            let is_other = OTHER_VARIABLES.contains(&variable.as_str()) || is_service_link(&name);
+            if keys::find(&name).is_none() && !is_other {
+                return Err(unknown(&name, &format!("environment variable {variable}")));
+            }
+        }
+        for key in KEYS {
+            let aliases = key.aliases.iter().map(|alias| (*alias).to_owned());
+            let found = std::iter::once(key.variable())
+                .chain(aliases)
+                .find_map(|name| {
+                    let text = env.get(&name).filter(|text| !text.is_empty())?;
+                    Some((name, text))
+                });
+            if let Some((name, text)) = found {
+                self.set_text(key, text, name)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Merges one flag.
+    pub(super) fn add_flag(&mut self, name: &str, text: &str) -> Result<()> {
+        let key = keys::find(name).expect("invariant: flags are made from the table of keys");
+        self.set_text(key, text, format!("--{}", key.flag()))
+    }
+
+    /// Adds the defaults of settings that are not set.
+    pub(super) fn add_defaults(&mut self) {
+        for key in KEYS.iter().filter(|key| !key.default.is_empty()) {
+            self.values.entry(key.name).or_insert_with(|| SetValue {
+                value: parsed(key, key.default).expect("invariant: defaults are valid"),
+                place: None,
+            });
         }
     }
-    Ok(())
+
+    /// Whether a layer sets this setting.
+    pub(super) fn is_set(&self, name: &str) -> bool {
+        self.values.contains_key(name)
+    }
+
+    /// The text of a setting; empty if it is not set.
+    pub(super) fn text(&self, name: &str) -> &str {
+        let value = self.values.get(name).and_then(|set| set.value.as_str());
+        value.unwrap_or_default()
+    }
+
+    /// The number of a setting that has a default.
+    pub(super) fn number(&self, name: &str) -> u64 {
+        let value = self.values.get(name).and_then(|set| set.value.as_integer());
+        u64::try_from(value.expect("invariant: numbers have a default"))
+            .expect("invariant: the value was checked")
+    }
+
+    /// Whether a setting is `true`.
+    pub(super) fn switch(&self, name: &str) -> bool {
+        let value = self.values.get(name).and_then(|set| set.value.as_bool());
+        value.unwrap_or_default()
+    }
+
+    /// The option that a setting with a default chooses.
+    pub(super) fn choice<T: ByWord>(&self, name: &str) -> T {
+        by_word(self.text(name)).expect("invariant: the word was checked")
+    }
+
+    /// The text of a setting, read as another type.
+    pub(super) fn parsed<T>(&self, name: &str) -> Result<T>
+    where
+        T: std::str::FromStr<Err: std::error::Error + Send + Sync + 'static>,
+    {
+        let read = self.text(name).parse();
+        read.map_err(|e| self.invalid(name).caused_by(e))
+    }
+
+    /// The error that the value of a setting is not valid. The value itself is not shown.
+    pub(super) fn invalid(&self, name: &str) -> Error {
+        self.error(name, &format!("setting `{name}` is not valid"))
+    }
+
+    /// `setting-invalid` with the place that set this setting.
+    pub(super) fn error(&self, name: &str, what: &str) -> Error {
+        let place = self.values.get(name).and_then(|set| set.place.as_deref());
+        let what = match place {
+            Some(place) => format!("{place}: {what}"),
+            None => what.to_owned(),
+        };
+        Error::new(Code::SettingInvalid, what)
+    }
 }
 
 /// Whether Kubernetes sets this variable for a Service named `postrider`.
@@ -95,74 +194,49 @@ fn is_service_link(name: &str) -> bool {
     name == "port" || name.starts_with("port_") || name.starts_with("service_")
 }
 
-/// Merges one flag into `table`.
-pub(super) fn flag(table: &mut Table, key: &SettingKey, text: &str) -> Result<()> {
-    table.insert(
-        key.name.into(),
-        parse(key, text, &format!("--{}", key.flag()))?,
-    );
-    Ok(())
-}
-
-/// Adds the defaults of settings that are not set.
-pub(super) fn defaults(table: &mut Table) -> Result<()> {
-    for key in KEYS.iter().filter(|key| !key.default.is_empty()) {
-        if !table.contains_key(key.name) {
-            table.insert(key.name.into(), parse(key, key.default, "default")?);
-        }
-    }
-    Ok(())
-}
-
-/// Checks kind and bound of a value.
-pub(super) fn check(key: &SettingKey, value: &Value, place: &str) -> Result<()> {
-    let fits = match (key.kind, value) {
-        (SettingKind::Text, Value::String(_)) | (SettingKind::Switch, Value::Boolean(_)) => true,
+/// Whether a value has the setting's kind and is within its bound.
+fn is_allowed(key: &SettingKey, value: &Value) -> bool {
+    match (key.kind, value) {
+        (SettingKind::Text(_), Value::String(_)) | (SettingKind::Switch, Value::Boolean(_)) => true,
+        (SettingKind::Choice(words), Value::String(word)) => words.contains(&word.as_str()),
         (SettingKind::Number(min, max), Value::Integer(n)) => {
             u64::try_from(*n).is_ok_and(|n| (min..=max).contains(&n))
         }
         _ => false,
-    };
-    if fits {
-        Ok(())
-    } else {
-        Err(invalid(key, place))
     }
 }
 
-fn parse(key: &SettingKey, text: &str, place: &str) -> Result<Value> {
-    let value = match key.kind {
-        SettingKind::Text => Value::String(text.into()),
-        SettingKind::Number(..) => Value::Integer(text.parse().map_err(|_| invalid(key, place))?),
-        SettingKind::Switch => Value::Boolean(match text {
-            "true" | "1" | "on" | "yes" => true,
-            "false" | "0" | "off" | "no" => false,
-            _ => return Err(invalid(key, place)),
-        }),
-    };
-    check(key, &value, place)?;
-    Ok(value)
+/// The value of a text from the environment or a flag, if it has the setting's kind.
+fn parsed(key: &SettingKey, text: &str) -> Option<Value> {
+    match key.kind {
+        SettingKind::Text(_) | SettingKind::Choice(_) => Some(Value::String(text.into())),
+        SettingKind::Number(..) => text.parse().ok().map(Value::Integer),
+        SettingKind::Switch => match text {
+            "true" | "1" | "on" | "yes" => Some(Value::Boolean(true)),
+            "false" | "0" | "off" | "no" => Some(Value::Boolean(false)),
+            _ => None,
+        },
+    }
 }
 
 // The value itself is not shown: it may be a URL with a password.
 fn invalid(key: &SettingKey, place: &str) -> Error {
-    let wanted = match key.kind {
-        SettingKind::Text => "a text".into(),
-        SettingKind::Number(min, max) => format!("a whole number from {min} to {max}"),
-        SettingKind::Switch => "true or false".into(),
-    };
-    Error::new(
-        Code::SettingInvalid,
-        format!("{place}: setting `{}` must be {wanted}", key.name),
-    )
+    let wanted = key.kind.wanted();
+    let what = format!("{place}: setting `{}` must be {wanted}", key.name);
+    let error = Error::new(Code::SettingInvalid, what);
+    match key.kind {
+        SettingKind::Choice(_) => error.hint(format!("use {wanted}")),
+        SettingKind::Text(_) | SettingKind::Number(..) | SettingKind::Switch => error,
+    }
 }
 
-fn unknown(name: &str, place: &str) -> Error {
+/// The error for an unknown name at the top of the file or in a variable.
+pub(super) fn unknown(name: &str, place: &str) -> Error {
     let error = Error::new(
         Code::SettingUnknown,
         format!("{place}: unknown setting `{name}`"),
     );
-    match keys::nearest(name) {
+    match keys::nearest(name, KEYS.iter().map(|key| key.name)) {
         Some(known) => error.hint(format!("did you mean `{known}`?")),
         None => error,
     }
@@ -177,6 +251,10 @@ mod tests {
             .iter()
             .map(|(k, v)| ((*k).into(), (*v).into()))
             .collect()
+    }
+
+    fn refused(pairs: &[(&str, &str)]) -> Error {
+        Layers::default().add_environment(&env(pairs)).unwrap_err()
     }
 
     #[test]
@@ -207,19 +285,18 @@ mod tests {
 
     #[test]
     fn our_own_variable_wins_over_the_standard_one() {
-        let mut table = Table::new();
+        let mut layers = Layers::default();
         let env = env(&[
             ("PUBSUB_PROJECT_ID", "standard"),
             ("POSTRIDER_PROJECT", "ours"),
         ]);
-        environment(&mut table, &env).unwrap();
-        assert_eq!(table["project"].as_str(), Some("ours"));
+        layers.add_environment(&env).unwrap();
+        assert_eq!(layers.text("project"), "ours");
     }
 
     #[test]
     fn an_unknown_variable_is_an_error_that_names_a_similar_setting() {
-        let error =
-            environment(&mut Table::new(), &env(&[("POSTRIDER_PUBLICATON", "x")])).unwrap_err();
+        let error = refused(&[("POSTRIDER_PUBLICATON", "x")]);
         assert_eq!(error.code(), Code::SettingUnknown);
         assert!(error.hint_text().contains("`publication`"));
     }
@@ -230,25 +307,39 @@ mod tests {
             ("POSTRIDER_PORT", "tcp://1"),
             ("POSTRIDER_SERVICE_HOST", "10.0.0.1"),
         ];
-        environment(&mut Table::new(), &env(&links)).unwrap();
+        Layers::default().add_environment(&env(&links)).unwrap();
     }
 
     #[test]
     fn a_number_out_of_its_bound_is_refused_without_showing_the_value() {
-        let error = environment(
-            &mut Table::new(),
-            &env(&[("POSTRIDER_IN_FLIGHT_MIB", "99999")]),
-        )
-        .unwrap_err();
+        let error = refused(&[("POSTRIDER_IN_FLIGHT_MIB", "99999")]);
         assert_eq!(error.code(), Code::SettingInvalid);
-        assert!(error.what().contains("from 1 to 4096"));
+        assert_eq!(
+            error.what(),
+            "POSTRIDER_IN_FLIGHT_MIB: setting `in_flight_mib` must be a whole number from 1 to 4096"
+        );
         assert!(!error.to_string().contains("99999"));
     }
 
     #[test]
+    fn a_choice_is_refused_with_the_words_that_are_allowed() {
+        let error = refused(&[("POSTRIDER_START", "hunter2")]);
+        assert_eq!(
+            error.what(),
+            "POSTRIDER_START: setting `start` must be `new` or `all`"
+        );
+        assert_eq!(error.hint_text(), "use `new` or `all`");
+    }
+
+    #[test]
     fn every_default_is_valid() {
-        let mut table = Table::new();
-        defaults(&mut table).unwrap();
-        assert_eq!(table["slot"].as_str(), Some("postrider"));
+        for key in KEYS.iter().filter(|key| !key.default.is_empty()) {
+            let value = parsed(key, key.default);
+            assert!(
+                value.is_some_and(|value| is_allowed(key, &value)),
+                "{}",
+                key.name
+            );
+        }
     }
 }

@@ -5,8 +5,10 @@
 //! shows the value of `database_url`, which may contain a password.
 
 mod choices;
+mod file;
 mod keys;
 mod layers;
+mod table_keys;
 
 use std::collections::HashSet;
 use std::net::SocketAddr;
@@ -17,16 +19,17 @@ use std::time::Duration;
 use sha2::{Digest, Sha256};
 use slot_manager::SlotName;
 use slot_manager::publication::CapturedTable;
-use toml::{Table, Value};
 
-pub use choices::{Dispatch, Endpoint, OnBadEvent, OnLoss, Start};
+pub use choices::{Dispatch, Endpoint, LogFormat, OnBadEvent, OnLoss, Start};
 pub use keys::{KEYS, SettingKey, SettingKind};
 pub(crate) use layers::environment_of as environment;
+pub use table_keys::{COLUMN_KEYS, TABLE_KEYS, TableKey, TableKeyKind};
 
 use crate::environment::Environment;
 use crate::error::{Code, Error, Result};
-use crate::mapping::TableSettings;
+use crate::mapping::{TableSettings, TimeZone};
 use crate::postgres::Target;
+use layers::{Layers, TableSection};
 
 /// All settings, checked.
 #[derive(Debug, Clone)]
@@ -75,8 +78,8 @@ pub struct Settings {
     pub http_addr: Option<SocketAddr>,
     /// What a browser must know to see the page.
     pub http_token: AccessToken,
-    /// Whether to log JSON.
-    pub log_json: bool,
+    /// The form of the log.
+    pub log_format: LogFormat,
 }
 
 /// A shared secret. Its text is never shown.
@@ -113,79 +116,50 @@ impl Settings {
         env: &Environment,
         flags: &[(String, String)],
     ) -> Result<Self> {
-        let mut table = match file {
-            Some(path) => layers::file(path)?,
-            None => Table::new(),
+        let mut layers = match file {
+            Some(path) => file::read(path)?,
+            None => Layers::default(),
         };
-        layers::environment(&mut table, env)?;
+        layers.add_environment(env)?;
         for (name, text) in flags {
-            let key = keys::find(name).expect("invariant: flags are made from the table of keys");
-            layers::flag(&mut table, key, text)?;
+            layers.add_flag(name, text)?;
         }
-        refuse_settings_of_one_table(&table)?;
-        layers::defaults(&mut table)?;
-        for key in KEYS {
-            if let Some(value) = table.get(key.name) {
-                layers::check(key, value, "settings file")?;
-            }
-        }
-        Self::from_table(&table, env)
+        refuse_settings_of_one_table(&layers)?;
+        layers.add_defaults();
+        Self::from_layers(layers, env)
     }
 
-    fn from_table(table: &Table, env: &Environment) -> Result<Self> {
-        let text = |name: &str| table.get(name).and_then(Value::as_str).unwrap_or_default();
-        let seconds = |name: &str| Duration::from_secs(number(table, name));
-        let switch = |name: &str| table.get(name).and_then(Value::as_bool).unwrap_or_default();
+    fn from_layers(mut layers: Layers, env: &Environment) -> Result<Self> {
+        let tables = tables(&mut layers)?;
+        let seconds = |name: &str| Duration::from_secs(layers.number(name));
         let settings = Settings {
-            database: database(text("database_url"), text("password_command"), env)?,
-            slot: text("slot")
-                .parse()
-                .map_err(|e| setting_invalid("slot").caused_by(e))?,
-            publication: text("publication").to_owned(),
-            slot_failover: switch("slot_failover"),
-            start: match text("start") {
-                "new" => Start::New,
-                "all" => Start::All,
-                _ => return Err(setting_invalid("start").hint("use `new` or `all`")),
-            },
-            slot_on_loss: match text("slot_on_loss") {
-                "recover" => OnLoss::Recover,
-                "stop" => OnLoss::Stop,
-                _ => return Err(setting_invalid("slot_on_loss").hint("use `recover` or `stop`")),
-            },
-            dispatch: Dispatch::named(text("dispatch"))
-                .ok_or_else(|| setting_invalid("dispatch").hint("use `full` or `exceptions`"))?,
-            tables: tables(table)?,
-            project: project(text("project"))?,
-            pubsub: endpoint(text("pubsub_emulator_host"), text("pubsub_endpoint"))?,
-            create_topics: switch("create_topics"),
-            on_bad_event: match text("on_bad_event") {
-                "quarantine_key" => OnBadEvent::QuarantineKey,
-                "quarantine_event" => OnBadEvent::QuarantineEvent,
-                "halt" => OnBadEvent::Halt,
-                _ => {
-                    return Err(setting_invalid("on_bad_event")
-                        .hint("use `quarantine_key`, `quarantine_event` or `halt`"));
-                }
-            },
-            dead_letter_topic: text("dead_letter_topic").to_owned(),
-            pubsub_channels: number(table, "pubsub_channels") as usize,
+            database: database(&layers, env)?,
+            slot: layers.parsed("slot")?,
+            publication: layers.text("publication").to_owned(),
+            slot_failover: layers.switch("slot_failover"),
+            start: layers.choice("start"),
+            slot_on_loss: layers.choice("slot_on_loss"),
+            dispatch: layers.choice("dispatch"),
+            tables,
+            project: project(&layers)?,
+            pubsub: endpoint(&layers)?,
+            create_topics: layers.switch("create_topics"),
+            on_bad_event: layers.choice("on_bad_event"),
+            dead_letter_topic: layers.text("dead_letter_topic").to_owned(),
+            pubsub_channels: layers.number("pubsub_channels") as usize,
             publish_timeout: seconds("publish_timeout_s"),
-            in_flight_requests: number(table, "in_flight_requests") as usize,
-            in_flight_bytes: (number(table, "in_flight_mib") as usize) << 20,
+            in_flight_requests: layers.number("in_flight_requests") as usize,
+            in_flight_bytes: (layers.number("in_flight_mib") as usize) << 20,
             wal_sender_timeout: seconds("wal_sender_timeout_s"),
             start_timeout: seconds("start_timeout_s"),
             shutdown_timeout: seconds("shutdown_timeout_s"),
-            http_addr: http_addr(text("http_addr"))?,
-            http_token: AccessToken(text("http_token").to_owned()),
-            log_json: match text("log_format") {
-                "json" => true,
-                "text" => false,
-                _ => return Err(setting_invalid("log_format").hint("use `text` or `json`")),
-            },
+            http_addr: http_addr(&layers)?,
+            http_token: AccessToken(layers.text("http_token").to_owned()),
+            log_format: layers.choice("log_format"),
         };
         if settings.publish_timeout * 4 >= settings.wal_sender_timeout {
-            return Err(setting_invalid("publish_timeout_s")
+            return Err(layers
+                .invalid("publish_timeout_s")
                 .hint("publish_timeout_s must be less than a quarter of wal_sender_timeout_s"));
         }
         Ok(settings)
@@ -234,11 +208,6 @@ impl Settings {
     }
 }
 
-fn number(table: &Table, name: &str) -> u64 {
-    let value = table.get(name).and_then(Value::as_integer);
-    u64::try_from(value.expect("invariant: numbers have a default")).expect("invariant: checked")
-}
-
 fn setting_invalid(name: &str) -> Error {
     Error::new(
         Code::SettingInvalid,
@@ -247,11 +216,12 @@ fn setting_invalid(name: &str) -> Error {
 }
 
 /// The database, and the command that prints its password.
-fn database(url: &str, password_command: &str, env: &Environment) -> Result<Option<Target>> {
-    let mut target = Target::from_settings(url, env)?;
+fn database(layers: &Layers, env: &Environment) -> Result<Option<Target>> {
+    let mut target = Target::from_settings(layers.text("database_url"), env)?;
+    let password_command = layers.text("password_command");
     if let Some(target) = target.as_mut().filter(|_| !password_command.is_empty()) {
         if target.password.is_some() {
-            return Err(setting_invalid("password_command").hint(
+            return Err(layers.invalid("password_command").hint(
                 "remove the password from DATABASE_URL and PGPASSWORD, or remove password_command",
             ));
         }
@@ -264,80 +234,76 @@ fn database(url: &str, password_command: &str, env: &Environment) -> Result<Opti
 const OF_ONE_TABLE: [&str; 5] = ["table", "topic", "ordering", "envelope", "time_zone"];
 
 /// `[[tables]]` of the file, or the single table that the plain settings describe.
-fn tables(table: &Table) -> Result<Vec<TableSettings>> {
-    let invalid = |e: toml::de::Error| {
-        Error::new(
-            Code::SettingInvalid,
-            format!("the settings of the tables: {}", e.message()),
-        )
+fn tables(layers: &mut Layers) -> Result<Vec<TableSettings>> {
+    let Some(sections) = layers.tables.take() else {
+        return Ok(vec![TableSettings {
+            table: layers.parsed("table")?,
+            topic: layers.parsed("topic")?,
+            ordering: layers.parsed("ordering")?,
+            envelope: layers.parsed("envelope")?,
+            time_zone: TimeZone::named(layers.text("time_zone")),
+            ..TableSettings::default()
+        }]);
     };
-    let tables: Vec<TableSettings> = match table.get("tables") {
-        Some(list) => list.clone().try_into().map_err(invalid)?,
-        None => {
-            let mut one = Table::new();
-            for name in OF_ONE_TABLE {
-                if let Some(value) = table.get(name) {
-                    one.insert(name.into(), value.clone());
-                }
-            }
-            vec![one.try_into().map_err(invalid)?]
-        }
-    };
-    if tables.is_empty() {
-        return Err(setting_invalid("tables").hint("name at least one table in [[tables]]"));
-    }
     let mut names = HashSet::new();
-    match tables.iter().find(|table| !names.insert(&table.table)) {
-        Some(twice) => Err(Error::new(
+    match sections
+        .iter()
+        .find(|section| !names.insert(&section.settings.table))
+    {
+        Some(TableSection { settings, place }) => Err(Error::new(
             Code::SettingInvalid,
-            format!("[[tables]] names table {} twice", twice.table),
+            format!("{place}: [[tables]] names table {} twice", settings.table),
         )
         .hint("put all settings of a table into one [[tables]] section")),
-        None => Ok(tables),
+        None => Ok(sections
+            .into_iter()
+            .map(|section| section.settings)
+            .collect()),
     }
 }
 
 /// Refuses the settings of a single table together with [[tables]], where they would have no effect.
-fn refuse_settings_of_one_table(set: &Table) -> Result<()> {
-    if !set.contains_key("tables") {
+fn refuse_settings_of_one_table(layers: &Layers) -> Result<()> {
+    if layers.tables.is_none() {
         return Ok(());
     }
-    match OF_ONE_TABLE.into_iter().find(|name| set.contains_key(*name)) {
-        Some(name) => Err(Error::new(
-            Code::SettingInvalid,
-            format!("setting `{name}` has no effect together with [[tables]]"),
-        )
-        .hint(format!(
-            "set it in each [[tables]] section instead; remove `{name}` from the top of the file and \
-             POSTRIDER_{} from the environment",
-            name.to_uppercase()
-        ))),
+    match OF_ONE_TABLE.into_iter().find(|name| layers.is_set(name)) {
+        Some(name) => {
+            let what = format!("setting `{name}` has no effect together with [[tables]]");
+            let hint = format!("remove it there, and set `{name}` in each [[tables]] section");
+            Err(layers.error(name, &what).hint(hint))
+        }
         None => Ok(()),
     }
 }
 
 /// Checks the project; empty if not set. Pub/Sub answers a malformed project in the same way as a bad
 /// message, so without this check the relay would quarantine events for it.
-fn project(text: &str) -> Result<String> {
+fn project(layers: &Layers) -> Result<String> {
+    let text = layers.text("project");
     if text.is_empty() || crate::mapping::limits::is_project_id(text) {
         Ok(text.to_owned())
     } else {
-        Err(setting_invalid("project").hint(
+        Err(layers.invalid("project").hint(
             "use the project's id, such as my-project-123: lower-case letters, digits, hyphens",
         ))
     }
 }
 
-fn endpoint(emulator: &str, service: &str) -> Result<Endpoint> {
+fn endpoint(layers: &Layers) -> Result<Endpoint> {
+    let emulator = layers.text("pubsub_emulator_host");
     if !emulator.is_empty() {
         let host = emulator.trim_start_matches("http://").trim_end_matches('/');
         return match format!("http://{host}").parse::<tonic::codegen::http::Uri>() {
             Ok(uri) if uri.port().is_some() && !host.contains('@') => {
                 Ok(Endpoint::Emulator(host.to_owned()))
             }
-            _ => Err(setting_invalid("pubsub_emulator_host").hint("write it as host:port")),
+            _ => Err(layers
+                .invalid("pubsub_emulator_host")
+                .hint("write it as host:port")),
         };
     }
+    let service = layers.text("pubsub_endpoint");
     match service.parse::<tonic::codegen::http::Uri>() {
         // A user and password would have no effect, and would appear in messages.
         Ok(uri)
@@ -354,15 +320,14 @@ fn endpoint(emulator: &str, service: &str) -> Result<Endpoint> {
     }
 }
 
-fn http_addr(text: &str) -> Result<Option<SocketAddr>> {
-    if text == "off" {
+fn http_addr(layers: &Layers) -> Result<Option<SocketAddr>> {
+    if layers.text("http_addr") == "off" {
         return Ok(None);
     }
-    text.parse().map(Some).map_err(|e| {
-        setting_invalid("http_addr")
-            .caused_by(e)
-            .hint("write it as ADDRESS:PORT, or `off`")
-    })
+    layers
+        .parsed("http_addr")
+        .map(Some)
+        .map_err(|error| error.hint("write it as ADDRESS:PORT, or `off`"))
 }
 
 #[cfg(test)]

@@ -1,6 +1,7 @@
 //! Layers and checks, tested with settings as a user would write them.
 
 use super::*;
+use crate::mapping::TimeZone;
 
 fn load(pairs: &[(&str, &str)]) -> Result<Settings> {
     let env = pairs
@@ -150,7 +151,6 @@ fn settings_of_a_single_table_are_refused_together_with_tables() {
 
 #[test]
 fn time_zone_accepts_only_utc_and_local() {
-    use crate::mapping::TimeZone;
     let of = |settings: Settings| settings.tables[0].time_zone;
     assert_eq!(of(load(&[]).unwrap()), None);
     let utc = load(&[("POSTRIDER_TIME_ZONE", "UTC")]).unwrap();
@@ -159,4 +159,96 @@ fn time_zone_accepts_only_utc_and_local() {
     assert_eq!(of(local), Some(TimeZone::Local));
     let error = load(&[("POSTRIDER_TIME_ZONE", "Europe/Berlin")]).unwrap_err();
     assert_eq!(error.code(), Code::SettingInvalid);
+}
+
+/// What is wrong with a file, without its name, and the hint.
+fn refused(toml: &str) -> (String, String) {
+    let error = load_file(toml, &[]).unwrap_err();
+    let (_, place) = error.what().split_once(':').unwrap();
+    (place.to_owned(), error.hint_text().to_owned())
+}
+
+#[test]
+fn a_misspelt_name_in_the_file_has_its_place_and_a_suggestion() {
+    for (toml, what, hint) in [
+        (
+            "slot = 'a'\n  slott = 'b'\n",
+            "2:3: unknown setting `slott`",
+            "did you mean `slot`?",
+        ),
+        (
+            "[[tables]]\ntable = 'a.b'\n\n[[tables]]\ntabel = 'a.c'\n",
+            "5:1: unknown setting `tabel` in [[tables]]",
+            "did you mean `table`?",
+        ),
+        (
+            "[[tables]]\ncolumns = { vesrion = 'v' }\n",
+            "2:13: unknown setting `vesrion` in `columns` of [[tables]]",
+            "did you mean `version`?",
+        ),
+        (
+            "columns = {}\n",
+            "1:1: unknown setting `columns`",
+            "write `columns` in a [[tables]] section",
+        ),
+    ] {
+        let (place, hinted) = refused(toml);
+        assert_eq!((place.as_str(), hinted.as_str()), (what, hint));
+    }
+    let (_, hint) = refused("[[tables]]\nhello = 1\n");
+    assert!(hint.contains("topic_rules"), "{hint}");
+}
+
+#[test]
+fn a_wrong_value_in_the_file_has_its_place() {
+    for (toml, what) in [
+        (
+            "slot = 'a'\nslot_failover = 'hunter2'\n",
+            "2:17: setting `slot_failover` must be",
+        ),
+        ("slot = 'Hunter2'\n", "1:8: setting `slot` is not valid"),
+        ("project = 'a b'\n", "1:11: setting `project` is not valid"),
+        (
+            "slot = 'ä' # ü\nstart = 'hunter2'\n",
+            "2:9: setting `start` must be `new` or `all`",
+        ),
+        ("slot = hunter2\n", "1:8: "),
+        ("tables = []\n", "1:10: `tables` is empty"),
+        (
+            "tables = [1]\n",
+            "1:11: a table of `tables` must be a section",
+        ),
+        (
+            "[[tables]]\nenvelope = 'xml'\n",
+            "2:12: setting `envelope` in [[tables]]: \"xml\" is not an envelope",
+        ),
+        (
+            "[[tables]]\n[tables.columns]\nid = 7\n",
+            "3:6: setting `columns.id` in [[tables]]: invalid type",
+        ),
+        (
+            "[[tables]]\ntable = 'a.b'\n[[tables]]\ntable = 'a.b'\n",
+            "4:9: [[tables]] names table a.b twice",
+        ),
+        (
+            "slot = 'a'\ntopic = 'b'\n[[tables]]\ntable = 'a.b'\n",
+            "2:9: setting `topic` has no effect together with [[tables]]",
+        ),
+    ] {
+        let (place, _) = refused(toml);
+        assert!(place.starts_with(what), "{toml}: {place}");
+        assert!(!place.contains("unter2"), "{place}");
+    }
+}
+
+#[test]
+fn a_choice_is_read_by_its_word() {
+    let json = load(&[("POSTRIDER_LOG_FORMAT", "cloud_logging")]).unwrap();
+    assert_eq!(json.log_format, LogFormat::CloudLogging);
+    let all = load(&[
+        ("POSTRIDER_START", "all"),
+        ("POSTRIDER_SLOT_ON_LOSS", "stop"),
+    ])
+    .unwrap();
+    assert_eq!((all.start, all.slot_on_loss), (Start::All, OnLoss::Stop));
 }

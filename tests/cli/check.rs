@@ -154,7 +154,7 @@ async fn check_reports_a_capture_table_that_the_relay_could_not_use() {
         .await;
     let url = database.url_as(&role);
     let ran = check(&database, &host, &[("DATABASE_URL", &url)]).await;
-    let finding = ran.finding("capture-table-not-writable");
+    let finding = ran.finding("privilege-missing");
     assert_eq!(finding["severity"], "error");
     database.execute(finding["remedy"].as_str().unwrap()).await;
     let ran = check(&database, &host, &[("DATABASE_URL", &url)]).await;
@@ -163,11 +163,11 @@ async fn check_reports_a_capture_table_that_the_relay_could_not_use() {
         .execute("alter table outbox.capture enable row level security")
         .await;
     let ran = check(&database, &host, &[("DATABASE_URL", &url)]).await;
-    let what = ran.finding("table-rows-hidden")["what"].to_string();
+    let what = ran.finding("privilege-missing")["what"].to_string();
     assert_contains(&what, "outbox.capture");
     database.execute("drop table outbox.capture").await;
     let ran = check(&database, &host, &[("DATABASE_URL", &url)]).await;
-    assert_eq!(ran.finding("capture-table-missing")["severity"], "error");
+    assert_eq!(ran.finding("schema-missing")["severity"], "error");
 }
 
 #[tokio::test]
@@ -181,7 +181,7 @@ async fn errors_in_the_database_come_with_a_remedy() {
         "create publication",
     );
     assert_contains(
-        &ran.finding("dispatch-table-missing")["remedy"].to_string(),
+        &ran.finding("schema-missing")["remedy"].to_string(),
         "init --apply",
     );
 
@@ -225,11 +225,11 @@ async fn check_names_the_rights_that_a_role_lacks() {
     .await;
     ran.assert_status(2);
     assert_contains(
-        &ran.finding("replication-right-missing")["remedy"].to_string(),
+        &ran.finding("replication-right")["remedy"].to_string(),
         &role,
     );
     assert_contains(
-        &ran.finding("table-not-readable")["remedy"].to_string(),
+        &ran.finding("privilege-missing")["remedy"].to_string(),
         "grant",
     );
 }
@@ -285,6 +285,12 @@ async fn offline_only_the_settings_are_checked() {
     let ran = postrider(&["check", "--offline", "--json"], &settings[..1]).await;
     ran.assert_status(2);
     assert_eq!(ran.json()["worst"], "error");
+    let dead_letters = [("POSTRIDER_DEAD_LETTER_TOPIC", "no good")];
+    let with_topic = [&settings[..], &dead_letters].concat();
+    let ran = postrider(&["check", "--offline", "--json"], &with_topic).await;
+    ran.assert_status(2);
+    let what = ran.finding("setting-invalid")["what"].to_string();
+    assert_contains(&what, "dead_letter_topic");
     let ran = postrider(&["check", "--offline", "--orderin", "none"], &settings).await;
     ran.assert_status(2);
     assert_contains(&ran.stderr, "--ordering");

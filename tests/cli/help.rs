@@ -28,6 +28,89 @@ async fn the_help_of_every_command_has_an_example() {
     }
 }
 
+/// Every command with its help, and the flags of settings in it.
+async fn helps(flag: &str, columns: &str) -> Vec<(String, String)> {
+    let mut commands = vec![String::new()];
+    let mut helps = Vec::new();
+    while let Some(name) = commands.pop() {
+        let args: Vec<&str> = name.split_whitespace().chain([flag]).collect();
+        let ran = postrider(&args, &[("COLUMNS", columns)]).await;
+        ran.assert_status(0);
+        let listed = ran.stdout.split_once("Commands:\n").map(|(_, rest)| rest);
+        let listed = listed.and_then(|rest| rest.split("\n\n").next());
+        let lines = listed.unwrap_or_default().lines();
+        // Deeper lines continue a description.
+        let names = lines.filter(|line| line.starts_with("  ") && !line.starts_with("   "));
+        let names = names.filter_map(|line| line.split_whitespace().next());
+        commands.extend(
+            names
+                .filter(|inner| *inner != "help")
+                .map(|inner| format!("{name} {inner}")),
+        );
+        helps.push((name.trim().to_owned(), ran.stdout));
+    }
+    assert!(helps.len() > 20, "only {} commands", helps.len());
+    helps
+}
+
+#[tokio::test]
+async fn a_setting_is_in_the_help_of_the_commands_that_use_it() {
+    for (command, help) in helps("--help", "100").await {
+        let has = |flag: &str| help.contains(&format!("      --{flag} <"));
+        let uses_all = ["run", "check"].contains(&command.as_str());
+        assert_eq!(has("in-flight-mib"), uses_all, "{command}");
+        let is_plain = ["", "quarantine", "explain", "completions"].contains(&command.as_str());
+        assert_eq!(has("database-url"), !is_plain, "{command}");
+        let uses_no_settings = ["explain", "completions"].contains(&command.as_str());
+        assert_eq!(has("config"), !uses_no_settings, "{command}");
+        if has("dispatch") {
+            assert_contains(&help, "[possible values: full, exceptions]");
+        }
+        let settings = help.split_once("\nSettings:\n");
+        let lines = settings.map_or(0, |(_, settings)| settings.lines().count());
+        let longest = if uses_all { 160 } else { 50 };
+        assert!(lines < longest, "{command}: {lines}\n{help}");
+    }
+}
+
+#[tokio::test]
+async fn the_short_help_has_a_few_lines_for_each_setting() {
+    for (command, help) in helps("-h", "100").await {
+        assert!(help.lines().count() < 80, "{command}: {help}");
+        assert!(!help.contains("POSTRIDER_SLOT,"), "{command}: {help}");
+    }
+}
+
+#[tokio::test]
+async fn help_fits_a_terminal_of_60_columns() {
+    for flag in ["-h", "--help"] {
+        for (command, help) in helps(flag, "60").await {
+            for line in help.lines() {
+                // A single word, such as a long flag, cannot be wrapped.
+                let is_word = line.split_whitespace().count() <= 2;
+                let fits = line.chars().count() <= 60;
+                assert!(fits || is_word, "{command} {flag}: {line}");
+            }
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_flag_that_a_command_does_not_use_is_refused() {
+    let ran = postrider(&["status", "--in-flight-mib", "8"], &[]).await;
+    ran.assert_status(2);
+    assert_contains(&ran.stderr, "does not use the setting `--in-flight-mib`");
+    let ran = postrider(&["--slot", "a", "run"], &[]).await;
+    ran.assert_status(2);
+    assert_contains(&ran.stderr, "postrider run --slot");
+    let ran = postrider(&["run", "--start", "nothing"], &[]).await;
+    ran.assert_status(2);
+    assert_contains(
+        &ran.stderr,
+        "--start: setting `start` must be `new` or `all`",
+    );
+}
+
 #[tokio::test]
 async fn init_prints_the_whole_script_without_a_database() {
     let ran = postrider(

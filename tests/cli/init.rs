@@ -102,7 +102,7 @@ async fn a_relay_user_gets_its_rights_and_a_note_of_those_it_still_needs() {
     let init = ["init", "--apply", "--json", "--relay-user", &role];
     let ran = database.run(&init).await;
     ran.assert_status(1);
-    let remedy = ran.finding("replication-right-missing")["remedy"].to_string();
+    let remedy = ran.finding("replication-right")["remedy"].to_string();
     assert_contains(&remedy, &format!("alter role {role} with replication"));
 
     database
@@ -204,7 +204,7 @@ async fn without_logical_wal_everything_except_the_slot_is_created() {
     let url = server.url("postgres");
     let ran = postrider(&["init", "--apply", "--json"], &[("DATABASE_URL", &url)]).await;
     ran.assert_status(1);
-    let remedy = ran.finding("wal-level-not-logical")["remedy"].to_string();
+    let remedy = ran.finding("wal-level")["remedy"].to_string();
     assert_contains(&remedy, "alter system set wal_level = 'logical'");
     let client = connect(&url).await;
     execute(
@@ -232,7 +232,7 @@ async fn an_owner_without_replication_gets_everything_except_the_slot() {
         .run_with(&["init", "--apply", "--json"], &[("DATABASE_URL", &url)])
         .await;
     ran.assert_status(1);
-    ran.finding("replication-right-missing");
+    ran.finding("replication-right");
     assert_eq!(
         database
             .number("select count(*) from outbox.migrations")

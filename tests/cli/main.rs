@@ -8,6 +8,7 @@ mod bad_input;
 mod check;
 mod delivery;
 mod event;
+mod explain;
 mod help;
 mod init;
 mod prune;

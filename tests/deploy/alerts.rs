@@ -1,5 +1,5 @@
 //! Every alert has a section of the runbook and a test. That the metrics of the rules exist is a test
-//! of `tests/docs.rs`.
+//! of `tests/docs/main.rs`.
 
 use std::collections::BTreeSet;
 

@@ -8,8 +8,7 @@ mod kubernetes;
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use clap::CommandFactory;
-use postrider::cli::Cli;
+use postrider::cli::command;
 use postrider::environment::Environment;
 use postrider::error::{Code, Disposition};
 use postrider::settings::{KEYS, Settings};
@@ -22,7 +21,12 @@ const VERSION: &str = env!("CARGO_PKG_VERSION");
 
 /// Variables with the prefix that are no settings: read by the command line, by the build and by
 /// deploy/compose.yaml.
-const NO_SETTINGS: [&str; 3] = ["POSTRIDER_CONFIG", "POSTRIDER_COMMIT", "POSTRIDER_IMAGE"];
+const NO_SETTINGS: [&str; 4] = [
+    "POSTRIDER_CONFIG",
+    "POSTRIDER_COMMIT",
+    "POSTRIDER_COMMIT_DATE",
+    "POSTRIDER_IMAGE",
+];
 
 /// Other variables of a container that the relay reads, as docs/reference/settings.md says.
 const OTHER_VARIABLES: [&str; 2] = ["RUST_LOG", "GOOGLE_APPLICATION_CREDENTIALS"];
@@ -62,7 +66,7 @@ fn every_yaml_toml_and_json_file_can_be_parsed() {
     let assets = package["assets"].as_array().expect("assets");
     for asset in assets {
         let file = asset[0].as_str().expect("a path");
-        let is_built = file.starts_with("target/release/");
+        let is_built = file.starts_with("target/");
         assert!(is_built || root().join(file).exists(), "no {file}");
     }
     let units = package["systemd-units"]["unit-scripts"].as_str();
@@ -180,7 +184,7 @@ fn every_wait_for_a_shutdown_is_longer_than_the_relay_takes() {
 
 /// Checks one call of the program, such as `postrider init --apply`.
 fn check_call(name: &str, words: &[String]) {
-    let mut command = Cli::command();
+    let mut command = command();
     let mut words = words.iter().peekable();
     while let Some(word) = words.next_if(|word| !word.starts_with('-')) {
         if !command.has_subcommands() {
@@ -195,14 +199,9 @@ fn check_call(name: &str, words: &[String]) {
             .split('=')
             .next()
             .unwrap_or_default();
-        let is_setting = KEYS.iter().any(|key| key.flag() == flag);
-        let is_flag = command
-            .get_arguments()
-            .any(|arg| arg.get_long() == Some(flag));
-        assert!(
-            is_setting || is_flag || flag == "config",
-            "{name} calls it with {word}"
-        );
+        let mut flags = command.get_arguments();
+        let is_flag = flags.any(|arg| arg.get_long() == Some(flag));
+        assert!(is_flag || flag == "config", "{name} calls it with {word}");
     }
 }
 
@@ -264,6 +263,30 @@ fn systemd_restarts_the_relay_after_every_exit_whose_cause_can_pass() {
                 "{status} is also the exit code of {code}"
             );
         }
+    }
+}
+
+#[test]
+fn the_exit_codes_of_the_page_and_of_the_unit_are_those_of_the_errors() {
+    // A row of the table, and a line of the unit's comment: a status, then codes of errors.
+    let row = Regex::new(r"(?m)^\| ([1-5]) \| [^|]* \| (`[^|]*) \|").expect("a pattern");
+    let line = Regex::new(r"(?m)^#   ([1-5]): .*\(([a-z, -]+)\)$").expect("a pattern");
+    let used: BTreeSet<u8> = Code::ALL.iter().map(|code| code.exit_status()).collect();
+    for (name, pattern) in [
+        ("docs/reference/exit-codes.md", row),
+        ("deploy/postrider.service", line),
+    ] {
+        let text = read(name);
+        let mut listed = BTreeSet::new();
+        for found in pattern.captures_iter(&text) {
+            let status: u8 = found[1].parse().expect("a number");
+            for code in found[2].split(", ").map(|code| code.trim_matches('`')) {
+                let code: Code = code.parse().unwrap_or_else(|e| panic!("{name}: {e}"));
+                assert_eq!(code.exit_status(), status, "{name}: {code}");
+            }
+            listed.insert(status);
+        }
+        assert_eq!(listed, used, "{name}");
     }
 }
 

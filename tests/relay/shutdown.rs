@@ -143,7 +143,7 @@ async fn sigterm_while_pubsub_does_not_answer_and_a_second_sigterm_exits_at_once
     relay.wait_for_log("a second signal ends at once").await;
     let began = Instant::now();
     relay.terminate();
-    assert_eq!(relay.wait().await.code(), Some(1));
+    assert_eq!(relay.wait().await.code(), Some(130));
     assert!(began.elapsed() < Duration::from_secs(5));
     emulator.faults().lift_all();
     the_next_one_delivers_all(&database, &emulator).await;

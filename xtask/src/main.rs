@@ -7,6 +7,7 @@ mod ci;
 mod deploy;
 mod forward;
 mod instructions;
+mod man;
 mod pg_matrix;
 mod settings_doc;
 
@@ -42,11 +43,14 @@ enum Command {
     /// limit
     #[command(disable_help_flag = true)]
     Memory(Forwarded),
+    /// Write the manual pages of the commands to target/man
+    Man,
     /// Run the suites that need a server on every supported major of PostgreSQL
     PgMatrix(pg_matrix::PgMatrixArgs),
-    /// Write docs/reference/settings.md from the table of settings in src/settings/keys.rs
+    /// Write docs/reference/settings.md and settings.schema.json from the table of settings in
+    /// src/settings/keys.rs
     SettingsDoc {
-        /// Only check whether the file is up to date
+        /// Only check whether the files are up to date
         #[arg(long)]
         check: bool,
     },
@@ -60,6 +64,7 @@ fn main() -> ExitCode {
         Command::Instructions(args) => instructions::run(&args),
         Command::Deploy(args) => deploy::run(&args),
         Command::Memory(args) => forward::run("bench", &["memory"], &args),
+        Command::Man => man::run(),
         Command::PgMatrix(args) => pg_matrix::run(&args),
         Command::SettingsDoc { check } => settings_doc::run(check),
     };

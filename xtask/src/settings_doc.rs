@@ -1,6 +1,7 @@
-//! `cargo xtask settings-doc`: writes or checks `docs/reference/settings.md`.
+//! `cargo xtask settings-doc`: writes or checks `docs/reference/settings.md` and
+//! `docs/reference/settings.schema.json`.
 //!
-//! The page is rendered by a test of the root package (`tests/docs.rs`), which can access the table
+//! Tests of the root package (`tests/docs/settings.rs`) render both, because they can access the table
 //! of settings. So xtask need not build the whole program just to check the formatting.
 
 use xtask::step;
@@ -20,7 +21,7 @@ pub(crate) fn run(check: bool) -> Result<(), String> {
     if check {
         test.env_remove(UPDATE_VARIABLE);
     } else {
-        test.args(["settings_page"]).env(UPDATE_VARIABLE, "1");
+        test.args(["the_settings_"]).env(UPDATE_VARIABLE, "1");
     }
     step::run(test)
 }

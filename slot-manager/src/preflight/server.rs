@@ -11,7 +11,7 @@ const SMALL_KEEP_SIZE_MB: i64 = 1024;
 pub(super) fn version(major: u32) -> Finding {
     if major < OLDEST_MAJOR {
         return Finding::error(
-            "server-too-old",
+            "postgres-version",
             format!("the server is PostgreSQL {major}"),
             format!("upgrade it to PostgreSQL {OLDEST_MAJOR} or newer"),
         );
@@ -56,7 +56,7 @@ fn standby(facts: &Facts) -> Finding {
         return Finding::ok("primary", "the server is a primary");
     }
     Finding::error(
-        "server-is-standby",
+        "postgres-standby",
         "the server is a standby: outcomes cannot be recorded on it",
         "connect to the primary (libpq: target_session_attrs=read-write)",
     )
@@ -68,7 +68,7 @@ fn wal_level(facts: &Facts) -> Finding {
         return Finding::ok("wal-level", "wal_level is logical");
     }
     Finding::error(
-        "wal-level-not-logical",
+        "wal-level",
         format!("wal_level is {level}"),
         "alter system set wal_level = 'logical', then restart the server (Amazon RDS: \
          rds.logical_replication = 1; Cloud SQL: flag cloudsql.logical_decoding = on)",
@@ -82,7 +82,7 @@ fn replication_right(facts: &Facts) -> Finding {
     }
     let quoted = quoted_identifier(role);
     Finding::error(
-        "replication-right-missing",
+        "replication-right",
         format!("role {role} may not replicate"),
         format!(
             "alter role {quoted} with replication (Amazon RDS: grant rds_replication to {quoted})"

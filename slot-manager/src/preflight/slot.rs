@@ -30,7 +30,7 @@ fn missing(facts: &Facts, name: &SlotName) -> Finding {
         .unwrap_or(i64::MAX);
     if facts.slot_count >= limit {
         return Finding::error(
-            "slot-cannot-be-created",
+            "replication-slots-used-up",
             format!("slot {name} does not exist and all {limit} replication slots are in use"),
             "drop a slot that is not needed, or raise max_replication_slots and restart the server",
         );
@@ -43,13 +43,8 @@ fn missing(facts: &Facts, name: &SlotName) -> Finding {
 }
 
 fn not_ours(name: &SlotName, error: &SlotError) -> Finding {
-    let code = match error {
-        SlotError::PhysicalSlot { .. } => "slot-is-physical",
-        SlotError::OtherDatabase { .. } => "slot-of-other-database",
-        _ => "slot-of-other-plugin",
-    };
     Finding::error(
-        code,
+        "slot-foreign",
         error.to_string(),
         format!("choose a name other than {name} for the slot"),
     )

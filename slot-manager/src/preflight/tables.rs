@@ -2,7 +2,7 @@
 
 use super::Expectation;
 use super::facts::{Facts, TableRights};
-use crate::publication::{Problem, PublicationState};
+use crate::publication::PublicationState;
 use crate::{Finding, QualifiedName, quoted_identifier};
 
 pub(super) fn check_publication(state: &PublicationState) -> Vec<Finding> {
@@ -10,7 +10,7 @@ pub(super) fn check_publication(state: &PublicationState) -> Vec<Finding> {
     let mut findings: Vec<Finding> = state
         .problems()
         .iter()
-        .map(|problem| Finding::error(problem_code(problem), problem.to_string(), problem.remedy()))
+        .map(|problem| Finding::error(problem.code(), problem.to_string(), problem.remedy()))
         .collect();
     if findings.is_empty() {
         let what = format!("publication {name} carries every captured table");
@@ -27,23 +27,6 @@ pub(super) fn check_publication(state: &PublicationState) -> Vec<Finding> {
         ));
     }
     findings
-}
-
-fn problem_code(problem: &Problem) -> &'static str {
-    match problem {
-        Problem::PublicationMissing { .. } => "publication-missing",
-        Problem::InsertsNotPublished { .. } => "publication-without-inserts",
-        Problem::TableMissing { .. } => "table-missing",
-        Problem::ColumnsMissing { .. } => "column-missing",
-        Problem::Inherited { .. } => "table-inherited",
-        Problem::NotStreamed { .. } => "table-not-streamed",
-        Problem::CapturedTwice { .. } => "table-captured-twice",
-        Problem::ColumnsGenerated { .. } => "column-generated",
-        Problem::NotViaPartitionRoot { .. } => "publication-not-via-root",
-        Problem::TableNotPublished { .. } => "table-not-published",
-        Problem::RowFilter { .. } => "publication-row-filter",
-        Problem::ColumnsNotPublished { .. } => "publication-column-list",
-    }
 }
 
 pub(super) fn check_rights(facts: &Facts, expectation: &Expectation) -> Vec<Finding> {
@@ -70,7 +53,7 @@ pub(super) fn check_rights(facts: &Facts, expectation: &Expectation) -> Vec<Find
 fn hidden_rows(role: &str, table: &QualifiedName, rights: &TableRights) -> Option<Finding> {
     rights.hides_rows.then(|| {
         Finding::error(
-            "table-rows-hidden",
+            "privilege-missing",
             format!(
                 "row-level security of {table} applies to role {role}: events missing from the \
                  stream could not be published from the table"
@@ -93,44 +76,36 @@ fn captured_table(role: &str, table: &QualifiedName, rights: &TableRights) -> Op
         None => Finding::ok("table-readable", format!("role {role} may read {table}")),
         Some(remedy) => {
             let what = format!("role {role} may not read {table}");
-            Finding::error("table-not-readable", what, remedy)
+            Finding::error("privilege-missing", what, remedy)
         }
     })
 }
 
-/// A table that the relay writes: its finding codes, and whether the relay updates rows.
+/// A table that the relay writes: the name of its check, and whether the relay updates rows.
 struct OwnTable {
-    ok: &'static str,
-    missing: &'static str,
-    not_writable: &'static str,
+    check: &'static str,
     is_updated: bool,
 }
 
 const DISPATCH: OwnTable = OwnTable {
-    ok: "dispatch-table",
-    missing: "dispatch-table-missing",
-    not_writable: "dispatch-table-not-writable",
+    check: "dispatch-table",
     is_updated: false,
 };
 
 const RELAY: OwnTable = OwnTable {
-    ok: "relay-table",
-    missing: "relay-table-missing",
-    not_writable: "relay-table-not-writable",
+    check: "relay-table",
     is_updated: true,
 };
 
 const CAPTURE: OwnTable = OwnTable {
-    ok: "capture-table",
-    missing: "capture-table-missing",
-    not_writable: "capture-table-not-writable",
+    check: "capture-table",
     is_updated: true,
 };
 
 fn own_table(role: &str, table: &QualifiedName, rights: &TableRights, own: &OwnTable) -> Finding {
     if !rights.exists {
         return Finding::error(
-            own.missing,
+            "schema-missing",
             format!("table {table} does not exist"),
             "run `postrider init --apply` as the owner of the database",
         );
@@ -141,9 +116,9 @@ fn own_table(role: &str, table: &QualifiedName, rights: &TableRights, own: &OwnT
         ("update", rights.may_update || !own.is_updated),
     ];
     match grants(role, table, rights, &wanted) {
-        None => Finding::ok(own.ok, format!("role {role} may write {table}")),
+        None => Finding::ok(own.check, format!("role {role} may write {table}")),
         Some(remedy) => Finding::error(
-            own.not_writable,
+            "privilege-missing",
             format!("role {role} may not write {table}"),
             remedy,
         ),

@@ -200,6 +200,24 @@ fn publishing_columns(
 }
 
 impl Problem {
+    /// The code of the error and of the finding.
+    #[must_use]
+    pub fn code(&self) -> &'static str {
+        match self {
+            Self::PublicationMissing { .. } => "publication-missing",
+            Self::TableMissing { .. } => "schema-missing",
+            Self::ColumnsMissing { .. } | Self::ColumnsGenerated { .. } => "column-missing",
+            Self::InsertsNotPublished { .. }
+            | Self::NotViaPartitionRoot { .. }
+            | Self::TableNotPublished { .. }
+            | Self::RowFilter { .. }
+            | Self::Inherited { .. }
+            | Self::NotStreamed { .. }
+            | Self::CapturedTwice { .. }
+            | Self::ColumnsNotPublished { .. } => "publication-drift",
+        }
+    }
+
     /// The SQL or the change that fixes it, to be run as the owner of the publication.
     #[must_use]
     pub fn remedy(&self) -> String {

@@ -112,9 +112,9 @@ async fn an_empty_database_lacks_publication_and_tables() {
     let found = findings(&client, &database).await;
     let expected = [
         "publication-missing",
-        "dispatch-table-missing",
-        "relay-table-missing",
-        "capture-table-missing",
+        "schema-missing",
+        "schema-missing",
+        "schema-missing",
     ];
     assert_eq!(errors(&found), expected, "{found:#?}");
 }
@@ -129,11 +129,11 @@ async fn the_remedies_for_a_role_without_rights_grant_everything_it_needs() {
     let relay = connect(&url).await;
     let found = findings(&relay, &database).await;
     let expected = [
-        "replication-right-missing",
-        "table-not-readable",
-        "dispatch-table-not-writable",
-        "relay-table-not-writable",
-        "capture-table-not-writable",
+        "replication-right",
+        "privilege-missing",
+        "privilege-missing",
+        "privilege-missing",
+        "privilege-missing",
     ];
     assert_eq!(errors(&found), expected, "{found:#?}");
     let recommended = with_code(&found, "statistics-right-missing");
@@ -157,19 +157,24 @@ async fn row_level_security_that_applies_to_the_role_is_reported_with_its_remedy
         let sql = format!("alter table outbox.{table} enable row level security");
         run(&client, &sql).await;
     }
-    let code = "table-rows-hidden";
+    // Rights are missing, too; these findings are about the rows.
+    let hidden = |found: &[Finding]| -> Vec<Finding> {
+        let about_rows = found.iter().filter(|finding| {
+            finding.code == "privilege-missing" && finding.what.contains("row-level security")
+        });
+        about_rows.cloned().collect()
+    };
     // Row-level security does not apply to a superuser.
-    assert!(!errors(&findings(&client, &database).await).contains(&code));
+    assert_eq!(hidden(&findings(&client, &database).await), []);
     run(&client, &format!(r#"create role "{database} rls" login"#)).await;
     let url = shared_server().url(&database);
     let relay = connect(&url.replace("postgres@", &format!("{database}%20rls@"))).await;
-    let found = findings(&relay, &database).await;
-    let hidden = || found.iter().filter(|finding| finding.code == code);
-    assert_eq!(hidden().count(), 3, "{found:#?}");
-    let remedy = hidden().next().unwrap().remedy.as_deref();
+    let found = hidden(&findings(&relay, &database).await);
+    assert_eq!(found.len(), 3, "{found:#?}");
+    let remedy = found[0].remedy.as_deref();
     let (sql, _hint) = remedy.expect("a remedy").split_once(" (").unwrap();
     run(&client, sql).await;
-    assert!(!errors(&findings(&relay, &database).await).contains(&code));
+    assert_eq!(hidden(&findings(&relay, &database).await), []);
 }
 
 #[tokio::test]
@@ -188,10 +193,7 @@ async fn harmful_settings_are_reported() {
     )
     .await;
     let found = findings(&client, "postrider").await;
-    assert_eq!(
-        with_code(&found, "wal-level-not-logical").severity,
-        Severity::Error
-    );
+    assert_eq!(with_code(&found, "wal-level").severity, Severity::Error);
     assert_eq!(
         with_code(&found, "slot-wal-limit-small").severity,
         Severity::Warning
@@ -200,14 +202,12 @@ async fn harmful_settings_are_reported() {
         with_code(&found, "wal-sender-timeout-off").severity,
         Severity::Info
     );
-    assert_eq!(
-        with_code(&found, "replication-slots-used-up").severity,
-        Severity::Warning
-    );
-    assert_eq!(
-        with_code(&found, "slot-cannot-be-created").severity,
-        Severity::Error
-    );
+    // A warning about the server, and an error because the relay's slot cannot be created.
+    let used_up = found
+        .iter()
+        .filter(|f| f.code == "replication-slots-used-up");
+    let severities: Vec<Severity> = used_up.map(|f| f.severity).collect();
+    assert_eq!(severities, [Severity::Warning, Severity::Error]);
     // One free walsender is enough.
     assert_eq!(with_code(&found, "wal-senders").severity, Severity::Ok);
 }
@@ -245,10 +245,7 @@ async fn a_slot_of_the_wrong_kind_or_database_is_an_error() {
     slots::create(&other_client, &name, CreateOptions::default(), PATIENCE)
         .await
         .expect("create");
-    assert_eq!(
-        errors(&findings(&client, &other).await),
-        ["slot-of-other-database"]
-    );
+    assert_eq!(errors(&findings(&client, &other).await), ["slot-foreign"]);
     let physical = format!("{database}_physical");
     run(
         &client,
@@ -257,7 +254,7 @@ async fn a_slot_of_the_wrong_kind_or_database_is_an_error() {
     .await;
     assert_eq!(
         errors(&findings(&client, &physical).await),
-        ["slot-is-physical"]
+        ["slot-foreign"]
     );
 }
 
@@ -280,7 +277,7 @@ async fn a_publication_with_other_changes_or_without_the_table_is_reported() {
     .await;
     assert_eq!(
         errors(&findings(&client, &database).await),
-        ["table-not-published"]
+        ["publication-drift"]
     );
     run(&client, "alter table outbox.events rename payload to body").await;
     assert_eq!(
@@ -296,7 +293,7 @@ async fn a_standby_is_refused() {
     primary.stop(StopMode::Fast, PATIENCE).expect("stop");
     let standby = builder().standby_of(&primary).start().expect("standby");
     let found = findings(&superuser(&standby).await, "postrider").await;
-    assert_eq!(errors(&found), ["server-is-standby"], "{found:#?}");
+    assert_eq!(errors(&found), ["postgres-standby"], "{found:#?}");
 }
 
 #[tokio::test]

@@ -17,7 +17,7 @@ use slot_manager::{Finding, QualifiedName, Severity};
 
 use super::findings::{Findings, finding, from_error};
 use super::{output, recover};
-use crate::error::Result;
+use crate::error::{Code, Result};
 use crate::postgres::connect;
 use crate::session::plan;
 use crate::session::publication::untraced;
@@ -80,7 +80,11 @@ fn check_settings(settings: &Settings) -> Findings {
     );
     let mut checked = vec![finding(Severity::Ok, "settings", what)];
     checked.extend(settings.database().err().as_ref().map(from_error));
-    checked.extend(settings.project().err().as_ref().map(from_error));
+    match settings.project() {
+        // A topic's name needs the project.
+        Ok(_) => checked.extend(settings.dead_letter_topic().err().as_ref().map(from_error)),
+        Err(error) => checked.push(from_error(&error)),
+    }
     let mut findings = Findings::default();
     findings.section("Settings", checked);
     findings
@@ -119,7 +123,7 @@ async fn check_database(settings: &Settings) -> Result<(Vec<Finding>, Vec<String
     let mut findings = preflight::check(&sql, &expectation).await?;
     if findings
         .iter()
-        .any(|finding| finding.code == "server-too-old")
+        .any(|finding| finding.code == Code::PostgresVersion.name())
     {
         return Ok((findings, Vec::new()));
     }
@@ -166,8 +170,16 @@ fn with_a_lost_slot(findings: &mut Vec<Finding>, lost: Option<Finding>) {
 /// Checks that the server accepts a replication session. Skipped if a relay reads from the slot: it has
 /// such a session, and there may be no walsender for a second one.
 async fn replication_session(settings: &Settings, known: &[Finding]) -> Result<Option<Finding>> {
-    let has = |code| known.iter().any(|finding| finding.code == code);
-    if has("slot-held") || has("replication-right-missing") || has("wal-senders-used-up") {
+    let reasons = [
+        Code::SlotHeld,
+        Code::ReplicationRight,
+        Code::WalSendersUsedUp,
+    ];
+    // A check that passed may have the code as its name.
+    let mut problems = known
+        .iter()
+        .filter(|finding| finding.severity != Severity::Ok);
+    if problems.any(|finding| reasons.iter().any(|code| code.name() == finding.code)) {
         return Ok(None);
     }
     let probed = source::probe(settings.database()?, "postrider check").await;

@@ -107,7 +107,7 @@ async fn endpoint(client: &TopicAdmin, project: &str) -> Finding {
         // Only the project in the probe's name can be malformed.
         Code::EventRefused => finding_with_remedy(
             Severity::Error,
-            "project-invalid",
+            "setting-invalid",
             format!("Pub/Sub refuses project {project}: {error}"),
             "set PUBSUB_PROJECT_ID to the project's id (not its name or number)",
         ),

@@ -285,7 +285,7 @@ async fn grant(sql: &Sql, name: &str) -> Result<Vec<Finding>> {
     if !may_replicate {
         findings.push(finding_with_remedy(
             Severity::Warning,
-            "replication-right-missing",
+            "replication-right",
             format!("role {name} may not replicate, and REPLICATION is never inherited"),
             format!(
                 "as a superuser (from PostgreSQL 16 on also a role with CREATEROLE and \

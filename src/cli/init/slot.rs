@@ -56,7 +56,7 @@ pub(super) async fn ensure(
         }
         Err(SlotError::WalLevel { wal_level }) => Ok(finding_with_remedy(
             Severity::Warning,
-            "wal-level-not-logical",
+            "wal-level",
             format!("slot {name} was not created: wal_level is {wal_level}"),
             "alter system set wal_level = 'logical', restart the server (Amazon RDS: \
              rds.logical_replication = 1; Cloud SQL: flag cloudsql.logical_decoding = on), then \
@@ -64,7 +64,7 @@ pub(super) async fn ensure(
         )),
         Err(SlotError::NoReplicationRight { .. }) => Ok(finding_with_remedy(
             Severity::Warning,
-            "replication-right-missing",
+            "replication-right",
             format!("slot {name} was not created: this role may not replicate"),
             "run `postrider slot create` as the relay's role; rows committed before that are not \
              streamed",

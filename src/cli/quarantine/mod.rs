@@ -31,32 +31,31 @@ pub(super) struct QuarantineArgs {
 #[derive(Debug, Subcommand)]
 enum QuarantineAction {
     /// List the keys with events in quarantine: how many, since when, and why
-    ///
-    /// Example: postrider quarantine list --topic order.events --json
-    #[command(verbatim_doc_comment)]
+    #[command(after_long_help = "\
+Example:
+  postrider quarantine list --topic order.events --json")]
     List(list::QuarantineListArgs),
     /// Show one event: its state, its error, and how many events wait behind it
-    ///
-    /// Example: postrider quarantine show 0190163d-8694-739b-aea5-966c26f8ad91
-    #[command(verbatim_doc_comment)]
+    #[command(after_long_help = "\
+Example:
+  postrider quarantine show 0190163d-8694-739b-aea5-966c26f8ad91")]
     Show(show::QuarantineShowArgs),
     /// Release events: publish them after all, in the order of their keys
     ///
     /// A running relay publishes them within seconds, before any later event of their key. An event
     /// that fails again returns to quarantine, with the events behind it.
-    ///
-    /// Examples:
-    ///   postrider quarantine release 0190163d-8694-739b-aea5-966c26f8ad91
-    ///   postrider quarantine release --key order-17 --topic order.events
-    ///   postrider quarantine release --all
-    #[command(verbatim_doc_comment)]
+    #[command(after_long_help = "\
+Examples:
+  postrider quarantine release 0190163d-8694-739b-aea5-966c26f8ad91
+  postrider quarantine release --key order-17 --topic order.events
+  postrider quarantine release --all")]
     Release(change::ReleaseArgs),
     /// Discard events: they are never published. Their rows stay, with the state `discarded`
     ///
     /// Discard the bad event, then release its key to publish the events behind it.
-    ///
-    /// Example: postrider quarantine discard 0190163d-8694-739b-aea5-966c26f8ad91 --yes
-    #[command(verbatim_doc_comment)]
+    #[command(after_long_help = "\
+Example:
+  postrider quarantine discard 0190163d-8694-739b-aea5-966c26f8ad91 --yes")]
     Discard(change::DiscardArgs),
 }
 

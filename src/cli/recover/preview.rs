@@ -196,8 +196,9 @@ impl Topic {
 fn text(preview: &Preview<'_>, situation: &Situation) -> String {
     let mut text = match &situation.why {
         Some(Why { name, what, .. }) => format!(
-            "slot {}: recovery is needed ({name}): {what}\n\n",
-            preview.slot_name
+            "slot {}: recovery is needed ({name}): {}\n\n",
+            preview.slot_name,
+            printable(what)
         ),
         None => format!("slot {}: recovery is not needed\n\n", preview.slot_name),
     };

@@ -7,6 +7,7 @@ use slot_manager::{Slot, slots};
 use super::{STATEMENT_TIMEOUT, session};
 use crate::cli::{figures, output};
 use crate::error::Result;
+use crate::printable::printable;
 use crate::settings::Settings;
 
 /// The arguments of `postrider slot list`.
@@ -55,10 +56,15 @@ fn row(slot: &Slot) -> [String; 7] {
     ]
 }
 
-/// Columns as wide as their longest value; the last one is not padded.
+/// Columns as wide as their longest value; the last one is not padded. A database may have any name, so
+/// the values are escaped.
 fn aligned(rows: &[[String; 7]]) -> String {
     let headings = HEADINGS.map(str::to_owned);
-    let all = || std::iter::once(&headings).chain(rows);
+    let escaped = rows
+        .iter()
+        .map(|row| row.each_ref().map(|cell| printable(cell).into_owned()));
+    let rows: Vec<[String; 7]> = escaped.collect();
+    let all = || std::iter::once(&headings).chain(&rows);
     let width = |i: usize| all().map(|row| row[i].chars().count()).max().unwrap_or(0);
     let widths: Vec<usize> = (0..HEADINGS.len()).map(width).collect();
     all()
@@ -81,7 +87,7 @@ mod tests {
         let row = [
             "a_long_slot_name",
             "pgoutput",
-            "shop",
+            "shop\u{1b}[2J",
             "reserved",
             "0 B",
             "56 B",
@@ -91,5 +97,6 @@ mod tests {
         let lines: Vec<&str> = text.lines().collect();
         assert_eq!(lines[0].find("PLUGIN"), lines[1].find("pgoutput"));
         assert_eq!(lines[0].find("READER"), lines[1].find("none"));
+        assert!(lines[1].contains("shop\\u{1b}[2J"), "{text:?}");
     }
 }

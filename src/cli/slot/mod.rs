@@ -39,32 +39,32 @@ enum SlotAction {
     /// Show one slot: health, what to do, lag, reader, retained WAL and the cause
     ///
     /// The exit code is suitable for alerts: 0 ok, 1 warning, 2 critical, 3 missing or unknown.
-    ///
-    /// Example: postrider slot show --warn-bytes 256MB --critical-bytes 2GB --warn-seconds 60
-    #[command(verbatim_doc_comment)]
+    #[command(after_long_help = "\
+Example:
+  postrider slot show --warn-bytes 256MB --critical-bytes 2GB --warn-seconds 60")]
     Show(show::ShowArgs),
     /// List every slot of the cluster
-    ///
-    /// Example: postrider slot list --json
-    #[command(verbatim_doc_comment)]
+    #[command(after_long_help = "\
+Example:
+  postrider slot list --json")]
     List(list::SlotListArgs),
     /// Create the slot: rows committed from then on are delivered
     ///
     /// The publication must exist first. Waits until all transactions that are running now have
     /// ended. `postrider init --apply` also creates the slot.
-    ///
-    /// Example: postrider slot create --slot postrider
-    #[command(verbatim_doc_comment)]
+    #[command(after_long_help = "\
+Example:
+  postrider slot create --slot postrider")]
     Create(change::CreateArgs),
     /// Drop the slot: releases its WAL; undelivered events are no longer streamed
-    ///
-    /// Example: postrider slot drop --yes
-    #[command(verbatim_doc_comment)]
+    #[command(after_long_help = "\
+Example:
+  postrider slot drop --yes")]
     Drop(change::DropArgs),
     /// Move the slot forward without delivering the events in between
-    ///
-    /// Example: postrider slot advance --to 16/B374D848 --yes
-    #[command(verbatim_doc_comment)]
+    #[command(after_long_help = "\
+Example:
+  postrider slot advance --to 16/B374D848 --yes")]
     Advance(change::AdvanceArgs),
 }
 

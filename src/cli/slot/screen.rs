@@ -7,6 +7,7 @@ use slot_manager::{Slot, WalStatus};
 
 use crate::cli::figures;
 use crate::cli::paint::Paint;
+use crate::cli::wrap::wrapped;
 use crate::condition::TopicCondition;
 use crate::ops::slot::{Rates, SlotLook};
 use crate::printable::printable;
@@ -15,64 +16,77 @@ use crate::settings::Dispatch;
 /// Width of the labels.
 const LABEL: usize = 10;
 
-pub(super) fn text(look: &SlotLook, paint: Paint) -> String {
-    let SlotLook { name, cluster, .. } = look;
+/// The whole text, wrapped at `width`.
+pub(super) fn text(look: &SlotLook, paint: Paint, width: Option<usize>) -> String {
     let verdict = look.verdict();
     let mut text = format!(
-        "slot {name}, database {}, PostgreSQL {}\n\n",
-        cluster.database,
-        cluster.major_version()
+        "slot {}, database {}, PostgreSQL {}\n\n",
+        look.name,
+        printable(&look.cluster.database),
+        look.cluster.major_version()
     );
-    let mut line = |label: &str, value: &str| text += &format!("{label:LABEL$}  {value}\n");
-    let word = paint.severity(verdict.severity, &verdict.name.to_uppercase());
-    line(
+    let word = verdict.name.to_uppercase();
+    let painted = paint.severity(verdict.severity, &word);
+    let health = value_text(&format!("{word}: {}", verdict.meaning), width);
+    // The word is in the first line, and takes more bytes than columns when it is painted.
+    text += &format!(
+        "{:LABEL$}  {}\n",
         "health",
-        &format!("{word}: {}", printable(&verdict.meaning)),
+        health.replacen(&word, &painted, 1)
     );
-    if let Some(remedy) = verdict.remedy {
-        line("do", &printable(&remedy));
-    }
-    if let Some(condition) = look
-        .relay
-        .as_ref()
-        .and_then(|relay| relay.condition.as_ref())
-    {
-        for topic in &condition.topics {
-            line("topic", &printable(&topic_line(topic)));
-        }
-    }
-    let relay = look.relay.as_ref();
-    if let Some(why) = relay.and_then(|relay| relay.recovering.as_deref()) {
-        let why = printable(why);
-        let text = format!("due or running ({why}): rows from the tables are published first");
-        line("recovery", &text);
-    }
-    if relay.is_some_and(|relay| relay.dispatch == Dispatch::Exceptions.name()) {
-        line("records", "quarantined events only (dispatch = exceptions)");
-    }
-    if let Some(slot) = &look.slot {
-        line("lag", &lag(look, slot));
-        if let Some(figures) = look.rates {
-            line("rates", &rates(figures));
-        }
-        line("position", &position(look, slot));
-        line("reader", &reader(look, slot));
-        line("WAL kept", &kept(look, slot));
-        for (i, holder) in look.holders.iter().enumerate() {
-            line(
-                if i == 0 { "held by" } else { "" },
-                &printable(&holder.to_string()),
-            );
-            line(
-                "",
-                &paint.faint(&format!("-> {}", printable(&holder.remedy()))),
-            );
-        }
-        if look.holders.is_empty() {
-            line("held by", "nothing but this slot's own position");
-        }
+    for (label, value) in lines(look) {
+        let value = value_text(&value, width);
+        let value = if value.starts_with("-> ") {
+            paint.faint(&value)
+        } else {
+            value
+        };
+        text += &format!("{label:LABEL$}  {value}\n");
     }
     text
+}
+
+/// A value as it is printed after its label.
+fn value_text(value: &str, width: Option<usize>) -> String {
+    wrapped(&printable(value), LABEL + 2, width)
+}
+
+/// Label and value of each line below the health.
+fn lines(look: &SlotLook) -> Vec<(&'static str, String)> {
+    let mut lines = Vec::new();
+    if let Some(remedy) = look.verdict().remedy {
+        lines.push(("do", remedy));
+    }
+    let relay = look.relay.as_ref();
+    let condition = relay.and_then(|relay| relay.condition.as_ref());
+    for topic in condition.iter().flat_map(|condition| &condition.topics) {
+        lines.push(("topic", topic_line(topic)));
+    }
+    if let Some(why) = relay.and_then(|relay| relay.recovering.as_deref()) {
+        let due = format!("due or running ({why}): rows from the tables are published first");
+        lines.push(("recovery", due));
+    }
+    if relay.is_some_and(|relay| relay.dispatch == Dispatch::Exceptions.name()) {
+        let records = "quarantined events only (dispatch = exceptions)";
+        lines.push(("records", records.to_owned()));
+    }
+    let Some(slot) = &look.slot else { return lines };
+    lines.push(("lag", lag(look, slot)));
+    if let Some(figures) = look.rates {
+        lines.push(("rates", rates(figures)));
+    }
+    lines.push(("position", position(look, slot)));
+    lines.push(("reader", reader(look, slot)));
+    lines.push(("WAL kept", kept(look, slot)));
+    for (i, holder) in look.holders.iter().enumerate() {
+        lines.push((if i == 0 { "held by" } else { "" }, holder.to_string()));
+        lines.push(("", format!("-> {}", holder.remedy())));
+    }
+    if look.holders.is_empty() {
+        let nothing = "nothing but this slot's own position";
+        lines.push(("held by", nothing.to_owned()));
+    }
+    lines
 }
 
 /// The text, preceded by an escape code that clears the screen if standard output is a terminal.

@@ -8,6 +8,7 @@ use slot_manager::{Health, Severity};
 
 use super::{STATEMENT_TIMEOUT, screen, session};
 use crate::cli::paint::Paint;
+use crate::cli::wrap::terminal_width;
 use crate::cli::{figures, output};
 use crate::error::{Error, Report, Result};
 use crate::ops::slot::SlotLook;
@@ -77,7 +78,7 @@ pub(super) async fn run(settings: &Settings, args: ShowArgs) -> Result<ExitCode>
             if args.json {
                 output::write_json(&look.json())
             } else {
-                output::write(&screen::text(&look, Paint::stdout()))
+                output::write(&screen::text(&look, Paint::stdout(), terminal_width()))
             }
             Ok(exit_code(&look))
         }
@@ -136,7 +137,11 @@ fn show_again(look: &SlotLook, args: &ShowArgs) {
     if args.json {
         output::write_json_line(&look.json())
     } else {
-        output::write(&screen::replacing(&screen::text(look, Paint::stdout())))
+        output::write(&screen::replacing(&screen::text(
+            look,
+            Paint::stdout(),
+            terminal_width(),
+        )))
     }
 }
 

@@ -1,16 +1,19 @@
-//! Checks that the Markdown files are true: settings, links, paths, examples, names.
+//! Checks that the documentation is true: settings, links, paths, examples, codes, names.
 //!
-//! `cargo xtask settings-doc` (this file with `UPDATE_DOCS=1`) writes `docs/reference/settings.md`.
+//! `cargo xtask settings-doc` (these tests with `UPDATE_DOCS=1`) writes `docs/reference/settings.md` and
+//! `docs/reference/settings.schema.json`.
+
+mod man;
+mod settings;
 
 use std::collections::BTreeSet;
-use std::fmt::Write;
 use std::path::{Path, PathBuf};
 
 use postrider::condition::{RelayState, TopicCondition};
 use postrider::environment::Environment;
 use postrider::error::Code;
 use postrider::metrics::{KindLabel, Metrics};
-use postrider::settings::{KEYS, SettingKind, Settings};
+use postrider::settings::Settings;
 
 fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
@@ -47,65 +50,6 @@ fn files(folder: &Path, ending: &str) -> Vec<PathBuf> {
 fn code_spans(text: &str) -> impl Iterator<Item = &str> {
     text.lines()
         .flat_map(|line| line.split('`').skip(1).step_by(2))
-}
-
-const SETTINGS_HEAD: &str = "\
-# Settings
-
-Generated from `src/settings/keys.rs` by `cargo xtask settings-doc`: change the settings there.
-
-Set each setting in a TOML file (named by `--config` or `POSTRIDER_CONFIG`), in the environment, or by a flag. A
-flag overrides the environment, the environment overrides the file, and the file overrides the default. An unknown
-name is an error, both in the file and in a variable with the prefix `POSTRIDER_`.
-
-`table`, `topic`, `ordering`, `envelope` and `time_zone` describe a single outbox table. For several tables use
-`[[tables]]` in the file instead, where each table has its own: see [mapping.md](mapping.md).
-
-The relay also reads `RUST_LOG` (the log level), `GOOGLE_APPLICATION_CREDENTIALS` (Google's credentials), and, for
-parameters that the URL leaves out, the variables of libpq: `PGHOST`, `PGHOSTADDR`, `PGPORT`, `PGUSER`,
-`PGPASSWORD`, `PGPASSFILE`, `PGDATABASE`, `PGOPTIONS`, `PGCONNECT_TIMEOUT`, `PGTARGETSESSIONATTRS`, `PGSSLMODE`,
-`PGSSLROOTCERT`, `PGSSLCERT`, `PGSSLKEY`, `PGSSLSNI`, `PGSSLMINPROTOCOLVERSION`, `PGSSLMAXPROTOCOLVERSION` and
-`PGCHANNELBINDING`. The demo and the tests read `POSTRIDER_PG_BIN`, the folder of PostgreSQL's programs.
-";
-
-fn settings_page() -> String {
-    let mut page = SETTINGS_HEAD.to_owned();
-    for key in KEYS {
-        let values = match key.kind {
-            SettingKind::Text => "Text".to_owned(),
-            SettingKind::Number(min, max) => format!("{min} to {max}"),
-            SettingKind::Switch => "`true` or `false`".to_owned(),
-        };
-        let default = match key.default {
-            "" => "no default".to_owned(),
-            default => format!("default `{default}`"),
-        };
-        let variables = std::iter::once(key.variable())
-            .chain(key.aliases.iter().map(ToString::to_string))
-            .map(|name| format!("`{name}`"));
-        let variables = variables.collect::<Vec<_>>().join(", else ");
-        let (name, flag, reason) = (key.name, key.flag(), key.reason);
-        write!(
-            page,
-            "\n## `{name}`\n\n{values}, {default}. {variables}; `--{flag}`.\n\n{reason}.\n"
-        )
-        .expect("writing to a String");
-    }
-    page
-}
-
-#[test]
-fn the_settings_page_matches_the_table_of_settings() {
-    let path = root().join("docs/reference/settings.md");
-    let rendered = settings_page();
-    if std::env::var_os("UPDATE_DOCS").is_some() {
-        std::fs::write(&path, &rendered).expect("docs/reference/settings.md can be written");
-    }
-    let written = std::fs::read_to_string(&path).unwrap_or_default();
-    assert!(
-        written == rendered,
-        "docs/reference/settings.md is stale: run `cargo xtask settings-doc`"
-    );
 }
 
 #[test]
@@ -267,7 +211,11 @@ fn every_metric_named_in_the_docs_exists() {
         "README.md",
     ] {
         let text = read(page);
-        for (at, _) in text.match_indices("postrider_") {
+        let prefixes = ["postrider_", "process_"];
+        for (at, _) in prefixes
+            .iter()
+            .flat_map(|prefix| text.match_indices(prefix))
+        {
             let name: String = text[at..]
                 .chars()
                 .take_while(|c| c.is_ascii_alphanumeric() || *c == '_')

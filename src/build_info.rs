@@ -1,0 +1,34 @@
+//! What the build recorded about itself.
+//!
+//! Releases set `POSTRIDER_COMMIT` and `POSTRIDER_COMMIT_DATE` when they are built.
+
+/// The version of the package.
+pub(crate) const VERSION: &str = env!("CARGO_PKG_VERSION");
+
+/// The commit that was built, if the build says so.
+pub(crate) fn commit() -> Option<&'static str> {
+    recorded(option_env!("POSTRIDER_COMMIT"))
+}
+
+/// The date of that commit, such as `2026-11-21`.
+pub(crate) fn commit_date() -> Option<&'static str> {
+    recorded(option_env!("POSTRIDER_COMMIT_DATE"))
+}
+
+/// An image that is built by hand has the placeholder `unknown`.
+fn recorded(value: Option<&'static str>) -> Option<&'static str> {
+    value.filter(|value| !value.is_empty() && *value != "unknown")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_placeholder_is_not_a_commit() {
+        assert_eq!(recorded(Some("1f2e3d4")), Some("1f2e3d4"));
+        assert_eq!(recorded(Some("unknown")), None);
+        assert_eq!(recorded(Some("")), None);
+        assert_eq!(recorded(None), None);
+    }
+}

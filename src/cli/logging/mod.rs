@@ -1,0 +1,91 @@
+//! Logs on standard error, as text or JSON; `RUST_LOG` sets the level.
+
+mod cloud_logging;
+
+use std::io::IsTerminal;
+use std::str::FromStr;
+
+use tracing_subscriber::EnvFilter;
+use tracing_subscriber::filter::LevelFilter;
+
+use super::paint;
+use crate::error::{Code, Error, Result};
+use crate::settings::LogFormat;
+use cloud_logging::CloudLogging;
+
+/// The filter when `RUST_LOG` is not set: info from Postrider, warnings from other crates.
+const DEFAULT_FILTER: &str = "warn,postrider=info";
+
+/// Starts to log.
+///
+/// # Errors
+/// `setting-invalid` when `RUST_LOG` cannot be read.
+pub(super) fn start(format: LogFormat) -> Result<()> {
+    let filter = match std::env::var("RUST_LOG") {
+        Ok(text) if !text.is_empty() => filter(&text)?,
+        Ok(_) | Err(_) => EnvFilter::new(DEFAULT_FILTER),
+    };
+    let builder = tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(std::io::stderr);
+    // An error means that a subscriber is already set, as in a test. It can stay.
+    let _ = match format {
+        LogFormat::Json => builder.json().flatten_event(true).try_init(),
+        LogFormat::CloudLogging => builder.event_format(CloudLogging).try_init(),
+        LogFormat::Text => builder
+            .with_target(false)
+            .with_ansi(std::io::stderr().is_terminal() && paint::is_wanted())
+            .try_init(),
+    };
+    Ok(())
+}
+
+/// Reads `RUST_LOG`. A bare word could also be the name of a crate, and then everything else would be
+/// silent. So a word that is neither a level nor ours is refused.
+fn filter(text: &str) -> Result<EnvFilter> {
+    let invalid = |what: String| {
+        Error::new(Code::SettingInvalid, what).hint(
+            "set RUST_LOG to error, warn, info, debug, trace or off, or to directives such as \
+             warn,postrider=debug",
+        )
+    };
+    let is_bare = |word: &&str| {
+        word.chars()
+            .all(|c| c.is_alphanumeric() || c == '_' || c == '-')
+    };
+    let words = text
+        .split(',')
+        .map(str::trim)
+        .filter(|word| !word.is_empty());
+    let unknown = words
+        .filter(is_bare)
+        .find(|word| LevelFilter::from_str(word).is_err() && !word.starts_with("postrider"));
+    if let Some(word) = unknown {
+        return Err(invalid(format!("RUST_LOG: `{word}` is not a level")));
+    }
+    EnvFilter::try_new(text).map_err(|e| invalid("RUST_LOG cannot be read".to_owned()).caused_by(e))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_misspelt_level_is_refused_instead_of_silencing_the_log() {
+        for fine in [
+            "debug",
+            "INFO",
+            "off",
+            "warn,postrider=debug",
+            "postrider",
+            "h2=trace,info",
+        ] {
+            assert!(filter(fine).is_ok(), "{fine}");
+        }
+        for wrong in ["nosuch", "inof", "postrider=nosuch", "warn,debgu"] {
+            let error = filter(wrong).unwrap_err();
+            assert_eq!(error.code(), Code::SettingInvalid, "{wrong}");
+            assert!(error.hint_text().contains("debug"), "{wrong}");
+        }
+    }
+}

@@ -1,0 +1,266 @@
+//! A flag for each setting that a command uses, made from the table of settings.
+//!
+//! A flag without effect is refused: `postrider status --in-flight-mib 8` is an error. A settings file and
+//! the environment are shared by all commands, so there a setting may be one that the command ignores.
+
+use clap::builder::{PossibleValue, StringValueParser, TypedValueParser, ValueParser};
+use clap::{Arg, ArgMatches, Command};
+
+use crate::settings::{KEYS, SettingKey, SettingKind};
+
+/// What every command that connects to the database needs.
+const DATABASE: &[&str] = &["database_url", "password_command"];
+
+/// The settings that say how to read the rows of the outbox and what becomes of them.
+const EVENTS: &[&str] = &[
+    "slot",
+    "dispatch",
+    "table",
+    "topic",
+    "ordering",
+    "envelope",
+    "time_zone",
+];
+
+/// The settings for creating a slot.
+const NEW_SLOT: &[&str] = &["slot", "publication", "slot_failover", "start", "table"];
+
+/// The settings that a command uses besides the database; `None` if it uses all settings.
+fn used_by(path: &[&str]) -> Option<Vec<&'static [&'static str]>> {
+    Some(match path {
+        ["run" | "check"] => return None,
+        ["init"] | ["slot", "create"] => vec![DATABASE, NEW_SLOT],
+        ["status"] => vec![DATABASE, EVENTS, &["publication"]],
+        ["slot"] | ["slot", "show" | "drop" | "advance"] | ["prune"] => vec![DATABASE, EVENTS],
+        ["event" | "tail" | "replay"] => vec![DATABASE, EVENTS, &["start", "project"]],
+        ["audit"] => vec![DATABASE, EVENTS, &["start"]],
+        ["recover"] => vec![DATABASE, EVENTS, &["publication", "start", "project"]],
+        ["slot", "list"] | ["quarantine", "list" | "show" | "discard"] => vec![DATABASE],
+        ["quarantine", "release"] => vec![DATABASE, &["on_bad_event"]],
+        _ => Vec::new(),
+    })
+}
+
+/// The settings of a command. An argument of its own under the same name is not the setting, such as
+/// `--topic` of `event`.
+fn settings_of<'c>(
+    command: &'c Command,
+    path: &[&str],
+) -> impl Iterator<Item = &'static SettingKey> + use<'c> {
+    let used = used_by(path);
+    KEYS.iter().filter(move |key| {
+        let is_used = used
+            .as_ref()
+            .is_none_or(|used| used.iter().any(|names| names.contains(&key.name)));
+        is_used && command.get_arguments().all(|own| own.get_id() != key.name)
+    })
+}
+
+/// Adds the flags to every command.
+pub(super) fn added(command: Command) -> Command {
+    add(command, &[])
+}
+
+fn add(command: Command, path: &[&str]) -> Command {
+    let explain = used_by(path).is_none();
+    let flags: Vec<Arg> = settings_of(&command, path)
+        .map(|key| flag(key, explain))
+        .collect();
+    let command = command.mut_subcommands(|subcommand| {
+        let name = subcommand.get_name().to_owned();
+        let path: Vec<&str> = path.iter().copied().chain([name.as_str()]).collect();
+        add(subcommand, &path)
+    });
+    command.args(flags)
+}
+
+/// The settings that are given as flags: name and text. `command` is the command line without them.
+pub(super) fn given(command: &Command, matches: &ArgMatches) -> Vec<(String, String)> {
+    let mut given = Vec::new();
+    let mut path: Vec<&str> = Vec::new();
+    let (mut command, mut matches) = (command, matches);
+    // `slot --slot a show`: the flags of the inner command come later and win.
+    while let Some((name, inner)) = matches.subcommand() {
+        let Some(inner_command) = command.find_subcommand(name) else {
+            break;
+        };
+        (command, matches) = (inner_command, inner);
+        path.push(name);
+        given.extend(settings_of(command, &path).filter_map(|key| {
+            let text = matches.get_one::<String>(key.name)?;
+            Some((key.name.to_owned(), text.clone()))
+        }));
+    }
+    given
+}
+
+/// Whether this is the flag of a setting.
+pub(super) fn is_setting(flag: &str) -> bool {
+    KEYS.iter()
+        .any(|key| flag.strip_prefix("--") == Some(&key.flag()))
+}
+
+/// Hides `--config` in the help of a command that has no settings. It is accepted everywhere, since it
+/// may stand before the command.
+pub(super) fn hidden_config() -> Arg {
+    Arg::new("config")
+        .long("config")
+        .value_name("FILE")
+        .hide(true)
+}
+
+/// The words of a choice, for help and completions. Other words are refused later, as in the environment.
+#[derive(Clone)]
+struct ChoiceParser(&'static [&'static str]);
+
+impl TypedValueParser for ChoiceParser {
+    type Value = String;
+
+    fn parse_ref(
+        &self,
+        command: &Command,
+        arg: Option<&Arg>,
+        value: &std::ffi::OsStr,
+    ) -> Result<String, clap::Error> {
+        StringValueParser::new().parse_ref(command, arg, value)
+    }
+
+    fn possible_values(&self) -> Option<Box<dyn Iterator<Item = PossibleValue> + '_>> {
+        Some(Box::new(
+            self.0.iter().map(|word| PossibleValue::new(*word)),
+        ))
+    }
+}
+
+/// The flag of a setting. Its help is one sentence; with `explain`, `--help` gives the reasons too.
+fn flag(key: &'static SettingKey, explain: bool) -> Arg {
+    let arg = Arg::new(key.name).long(key.flag()).help_heading("Settings");
+    let arg = match key.kind {
+        SettingKind::Text(placeholder) => arg.value_name(placeholder),
+        SettingKind::Choice(words) => arg
+            .value_name("WORD")
+            .value_parser(ValueParser::new(ChoiceParser(words))),
+        SettingKind::Number(..) => arg.value_name("N"),
+        SettingKind::Switch => arg.value_name("true|false"),
+    };
+    let bound = match key.kind {
+        SettingKind::Number(min, max) => format!(", {min} to {max}"),
+        SettingKind::Text(_) | SettingKind::Choice(_) | SettingKind::Switch => String::new(),
+    };
+    let default = match key.default {
+        "" => String::new(),
+        default => format!(", default {default}"),
+    };
+    let long = format!("{} [{}{bound}{default}]", key.reason, key.variable());
+    let short = match key.default {
+        "" => key.summary().to_owned(),
+        default => format!("{} [default: {default}]", key.summary()),
+    };
+    if explain {
+        arg.help(short).long_help(long)
+    } else {
+        arg.help(short)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    use super::*;
+    use crate::cli::args::{Cli, command};
+
+    fn set(line: &[&str]) -> Vec<(String, String)> {
+        given(
+            &Cli::command(),
+            &command().try_get_matches_from(line).unwrap(),
+        )
+    }
+
+    fn each_command(
+        command: &Command,
+        path: &[String],
+        seen: &mut impl FnMut(&Command, &[String]),
+    ) {
+        seen(command, path);
+        for inner in command.get_subcommands() {
+            let path = [path, &[inner.get_name().to_owned()]].concat();
+            each_command(inner, &path, seen);
+        }
+    }
+
+    #[test]
+    fn the_settings_of_each_command_exist() {
+        let mut count = 0;
+        each_command(&Cli::command(), &[], &mut |_, path| {
+            let path: Vec<&str> = path.iter().map(String::as_str).collect();
+            for name in used_by(&path).into_iter().flatten().flatten() {
+                assert!(KEYS.iter().any(|key| key.name == *name), "{path:?}: {name}");
+            }
+            // A command with commands of its own, or without settings.
+            let is_plain = ["", "quarantine", "explain", "completions"].contains(&&*path.join(" "));
+            let uses_some = used_by(&path).is_none_or(|used| !used.is_empty());
+            assert_ne!(is_plain, uses_some, "{path:?}");
+            count += 1;
+        });
+        assert!(count > 20, "only {count} commands");
+    }
+
+    #[test]
+    fn a_flag_of_a_command_is_not_the_setting_of_the_same_name() {
+        for action in ["list", "release", "discard"] {
+            let line = [
+                "postrider",
+                "quarantine",
+                action,
+                "--key",
+                "k",
+                "--topic",
+                "orders",
+            ];
+            assert_eq!(set(&line), [], "{action}");
+        }
+        let line = [
+            "postrider",
+            "event",
+            "--key",
+            "k",
+            "--topic",
+            "orders",
+            "--slot",
+            "a",
+        ];
+        assert_eq!(set(&line), [("slot".to_owned(), "a".to_owned())]);
+        let line = ["postrider", "run", "--topic", "orders"];
+        assert_eq!(set(&line), [("topic".to_owned(), "orders".to_owned())]);
+    }
+
+    #[test]
+    fn the_flags_of_an_inner_command_come_last() {
+        let slot = |text: &str| ("slot".to_owned(), text.to_owned());
+        assert_eq!(
+            set(&["postrider", "slot", "--slot", "a", "show"]),
+            [slot("a")]
+        );
+        let line = ["postrider", "slot", "--slot", "a", "show", "--slot", "b"];
+        assert_eq!(set(&line), [slot("a"), slot("b")]);
+    }
+
+    #[test]
+    fn a_word_that_is_not_allowed_is_left_to_the_settings() {
+        let line = ["postrider", "run", "--start", "nothing"];
+        assert_eq!(set(&line), [("start".to_owned(), "nothing".to_owned())]);
+    }
+
+    #[test]
+    fn the_short_help_of_a_setting_is_its_first_part() {
+        for key in KEYS {
+            let summary = key.summary();
+            assert!(
+                (10..=100).contains(&summary.len()),
+                "{}: {summary}",
+                key.name
+            );
+        }
+    }
+}

@@ -1,0 +1,157 @@
+//! The reference page and the JSON Schema of the settings, generated from the table of settings.
+
+use std::fmt::Write;
+
+use postrider::settings::{COLUMN_KEYS, KEYS, SettingKind, TABLE_KEYS, TableKey, TableKeyKind};
+use serde_json::{Map, Value, json};
+
+use crate::root;
+
+const SETTINGS_HEAD: &str = "\
+# Settings
+
+Generated from `src/settings/keys.rs` by `cargo xtask settings-doc`: change the settings there.
+
+Set each setting in a TOML file (named by `--config` or `POSTRIDER_CONFIG`), in the environment, or by a flag. A
+flag overrides the environment, the environment overrides the file, and the file overrides the default. An unknown
+name is an error, both in the file and in a variable with the prefix `POSTRIDER_`.
+
+`table`, `topic`, `ordering`, `envelope` and `time_zone` describe a single outbox table. For several tables use
+`[[tables]]` in the file instead, where each table has its own: see [mapping.md](mapping.md).
+
+An editor that knows JSON Schema can check the file while you write it: begin the file with
+`#:schema /usr/share/postrider/settings.schema.json`, or with the path of [settings.schema.json](settings.schema.json).
+`postrider check --offline` checks it without any connection. Its errors name file, line and column.
+
+A flag exists only for the commands that use its setting; `postrider COMMAND --help` lists them. The file and the
+environment may hold settings that a command does not use.
+
+The relay also reads `RUST_LOG` (the log level), `GOOGLE_APPLICATION_CREDENTIALS` (Google's credentials), and, for
+parameters that the URL leaves out, the variables of libpq: `PGHOST`, `PGHOSTADDR`, `PGPORT`, `PGUSER`,
+`PGPASSWORD`, `PGPASSFILE`, `PGDATABASE`, `PGOPTIONS`, `PGCONNECT_TIMEOUT`, `PGTARGETSESSIONATTRS`, `PGSSLMODE`,
+`PGSSLROOTCERT`, `PGSSLCERT`, `PGSSLKEY`, `PGSSLSNI`, `PGSSLMINPROTOCOLVERSION`, `PGSSLMAXPROTOCOLVERSION` and
+`PGCHANNELBINDING`. The demo and the tests read `POSTRIDER_PG_BIN`, the folder of PostgreSQL's programs.
+";
+
+fn settings_page() -> String {
+    let mut page = SETTINGS_HEAD.to_owned();
+    for key in KEYS {
+        let values = match key.kind {
+            SettingKind::Text(_) => "Text".to_owned(),
+            SettingKind::Choice(words) => words
+                .iter()
+                .map(|word| format!("`{word}`"))
+                .collect::<Vec<_>>()
+                .join(", "),
+            SettingKind::Number(min, max) => format!("{min} to {max}"),
+            SettingKind::Switch => "`true` or `false`".to_owned(),
+        };
+        let default = match key.default {
+            "" => "no default".to_owned(),
+            default => format!("default `{default}`"),
+        };
+        let variables = std::iter::once(key.variable())
+            .chain(key.aliases.iter().map(ToString::to_string))
+            .map(|name| format!("`{name}`"));
+        let variables = variables.collect::<Vec<_>>().join(", else ");
+        let (name, flag, reason) = (key.name, key.flag(), key.reason);
+        write!(
+            page,
+            "\n## `{name}`\n\n{values}, {default}. {variables}; `--{flag}`.\n\n{reason}.\n"
+        )
+        .expect("writing to a String");
+    }
+    page
+}
+
+/// The schema of a value.
+fn value_schema(kind: SettingKind) -> Value {
+    match kind {
+        SettingKind::Text(_) => json!({"type": "string"}),
+        SettingKind::Choice(words) => json!({"enum": words}),
+        SettingKind::Number(min, max) => json!({"type": "integer", "minimum": min, "maximum": max}),
+        SettingKind::Switch => json!({"type": "boolean"}),
+    }
+}
+
+/// An object with these properties and no others.
+fn object(properties: Map<String, Value>) -> Value {
+    json!({"type": "object", "properties": properties, "additionalProperties": false})
+}
+
+fn table_schema(keys: &[TableKey]) -> Value {
+    let properties = keys.iter().map(|key| {
+        let mut schema = match key.kind {
+            TableKeyKind::Plain(kind) => value_schema(kind),
+            TableKeyKind::List => json!({"type": "array", "items": {"type": "string"}}),
+            TableKeyKind::Texts => {
+                json!({"type": "object", "additionalProperties": {"type": "string"}})
+            }
+            TableKeyKind::Columns => table_schema(COLUMN_KEYS),
+        };
+        schema["description"] = json!(format!("{}.", key.reason));
+        (key.name.to_owned(), schema)
+    });
+    object(properties.collect())
+}
+
+/// The JSON Schema of the settings file, for editors.
+fn settings_schema() -> String {
+    let mut properties: Map<String, Value> = Map::new();
+    for key in KEYS {
+        let mut schema = value_schema(key.kind);
+        schema["description"] = json!(format!("{}.", key.reason));
+        match (key.kind, key.default) {
+            (_, "") => {}
+            (SettingKind::Text(_) | SettingKind::Choice(_), default) => {
+                schema["default"] = json!(default);
+            }
+            (SettingKind::Number(..) | SettingKind::Switch, default) => {
+                schema["default"] = serde_json::from_str(default).expect("a number or a switch");
+            }
+        }
+        properties.insert(key.name.to_owned(), schema);
+    }
+    let sections = json!({
+        "type": "array",
+        "minItems": 1,
+        "items": table_schema(TABLE_KEYS),
+        "description": "The outbox tables, a section [[tables]] each.",
+    });
+    properties.insert("tables".to_owned(), sections);
+    let mut schema = object(properties);
+    schema["$schema"] = json!("https://json-schema.org/draft/2020-12/schema");
+    schema["title"] = json!("The settings file of Postrider");
+    // The settings of a single table have no effect together with [[tables]].
+    let of_one_table: Vec<Value> = TABLE_KEYS
+        .iter()
+        .filter(|key| KEYS.iter().any(|single| single.name == key.name))
+        .map(|key| json!({"required": [key.name]}))
+        .collect();
+    schema["dependentSchemas"] = json!({"tables": {"not": {"anyOf": of_one_table}}});
+    let text = serde_json::to_string_pretty(&schema).expect("JSON can be written");
+    text + "\n"
+}
+
+/// Compares a generated file, or writes it.
+fn assert_generated(path: &str, rendered: &str) {
+    let file = root().join(path);
+    if std::env::var_os("UPDATE_DOCS").is_some() {
+        std::fs::write(&file, rendered).unwrap_or_else(|e| panic!("{path}: {e}"));
+    }
+    let written = std::fs::read_to_string(&file).unwrap_or_default();
+    assert!(
+        written == rendered,
+        "{path} is stale: run `cargo xtask settings-doc`"
+    );
+}
+
+#[test]
+fn the_settings_page_matches_the_table_of_settings() {
+    assert_generated("docs/reference/settings.md", &settings_page());
+}
+
+#[test]
+fn the_settings_schema_matches_the_table_of_settings() {
+    assert_generated("docs/reference/settings.schema.json", &settings_schema());
+}

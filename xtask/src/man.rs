@@ -1,0 +1,21 @@
+//! `cargo xtask man`: writes the manual pages to `target/man`, where `cargo deb` finds them.
+//!
+//! An example of the root package renders them, because it knows the commands.
+
+use xtask::step;
+
+pub(crate) fn run() -> Result<(), String> {
+    // In release mode it shares most of its build with the program.
+    let example = step::cargo(&[
+        "run",
+        "--locked",
+        "--release",
+        "--package",
+        "postrider",
+        "--example",
+        "man",
+        "--",
+        "target/man",
+    ]);
+    step::run(example)
+}
