@@ -91,8 +91,11 @@ fn no_file_is_longer_than_the_limit() {
 
 /// The names after `[dependencies]` in the manifest of the root package.
 fn dependencies(manifest: &str) -> Vec<&str> {
-    let (_, section) = manifest.split_once("\n[dependencies]\n").unwrap();
-    let section = section.split("\n[").next().unwrap();
+    let section = manifest
+        .split("\n[dependencies]\n")
+        .nth(1)
+        .unwrap_or_default();
+    let section = section.split("\n[").next().unwrap_or_default();
     let names = section.lines().filter(|line| !line.starts_with('#'));
     names
         .filter_map(|line| line.split(['.', ' ', '=']).next())
@@ -103,8 +106,11 @@ fn dependencies(manifest: &str) -> Vec<&str> {
 #[test]
 fn the_lock_file_of_the_fuzzers_has_the_dependencies_of_the_product() {
     let lock = read(&root().join("fuzz/Cargo.lock"));
-    let (_, ours) = lock.split_once("\nname = \"postrider\"\n").unwrap();
-    let ours = ours.split("\n[[package]]").next().unwrap();
+    let ours = lock
+        .split("\nname = \"postrider\"\n")
+        .nth(1)
+        .unwrap_or_default();
+    let ours = ours.split("\n[[package]]").next().unwrap_or_default();
     let manifest = read(&root().join("Cargo.toml"));
     let names = dependencies(&manifest);
     assert!(names.len() > 20, "{names:?}");
