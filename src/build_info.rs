@@ -5,7 +5,7 @@
 /// The version of the package.
 pub(crate) const VERSION: &str = env!("CARGO_PKG_VERSION");
 
-/// The commit that was built, if the build says so.
+/// The commit that was built; `None` if the build did not record it.
 pub(crate) fn commit() -> Option<&'static str> {
     recorded(option_env!("POSTRIDER_COMMIT"))
 }

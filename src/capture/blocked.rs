@@ -33,7 +33,7 @@ pub(crate) struct Blocked {
 pub(crate) struct Firsts(HashMap<[u8; 16], Group>);
 
 impl Firsts {
-    /// Reads them, at a time when nobody else records anything.
+    /// Reads the first quarantined event of each key. Nothing else may write records meanwhile.
     ///
     /// # Errors
     /// Errors of [`quarantined::blocked_keys`].

@@ -241,7 +241,12 @@ fn unknown_flag(
         .take_while(|argument| !argument.starts_with(flag))
         .any(|argument| is_command(&argument));
     if !setting_flags::is_setting(flag) {
-        let unknown = Error::new(Code::SettingUnknown, format!("unknown flag `{flag}`"));
+        // An argument without its `=` may contain a secret.
+        let is_plain = flag
+            .chars()
+            .all(|c| c.is_ascii_alphanumeric() || "-_".contains(c));
+        let shown = if is_plain { flag } else { "--..." };
+        let unknown = Error::new(Code::SettingUnknown, format!("unknown flag `{shown}`"));
         return match suggested {
             Some(known) => unknown.hint(format!("did you mean `{known}`?")),
             None => unknown.hint("`--help` after the command lists its flags"),
@@ -250,8 +255,8 @@ fn unknown_flag(
     if follows_a_command {
         let what = format!("this command does not use the setting `{flag}`");
         return Error::new(Code::SettingUnknown, what).hint(
-            "leave it out; `--help` after the command lists the settings that it uses. A settings file and \
-             the environment may hold settings for all commands",
+            "write it after the last word of the command, or leave it out; `--help` after the command lists \
+             the settings that it uses. A settings file and the environment may hold settings for all commands",
         );
     }
     let what = format!("`{flag}` is before the command");

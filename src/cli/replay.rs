@@ -131,7 +131,7 @@ fn exit(report: &ReplayReport) -> ExitCode {
     ExitCode::from(if is_complete { 0 } else { LEFT })
 }
 
-/// The conditions of the command line.
+/// The criteria given as arguments.
 fn criteria(args: &ReplayArgs) -> Result<ReplayCriteria> {
     let criteria = ReplayCriteria {
         id: args.id.clone(),

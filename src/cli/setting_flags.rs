@@ -25,7 +25,7 @@ const EVENTS: &[&str] = &[
 /// The settings for creating a slot.
 const NEW_SLOT: &[&str] = &["slot", "publication", "slot_failover", "start", "table"];
 
-/// The settings that a command uses besides the database; `None` if it uses all settings.
+/// The settings that a command uses, in groups; `None` if it uses all settings.
 fn used_by(path: &[&str]) -> Option<Vec<&'static [&'static str]>> {
     Some(match path {
         ["run" | "check"] => return None,
@@ -41,7 +41,7 @@ fn used_by(path: &[&str]) -> Option<Vec<&'static [&'static str]>> {
     })
 }
 
-/// The settings of a command. An argument of its own under the same name is not the setting, such as
+/// The settings of a command. Leaves a setting out if the command has an argument of that name, such as
 /// `--topic` of `event`.
 fn settings_of<'c>(
     command: &'c Command,
@@ -106,6 +106,7 @@ pub(super) fn hidden_config() -> Arg {
     Arg::new("config")
         .long("config")
         .value_name("FILE")
+        .value_parser(clap::value_parser!(std::path::PathBuf))
         .hide(true)
 }
 

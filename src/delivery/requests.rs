@@ -20,7 +20,8 @@ pub(super) struct Answer {
 
 impl Delivery {
     /// Starts as many requests as the lanes and the limit allow. Their timeout begins at `now`, when
-    /// the lease was last checked. `serve` chooses the lanes, given whether requests still fill up.
+    /// the lease was last checked. `serve` says which lanes may send; its argument is whether requests still
+    /// fill up.
     pub(crate) fn send_requests(&mut self, now: Instant, serve: impl Fn(bool) -> Serve) {
         while let serve = serve(self.fills_requests())
             && let Some(request) = self.lanes.next_request(now, serve)

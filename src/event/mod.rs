@@ -57,7 +57,7 @@ pub struct EventRef {
 }
 
 impl EventRef {
-    /// A new event: not sent yet, and without a row.
+    /// A new event: not sent yet, and without a record.
     pub fn new(
         commit: CommitLsn,
         ordinal: u32,

@@ -22,7 +22,7 @@ impl Metrics {
         self.register_gauges(&mut registry);
         topics::register(&mut registry, condition);
         process::register_build(&mut registry);
-        // Its names are a convention, so they have no prefix and no label of ours.
+        // Prometheus prescribes the names of process metrics, so they get neither our prefix nor our label.
         let mut process = Registry::with_prefix("process");
         process::register_process(&mut process);
         let mut text = String::new();

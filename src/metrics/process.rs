@@ -51,7 +51,11 @@ struct ProcessUsage {
 pub(super) fn register_process(registry: &mut Registry) {
     static BOOT: OnceLock<Option<f64>> = OnceLock::new();
     let boot = *BOOT.get_or_init(|| boot_time(&fs::read_to_string("/proc/stat").ok()?));
-    let file = |name: &str| fs::read_to_string(format!("/proc/self/{name}")).unwrap_or_default();
+    // The name of a program need not be UTF-8.
+    let file = |name: &str| {
+        let bytes = fs::read(format!("/proc/self/{name}")).unwrap_or_default();
+        String::from_utf8_lossy(&bytes).into_owned()
+    };
     let mut usage = usage(boot, &file("stat"), &file("status"), &file("limits"));
     // Without the one that reads this folder.
     let fds = fs::read_dir("/proc/self/fd").map(|fds| fds.count().saturating_sub(1));

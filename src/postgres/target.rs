@@ -38,6 +38,8 @@ pub struct Target {
     pub password_command: Option<String>,
     /// The file to read at each login if no password is set.
     pub password_file: Option<PathBuf>,
+    /// The file to read, if it can be read, when no other is set.
+    pub default_password_file: Option<PathBuf>,
     /// Database.
     pub database: String,
     /// libpq's `options`: settings for each session, sent before Postrider's own.
@@ -180,16 +182,13 @@ impl Target {
             password: found.remove("password"),
             password_command: None,
             password_file: found.remove("passfile").map(PathBuf::from),
+            default_password_file: url::default_password_file(env),
             options: found.remove("options"),
             primary_only: primary_only(&found)?,
             connect_timeout: connect_timeout(&found)?,
             keepalives: keepalives(&found)?,
             tls_versions: tls_versions(&found)?,
-            ssl_sni: match found.get("sslsni").map(String::as_str) {
-                None | Some("1") => true,
-                Some("0") => false,
-                Some(_) => return Err(invalid("sslsni is neither 0 nor 1")),
-            },
+            ssl_sni: url::ssl_sni(&found)?,
             channel_binding: channel_binding(&found)?,
             ssl_root_cert: found
                 .remove("sslrootcert")

@@ -7,10 +7,10 @@
 //! Source: <https://www.postgresql.org/docs/current/libpq-connect.html#LIBPQ-CONNSTRING-URIS>
 
 use std::collections::BTreeMap;
-use std::os::unix::fs::PermissionsExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use super::parameters::{self, Usage};
+use crate::environment::Environment;
 use crate::error::{Code, Error, Result};
 
 /// Values by parameter name.
@@ -140,19 +140,22 @@ pub(super) fn fill_in(
             insert(found, parameter.name, &value);
         }
     }
-    let home = variable("HOME").map(|home| Path::new(&home).join(".pgpass"));
-    if let Some(file) = home.filter(|file| is_private(file))
-        && !found.contains_key("passfile")
-    {
-        insert(found, "passfile", &file.to_string_lossy());
-    }
     Ok(())
 }
 
-/// Whether the file exists and only its owner may access it: as libpq, ignore any other `~/.pgpass`.
-fn is_private(file: &Path) -> bool {
-    std::fs::metadata(file)
-        .is_ok_and(|found| found.is_file() && found.permissions().mode() & 0o077 == 0)
+/// Whether to name the host in the TLS handshake (`sslsni`).
+pub(super) fn ssl_sni(found: &Parameters) -> Result<bool> {
+    match found.get("sslsni").map(String::as_str) {
+        None | Some("1") => Ok(true),
+        Some("0") => Ok(false),
+        Some(_) => Err(invalid("sslsni is neither 0 nor 1")),
+    }
+}
+
+/// libpq's default password file, `~/.pgpass`.
+pub(super) fn default_password_file(env: &Environment) -> Option<PathBuf> {
+    let home = Path::new(env.get("HOME")?);
+    home.is_absolute().then(|| home.join(".pgpass"))
 }
 
 /// Refuses parameters that Postrider does not support.

@@ -85,7 +85,7 @@ impl Message for MessageIds {
         string::merge(wire_type, &mut self.reading, bytes, context)?;
         self.begin();
         match self.count {
-            // Usually the only one: take the string without copying.
+            // A response usually has one id: swap the strings instead of copying.
             1 => std::mem::swap(&mut self.text, &mut self.reading),
             _ => self.text.push_str(&self.reading),
         }

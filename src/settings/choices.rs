@@ -2,7 +2,7 @@
 
 /// A setting that chooses one of a few options, by a word.
 pub(super) trait ByWord: Copy + 'static {
-    /// The words of the settings, in the order of [`super::KEYS`].
+    /// Each word with its option, in the order of the words in [`super::KEYS`].
     const WORDS: &'static [(&'static str, Self)];
 }
 
@@ -87,11 +87,11 @@ impl ByWord for Dispatch {
 /// The form of the log.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LogFormat {
-    /// A line of text for each event.
+    /// One line of text for each log line.
     Text,
-    /// A JSON object on a line for each event.
+    /// One JSON object for each log line.
     Json,
-    /// The same, with the names of fields and severities that Google Cloud Logging recognises.
+    /// JSON with the names of fields and severities that Google Cloud Logging recognises.
     CloudLogging,
 }
 

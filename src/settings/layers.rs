@@ -16,7 +16,13 @@ use crate::mapping::TableSettings;
 use crate::postgres::is_connection_variable;
 
 /// Variables with the prefix `POSTRIDER_` that are not settings.
-const OTHER_VARIABLES: &[&str] = &["POSTRIDER_CONFIG", "POSTRIDER_PG_BIN"];
+const OTHER_VARIABLES: &[&str] = &[
+    "POSTRIDER_CONFIG",
+    "POSTRIDER_PG_BIN",
+    // Builds of a release set these.
+    "POSTRIDER_COMMIT",
+    "POSTRIDER_COMMIT_DATE",
+];
 
 /// The variables as text. Other programs may have variables that are not UTF-8, which are left out.
 ///

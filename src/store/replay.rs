@@ -160,7 +160,7 @@ pub(crate) struct SelectionPage<'a> {
     pub(crate) which: &'a str,
 }
 
-/// What a page had.
+/// The records of a page, counted.
 #[derive(Debug)]
 pub(crate) struct SelectedPage {
     pub(crate) records: u64,

@@ -14,7 +14,7 @@ use crate::settings::{Endpoint, Settings};
 /// Limit of one call; the client itself would retry for longer.
 const CALL_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Maximum number of topics to look up; each takes up to two calls, one after the other.
+/// Maximum number of topics to look up; each takes up to three calls, one after the other.
 const LOOKED_UP_MAX: usize = 50;
 
 /// The topic to ask for, to see whether Pub/Sub answers. It need not exist.
@@ -153,7 +153,7 @@ async fn look_up_one(
     }
     let mut findings = Vec::new();
     match in_time(client.may_publish(topic)).await? {
-        Some(false) => findings.push(may_not_publish(topic, exists)),
+        Some(false) => findings.push(may_not_publish(settings, topic, exists)),
         Some(true) => findings.push(finding(
             Severity::Ok,
             "topic",
@@ -167,14 +167,16 @@ async fn look_up_one(
     Ok(findings)
 }
 
-fn may_not_publish(topic: &str, exists: Option<bool>) -> Finding {
-    let unless = if exists.is_none() {
-        ", or it does not exist"
-    } else {
-        ""
+fn may_not_publish(settings: &Settings, topic: &str, exists: Option<bool>) -> Finding {
+    let (severity, unless) = match exists {
+        Some(_) => (Severity::Error, ""),
+        None if settings.create_topics => {
+            (Severity::Warning, ", or the relay has to create it first")
+        }
+        None => (Severity::Error, ", or it does not exist"),
     };
     finding_with_remedy(
-        Severity::Error,
+        severity,
         "pubsub-permission",
         format!("the credentials may not publish to {topic}{unless}"),
         format!(

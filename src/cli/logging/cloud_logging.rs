@@ -1,5 +1,5 @@
-//! A line of the log in the form that Google Cloud Logging recognises: it shows severity, time, message
-//! and place in the source as such, and the other fields as `jsonPayload`.
+//! Log lines for Google Cloud Logging, which recognises the fields severity, time, message and place in the
+//! source. Other fields go to `jsonPayload`.
 //!
 //! <https://cloud.google.com/logging/docs/structured-logging#special-payload-fields>
 

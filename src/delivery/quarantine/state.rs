@@ -37,7 +37,7 @@ pub(super) enum Stage {
     /// Waits until records up to this number are durable, and then until the rows are marked.
     Begun(u64),
     Paging,
-    /// Events that have arrived since, in order.
+    /// Holds the events that arrived after the handover began, in order.
     Handover(Vec<Event>),
     Ended,
     Failed,
@@ -81,8 +81,8 @@ pub(super) struct Release {
 }
 
 impl Release {
-    /// Whether all events that were read have a durable outcome. Rows that are released now were released
-    /// later, by another replay of the key, and may precede the rows that were read.
+    /// Whether all events that were read have a durable outcome. Then every row that is still released was
+    /// released later, by another replay, and may precede the rows already read.
     pub(super) fn is_idle(&self, durable: u64) -> bool {
         self.in_lanes == 0 && durable >= self.last_record
     }

@@ -139,7 +139,7 @@ pub(super) async fn run(
         if let Some(group) = replay::next_group(sql, name, after.as_ref()).await? {
             let left = releasing.release(&group).await?;
             in_round += left;
-            // Of events without a key, more may be left.
+            // A group without a key is released in portions, so it may have more events.
             if !group.1.is_empty() || left == 0 {
                 after = Some(group);
             }

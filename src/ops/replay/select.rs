@@ -25,7 +25,7 @@ pub(crate) struct ReplaySelection {
     pub(crate) finished: bool,
     /// Events that match and were published.
     pub(crate) events: u64,
-    /// The earliest commit of these, RFC 3339.
+    /// Commit time of the earliest of these events, RFC 3339.
     pub(crate) oldest: Option<String>,
     /// The uuids of the first ones.
     pub(crate) first_ids: Vec<String>,

@@ -6,7 +6,7 @@
 use crate::error::Result;
 use crate::postgres::Sql;
 
-/// Needs everything of our own schema that statements over captured tables use.
+/// Touches every object of the schema `outbox` that statements over captured tables use.
 const OURS: &str = "SELECT outbox.event_uuid('', '', null) FROM outbox.dispatch LIMIT 0";
 
 /// Makes sure that these fragments can be used. Even when a statement asks for no rows, the server

@@ -81,7 +81,7 @@ const VANISHED: &str = "\
       AND NOT EXISTS (SELECT FROM outbox.dispatch d WHERE d.state = 'released' \
               AND coalesce(d.topic, '') = u.topic AND coalesce(d.ordering_key, '') = u.key)";
 
-/// An event with a message was published before: it is being replayed.
+/// Counts no replayed event: a replayed event has a message id.
 const COUNT: &str = "\
     SELECT count(*) FROM (SELECT FROM outbox.dispatch \
     WHERE state IN ('quarantined', 'released') AND message_id IS NULL LIMIT $1) q";

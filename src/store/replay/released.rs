@@ -19,8 +19,8 @@ const NEXT_EVENTS: &str = "\
 const LOCK_GROUP: &str = "\
     select pg_advisory_xact_lock(pg_catalog.hashtextextended($1::text || chr(10) || $2::text, 1886352239))";
 
-/// Whether the key has events in quarantine, or being released: the relay would release the former, and mix
-/// the latter with ours.
+/// Whether the key has quarantined or released events. The relay would release the quarantined ones, and mix
+/// the released ones with ours.
 const IS_BUSY: &str = "\
     select exists (select from outbox.dispatch d where d.state = 'quarantined' \
             and coalesce(d.topic, '') = $1 and coalesce(d.ordering_key, '') = $2) \
@@ -45,8 +45,8 @@ const LEAVE_OUT: &str = "\
     where e.replay = $1 and e.topic = $2 and e.ordering_key = $3 \
       and e.commit_lsn = u.commit_lsn and e.ordinal = u.ordinal and e.dispatched_at is null";
 
-/// Looks at the next released events, removes those that have an outcome, and counts it. The relay changes
-/// `dispatched_at` when it records one.
+/// Looks at the next released events, removes those that have an outcome, and adds their outcomes to the
+/// totals. The relay changes `dispatched_at` when it records an outcome.
 const SETTLE: &str = "\
     with looked as materialized ( \
         select e.topic, e.ordering_key, e.commit_lsn, e.ordinal, e.dispatched_at \
@@ -158,8 +158,9 @@ pub(crate) async fn next_group(
 }
 
 /// Releases the events of a group in one transaction: all of them if it has an ordering key, and some of
-/// them otherwise. Returns how many events left the selection, and how many of these are released: the
-/// others are no longer published. Does nothing while the key has events in quarantine or being released.
+/// them otherwise. Returns how many events left the selection, and how many of these are released. An event
+/// that is no longer published only leaves the selection. Does nothing while the key has quarantined or
+/// released events.
 ///
 /// # Errors
 /// Database errors. Nothing is released then, but the session still has an open transaction: end it.

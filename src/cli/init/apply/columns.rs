@@ -24,10 +24,13 @@ pub(in crate::cli::init) async fn columns(sql: &Sql, settings: &Settings) -> Res
     let mut findings = Vec::new();
     for table in &settings.tables {
         add_columns(sql, table).await?;
-        lock_indexes(sql).await?;
-        let indexed = index(sql, table).await;
-        activity::advisory_unlock(sql, INDEX_LOCK).await?;
-        indexed?;
+        if lacks_index(sql, table).await?.is_some() {
+            lock_indexes(sql).await?;
+            let indexed = index(sql, table).await;
+            let unlocked = activity::advisory_unlock(sql, INDEX_LOCK).await;
+            indexed?;
+            unlocked?;
+        }
         if let Some(shape) = shape::look(sql, table).await? {
             findings.extend(check::capture::columns(table, &shape));
         }
@@ -35,8 +38,8 @@ pub(in crate::cli::init) async fn columns(sql: &Sql, settings: &Settings) -> Res
     Ok(findings)
 }
 
-/// Key of the advisory lock under which indexes are created. Another `init` would take an unfinished index
-/// for one whose build was cut off.
+/// Key of the advisory lock under which indexes are created. Without this lock another `init` would drop our
+/// unfinished index as one whose build was cut off.
 const INDEX_LOCK: i64 = 0x706f_7374_7269_6466;
 
 /// Between two attempts to get it.
@@ -45,25 +48,38 @@ const INDEX_LOCK_PAUSE: Duration = Duration::from_millis(200);
 /// Waits until no other `init` creates an index. Asks again and again: a session that waits in one
 /// statement would hold up the `create index concurrently` that it waits for.
 async fn lock_indexes(sql: &Sql) -> Result<()> {
+    let mut waits = 0;
     while !activity::try_advisory_lock(sql, INDEX_LOCK).await? {
+        waits += 1;
+        if waits == 10 {
+            let holder = activity::advisory_lock_holder(sql, INDEX_LOCK).await?;
+            let holder = holder.map_or_else(String::new, |one| format!(" ({one})"));
+            eprintln!("waiting for another `postrider init`{holder} that creates an index");
+        }
         tokio::time::sleep(INDEX_LOCK_PAUSE).await;
     }
     Ok(())
 }
 
-/// Creates the index on `seq` if it is missing, unless that would hold up the writers of a large
-/// partitioned table.
+/// Creates the index on `seq`, unless another `init` has done that.
 async fn index(sql: &Sql, table: &TableSettings) -> Result<()> {
+    match lacks_index(sql, table).await? {
+        Some(is_partitioned) => add_index(sql, table, is_partitioned).await,
+        None => Ok(()),
+    }
+}
+
+/// Whether the table is partitioned, if the index on `seq` is missing and may be created: on a large
+/// partitioned table that would hold up the writers.
+async fn lacks_index(sql: &Sql, table: &TableSettings) -> Result<Option<bool>> {
     let Some(shape) = shape::look(sql, table).await? else {
-        return Ok(());
+        return Ok(None);
     };
     let seq = shape.seq.as_ref();
-    if seq.is_some_and(|seq| seq.column == "seq" && !seq.is_indexed)
-        && (!shape.is_partitioned() || size_of_partitions(sql, &table.table).await? < SMALL_BYTES)
-    {
-        add_index(sql, table, shape.is_partitioned()).await?;
-    }
-    Ok(())
+    let is_missing = seq.is_some_and(|seq| seq.column == "seq" && !seq.is_indexed);
+    let is_partitioned = shape.is_partitioned();
+    let may_create = !is_partitioned || size_of_partitions(sql, &table.table).await? < SMALL_BYTES;
+    Ok((is_missing && may_create).then_some(is_partitioned))
 }
 
 /// How long to wait for the lock on a table. New writers wait behind us meanwhile.
