@@ -155,3 +155,22 @@ async fn a_pipe_that_is_closed_early_causes_no_crash() {
         assert!(stderr.is_empty(), "{args:?}: {stderr}");
     }
 }
+
+#[tokio::test]
+async fn a_command_without_settings_takes_the_file_and_a_mistyped_flag_shows_no_secret() {
+    for arguments in [
+        ["explain", "--config", "x.toml", "slot-missing"],
+        ["completions", "--config", "x.toml", "bash"],
+    ] {
+        postrider(&arguments, &[]).await.assert_status(0);
+    }
+    for flag in [
+        "--database-urlpostgres://u:hunter2@h/d",
+        "--postgres://u:hunter2@h/d",
+    ] {
+        let ran = postrider(&["run", flag], &[]).await;
+        ran.assert_status(2);
+        assert_contains(&ran.stderr, "unknown flag");
+        assert!(!ran.stderr.contains("hunter2"), "{ran}");
+    }
+}
