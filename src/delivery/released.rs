@@ -132,8 +132,8 @@ impl Delivery {
                 durable,
                 count,
             } => {
-                for group in released {
-                    self.quarantine.release(group);
+                for (group, is_replay) in released {
+                    self.quarantine.release(group, is_replay);
                 }
                 for group in vanished {
                     if self.quarantine.vanished(&group, durable) {

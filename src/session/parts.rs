@@ -162,9 +162,9 @@ pub(super) async fn quarantine(sql: &Sql, on_bad_event: OnBadEvent) -> Result<Qu
     let mut quarantine = Quarantine::new(on_bad_event);
     let keys = quarantined::blocked_keys(sql, MAX_BLOCKED).await?;
     for key in keys {
-        if !key.is_quarantined {
-            // New events must not come between the released ones.
-            quarantine.block_for_release(key.group);
+        if key.is_replayed && !key.is_quarantined {
+            // New events must not come between the replayed ones.
+            quarantine.block_for_release(key.group, key.since);
         } else if on_bad_event == OnBadEvent::QuarantineKey {
             quarantine.block(key.group, key.since, &key.first.shown());
         }

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 /// Log lines of a relay that has the slot, or has delivered the rows from the tables that came
 /// before it.
-const STREAMS: [&str; 2] = ["streaming slot=", "recovered: everything"];
+const STREAMS: [&str; 2] = ["streaming slot=", "recovered: every row"];
 /// Log line of a relay that begins to deliver from the tables.
 const RECOVERS: &str = "every row without a record in outbox.dispatch";
 /// Log line of a relay that gives up its requests in flight.

@@ -18,11 +18,11 @@
 //! If an event fails again, the release has *failed*: the key stays blocked, and all its rows go back
 //! into quarantine. Under the other policies, such an event affects only itself.
 //!
-//! A key may have released events and none in quarantine: an operator replays published events, or the
-//! policy blocks no keys. The key is then blocked for the time of the release, so that no new event comes
-//! between the released ones. Such a release begins with step 3: new events are held in memory, and
-//! recorded only when there is no room for them. Unordered events are never blocked: their release is
-//! step 2 alone.
+//! A *replay* releases events that were published before, of a key that has none in quarantine. The key
+//! is blocked for the time of the release, under every policy, so that no new event comes between the
+//! replayed ones. Such a release begins with step 3: new events are held in memory, and recorded only
+//! when there is no room for them. Other groups that block nothing (unordered events, other policies)
+//! have step 2 alone.
 //!
 //! The steps of a release are in `releases`. Not here: the table (`dispatch::quarantined`), and
 //! reading released rows (`releaser`).
@@ -214,11 +214,12 @@ impl Quarantine {
             .insert(group, BlockedState::new(since, waits_for(first)));
     }
 
-    /// Blocks a key that has released events, and none in quarantine, until its release has ended.
-    pub(crate) fn block_for_release(&mut self, group: Group) {
+    /// Blocks a key from the place `since` on, where its first replayed event is, until the release has
+    /// ended.
+    pub(crate) fn block_for_release(&mut self, group: Group, since: EventPlace) {
         let blocked = BlockedState {
             for_release: true,
-            ..BlockedState::new((0, 0), BEHIND_A_RELEASE.into())
+            ..BlockedState::new(since, BEHIND_A_RELEASE.into())
         };
         self.blocked.entry(group).or_insert(blocked);
     }

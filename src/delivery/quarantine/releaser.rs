@@ -45,7 +45,8 @@ pub(crate) enum Ask {
 #[derive(Debug)]
 pub(crate) enum QuarantineAnswer {
     Looked {
-        released: Vec<Group>,
+        /// And whether their first event is replayed.
+        released: Vec<(Group, bool)>,
         vanished: Vec<Group>,
         durable: u64,
         count: Option<i64>,
@@ -168,7 +169,7 @@ impl Worker {
                 let after = self.looked_to.take();
                 let looking = quarantined::released_groups(sql, after.as_ref(), GROUPS as i64);
                 let released = sql.answer(looking).await?;
-                self.looked_to = released.get(GROUPS - 1).cloned();
+                self.looked_to = released.get(GROUPS - 1).map(|(group, _)| group.clone());
                 Ok(QuarantineAnswer::Looked {
                     released,
                     vanished: if blocked.is_empty() {

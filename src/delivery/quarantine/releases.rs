@@ -9,8 +9,8 @@ use super::{
 use crate::event::{Event, Group, OrderingKey};
 
 impl Quarantine {
-    /// An operator has released events of this group.
-    pub(crate) fn release(&mut self, group: Group) {
+    /// An operator has released or replayed events of this group.
+    pub(crate) fn release(&mut self, group: Group, is_replay: bool) {
         let goes_forward = |group: &&Group| {
             let release = self.releases.get(*group);
             release.is_some_and(|release| release.in_lanes < PAGE)
@@ -20,8 +20,8 @@ impl Quarantine {
         {
             return;
         }
-        if group.is_ordered() {
-            self.block_for_release(group.clone());
+        if is_replay && group.is_ordered() {
+            self.block_for_release(group.clone(), (0, 0));
         }
         let blocked = self.blocked.get(&group);
         let stage = match blocked {

@@ -50,7 +50,7 @@ fn groups_sql(state: &str, which: &str) -> String {
                           d.commit_lsn, d.ordinal \
                  LIMIT 1) n) \
          SELECT coalesce(topic, ''), coalesce(ordering_key, ''), commit_lsn, ordinal, event_id, \
-                source_id, error FROM g LIMIT $1"
+                source_id, error, message_id IS NOT NULL FROM g LIMIT $1"
     )
 }
 
@@ -128,6 +128,8 @@ pub(crate) struct BlockedKey {
     pub(crate) error: Option<String>,
     /// Whether events of the key are in quarantine, not only released ones.
     pub(crate) is_quarantined: bool,
+    /// Whether the first event was published before: it is being replayed.
+    pub(crate) is_replayed: bool,
 }
 
 /// Every key with events in quarantine, at most `limit`.
@@ -183,10 +185,11 @@ fn blocked_key(row: &Row) -> BlockedKey {
         first: event_id(row, 4),
         error: row.get(6),
         is_quarantined: false,
+        is_replayed: row.get(7),
     }
 }
 
-/// Up to `limit` groups that have released events, in order. With `after`, only groups that sort
+/// Up to `limit` groups that have released events, in order, and whether their first one is replayed. With `after`, only groups that sort
 /// after it.
 ///
 /// # Errors
@@ -195,7 +198,7 @@ pub(crate) async fn released_groups(
     sql: &Sql,
     after: Option<&Group>,
     limit: i64,
-) -> Result<Vec<Group>> {
+) -> Result<Vec<(Group, bool)>> {
     let rows = match after {
         None => sql.query(&groups_sql("released", ""), &[&limit]).await?,
         Some(after) => {
@@ -204,7 +207,7 @@ pub(crate) async fn released_groups(
             sql.query(&statement, &[&limit, &topic, &key]).await?
         }
     };
-    Ok(rows.iter().map(group).collect())
+    Ok(rows.iter().map(|row| (group(row), row.get(7))).collect())
 }
 
 /// The next released rows of the group after the place `after`, in order.

@@ -208,7 +208,7 @@ async fn a_stuck_slot_that_another_relay_already_replaced_is_not_recovered_again
              WITH (publish = 'insert', publish_via_partition_root = true)",
         )
         .await;
-    second.wait_for_log("recovered: everything").await;
+    second.wait_for_log("recovered: every row").await;
     assert!(
         !first.log().contains("closing the session"),
         "the second relay recovered too late to show anything:\n{}",

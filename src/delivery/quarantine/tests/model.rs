@@ -215,8 +215,9 @@ impl World {
 
     pub(super) fn look(&mut self) {
         let released = |row: &Row| matches!(row, Row::Released | Row::Replayed);
-        if self.table.values().any(released) {
-            self.quarantine.release(group());
+        if let Some(first) = self.table.values().find(|row| released(row)) {
+            let is_replay = *first == Row::Replayed;
+            self.quarantine.release(group(), is_replay);
         }
     }
 
@@ -244,11 +245,13 @@ impl World {
         self.letters.clear();
         self.asked = None;
         let waiting = self.table.iter().find(|(_, row)| **row != Row::Published);
-        if self.table.values().any(|row| *row == Row::Quarantined) {
-            let n = waiting.map_or(0, |(n, _)| *n);
-            self.quarantine.block(group(), (1, n), &n.to_string());
-        } else if waiting.is_some() {
-            self.quarantine.block_for_release(group());
+        let is_quarantined = self.table.values().any(|row| *row == Row::Quarantined);
+        match waiting {
+            Some((n, Row::Replayed)) if !is_quarantined => {
+                self.quarantine.block_for_release(group(), (1, *n));
+            }
+            Some((n, _)) => self.quarantine.block(group(), (1, *n), &n.to_string()),
+            None => {}
         }
         for n in (1..self.next)
             .filter(|n| !self.table.contains_key(n))

@@ -94,9 +94,9 @@ fn stuck_releases_do_not_hold_up_others() {
     };
     let groups = MAX_RELEASES as u32;
     for n in 0..groups {
-        quarantine.release(nth(n));
+        quarantine.release(nth(n), false);
     }
-    quarantine.release(nth(groups));
+    quarantine.release(nth(groups), false);
     assert!(!quarantine.releases.contains_key(&nth(groups)), "no room");
     // Half of the releases are read to their end, the others have a full page; nothing is published.
     for n in 0..groups {
@@ -117,7 +117,7 @@ fn stuck_releases_do_not_hold_up_others() {
             assert!(unblocked.held.is_empty() && !unblocked.was_in_quarantine);
         }
     }
-    quarantine.release(nth(groups));
+    quarantine.release(nth(groups), false);
     let page = QuarantineQuery::Page(nth(groups), (0, 0));
     assert_eq!(quarantine.command(), Some(page));
     // The others continue as before: once the event of the first release is published, that release
@@ -150,9 +150,9 @@ fn a_key_of_replayed_events_is_blocked_until_they_are_read_and_again_after_a_res
         let behind = "waits for earlier events that are released";
         let released = Admission::Released(behind.into());
         // A restart in the middle of a release.
-        quarantine.block_for_release(group());
+        quarantine.block_for_release(group(), (1, 1));
         assert_eq!(quarantine.admit(&topic, &ordering_key, (9, 9)), released);
-        quarantine.release(group());
+        quarantine.release(group(), true);
         let held = quarantine.admit(&topic, &ordering_key, (9, 9));
         assert_eq!(held, Admission::Held);
         assert_eq!(quarantine.blocked(), 0, "no event is in quarantine");
@@ -178,7 +178,7 @@ fn a_key_of_replayed_events_is_blocked_until_they_are_read_and_again_after_a_res
 #[test]
 fn under_halt_a_new_event_that_waited_behind_a_replay_still_ends_the_relay() {
     let mut quarantine = Quarantine::new(OnBadEvent::Halt);
-    quarantine.release(group());
+    quarantine.release(group(), true);
     let origin = event(1, Standing::Released).origin;
     for is_new in [false, true] {
         let lane = InLane {
@@ -194,7 +194,7 @@ fn under_halt_a_new_event_that_waited_behind_a_replay_still_ends_the_relay() {
 #[test]
 fn a_page_is_judged_once_not_row_by_row() {
     let mut quarantine = Quarantine::new(OnBadEvent::QuarantineKey);
-    quarantine.release(group());
+    quarantine.release(group(), true);
     let record = |n| Record {
         topic: Some(group().topic),
         ordering_key: group().ordering_key,
