@@ -147,7 +147,7 @@ pub(super) fn read(path: &Path) -> Result<Layers> {
     Ok(layers)
 }
 
-/// A setting of [[tables]] at the top of the file belongs into a section.
+/// A setting of `[[tables]]` at the top of the file belongs into a section.
 fn unknown_at_the_top(name: &str, place: &str) -> Error {
     let unknown = layers::unknown(name, place);
     if TABLE_KEYS.iter().any(|key| key.name == name) {
