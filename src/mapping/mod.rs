@@ -59,6 +59,7 @@ pub use envelope_kind::{Envelope, ParseEnvelopeError};
 pub use error::{EventError, EventFault, FaultyRow, Limit, MapError, SettingFault};
 pub use event_id::TableIdentity;
 pub use mapper::{Mapped, Mapper, TableColumns, TimeKind};
+pub(crate) use ordering::fnv1a_64;
 pub use ordering::{BUCKETS_MAX, Ordering, ParseOrderingError};
 pub use replayed::marked;
 pub use settings::{ColumnSettings, TableSettings, TimeZone};

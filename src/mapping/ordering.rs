@@ -116,7 +116,7 @@ impl OrderingKeys {
 
 /// FNV-1a with 64 bits (<http://www.isthe.com/chongo/tech/comp/fnv/>). It is easy to compute in any
 /// language, and it will not change between versions of this program.
-fn fnv1a_64(bytes: &[u8]) -> u64 {
+pub(crate) fn fnv1a_64(bytes: &[u8]) -> u64 {
     bytes.iter().fold(0xcbf2_9ce4_8422_2325, |hash, &byte| {
         (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3)
     })

@@ -22,8 +22,8 @@ use crate::error::{Code, Error, Result, shown_path};
 /// Permission bits for group and others. Like libpq, refuse a file that has any of them.
 const OTHERS: u32 = 0o077;
 
-/// How long the command may take. It never takes the whole time of connecting, so that the error says what
-/// took so long.
+/// Limit of the command. It is below the limit of connecting, so that the error names the command as the
+/// cause.
 const COMMAND_LIMIT: Duration = Duration::from_secs(8);
 
 /// The most bytes of its first line.
@@ -91,7 +91,7 @@ async fn of_command(command: &str, limit: Duration) -> Result<String> {
 }
 
 /// Waits until the command has ended, and returns its first line; `None` if that is too long. Does not wait for
-/// programs that go on in the background and keep the pipe open.
+/// programs that the command leaves in the background, which may keep the pipe open.
 async fn first_line(child: &mut Child) -> std::io::Result<Option<(ExitStatus, Vec<u8>)>> {
     let mut line = Vec::new();
     let Some(stdout) = child.stdout.take() else {

@@ -3,7 +3,7 @@
 //! - [`dispatch`]: the outcome of each event, and the quarantine (`outbox.dispatch`).
 //! - [`capture_record`]: which rows of each captured table are ours, and how far they are resolved
 //!   (`outbox.capture`).
-//! - [`replay`]: which published events are to be published again (`outbox.replay`,
+//! - [`replay`]: which published events must be published again (`outbox.replay`,
 //!   `outbox.replay_event`).
 //! - [`relay_row`]: which relay serves a slot, and how far it got (`outbox.relay`).
 //!

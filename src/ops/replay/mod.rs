@@ -23,6 +23,7 @@ pub(crate) use select::ReplaySelection;
 use super::event::keeps_no_records;
 use super::since::Since;
 use crate::error::{Code, Error, Result};
+use crate::mapping::fnv1a_64;
 use crate::postgres::PatientSql;
 use crate::settings::Settings;
 use crate::store::replay::{self, ReplayRow};
@@ -205,14 +206,9 @@ async fn lock(sql: &PatientSql, name: &str) -> Result<()> {
     Err(Error::new(Code::SettingInvalid, what).hint("wait for it, or stop it first"))
 }
 
-/// The key of the replay's advisory lock: FNV-1a, 64 bits.
+/// The key of the replay's advisory lock.
 fn lock_key(name: &str) -> i64 {
-    let bytes = "postrider replay ".bytes().chain(name.bytes());
-    bytes
-        .fold(0xCBF2_9CE4_8422_2325_u64, |hash, byte| {
-            (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01B3)
-        })
-        .cast_signed()
+    fnv1a_64(format!("postrider replay {name}").as_bytes()).cast_signed()
 }
 
 fn read_time(text: &str) -> Result<Since> {

@@ -14,7 +14,7 @@ const RELEASED_AT_ONCE: u64 = 2_000;
 /// Between two looks at how far the relay is.
 const LOOK_INTERVAL: Duration = Duration::from_millis(250);
 
-/// Without progress for so long, the command says so.
+/// The command reports that the relay makes no progress after this time.
 const STALLED: Duration = Duration::from_secs(10);
 
 /// Rounds over all keys, [`ROUND_PAUSE`] apart, in which none could be released, before the command gives
