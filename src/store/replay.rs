@@ -9,11 +9,11 @@ mod released;
 use decoder::Lsn;
 use tokio_postgres::Row;
 use tokio_postgres::error::SqlState;
-use tokio_postgres::types::{PgLsn, ToSql};
+use tokio_postgres::types::PgLsn;
 
 pub(crate) use released::{ReplayCounts, count_waiting, next_group, release, settle};
 
-use super::dispatch::history::RecordPlace;
+use super::dispatch::history::{QueryParameters, RecordFilter, RecordPlace};
 use crate::error::{Code, Error, Result};
 use crate::postgres::Sql;
 
@@ -156,8 +156,10 @@ pub(crate) struct SelectionPage<'a> {
     pub(crate) until: Lsn,
     /// Maximum number of records.
     pub(crate) records: i64,
-    /// The condition on a record `d`, an SQL expression.
-    pub(crate) which: &'a str,
+    /// The records that match.
+    pub(crate) filter: &'a RecordFilter,
+    /// Only records committed before this time, an SQL expression.
+    pub(crate) before: Option<&'a str>,
 }
 
 /// The records of a page, counted.
@@ -181,13 +183,15 @@ pub(crate) async fn select(
     name: Option<&str>,
     page: &SelectionPage<'_>,
 ) -> Result<Option<SelectedPage>> {
-    let statement = select_sql(page.which, name.is_some());
-    let (after, until) = (
-        PgLsn::from(page.after.commit),
-        PgLsn::from(page.until.as_u64()),
-    );
-    let parameters: [&(dyn ToSql + Sync); 5] =
-        [&after, &page.after.ordinal, &until, &page.records, &name];
+    let after = PgLsn::from(page.after.commit);
+    let until = PgLsn::from(page.until.as_u64());
+    let mut parameters: QueryParameters<'_> =
+        vec![&after, &page.after.ordinal, &until, &page.records, &name];
+    let mut which = page.filter.condition(&mut parameters);
+    if let Some(before) = page.before {
+        which += &format!(" and d.committed_at < {before}");
+    }
+    let statement = select_sql(&which, name.is_some());
     let row = sql.query_opt(&statement, &parameters).await?;
     Ok(row.map(|row| SelectedPage {
         records: count(&row, 0),

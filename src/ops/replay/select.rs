@@ -2,14 +2,13 @@
 
 use decoder::Lsn;
 use serde::Serialize;
-use slot_manager::quoted_literal;
 
 use super::{OnReplayStep, ReplayCriteria, ReplayStep, read_time};
 use crate::error::{Code, Error, Result};
-use crate::ops::event::find;
+use crate::ops::event::{EventQuery, find};
 use crate::postgres::PatientSql;
 use crate::settings::Settings;
-use crate::store::dispatch::history::RecordPlace;
+use crate::store::dispatch::history::{RecordFilter, RecordPlace};
 use crate::store::replay::{self, SelectionPage};
 
 /// Records in a page.
@@ -33,12 +32,16 @@ pub(crate) struct ReplaySelection {
     pub(crate) in_quarantine: u64,
 }
 
-/// The condition of the criteria, for SQL.
+/// The criteria as conditions on records.
 #[derive(Debug)]
 pub(super) struct Conditions {
-    which: String,
+    filter: RecordFilter,
+    /// Only records committed before this time, an SQL expression.
+    before: Option<String>,
     /// Where records that can match begin.
-    from: RecordPlace,
+    from: u64,
+    /// The last position that can match.
+    to: Option<Lsn>,
 }
 
 /// Checks the criteria.
@@ -46,37 +49,24 @@ pub(super) struct Conditions {
 /// # Errors
 /// `setting-invalid` for a time or position that does not exist; database errors.
 pub(super) async fn conditions(sql: &PatientSql, criteria: &ReplayCriteria) -> Result<Conditions> {
-    let mut which = vec!["true".to_owned()];
-    let mut from = RecordPlace::default();
-    if let Some(key) = &criteria.key {
-        which.push(format!("d.ordering_key = {}", quoted_literal(key)));
-    }
-    if let Some(topic) = &criteria.topic {
-        let topic = quoted_literal(topic);
-        which.push(format!(
-            "(d.topic = {topic} or split_part(d.topic, '/', 4) = {topic})"
-        ));
-    }
-    if let Some(since) = &criteria.since {
-        let since = read_time(since)?.resolve(sql).await?;
-        from.commit = since.first_commit(sql).await?.into();
-        which.push(format!("d.committed_at >= {}", since.sql()));
-    }
-    if let Some(until) = &criteria.until {
-        let until = read_time(until)?.resolve(sql).await?;
-        which.push(format!("d.committed_at < {}", until.sql()));
-    }
-    if let Some(text) = &criteria.from_lsn {
-        from.commit = from.commit.max(position(text)?.as_u64());
-    }
-    if let Some(text) = &criteria.to_lsn {
-        which.push(format!("d.commit_lsn <= '{}'::pg_lsn", position(text)?));
-    }
-    // The walk begins after this place.
-    from.ordinal = -1;
+    let since = criteria.since.as_deref().map(read_time).transpose()?;
+    let query = EventQuery {
+        key: criteria.key.as_deref(),
+        topic: criteria.topic.as_deref(),
+        since: since.as_ref(),
+    };
+    let filter = query.filter(sql).await?;
+    let before = match &criteria.until {
+        Some(until) => Some(read_time(until)?.resolve(sql).await?.sql().to_owned()),
+        None => None,
+    };
+    let from_lsn = criteria.from_lsn.as_deref().map(position).transpose()?;
+    let since_lsn = filter.since.as_ref().map_or(0, |(lsn, _)| u64::from(*lsn));
     Ok(Conditions {
-        which: which.join(" and "),
-        from,
+        from: from_lsn.map_or(0, Lsn::as_u64).max(since_lsn),
+        to: criteria.to_lsn.as_deref().map(position).transpose()?,
+        filter,
+        before,
     })
 }
 
@@ -148,12 +138,20 @@ async fn several(
     name: Option<&str>,
     on_step: &mut OnReplayStep<'_>,
 ) -> Result<ReplaySelection> {
-    let Conditions { which, from } = conditions(sql, criteria).await?;
+    let conditions = conditions(sql, criteria).await?;
+    let after_last = conditions
+        .to
+        .map(|to| Lsn::new(to.as_u64().saturating_add(1)));
     let mut page = SelectionPage {
-        after: from,
-        until,
+        // Before the first record of this position.
+        after: RecordPlace {
+            commit: conditions.from,
+            ordinal: -1,
+        },
+        until: after_last.map_or(until, |last| last.min(until)),
         records: PAGE_RECORDS,
-        which: &which,
+        filter: &conditions.filter,
+        before: conditions.before.as_deref(),
     };
     let mut found = ReplaySelection::default();
     let mut looked_at = 0;

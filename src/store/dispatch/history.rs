@@ -94,11 +94,14 @@ pub(crate) async fn of_source_ids(sql: &Sql, source_ids: &[String]) -> Result<Ve
     Ok(Vec::new())
 }
 
-type QueryParameters<'a> = Vec<&'a (dyn ToSql + Sync)>;
+pub(in crate::store) type QueryParameters<'a> = Vec<&'a (dyn ToSql + Sync)>;
 
 impl RecordFilter {
     /// The condition on a row `d`. Adds its parameters.
-    fn condition<'a>(&'a self, parameters: &mut QueryParameters<'a>) -> String {
+    pub(in crate::store) fn condition<'a>(
+        &'a self,
+        parameters: &mut QueryParameters<'a>,
+    ) -> String {
         let mut which = vec!["true".to_owned()];
         if let Some(key) = &self.key {
             parameters.push(key);
