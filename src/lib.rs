@@ -8,10 +8,11 @@
 //! 3. `source` runs the replication session, on its own thread, and passes on chunks of the stream.
 //!    The crate [`decoder`] parses them.
 //! 4. `capture` turns the stream into events ([`event`]), and reads rows that are missing from the
-//!    stream from their tables. [`mapping`] turns a row into a Pub/Sub message.
+//!    stream from their tables. [`mapping`] turns a row into a Pub/Sub message, whose
+//!    names and forms are a contract with consumers ([`outbox_event`]).
 //! 5. `delivery` takes each event to its outcome: [`lanes`] keep the order per key and choose the next
-//!    request, [`publish`] makes one publish attempt and classifies its failure, and bad events go to
-//!    quarantine.
+//!    request, the crate [`publisher`] makes one publish attempt and classifies its failure, and bad events
+//!    go to quarantine.
 //! 6. `store` records the outcome. It has the only SQL on the relay's own tables.
 //! 7. [`watermark`] computes the position up to which every event has its outcome; `source` then
 //!    confirms that position.
@@ -41,7 +42,6 @@ pub mod metrics;
 mod ops;
 pub mod postgres;
 mod printable;
-pub mod publish;
 mod recovery;
 mod server_clock;
 pub mod session;

@@ -4,11 +4,12 @@
 //! the OID, the name decides, so a table that was dropped and created again, restored or swapped
 //! keeps its record. All functions are pure, except those that take an SQL session.
 
+use outbox_event::TableIdentity;
 use slot_manager::{QualifiedName, SlotName};
 
 use super::shape::{self, Shape};
 use crate::error::{Code, Error, Result};
-use crate::mapping::{TableIdentity, TableSettings};
+use crate::mapping::TableSettings;
 use crate::postgres::{Snapshot, Sql, current_snapshot};
 use crate::settings::Start;
 use crate::store::capture_record::{self, CaptureRecord};

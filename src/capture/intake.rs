@@ -14,14 +14,14 @@ use decoder::{
 };
 
 use super::moved::{MovedMark, xid8};
+use outbox_event::TableIdentity;
 use slot_manager::QualifiedName;
 
 use super::shape::FIRST_NORMAL_XID;
 use crate::error::{Code, Error, Result};
 use crate::event::{Event, EventPosition, EventRef, OrderingKey};
 use crate::mapping::{
-    ColumnTypes, EventError, INSERTED_XID, MapError, Mapper, TableIdentity, TableSettings,
-    TupleValues,
+    ColumnTypes, EventError, INSERTED_XID, MapError, Mapper, TableSettings, TupleValues,
 };
 use crate::metrics::{KindLabel, Metrics};
 use crate::watermark::CommitLsn;

@@ -9,6 +9,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 use googleapis_tonic_google_pubsub_v1::google::pubsub::v1::PubsubMessage;
 use prost::Message;
+use publisher::{Failure, MessageIds};
 
 use super::Delivery;
 use super::quarantine::{self, Letter, letter};
@@ -18,7 +19,6 @@ use crate::event::{Event, EventRef, Group, OrderingKey, Standing};
 use crate::lanes::{LaneKey, Request};
 use crate::mapping::{EventError, MapError};
 use crate::metrics::KindLabel;
-use crate::publish::{Failure, MessageIds};
 use crate::settings::OnBadEvent;
 use crate::store::dispatch::{Outcome, Record};
 

@@ -29,6 +29,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use publisher::{Backoff, Publisher};
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 
@@ -43,7 +44,6 @@ use crate::error::{Code, Error, Result};
 use crate::event::{Event, OrderingKey};
 use crate::lanes::Lanes;
 use crate::metrics::Metrics;
-use crate::publish::{Backoff, Publisher};
 use crate::settings::{Dispatch, Settings};
 use crate::store::dispatch::{DispatchWriter, Outcome, SlotReader, WriterEvent, Written};
 use crate::throttled_log::ThrottledLog;

@@ -2,13 +2,14 @@
 
 use std::time::Instant;
 
+use publisher::{Class, Failure, MessageIds};
+
 use super::Delivery;
 use super::records::leave_without_rows;
 use crate::error::{Code, Error, Result};
 use crate::event::{EventRef, Standing};
 use crate::lanes::{Load, Request, Serve};
 use crate::metrics::KindLabel;
-use crate::publish::{self, Class, Failure, MessageIds};
 use crate::settings::Dispatch;
 use crate::store::dispatch::{Outcome, Record};
 
@@ -101,7 +102,7 @@ impl Delivery {
     /// sets the bad event aside.
     fn on_failure(&mut self, request: Request, failure: &Failure) -> Result<()> {
         let topic = request.key.topic.clone();
-        let error = publish::error(failure, &topic);
+        let error = Error::pubsub(failure, &topic);
         let kind = error.code().name();
         self.metrics
             .publish_failures

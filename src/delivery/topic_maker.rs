@@ -4,11 +4,11 @@ use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Duration;
 
+use publisher::TopicAdmin;
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 
-use crate::error::Code;
-use crate::publish::TopicAdmin;
+use crate::error::{Code, Error};
 
 /// How long one creation may take.
 const LIMIT: Duration = Duration::from_secs(30);
@@ -55,9 +55,10 @@ impl TopicMaker {
             let created = tokio::time::timeout(LIMIT, topics.create(&topic)).await;
             let made = matches!(created, Ok(Ok(())));
             match created {
-                Ok(Err(error)) => tracing::error!(
-                    code = %error.code(), hint = error.hint_text(), "{error}"
-                ),
+                Ok(Err(failure)) => {
+                    let error = Error::pubsub(&failure, &topic);
+                    tracing::error!(code = %error.code(), hint = error.hint_text(), "{error}");
+                }
                 Err(_) => tracing::error!(%topic, "creating the topic took longer than {LIMIT:?}"),
                 Ok(Ok(())) => {}
             }

@@ -7,6 +7,7 @@
 mod code;
 mod map;
 mod postgres;
+mod pubsub;
 mod shown_path;
 mod slot;
 

@@ -6,35 +6,16 @@
 
 use std::ops::Range;
 
+use outbox_event::attribute::{FIXED, TRACE_ALIASES};
+
 use super::columns::OutboxRow;
 use super::error::{EventFault, Limit};
 use super::headers::Headers;
 use super::{limits, wire};
 
-/// Names of the attributes that every message has if the row has the value.
-pub(super) const FIXED: [&str; 8] = [
-    "event_id",
-    SOURCE_ID,
-    "event_type",
-    "aggregate_type",
-    "aggregate_id",
-    "version",
-    "schema_version",
-    "occurred_at",
-];
-
-/// The attribute for the id of an event whose id is not a uuid.
-pub(super) const SOURCE_ID: &str = "source_id";
-
 /// One bit for each of [`FIXED`].
 type FixedSet = u16;
 const _: () = assert!(FIXED.len() <= FixedSet::BITS as usize);
-
-/// Names of the W3C trace context, and those under which Google's client libraries look for it.
-const TRACE_ALIASES: [(&str, &str); 2] = [
-    ("traceparent", "googclient_traceparent"),
-    ("tracestate", "googclient_tracestate"),
-];
 
 /// The attributes of one message. The buffers are reused for the next message.
 #[derive(Debug, Clone, Default)]

@@ -1,82 +1,14 @@
 //! The identity of an event.
 //!
-//! The dispatch table and the subscribers identify events by uuid. If the id is a uuid, it is used
-//! as it is. Any other id (a `bigserial`, a text) becomes
-//! `md5('schema.table:' || id || ':' || inserted_xid)` read as a uuid. This uuid is the same on
-//! every run, differs between tables, and equals the result of
-//! `outbox.event_uuid('schema.table', id, inserted_xid)` in SQL. The transaction is included
-//! because a table that was dropped and created again may number its rows from 1 again. For a table
-//! without the column `inserted_xid`, only the id is hashed. Whether an id is hashed depends on the
-//! column's type alone, never on the value, because SQL has to agree.
-
-use std::fmt;
-use std::sync::Arc;
+//! If the id column is a uuid, the event has that uuid. Any other id is hashed ([`EventUuids`]), and the
+//! dispatch table also records it as text, `schema.table:id`.
 
 use md5::{Digest, Md5};
-use slot_manager::QualifiedName;
+use outbox_event::{EventUuids, TableIdentity};
 use uuid::Uuid;
 
 use super::error::EventFault;
 use crate::event::{EventId, EventPosition};
-
-/// The name `schema.table` that identifies a table in the ids of its events.
-///
-/// Event ids that are not uuids are derived from it. So it has to stay the same for as long as the
-/// table is captured, even if the table is renamed.
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub struct TableIdentity {
-    name: Arc<str>,
-    added_xids: Arc<[u64]>,
-}
-
-impl TableIdentity {
-    /// An identity that was fixed earlier.
-    pub fn new(schema_and_table: &str) -> Self {
-        Self {
-            name: schema_and_table.into(),
-            added_xids: Arc::default(),
-        }
-    }
-
-    /// Adds the transactions that created the column `inserted_xid`. Rows older than that column
-    /// all show one of these transactions in it.
-    #[must_use]
-    pub fn with_added_xids(self, added_xids: &[u64]) -> Self {
-        Self {
-            added_xids: added_xids.into(),
-            ..self
-        }
-    }
-
-    /// `schema.table`.
-    pub fn as_str(&self) -> &str {
-        &self.name
-    }
-
-    /// The value of `inserted_xid`, unless it only says that the row is older than the column.
-    fn told<'x>(&self, inserted_xid: Option<&'x str>) -> Option<&'x str> {
-        let is_told = |xid: &&str| {
-            self.added_xids.is_empty()
-                || !xid
-                    .parse()
-                    .is_ok_and(|xid: u64| self.added_xids.contains(&xid))
-        };
-        inserted_xid.filter(is_told)
-    }
-}
-
-impl From<&QualifiedName> for TableIdentity {
-    /// The identity of a table that is captured for the first time, under this name.
-    fn from(table: &QualifiedName) -> Self {
-        Self::new(&format!("{}.{}", table.schema, table.name))
-    }
-}
-
-impl fmt::Display for TableIdentity {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(&self.name)
-    }
-}
 
 /// The identity of a row whose id cannot be read. It is made from the position in the log, as
 /// `schema.table@commit LSN/ordinal`.
@@ -97,9 +29,7 @@ pub(super) enum EventIds {
     Hashed {
         /// `schema.table:`
         prefix: Box<str>,
-        /// MD5 state after the prefix.
-        seeded: Md5,
-        table: TableIdentity,
+        uuids: EventUuids,
     },
 }
 
@@ -109,12 +39,9 @@ impl EventIds {
         if is_uuid {
             return Self::Uuid;
         }
-        let prefix = format!("{table}:");
-        let seeded = Md5::new_with_prefix(&prefix);
         Self::Hashed {
-            prefix: prefix.into(),
-            seeded,
-            table: table.clone(),
+            prefix: format!("{table}:").into(),
+            uuids: EventUuids::new(table),
         }
     }
 
@@ -140,20 +67,10 @@ impl EventIds {
                     column: column.to_owned(),
                 }),
             },
-            Self::Hashed {
-                prefix,
-                seeded,
-                table,
-            } => {
-                let mut hash = seeded.clone().chain_update(id);
-                if let Some(xid) = table.told(inserted_xid) {
-                    hash = hash.chain_update(":").chain_update(xid);
-                }
-                Ok(EventId {
-                    uuid: hash.finalize().into(),
-                    source_id: Some([prefix, id].concat().into()),
-                })
-            }
+            Self::Hashed { prefix, uuids } => Ok(EventId {
+                uuid: uuids.event_uuid(id, inserted_xid).into_bytes(),
+                source_id: Some([prefix, id].concat().into()),
+            }),
         }
     }
 }
@@ -183,7 +100,7 @@ mod tests {
     }
 
     #[test]
-    fn any_other_id_is_hashed_as_sql_hashes_it() {
+    fn any_other_id_is_hashed_and_also_kept_as_text() {
         // select md5('public.a:7')::uuid
         let id = EventIds::new(&TableIdentity::new("public.a"), false)
             .event_id("7", None, "id")
@@ -192,16 +109,6 @@ mod tests {
         assert_eq!(id.uuid, expected.into_bytes());
         assert_eq!(id.source_id.as_deref(), Some("public.a:7"));
         assert_eq!(id.to_string(), "public.a:7");
-    }
-
-    #[test]
-    fn the_same_id_in_two_tables_is_two_events() {
-        let of = |table| {
-            EventIds::new(&TableIdentity::new(table), false)
-                .event_id("7", None, "id")
-                .unwrap()
-        };
-        assert_ne!(of("public.a").uuid, of("public.b").uuid);
     }
 
     #[test]

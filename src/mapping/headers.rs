@@ -6,6 +6,7 @@
 //!
 //! Names and values are stored one after the other in one buffer, which is reused for every row.
 
+use outbox_event::attribute;
 use serde::de::{DeserializeSeed, Deserializer, Error, MapAccess, Visitor};
 use serde_json::value::RawValue;
 use std::fmt;
@@ -93,7 +94,7 @@ impl Headers {
     /// ignored.
     pub(super) fn content_type(&self) -> Option<&str> {
         self.iter()
-            .find(|(name, _)| name.eq_ignore_ascii_case("content-type"))
+            .find(|(name, _)| name.eq_ignore_ascii_case(attribute::CONTENT_TYPE))
             .map(|(_, value)| value)
     }
 }

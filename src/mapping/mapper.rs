@@ -9,15 +9,16 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use decoder::{OwnedRelation, Value};
+use outbox_event::attribute::{FIXED, SOURCE_ID};
+use outbox_event::{Envelope, TableIdentity};
 
-use super::attributes::{Attributes, FIXED, SOURCE_ID};
+use super::attributes::Attributes;
 use super::column_types::ColumnTypes;
 use super::columns::{EventColumns, Finder, MappedColumn, OutboxRow, RowTexts};
 use super::data::MessageData;
-use super::envelope::EventContext;
-use super::envelope_kind::Envelope;
+use super::envelope::{self, EventContext};
 use super::error::{EventFault, Limit, MapError, SettingFault};
-use super::event_id::{EventIds, TableIdentity};
+use super::event_id::EventIds;
 use super::headers::Headers;
 use super::ordering::{Ordering, OrderingKeys};
 use super::settings::{ColumnRole, TableSettings, TimeZone};
@@ -107,7 +108,7 @@ impl Mapper {
         if settings.ordering != Ordering::None {
             finder.needed(ColumnRole::AggregateId, "ordering")?;
         }
-        if settings.envelope.needs_event_type().is_some() {
+        if envelope::needs_event_type(settings.envelope).is_some() {
             finder.needed(ColumnRole::EventType, "envelope")?;
         }
         let is_uuid = columns.id.type_oid() == pg_type::UUID;
@@ -179,7 +180,7 @@ impl Mapper {
             source_id,
             event_type: self
                 .columns
-                .event_type(&outbox_row, self.envelope.needs_event_type())?,
+                .event_type(&outbox_row, envelope::needs_event_type(self.envelope))?,
             payload_column: self.columns.payload.name(),
             source: &self.source,
             headers: &self.inputs.headers,
@@ -260,7 +261,7 @@ impl Output {
             event.row,
             rfc3339.or(event.row.occurred_at),
         )?;
-        envelope.add_attributes(event, attributes)?;
+        envelope::add_attributes(envelope, event, attributes)?;
         for column in extra {
             if let Some(value) = column.text(row)? {
                 attributes.add(column.name(), &value)?;
@@ -280,7 +281,7 @@ impl Output {
     ) -> Result<Bytes, EventFault> {
         self.body.clear();
         self.body.shrink_to(KEPT_BYTES);
-        let body = envelope.body(event, &self.attributes, &mut self.body)?;
+        let body = envelope::body(envelope, event, &self.attributes, &mut self.body)?;
         let attributes = self.attributes.wire();
         check_size(
             topic,

@@ -28,14 +28,14 @@
 //! header or attribute.
 //!
 //! **Not here:** IO of any kind, batches and lanes, the handling of refused rows, the marks of a
-//! replay, and the vocabulary of events (`event`).
+//! replay, and the vocabulary of events (`event`). The names of attributes and envelopes and the ids of
+//! events are a contract with consumers, in the crate [`outbox_event`].
 
 mod attributes;
 mod column_types;
 mod columns;
 mod data;
-pub mod envelope;
-mod envelope_kind;
+mod envelope;
 mod error;
 mod event_id;
 mod headers;
@@ -55,9 +55,7 @@ mod wire;
 
 pub use column_types::{ColumnType, ColumnTypes};
 pub use columns::INSERTED_XID;
-pub use envelope_kind::{Envelope, ParseEnvelopeError};
 pub use error::{EventError, EventFault, FaultyRow, Limit, MapError, SettingFault};
-pub use event_id::TableIdentity;
 pub use mapper::{Mapped, Mapper, TableColumns, TimeKind};
 pub(crate) use ordering::fnv1a_64;
 pub use ordering::{BUCKETS_MAX, Ordering, ParseOrderingError};

@@ -2,13 +2,11 @@
 
 use bytes::Bytes;
 use googleapis_tonic_google_pubsub_v1::google::pubsub::v1::PubsubMessage;
+use outbox_event::attribute::REPLAY;
 use prost::Message;
 
 use super::limits;
 use super::wire::fits_a_request;
-
-/// Its name; the value is the name of the replay.
-const REPLAY: &str = "replay";
 
 /// The message with the name of its replay as an attribute, unless there is no room for one.
 pub fn marked(message: Bytes, topic: &str, replay: &str) -> Bytes {

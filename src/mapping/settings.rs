@@ -15,11 +15,10 @@ use std::collections::BTreeMap;
 use std::fmt::Display;
 use std::str::FromStr;
 
+use outbox_event::{Envelope, TableIdentity};
 use serde::{Deserialize, Deserializer, de};
 use slot_manager::QualifiedName;
 
-use super::envelope_kind::Envelope;
-use super::event_id::TableIdentity;
 use super::ordering::Ordering;
 use super::template::Template;
 
@@ -242,7 +241,7 @@ impl TableSettings {
 
     /// The name that identifies the table in the ids of its events.
     pub fn identity(&self) -> TableIdentity {
-        TableIdentity::from(&self.table)
+        TableIdentity::new(&format!("{}.{}", self.table.schema, self.table.name))
     }
 }
 

@@ -30,6 +30,7 @@ mod supervisor;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use publisher::{Publisher, TopicAdmin};
 use tokio::sync::watch;
 
 pub use mapped_stream::{MappedEvent, MappedStream};
@@ -40,7 +41,6 @@ use crate::condition::{RelayState, Trouble};
 use crate::error::{Code, Disposition, Error, Result};
 use crate::metrics::Metrics;
 use crate::postgres::connect;
-use crate::publish::{Publisher, TopicAdmin};
 use crate::settings::Settings;
 use crate::store::relay_row;
 
@@ -78,7 +78,11 @@ impl SessionRunner {
         settings.project()?;
         settings.database()?;
         settings.dead_letter_topic()?;
-        let publisher = Publisher::new(&settings)?;
+        let publisher = Publisher::new(
+            &settings.pubsub,
+            settings.pubsub_channels,
+            settings.publish_timeout,
+        )?;
         let topics = settings.create_topics.then(|| TopicAdmin::new(&publisher));
         warn_of_global_endpoint(&settings);
         Ok(Self {
@@ -184,7 +188,7 @@ fn comes_back(code: Code, publication_was_right: bool) -> bool {
 }
 
 fn warn_of_global_endpoint(settings: &Settings) {
-    if crate::publish::is_global(&settings.pubsub) {
+    if settings.pubsub.is_global() {
         tracing::warn!(
             "publishing through the global endpoint: Pub/Sub keeps the order of a key only among \
              publishes in one region; set POSTRIDER_PUBSUB_ENDPOINT to a regional endpoint"

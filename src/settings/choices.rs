@@ -116,15 +116,6 @@ pub(super) fn by_word<T: ByWord>(word: &str) -> Option<T> {
     found.map(|(_, option)| *option)
 }
 
-/// Where Pub/Sub is.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Endpoint {
-    /// An emulator at `host:port`: plain text, no credentials.
-    Emulator(String),
-    /// The service, or anything that speaks its protocol, as a URL.
-    Service(String),
-}
-
 #[cfg(test)]
 mod tests {
     use super::super::{KEYS, SettingKind};

@@ -16,11 +16,12 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
+use publisher::Endpoint;
 use sha2::{Digest, Sha256};
 use slot_manager::SlotName;
 use slot_manager::publication::CapturedTable;
 
-pub use choices::{Dispatch, Endpoint, LogFormat, OnBadEvent, OnLoss, Start};
+pub use choices::{Dispatch, LogFormat, OnBadEvent, OnLoss, Start};
 pub use keys::{KEYS, SettingKey, SettingKind};
 pub(crate) use layers::environment_of as environment;
 pub use table_keys::{COLUMN_KEYS, TABLE_KEYS, TableKey, TableKeyKind};
@@ -294,7 +295,7 @@ fn endpoint(layers: &Layers) -> Result<Endpoint> {
     let emulator = layers.text("pubsub_emulator_host");
     if !emulator.is_empty() {
         let host = emulator.trim_start_matches("http://").trim_end_matches('/');
-        return match format!("http://{host}").parse::<tonic::codegen::http::Uri>() {
+        return match format!("http://{host}").parse::<hyper::Uri>() {
             Ok(uri) if uri.port().is_some() && !host.contains('@') => {
                 Ok(Endpoint::Emulator(host.to_owned()))
             }
@@ -304,7 +305,7 @@ fn endpoint(layers: &Layers) -> Result<Endpoint> {
         };
     }
     let service = layers.text("pubsub_endpoint");
-    match service.parse::<tonic::codegen::http::Uri>() {
+    match service.parse::<hyper::Uri>() {
         // A user and password would have no effect, and would appear in messages.
         Ok(uri)
             if matches!(uri.scheme_str(), Some("http" | "https"))

@@ -273,9 +273,7 @@ fn check_cloudevents_structured(message: &PubsubMessage) {
 
 fn check_protobuf(message: &PubsubMessage) {
     use prost::Message;
-    let event =
-        postrider::mapping::envelope::protobuf::ProtobufEvent::decode(message.data.as_ref())
-            .unwrap();
+    let event = outbox_event::ProtobufEvent::decode(message.data.as_ref()).unwrap();
     assert_eq!(event.r#type, "OrderPlaced");
     assert_eq!(event.payload, "{\"total\": 1}".as_bytes());
 }

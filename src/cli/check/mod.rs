@@ -11,6 +11,7 @@ mod pubsub;
 use std::process::ExitCode;
 use std::time::Duration;
 
+use publisher::Endpoint;
 use slot_manager::preflight::{self, Expectation};
 use slot_manager::publication;
 use slot_manager::{Finding, QualifiedName, Severity};
@@ -21,7 +22,7 @@ use crate::error::{Code, Result};
 use crate::postgres::connect;
 use crate::session::plan;
 use crate::session::publication::untraced;
-use crate::settings::{Dispatch, Endpoint, Settings};
+use crate::settings::{Dispatch, Settings};
 use crate::source;
 
 const STATEMENT_TIMEOUT: Duration = Duration::from_secs(10);

@@ -2,14 +2,14 @@
 
 use std::time::Duration;
 
+use publisher::{Endpoint, Failure, Publisher, TopicAdmin};
 use slot_manager::{Finding, Severity};
 
 use crate::cli::figures;
 use crate::cli::findings::{finding, finding_with_remedy, from_error};
 use crate::error::{Code, Error, Result};
 use crate::mapping::Ordering;
-use crate::publish::{Publisher, TopicAdmin, is_global};
-use crate::settings::{Endpoint, Settings};
+use crate::settings::Settings;
 
 /// Limit of one call; the client itself would retry for longer.
 const CALL_TIMEOUT: Duration = Duration::from_secs(5);
@@ -44,10 +44,11 @@ pub(super) async fn check(settings: &Settings, mut topics: Vec<String>) -> Vec<F
             return findings;
         }
     };
-    let client = match Publisher::new(settings) {
+    let publisher = Publisher::new(&settings.pubsub, 1, settings.publish_timeout);
+    let client = match publisher {
         Ok(publisher) => TopicAdmin::new(&publisher),
         Err(error) => {
-            findings.push(from_error(&error));
+            findings.push(from_error(&error.into()));
             return findings;
         }
     };
@@ -72,7 +73,7 @@ fn region(settings: &Settings) -> Option<Finding> {
         .tables
         .iter()
         .any(|table| table.ordering != Ordering::None);
-    (ordered && is_global(&settings.pubsub)).then(|| {
+    (ordered && settings.pubsub.is_global()).then(|| {
         finding_with_remedy(
             Severity::Warning,
             "endpoint-global",
@@ -85,7 +86,7 @@ fn region(settings: &Settings) -> Option<Finding> {
 
 async fn endpoint(client: &TopicAdmin, project: &str) -> Finding {
     let probe = format!("projects/{project}/topics/{PROBE}");
-    let error = match in_time(client.exists(&probe)).await {
+    let error = match in_time(&probe, client.exists(&probe)).await {
         Ok(_) => return finding(Severity::Ok, "endpoint", "Pub/Sub answers"),
         Err(error) => error,
     };
@@ -144,7 +145,7 @@ async fn look_up_one(
     settings: &Settings,
     topic: &str,
 ) -> Result<Vec<Finding>> {
-    let exists = match in_time(client.exists(topic)).await {
+    let exists = match in_time(topic, client.exists(topic)).await {
         Err(error) if error.code() == Code::PubsubPermission => None,
         found => Some(found?),
     };
@@ -152,7 +153,7 @@ async fn look_up_one(
         return Ok(vec![missing(settings, topic)]);
     }
     let mut findings = Vec::new();
-    match in_time(client.may_publish(topic)).await? {
+    match in_time(topic, client.may_publish(topic)).await? {
         Some(false) => findings.push(may_not_publish(settings, topic, exists)),
         Some(true) => findings.push(finding(
             Severity::Ok,
@@ -205,7 +206,7 @@ fn missing(settings: &Settings, topic: &str) -> Finding {
 }
 
 async fn subscriptions(client: &TopicAdmin, topic: &str) -> Result<Finding> {
-    let has_subscription = match in_time(client.has_subscription(topic)).await {
+    let has_subscription = match in_time(topic, client.has_subscription(topic)).await {
         // A role may look topics up without seeing their subscriptions.
         Err(error) if error.code() == Code::PubsubPermission => true,
         found => found?,
@@ -227,9 +228,10 @@ async fn subscriptions(client: &TopicAdmin, topic: &str) -> Result<Finding> {
     ))
 }
 
-async fn in_time<T>(call: impl Future<Output = Result<T>>) -> Result<T> {
-    match tokio::time::timeout(CALL_TIMEOUT, call).await {
-        Ok(answer) => answer,
+/// The answer to a question about this topic, within the limit.
+async fn in_time<T>(topic: &str, question: impl Future<Output = Result<T, Failure>>) -> Result<T> {
+    match tokio::time::timeout(CALL_TIMEOUT, question).await {
+        Ok(answer) => answer.map_err(|failure| Error::pubsub(&failure, topic)),
         Err(_) => {
             let what = format!("Pub/Sub did not answer in {CALL_TIMEOUT:?}");
             Err(Error::new(Code::PubsubUnreachable, what))

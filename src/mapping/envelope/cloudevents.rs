@@ -13,35 +13,31 @@
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
+use outbox_event::{CLOUDEVENTS_VERSION, attribute};
 
 use super::{Attributes, EventContext, EventFault, MessageData};
 use crate::mapping::payload::ContentKind;
 
-/// Media type of the structured mode.
-pub(super) const STRUCTURED_MEDIA_TYPE: &str = "application/cloudevents+json";
-
-const SPEC_VERSION: &str = "1.0";
-
 /// Attributes of the distributed tracing extension, taken from the headers.
-const EXTENSIONS: [&str; 2] = ["traceparent", "tracestate"];
+const EXTENSIONS: [&str; 2] = [attribute::TRACEPARENT, attribute::TRACESTATE];
 
 /// Adds the context attributes of the binary mode.
 pub(super) fn add_attributes(
     event: &EventContext<'_>,
     attributes: &mut Attributes,
 ) -> Result<(), EventFault> {
-    attributes.add("ce-specversion", SPEC_VERSION)?;
-    attributes.add("ce-id", event.event_id)?;
-    attributes.add("ce-source", event.source)?;
-    attributes.add("ce-type", event.event_type)?;
+    attributes.add(attribute::CE_SPECVERSION, CLOUDEVENTS_VERSION)?;
+    attributes.add(attribute::CE_ID, event.event_id)?;
+    attributes.add(attribute::CE_SOURCE, event.source)?;
+    attributes.add(attribute::CE_TYPE, event.event_type)?;
     match event.occurred_at {
-        Some((_, rfc3339)) => attributes.add("ce-time", rfc3339)?,
-        None => attributes.add("ce-time", &event.at.commit_time.to_string())?,
+        Some((_, rfc3339)) => attributes.add(attribute::CE_TIME, rfc3339)?,
+        None => attributes.add(attribute::CE_TIME, &event.at.commit_time.to_string())?,
     }
     if let Some(subject) = subject(event) {
-        attributes.add("ce-subject", subject)?;
+        attributes.add(attribute::CE_SUBJECT, subject)?;
     }
-    attributes.add("content-type", event.content_type())
+    attributes.add(attribute::CONTENT_TYPE, event.content_type())
 }
 
 /// Replaces `out` with the document of the structured mode. It contains a JSON payload exactly as

@@ -1,22 +1,20 @@
 //! The envelope: the form of a message's data, and the attributes that the form adds.
 //!
-//! An envelope only adds to a message. Every envelope has the fixed attributes and the headers, so
-//! that subscription filters work with all of them.
-//!
 //! | envelope | data | additional attributes |
 //! |---|---|---|
 //! | `raw` | the payload | none |
 //! | `cloudevents-binary` | the payload | `ce-*`, `content-type` of the payload |
 //! | `cloudevents-structured` | a JSON document that contains the payload | `content-type` |
-//! | `protobuf` | an encoded [`protobuf::ProtobufEvent`] | `content-type` |
+//! | `protobuf` | an encoded [`ProtobufEvent`](outbox_event::ProtobufEvent) | `content-type` |
 
 mod cloudevents;
-pub mod protobuf;
+mod protobuf;
+
+use outbox_event::{CLOUDEVENTS_MEDIA_TYPE, Envelope, PROTOBUF_MEDIA_TYPE, attribute};
 
 use super::attributes::Attributes;
 use super::columns::OutboxRow;
 use super::data::MessageData;
-use super::envelope_kind::Envelope;
 use super::error::EventFault;
 use super::headers::Headers;
 use super::timestamp::CivilTime;
@@ -51,49 +49,47 @@ impl EventContext<'_> {
     }
 }
 
-impl Envelope {
-    /// What this envelope needs an event type for, if it needs one.
-    pub(super) fn needs_event_type(self) -> Option<&'static str> {
-        match self {
-            Envelope::Raw | Envelope::Protobuf => None,
-            Envelope::CloudeventsBinary | Envelope::CloudeventsStructured => {
-                Some("the CloudEvents type")
-            }
+/// What an envelope needs an event type for, if it needs one.
+pub(super) fn needs_event_type(envelope: Envelope) -> Option<&'static str> {
+    match envelope {
+        Envelope::Raw | Envelope::Protobuf => None,
+        Envelope::CloudeventsBinary | Envelope::CloudeventsStructured => {
+            Some("the CloudEvents type")
         }
     }
+}
 
-    /// Adds the envelope's own attributes. Must be called before the headers are added.
-    pub(super) fn add_attributes(
-        self,
-        event: &EventContext<'_>,
-        attributes: &mut Attributes,
-    ) -> Result<(), EventFault> {
-        match self {
-            Envelope::Raw => Ok(()),
-            Envelope::CloudeventsBinary => cloudevents::add_attributes(event, attributes),
-            Envelope::CloudeventsStructured => {
-                attributes.add("content-type", cloudevents::STRUCTURED_MEDIA_TYPE)
-            }
-            Envelope::Protobuf => attributes.add("content-type", protobuf::MEDIA_TYPE),
+/// Adds the envelope's own attributes. Must be called before the headers are added.
+pub(super) fn add_attributes(
+    envelope: Envelope,
+    event: &EventContext<'_>,
+    attributes: &mut Attributes,
+) -> Result<(), EventFault> {
+    match envelope {
+        Envelope::Raw => Ok(()),
+        Envelope::CloudeventsBinary => cloudevents::add_attributes(event, attributes),
+        Envelope::CloudeventsStructured => {
+            attributes.add(attribute::CONTENT_TYPE, CLOUDEVENTS_MEDIA_TYPE)
         }
+        Envelope::Protobuf => attributes.add(attribute::CONTENT_TYPE, PROTOBUF_MEDIA_TYPE),
     }
+}
 
-    /// The message's data: the payload itself, or a document built in `scratch`.
-    pub(super) fn body<'a>(
-        self,
-        event: &EventContext<'a>,
-        attributes: &Attributes,
-        scratch: &'a mut Vec<u8>,
-    ) -> Result<MessageData<'a>, EventFault> {
-        match self {
-            Envelope::Raw | Envelope::CloudeventsBinary => {
-                return Ok(event.row.payload.unwrap_or(MessageData::Plain(b"")));
-            }
-            Envelope::CloudeventsStructured => {
-                cloudevents::write_document(event, attributes, scratch)?;
-            }
-            Envelope::Protobuf => protobuf::write_event(event, scratch),
+/// The message's data: the payload itself, or a document built in `scratch`.
+pub(super) fn body<'a>(
+    envelope: Envelope,
+    event: &EventContext<'a>,
+    attributes: &Attributes,
+    scratch: &'a mut Vec<u8>,
+) -> Result<MessageData<'a>, EventFault> {
+    match envelope {
+        Envelope::Raw | Envelope::CloudeventsBinary => {
+            return Ok(event.row.payload.unwrap_or(MessageData::Plain(b"")));
         }
-        Ok(MessageData::Plain(scratch))
+        Envelope::CloudeventsStructured => {
+            cloudevents::write_document(event, attributes, scratch)?;
+        }
+        Envelope::Protobuf => protobuf::write_event(event, scratch),
     }
+    Ok(MessageData::Plain(scratch))
 }

@@ -1,74 +1,17 @@
-//! The envelope `postrider.v1.Event`, as `docs/reference/event.proto` defines it for consumers.
+//! Writes the data of the envelope `protobuf`.
 //!
-//! The derive replaces generated code, so that no protoc is needed to build this program. A test
-//! compares the derive with the `.proto` file field by field.
+//! Not here: the definition of the message, [`ProtobufEvent`], which consumers share.
 
 use std::collections::BTreeMap;
 
 use bytes::Bytes;
 use decoder::PgTimestamp;
+use outbox_event::{ProtobufEvent, Timestamp};
 use prost::Message;
 use prost::encoding::{WireType, encode_key};
-use prost_types::Timestamp;
 
 use super::{EventContext, MessageData};
 use crate::mapping::wire;
-
-/// Media type of the message's data.
-pub(super) const MEDIA_TYPE: &str = "application/protobuf; messageType=postrider.v1.Event";
-
-/// Number of the field `payload`.
-const PAYLOAD_TAG: u32 = 15;
-
-/// One outbox event, with all its known fields.
-#[derive(Clone, PartialEq, Message)]
-pub struct ProtobufEvent {
-    /// The attribute `event_id`: the event's uuid.
-    #[prost(string, tag = "1")]
-    pub id: String,
-    /// The origin: the setting `source`, `/schema.table` by default.
-    #[prost(string, tag = "2")]
-    pub source: String,
-    /// The type of the event.
-    #[prost(string, tag = "3")]
-    pub r#type: String,
-    /// Kind of aggregate.
-    #[prost(string, tag = "4")]
-    pub aggregate_type: String,
-    /// The aggregate.
-    #[prost(string, tag = "5")]
-    pub aggregate_id: String,
-    /// Version of the aggregate as text, since the column may have any type.
-    #[prost(string, optional, tag = "6")]
-    pub version: Option<String>,
-    /// Version of the payload's schema as text.
-    #[prost(string, optional, tag = "7")]
-    pub schema_version: Option<String>,
-    /// When the event happened; absent when the column is not a point in time.
-    #[prost(message, optional, tag = "8")]
-    pub occurred_at: Option<Timestamp>,
-    /// When its transaction was committed.
-    #[prost(message, optional, tag = "9")]
-    pub committed_at: Option<Timestamp>,
-    /// Position of the commit in the write-ahead log, bytes.
-    #[prost(uint64, tag = "10")]
-    pub commit_lsn: u64,
-    /// Number of the insert within its transaction.
-    #[prost(uint32, tag = "11")]
-    pub ordinal: u32,
-    /// The headers.
-    #[prost(btree_map = "string, string", tag = "12")]
-    pub headers: BTreeMap<String, String>,
-    /// Media type of the payload.
-    #[prost(string, tag = "13")]
-    pub content_type: String,
-    /// The id as stored in the table, if it is not a uuid.
-    #[prost(string, optional, tag = "14")]
-    pub source_id: Option<String>,
-    /// The payload, byte for byte.
-    #[prost(bytes = "bytes", tag = "15")]
-    pub payload: Bytes,
-}
 
 /// Replaces `out` with the encoded event.
 pub(super) fn write_event(event: &EventContext<'_>, out: &mut Vec<u8>) {
@@ -102,7 +45,7 @@ pub(super) fn write_event(event: &EventContext<'_>, out: &mut Vec<u8>) {
     out.reserve(without_payload.encoded_len() + 16 + payload.len());
     without_payload.encode_raw(out);
     if payload.len() > 0 {
-        encode_key(PAYLOAD_TAG, WireType::LengthDelimited, out);
+        encode_key(ProtobufEvent::PAYLOAD_TAG, WireType::LengthDelimited, out);
         wire::put_length(out, payload.len());
         payload.write(out);
     }
@@ -120,43 +63,6 @@ fn timestamp(time: PgTimestamp) -> Timestamp {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    /// The fields of the message in the `.proto` file: (name, number).
-    fn published_fields() -> Vec<(&'static str, u32)> {
-        let proto = include_str!(concat!(
-            env!("CARGO_MANIFEST_DIR"),
-            "/docs/reference/event.proto"
-        ));
-        let field = |line: &'static str| {
-            let (declaration, number) = line.trim().strip_suffix(';')?.split_once(" = ")?;
-            Some((declaration.split_whitespace().last()?, number.parse().ok()?))
-        };
-        proto.lines().filter_map(field).collect()
-    }
-
-    #[test]
-    fn the_proto_file_and_the_derive_have_the_same_fields() {
-        let source = include_str!("protobuf.rs");
-        let body = source
-            .split_once("pub struct ProtobufEvent {")
-            .unwrap()
-            .1
-            .split_once("\n}")
-            .unwrap()
-            .0;
-        let mut derived = Vec::new();
-        let mut number = None;
-        for line in body.lines().map(str::trim) {
-            if let Some((_, tag)) = line.split_once("tag = \"") {
-                number = tag.split_once('"').unwrap().0.parse().ok();
-            } else if let Some(field) = line.strip_prefix("pub ") {
-                let name = field.split_once(':').unwrap().0;
-                derived.push((name.trim_start_matches("r#"), number.take().unwrap()));
-            }
-        }
-        assert_eq!(derived, published_fields());
-        assert_eq!(derived.last(), Some(&("payload", PAYLOAD_TAG)));
-    }
 
     #[test]
     fn times_before_1970_have_positive_nanos() {

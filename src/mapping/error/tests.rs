@@ -1,7 +1,7 @@
 //! The texts of the errors, and which faults belong to one row.
 
 use super::*;
-use crate::mapping::TableIdentity;
+use outbox_event::TableIdentity;
 
 fn event(fault: EventFault) -> MapError {
     MapError::Event(Box::new(EventError {

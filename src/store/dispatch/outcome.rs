@@ -5,8 +5,9 @@
 use std::sync::Arc;
 use std::time::SystemTime;
 
+use publisher::MessageIds;
+
 use crate::event::{EventRef, OrderingKey};
-use crate::publish::MessageIds;
 
 /// Outcomes of events of one topic and ordering key.
 #[derive(Debug)]

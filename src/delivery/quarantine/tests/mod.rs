@@ -8,11 +8,11 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::SystemTime;
 
 use proptest::prelude::*;
+use publisher::MessageIds;
 
 use super::*;
 use crate::event::Event;
 use crate::event::Standing;
-use crate::publish::MessageIds;
 
 fn group() -> Group {
     Group {

@@ -1,7 +1,6 @@
 //! The ids by which consumers deduplicate.
 
 use super::*;
-use crate::mapping::event_id::TableIdentity;
 
 const NUMBERED: [(&str, Oid); 5] = [
     ("id", pg_type::INT8),

@@ -13,11 +13,11 @@ use std::collections::HashMap;
 
 use decoder::{Lsn, Message as WalMessage, Oid, OwnedColumn, PgTimestamp, ReplicaIdentity};
 use googleapis_tonic_google_pubsub_v1::google::pubsub::v1::PubsubMessage;
+use outbox_event::ProtobufEvent;
 use proptest::prelude::*;
 use prost::Message;
 
 use super::*;
-use crate::mapping::envelope::protobuf::ProtobufEvent;
 
 const UUID: &str = "5a246b35-2bea-4931-9cfc-3e071ccb09c0";
 const OUTBOX: [(&str, Oid); 9] = [

@@ -8,8 +8,8 @@ use super::Class;
 const FIRST: Duration = Duration::from_millis(100);
 const GROWTH: u32 = 4;
 
-/// The last ceiling. Google's is 60 s. Ours is shorter: a waiting lane blocks its key, and during an
-/// outage the concurrency limit already keeps the number of attempts down.
+/// The last ceiling. Google's is 60 s. Ours is shorter: a waiting request blocks its key, and during an
+/// outage the caller's limit of concurrent requests already keeps the number of attempts down.
 const LAST: Duration = Duration::from_secs(10);
 
 /// Failures that only a person can fix are retried slowly and evenly.
@@ -17,17 +17,18 @@ const ENVIRONMENT: Duration = Duration::from_secs(5);
 
 /// The source of jitter: a small generator, seeded by the caller (xorshift64*; Vigna 2016).
 #[derive(Debug, Clone)]
-pub(crate) struct Backoff {
+pub struct Backoff {
     state: u64,
 }
 
 impl Backoff {
-    pub(crate) fn new(seed: u64) -> Self {
+    /// Jitter from this seed.
+    pub fn new(seed: u64) -> Self {
         Self { state: seed | 1 }
     }
 
     /// How long to wait after `failed_attempts` (one or more) failures of this class.
-    pub(crate) fn pause(&mut self, class: Class, failed_attempts: u32) -> Duration {
+    pub fn pause(&mut self, class: Class, failed_attempts: u32) -> Duration {
         match class {
             Class::Environment => ENVIRONMENT / 2 + self.jitter(ENVIRONMENT / 2),
             Class::UnknownOutcome | Class::Throttled | Class::Content => {

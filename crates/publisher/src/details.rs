@@ -20,7 +20,7 @@ const BAD_REQUEST: &str = "type.googleapis.com/google.rpc.BadRequest";
 /// The error domain of Google's service infrastructure.
 const INFRASTRUCTURE: &str = "googleapis.com";
 
-/// The field of a `PublishRequest` that comes from the settings, not from the row's content.
+/// The field of a `PublishRequest` that names the topic; it is not a part of the messages.
 const TOPIC_FIELD: &str = "topic";
 
 /// Accepts base64 with and without padding: both occur.

@@ -133,7 +133,7 @@ impl Buf for RequestBody {
 
 fn header(len: usize, out: &mut BytesMut) {
     out.put_u8(0);
-    // Nothing comes near this bound: the lanes keep to Pub/Sub's limit of 10 MB.
+    // Nothing comes near this bound: Pub/Sub's limit is 10 MB.
     out.put_u32(u32::try_from(len).expect("invariant: a request is short"));
 }
 

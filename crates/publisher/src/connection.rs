@@ -20,8 +20,8 @@ use tonic::codegen::http::{
     HeaderMap, HeaderValue, Method, Request, StatusCode, Uri, Version, header,
 };
 
-use super::answer;
 use super::body::RequestBody;
+use super::{LOG_TARGET, answer};
 
 /// How long requests may go unanswered before we ping the server, and how long the ping may take.
 const PING_AFTER: Duration = Duration::from_secs(10);
@@ -114,11 +114,14 @@ impl PublishConnection {
             tokio::select! {
                 biased;
                 ended = connection => match ended {
-                    Ok(()) => tracing::debug!("a connection to Pub/Sub was closed"),
-                    Err(error) => tracing::debug!(%error, "a connection to Pub/Sub broke"),
+                    Ok(()) => tracing::debug!(target: LOG_TARGET, "a connection to Pub/Sub was closed"),
+                    Err(error) => tracing::debug!(target: LOG_TARGET, %error, "a connection to Pub/Sub broke"),
                 },
                 () = until_silent(&seen, pings, ping_after, ping_timeout) => {
-                    tracing::warn!("a connection to Pub/Sub is dead: it did not answer a ping");
+                    tracing::warn!(
+                        target: LOG_TARGET,
+                        "a connection to Pub/Sub is dead: it did not answer a ping"
+                    );
                 }
             }
         });

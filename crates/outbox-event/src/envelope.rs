@@ -1,9 +1,21 @@
-//! The choice of an envelope, as the settings name it.
+//! The envelopes, their names in the settings, and their media types.
+//!
+//! An envelope only adds to a message. Every envelope has the fixed attributes and the headers, so that
+//! subscription filters work with all of them.
 
 use std::fmt;
 use std::str::FromStr;
 
 use thiserror::Error;
+
+/// Attribute `content-type` of a message with the envelope `protobuf`.
+pub const PROTOBUF_MEDIA_TYPE: &str = "application/protobuf; messageType=postrider.v1.Event";
+
+/// Attribute `content-type` of a message with the envelope `cloudevents-structured`.
+pub const CLOUDEVENTS_MEDIA_TYPE: &str = "application/cloudevents+json";
+
+/// The version of CloudEvents in both modes.
+pub const CLOUDEVENTS_VERSION: &str = "1.0";
 
 /// The form of a message's data.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -15,7 +27,7 @@ pub enum Envelope {
     CloudeventsBinary,
     /// CloudEvents 1.0 in structured mode: one JSON document.
     CloudeventsStructured,
-    /// Our own [`ProtobufEvent`](super::envelope::protobuf::ProtobufEvent).
+    /// Our own [`ProtobufEvent`](crate::ProtobufEvent).
     Protobuf,
 }
 

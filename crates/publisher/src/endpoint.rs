@@ -1,4 +1,4 @@
-//! Turns the endpoint setting into a channel: address, TCP and TLS.
+//! Where Pub/Sub is, and how to reach it: address, TCP and TLS.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,22 +10,42 @@ use tonic::codegen::StdError;
 use tonic::codegen::http::Uri;
 use tonic::codegen::http::uri::Scheme;
 
+use super::SetupError;
 use super::channel::{Channel, HTTP_2, Peer, Tls};
-use crate::error::{Code, Error, Result};
-use crate::settings::Endpoint;
+
+/// Where Pub/Sub is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Endpoint {
+    /// An emulator at `host:port`: plain text, no credentials.
+    Emulator(String),
+    /// The service, or anything that speaks its protocol, as a URL.
+    Service(String),
+}
+
+impl Endpoint {
+    /// Whether this is the global endpoint, where Pub/Sub does not guarantee order: it keeps order only
+    /// among publishes in one region.
+    pub fn is_global(&self) -> bool {
+        match self {
+            Self::Emulator(_) => false,
+            Self::Service(url) => url.ends_with("//pubsub.googleapis.com"),
+        }
+    }
+}
 
 /// A connection that is opened on first use and reopened after a break.
 ///
 /// # Errors
-/// `pubsub-endpoint`.
-pub(super) fn channel(endpoint: &Endpoint, timeout: Duration) -> Result<Channel> {
+/// [`SetupError::Endpoint`].
+pub(super) fn channel(endpoint: &Endpoint, timeout: Duration) -> Result<Channel, SetupError> {
     let url = match endpoint {
         Endpoint::Emulator(host) => format!("http://{host}"),
         Endpoint::Service(url) => url.clone(),
     };
-    let peer = peer(&url, timeout)
-        .map_err(|e| Error::new(Code::PubsubEndpoint, format!("cannot use {url}")).caused_by(e))?;
-    Ok(Channel::new(peer))
+    match peer(&url, timeout) {
+        Ok(peer) => Ok(Channel::new(peer)),
+        Err(source) => Err(SetupError::Endpoint { url, source }),
+    }
 }
 
 fn peer(url: &str, timeout: Duration) -> Result<Peer, StdError> {
@@ -73,13 +93,4 @@ fn tls(host: &str) -> Result<Tls, StdError> {
         connector: Arc::new(config).into(),
         name: ServerName::try_from(name.to_owned())?,
     })
-}
-
-/// Whether this is the global endpoint, where Pub/Sub does not guarantee order: it keeps order only
-/// among publishes in one region.
-pub(crate) fn is_global(endpoint: &Endpoint) -> bool {
-    match endpoint {
-        Endpoint::Emulator(_) => false,
-        Endpoint::Service(url) => url.ends_with("//pubsub.googleapis.com"),
-    }
 }

@@ -16,7 +16,7 @@ const MESSAGE_IDS: u32 = 1;
 
 /// The ids of stored messages, in the order in which the messages were sent.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub(crate) struct MessageIds {
+pub struct MessageIds {
     text: String,
     count: usize,
     /// Where each id but the first begins in the text.
@@ -26,12 +26,21 @@ pub(crate) struct MessageIds {
 }
 
 impl MessageIds {
-    pub(crate) fn len(&self) -> usize {
+    /// The number of ids.
+    #[inline]
+    pub fn len(&self) -> usize {
         self.count
     }
 
+    /// Whether there are no ids.
+    #[inline]
+    pub fn is_empty(&self) -> bool {
+        self.count == 0
+    }
+
     /// The id of message number `n` of the request, from 0.
-    pub(crate) fn get(&self, n: usize) -> Option<&str> {
+    #[inline]
+    pub fn get(&self, n: usize) -> Option<&str> {
         if n >= self.count {
             return None;
         }
@@ -54,7 +63,7 @@ impl MessageIds {
     }
 
     /// The ids of the messages with these numbers.
-    pub(crate) fn of(&self, numbers: &[usize]) -> Self {
+    pub fn of(&self, numbers: &[usize]) -> Self {
         let mut ids = Self::default();
         for id in numbers.iter().filter_map(|n| self.get(*n)) {
             ids.push(id);

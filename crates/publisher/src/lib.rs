@@ -1,11 +1,68 @@
-//! Publishing: the unary `Publish` call, one attempt at a time.
+//! Publishes encoded messages to Google Cloud Pub/Sub: the unary `Publish` call, one attempt at a time.
 //!
-//! Messages arrive encoded and are sent as they are, so a retry encodes nothing. The lanes decide
-//! which request is sent when, and when it is retried. One table in `failure` says what a failure
-//! means. Why not Google's own publisher: it keeps a task for each key it has ever seen, queues
-//! without bound and retries out of sight (`docs/adr/0002-own-publish-call.md`).
+//! Messages arrive encoded and are sent as they are, so a retry encodes nothing. The caller decides which
+//! request is sent when, and when it is retried. If a caller publishes the next messages of an ordering key
+//! only after the outcome of the previous ones, the order of the key needs no other rule.
 //!
-//! **Invariant.** A token is never sent over plain text.
+//! - A [`Publisher`] makes attempts, over a few HTTP/2 connections to an [`Endpoint`].
+//! - A [`Failure`] has a [`Class`], which says how to react, from one table by gRPC code and error details.
+//! - [`Backoff`] computes the pause before the next attempt.
+//! - [`TopicAdmin`] creates topics, looks them up, and asks for permissions.
+//!
+//! ```
+//! use std::time::{Duration, Instant};
+//!
+//! use bytes::Bytes;
+//! use googleapis_tonic_google_pubsub_v1::google::pubsub::v1::PubsubMessage;
+//! use prost::Message;
+//! use publisher::{Backoff, Endpoint, Publisher, TopicAdmin};
+//!
+//! # #[tokio::main(flavor = "current_thread")]
+//! # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! # use pubsub_emulator::{Action, Code, Emulator, Fault};
+//! # let emulator = Emulator::builder().listen("127.0.0.1:0".parse()?).start().await?;
+//! # emulator.faults().inject(Fault::new(Action::StoreThenFail(Code::Unavailable)).times(1));
+//! # let host = emulator.addr().to_string();
+//! // `host` is the `host:port` of an emulator.
+//! let publisher = Publisher::new(&Endpoint::Emulator(host), 1, Duration::from_secs(5))?;
+//! let topic = "projects/demo/topics/orders";
+//! TopicAdmin::new(&publisher).create(topic).await?;
+//!
+//! let message = PubsubMessage {
+//!     data: "{}".into(),
+//!     ordering_key: "order-7".into(),
+//!     ..PubsubMessage::default()
+//! };
+//! let messages = [Bytes::from(message.encode_to_vec())];
+//! let mut backoff = Backoff::new(7);
+//! let mut failed_attempts = 0;
+//! let ids = loop {
+//!     match publisher.publish(topic, messages.iter(), Instant::now()).await {
+//!         Ok(ids) => break ids,
+//!         Err(failure) => {
+//!             println!("retrying: {failure}");
+//!             failed_attempts += 1;
+//!             tokio::time::sleep(backoff.pause(failure.class, failed_attempts)).await;
+//!         }
+//!     }
+//! };
+//! println!("stored as message {}", ids.get(0).unwrap_or_default());
+//! # assert_eq!((ids.len(), failed_attempts), (1, 1));
+//! # assert_eq!(emulator.journal().counts().attempts, 2);
+//! # emulator.shutdown().await;
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! Why not Google's own publisher: it keeps a task for each key it has ever seen, queues without bound and
+//! retries out of sight (`docs/adr/0002-own-publish-call.md`).
+//!
+//! **Invariants.** A token is never sent over plain text. Nothing here retries or orders, and no decision
+//! depends on a message text.
+//!
+//! **Not here:** queues, lanes and flow control, the encoding of messages, and PostgreSQL.
+
+#![cfg_attr(test, allow(clippy::unwrap_used, reason = "a test fails by panicking"))]
 
 mod answer;
 mod backoff;
@@ -18,6 +75,7 @@ mod endpoint;
 mod failure;
 mod gathering;
 mod message_ids;
+mod setup_error;
 mod topics;
 
 use std::sync::Arc;
@@ -29,23 +87,29 @@ use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 use prost::Message;
 use tonic::codegen::http::{HeaderMap, HeaderValue};
 
-pub(crate) use backoff::Backoff;
-pub(crate) use endpoint::is_global;
-pub use failure::{Class, Failure};
-pub(crate) use message_ids::MessageIds;
-pub(crate) use topics::TopicAdmin;
+/// A gRPC code.
+pub use tonic::Code as GrpcCode;
 
-use crate::error::{Code, Error, Result};
-use crate::settings::Settings;
+pub use backoff::Backoff;
+pub use endpoint::Endpoint;
+pub use failure::{Class, Failure};
+pub use message_ids::MessageIds;
+pub use setup_error::{CREDENTIALS_VARIABLE, SetupError, UnshownPath};
+pub use topics::TopicAdmin;
+
 use body::RequestBody;
 use channel::Channel;
 use credentials::Credentials;
+
+/// The target of all log lines. It begins with the name of the program, so that `RUST_LOG=postrider=debug`
+/// includes this crate.
+const LOG_TARGET: &str = "postrider::publisher";
 
 const METHOD: &str = "/google.pubsub.v1.Publisher/Publish";
 
 /// The connections to Pub/Sub, opened on first use and reopened after a break.
 #[derive(Debug, Clone)]
-pub(crate) struct Publisher {
+pub struct Publisher {
     channels: Arc<[Channel]>,
     next: Arc<AtomicUsize>,
     credentials: Credentials,
@@ -53,31 +117,36 @@ pub(crate) struct Publisher {
 }
 
 impl Publisher {
-    /// Prepares the connections without opening any.
+    /// Prepares this number of connections, at least one, without opening any. `timeout` is the time limit
+    /// of an attempt to publish.
     ///
     /// # Errors
-    /// `pubsub-endpoint`, `credentials-missing`.
-    pub(crate) fn new(settings: &Settings) -> Result<Self> {
-        let channels = (0..settings.pubsub_channels)
-            .map(|_| endpoint::channel(&settings.pubsub, settings.publish_timeout))
-            .collect::<Result<Vec<_>>>()?;
+    /// The endpoint's URL cannot be used, or there are no credentials for it.
+    pub fn new(
+        endpoint: &Endpoint,
+        connections: usize,
+        timeout: Duration,
+    ) -> Result<Self, SetupError> {
+        let channels = (0..connections.max(1))
+            .map(|_| endpoint::channel(endpoint, timeout))
+            .collect::<Result<Vec<_>, _>>()?;
         Ok(Self {
             channels: channels.into(),
             next: Arc::new(AtomicUsize::new(0)),
-            credentials: Credentials::for_endpoint(&settings.pubsub)?,
-            timeout: settings.publish_timeout,
+            credentials: Credentials::for_endpoint(endpoint)?,
+            timeout,
         })
     }
 
-    /// Makes one attempt to publish encoded `PubsubMessage`s of one ordering key, with a deadline of
-    /// `publish_timeout_s` after `asked_at`. The ids are in the order of the messages. The process
+    /// Makes one attempt to publish encoded `PubsubMessage`s of one ordering key to the topic with this full
+    /// name, `projects/P/topics/T`. The deadline is the timeout after `asked_at`. The ids are in the order of the messages. The process
     /// may stall after `asked_at` and lose its right to send in the meantime, so past the deadline
     /// nothing is handed to the connection.
     ///
     /// # Errors
     /// A [`Failure`] with its class. Unless that is [`Class::Content`] or [`Class::Environment`], the
     /// messages may have been stored all the same.
-    pub(crate) async fn publish<'a>(
+    pub async fn publish<'a>(
         &self,
         topic: &str,
         messages: impl ExactSizeIterator<Item = &'a Bytes> + Clone,
@@ -140,27 +209,6 @@ fn route(topic: &str, headers: &mut HeaderMap) {
     let value = format!("topic={}", utf8_percent_encode(topic, RESERVED));
     if let Ok(value) = HeaderValue::try_from(value) {
         headers.insert("x-goog-request-params", value);
-    }
-}
-
-/// Maps a failed publish attempt to the error code that the operator sees.
-pub(crate) fn error(failure: &Failure, topic: &str) -> Error {
-    let code = match (failure.class, failure.grpc_code()) {
-        (Class::UnknownOutcome, _) => Code::PubsubUnreachable,
-        (Class::Throttled, _) => Code::PubsubThrottled,
-        (Class::Environment, Some(tonic::Code::NotFound)) => Code::TopicMissing,
-        (Class::Environment, Some(tonic::Code::Unauthenticated) | None) => {
-            Code::PubsubUnauthenticated
-        }
-        (Class::Environment, Some(_)) => Code::PubsubPermission,
-        (Class::Content, _) => Code::EventRefused,
-    };
-    let error = Error::new(code, format!("Pub/Sub, {topic}: {failure}"));
-    match (failure.class, failure.grpc_code()) {
-        (Class::Environment, Some(tonic::Code::InvalidArgument)) => {
-            error.hint("correct the project and topic settings, or fix what Google's message names")
-        }
-        _ => error,
     }
 }
 

@@ -12,15 +12,14 @@ use tonic::{Code as GrpcCode, Status};
 use super::body::RequestBody;
 use super::channel::Channel;
 use super::failure::Failure;
-use super::{Credentials, Publisher};
-use crate::error::Result;
+use super::{Credentials, LOG_TARGET, Publisher};
 
 const CREATE: &str = "/google.pubsub.v1.Publisher/CreateTopic";
 const GET: &str = "/google.pubsub.v1.Publisher/GetTopic";
 const LIST_SUBSCRIPTIONS: &str = "/google.pubsub.v1.Publisher/ListTopicSubscriptions";
 const TEST_PERMISSIONS: &str = "/google.iam.v1.IAMPolicy/TestIamPermissions";
 
-/// The permission that the relay needs.
+/// The permission that publishing needs.
 const PUBLISH: &str = "pubsub.topics.publish";
 
 /// `google.iam.v1.TestIamPermissionsRequest`.
@@ -41,14 +40,14 @@ struct TestIamPermissionsResponse {
 
 /// Administers topics. All names are full: `projects/P/topics/T`.
 #[derive(Debug, Clone)]
-pub(crate) struct TopicAdmin {
+pub struct TopicAdmin {
     channel: Channel,
     credentials: Credentials,
 }
 
 impl TopicAdmin {
     /// Uses one of the publisher's connections.
-    pub(crate) fn new(publisher: &Publisher) -> Self {
+    pub fn new(publisher: &Publisher) -> Self {
         Self {
             channel: publisher.channels[0].clone(),
             credentials: publisher.credentials.clone(),
@@ -58,60 +57,57 @@ impl TopicAdmin {
     /// Creates a topic; an existing one counts as success.
     ///
     /// # Errors
-    /// `pubsub-permission`, `pubsub-unreachable`.
-    pub(crate) async fn create(&self, topic: &str) -> Result<()> {
+    /// A [`Failure`], for example because the right is missing.
+    pub async fn create(&self, topic: &str) -> Result<(), Failure> {
         let request = Topic {
             name: topic.into(),
             ..Topic::default()
         };
         match self.call::<Topic>(CREATE, &request).await {
             Ok(_) => {
-                tracing::info!(topic, "created the topic");
+                tracing::info!(target: LOG_TARGET, topic, "created the topic");
                 Ok(())
             }
             Err(failure) if failure.grpc_code() == Some(GrpcCode::AlreadyExists) => Ok(()),
-            Err(failure) => Err(super::error(&failure, topic)),
+            Err(failure) => Err(failure),
         }
     }
 
     /// Whether the topic exists.
     ///
     /// # Errors
-    /// `pubsub-permission`, `pubsub-unreachable`.
-    pub(crate) async fn exists(&self, topic: &str) -> Result<bool> {
+    /// A [`Failure`], for example because the right is missing.
+    pub async fn exists(&self, topic: &str) -> Result<bool, Failure> {
         let request = GetTopicRequest {
             topic: topic.into(),
         };
         match self.call::<Topic>(GET, &request).await {
             Ok(_) => Ok(true),
             Err(failure) if failure.grpc_code() == Some(GrpcCode::NotFound) => Ok(false),
-            Err(failure) => Err(super::error(&failure, topic)),
+            Err(failure) => Err(failure),
         }
     }
 
     /// Whether the topic has a subscription; without one it keeps no messages.
     ///
     /// # Errors
-    /// `topic-missing`, `pubsub-permission`, `pubsub-unreachable`.
-    pub(crate) async fn has_subscription(&self, topic: &str) -> Result<bool> {
+    /// A [`Failure`], for example because the topic or the right is missing.
+    pub async fn has_subscription(&self, topic: &str) -> Result<bool, Failure> {
         let request = ListTopicSubscriptionsRequest {
             topic: topic.into(),
             page_size: 1,
             ..ListTopicSubscriptionsRequest::default()
         };
         let page = self.call::<ListTopicSubscriptionsResponse>(LIST_SUBSCRIPTIONS, &request);
-        let page = page
-            .await
-            .map_err(|failure| super::error(&failure, topic))?;
-        Ok(!page.subscriptions.is_empty())
+        Ok(!page.await?.subscriptions.is_empty())
     }
 
     /// Whether we may publish to the topic. False also if it does not exist, since nobody may see that
     /// without a further permission. `None` if the server does not know the question, as emulators may not.
     ///
     /// # Errors
-    /// `pubsub-unreachable`, `pubsub-unauthenticated`.
-    pub(crate) async fn may_publish(&self, topic: &str) -> Result<Option<bool>> {
+    /// A [`Failure`], for example because Pub/Sub does not answer.
+    pub async fn may_publish(&self, topic: &str) -> Result<Option<bool>, Failure> {
         let request = TestIamPermissionsRequest {
             resource: topic.into(),
             permissions: vec![PUBLISH.into()],
@@ -121,7 +117,7 @@ impl TopicAdmin {
             Ok(answer) => Ok(Some(answer.permissions.iter().any(|one| one == PUBLISH))),
             Err(failure) => match failure.grpc_code() {
                 Some(GrpcCode::Unimplemented | GrpcCode::NotFound) => Ok(None),
-                _ => Err(super::error(&failure, topic)),
+                _ => Err(failure),
             },
         }
     }

@@ -5,11 +5,11 @@
 //!
 //! - FAILED_PRECONDITION belongs to the environment: a disabled encryption key, or a region that the
 //!   topic's storage policy excludes. Pub/Sub also returns it for a request with mixed ordering keys,
-//!   which the lanes never make.
+//!   which callers must not make.
 //! - INVALID_ARGUMENT belongs to the content: Pub/Sub returns it for a whole request if one message
 //!   does not fit the topic's schema. The exception is an answer whose details blame something else:
-//!   the topic's name, or Google's service infrastructure. Project and topic names are checked before
-//!   use, so without details only the content can be at fault.
+//!   the topic's name, or Google's service infrastructure. The caller must check project and topic names
+//!   before use, so that without details only the content can be at fault.
 
 use std::fmt;
 

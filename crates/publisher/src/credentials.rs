@@ -1,38 +1,31 @@
 //! Application Default Credentials, or none for an emulator.
 
-use std::path::Path;
-
 use google_cloud_auth::credentials::{
     Builder, CacheableResource, Credentials as GoogleCredentials,
 };
 use tonic::codegen::http::{Extensions, HeaderMap};
 
-use super::Failure;
-use crate::error::{Code, Error, Result, shown_path};
-use crate::settings::Endpoint;
+use super::{CREDENTIALS_VARIABLE, Endpoint, Failure, SetupError, UnshownPath};
 
 const SCOPE: &str = "https://www.googleapis.com/auth/pubsub";
 
 /// The source of the authorization headers. Google's library renews the tokens.
 #[derive(Debug, Clone)]
-pub(crate) struct Credentials(Option<GoogleCredentials>);
+pub(super) struct Credentials(Option<GoogleCredentials>);
 
 impl Credentials {
     /// The credentials for `endpoint`; none for plain text, since a token is never sent unencrypted.
     ///
     /// # Errors
-    /// `credentials-missing`.
-    pub(crate) fn for_endpoint(endpoint: &Endpoint) -> Result<Self> {
+    /// [`SetupError::CredentialsMissing`] and [`SetupError::CredentialsUnreadable`].
+    pub(super) fn for_endpoint(endpoint: &Endpoint) -> Result<Self, SetupError> {
         match endpoint {
             Endpoint::Service(url) if url.starts_with("https://") => {
-                refuse_what_is_no_file()?;
+                check_file()?;
                 let credentials = Builder::default()
                     .with_scopes([SCOPE])
                     .build()
-                    .map_err(|e| {
-                        Error::new(Code::CredentialsMissing, "found no Google credentials")
-                            .caused_by(e)
-                    })?;
+                    .map_err(|e| SetupError::CredentialsMissing { source: e.into() })?;
                 Ok(Self(Some(credentials)))
             }
             Endpoint::Service(_) | Endpoint::Emulator(_) => Ok(Self(None)),
@@ -60,22 +53,17 @@ impl Credentials {
 /// key included.
 ///
 /// # Errors
-/// `credentials-missing`.
-fn refuse_what_is_no_file() -> Result<()> {
-    const VARIABLE: &str = "GOOGLE_APPLICATION_CREDENTIALS";
-    let Some(path) = std::env::var_os(VARIABLE).filter(|path| !path.is_empty()) else {
+/// [`SetupError::CredentialsUnreadable`].
+fn check_file() -> Result<(), SetupError> {
+    let path = std::env::var_os(CREDENTIALS_VARIABLE);
+    let Some(path) = path.filter(|path| !path.is_empty()) else {
         return Ok(());
     };
     match std::fs::File::open(&path) {
         Ok(_) => Ok(()),
-        Err(e) => {
-            let path = shown_path(Path::new(&path));
-            let what = format!("{VARIABLE} does not name a readable file: {path}");
-            Err(Error::new(Code::CredentialsMissing, what)
-                .caused_by(e)
-                .hint(format!(
-                    "set {VARIABLE} to the path of the key file, not to its content"
-                )))
+        Err(source) => {
+            let path = UnshownPath::new(path);
+            Err(SetupError::CredentialsUnreadable { path, source })
         }
     }
 }

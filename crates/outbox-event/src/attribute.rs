@@ -1,0 +1,100 @@
+//! The names of a message's attributes.
+//!
+//! Producers choose further names by their headers and by the setting `attributes`. If two attributes have
+//! the same name, the first one in this order wins: those of [`FIXED`], those of the envelope, columns of the
+//! setting, headers.
+
+/// The event's uuid, by which consumers deduplicate.
+pub const EVENT_ID: &str = "event_id";
+/// The id of the row, if it is not a uuid.
+pub const SOURCE_ID: &str = "source_id";
+/// The type of the event, such as `OrderPlaced`.
+pub const EVENT_TYPE: &str = "event_type";
+/// The kind of aggregate, such as `order`.
+pub const AGGREGATE_TYPE: &str = "aggregate_type";
+/// The aggregate, such as `order-4711`.
+pub const AGGREGATE_ID: &str = "aggregate_id";
+/// The version of the aggregate.
+pub const VERSION: &str = "version";
+/// The version of the payload's schema.
+pub const SCHEMA_VERSION: &str = "schema_version";
+/// When the event happened, in RFC 3339 if it is a point in time.
+pub const OCCURRED_AT: &str = "occurred_at";
+
+/// The attributes that every message has if the row has the value, in the order in which they are added.
+pub const FIXED: [&str; 8] = [
+    EVENT_ID,
+    SOURCE_ID,
+    EVENT_TYPE,
+    AGGREGATE_TYPE,
+    AGGREGATE_ID,
+    VERSION,
+    SCHEMA_VERSION,
+    OCCURRED_AT,
+];
+
+/// Media type of the data. Messages with the envelope `raw` have it only from a header.
+pub const CONTENT_TYPE: &str = "content-type";
+
+/// Version of CloudEvents, in binary mode.
+pub const CE_SPECVERSION: &str = "ce-specversion";
+/// CloudEvents' `id`: the same as [`EVENT_ID`].
+pub const CE_ID: &str = "ce-id";
+/// CloudEvents' `source`.
+pub const CE_SOURCE: &str = "ce-source";
+/// CloudEvents' `type`: the same as [`EVENT_TYPE`].
+pub const CE_TYPE: &str = "ce-type";
+/// CloudEvents' `time`.
+pub const CE_TIME: &str = "ce-time";
+/// CloudEvents' `subject`: the same as [`AGGREGATE_ID`].
+pub const CE_SUBJECT: &str = "ce-subject";
+
+/// The W3C trace context, from the headers.
+pub const TRACEPARENT: &str = "traceparent";
+/// The vendor's part of the trace context, from the headers.
+pub const TRACESTATE: &str = "tracestate";
+
+/// The trace context under its own names, each with the name under which Google's client libraries look
+/// for it. A message has both.
+pub const TRACE_ALIASES: [(&str, &str); 2] = [
+    (TRACEPARENT, "googclient_traceparent"),
+    (TRACESTATE, "googclient_tracestate"),
+];
+
+/// The name of the replay, on a message that an operator had published again.
+pub const REPLAY: &str = "replay";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_page_about_messages_names_every_attribute() {
+        let page = include_str!(concat!(
+            env!("CARGO_MANIFEST_DIR"),
+            "/../../docs/reference/mapping.md"
+        ));
+        let others = [
+            CONTENT_TYPE,
+            CE_SPECVERSION,
+            CE_ID,
+            CE_SOURCE,
+            CE_TYPE,
+            CE_TIME,
+            CE_SUBJECT,
+            REPLAY,
+        ];
+        let aliases = TRACE_ALIASES
+            .iter()
+            .flat_map(|(name, alias)| [*name, *alias]);
+        for name in FIXED.into_iter().chain(others).chain(aliases) {
+            let quoted = [
+                format!("`{name}`"),
+                format!("`{name},"),
+                format!(" {name},"),
+            ];
+            let is_named = quoted.iter().any(|quoted| page.contains(quoted));
+            assert!(is_named, "mapping.md does not name {name}");
+        }
+    }
+}

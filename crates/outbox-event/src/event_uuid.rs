@@ -1,0 +1,136 @@
+//! The `event_id` of a row whose id is not a uuid.
+//!
+//! The dispatch table and the subscribers identify events by uuid. If the id is a uuid, it is used as it
+//! is. Any other id (a `bigserial`, a text) becomes
+//! `md5('schema.table:' || id || ':' || inserted_xid)` read as a uuid. This uuid is the same on every run,
+//! differs between tables, and equals the result of `outbox.event_uuid('schema.table', id, inserted_xid)`
+//! in SQL. The transaction is included because a table that was dropped and created again may number its
+//! rows from 1 again. For a table without the column `inserted_xid`, only the id is hashed. Whether an id
+//! is hashed depends on the column's type alone, never on the value, because SQL has to agree.
+
+use std::fmt;
+use std::sync::Arc;
+
+use md5::{Digest, Md5};
+use uuid::Uuid;
+
+/// The name `schema.table` that identifies a table in the ids of its events.
+///
+/// Event ids that are not uuids are derived from it. So it has to stay the same for as long as the
+/// table is captured, even if the table is renamed.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct TableIdentity {
+    name: Arc<str>,
+    added_xids: Arc<[u64]>,
+}
+
+impl TableIdentity {
+    /// The table with this name: its current one, or the one under which it was first captured.
+    pub fn new(schema_and_table: &str) -> Self {
+        Self {
+            name: schema_and_table.into(),
+            added_xids: Arc::default(),
+        }
+    }
+
+    /// Adds the transactions that created the column `inserted_xid`. Rows older than that column
+    /// all show one of these transactions in it.
+    #[must_use]
+    pub fn with_added_xids(self, added_xids: &[u64]) -> Self {
+        Self {
+            added_xids: added_xids.into(),
+            ..self
+        }
+    }
+
+    /// `schema.table`.
+    pub fn as_str(&self) -> &str {
+        &self.name
+    }
+
+    /// The value of `inserted_xid`, unless it only says that the row is older than the column.
+    fn known_xid<'x>(&self, inserted_xid: Option<&'x str>) -> Option<&'x str> {
+        let is_known = |xid: &&str| {
+            self.added_xids.is_empty()
+                || !xid
+                    .parse()
+                    .is_ok_and(|xid: u64| self.added_xids.contains(&xid))
+        };
+        inserted_xid.filter(is_known)
+    }
+}
+
+impl fmt::Display for TableIdentity {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(&self.name)
+    }
+}
+
+/// Computes the `event_id`s of one table whose ids are not uuids.
+#[derive(Debug, Clone)]
+pub struct EventUuids {
+    table: TableIdentity,
+    /// MD5 state after `schema.table:`.
+    seeded: Md5,
+}
+
+impl EventUuids {
+    /// For the table with this identity.
+    pub fn new(table: &TableIdentity) -> Self {
+        Self {
+            table: table.clone(),
+            seeded: Md5::new_with_prefix(format!("{table}:")),
+        }
+    }
+
+    /// The `event_id` of the row with this id. `inserted_xid` is the transaction that inserted the row, or
+    /// `None` for a table without that column. Both are in PostgreSQL's text form.
+    #[inline]
+    pub fn event_uuid(&self, id: &str, inserted_xid: Option<&str>) -> Uuid {
+        let mut hash = self.seeded.clone().chain_update(id);
+        if let Some(xid) = self.table.known_xid(inserted_xid) {
+            hash = hash.chain_update(":").chain_update(xid);
+        }
+        Uuid::from_bytes(hash.finalize().into())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn event_uuid(table: TableIdentity, id: &str, inserted_xid: Option<&str>) -> String {
+        let ids = EventUuids::new(&table);
+        ids.event_uuid(id, inserted_xid).to_string()
+    }
+
+    fn table(name: &str) -> TableIdentity {
+        TableIdentity::new(name)
+    }
+
+    #[test]
+    fn an_id_is_hashed_as_sql_hashes_it() {
+        // select md5('public.a:7')::uuid
+        let expected = "c7bc7e8d-cd25-14db-6df3-35ec723877bc";
+        assert_eq!(event_uuid(table("public.a"), "7", None), expected);
+        // select md5('public.a:7:731')::uuid
+        let expected = "4bef8b82-7819-d670-3203-f7d3bd6444fb";
+        assert_eq!(event_uuid(table("public.a"), "7", Some("731")), expected);
+    }
+
+    #[test]
+    fn the_same_id_in_two_tables_is_two_events() {
+        let of = |name| event_uuid(table(name), "7", None);
+        assert_ne!(of("public.a"), of("public.b"));
+    }
+
+    #[test]
+    fn the_transaction_that_added_the_column_does_not_count() {
+        let migrated = || table("public.a").with_added_xids(&[700, 731]);
+        let without = event_uuid(table("public.a"), "7", None);
+        assert_eq!(event_uuid(migrated(), "7", Some("731")), without);
+        let later = event_uuid(table("public.a"), "7", Some("732"));
+        assert_eq!(event_uuid(migrated(), "7", Some("732")), later);
+        assert_ne!(later, without);
+    }
+}

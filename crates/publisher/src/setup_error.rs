@@ -1,0 +1,76 @@
+//! Why a publisher cannot be prepared.
+
+use std::fmt;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use thiserror::Error;
+
+/// The environment variable with the path of a file with Google's credentials.
+pub const CREDENTIALS_VARIABLE: &str = "GOOGLE_APPLICATION_CREDENTIALS";
+
+type Cause = Box<dyn std::error::Error + Send + Sync>;
+
+/// An error that a person must fix before anything can be published.
+#[derive(Debug, Error)]
+pub enum SetupError {
+    /// The URL is malformed, or TLS cannot be set up for it.
+    #[error("cannot use {url}")]
+    Endpoint {
+        /// The URL.
+        url: String,
+        /// What is wrong with it.
+        source: Cause,
+    },
+    /// No Application Default Credentials exist, or they cannot be read.
+    #[error("found no Google credentials")]
+    CredentialsMissing {
+        /// The error of Google's library.
+        source: Cause,
+    },
+    /// [`CREDENTIALS_VARIABLE`] is set, and its value is not the path of a readable file.
+    #[error("{CREDENTIALS_VARIABLE} does not name a readable file")]
+    CredentialsUnreadable {
+        /// The value.
+        path: UnshownPath,
+        /// Why it cannot be read.
+        source: io::Error,
+    },
+}
+
+/// A path that no error text shows, because some users set the variable to the content of a key file.
+#[derive(Clone, PartialEq, Eq)]
+pub struct UnshownPath(PathBuf);
+
+impl UnshownPath {
+    pub(crate) fn new(path: impl Into<PathBuf>) -> Self {
+        Self(path.into())
+    }
+
+    /// The path. Check that it looks like one before you show it.
+    pub fn as_path(&self) -> &Path {
+        &self.0
+    }
+}
+
+impl fmt::Debug for UnshownPath {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("UnshownPath(..)")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_error_never_shows_the_value_of_the_variable() {
+        let error = SetupError::CredentialsUnreadable {
+            path: UnshownPath::new("{\"private_key\": \"secret\"}"),
+            source: io::ErrorKind::NotFound.into(),
+        };
+        for text in [error.to_string(), format!("{error:?}")] {
+            assert!(!text.contains("secret"), "{text}");
+        }
+    }
+}
