@@ -12,8 +12,8 @@
 //! **Invariants.** An event is resolved only when its row is durable, or when it needs none. A key has
 //! at most one request in flight. Events in memory count against one budget.
 //!
-//! Not here: the order within a key (`lanes`), one publish attempt (`publish`), the rows themselves
-//! (`store`), and positions of the stream (`watermark`).
+//! Not here: the order within a key (`lanes`), one publish attempt (the crate `publisher`), the rows
+//! themselves (`store`), and positions of the stream (`watermark`).
 
 pub(crate) mod backlog;
 mod bad_events;
