@@ -141,14 +141,16 @@ pub(super) async fn quarantine(
     for key in keys {
         if key.is_replayed && !key.is_quarantined {
             // New events must not come between the replayed ones.
-            quarantine.block_for_release(key.group, key.since);
+            quarantine.keys.block_for_release(key.group, key.since);
         } else if on_bad_event == OnBadEvent::QuarantineKey {
-            quarantine.block(key.group, key.since, &key.first.shown());
+            quarantine
+                .keys
+                .block(key.group, key.since, &key.first.shown());
         }
     }
-    if quarantine.blocked() > 0 {
+    if quarantine.keys.count() > 0 {
         tracing::warn!(
-            blocked_keys = quarantine.blocked(),
+            blocked_keys = quarantine.keys.count(),
             hint = "`postrider quarantine list` shows them",
             "events of these keys wait in quarantine"
         );
