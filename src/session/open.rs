@@ -1,16 +1,8 @@
-//! Opens a session. Each step takes the value that the step before has returned, so that no step can be
-//! left out or come too early:
+//! Opens a session. Each step takes the value that the step before has returned, so no step can be left
+//! out or come too early: [`OurDatabase`], [`FreeSlot`], [`Facts`], [`Decision`], [`ReadySlot`],
+//! [`StreamOpen`], [`PredecessorGone`]. Up to the decision, nothing has changed in the database.
 //!
-//! | step | returns | what that proves |
-//! |---|---|---|
-//! | check the database | `OurDatabase` | it is not a copy, and the publication is right |
-//! | wait for the slot | `FreeSlot` | nobody reads from the slot |
-//! | gather the facts | `Facts` | they were read while the slot was free |
-//! | decide | `Decision` | pure: see `plan` |
-//! | make the slot ready | `ReadySlot` | the tables are claimed, and a lost slot is replaced |
-//! | open the stream | `StreamOpen` | we read the slot that was examined, and prove our lease |
-//! | fence off the previous relay | `PredecessorGone` | nobody adds records any more |
-//! | begin | the pipeline | |
+//! Not here: the facts (`database`, `standby`), the decision (`plan`), and the loop (`pipeline`).
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -217,22 +209,19 @@ impl SessionRunner {
     /// Takes over: reads what is recorded, and starts the recovery, the auditor and the delivery.
     async fn begin(
         &self,
-        OurDatabase {
-            sql,
-            cluster,
-            publication: first_seen,
-        }: OurDatabase,
+        database: OurDatabase,
         stream: StreamOpen,
         gone: &PredecessorGone,
     ) -> Result<(Pipeline, Beside)> {
         let (settings, metrics) = (&self.settings, &self.metrics);
+        let (sql, cluster) = (database.sql, database.cluster);
         let (ready, reader) = (stream.ready, stream.reader);
         let (confirmed, repeats, walsender) = (ready.confirmed, ready.repeats, reader.walsender());
         let recorded = RecordedEvents::after(&sql, confirmed, repeats, gone).await?;
         let quarantine = parts::quarantine(&sql, settings.on_bad_event, gone).await?;
         let manner = Manner {
             dispatch: settings.dispatch,
-            publication: parts::as_captured(&ready.captured, &first_seen),
+            publication: parts::as_captured(&ready.captured, &database.publication),
         };
         relay_row::take(&sql, self.served(&cluster), confirmed, ready.audit, manner).await?;
         let intake = Intake::new(

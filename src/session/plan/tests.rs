@@ -124,6 +124,7 @@ const CASES: [(&str, Change, &[(&str, &str)], &str); 17] = [
             let earlier = facts.earlier.as_mut().unwrap();
             earlier.confirmed_lsn = None;
             earlier.recovering = Some("first-start".into());
+            facts.slot = None;
         },
         &[],
         "recover: recovery-unfinished, first",
