@@ -138,12 +138,3 @@ impl Delivery {
         recorded
     }
 }
-
-/// With `dispatch = exceptions` only events that were in quarantine have a row.
-pub(super) fn leave_without_rows(events: &mut [EventRef]) {
-    for event in events {
-        if event.standing == Standing::New {
-            event.standing = Standing::Repeated;
-        }
-    }
-}

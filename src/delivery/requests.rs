@@ -5,7 +5,6 @@ use std::time::Instant;
 use tokio::task::{JoinError, JoinSet};
 
 use super::Delivery;
-use super::records::leave_without_rows;
 use crate::error::{Code, Error, Result};
 use crate::event::{EventRef, Standing};
 use crate::lanes::{Load, Request, Serve};
@@ -161,5 +160,14 @@ impl Delivery {
         let pause = self.attempts.backoff.pause(failure.class, attempt);
         self.lanes.failed(request, now + pause, load);
         Ok(())
+    }
+}
+
+/// With `dispatch = exceptions` only events that were in quarantine have a row.
+fn leave_without_rows(events: &mut [EventRef]) {
+    for event in events {
+        if event.standing == Standing::New {
+            event.standing = Standing::Repeated;
+        }
     }
 }

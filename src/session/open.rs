@@ -1,5 +1,5 @@
 //! Opens a session. Each step takes the value that the step before has returned, so no step can be left
-//! out or come too early: [`OurDatabase`], [`FreeSlot`], [`Facts`], [`Decision`], [`ReadySlot`],
+//! out or come too early: [`OurDatabase`], [`FreeSlot`], [`SlotFacts`], [`Decision`], [`ReadySlot`],
 //! [`StreamOpen`], [`PredecessorGone`]. Up to the decision, nothing has changed in the database.
 //!
 //! Not here: the facts (`database`, `standby`), the decision (`plan`), and the loop (`pipeline`).
@@ -14,7 +14,7 @@ use tokio::sync::{Notify, watch};
 
 use super::database::OurDatabase;
 use super::pipeline::Pipeline;
-use super::plan::{self, Decision, Facts};
+use super::plan::{self, Decision, SlotFacts};
 use super::standby::FreeSlot;
 use super::supervisor::{self, Supervision, Supervisor};
 use super::{SessionRunner, parts, stuck};
@@ -75,7 +75,7 @@ impl SessionRunner {
         let (settings, metrics, publication) = (&self.settings, &self.metrics, &self.publication);
         let database = OurDatabase::connect(settings, publication, metrics).await?;
         let free = FreeSlot::wait(&database, &settings.slot, publication, &self.state).await?;
-        let facts = Facts::gather(&database, &free, settings, metrics).await?;
+        let facts = SlotFacts::gather(&database, &free, settings, metrics).await?;
         let decision = plan::decide(&facts, settings)?;
         let ready = self.make_ready(&database, facts, decision, &free).await?;
         let stream = self.open_stream(&database, ready).await?;
@@ -101,7 +101,7 @@ impl SessionRunner {
     async fn make_ready(
         &self,
         OurDatabase { sql, cluster, .. }: &OurDatabase,
-        facts: Facts<'_>,
+        facts: SlotFacts<'_>,
         decision: Decision,
         free: &FreeSlot,
     ) -> Result<ReadySlot> {

@@ -1,4 +1,4 @@
-//! Decides how a session begins. [`Facts::gather`] reads what is known about the slot, once it is free,
+//! Decides how a session begins. [`SlotFacts::gather`] reads what is known about the slot, once it is free,
 //! and [`decide`] draws the conclusion without IO.
 //!
 //! The relay's row is read after the slot is free, because the previous holder of the slot may have
@@ -22,7 +22,7 @@ use crate::store::relay_row::Recorded;
 
 /// Everything that decides how the session begins, apart from the settings.
 #[derive(Debug)]
-pub(super) struct Facts<'a> {
+pub(super) struct SlotFacts<'a> {
     pub(super) cluster: &'a Cluster,
     /// The slot, which nobody reads; `None` when it does not exist.
     pub(super) slot: Option<&'a Slot>,
@@ -38,7 +38,7 @@ pub(super) struct Facts<'a> {
     pub(super) records: Vec<CaptureRecord>,
 }
 
-impl<'a> Facts<'a> {
+impl<'a> SlotFacts<'a> {
     /// Reads the facts, which hold as long as nobody takes the free slot.
     ///
     /// # Errors
@@ -91,7 +91,7 @@ pub(super) struct Decision {
 ///
 /// # Errors
 /// `table-captured`.
-pub(super) fn decide(facts: &Facts<'_>, settings: &Settings) -> Result<Decision> {
+pub(super) fn decide(facts: &SlotFacts<'_>, settings: &Settings) -> Result<Decision> {
     let known = claim::matched(&facts.found, &facts.records);
     claim::refuse_others(&known, &settings.slot)?;
     let earlier = facts.earlier.as_ref();

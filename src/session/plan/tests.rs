@@ -26,7 +26,7 @@ fn settings(given: &[(&str, &str)]) -> Settings {
 }
 
 /// How the session begins, in a few words.
-fn begins(facts: &Facts<'_>, settings: &Settings) -> String {
+fn begins(facts: &SlotFacts<'_>, settings: &Settings) -> String {
     let decision = match decide(facts, settings) {
         Ok(decision) => decision,
         Err(error) => return format!("refuse: {}", error.code()),
@@ -44,7 +44,7 @@ fn begins(facts: &Facts<'_>, settings: &Settings) -> String {
 }
 
 /// A change to the usual facts: a relay left this slot at 500, and captures one table.
-type Change = fn(&mut Facts<'_>);
+type Change = fn(&mut SlotFacts<'_>);
 
 const STOP: &[(&str, &str)] = &[("POSTRIDER_SLOT_ON_LOSS", "stop")];
 const ALL: &[(&str, &str)] = &[("POSTRIDER_START", "all")];
@@ -177,7 +177,7 @@ const CASES: [(&str, Change, &[(&str, &str)], &str); 17] = [
 fn how_a_session_begins_follows_from_the_facts_and_the_settings() {
     let (cluster, slot, table) = (cluster(), slot(500), captured(true, Some("90:90:")));
     for (case, change, given, expected) in CASES {
-        let mut facts = Facts {
+        let mut facts = SlotFacts {
             cluster: &cluster,
             slot: Some(&slot),
             publication: "p1",

@@ -1,5 +1,5 @@
-//! The proof that our walsender has the slot. The writer needs it, and whoever waits for the previous
-//! relay: until the slot is ours, yet another relay may come first.
+//! The proof that our walsender has the slot. The dispatch writer needs it. So does the wait for the
+//! previous relay: before the slot is ours, yet another relay may take it.
 
 use decoder::Lsn;
 use slot_manager::{SystemIdentifier, cluster, slots};
