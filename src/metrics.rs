@@ -209,6 +209,12 @@ impl Metrics {
         condition::judge(&facts, Instant::now())
     }
 
+    /// Shows this health of the slot, and no other.
+    pub(crate) fn show_slot_health(&self, kind: &'static str) {
+        self.slot_health.clear();
+        self.slot_health.get_or_create(&KindLabel { kind }).set(1);
+    }
+
     /// Resets the values that only the relay that holds the slot can know.
     pub(crate) fn forget_session(&self) {
         for nothing in [

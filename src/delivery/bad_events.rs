@@ -45,7 +45,7 @@ impl Delivery {
         // Without id and place: the record has them already.
         let why = format!("{} (table {})", error.fault, error.table);
         let error = Error::from(MapError::Event(error));
-        if self.quarantine.policy() == OnBadEvent::Halt {
+        if self.quarantine.keys.policy() == OnBadEvent::Halt {
             return Err(error);
         }
         self.metrics.events_read.inc();
@@ -102,14 +102,14 @@ impl Delivery {
         };
         self.block(&group, &origin, &error)?;
         self.budget.give_back_messages(1, message.len());
-        let behind = if self.quarantine.blocks(&group) {
+        let behind = if self.quarantine.keys.blocks(&group) {
             self.lanes.close(key)
         } else {
             Vec::new()
         };
         let reason = reason(error.code(), &failure.to_string());
         let message = PubsubMessage::decode(message).unwrap_or_default();
-        let source = self.quarantine.source(quarantine::place(&origin));
+        let source = self.quarantine.in_lanes.source(quarantine::place(&origin));
         self.set_aside(group.clone(), origin, reason, error.code(), message);
         self.fail_release(&group);
         if let Some(source) = source {
@@ -126,7 +126,7 @@ impl Delivery {
         let newly = match origin.standing {
             Standing::New => self.quarantine.set_aside(group, origin)?,
             // The event was counted when it arrived. Block its key again, for the events behind it.
-            Standing::Released if self.quarantine.blocks(group) => {
+            Standing::Released if self.quarantine.keys.blocks(group) => {
                 self.quarantine.set_aside(group, origin)?
             }
             Standing::Released | Standing::Repeated => false,
@@ -138,7 +138,7 @@ impl Delivery {
                 topic = &*group.topic,
                 key = group.ordering_key.as_str(),
                 key_blocked = newly,
-                blocked_keys = self.quarantine.blocked(),
+                blocked_keys = self.quarantine.keys.count(),
                 since_last = more,
                 hint = "run `postrider quarantine list`; fix the cause and release the event, or \
                         discard it",
@@ -160,7 +160,6 @@ impl Delivery {
         let kind = code.name();
         let quarantined = &self.metrics.events_quarantined;
         quarantined.get_or_create(&KindLabel { kind }).inc();
-        let topic = self.dead_letter_topic.clone();
         let about = Letter {
             group,
             origin,
@@ -170,8 +169,7 @@ impl Delivery {
             // Held events may come before it.
             self.unhold();
         }
-        // A released event had its dead letter when it was first set aside.
-        match topic.filter(|_| about.origin.standing == Standing::New) {
+        match self.letters.topic_for(&about.origin) {
             Some(topic) => self.send_letter(topic, about, message),
             None => self.record_aside(about),
         }
@@ -180,8 +178,8 @@ impl Delivery {
     /// Whether events of the bad event's key are being released, so that it joins them.
     fn joins_a_release(&self, about: &Letter) -> bool {
         about.origin.standing == Standing::New
-            && self.quarantine.blocks(&about.group)
-            && self.quarantine.is_releasing(&about.group)
+            && self.quarantine.keys.blocks(&about.group)
+            && self.quarantine.releases.is_releasing(&about.group)
     }
 
     fn send_letter(&mut self, topic: Arc<str>, about: Letter, message: PubsubMessage) {
@@ -192,7 +190,7 @@ impl Delivery {
         self.budget.take_message(&event);
         self.budget.take_texts(about.origin.event_id.text_bytes());
         self.quarantine.letter_sent(&about.group);
-        self.letters.insert(quarantine::place(&about.origin), about);
+        self.letters.sent(about);
         self.lanes.push(topic, OrderingKey::UNORDERED, event);
     }
 
@@ -214,10 +212,7 @@ impl Delivery {
     }
 
     fn take_letter(&mut self, topic: &Arc<str>, origin: &EventRef) -> Option<Letter> {
-        if self.dead_letter_topic.as_ref() != Some(topic) {
-            return None;
-        }
-        let letter = self.letters.remove(&quarantine::place(origin))?;
+        let letter = self.letters.take(topic, origin)?;
         self.budget
             .give_back_texts(letter.origin.event_id.text_bytes());
         Some(letter)
@@ -255,7 +250,7 @@ impl Delivery {
             self.drop_released(&event);
             return;
         }
-        let why = self.quarantine.waits_for(group);
+        let why = self.quarantine.keys.waits_for(group);
         let Group {
             topic,
             ordering_key,
@@ -294,7 +289,7 @@ impl Delivery {
         stays_published(&event.origin.event_id, why);
         self.budget.give_back_messages(1, event.message.len());
         self.budget.give_back_records(1);
-        self.resolved.count(event.origin.commit);
+        self.recorder.resolve(event.origin.commit);
     }
 
     /// Records the events that are held for keys being released: there is no room for them in memory.

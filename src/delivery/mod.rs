@@ -25,60 +25,42 @@ mod released;
 mod requests;
 pub(crate) mod topic_maker;
 
-use std::collections::HashMap;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-use publisher::{Backoff, Publisher};
-use tokio::sync::mpsc;
-use tokio::task::JoinSet;
+use publisher::Publisher;
 
 use budget::Budget;
 use failing_topics::FailingTopics;
-use quarantine::{Admission, EventPlace, Letter, Quarantine, Releaser};
+use quarantine::{Admission, DeadLetters, Quarantine, Releaser};
+use records::Recorder;
 use released::Releases;
-use requests::Answer;
+use requests::Attempts;
 use topic_maker::TopicMaker;
 
-use crate::error::{Code, Error, Result};
+use crate::error::Result;
 use crate::event::{Event, OrderingKey};
 use crate::lanes::Lanes;
 use crate::metrics::Metrics;
-use crate::settings::{Dispatch, Settings};
-use crate::store::dispatch::{DispatchWriter, Outcome, SlotReader, WriterEvent, Written};
+use crate::settings::Settings;
+use crate::store::dispatch::{Outcome, SlotReader};
 use crate::throttled_log::ThrottledLog;
 use crate::watermark::CommitLsn;
-
-/// Minimum time for writing dispatch rows when a session ends. So one answer that never comes does
-/// not cost the records of those that came.
-const WRITER_LIMIT: Duration = Duration::from_secs(3);
 
 /// Delivers the events of one session.
 pub(crate) struct Delivery {
     lanes: Lanes,
-    writer: DispatchWriter,
-    written: mpsc::UnboundedReceiver<WriterEvent>,
-    publisher: Publisher,
-    topic_maker: TopicMaker,
     budget: Budget,
-    backoff: Backoff,
-    metrics: Metrics,
+    attempts: Attempts,
+    topic_maker: TopicMaker,
     failing: FailingTopics,
-    /// Limits the lines about records that cannot be written.
-    log: ThrottledLog,
-    publishing: JoinSet<Answer>,
+    recorder: Recorder,
     quarantine: Quarantine,
     releases: Releases,
-    /// Full name of the topic for copies of bad events.
-    dead_letter_topic: Option<Arc<str>>,
-    /// Dead letters in flight, by the place of their event.
-    letters: HashMap<EventPlace, Letter>,
-    /// Whether published events get a row.
-    dispatch: Dispatch,
-    /// Events that are resolved without a row.
-    resolved: Written,
-    /// Whether the writer's last attempt has failed.
-    cannot_record: bool,
+    letters: DeadLetters,
+    metrics: Metrics,
+    /// Limits log lines that repeat.
+    log: ThrottledLog,
 }
 
 impl Delivery {
@@ -92,34 +74,25 @@ impl Delivery {
         reader: SlotReader,
         seed: u64,
     ) -> Result<Self> {
-        let (written_sender, written) = mpsc::unbounded_channel();
-        let target = settings.database()?.clone();
         let project = Arc::from(settings.project()?);
         let releaser = Releaser::start(
-            target.clone(),
+            settings.database()?.clone(),
             settings.slot.clone(),
             settings.tables.clone(),
             project,
         );
         Ok(Self {
             lanes: Lanes::new(settings.in_flight_requests),
-            writer: DispatchWriter::start(target, &settings.slot, reader, written_sender),
-            written,
-            publisher,
-            topic_maker,
             budget: Budget::new(settings.in_flight_bytes),
-            backoff: Backoff::new(seed),
+            attempts: Attempts::new(publisher, seed),
+            topic_maker,
             failing: FailingTopics::new(metrics.troubles.clone()),
-            metrics,
-            log: ThrottledLog::default(),
-            publishing: JoinSet::new(),
+            recorder: Recorder::start(settings, reader)?,
             quarantine,
             releases: Releases::new(releaser),
-            dead_letter_topic: settings.dead_letter_topic()?,
-            letters: HashMap::new(),
-            dispatch: settings.dispatch,
-            resolved: Written::default(),
-            cannot_record: false,
+            letters: DeadLetters::new(settings.dead_letter_topic()?),
+            metrics,
+            log: ThrottledLog::default(),
         })
     }
 
@@ -137,7 +110,7 @@ impl Delivery {
                 self.set_aside_behind(topic, ordering_key, event, Outcome::Released(why));
             }
             Admission::Held => {
-                self.quarantine.hold(topic, ordering_key, event);
+                self.quarantine.releases.hold(topic, ordering_key, event);
             }
         }
     }
@@ -165,8 +138,9 @@ impl Delivery {
     /// # Errors
     /// Errors that only a person can fix.
     pub(crate) async fn progress(&mut self) -> Result<Vec<(CommitLsn, u64)>> {
-        if !self.resolved.commits.is_empty() {
-            return Ok(std::mem::take(&mut self.resolved.commits));
+        let resolved = self.recorder.take_resolved();
+        if !resolved.is_empty() {
+            return Ok(resolved);
         }
         if self.budget.is_spent_by_messages() || !self.budget.has_room() {
             // Held events would keep the budget spent, even if other events have spent it.
@@ -175,7 +149,7 @@ impl Delivery {
         self.ask();
         let next_due = self.lanes.next_due();
         // Released events that cannot be sent must not take the last room from the stream.
-        let crowded = self.quarantine.crowds_lanes(self.budget.limit() / 2);
+        let crowded = self.quarantine.in_lanes.bytes() >= self.budget.limit() / 2;
         let has_room = self.takes_events() && !(self.budget.is_spent() && crowded);
         tokio::select! {
             biased;
@@ -185,20 +159,17 @@ impl Delivery {
                     self.on_found(found)?;
                 }
             }
-            event = self.written.recv() => match event {
-                Some(event) => self.on_written(event)?,
-                None => return Err(Error::new(Code::Internal, "the dispatch writer ended")),
-            },
-            Some(answer) = self.publishing.join_next(), if !self.publishing.is_empty() => {
+            event = self.recorder.written() => self.on_written(event?)?,
+            Some(answer) = self.attempts.answer() => {
                 self.on_answer(answer)?;
-                while let Some(answer) = self.publishing.try_join_next() {
+                while let Some(answer) = self.attempts.try_answer() {
                     self.on_answer(answer)?;
                 }
             }
             topic = self.topic_maker.made() => self.lanes.hasten(&topic, Instant::now()),
             () = until(next_due), if next_due.is_some() => {}
         }
-        Ok(std::mem::take(&mut self.resolved.commits))
+        Ok(self.recorder.take_resolved())
     }
 
     /// Sets the gauges.
@@ -210,7 +181,7 @@ impl Delivery {
             .set(self.lanes.in_flight() as i64);
         self.metrics.lanes.set(self.lanes.len() as i64);
         self.metrics.lanes_waiting.set(self.lanes.waiting() as i64);
-        let blocked = self.quarantine.blocked();
+        let blocked = self.quarantine.keys.count();
         self.metrics.blocked_keys.set(Some(blocked as f64));
     }
 }

@@ -3,11 +3,61 @@
 
 use std::time::Duration;
 
-use super::{Answer, Delivery, WRITER_LIMIT};
-use crate::error::Result;
+use tokio::sync::mpsc;
+
+use super::Delivery;
+use super::requests::Answer;
+use crate::error::{Code, Error, Result};
 use crate::event::{EventRef, Standing};
-use crate::store::dispatch::{Record, WriterEvent, Written};
+use crate::settings::{Dispatch, Settings};
+use crate::store::dispatch::{DispatchWriter, Record, SlotReader, WriterEvent, Written};
 use crate::watermark::CommitLsn;
+
+/// Minimum time for writing dispatch rows when a session ends. So one answer that never comes does
+/// not cost the records of those that came.
+const WRITER_LIMIT: Duration = Duration::from_secs(3);
+
+/// The writer of `outbox.dispatch`, and the events that are resolved.
+pub(super) struct Recorder {
+    writer: DispatchWriter,
+    written: mpsc::UnboundedReceiver<WriterEvent>,
+    /// Whether published events get a row.
+    pub(super) dispatch: Dispatch,
+    /// How many events of which transactions are resolved, and not reported yet.
+    resolved: Written,
+    /// Whether the writer's last attempt has failed.
+    cannot_record: bool,
+}
+
+impl Recorder {
+    pub(super) fn start(settings: &Settings, reader: SlotReader) -> Result<Self> {
+        let (sender, written) = mpsc::unbounded_channel();
+        let target = settings.database()?.clone();
+        Ok(Self {
+            writer: DispatchWriter::start(target, &settings.slot, reader, sender),
+            written,
+            dispatch: settings.dispatch,
+            resolved: Written::default(),
+            cannot_record: false,
+        })
+    }
+
+    /// The writer's next report. Cancel-safe.
+    pub(super) async fn written(&mut self) -> Result<WriterEvent> {
+        let ended = || Error::new(Code::Internal, "the dispatch writer ended");
+        self.written.recv().await.ok_or_else(ended)
+    }
+
+    /// Resolves an event of this transaction without a row.
+    pub(super) fn resolve(&mut self, commit: CommitLsn) {
+        self.resolved.count(commit);
+    }
+
+    /// Takes what was resolved since it was last taken.
+    pub(super) fn take_resolved(&mut self) -> Vec<(CommitLsn, u64)> {
+        std::mem::take(&mut self.resolved.commits)
+    }
+}
 
 impl Delivery {
     /// Whether events that get no row are resolved at once. Behind a released event they are resolved
@@ -22,7 +72,7 @@ impl Delivery {
     pub(super) fn record(&mut self, record: Record) {
         self.quarantine.handed(&record);
         self.budget.take_texts(record.text_bytes());
-        self.writer.record(record);
+        self.recorder.writer.record(record);
     }
 
     pub(super) fn on_written(&mut self, event: WriterEvent) -> Result<()> {
@@ -37,16 +87,15 @@ impl Delivery {
                 self.budget.give_back_texts(text_bytes);
                 self.metrics.events_recorded.inc_by(events as u64);
                 self.quarantine.durable(records);
-                self.resolved.commits.extend(commits);
-                if self.cannot_record {
-                    self.cannot_record = false;
+                self.recorder.resolved.commits.extend(commits);
+                if std::mem::take(&mut self.recorder.cannot_record) {
                     self.metrics.troubles.can_record();
                     tracing::info!("outcomes are recorded again");
                 }
                 Ok(())
             }
             WriterEvent::Retrying(error) => {
-                self.cannot_record = true;
+                self.recorder.cannot_record = true;
                 self.metrics.troubles.cannot_record(&error);
                 if let Some(since_last) = self.log.due(error.code()) {
                     tracing::warn!(
@@ -64,8 +113,7 @@ impl Delivery {
     /// which transactions have their outcome now.
     pub(crate) async fn drain(mut self, limit: Duration) -> Vec<(CommitLsn, u64)> {
         let deadline = tokio::time::Instant::now() + limit;
-        while let Ok(Some(answer)) =
-            tokio::time::timeout_at(deadline, self.publishing.join_next()).await
+        while let Ok(Some(answer)) = tokio::time::timeout_at(deadline, self.attempts.answer()).await
         {
             // The next session publishes the events of a failed request again.
             if let Ok(Answer {
@@ -77,23 +125,16 @@ impl Delivery {
             }
         }
         let left = deadline.saturating_duration_since(tokio::time::Instant::now());
-        self.writer.finish(left.max(WRITER_LIMIT.min(limit))).await;
-        let mut recorded = self.resolved.commits;
-        while let Ok(event) = self.written.try_recv() {
+        let mut recorder = self.recorder;
+        let left = left.max(WRITER_LIMIT.min(limit));
+        recorder.writer.finish(left).await;
+        let mut recorded = recorder.resolved.commits;
+        while let Ok(event) = recorder.written.try_recv() {
             if let WriterEvent::Recorded(batch) = event {
                 self.metrics.events_recorded.inc_by(batch.events as u64);
                 recorded.extend(batch.commits);
             }
         }
         recorded
-    }
-}
-
-/// With `dispatch = exceptions` only events that were in quarantine have a row.
-pub(super) fn leave_without_rows(events: &mut [EventRef]) {
-    for event in events {
-        if event.standing == Standing::New {
-            event.standing = Standing::Repeated;
-        }
     }
 }

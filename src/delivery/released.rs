@@ -96,7 +96,7 @@ impl Delivery {
             let count = releases.next_count <= now;
             if count {
                 releases.next_count = now + COUNT_INTERVAL;
-                if self.letters.is_empty() {
+                if self.letters.none_in_flight() {
                     self.quarantine.counting();
                 }
             }
@@ -149,9 +149,9 @@ impl Delivery {
                     self.quarantine.counted(usize::try_from(count).unwrap_or(0));
                 }
             }
-            QuarantineAnswer::Marked(group) => self.quarantine.marked(&group),
-            QuarantineAnswer::OnlyReplayed(group) => self.quarantine.only_replayed(&group),
-            QuarantineAnswer::SentBack(group) => self.quarantine.sent_back(&group),
+            QuarantineAnswer::Marked(group) => self.quarantine.releases.marked(&group),
+            QuarantineAnswer::OnlyReplayed(group) => self.quarantine.releases.only_replayed(&group),
+            QuarantineAnswer::SentBack(group) => self.quarantine.releases.sent_back(&group),
             QuarantineAnswer::PageEnded(group, rows) => self.page_ended(&group, rows),
             QuarantineAnswer::Failed(error) => {
                 self.releases.not_before = Some(Instant::now() + RETRY_PAUSE);
@@ -226,7 +226,7 @@ impl Delivery {
             }
             Admission::Held => {
                 self.unhold();
-                let why = self.quarantine.waits_for(&group);
+                let why = self.quarantine.keys.waits_for(&group);
                 self.set_aside_behind(topic, ordering_key, event, Outcome::Released(why));
             }
         }

@@ -2,16 +2,53 @@
 
 use std::time::Instant;
 
-use publisher::{Class, Failure, MessageIds};
+use publisher::{Backoff, Class, Failure, MessageIds, Publisher};
+use tokio::task::{JoinError, JoinSet};
 
 use super::Delivery;
-use super::records::leave_without_rows;
 use crate::error::{Code, Error, Result};
 use crate::event::{EventRef, Standing};
 use crate::lanes::{Load, Request, Serve};
 use crate::metrics::KindLabel;
 use crate::settings::Dispatch;
 use crate::store::dispatch::{Outcome, Record};
+
+/// The attempts to publish that are in flight.
+pub(super) struct Attempts {
+    publisher: Publisher,
+    running: JoinSet<Answer>,
+    backoff: Backoff,
+}
+
+impl Attempts {
+    /// `seed` makes the pauses of this session differ from another's.
+    pub(super) fn new(publisher: Publisher, seed: u64) -> Self {
+        Self {
+            publisher,
+            running: JoinSet::new(),
+            backoff: Backoff::new(seed),
+        }
+    }
+
+    fn start(&mut self, request: Request, now: Instant) {
+        let publisher = self.publisher.clone();
+        self.running.spawn(async move {
+            let messages = request.events.iter().map(|event| &event.message);
+            let result = publisher.publish(&request.key.topic, messages, now).await;
+            Answer { request, result }
+        });
+    }
+
+    /// The next answer; `None` when no attempt is in flight. Cancel-safe.
+    pub(super) async fn answer(&mut self) -> Option<Result<Answer, JoinError>> {
+        self.running.join_next().await
+    }
+
+    /// The next answer, if it is there already.
+    pub(super) fn try_answer(&mut self) -> Option<Result<Answer, JoinError>> {
+        self.running.try_join_next()
+    }
+}
 
 /// The result of one attempt.
 pub(super) struct Answer {
@@ -28,19 +65,11 @@ impl Delivery {
             && let Some(request) = self.lanes.next_request(now, serve)
         {
             self.budget.sent(&request.events);
-            let publisher = self.publisher.clone();
-            self.publishing.spawn(async move {
-                let messages = request.events.iter().map(|event| &event.message);
-                let result = publisher.publish(&request.key.topic, messages, now).await;
-                Answer { request, result }
-            });
+            self.attempts.start(request, now);
         }
     }
 
-    pub(super) fn on_answer(
-        &mut self,
-        answer: Result<Answer, tokio::task::JoinError>,
-    ) -> Result<()> {
+    pub(super) fn on_answer(&mut self, answer: Result<Answer, JoinError>) -> Result<()> {
         let Answer { request, result } =
             answer.map_err(|e| Error::new(Code::Internal, "a publish task ended").caused_by(e))?;
         self.budget.answered(&request.events);
@@ -61,7 +90,7 @@ impl Delivery {
         self.metrics.last_published.now();
         let bytes = request.events.iter().map(|event| event.message.len()).sum();
         self.budget.give_back_messages(request.events.len(), bytes);
-        if !self.letters.is_empty() {
+        if !self.letters.none_in_flight() {
             self.letters_published(&mut request, &mut message_ids);
         }
         let Some(first) = request.events.first() else {
@@ -79,11 +108,11 @@ impl Delivery {
         }
         let events = request.events.into_iter().map(|event| event.origin);
         let mut events: Vec<EventRef> = events.collect();
-        if self.dispatch == Dispatch::Exceptions {
+        if self.recorder.dispatch == Dispatch::Exceptions {
             leave_without_rows(&mut events);
             if self.resolves_at_once(&events) {
                 for event in &events {
-                    self.resolved.count(event.commit);
+                    self.recorder.resolve(event.commit);
                 }
                 self.budget.give_back_records(events.len());
                 return;
@@ -127,10 +156,18 @@ impl Delivery {
         if is_made {
             self.topic_maker.make(topic);
         }
-        let pause = self
-            .backoff
-            .pause(failure.class, request.failed_attempts + 1);
+        let attempt = request.failed_attempts + 1;
+        let pause = self.attempts.backoff.pause(failure.class, attempt);
         self.lanes.failed(request, now + pause, load);
         Ok(())
+    }
+}
+
+/// With `dispatch = exceptions` only events that were in quarantine have a row.
+fn leave_without_rows(events: &mut [EventRef]) {
+    for event in events {
+        if event.standing == Standing::New {
+            event.standing = Standing::Repeated;
+        }
     }
 }

@@ -292,4 +292,4 @@ impl fmt::Display for Loss {
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

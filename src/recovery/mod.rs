@@ -40,7 +40,7 @@ use crate::metrics::Metrics;
 use crate::postgres::{PatientSql, Sql, Target};
 use crate::settings::Dispatch;
 use crate::store::capture_record::{self as captures, Resolved};
-use crate::store::dispatch::last_ordinal;
+use crate::store::dispatch::{PredecessorGone, last_ordinal};
 use crate::store::relay_row::{Manner, Unfinished, mark};
 use slot::RecoverySlot;
 
@@ -124,6 +124,7 @@ pub(crate) async fn start(
     subject: RecoverySubject,
     slot: RecoverySlot,
     rows: TableSender,
+    _nobody_adds_rows: &PredecessorGone,
 ) -> Result<(Seam, oneshot::Receiver<()>)> {
     let place = place_before(slot.consistent_point());
     let last_ordinal = last_ordinal(sql, place)

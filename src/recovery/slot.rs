@@ -7,11 +7,14 @@ use slot_manager::{SlotError, SlotName, retention, slots};
 
 use super::loss::{self, Loss};
 use super::snapshot;
+use crate::capture::table::{TableReader, altered_since};
+use crate::capture::{ScanWindow, claim};
 use crate::error::{Error, Result};
 use crate::metrics::{KindLabel, Metrics};
 use crate::postgres::Sql;
 use crate::settings::{Settings, Start};
 use crate::source;
+use crate::store::dispatch::{check_readable, has_no_row_sql};
 use crate::store::relay_row::Unfinished;
 
 /// How long to wait for running transactions when creating the slot. Long, because the old slot is
@@ -51,6 +54,31 @@ pub(crate) fn kept(slot: &SlotName, unfinished: Unfinished, metrics: &Metrics) -
         is_new: false,
         is_first: false,
     }
+}
+
+/// Makes sure that a recovery can read everything it needs, while nothing has changed yet: the old
+/// slot may still hold events that we cannot read from the tables. Even when a statement asks for no
+/// rows, the server refuses it if a privilege is missing or row-level security would hide rows.
+///
+/// # Errors
+/// `schema-missing`, `privilege-missing`; `slot-busy` when a table was altered in the meantime;
+/// errors of [`TableReader::resolve`].
+pub(crate) async fn everything_is_readable(sql: &Sql, settings: &Settings) -> Result<()> {
+    // Check our own schema first: below, a missing object looks like a table that was just altered.
+    check_readable(sql).await?;
+    let captured =
+        claim::as_if_claimed(sql, &settings.slot, &settings.tables, settings.start).await?;
+    for (table, captured) in settings.tables.iter().zip(&captured) {
+        let reader = TableReader::resolve(sql, table, settings.project()?, captured).await?;
+        let condition = ScanWindow::unresolved(captured, false).condition();
+        let statement = format!(
+            "{} where {condition} and {} limit 0",
+            reader.select_sql(),
+            has_no_row_sql(reader.event_id_sql())
+        );
+        sql.simple_query(&statement).await.map_err(altered_since)?;
+    }
+    Ok(())
 }
 
 /// Drops the slot, which is marked for recovery, if it still exists, and creates a new one.

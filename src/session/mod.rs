@@ -1,8 +1,8 @@
 //! Runs the relay: one session on the slot after the other, until shutdown.
 //!
-//! A session begins in `open`: it gathers the facts (`standby`, `publication`), decides how to begin
-//! (`plan`, and `recovery` after a loss), opens the stream, and waits until the previous relay no
-//! longer writes. Then `pipeline` is its loop, with `supervisor` alongside, and `run` ends it. `parts`
+//! A session begins in `open`: it checks the `database` and its `publication`, waits for the slot
+//! (`standby`), gathers the facts and decides how to begin (`plan`, and `recovery` after a loss), opens
+//! the stream, and waits until the previous relay no longer writes. Then `pipeline` is its loop, with `supervisor` alongside, and `run` ends it. `parts`
 //! says what each part of a session receives. When a session ends with an error, the error's code
 //! decides whether another session follows, and `stuck` whether that one needs a new slot.
 //! `mapped_stream` is a session without delivery, for benchmarks.
@@ -14,12 +14,13 @@
 //! Not here: the source of events (`capture`), their delivery (`delivery`), the records (`store`), the
 //! replacement of a lost slot (`recovery`), and the search for missing rows (`audit`).
 
+pub(crate) mod database;
 mod instance;
 mod mapped_stream;
 mod open;
 mod parts;
 mod pipeline;
-pub(crate) mod plan;
+mod plan;
 pub(crate) mod publication;
 mod run;
 mod standby;

@@ -1,33 +1,38 @@
-//! Opens a session: checks everything, and begins to stream.
+//! Opens a session. Each step takes the value that the step before has returned, so no step can be left
+//! out or come too early: [`OurDatabase`], [`FreeSlot`], [`SlotFacts`], [`Decision`], [`ReadySlot`],
+//! [`StreamOpen`], [`PredecessorGone`]. Up to the decision, nothing has changed in the database.
 //!
-//! The order of the steps makes this safe. First the cluster must be ours, and the publication right.
-//! Then the slot must be free and ours: either the one that we left (`plan`), or a new one
-//! (`recovery`), whose stream must wait until older rows are published from the tables. Then the
-//! session looks up which events have an outcome. Only then does it read the stream.
+//! Not here: the facts (`database`, `standby`), the decision (`plan`), and the loop (`pipeline`).
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use decoder::Lsn;
-use slot_manager::{Cluster, cluster, slots};
-use tokio::sync::Notify;
+use slot_manager::Cluster;
+use slot_manager::publication::PublicationState;
+use tokio::sync::{Notify, watch};
 
+use super::database::OurDatabase;
 use super::pipeline::Pipeline;
-use super::plan::{self, FreeSlot, Opening, Plan};
-use super::supervisor::{self, Supervisor};
-use super::{STATEMENT_TIMEOUT, SessionRunner, parts, standby, stuck};
+use super::plan::{self, Decision, SlotFacts};
+use super::standby::FreeSlot;
+use super::supervisor::{self, Supervision, Supervisor};
+use super::{SessionRunner, parts, stuck};
 use crate::audit::{self, Auditor};
+use crate::capture::claim::{self, CaptureStart, Captured};
 use crate::capture::earlier::OutcomeLookup;
+use crate::capture::intake::Intake;
+use crate::capture::moved::MovedRows;
 use crate::capture::{Bounds, from_table};
 use crate::condition::Phase;
 use crate::delivery::backlog::Backlog;
 use crate::error::{Code, Error, Result};
-use crate::postgres::{Sql, Target, connect};
 use crate::recovery;
+use crate::recovery::loss::SlotVerdict;
 use crate::recovery::slot::{self, RecoverySlot};
 use crate::source::{Source, StreamOptions};
-use crate::store::dispatch::{RecordedEvents, wait_for_predecessor};
-use crate::store::relay_row::{self, Audit, Manner, ServedSlot};
+use crate::store::dispatch::{PredecessorGone, RecordedEvents, SlotReader, wait_for_predecessor};
+use crate::store::relay_row::{self, Audit, Manner, ServedSlot, mark};
 use crate::watermark::{Confirmable, Watermark};
 
 /// Statement timeout of look-ups while the stream waits.
@@ -39,89 +44,44 @@ const LAST_WORD_LIMIT: Duration = Duration::from_secs(1);
 /// The tasks that run alongside the pipeline; they end when dropped.
 pub(super) type Beside = (Supervisor, Auditor);
 
+/// A slot from which the session can stream, and its tables, which are claimed.
+struct ReadySlot {
+    confirmed: Lsn,
+    audit: Audit,
+    /// The slot of a recovery: the rows from before it come from the tables.
+    recovery: Option<RecoverySlot>,
+    /// Whether events may have been delivered without a record.
+    repeats: bool,
+    captured: Vec<Captured>,
+    /// The publication from before a slot was created.
+    publication: PublicationState,
+}
+
+/// The stream of a slot that we hold. The supervisor proves the lease from here on, however long the
+/// rest takes, because nobody reads the stream yet.
+struct StreamOpen {
+    source: Source,
+    reader: SlotReader,
+    supervisor: Supervisor,
+    supervision: watch::Receiver<Supervision>,
+    /// Wakes the auditor.
+    hasten: Arc<Notify>,
+    ready: ReadySlot,
+}
+
 impl SessionRunner {
     /// Opens a session.
     pub(super) async fn open(&self) -> Result<(Pipeline, Beside)> {
-        let (settings, metrics) = (&self.settings, &self.metrics);
-        let (sql, cluster) = primary(settings.database()?).await?;
-        plan::refuse_a_copy(&sql, &settings.slot, &cluster, metrics).await?;
-        // Look before a slot is created: then any change after that is noticed.
-        let first_seen = self.publication.check(&sql).await?;
-        let free = self.wait_for_slot(&sql).await?;
-        let served = self.served(&cluster);
-        let Opening {
-            plan,
-            repeats,
-            captured,
-        } = plan::plan(&sql, settings, served, &free, metrics).await?;
-        let publication = free.publication;
-        wait_for_predecessor(&sql, &settings.slot, settings.publish_timeout).await?;
-        let (confirmed, audit, new_slot) = self.carry_out(&sql, plan).await?;
-        let mut source = self.open_source(confirmed).await?;
-        self.still_the_slot(&sql, &mut source, confirmed).await?;
-        // The supervisor proves the lease from here on, however long the rest takes: nobody reads the
-        // stream yet.
-        let hasten = Arc::new(Notify::new());
-        let watched = self.watch_subject(&cluster, &source)?;
-        let (supervisor, supervision) = supervisor::start(
-            watched,
-            publication.clone(),
-            metrics.clone(),
-            hasten.clone(),
-        );
-        // Wait again: only now that the slot is ours, nobody else records anything.
-        wait_for_predecessor(&sql, &settings.slot, settings.publish_timeout).await?;
-        let recorded = RecordedEvents::after(&sql, confirmed, repeats).await?;
-        let quarantine = parts::quarantine(&sql, settings.on_bad_event).await?;
-        let (_, walsender) = source.lease_proof();
-        let manner = Manner {
-            dispatch: settings.dispatch,
-            publication: parts::as_captured(&captured, &first_seen),
-        };
-        relay_row::take(&sql, served, confirmed, audit, manner).await?;
-        let (rows, from_table) = from_table::channel();
-        let (seam, recovered) = if let Some(new) = new_slot {
-            let subject =
-                self.recovery_subject(walsender, &publication, captured.clone(), repeats)?;
-            let (seam, recovered) = recovery::start(&sql, subject, new, rows.another()).await?;
-            (Some(seam), Some(recovered))
-        } else {
-            let server = cluster.major_version();
-            tracing::info!(slot = %settings.slot, %confirmed, server, "streaming");
-            (None, None)
-        };
-        // From here on the pipeline uses this session, and it must not wait for long.
-        sql.limit_statements(LOOK_UP_TIMEOUT).await?;
-        let audit = audit::FirstAudit {
-            everything: audit == Audit::Everything,
-            after: recovered,
-        };
-        let bounds: Arc<[Bounds]> = captured.iter().map(Bounds::of).collect();
-        let subject = self.audit_subject(walsender, bounds.clone())?;
-        let (auditor, broken) = audit::start(subject, audit, hasten, rows);
-        let pipeline = Pipeline {
-            source,
-            intake: parts::intake(settings, &captured, metrics.clone())?,
-            watermark: Watermark::new(Confirmable::by_slot(confirmed)),
-            delivery: self.delivery(&cluster, quarantine, walsender, confirmed)?,
-            earlier: OutcomeLookup::new(recorded, sql, metrics.clone()),
-            moved: parts::moved(settings, bounds, repeats, metrics.clone())?,
-            supervision,
-            from_table,
-            seam,
-            broken,
-            backlog: Backlog::default(),
-            metrics: metrics.clone(),
-        };
-        Ok((pipeline, (supervisor, auditor)))
-    }
-
-    async fn wait_for_slot(&self, sql: &Sql) -> Result<FreeSlot> {
-        Ok(FreeSlot {
-            slot: standby::free_slot(sql, &self.settings.slot, &self.state).await?,
-            // Check again: waiting for the slot may have taken days.
-            publication: self.publication.check(sql).await?,
-        })
+        let (settings, metrics, publication) = (&self.settings, &self.metrics, &self.publication);
+        let database = OurDatabase::connect(settings, publication, metrics).await?;
+        let free = FreeSlot::wait(&database, &settings.slot, publication, &self.state).await?;
+        let facts = SlotFacts::gather(&database, &free, settings, metrics).await?;
+        let decision = plan::decide(&facts, settings)?;
+        let ready = self.make_ready(&database, facts, decision, &free).await?;
+        let stream = self.open_stream(&database, ready).await?;
+        let (slot, limit) = (&settings.slot, settings.publish_timeout);
+        let gone = PredecessorGone::wait(&database.sql, slot, &stream.reader, limit).await?;
+        self.begin(database, stream, &gone).await
     }
 
     fn served<'a>(&'a self, cluster: &'a Cluster) -> ServedSlot<'a> {
@@ -132,33 +92,81 @@ impl SessionRunner {
         }
     }
 
-    /// Carries out the plan. Returns where the session begins, what to audit, and the slot of the
-    /// recovery if there is one.
-    async fn carry_out(&self, sql: &Sql, plan: Plan) -> Result<(Lsn, Audit, Option<RecoverySlot>)> {
+    /// Carries out the decision: claims the tables, and creates a slot if the old one is lost.
+    ///
+    /// # Errors
+    /// `slot-missing`, `slot-lost` and `slot-recreated` when `slot_on_loss` is `stop`; `slot-held`,
+    /// `slot-busy`, `slot-foreign`, `table-captured`; if a recovery could not read everything, those of
+    /// [`slot::everything_is_readable`]; errors of a statement.
+    async fn make_ready(
+        &self,
+        OurDatabase { sql, cluster, .. }: &OurDatabase,
+        facts: SlotFacts<'_>,
+        decision: Decision,
+        free: &FreeSlot,
+    ) -> Result<ReadySlot> {
         let (settings, metrics) = (&self.settings, &self.metrics);
-        match plan {
-            Plan::Stream { confirmed, audit } => Ok((confirmed, audit, None)),
-            Plan::Continue {
+        match &decision.begin {
+            SlotVerdict::Stream { .. } => facts.log_failover(),
+            SlotVerdict::Continue { .. } => {}
+            SlotVerdict::Recover(loss) => {
+                // The supervisor does not run yet.
+                if let Some(health) = loss.health_name() {
+                    metrics.show_slot_health(health);
+                }
+                if let Some(error) = decision.stop {
+                    return Err(error);
+                }
+                slot::everything_is_readable(sql, settings).await?;
+                // Before the claim: a table that is claimed, but not recovered yet, would look served.
+                mark::mark_recovering(sql, self.served(cluster), loss.name()).await?;
+            }
+        }
+        let begin = CaptureStart {
+            start: settings.start,
+            publication: facts.publication,
+            is_first: decision.is_first,
+        };
+        let claiming = claim::claim(sql, &settings.slot, facts.found, begin, &self.instance);
+        let captured = claiming.await?;
+        // A transaction that the previous relay has left open would hold up a new slot.
+        wait_for_predecessor(sql, &settings.slot, settings.publish_timeout).await?;
+        let (confirmed, audit, recovery) = match decision.begin {
+            SlotVerdict::Stream { confirmed, audit } => (confirmed, audit, None),
+            SlotVerdict::Continue {
                 confirmed,
                 audit,
                 unfinished,
             } => {
                 self.state.set(Phase::Recovering);
                 let kept = slot::kept(&settings.slot, unfinished, metrics);
-                Ok((confirmed, audit, Some(kept)))
+                (confirmed, audit, Some(kept))
             }
-            Plan::Recover(loss) => {
+            SlotVerdict::Recover(loss) => {
                 // Creating the slot may take minutes.
                 self.state.set(Phase::Recovering);
                 let new = slot::create(sql, settings, &self.instance, &loss, metrics).await?;
-                Ok((new.consistent_point(), Audit::Continue, Some(new)))
+                (new.consistent_point(), Audit::Continue, Some(new))
             }
-        }
+        };
+        Ok(ReadySlot {
+            confirmed,
+            audit,
+            recovery,
+            repeats: decision.repeats,
+            captured,
+            publication: free.publication.clone(),
+        })
     }
 
-    /// Opens the stream on the slot, which was free a moment ago.
-    async fn open_source(&self, confirmed: Lsn) -> Result<Source> {
-        let settings = &self.settings;
+    /// Opens the stream on the slot, and makes sure that it is still the slot that was examined: until
+    /// the stream has begun, another relay may replace it by a new one of the same name.
+    async fn open_stream(
+        &self,
+        OurDatabase { sql, cluster, .. }: &OurDatabase,
+        ready: ReadySlot,
+    ) -> Result<StreamOpen> {
+        let (settings, confirmed) = (&self.settings, ready.confirmed);
         let options = StreamOptions {
             target: settings.database()?.clone(),
             slot: settings.slot.clone(),
@@ -168,44 +176,96 @@ impl SessionRunner {
             confirmed: Confirmable::by_slot(confirmed),
         };
         let opened = Source::open(options, self.metrics.last_status.clone()).await;
-        opened.map_err(|error| match error.code() {
+        let mut source = opened.map_err(|error| match error.code() {
             // It existed a moment ago: the next session looks again.
             Code::SlotMissing | Code::SlotLost => changed().caused_by(error),
             _ => error,
-        })
-    }
-
-    /// Makes sure that we stream from the slot that we examined: until the stream has begun, another
-    /// relay may replace it by a new one of the same name.
-    async fn still_the_slot(&self, sql: &Sql, source: &mut Source, confirmed: Lsn) -> Result<()> {
+        })?;
         let (_, walsender) = source.lease_proof();
-        let found = slots::confirmed_by_reader(sql, &self.settings.slot, walsender).await?;
-        if found == Some(confirmed) {
-            return Ok(());
-        }
-        // Or the stream has ended already: then its error says more.
-        Err(match source.end_within(LAST_WORD_LIMIT).await {
-            Some(ended) if stuck::is_of_this_place(&ended) => self.stuck(confirmed, ended).await,
-            Some(ended) => ended,
-            None => changed(),
+        let reader = SlotReader::of(sql, self.served(cluster), walsender, confirmed).await?;
+        let Some(reader) = reader else {
+            // Or the stream has ended already: then its error says more.
+            return Err(match source.end_within(LAST_WORD_LIMIT).await {
+                Some(end) if stuck::is_of_this_place(&end) => self.stuck(confirmed, end).await,
+                Some(end) => end,
+                None => changed(),
+            });
+        };
+        let hasten = Arc::new(Notify::new());
+        let watched = self.watch_subject(cluster, &source)?;
+        let (publication, metrics) = (ready.publication.clone(), self.metrics.clone());
+        let (supervisor, supervision) =
+            supervisor::start(watched, publication, metrics, hasten.clone());
+        Ok(StreamOpen {
+            source,
+            reader,
+            supervisor,
+            supervision,
+            hasten,
+            ready,
         })
     }
-}
 
-/// Opens a session, and checks that the server can be streamed from.
-async fn primary(target: &Target) -> Result<(Sql, Cluster)> {
-    let sql = connect(target, "postrider", STATEMENT_TIMEOUT).await?;
-    let cluster = cluster::inspect(&sql).await?;
-    if cluster.major_version() < 14 {
-        return Err(Error::new(
-            Code::PostgresVersion,
-            format!("the server is PostgreSQL {}", cluster.major_version()),
-        ));
+    /// Takes over: reads what is recorded, and starts the recovery, the auditor and the delivery.
+    async fn begin(
+        &self,
+        database: OurDatabase,
+        stream: StreamOpen,
+        gone: &PredecessorGone,
+    ) -> Result<(Pipeline, Beside)> {
+        let (settings, metrics) = (&self.settings, &self.metrics);
+        let (sql, cluster) = (database.sql, database.cluster);
+        let (ready, reader) = (stream.ready, stream.reader);
+        let (confirmed, repeats, walsender) = (ready.confirmed, ready.repeats, reader.walsender());
+        let recorded = RecordedEvents::after(&sql, confirmed, repeats, gone).await?;
+        let quarantine = parts::quarantine(&sql, settings.on_bad_event, gone).await?;
+        let manner = Manner {
+            dispatch: settings.dispatch,
+            publication: parts::as_captured(&ready.captured, &database.publication),
+        };
+        relay_row::take(&sql, self.served(&cluster), confirmed, ready.audit, manner).await?;
+        let intake = Intake::new(
+            parts::streamed(settings, &ready.captured),
+            settings.project()?.into(),
+            metrics.clone(),
+        );
+        let bounds: Arc<[Bounds]> = ready.captured.iter().map(Bounds::of).collect();
+        let (rows, from_table) = from_table::channel();
+        let (seam, recovered) = if let Some(slot) = ready.recovery {
+            let (publication, captured) = (&ready.publication, ready.captured);
+            let subject = self.recovery_subject(walsender, publication, captured, repeats)?;
+            let (seam, over) = recovery::start(&sql, subject, slot, rows.another(), gone).await?;
+            (Some(seam), Some(over))
+        } else {
+            let server = cluster.major_version();
+            tracing::info!(slot = %settings.slot, %confirmed, server, "streaming");
+            (None, None)
+        };
+        // From here on the pipeline uses this session, and it must not wait for long.
+        sql.limit_statements(LOOK_UP_TIMEOUT).await?;
+        let audit = audit::FirstAudit {
+            everything: ready.audit == Audit::Everything,
+            after: recovered,
+        };
+        let subject = self.audit_subject(walsender, bounds.clone())?;
+        let (auditor, broken) = audit::start(subject, audit, stream.hasten, rows);
+        let target = settings.database()?.clone();
+        let pipeline = Pipeline {
+            source: stream.source,
+            intake,
+            watermark: Watermark::new(Confirmable::by_slot(confirmed)),
+            delivery: self.delivery(quarantine, reader, confirmed)?,
+            earlier: OutcomeLookup::new(recorded, sql, metrics.clone()),
+            moved: MovedRows::new(target, bounds, repeats, metrics.clone()),
+            supervision: stream.supervision,
+            from_table,
+            seam,
+            broken,
+            backlog: Backlog::default(),
+            metrics: metrics.clone(),
+        };
+        Ok((pipeline, (stream.supervisor, auditor)))
     }
-    if cluster.in_recovery {
-        return Err(Error::new(Code::PostgresStandby, "the server is a standby"));
-    }
-    Ok((sql, cluster))
 }
 
 fn changed() -> Error {

@@ -11,41 +11,21 @@ use super::supervisor::WatchSubject;
 use crate::audit::AuditSubject;
 use crate::capture::Bounds;
 use crate::capture::claim::Captured;
-use crate::capture::intake::{Intake, Streamed};
-use crate::capture::moved::MovedRows;
+use crate::capture::intake::Streamed;
 use crate::delivery::Delivery;
 use crate::delivery::quarantine::Quarantine;
 use crate::delivery::topic_maker::TopicMaker;
 use crate::error::Result;
-use crate::metrics::Metrics;
 use crate::postgres::Sql;
 use crate::recovery::RecoverySubject;
 use crate::settings::{OnBadEvent, Settings};
 use crate::source::Source;
-use crate::store::dispatch::SlotReader;
+
 use crate::store::dispatch::quarantined::{self, MAX_BLOCKED};
-
-pub(super) fn intake(
-    settings: &Settings,
-    captured: &[Captured],
-    metrics: Metrics,
-) -> Result<Intake> {
-    let project = Arc::from(settings.project()?);
-    Ok(Intake::new(streamed(settings, captured), project, metrics))
-}
-
-pub(super) fn moved(
-    settings: &Settings,
-    bounds: Arc<[Bounds]>,
-    repeats: bool,
-    metrics: Metrics,
-) -> Result<MovedRows> {
-    let target = settings.database()?.clone();
-    Ok(MovedRows::new(target, bounds, repeats, metrics))
-}
+use crate::store::dispatch::{PredecessorGone, SlotReader};
 
 /// The captured tables, with the properties that the stream needs.
-fn streamed(settings: &Settings, captured: &[Captured]) -> Vec<Streamed> {
+pub(super) fn streamed(settings: &Settings, captured: &[Captured]) -> Vec<Streamed> {
     let tables = settings.tables.iter().zip(captured);
     tables
         .map(|(settings, captured)| Streamed {
@@ -134,17 +114,10 @@ impl SessionRunner {
 
     pub(super) fn delivery(
         &self,
-        cluster: &Cluster,
         quarantine: Quarantine,
-        walsender: i32,
+        reader: SlotReader,
         confirmed: Lsn,
     ) -> Result<Delivery> {
-        let reader = SlotReader {
-            instance: self.instance.clone(),
-            walsender,
-            system_identifier: cluster.system_identifier,
-            timeline: cluster.timeline,
-        };
         Delivery::new(
             &self.settings,
             self.publisher.clone(),
@@ -158,20 +131,26 @@ impl SessionRunner {
 }
 
 /// The quarantine, with the keys that earlier sessions have blocked.
-pub(super) async fn quarantine(sql: &Sql, on_bad_event: OnBadEvent) -> Result<Quarantine> {
+pub(super) async fn quarantine(
+    sql: &Sql,
+    on_bad_event: OnBadEvent,
+    _nobody_adds_rows: &PredecessorGone,
+) -> Result<Quarantine> {
     let mut quarantine = Quarantine::new(on_bad_event);
     let keys = quarantined::blocked_keys(sql, MAX_BLOCKED).await?;
     for key in keys {
         if key.is_replayed && !key.is_quarantined {
             // New events must not come between the replayed ones.
-            quarantine.block_for_release(key.group, key.since);
+            quarantine.keys.block_for_release(key.group, key.since);
         } else if on_bad_event == OnBadEvent::QuarantineKey {
-            quarantine.block(key.group, key.since, &key.first.shown());
+            quarantine
+                .keys
+                .block(key.group, key.since, &key.first.shown());
         }
     }
-    if quarantine.blocked() > 0 {
+    if quarantine.keys.count() > 0 {
         tracing::warn!(
-            blocked_keys = quarantine.blocked(),
+            blocked_keys = quarantine.keys.count(),
             hint = "`postrider quarantine list` shows them",
             "events of these keys wait in quarantine"
         );

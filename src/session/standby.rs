@@ -3,51 +3,68 @@
 
 use std::time::{Duration, Instant};
 
-use slot_manager::{Slot, SlotName, slots};
+use slot_manager::publication::PublicationState;
+use slot_manager::{Slot, SlotError, SlotName, slots};
 
 use super::STATEMENT_TIMEOUT;
+use super::database::OurDatabase;
+use super::publication::PublicationCheck;
 use crate::condition::RelayState;
-use crate::error::{Code, Result};
-use crate::postgres::Sql;
+use crate::error::Result;
 
 const LOG_INTERVAL: Duration = Duration::from_secs(10);
 
 /// Statement timeout of a look at the slot: a standby must soon notice that its connection is dead.
 const LOOK_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Waits without end until nobody reads from the slot; `None` when it does not exist.
-pub(super) async fn free_slot(
-    sql: &Sql,
-    slot: &SlotName,
-    state: &RelayState,
-) -> Result<Option<Slot>> {
-    match wait_until_free(sql, slot, state).await {
-        Ok(slot) => Ok(Some(slot)),
-        Err(error) if error.code() == Code::SlotMissing => Ok(None),
-        Err(error) => Err(error),
-    }
+/// What was seen while nobody was reading from the slot.
+#[derive(Debug)]
+pub(super) struct FreeSlot {
+    /// `None` when it does not exist.
+    pub(super) slot: Option<Slot>,
+    /// The publication, which is right.
+    pub(super) publication: PublicationState,
 }
 
-async fn wait_until_free(sql: &Sql, name: &SlotName, state: &RelayState) -> Result<Slot> {
-    let began = Instant::now();
-    let mut logged: Option<Instant> = None;
-    let mut observe = |slot: &Slot| {
-        state.standby(slot.holder.as_ref());
-        if logged.is_none_or(|at| at.elapsed() >= LOG_INTERVAL)
-            && let Some(holder) = &slot.holder
-        {
-            logged = Some(Instant::now());
-            tracing::info!(
-                code = "slot-held",
-                slot = slot.slot_name,
-                "standby for {:.0} s: the slot is held by {holder}",
-                began.elapsed().as_secs_f64()
-            );
-        }
-    };
-    sql.limit_statements(LOOK_TIMEOUT).await?;
-    let slot = slots::wait_until_free(sql, name, None, &mut observe).await;
-    // Also without a slot: a recovery continues with this session.
-    sql.limit_statements(STATEMENT_TIMEOUT).await?;
-    Ok(slot?)
+impl FreeSlot {
+    /// Waits without end until nobody reads from the slot.
+    ///
+    /// # Errors
+    /// `publication-missing`, `publication-drift`; errors of a statement.
+    pub(super) async fn wait(
+        OurDatabase { sql, .. }: &OurDatabase,
+        name: &SlotName,
+        publication: &PublicationCheck,
+        state: &RelayState,
+    ) -> Result<Self> {
+        let began = Instant::now();
+        let mut logged: Option<Instant> = None;
+        let mut observe = |slot: &Slot| {
+            state.standby(slot.holder.as_ref());
+            if logged.is_none_or(|at| at.elapsed() >= LOG_INTERVAL)
+                && let Some(holder) = &slot.holder
+            {
+                logged = Some(Instant::now());
+                tracing::info!(
+                    code = "slot-held",
+                    slot = slot.slot_name,
+                    "standby for {:.0} s: the slot is held by {holder}",
+                    began.elapsed().as_secs_f64()
+                );
+            }
+        };
+        sql.limit_statements(LOOK_TIMEOUT).await?;
+        let waited = slots::wait_until_free(sql, name, None, &mut observe).await;
+        // Also without a slot: a recovery continues with this session.
+        sql.limit_statements(STATEMENT_TIMEOUT).await?;
+        Ok(Self {
+            slot: match waited {
+                Ok(slot) => Some(slot),
+                Err(SlotError::SlotMissing { .. }) => None,
+                Err(error) => return Err(error.into()),
+            },
+            // Check again: waiting for the slot may have taken days.
+            publication: publication.check(sql).await?,
+        })
+    }
 }

@@ -19,7 +19,7 @@ use tokio_postgres::types::PgLsn;
 
 use crate::condition::{Condition, RelayState};
 use crate::error::{Code, Error, Result};
-use crate::metrics::{KindLabel, Metrics};
+use crate::metrics::Metrics;
 use crate::postgres::{Sql, Target, connect};
 use crate::source::LeaseProof;
 use crate::store::relay_row;
@@ -228,13 +228,7 @@ impl Watcher {
             let headroom = slot.safe_wal_size.map(|bytes| bytes.max(0) as f64);
             self.metrics.headroom_bytes.set(headroom);
             let health = health_of(&slot, self.subject.origin);
-            self.metrics.slot_health.clear();
-            self.metrics
-                .slot_health
-                .get_or_create(&KindLabel {
-                    kind: health.name(),
-                })
-                .set(1);
+            self.metrics.show_slot_health(health.name());
             let delivered = self.metrics.delivered();
             // Write only when something was delivered (an idle relay writes nothing), and only if
             // this session reads the slot: a slot that was recreated since is not ours.

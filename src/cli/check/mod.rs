@@ -20,7 +20,7 @@ use super::findings::{Findings, finding, from_error};
 use super::{output, recover};
 use crate::error::{Code, Result};
 use crate::postgres::connect;
-use crate::session::plan;
+use crate::session::database;
 use crate::session::publication::untraced;
 use crate::settings::{Dispatch, Settings};
 use crate::source;
@@ -131,7 +131,7 @@ async fn check_database(settings: &Settings) -> Result<(Vec<Finding>, Vec<String
     findings.extend(replication_session(settings, &findings).await?);
     // The table may be readable but of an older version.
     if findings.iter().any(|finding| finding.code == "relay-table") {
-        let read = plan::refuse_foreign_records(&sql, settings).await;
+        let read = database::refuse_foreign_records(&sql, settings).await;
         match read {
             Ok(()) => with_a_lost_slot(&mut findings, recover::lost_slot(&sql, settings).await),
             Err(error) => findings.push(from_error(&error)),

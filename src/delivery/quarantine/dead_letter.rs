@@ -12,7 +12,8 @@ use googleapis_tonic_google_pubsub_v1::google::pubsub::v1::PubsubMessage;
 use prost::Message;
 use uuid::Uuid;
 
-use crate::event::{EventRef, Group};
+use super::{EventPlace, place};
+use crate::event::{EventRef, Group, Standing};
 use crate::mapping::limits;
 
 /// Bytes in a request for the topic's name and the framing.
@@ -24,6 +25,46 @@ pub(crate) struct Letter {
     pub(crate) group: Group,
     pub(crate) origin: EventRef,
     pub(crate) error: Arc<str>,
+}
+
+/// The dead letters in flight, by the place of their event.
+#[derive(Debug)]
+pub(crate) struct DeadLetters {
+    /// Full name of the topic for them, if there is one.
+    topic: Option<Arc<str>>,
+    in_flight: HashMap<EventPlace, Letter>,
+}
+
+impl DeadLetters {
+    pub(crate) fn new(topic: Option<Arc<str>>) -> Self {
+        Self {
+            topic,
+            in_flight: HashMap::new(),
+        }
+    }
+
+    pub(crate) fn none_in_flight(&self) -> bool {
+        self.in_flight.is_empty()
+    }
+
+    /// The topic for the dead letter of this event, if it gets one. A released event had its dead
+    /// letter when it was first set aside.
+    pub(crate) fn topic_for(&self, origin: &EventRef) -> Option<Arc<str>> {
+        let topic = self.topic.clone();
+        topic.filter(|_| origin.standing == Standing::New)
+    }
+
+    pub(crate) fn sent(&mut self, letter: Letter) {
+        self.in_flight.insert(place(&letter.origin), letter);
+    }
+
+    /// Removes the dead letter of this event, if that is what was sent to `topic`.
+    pub(crate) fn take(&mut self, topic: &Arc<str>, origin: &EventRef) -> Option<Letter> {
+        if self.topic.as_ref() != Some(topic) {
+            return None;
+        }
+        self.in_flight.remove(&place(origin))
+    }
 }
 
 /// Encodes the dead letter. `original` is the event's own message; for a row that could not become a

@@ -24,34 +24,36 @@
 //! when there is no room for them. Other groups that block nothing (unordered events, other policies)
 //! have step 2 alone.
 //!
-//! The steps of a release are in `releases`. Not here: the table (`dispatch::quarantined`), and
-//! reading released rows (`releaser`).
+//! [`Quarantine`] has one part for each idea: `keys` says which keys are blocked, `release` is the state
+//! machine of one release, `turns` has the releases and whose turn it is, and `in_lanes` has the released
+//! events on their way. What concerns one part alone is a method of that part. Not here: the table
+//! (`dispatch::quarantined`), and reading released rows (`releaser`).
 
 mod dead_letter;
+mod in_lanes;
+mod keys;
+mod release;
 mod releaser;
-mod releases;
-mod state;
+mod turns;
 
-use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 
 use crate::error::{Code, Error, Result};
-use crate::event::{EventRef, Group, OrderingKey, Standing};
+use crate::event::{Event, EventRef, Group, OrderingKey, Standing};
 use crate::settings::OnBadEvent;
-use crate::store::dispatch::quarantined::{BEHIND_A_RELEASE, MAX_BLOCKED};
+use crate::store::dispatch::quarantined::MAX_BLOCKED;
 use crate::store::dispatch::{Outcome, Record};
 
-pub(crate) use dead_letter::{Letter, letter};
+pub(crate) use dead_letter::{DeadLetters, Letter, letter};
+pub(crate) use in_lanes::InLane;
+use in_lanes::ReleasedInLanes;
+use keys::BlockedKeys;
+use release::{Release, Stage};
 pub(crate) use releaser::{Ask, QuarantineAnswer, Releaser};
-use state::{BlockedState, PageState, Release, Stage};
-pub(crate) use state::{InLane, Unblocked};
+use turns::ReleaseTurns;
 
 /// Rows of a group that are in flight at once.
 pub(crate) const PAGE: usize = 100;
-
-/// Releases that may make progress at once. Those that wait for Pub/Sub do not count: they need no
-/// queries, and their events are in the budget of bytes in flight like all others.
-const MAX_RELEASES: usize = 256;
 
 /// The place of an event in the log: commit LSN and ordinal.
 pub(crate) type EventPlace = (u64, u32);
@@ -85,19 +87,21 @@ pub(crate) enum Admission {
     Held,
 }
 
+/// A key that is no longer blocked.
+#[derive(Debug)]
+pub(crate) struct Unblocked {
+    /// Its events that were held in memory, in order.
+    pub(crate) held: Vec<Event>,
+    /// Whether an event in quarantine had blocked it, not only a release.
+    pub(crate) was_in_quarantine: bool,
+}
+
 /// The quarantine of one session.
 #[derive(Debug)]
 pub(crate) struct Quarantine {
-    policy: OnBadEvent,
-    blocked: HashMap<Group, BlockedState>,
-    releases: HashMap<Group, Release>,
-    /// The groups with a release that has not ended, in the order of their turns.
-    turns: VecDeque<Group>,
-    /// Releases that have ended and whose last outcome is being recorded, in that order.
-    leaving: VecDeque<Group>,
-    /// Released events in lanes.
-    in_lanes: HashMap<EventPlace, InLane>,
-    bytes_in_lanes: usize,
+    pub(crate) keys: BlockedKeys,
+    pub(crate) releases: ReleaseTurns,
+    pub(crate) in_lanes: ReleasedInLanes,
     /// How many records the writer was given, and how many of them are durable.
     handed: u64,
     durable: u64,
@@ -110,33 +114,14 @@ pub(crate) struct Quarantine {
 impl Quarantine {
     pub(crate) fn new(policy: OnBadEvent) -> Self {
         Self {
-            policy,
-            blocked: HashMap::new(),
-            releases: HashMap::new(),
-            turns: VecDeque::new(),
-            leaving: VecDeque::new(),
-            in_lanes: HashMap::new(),
-            bytes_in_lanes: 0,
+            keys: BlockedKeys::new(policy),
+            releases: ReleaseTurns::default(),
+            in_lanes: ReleasedInLanes::default(),
             handed: 0,
             durable: 0,
             unblocking: 0,
             counting: None,
         }
-    }
-
-    pub(crate) fn policy(&self) -> OnBadEvent {
-        self.policy
-    }
-
-    /// The number of keys that are blocked by an event in quarantine.
-    pub(crate) fn blocked(&self) -> usize {
-        let blocked = self.blocked.values();
-        blocked.filter(|blocked| !blocked.for_release).count()
-    }
-
-    /// Whether a bad event of this group blocks the events behind it.
-    pub(crate) fn blocks(&self, group: &Group) -> bool {
-        self.policy == OnBadEvent::QuarantineKey && group.is_ordered()
     }
 
     /// Decides what to do with an event that arrives.
@@ -146,17 +131,19 @@ impl Quarantine {
         ordering_key: &OrderingKey,
         at: EventPlace,
     ) -> Admission {
-        if self.blocked.is_empty() || ordering_key.is_unordered() {
+        if self.keys.by_group.is_empty() || ordering_key.is_unordered() {
             return Admission::Open;
         }
         let group = Group {
             topic: topic.clone(),
             ordering_key: ordering_key.clone(),
         };
-        let Some(blocked) = self.blocked.get(&group).filter(|by| at >= by.since) else {
+        let blocked = self.keys.by_group.get(&group);
+        let Some(blocked) = blocked.filter(|by| at >= by.since) else {
             return Admission::Open;
         };
-        match self.releases.get(&group).map(|release| &release.stage) {
+        let release = self.releases.by_group.get(&group);
+        match release.map(|release| &release.stage) {
             Some(Stage::Begun(_) | Stage::Paging) => Admission::Released(blocked.waits.clone()),
             Some(Stage::Handover(_)) => Admission::Held,
             // Its release begins later in this session.
@@ -172,56 +159,20 @@ impl Quarantine {
     /// # Errors
     /// `quarantine-full`.
     pub(crate) fn set_aside(&mut self, group: &Group, origin: &EventRef) -> Result<bool> {
-        if !self.blocks(group) {
-            self.unblocking += 1;
-            return if self.unblocking > MAX_BLOCKED {
-                Err(full())
-            } else {
-                Ok(false)
-            };
+        if self.keys.blocks(group) {
+            return self.keys.block_behind(group, origin);
         }
-        if let Some(blocked) = self.blocked.get_mut(group) {
-            blocked.since = blocked.since.min(place(origin));
-            let newly = std::mem::take(&mut blocked.for_release);
-            if newly {
-                blocked.waits = waits_for(&origin.event_id.shown());
-            }
-            return Ok(newly);
-        }
-        if self.blocked.len() >= MAX_BLOCKED {
+        self.unblocking += 1;
+        if self.unblocking > MAX_BLOCKED {
             return Err(full());
         }
-        self.block(group.clone(), place(origin), &origin.event_id.shown());
-        Ok(true)
-    }
-
-    /// The group from which a released event, now in a lane, was read.
-    pub(crate) fn source(&self, at: EventPlace) -> Option<Group> {
-        self.in_lanes.get(&at).map(|lane| lane.group.clone())
+        Ok(false)
     }
 
     /// Whether a bad event ends the relay.
     pub(crate) fn halts_on(&self, origin: &EventRef) -> bool {
-        let in_lane = self.in_lanes.get(&place(origin));
-        self.policy == OnBadEvent::Halt
-            && (origin.standing == Standing::New || in_lane.is_some_and(|lane| lane.is_new))
-    }
-
-    /// Blocks a key from the place `since` on, where the event `first` is (its id as shown to
-    /// people). The rows of all events behind it name that event.
-    pub(crate) fn block(&mut self, group: Group, since: EventPlace, first: &str) {
-        self.blocked
-            .insert(group, BlockedState::new(since, waits_for(first)));
-    }
-
-    /// Blocks a key from the place `since` on, where its first replayed event is, until the release has
-    /// ended.
-    pub(crate) fn block_for_release(&mut self, group: Group, since: EventPlace) {
-        let blocked = BlockedState {
-            for_release: true,
-            ..BlockedState::new(since, BEHIND_A_RELEASE.into())
-        };
-        self.blocked.entry(group).or_insert(blocked);
+        self.keys.policy() == OnBadEvent::Halt
+            && (origin.standing == Standing::New || self.in_lanes.is_new(place(origin)))
     }
 
     /// Counts a record that was just handed to the dispatch writer.
@@ -237,7 +188,7 @@ impl Quarantine {
                 topic: topic.clone(),
                 ordering_key: record.ordering_key.clone(),
             };
-            if let Some(blocked) = self.blocked.get_mut(&group) {
+            if let Some(blocked) = self.keys.by_group.get_mut(&group) {
                 blocked.last_record = self.handed;
             }
         }
@@ -248,26 +199,10 @@ impl Quarantine {
         }
     }
 
-    /// The reason that is recorded for events behind a blocked key's bad event.
-    pub(crate) fn waits_for(&self, group: &Group) -> Arc<str> {
-        let blocked = self.blocked.get(group);
-        blocked.map_or_else(|| "waits in quarantine".into(), |by| by.waits.clone())
-    }
-
     /// `records` more records are durable.
     pub(crate) fn durable(&mut self, records: u64) {
         self.durable += records;
-        while let Some(group) = self.leaving.front() {
-            let release = self.releases.get(group);
-            let ended = release.filter(|release| release.has_left_lanes());
-            if ended.is_some_and(|release| release.last_record > self.durable) {
-                break;
-            }
-            if ended.is_some() {
-                self.releases.remove(group);
-            }
-            self.leaving.pop_front();
-        }
+        self.releases.forget_recorded(self.durable);
     }
 
     /// Whether all records that the writer was given are durable.
@@ -291,9 +226,9 @@ impl Quarantine {
 
     /// A dead letter of the group was sent. Its event is recorded when the letter has ended.
     pub(crate) fn letter_sent(&mut self, group: &Group) {
-        if let Some(blocked) = self.blocked.get_mut(group) {
+        if let Some(blocked) = self.keys.by_group.get_mut(group) {
             blocked.letters += 1;
-            if let Some(release) = self.releases.get_mut(group) {
+            if let Some(release) = self.releases.by_group.get_mut(group) {
                 release.asks_from = u64::MAX;
             }
         }
@@ -301,20 +236,105 @@ impl Quarantine {
 
     /// A dead letter of the group has ended, and the writer was just given its event.
     pub(crate) fn letter_ended(&mut self, group: &Group) {
-        if let Some(blocked) = self.blocked.get_mut(group) {
+        if let Some(blocked) = self.keys.by_group.get_mut(group) {
             blocked.letters = blocked.letters.saturating_sub(1);
-            if let Some(release) = self.releases.get_mut(group)
+            if let Some(release) = self.releases.by_group.get_mut(group)
                 && blocked.letters == 0
             {
                 release.asks_from = self.handed;
             }
         }
     }
-}
 
-/// The reason that is recorded for the events behind the event `first`.
-fn waits_for(first: &str) -> Arc<str> {
-    format!("waits for event {first} in quarantine").into()
+    /// An operator has released or replayed events of this group.
+    pub(crate) fn release(&mut self, group: Group, is_replay: bool) {
+        if self.releases.by_group.contains_key(&group) || !self.releases.have_room() {
+            return;
+        }
+        if is_replay && group.is_ordered() {
+            self.keys.block_for_release(group.clone(), (0, 0));
+        }
+        let release = Release::new(self.keys.by_group.get(&group), self.handed);
+        self.releases.add(group, release);
+    }
+
+    /// The next question to the table, if one is due.
+    pub(crate) fn command(&mut self) -> Option<QuarantineQuery> {
+        self.releases.command(&self.keys, self.durable)
+    }
+
+    /// A row of a page was read. Returns whether its event is still wanted.
+    pub(crate) fn read(&mut self, group: &Group, at: EventPlace) -> bool {
+        let release = self.releases.by_group.get_mut(group);
+        release.is_some_and(|release| release.read(at, self.durable))
+    }
+
+    /// The event of a row goes into its lane.
+    pub(crate) fn goes_to_lane(&mut self, at: EventPlace, lane: InLane) {
+        if let Some(release) = self.releases.by_group.get_mut(&lane.group) {
+            release.in_lanes += 1;
+            self.in_lanes.add(at, lane);
+        }
+    }
+
+    /// The page has ended after `rows` rows. Returns the held events if this unblocks the key.
+    pub(crate) fn page_ended(&mut self, group: &Group, rows: usize) -> Option<Unblocked> {
+        let release = self.releases.by_group.get_mut(group)?;
+        let held = release.page_ended(rows, self.keys.by_group.get(group))?;
+        self.releases.ended(group, self.durable);
+        let blocked = self.keys.by_group.remove(group)?;
+        Some(Unblocked {
+            held,
+            was_in_quarantine: !blocked.for_release,
+        })
+    }
+
+    /// Takes all held events out of memory, to be recorded as released.
+    pub(crate) fn unhold(&mut self) -> Vec<(Group, Arc<str>, Vec<Event>)> {
+        self.releases.unhold(&self.keys)
+    }
+
+    /// A released event has left its lane: the writer was just given its outcome, or the event was
+    /// dropped. Returns the group from which it was read.
+    pub(crate) fn left_lane(&mut self, at: EventPlace) -> Option<Group> {
+        let group = self.in_lanes.remove(at)?;
+        self.releases.left_lane(&group, self.handed);
+        Some(group)
+    }
+
+    /// A released event of the group has failed again, or an event before it. Returns the held
+    /// events, which must be recorded as quarantined.
+    pub(crate) fn fail(&mut self, group: &Group) -> Vec<Event> {
+        let is_released = self.releases.by_group.contains_key(group) && self.keys.blocks(group);
+        let blocked = self.keys.by_group.get_mut(group);
+        let Some(blocked) = blocked.filter(|_| is_released) else {
+            return Vec::new();
+        };
+        blocked.for_release = false;
+        self.releases.fail(group)
+    }
+
+    /// Blocked keys that are not being released and whose records are all durable: up to `limit` of
+    /// them, after the first `skip`. Also returns how many records were durable at this moment.
+    pub(crate) fn settled(&self, skip: usize, limit: usize) -> (Vec<Group>, u64) {
+        let settled = self.keys.by_group.iter().filter(|(group, blocked)| {
+            blocked.is_recorded(self.durable) && !self.releases.by_group.contains_key(group)
+        });
+        let groups = settled
+            .skip(skip)
+            .take(limit)
+            .map(|(group, _)| group.clone());
+        (groups.collect(), self.durable)
+    }
+
+    /// The table had no row of this blocked key left when `durable` records were durable. Returns
+    /// whether this unblocks the key.
+    pub(crate) fn vanished(&mut self, group: &Group, durable: u64) -> bool {
+        let blocked = self.keys.by_group.get(group);
+        blocked.is_some_and(|blocked| blocked.is_recorded(durable))
+            && !self.releases.by_group.contains_key(group)
+            && self.keys.by_group.remove(group).is_some()
+    }
 }
 
 fn full() -> Error {

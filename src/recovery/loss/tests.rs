@@ -2,7 +2,7 @@ use slot_manager::{DatabaseOrigin, SystemIdentifier, WalStatus};
 
 use super::*;
 
-fn slot(confirmed: u64) -> Slot {
+pub(crate) fn slot(confirmed: u64) -> Slot {
     Slot {
         slot_name: "postrider".to_owned(),
         plugin: Some("pgoutput".to_owned()),
@@ -32,7 +32,7 @@ fn slot(confirmed: u64) -> Slot {
 }
 
 /// The row of a relay that left the slot at 500.
-fn left(is_final: bool) -> Recorded {
+pub(crate) fn left(is_final: bool) -> Recorded {
     Recorded {
         origin: DatabaseOrigin {
             system_identifier: SystemIdentifier::new(7),

@@ -1,7 +1,198 @@
+//! A table of cases: facts and settings, and how the session begins.
+
 use super::*;
+use crate::capture::claim::Captured;
 use crate::capture::window::tests::captured;
-use crate::store::relay_row::Recorded;
+use crate::recovery::loss::tests::{left, slot};
+use crate::store::relay_row::Unfinished;
 use slot_manager::{DatabaseOrigin, SystemIdentifier};
+
+fn cluster() -> Cluster {
+    Cluster {
+        system_identifier: SystemIdentifier::new(7),
+        timeline: 1,
+        version_num: 150_000,
+        in_recovery: false,
+        database: "shop".to_owned(),
+        database_oid: 5,
+    }
+}
+
+fn settings(given: &[(&str, &str)]) -> Settings {
+    let database = ("DATABASE_URL", "postgres://relay@localhost/shop");
+    let pairs = given.iter().chain([&database]);
+    let env = pairs.map(|(name, value)| ((*name).into(), (*value).into()));
+    Settings::load(None, &env.collect(), &[]).unwrap()
+}
+
+/// How the session begins, in a few words.
+fn begins(facts: &SlotFacts<'_>, settings: &Settings) -> String {
+    let decision = match decide(facts, settings) {
+        Ok(decision) => decision,
+        Err(error) => return format!("refuse: {}", error.code()),
+    };
+    let begin = match (decision.begin, decision.stop) {
+        (SlotVerdict::Stream { audit, .. }, None) => format!("stream, audit {audit:?}"),
+        (SlotVerdict::Continue { audit, .. }, None) => format!("continue, audit {audit:?}"),
+        (SlotVerdict::Recover(loss), None) => format!("recover: {}", loss.name()),
+        (SlotVerdict::Recover(_), Some(error)) => format!("stop: {}", error.code()),
+        (begin, Some(_)) => panic!("stops without a loss: {begin:?}"),
+    };
+    let repeats = if decision.repeats { ", repeats" } else { "" };
+    let first = if decision.is_first { ", first" } else { "" };
+    format!("{begin}{repeats}{first}")
+}
+
+/// A change to the usual facts: a relay left this slot at 500, and captures one table.
+type Change = fn(&mut SlotFacts<'_>);
+
+const STOP: &[(&str, &str)] = &[("POSTRIDER_SLOT_ON_LOSS", "stop")];
+const ALL: &[(&str, &str)] = &[("POSTRIDER_START", "all")];
+const EXCEPTIONS: &[(&str, &str)] = &[("POSTRIDER_DISPATCH", "exceptions")];
+
+const CASES: [(&str, Change, &[(&str, &str)], &str); 17] = [
+    ("nothing has changed", |_| {}, &[], "stream, audit Continue"),
+    (
+        "the server was promoted",
+        |facts| facts.earlier.as_mut().unwrap().timeline = 0,
+        &[],
+        "stream, audit Everything",
+    ),
+    (
+        "the slot is gone",
+        |facts| facts.slot = None,
+        &[],
+        "recover: slot-missing",
+    ),
+    (
+        "the slot is gone, and the relay may not recover",
+        |facts| facts.slot = None,
+        STOP,
+        "stop: slot-missing",
+    ),
+    (
+        "the server was rolled back, and the relay may not recover",
+        |facts| {
+            facts.server_lsn = Lsn::new(400);
+            facts.earlier.as_mut().unwrap().confirmed_is_final = true;
+        },
+        STOP,
+        "stop: slot-recreated",
+    ),
+    (
+        "a person has requested a recovery, and the relay may not recover by itself",
+        |facts| facts.earlier.as_mut().unwrap().recovering = Some("requested".into()),
+        STOP,
+        "recover: recovery-unfinished",
+    ),
+    (
+        "no relay has ever used the slot",
+        |facts| {
+            facts.earlier = None;
+            facts.slot = None;
+        },
+        &[],
+        "recover: first-start, first",
+    ),
+    (
+        "a first start may not recover, but nothing is lost",
+        |facts| {
+            facts.earlier = None;
+            facts.slot = None;
+        },
+        STOP,
+        "recover: first-start, first",
+    ),
+    (
+        "a first start finds the slot that `slot create` has made",
+        |facts| facts.earlier = None,
+        &[],
+        "stream, audit Continue, first",
+    ),
+    (
+        "such a slot, but `init` has recorded that old rows are wanted",
+        |facts| {
+            facts.earlier = None;
+            facts.records[0].since = None;
+        },
+        &[],
+        "recover: first-start, first",
+    ),
+    (
+        "a first start was interrupted before it had a slot",
+        |facts| {
+            let earlier = facts.earlier.as_mut().unwrap();
+            earlier.confirmed_lsn = None;
+            earlier.recovering = Some("first-start".into());
+            facts.slot = None;
+        },
+        &[],
+        "recover: recovery-unfinished, first",
+    ),
+    (
+        "a recovery was interrupted after it had created its slot",
+        |facts| facts.earlier = Some(interrupted(Dispatch::Full)),
+        &[],
+        "continue, audit Continue",
+    ),
+    (
+        "a recovery was interrupted, and its table had no inserted_xid",
+        |facts| {
+            facts.earlier = Some(interrupted(Dispatch::Full));
+            facts.records[0].has_inserted_xid = false;
+        },
+        &[],
+        "recover: recovery-unfinished",
+    ),
+    (
+        "a table is new, and only its new rows are wanted",
+        |facts| facts.records.clear(),
+        &[],
+        "stream, audit Continue",
+    ),
+    (
+        "a table is new, and its old rows are wanted",
+        |facts| facts.records.clear(),
+        ALL,
+        "recover: table-added",
+    ),
+    (
+        "without records, a change of the publication counts as a loss",
+        |facts| facts.publication = "p2",
+        EXCEPTIONS,
+        "recover: publication-changed, repeats",
+    ),
+    (
+        "another slot captures the table, so not even a lost slot is recovered",
+        |facts| {
+            facts.slot = None;
+            facts.records[0].slot = "another".into();
+        },
+        &[],
+        "refuse: table-captured",
+    ),
+];
+
+#[test]
+fn how_a_session_begins_follows_from_the_facts_and_the_settings() {
+    let (cluster, slot, table) = (cluster(), slot(500), captured(true, Some("90:90:")));
+    for (case, change, given, expected) in CASES {
+        let mut facts = SlotFacts {
+            cluster: &cluster,
+            slot: Some(&slot),
+            publication: "p1",
+            earlier: Some(left(false)),
+            server_lsn: Lsn::new(1_000),
+            found: vec![FoundTable {
+                table: table.record.table.clone(),
+                shape: table.shape.clone(),
+            }],
+            records: vec![table.record.clone()],
+        };
+        change(&mut facts);
+        assert_eq!(begins(&facts, &settings(given)), expected, "{case}");
+    }
+}
 
 fn interrupted(dispatch: Dispatch) -> Recorded {
     Recorded {

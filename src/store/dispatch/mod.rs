@@ -3,8 +3,8 @@
 //! [`writer`] records each [`outcome`] in batches, off the hot path, before its event's position is
 //! confirmed (G4). New outcomes become new [`rows`]; those of [`released`] events update their rows.
 //! After a restart, [`recorded`] finds the events that have an outcome already, so that they are not
-//! sent again (G3). [`predecessor`] waits until it is safe to look, and [`successor`] decides when it
-//! is too late to record. [`quarantined`] has the relay's queries on the quarantine, and
+//! sent again (G3). [`predecessor`] waits until it is safe to look, once the [`slot_reader`] has the slot, and
+//! [`successor`] decides when it is too late to record. [`quarantined`] has the relay's queries on the quarantine, and
 //! [`quarantine_commands`] those of a person. [`known`] has the fragments of SQL with which statements
 //! over captured tables look up events. [`history`]
 //! looks records up for commands, and [`pruning`] deletes them. Nothing here writes to the outbox. No outcome
@@ -22,11 +22,13 @@ pub(crate) mod quarantined;
 mod recorded;
 mod released;
 mod rows;
+mod slot_reader;
 mod successor;
 mod writer;
 
 pub(crate) use known::{RECORD_OF_ROW, check_readable, has_no_row_sql, state_sql};
 pub(crate) use outcome::{Outcome, Record};
-pub(crate) use predecessor::wait_for_predecessor;
+pub(crate) use predecessor::{PredecessorGone, wait_for_predecessor};
 pub(crate) use recorded::{Lookup, RecordedEvents, last_ordinal, look_up_by_id};
-pub(crate) use writer::{DispatchWriter, SlotReader, WriterEvent, Written};
+pub(crate) use slot_reader::SlotReader;
+pub(crate) use writer::{DispatchWriter, WriterEvent, Written};

@@ -13,6 +13,7 @@ use md5::{Digest, Md5};
 use slot_manager::SlotName;
 use slot_manager::activity::{self, OtherRolesSession};
 
+use super::slot_reader::SlotReader;
 use crate::error::Result;
 use crate::postgres::Sql;
 
@@ -36,6 +37,27 @@ pub(super) fn writer_name(slot: &SlotName) -> String {
     let ending = format!("#{hash:016x}");
     let start = &name[..NAME_BYTES - ending.len()];
     [start, &ending].concat()
+}
+
+/// Proves that no earlier relay adds records any more. Only with it can a session read what is recorded.
+#[derive(Debug)]
+pub(crate) struct PredecessorGone(());
+
+impl PredecessorGone {
+    /// Waits as [`wait_for_predecessor`] does. While our walsender reads the slot, no other relay begins
+    /// to record anything.
+    ///
+    /// # Errors
+    /// Database errors.
+    pub(crate) async fn wait(
+        sql: &Sql,
+        slot: &SlotName,
+        _ours: &SlotReader,
+        limit: Duration,
+    ) -> Result<Self> {
+        wait_for_predecessor(sql, slot, limit).await?;
+        Ok(Self(()))
+    }
 }
 
 /// Waits until no other writer of this slot has a transaction open. Anybody can use the name of a

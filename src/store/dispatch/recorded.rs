@@ -22,6 +22,7 @@ use std::collections::{HashSet, VecDeque};
 use decoder::Lsn;
 use tokio_postgres::types::PgLsn;
 
+use super::predecessor::PredecessorGone;
 use crate::error::Result;
 use crate::postgres::Sql;
 use crate::watermark::CommitLsn;
@@ -72,7 +73,12 @@ pub(crate) struct RecordedEvents {
 impl RecordedEvents {
     /// Prepares to read the rows after `confirmed`. `repeats` says that events may have been
     /// published without a row.
-    pub(crate) async fn after(sql: &Sql, confirmed: Lsn, repeats: bool) -> Result<Self> {
+    pub(crate) async fn after(
+        sql: &Sql,
+        confirmed: Lsn,
+        repeats: bool,
+        _nobody_adds_rows: &PredecessorGone,
+    ) -> Result<Self> {
         let start = PgLsn::from(confirmed.as_u64());
         let row = sql
             .query_one(

@@ -29,13 +29,13 @@ use tokio::time::{Instant, timeout_at};
 
 use super::outcome::Record;
 use super::predecessor::writer_name;
+use super::slot_reader::SlotReader;
 use crate::error::{Code, Disposition, Error, Result};
 use crate::postgres::Target;
 use batch::{Batch, MAX_ROWS, Pacing};
 use transaction::{Connected, WriterContext, write};
 
 pub(crate) use batch::Written;
-pub(crate) use transaction::SlotReader;
 
 const RETRY_PAUSE: Duration = Duration::from_millis(500);
 

@@ -50,7 +50,7 @@ impl World {
     pub(super) fn arrive_unmappable(&mut self, n: u32) {
         let origin = event(n, Standing::New).origin;
         self.quarantine.set_aside(&group(), &origin).unwrap();
-        if self.quarantine.is_releasing(&group()) {
+        if self.quarantine.releases.is_releasing(&group()) {
             self.unhold();
         }
         self.quarantine.letter_sent(&group());
@@ -61,7 +61,7 @@ impl World {
         let Some(origin) = self.letters.pop_front() else {
             return;
         };
-        let outcome = if self.quarantine.is_releasing(&group()) {
+        let outcome = if self.quarantine.releases.is_releasing(&group()) {
             Outcome::Released
         } else {
             Outcome::Quarantined
@@ -84,7 +84,7 @@ impl World {
             Admission::Open => self.lane.push_back(event),
             Admission::Quarantined(why) => self.record(event.origin, Outcome::Quarantined(why)),
             Admission::Released(why) => self.record(event.origin, Outcome::Released(why)),
-            Admission::Held => self.quarantine.hold(topic, ordering_key, event),
+            Admission::Held => self.quarantine.releases.hold(topic, ordering_key, event),
         }
     }
 
@@ -135,7 +135,7 @@ impl World {
         for event in behind {
             match event.origin.standing {
                 Standing::New => {
-                    let why = self.quarantine.waits_for(&group());
+                    let why = self.quarantine.keys.waits_for(&group());
                     self.record(event.origin, Outcome::Quarantined(why));
                 }
                 Standing::Released => {
@@ -179,16 +179,16 @@ impl World {
             Some(QuarantineQuery::Mark(group))
                 if !self.table.values().any(|row| *row == Row::Released) =>
             {
-                self.quarantine.only_replayed(&group);
+                self.quarantine.releases.only_replayed(&group);
             }
             Some(QuarantineQuery::Mark(group)) => {
                 self.replace(Row::Quarantined, Row::Released);
-                self.quarantine.marked(&group);
+                self.quarantine.releases.marked(&group);
             }
             Some(QuarantineQuery::SendBack(group)) => {
                 self.replace(Row::Released, Row::Quarantined);
                 self.replace(Row::Replayed, Row::Published);
-                self.quarantine.sent_back(&group);
+                self.quarantine.releases.sent_back(&group);
             }
             Some(QuarantineQuery::Page(group, after)) => {
                 let released = |row: &Row| matches!(row, Row::Released | Row::Replayed);
@@ -248,9 +248,9 @@ impl World {
         let is_quarantined = self.table.values().any(|row| *row == Row::Quarantined);
         match waiting {
             Some((n, Row::Replayed)) if !is_quarantined => {
-                self.quarantine.block_for_release(group(), (1, *n));
+                self.quarantine.keys.block_for_release(group(), (1, *n));
             }
-            Some((n, _)) => self.quarantine.block(group(), (1, *n), &n.to_string()),
+            Some((n, _)) => self.quarantine.keys.block(group(), (1, *n), &n.to_string()),
             None => {}
         }
         for n in (1..self.next)
@@ -272,7 +272,7 @@ impl World {
             self.letter_ends();
             self.write();
             let at_rest = self.writer.is_empty() && self.lane.is_empty() && self.letters.is_empty();
-            if at_rest && self.quarantine.releases.is_empty() {
+            if at_rest && self.quarantine.releases.by_group.is_empty() {
                 if self.table.values().all(|row| *row == Row::Published) {
                     return;
                 }

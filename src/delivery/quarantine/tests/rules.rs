@@ -1,11 +1,12 @@
 //! Rules of the quarantine: which events block a key, and what a release waits for.
 
+use super::super::turns::MAX_RELEASES;
 use super::*;
 
 #[test]
 fn events_before_the_one_that_blocks_their_key_are_published_when_replayed() {
     let mut quarantine = Quarantine::new(OnBadEvent::QuarantineKey);
-    quarantine.block(group(), (7, 3), "x");
+    quarantine.keys.block(group(), (7, 3), "x");
     let Group {
         topic,
         ordering_key,
@@ -41,7 +42,7 @@ fn only_ordered_keys_block_and_only_under_quarantine_key() {
     );
     let mut quarantine = Quarantine::new(OnBadEvent::QuarantineEvent);
     assert!(!quarantine.set_aside(&group(), &origin).unwrap());
-    assert_eq!(quarantine.blocked(), 0);
+    assert_eq!(quarantine.keys.count(), 0);
 }
 
 #[test]
@@ -97,7 +98,10 @@ fn stuck_releases_do_not_hold_up_others() {
         quarantine.release(nth(n), false);
     }
     quarantine.release(nth(groups), false);
-    assert!(!quarantine.releases.contains_key(&nth(groups)), "no room");
+    assert!(
+        !quarantine.releases.by_group.contains_key(&nth(groups)),
+        "no room"
+    );
     // Half of the releases are read to their end, the others have a full page; nothing is published.
     for n in 0..groups {
         let events = if n % 2 == 0 { 1 } else { PAGE as u32 };
@@ -133,9 +137,9 @@ fn stuck_releases_do_not_hold_up_others() {
         outcome: Outcome::Published(MessageIds::default()),
     };
     quarantine.handed(&record);
-    assert!(quarantine.releases.contains_key(&nth(0)));
+    assert!(quarantine.releases.by_group.contains_key(&nth(0)));
     quarantine.durable(1);
-    assert!(!quarantine.releases.contains_key(&nth(0)));
+    assert!(!quarantine.releases.by_group.contains_key(&nth(0)));
 }
 
 #[test]
@@ -150,19 +154,19 @@ fn a_key_of_replayed_events_is_blocked_until_they_are_read_and_again_after_a_res
         let behind = "waits for earlier events that are released";
         let released = Admission::Released(behind.into());
         // A restart in the middle of a release.
-        quarantine.block_for_release(group(), (1, 1));
+        quarantine.keys.block_for_release(group(), (1, 1));
         assert_eq!(quarantine.admit(&topic, &ordering_key, (9, 9)), released);
         quarantine.release(group(), true);
         let held = quarantine.admit(&topic, &ordering_key, (9, 9));
         assert_eq!(held, Admission::Held);
-        assert_eq!(quarantine.blocked(), 0, "no event is in quarantine");
+        assert_eq!(quarantine.keys.count(), 0, "no event is in quarantine");
         // A replayed event that Pub/Sub refuses blocks its key only under quarantine_key.
-        if quarantine.blocks(&group()) {
+        if quarantine.keys.blocks(&group()) {
             assert!(quarantine.set_aside(&group(), &origin).unwrap());
         }
         assert!(quarantine.fail(&group()).is_empty());
         let is_blocked = policy == OnBadEvent::QuarantineKey;
-        assert_eq!(quarantine.blocked(), usize::from(is_blocked));
+        assert_eq!(quarantine.keys.count(), usize::from(is_blocked));
         let admitted = quarantine.admit(&topic, &ordering_key, (9, 9));
         if is_blocked {
             assert!(

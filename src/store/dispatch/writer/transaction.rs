@@ -6,13 +6,14 @@ use std::time::Duration;
 
 use decoder::Lsn;
 use futures_util::SinkExt;
-use slot_manager::{SystemIdentifier, cluster};
+use slot_manager::cluster;
 use tokio_postgres::Statement;
 use tokio_postgres::error::SqlState;
 use tokio_postgres::types::PgLsn;
 
 use super::super::released::{ReleasedRows, UPDATE};
 use super::super::rows::{COPY, RowKey, Storing, encode, row_key};
+use super::super::slot_reader::SlotReader;
 use super::super::successor::{WHO_SERVES, is_there};
 use super::batch::Batch;
 use crate::error::{Code, Error, Result};
@@ -36,36 +37,6 @@ const WHICH_ARE_THERE: &str = "\
     SELECT d.commit_lsn, d.ordinal, d.event_id FROM outbox.dispatch d \
     JOIN unnest($1::pg_lsn[], $2::int[]) u (commit_lsn, ordinal) \
         ON d.commit_lsn = u.commit_lsn AND d.ordinal = u.ordinal";
-
-/// Which process reads the slot, and on which server.
-#[derive(Debug, Clone)]
-pub(crate) struct SlotReader {
-    /// The name of this relay in outbox.relay.
-    pub(crate) instance: String,
-    /// Pid of our walsender; 0 when it is unknown.
-    pub(crate) walsender: i32,
-    pub(crate) system_identifier: SystemIdentifier,
-    pub(crate) timeline: u32,
-}
-
-impl SlotReader {
-    /// Checks that the writer is on the server on which the session began. A promoted standby may
-    /// lack records that its primary had. If we recorded later events there, the next session would
-    /// repeat only the missing ones, out of order.
-    ///
-    /// # Errors
-    /// `postgres-stopping` on another server than the session's; errors of a statement.
-    async fn is_still_served_by(&self, sql: &Sql) -> Result<()> {
-        let cluster = cluster::inspect(sql).await?;
-        if cluster.system_identifier == self.system_identifier && cluster.timeline == self.timeline
-        {
-            return Ok(());
-        }
-        let what = "another PostgreSQL server answers than the one on which the session began";
-        Err(Error::new(Code::PostgresStopping, what)
-            .hint("no action needed: the relay opens a new session on the server that answers now"))
-    }
-}
 
 /// Where the writer connects, under which name, and for which slot and session.
 pub(super) struct WriterContext {

@@ -1,0 +1,56 @@
+//! Released events in lanes, and how much of the budget they take.
+
+use std::collections::HashMap;
+
+use super::EventPlace;
+use crate::event::Group;
+
+/// A released event in a lane.
+#[derive(Debug)]
+pub(crate) struct InLane {
+    /// The group from which it was read.
+    pub(crate) group: Group,
+    pub(crate) bytes: usize,
+    /// Whether it arrived while its key was being released, so that it was never refused.
+    pub(crate) is_new: bool,
+}
+
+/// The released events in lanes.
+#[derive(Debug, Default)]
+pub(crate) struct ReleasedInLanes {
+    events: HashMap<EventPlace, InLane>,
+    bytes: usize,
+}
+
+impl ReleasedInLanes {
+    pub(crate) fn is_empty(&self) -> bool {
+        self.events.is_empty()
+    }
+
+    /// Their bytes, as the budget counts them.
+    pub(crate) fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    /// The group from which this released event was read.
+    pub(crate) fn source(&self, at: EventPlace) -> Option<Group> {
+        self.events.get(&at).map(|lane| lane.group.clone())
+    }
+
+    /// Whether this event arrived while its key was being released.
+    pub(super) fn is_new(&self, at: EventPlace) -> bool {
+        self.events.get(&at).is_some_and(|lane| lane.is_new)
+    }
+
+    pub(super) fn add(&mut self, at: EventPlace, lane: InLane) {
+        self.bytes += lane.bytes;
+        self.events.insert(at, lane);
+    }
+
+    /// Removes an event. Returns the group from which it was read.
+    pub(super) fn remove(&mut self, at: EventPlace) -> Option<Group> {
+        let InLane { group, bytes, .. } = self.events.remove(&at)?;
+        self.bytes -= bytes;
+        Some(group)
+    }
+}

@@ -1,0 +1,121 @@
+//! Which keys are blocked, and from which event on.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use super::{EventPlace, full, place};
+use crate::error::Result;
+use crate::event::{EventRef, Group};
+use crate::settings::OnBadEvent;
+use crate::store::dispatch::quarantined::{BEHIND_A_RELEASE, MAX_BLOCKED};
+
+/// A blocked key.
+#[derive(Debug)]
+pub(super) struct BlockedState {
+    /// Whether no event of the key is in quarantine: it is blocked only until its release has ended.
+    pub(super) for_release: bool,
+    /// The first event in quarantine. Earlier events are not affected.
+    pub(super) since: EventPlace,
+    /// The reason that is recorded for the events behind it.
+    pub(super) waits: Arc<str>,
+    /// The number of the last record of this key that the writer was given.
+    pub(super) last_record: u64,
+    /// Bad events whose dead letter is in flight: they are not recorded yet.
+    pub(super) letters: u32,
+}
+
+impl BlockedState {
+    fn new(since: EventPlace, waits: Arc<str>) -> Self {
+        Self {
+            for_release: false,
+            since,
+            waits,
+            last_record: 0,
+            letters: 0,
+        }
+    }
+
+    /// Whether all of its records were durable when `durable` records were.
+    pub(super) fn is_recorded(&self, durable: u64) -> bool {
+        self.letters == 0 && self.last_record <= durable
+    }
+}
+
+/// The blocked keys of one session.
+#[derive(Debug)]
+pub(crate) struct BlockedKeys {
+    policy: OnBadEvent,
+    pub(super) by_group: HashMap<Group, BlockedState>,
+}
+
+impl BlockedKeys {
+    pub(super) fn new(policy: OnBadEvent) -> Self {
+        Self {
+            policy,
+            by_group: HashMap::new(),
+        }
+    }
+
+    pub(crate) fn policy(&self) -> OnBadEvent {
+        self.policy
+    }
+
+    /// The number of keys that are blocked by an event in quarantine.
+    pub(crate) fn count(&self) -> usize {
+        let blocked = self.by_group.values();
+        blocked.filter(|blocked| !blocked.for_release).count()
+    }
+
+    /// Whether a bad event of this group blocks the events behind it.
+    pub(crate) fn blocks(&self, group: &Group) -> bool {
+        self.policy == OnBadEvent::QuarantineKey && group.is_ordered()
+    }
+
+    /// Blocks a key from the place `since` on, where the event `first` is (its id as shown to
+    /// people). The rows of all events behind it name that event.
+    pub(crate) fn block(&mut self, group: Group, since: EventPlace, first: &str) {
+        self.by_group
+            .insert(group, BlockedState::new(since, waits_for(first)));
+    }
+
+    /// Blocks a key from the place `since` on, where its first replayed event is, until the release has
+    /// ended.
+    pub(crate) fn block_for_release(&mut self, group: Group, since: EventPlace) {
+        let blocked = BlockedState {
+            for_release: true,
+            ..BlockedState::new(since, BEHIND_A_RELEASE.into())
+        };
+        self.by_group.entry(group).or_insert(blocked);
+    }
+
+    /// Blocks the key of a bad event. Returns whether no event had blocked it before.
+    ///
+    /// # Errors
+    /// `quarantine-full`.
+    pub(super) fn block_behind(&mut self, group: &Group, bad: &EventRef) -> Result<bool> {
+        if let Some(blocked) = self.by_group.get_mut(group) {
+            blocked.since = blocked.since.min(place(bad));
+            let newly = std::mem::take(&mut blocked.for_release);
+            if newly {
+                blocked.waits = waits_for(&bad.event_id.shown());
+            }
+            return Ok(newly);
+        }
+        if self.by_group.len() >= MAX_BLOCKED {
+            return Err(full());
+        }
+        self.block(group.clone(), place(bad), &bad.event_id.shown());
+        Ok(true)
+    }
+
+    /// The reason that is recorded for events behind a blocked key's bad event.
+    pub(crate) fn waits_for(&self, group: &Group) -> Arc<str> {
+        let blocked = self.by_group.get(group);
+        blocked.map_or_else(|| "waits in quarantine".into(), |by| by.waits.clone())
+    }
+}
+
+/// The reason that is recorded for the events behind the event `first`.
+fn waits_for(first: &str) -> Arc<str> {
+    format!("waits for event {first} in quarantine").into()
+}

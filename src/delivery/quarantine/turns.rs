@@ -1,0 +1,167 @@
+//! The releases of one session, and whose turn it is to ask the table.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
+
+use super::keys::BlockedKeys;
+use super::release::{Release, Stage};
+use super::{PAGE, QuarantineQuery};
+use crate::event::{Event, Group, OrderingKey};
+
+/// Releases that may make progress at once. Those that wait for Pub/Sub do not count: they need no
+/// queries, and their events are in the budget of bytes in flight like all others.
+pub(super) const MAX_RELEASES: usize = 256;
+
+/// The releases, by group.
+#[derive(Debug, Default)]
+pub(crate) struct ReleaseTurns {
+    pub(super) by_group: HashMap<Group, Release>,
+    /// The groups with a release that has not ended, in the order of their turns.
+    turns: VecDeque<Group>,
+    /// Releases that have ended and whose last outcome is being recorded, in that order.
+    leaving: VecDeque<Group>,
+}
+
+impl ReleaseTurns {
+    /// Whether another release may begin.
+    pub(super) fn have_room(&self) -> bool {
+        let goes_forward = |group: &&Group| {
+            let release = self.by_group.get(*group);
+            release.is_some_and(|release| release.in_lanes < PAGE)
+        };
+        self.turns.iter().filter(goes_forward).count() < MAX_RELEASES
+    }
+
+    pub(super) fn add(&mut self, group: Group, release: Release) {
+        self.by_group.insert(group.clone(), release);
+        self.turns.push_back(group);
+    }
+
+    /// Whether a release of the group is under way.
+    pub(crate) fn is_releasing(&self, group: &Group) -> bool {
+        let release = self.by_group.get(group);
+        release.is_some_and(Release::is_releasing)
+    }
+
+    /// The next question to the table, if one is due when `durable` records are.
+    pub(super) fn command(&mut self, keys: &BlockedKeys, durable: u64) -> Option<QuarantineQuery> {
+        for _ in 0..self.turns.len() {
+            let group = self.turns.pop_front()?;
+            self.turns.push_back(group.clone());
+            let blocked = keys.by_group.get(&group);
+            let release = self.by_group.get_mut(&group);
+            let command = release.and_then(|release| release.command(&group, blocked, durable));
+            if command.is_some() {
+                return command;
+            }
+        }
+        None
+    }
+
+    /// All rows of the group are marked as released.
+    pub(crate) fn marked(&mut self, group: &Group) {
+        self.begun(group, Stage::Paging);
+    }
+
+    /// None of the released events of the group was ever in quarantine: they are replayed. Its bad event
+    /// came later, so the replay is given up.
+    pub(crate) fn only_replayed(&mut self, group: &Group) {
+        self.begun(group, Stage::Failed);
+    }
+
+    fn begun(&mut self, group: &Group, next: Stage) {
+        if let Some(release) = self.by_group.get_mut(group)
+            && matches!(release.stage, Stage::Begun(_))
+        {
+            release.stage = next;
+        }
+    }
+
+    /// Holds an event for which [`admit`](super::Quarantine::admit) has returned `Held`.
+    pub(crate) fn hold(&mut self, topic: Arc<str>, ordering_key: OrderingKey, event: Event) {
+        let group = Group {
+            topic,
+            ordering_key,
+        };
+        if let Some(Stage::Handover(held)) = self.by_group.get_mut(&group).map(|r| &mut r.stage) {
+            held.push(event);
+        }
+    }
+
+    /// Takes all held events out of memory, to be recorded as released. Their groups continue page by
+    /// page.
+    pub(super) fn unhold(&mut self, keys: &BlockedKeys) -> Vec<(Group, Arc<str>, Vec<Event>)> {
+        let mut all = Vec::new();
+        for (group, release) in &mut self.by_group {
+            if let Stage::Handover(held) = &mut release.stage
+                && let Some(blocked) = keys.by_group.get(group)
+                && !held.is_empty()
+            {
+                all.push((group.clone(), blocked.waits.clone(), std::mem::take(held)));
+                release.stage = Stage::Paging;
+            }
+        }
+        all
+    }
+
+    /// An event of the group has left its lane, after `handed` records.
+    pub(super) fn left_lane(&mut self, group: &Group, handed: u64) {
+        if let Some(release) = self.by_group.get_mut(group) {
+            release.in_lanes -= 1;
+            release.last_record = handed;
+            if release.has_left_lanes() {
+                self.leaving.push_back(group.clone());
+            }
+        }
+    }
+
+    /// A release has failed. Returns the events that it held.
+    pub(super) fn fail(&mut self, group: &Group) -> Vec<Event> {
+        let Some(release) = self.by_group.get_mut(group) else {
+            return Vec::new();
+        };
+        match std::mem::replace(&mut release.stage, Stage::Failed) {
+            Stage::Handover(held) => held,
+            Stage::Ended => {
+                self.turns.push_back(group.clone());
+                Vec::new()
+            }
+            Stage::Begun(_) | Stage::Paging | Stage::Failed => Vec::new(),
+        }
+    }
+
+    /// All released rows of a failed group are quarantined again.
+    pub(crate) fn sent_back(&mut self, group: &Group) {
+        let release = self.by_group.get(group);
+        if release.is_some_and(|release| matches!(release.stage, Stage::Failed)) {
+            self.by_group.remove(group);
+            self.turns.retain(|other| other != group);
+        }
+    }
+
+    /// A release has ended: it needs no more turns, and is forgotten when its last outcomes are
+    /// durable.
+    pub(super) fn ended(&mut self, group: &Group, durable: u64) {
+        self.turns.retain(|other| other != group);
+        let release = self.by_group.get(group);
+        if release.is_some_and(Release::has_left_lanes) {
+            self.leaving.push_back(group.clone());
+            self.forget_recorded(durable);
+        }
+    }
+
+    /// Forgets the releases that have ended and whose outcomes are durable.
+    pub(super) fn forget_recorded(&mut self, durable: u64) {
+        while let Some(group) = self.leaving.front() {
+            let release = self.by_group.get(group);
+            let ended = release.filter(|release| release.has_left_lanes());
+            if ended.is_some_and(|release| release.last_record > durable) {
+                break;
+            }
+            if ended.is_some() {
+                self.by_group.remove(group);
+            }
+            self.leaving.pop_front();
+        }
+    }
+}

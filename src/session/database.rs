@@ -1,0 +1,91 @@
+//! The database that a session works with: a primary that is not a copy, with the right publication.
+//!
+//! The cluster is recognised by the relay's row in `outbox.relay`. A copy has the same row with another
+//! system identifier or database oid.
+
+use slot_manager::publication::PublicationState;
+use slot_manager::{Cluster, SlotName, cluster};
+
+use super::STATEMENT_TIMEOUT;
+use super::publication::PublicationCheck;
+use crate::error::{Code, Error, Result};
+use crate::metrics::Metrics;
+use crate::postgres::{Sql, connect};
+use crate::settings::Settings;
+use crate::store::relay_row::{self, Recorded};
+
+/// The database of our slot: it can be streamed from, and it is not a copy.
+pub(super) struct OurDatabase {
+    pub(super) sql: Sql,
+    pub(super) cluster: Cluster,
+    /// The publication, which was right before a slot was created. So any later change is noticed.
+    pub(super) publication: PublicationState,
+}
+
+impl OurDatabase {
+    /// Connects and checks. Runs before anything else: on a copy, the relay must not even stand by.
+    ///
+    /// # Errors
+    /// `postgres-version`, `postgres-standby`; `foreign-cluster`, `schema-missing`;
+    /// `publication-missing`, `publication-drift`; errors of the connection.
+    pub(super) async fn connect(
+        settings: &Settings,
+        publication: &PublicationCheck,
+        metrics: &Metrics,
+    ) -> Result<Self> {
+        let sql = connect(settings.database()?, "postrider", STATEMENT_TIMEOUT).await?;
+        let cluster = cluster::inspect(&sql).await?;
+        if cluster.major_version() < 14 {
+            return Err(Error::new(
+                Code::PostgresVersion,
+                format!("the server is PostgreSQL {}", cluster.major_version()),
+            ));
+        }
+        if cluster.in_recovery {
+            return Err(Error::new(Code::PostgresStandby, "the server is a standby"));
+        }
+        recorded_here(&sql, &settings.slot, &cluster, metrics).await?;
+        Ok(Self {
+            publication: publication.check(&sql).await?,
+            sql,
+            cluster,
+        })
+    }
+}
+
+/// The relay's row, as an earlier session has left it on this cluster.
+///
+/// # Errors
+/// `foreign-cluster`, which the metrics then show; `schema-missing`.
+pub(super) async fn recorded_here(
+    sql: &Sql,
+    slot: &SlotName,
+    cluster: &Cluster,
+    metrics: &Metrics,
+) -> Result<Option<Recorded>> {
+    let earlier = relay_row::read(sql, slot).await?;
+    if let Some(error) = foreign(slot, earlier.as_ref(), cluster) {
+        metrics.show_slot_health(error.code().name());
+        return Err(error);
+    }
+    Ok(earlier)
+}
+
+/// The same check for `postrider check`.
+///
+/// # Errors
+/// `foreign-cluster`, `schema-missing`.
+pub(crate) async fn refuse_foreign_records(sql: &Sql, settings: &Settings) -> Result<()> {
+    let cluster = cluster::inspect(sql).await?;
+    let earlier = relay_row::read(sql, &settings.slot).await?;
+    foreign(&settings.slot, earlier.as_ref(), &cluster).map_or(Ok(()), Err)
+}
+
+/// The error of a relay whose records come from another cluster or database.
+fn foreign(slot: &SlotName, earlier: Option<&Recorded>, cluster: &Cluster) -> Option<Error> {
+    let (expected, found) = (earlier?.origin, cluster.origin());
+    let what = format!(
+        "slot \"{slot}\" was served on cluster {expected}, but this is cluster {found}: is it a copy?"
+    );
+    (!expected.matches(found)).then(|| Error::new(Code::ForeignCluster, what))
+}

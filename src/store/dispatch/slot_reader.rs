@@ -1,0 +1,64 @@
+//! The proof that our walsender has the slot. The dispatch writer needs it. So does the wait for the
+//! previous relay: before the slot is ours, yet another relay may take it.
+
+use decoder::Lsn;
+use slot_manager::{SystemIdentifier, cluster, slots};
+
+use crate::error::{Code, Error, Result};
+use crate::postgres::Sql;
+use crate::store::relay_row::ServedSlot;
+
+/// Our walsender, which reads the slot, and the server on which it does.
+#[derive(Debug, Clone)]
+pub(crate) struct SlotReader {
+    /// The name of this relay in outbox.relay.
+    pub(super) instance: String,
+    /// Pid of our walsender; 0 when it is unknown.
+    pub(super) walsender: i32,
+    pub(super) system_identifier: SystemIdentifier,
+    pub(super) timeline: u32,
+}
+
+impl SlotReader {
+    /// Our walsender, if it reads from the slot that stood at `confirmed` when it was free. `None` if
+    /// another relay has replaced that slot by a new one of the same name before our stream began.
+    ///
+    /// # Errors
+    /// Errors of a statement.
+    pub(crate) async fn of(
+        sql: &Sql,
+        served: ServedSlot<'_>,
+        walsender: i32,
+        confirmed: Lsn,
+    ) -> Result<Option<Self>> {
+        let found = slots::confirmed_by_reader(sql, served.slot, walsender).await?;
+        Ok((found == Some(confirmed)).then(|| Self {
+            instance: served.instance.to_owned(),
+            walsender,
+            system_identifier: served.cluster.system_identifier,
+            timeline: served.cluster.timeline,
+        }))
+    }
+
+    /// The pid of our walsender; 0 when it is unknown.
+    pub(crate) fn walsender(&self) -> i32 {
+        self.walsender
+    }
+
+    /// Checks that the writer is on the server on which the session began. A promoted standby may
+    /// lack records that its primary had. If we recorded later events there, the next session would
+    /// repeat only the missing ones, out of order.
+    ///
+    /// # Errors
+    /// `postgres-stopping` on another server than the session's; errors of a statement.
+    pub(super) async fn is_still_served_by(&self, sql: &Sql) -> Result<()> {
+        let cluster = cluster::inspect(sql).await?;
+        if cluster.system_identifier == self.system_identifier && cluster.timeline == self.timeline
+        {
+            return Ok(());
+        }
+        let what = "another PostgreSQL server answers than the one on which the session began";
+        Err(Error::new(Code::PostgresStopping, what)
+            .hint("no action needed: the relay opens a new session on the server that answers now"))
+    }
+}
