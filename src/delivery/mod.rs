@@ -47,6 +47,7 @@ use crate::publish::{Backoff, Publisher};
 use crate::settings::{Dispatch, Settings};
 use crate::store::dispatch::{DispatchWriter, Outcome, SlotReader, WriterEvent, Written};
 use crate::throttled_log::ThrottledLog;
+use crate::traces::Traces;
 use crate::watermark::CommitLsn;
 
 /// Minimum time for writing dispatch rows when a session ends. So one answer that never comes does
@@ -63,6 +64,7 @@ pub(crate) struct Delivery {
     budget: Budget,
     backoff: Backoff,
     metrics: Metrics,
+    traces: Traces,
     failing: FailingTopics,
     /// Limits the lines about records that cannot be written.
     log: ThrottledLog,
@@ -89,6 +91,7 @@ impl Delivery {
         topic_maker: TopicMaker,
         quarantine: Quarantine,
         metrics: Metrics,
+        traces: Traces,
         reader: SlotReader,
         seed: u64,
     ) -> Result<Self> {
@@ -111,6 +114,7 @@ impl Delivery {
             backoff: Backoff::new(seed),
             failing: FailingTopics::new(metrics.troubles.clone()),
             metrics,
+            traces,
             log: ThrottledLog::default(),
             publishing: JoinSet::new(),
             quarantine,

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use crate::source::{SourceFile, modules, read, root, rust_files, shown};
 
 /// The folders and files of `src`, from the bottom to the top: each may import only those before it.
-const LAYERS: [&str; 26] = [
+const LAYERS: [&str; 27] = [
     "build_info",
     "printable",
     "spelling",
@@ -22,6 +22,7 @@ const LAYERS: [&str; 26] = [
     "metrics",
     "lanes",
     "publish",
+    "traces",
     "source",
     "store",
     "capture",
