@@ -19,7 +19,7 @@
 //!
 //! `recovery` replaces a lost slot, and `audit` looks for rows that the stream missed. [`error`] has
 //! the codes that operators see, [`condition`] says what the relay
-//! is doing, [`metrics`] and [`http`] show it, `ops` gathers what an operator asks, and [`cli`] has the
+//! is doing, [`metrics`] and [`http`] show it, [`traces`] exports spans, `ops` gathers what an operator asks, and [`cli`] has the
 //! commands.
 //!
 //! The folders stand in layers, and none imports one above it; `tests/structure/layers.rs` lists them.
@@ -50,4 +50,5 @@ mod source;
 mod spelling;
 mod store;
 mod throttled_log;
+pub mod traces;
 pub mod watermark;

@@ -179,6 +179,8 @@ pub struct Metrics {
     /// What fails at present.
     pub troubles: Troubles,
     pub latency: Histogram,
+    /// Spans of events, by what became of them.
+    pub trace_spans: Family<KindLabel, Counter>,
     /// The latencies since somebody last took them, for graphs.
     pub recent_latency: RecentLatency,
     /// When the last status message was sent to PostgreSQL; `/livez` checks its age.
@@ -279,6 +281,7 @@ impl Default for Metrics {
             last_published: LastTime::default(),
             troubles: Troubles::default(),
             latency: Histogram::new(LATENCY_BUCKETS),
+            trace_spans: Family::default(),
             recent_latency: RecentLatency::default(),
             last_status: LastTime::default(),
         }

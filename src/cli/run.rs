@@ -76,6 +76,7 @@ async fn relay(settings: Settings) -> Result<()> {
         })
     });
     let ended = sessions.run(shutdown).await;
+    sessions.finish().await;
     if let Some(port) = port {
         port.abort();
     }

@@ -21,6 +21,7 @@ use crate::mapping::{EventError, MapError};
 use crate::metrics::KindLabel;
 use crate::settings::OnBadEvent;
 use crate::store::dispatch::{Outcome, Record};
+use crate::traces::Destination;
 
 /// Maximum length of a reason in the dispatch table, in characters.
 const REASON_CHARS: usize = 500;
@@ -160,6 +161,12 @@ impl Delivery {
         let kind = code.name();
         let quarantined = &self.metrics.events_quarantined;
         quarantined.get_or_create(&KindLabel { kind }).inc();
+        let to = Destination {
+            topic: &group.topic,
+            ordering_key: group.ordering_key.as_str(),
+        };
+        let at = self.metrics.server_clock.now();
+        self.traces.set_aside(to, &origin, &message, code, at);
         let about = Letter {
             group,
             origin,

@@ -45,6 +45,7 @@ use crate::metrics::Metrics;
 use crate::settings::Settings;
 use crate::store::dispatch::{Outcome, SlotReader};
 use crate::throttled_log::ThrottledLog;
+use crate::traces::Traces;
 use crate::watermark::CommitLsn;
 
 /// Delivers the events of one session.
@@ -59,6 +60,7 @@ pub(crate) struct Delivery {
     releases: Releases,
     letters: DeadLetters,
     metrics: Metrics,
+    traces: Traces,
     /// Limits log lines that repeat.
     log: ThrottledLog,
 }
@@ -71,6 +73,7 @@ impl Delivery {
         topic_maker: TopicMaker,
         quarantine: Quarantine,
         metrics: Metrics,
+        traces: Traces,
         reader: SlotReader,
         seed: u64,
     ) -> Result<Self> {
@@ -92,6 +95,7 @@ impl Delivery {
             releases: Releases::new(releaser),
             letters: DeadLetters::new(settings.dead_letter_topic()?),
             metrics,
+            traces,
             log: ThrottledLog::default(),
         })
     }

@@ -12,6 +12,7 @@ use crate::lanes::{Load, Request, Serve};
 use crate::metrics::KindLabel;
 use crate::settings::Dispatch;
 use crate::store::dispatch::{Outcome, Record};
+use crate::traces::Destination;
 
 /// The attempts to publish that are in flight.
 pub(super) struct Attempts {
@@ -106,6 +107,11 @@ impl Delivery {
             self.metrics.latency.observe(latency.as_secs_f64());
             self.metrics.recent_latency.add(latency);
         }
+        let to = Destination {
+            topic: &request.key.topic,
+            ordering_key: request.key.ordering_key.as_str(),
+        };
+        self.traces.published(to, &request.events, &message_ids, at);
         let events = request.events.into_iter().map(|event| event.origin);
         let mut events: Vec<EventRef> = events.collect();
         if self.recorder.dispatch == Dispatch::Exceptions {

@@ -11,7 +11,7 @@ use outbox_event::attribute::{FIXED, TRACE_ALIASES};
 use super::columns::OutboxRow;
 use super::error::{EventFault, Limit};
 use super::headers::Headers;
-use super::{limits, wire};
+use super::{limits, trace_context, wire};
 
 /// One bit for each of [`FIXED`].
 type FixedSet = u16;
@@ -111,6 +111,23 @@ impl Attributes {
             .try_for_each(|(key, value)| self.add(key, value))
     }
 
+    /// Adds the trace context of Debezium's column, unless a header has one. Leaves out what would not fit: an
+    /// event matters more than its trace.
+    pub(super) fn add_trace_context(&mut self, text: &str) {
+        let [(traceparent, _), (tracestate, _)] = TRACE_ALIASES;
+        // Each is added a second time, as an alias.
+        let has_room = self.len() + 4 <= limits::ATTRIBUTES;
+        if self.contains(traceparent) || !has_room {
+            return;
+        }
+        for name in [traceparent, tracestate] {
+            if let Some(value) = trace_context::value(text, name) {
+                // A value that is too long is left out, too.
+                let _ = self.add(name, &value);
+            }
+        }
+    }
+
     /// Repeats the trace context under the names that Google's client libraries read.
     pub(super) fn add_trace_aliases(&mut self) -> Result<(), EventFault> {
         for (key, alias) in TRACE_ALIASES {
@@ -123,6 +140,10 @@ impl Attributes {
             self.wire.extend_from_within(value);
         }
         Ok(())
+    }
+
+    fn len(&self) -> usize {
+        self.entries.len() + self.fixed.count_ones() as usize
     }
 
     fn contains(&self, key: &str) -> bool {
@@ -138,7 +159,7 @@ impl Attributes {
 
     fn check(&self, key: &str, value_len: usize) -> Result<(), EventFault> {
         let over = |limit, found| Err(EventFault::OverLimit { limit, found });
-        if self.entries.len() + self.fixed.count_ones() as usize == limits::ATTRIBUTES {
+        if self.len() == limits::ATTRIBUTES {
             return over(Limit::Attributes, limits::ATTRIBUTES + 1);
         }
         if key.len() > limits::ATTRIBUTE_KEY_BYTES {

@@ -56,6 +56,7 @@ pub struct Mapper {
     relation_columns: usize,
     columns: EventColumns,
     extra_attributes: Vec<MappedColumn>,
+    trace_context: Option<MappedColumn>,
     ids: EventIds,
     /// The column `inserted_xid`, if the identity of an event needs it.
     inserted_xid: Option<MappedColumn>,
@@ -117,6 +118,7 @@ impl Mapper {
         Ok(Self {
             relation_columns: relation.columns.len(),
             extra_attributes: extra_attributes(&finder, &settings.attributes, is_uuid)?,
+            trace_context: finder.role(ColumnRole::TracingSpanContext)?,
             inserted_xid: ids.need_xid().then(|| finder.inserted_xid()).flatten(),
             ids,
             identity: identity.clone(),
@@ -189,6 +191,13 @@ impl Mapper {
         };
         self.output
             .set_attributes(self.envelope, &event, &self.extra_attributes, row)?;
+        if let Some(column) = &self.trace_context {
+            let text = column.text(row)?;
+            self.output
+                .attributes
+                .add_trace_context(&text.unwrap_or_default());
+        }
+        self.output.attributes.add_trace_aliases()?;
         let message = self
             .output
             .message(self.envelope, &event, &topic, ordering_key.as_str())?;
@@ -209,6 +218,7 @@ impl Mapper {
     pub(crate) fn used_columns(&self) -> Vec<usize> {
         let columns = self.columns.all().chain(self.topics.columns());
         let columns = columns.chain(&self.extra_attributes);
+        let columns = columns.chain(&self.trace_context);
         let columns = columns.chain(&self.inserted_xid);
         columns.map(MappedColumn::position).collect()
     }
@@ -267,8 +277,7 @@ impl Output {
                 attributes.add(column.name(), &value)?;
             }
         }
-        attributes.add_headers(event.headers)?;
-        attributes.add_trace_aliases()
+        attributes.add_headers(event.headers)
     }
 
     /// Encodes the message with the attributes that were set.

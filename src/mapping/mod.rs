@@ -19,7 +19,8 @@
 //! 2. those of the envelope;
 //! 3. the extra columns;
 //! 4. the headers;
-//! 5. the trace context again, under the names that Google's client libraries read.
+//! 5. the trace context of Debezium's column (`trace_context`), if the headers have none;
+//! 6. the trace context again, under the names that Google's client libraries read.
 //!
 //! So a header cannot replace an attribute that consumers rely on. Since every message has an
 //! `event_id`, none is ever empty.
@@ -49,6 +50,7 @@ mod template;
 mod timestamp;
 mod topic;
 mod topic_name;
+mod trace_context;
 mod tuple_values;
 mod value;
 mod wire;

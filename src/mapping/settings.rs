@@ -97,8 +97,8 @@ impl Default for TableSettings {
 /// The names that the table uses for the columns of an outbox.
 ///
 /// A field that is not set means a column with the field's name. An empty text means that the table
-/// has no such column. `version`, `schema_version`, `headers` and `occurred_at` are optional when
-/// they are not set. A column that *is* named must exist.
+/// has no such column. `version`, `schema_version`, `headers`, `tracingspancontext` and `occurred_at`
+/// are optional when they are not set. A column that *is* named must exist.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct ColumnSettings {
@@ -118,6 +118,8 @@ pub struct ColumnSettings {
     pub payload: Option<String>,
     /// A JSON object whose entries become attributes.
     pub headers: Option<String>,
+    /// Debezium's column for the trace context: a text with lines such as `traceparent=00-...`.
+    pub tracingspancontext: Option<String>,
     /// When the event happened.
     pub occurred_at: Option<String>,
     /// A column that numbers rows in their order of insertion, such as a `bigserial`. A recovery
@@ -139,6 +141,7 @@ pub(super) enum ColumnRole {
     SchemaVersion,
     Payload,
     Headers,
+    TracingSpanContext,
     OccurredAt,
     Topic,
 }
@@ -155,7 +158,7 @@ pub(super) enum Choice<'a> {
 }
 
 impl ColumnRole {
-    pub(super) const ALL: [ColumnRole; 10] = [
+    pub(super) const ALL: [ColumnRole; 11] = [
         ColumnRole::Id,
         ColumnRole::AggregateType,
         ColumnRole::AggregateId,
@@ -164,6 +167,7 @@ impl ColumnRole {
         ColumnRole::SchemaVersion,
         ColumnRole::Payload,
         ColumnRole::Headers,
+        ColumnRole::TracingSpanContext,
         ColumnRole::OccurredAt,
         ColumnRole::Topic,
     ];
@@ -179,6 +183,7 @@ impl ColumnRole {
             ColumnRole::SchemaVersion => "schema_version",
             ColumnRole::Payload => "payload",
             ColumnRole::Headers => "headers",
+            ColumnRole::TracingSpanContext => "tracingspancontext",
             ColumnRole::OccurredAt => "occurred_at",
             ColumnRole::Topic => "topic",
         }
@@ -201,6 +206,7 @@ impl ColumnSettings {
             ColumnRole::SchemaVersion => &self.schema_version,
             ColumnRole::Payload => &self.payload,
             ColumnRole::Headers => &self.headers,
+            ColumnRole::TracingSpanContext => &self.tracingspancontext,
             ColumnRole::OccurredAt => &self.occurred_at,
             ColumnRole::Topic => &self.topic,
         };
@@ -220,6 +226,7 @@ impl ColumnSettings {
                 ColumnRole::Version
                 | ColumnRole::SchemaVersion
                 | ColumnRole::Headers
+                | ColumnRole::TracingSpanContext
                 | ColumnRole::OccurredAt,
             ) => Choice::May(role.name()),
         }

@@ -97,6 +97,11 @@ impl Metrics {
             self.events_quarantined.clone(),
         );
         registry.register(
+            "trace_spans",
+            "Spans `started`, and then `exported` or `failed`; the rest waits or was dropped",
+            self.trace_spans.clone(),
+        );
+        registry.register(
             "commit_to_ack_seconds",
             "Time from the commit to the acknowledgement by Pub/Sub",
             self.latency.clone(),

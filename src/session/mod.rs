@@ -44,6 +44,7 @@ use crate::metrics::Metrics;
 use crate::postgres::connect;
 use crate::settings::Settings;
 use crate::store::relay_row;
+use crate::traces::Traces;
 
 /// Pauses between sessions: short at first, because a server that restarts is soon back.
 const FIRST_PAUSE: Duration = Duration::from_millis(200);
@@ -63,6 +64,7 @@ pub struct SessionRunner {
     /// `None` when the relay must not create topics.
     topics: Option<TopicAdmin>,
     metrics: Metrics,
+    traces: Traces,
     state: Arc<RelayState>,
     /// Names this process to PostgreSQL and to other relays.
     instance: String,
@@ -86,7 +88,9 @@ impl SessionRunner {
         )?;
         let topics = settings.create_topics.then(|| TopicAdmin::new(&publisher));
         warn_of_global_endpoint(&settings);
+        let traces = Traces::start(settings.otlp_traces_endpoint.as_deref(), &metrics)?;
         Ok(Self {
+            traces,
             publication: PublicationCheck::new(&settings),
             stuck_places: StuckPlaces::new(),
             instance: instance::new_name(),
@@ -96,6 +100,11 @@ impl SessionRunner {
             metrics,
             state,
         })
+    }
+
+    /// Sends what is left for the collector of traces.
+    pub async fn finish(self) {
+        self.traces.finish().await;
     }
 
     /// Runs until `shutdown` is true, or until an error that a person must fix.

@@ -124,6 +124,7 @@ impl SessionRunner {
             TopicMaker::new(self.topics.clone()),
             quarantine,
             self.metrics.clone(),
+            self.traces.clone(),
             reader,
             u64::from(std::process::id()) << 32 | confirmed.as_u64() & 0xFFFF_FFFF,
         )

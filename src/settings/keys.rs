@@ -325,6 +325,14 @@ pub const KEYS: &[SettingKey] = &[
          loopback address only",
     ),
     key(
+        "otlp_traces_endpoint",
+        SettingKind::Text("URL"),
+        "",
+        &["OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"],
+        "Where to send a span for each event that is part of a sampled trace: the URL of a collector that takes \
+         OTLP over HTTP, such as http://localhost:4318/v1/traces",
+    ),
+    key(
         "log_format",
         SettingKind::Choice(&["text", "json", "cloud_logging"]),
         "text",

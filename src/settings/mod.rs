@@ -79,6 +79,8 @@ pub struct Settings {
     pub http_addr: Option<SocketAddr>,
     /// What a browser must know to see the page.
     pub http_token: AccessToken,
+    /// Where spans go; `None` for nowhere.
+    pub otlp_traces_endpoint: Option<String>,
     /// The form of the log.
     pub log_format: LogFormat,
 }
@@ -156,6 +158,7 @@ impl Settings {
             shutdown_timeout: seconds("shutdown_timeout_s"),
             http_addr: http_addr(&layers)?,
             http_token: AccessToken(layers.text("http_token").to_owned()),
+            otlp_traces_endpoint: otlp_traces_endpoint(&layers)?,
             log_format: layers.choice("log_format"),
         };
         if settings.publish_timeout * 4 >= settings.wal_sender_timeout {
@@ -319,6 +322,20 @@ fn endpoint(layers: &Layers) -> Result<Endpoint> {
             "setting `pubsub_endpoint` is not a URL",
         )),
     }
+}
+
+fn otlp_traces_endpoint(layers: &Layers) -> Result<Option<String>> {
+    let text = layers.text("otlp_traces_endpoint");
+    if text.is_empty() {
+        return Ok(None);
+    }
+    let url = text.parse::<hyper::Uri>();
+    if !url.is_ok_and(|url| matches!(url.scheme_str(), Some("http" | "https"))) {
+        return Err(layers
+            .invalid("otlp_traces_endpoint")
+            .hint("write a URL such as http://localhost:4318/v1/traces"));
+    }
+    Ok(Some(text.to_owned()))
 }
 
 fn http_addr(layers: &Layers) -> Result<Option<SocketAddr>> {

@@ -102,6 +102,10 @@ pub const COLUMN_KEYS: &[TableKey] = &[
     column("schema_version", "Version of the payload's schema"),
     column("payload", "The message body: jsonb, json, text or bytea"),
     column("headers", "A JSON object whose entries become attributes"),
+    column(
+        "tracingspancontext",
+        "The trace context as Debezium's tables have it: lines such as traceparent=00-...",
+    ),
     column("occurred_at", "When the event happened"),
     column(
         "seq",

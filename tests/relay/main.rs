@@ -45,6 +45,7 @@ mod service;
 mod shutdown;
 mod standby;
 mod tls;
+mod traces;
 mod types;
 mod unreadable;
 mod unsendable;

@@ -7,7 +7,7 @@ use crate::crates::product;
 use crate::source::{SourceFile, modules, modules_in, read, root, rust_files, shown};
 
 /// The folders and files of `src`, from the bottom to the top: each may import only those before it.
-const LAYERS: [&str; 25] = [
+const LAYERS: [&str; 26] = [
     "build_info",
     "printable",
     "spelling",
@@ -23,6 +23,7 @@ const LAYERS: [&str; 25] = [
     "condition",
     "metrics",
     "lanes",
+    "traces",
     "source",
     "store",
     "capture",

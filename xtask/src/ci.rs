@@ -70,14 +70,20 @@ fn steps() -> Vec<(&'static str, Command)> {
         println!("SKIPPED: instructions of the hot path (apt-get install valgrind)");
     }
     // Runs all tests even after a failure, so that one run shows all failures.
-    let tests = ["test", "--locked", "--workspace", "--no-fail-fast"];
-    steps.push(("tests", step::cargo(&tests)));
+    let mut tests = step::cargo(&["test", "--locked", "--workspace", "--no-fail-fast"]);
+    // The longest tests wait for a server or a timeout most of the time.
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    tests.env("RUST_TEST_THREADS", (2 * cores).to_string());
+    steps.push(("tests", tests));
     // Tries the binary that the tests have built. Only CI gets missing tools by itself.
     let mut deploy = step::cargo(&["xtask", "deploy"]);
+    let mut book = step::cargo(&["xtask", "book"]);
     if std::env::var_os("CI").is_some() {
         deploy.arg("--fetch");
+        book.arg("--fetch");
     }
     steps.push(("files of deploy/", deploy));
+    steps.push(("documents as a website", book));
     let mut torture = step::cargo(&TORTURE);
     // The tests have already built the binary.
     torture

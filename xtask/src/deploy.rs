@@ -39,7 +39,7 @@ pub(crate) struct DeployArgs {
 }
 
 pub(crate) fn run(args: &DeployArgs) -> Result<(), String> {
-    let tools = tools_folder();
+    let tools = step::tools_folder();
     if let (Some(tools), true) = (&tools, args.fetch) {
         fetch(tools);
     }
@@ -64,12 +64,6 @@ pub(crate) fn run(args: &DeployArgs) -> Result<(), String> {
     } else {
         Err(format!("failed: {}", checks.failed.join(", ")))
     }
-}
-
-/// Where fetched tools are: in the home folder, since others could write to a shared one.
-fn tools_folder() -> Option<PathBuf> {
-    let home = std::env::var_os("HOME").filter(|home| !home.is_empty())?;
-    Some(Path::new(&home).join(".cache/postrider-tools"))
 }
 
 /// The folder of the Python tools in these versions. It appears only once it is complete.

@@ -37,6 +37,9 @@ enum Command {
     Torture(Forwarded),
     /// Count the instructions of the hot path per event, and fail when they have grown
     Instructions(instructions::InstructionsArgs),
+    /// Build the documents as a website with search in target/book, and check its links
+    #[command(disable_help_flag = true)]
+    Book(Forwarded),
     /// Check the files of deploy/ with the tools of their kinds, as far as these are installed
     Deploy(deploy::DeployArgs),
     /// Measure the relay's peak memory under loads that would make a careless relay grow without
@@ -62,6 +65,7 @@ fn main() -> ExitCode {
         Command::Bench(args) => forward::run("bench", &["bench"], &args),
         Command::Torture(args) => forward::run("torture", &[], &args),
         Command::Instructions(args) => instructions::run(&args),
+        Command::Book(args) => forward::run("book", &[], &args),
         Command::Deploy(args) => deploy::run(&args),
         Command::Memory(args) => forward::run("bench", &["memory"], &args),
         Command::Man => man::run(),

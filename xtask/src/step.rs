@@ -22,6 +22,12 @@ pub fn target_folder() -> PathBuf {
     root().join(folder)
 }
 
+/// Where fetched tools are: in the home folder, since others could write to a shared one.
+pub fn tools_folder() -> Option<PathBuf> {
+    let home = std::env::var_os("HOME").filter(|home| !home.is_empty())?;
+    Some(Path::new(&home).join(".cache/postrider-tools"))
+}
+
 /// Runs the command until it exits.
 ///
 /// # Errors
@@ -31,7 +37,10 @@ pub fn run(mut command: Command) -> Result<(), String> {
         .get_args()
         .map(|word| word.to_string_lossy())
         .collect();
-    let by_hand = format!("cargo {}", words.join(" "));
+    let program = Path::new(command.get_program())
+        .file_name()
+        .unwrap_or_default();
+    let by_hand = format!("{} {}", program.to_string_lossy(), words.join(" "));
     match command.status() {
         Ok(status) if status.success() => Ok(()),
         Ok(status) => Err(format!("`{by_hand}` failed ({status})")),

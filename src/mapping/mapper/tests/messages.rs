@@ -170,3 +170,44 @@ fn a_row_in_binary_format_becomes_the_same_message() {
         mapper(&OUTBOX, "").map_row(&outbox_row(&[]), AT).unwrap()
     );
 }
+
+#[test]
+fn debeziums_trace_context_becomes_the_attributes_of_the_trace() {
+    let columns = [&OUTBOX[..], &[("tracingspancontext", pg_type::TEXT)]].concat();
+    let map = |headers: &'static str, context: Value<'static>| {
+        let mut row = outbox_row(&[("headers", Value::Text(headers.as_bytes()))]);
+        row.push(context);
+        read(&mapper(&columns, "").map_row(&row, AT).unwrap()).attributes
+    };
+    let context = Value::Text(b"#comment\ntraceparent=00-ef-01-01\ntracestate=a\\=1\n");
+    let attributes = map("{}", context);
+    for name in ["traceparent", "googclient_traceparent"] {
+        assert_eq!(attributes[name], "00-ef-01-01");
+    }
+    assert_eq!(attributes["tracestate"], "a=1");
+    assert!(!attributes.contains_key("tracingspancontext"));
+
+    let attributes = map(r#"{"traceparent": "00-ab-cd-01"}"#, context);
+    assert_eq!(attributes["traceparent"], "00-ab-cd-01");
+    assert!(!attributes.contains_key("tracestate"), "of another trace");
+    assert!(!map("{}", Value::Null).contains_key("traceparent"));
+    assert!(!map("{}", Value::Text(b"no properties")).contains_key("traceparent"));
+}
+
+#[test]
+fn a_trace_context_without_room_is_left_out() {
+    let columns = [&OUTBOX[..], &[("tracingspancontext", pg_type::TEXT)]].concat();
+    let all = limits::ATTRIBUTES - map("", &[("headers", Value::Null)]).attributes.len();
+    for (headers, has_trace) in [(all, false), (all - 3, false), (all - 4, true)] {
+        let names = (0..headers).map(|n| format!("\"h{n}\":\"v\""));
+        let text = format!("{{{}}}", names.collect::<Vec<_>>().join(","));
+        let mut row = outbox_row(&[("headers", leaked(text))]);
+        row.push(Value::Text(b"traceparent=00-ab-cd-01\ntracestate=a\\=1"));
+        let attributes = read(&mapper(&columns, "").map_row(&row, AT).unwrap()).attributes;
+        assert_eq!(
+            attributes.contains_key("traceparent"),
+            has_trace,
+            "{headers}"
+        );
+    }
+}

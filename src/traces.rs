@@ -1,0 +1,235 @@
+//! A span for each event that is part of a sampled trace: from the commit until Pub/Sub has the message.
+//!
+//! The producer's trace context travels in the message's attributes, so consumers continue its trace
+//! whether spans are exported or not. With the setting `otlp_traces_endpoint` the relay adds its own span
+//! to that trace. An event without a trace context, or of a trace that is not sampled, costs no span.
+//!
+//! The OpenTelemetry SDK batches and sends spans on a thread of its own, from a bounded queue. When the
+//! collector is away or too slow, spans are dropped and counted; delivery never waits.
+//!
+//! Not here: the attributes themselves (`mapping`), and the metrics of a backlog (`metrics`).
+
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, SystemTime};
+
+use googleapis_tonic_google_pubsub_v1::google::pubsub::v1::PubsubMessage;
+use opentelemetry::propagation::TextMapPropagator;
+use opentelemetry::trace::{Span, SpanKind, Status, TraceContextExt, Tracer, TracerProvider};
+use opentelemetry::{Context, KeyValue};
+use opentelemetry_otlp::WithExportConfig;
+use opentelemetry_sdk::Resource;
+use opentelemetry_sdk::error::OTelSdkResult;
+use opentelemetry_sdk::propagation::TraceContextPropagator;
+use opentelemetry_sdk::trace::{Sampler, SdkTracer, SdkTracerProvider, SpanData, SpanExporter};
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use prost::Message;
+use publisher::MessageIds;
+
+use crate::build_info;
+use crate::error::{Code, Error, Result};
+use crate::event::{Event, EventRef};
+use crate::metrics::{KindLabel, Metrics};
+use crate::throttled_log::ThrottledLog;
+
+/// Time to send the last spans when the relay stops.
+const SHUTDOWN_LIMIT: Duration = Duration::from_secs(3);
+
+/// The exporter of spans. It does nothing unless a collector is set.
+#[derive(Debug, Clone, Default)]
+pub struct Traces(Option<Arc<Exporting>>);
+
+#[derive(Debug)]
+struct Exporting {
+    provider: SdkTracerProvider,
+    tracer: SdkTracer,
+    spans: Family<KindLabel, Counter>,
+}
+
+/// Where an event went, for its span.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Destination<'a> {
+    /// Full name of the topic.
+    pub(crate) topic: &'a str,
+    /// Ordering key; empty for none.
+    pub(crate) ordering_key: &'a str,
+}
+
+impl Traces {
+    /// Starts the thread that sends spans to this URL. Connects to nothing yet.
+    ///
+    /// # Errors
+    /// `setting-invalid` if the variables of OpenTelemetry hold something that cannot be used.
+    pub fn start(endpoint: Option<&str>, metrics: &Metrics) -> Result<Self> {
+        let Some(endpoint) = endpoint else {
+            return Ok(Self::default());
+        };
+        let otlp = opentelemetry_otlp::SpanExporter::builder()
+            .with_http()
+            .with_endpoint(endpoint)
+            .build()
+            .map_err(|e| {
+                Error::new(Code::SettingInvalid, "cannot export spans")
+                    .caused_by(e)
+                    .hint("correct otlp_traces_endpoint and the variables OTEL_EXPORTER_OTLP_*")
+            })?;
+        let exporter = CountingExporter {
+            inner: otlp,
+            spans: metrics.trace_spans.clone(),
+            log: Mutex::default(),
+        };
+        let version = KeyValue::new("service.version", build_info::VERSION);
+        let mut resource = Resource::builder().with_attribute(version);
+        if std::env::var_os("OTEL_SERVICE_NAME").is_none() {
+            resource = resource.with_service_name("postrider");
+        }
+        let provider = SdkTracerProvider::builder()
+            .with_sampler(Sampler::ParentBased(Box::new(Sampler::AlwaysOff)))
+            .with_resource(resource.build())
+            .with_batch_exporter(exporter)
+            .build();
+        Ok(Self(Some(Arc::new(Exporting {
+            tracer: provider.tracer("postrider"),
+            provider,
+            spans: metrics.trace_spans.clone(),
+        }))))
+    }
+
+    /// Adds the spans of published events. `at` is the time of Pub/Sub's answer on PostgreSQL's clock, as
+    /// are the times of the commits.
+    pub(crate) fn published(
+        &self,
+        to: Destination<'_>,
+        events: &[Event],
+        message_ids: &MessageIds,
+        at: SystemTime,
+    ) {
+        let Some(exporting) = &self.0 else { return };
+        for (n, event) in events.iter().enumerate() {
+            let message = PubsubMessage::decode(event.message.clone()).unwrap_or_default();
+            let message_id = message_ids.get(n).unwrap_or_default().to_owned();
+            let Some(mut span) = exporting.span(to, &event.origin, &message) else {
+                continue;
+            };
+            span.set_attribute(KeyValue::new("messaging.message.id", message_id));
+            span.end_with_timestamp(at);
+        }
+    }
+
+    /// Adds the span of an event that is set aside, with the error's code.
+    pub(crate) fn set_aside(
+        &self,
+        to: Destination<'_>,
+        event: &EventRef,
+        message: &PubsubMessage,
+        code: Code,
+        at: SystemTime,
+    ) {
+        let Some(exporting) = &self.0 else { return };
+        if let Some(mut span) = exporting.span(to, event, message) {
+            span.set_attribute(KeyValue::new("error.type", code.name()));
+            span.set_status(Status::error("the event is in quarantine"));
+            span.end_with_timestamp(at);
+        }
+    }
+
+    /// Sends the spans that are left, for a few seconds at most.
+    pub async fn finish(self) {
+        if let Some(exporting) = self.0 {
+            let provider = exporting.provider.clone();
+            let ending = move || provider.shutdown_with_timeout(SHUTDOWN_LIMIT);
+            if !matches!(tokio::task::spawn_blocking(ending).await, Ok(Ok(()))) {
+                tracing::warn!("the last spans were not sent");
+            }
+        }
+    }
+}
+
+impl Exporting {
+    /// A span of the trace that the message belongs to. `None` if it belongs to none that is sampled.
+    fn span(
+        &self,
+        to: Destination<'_>,
+        event: &EventRef,
+        message: &PubsubMessage,
+    ) -> Option<impl Span> {
+        let parent = TraceContextPropagator::new()
+            .extract_with_context(&Context::new(), &message.attributes);
+        if !parent.span().span_context().is_sampled() {
+            return None;
+        }
+        self.spans
+            .get_or_create(&KindLabel { kind: "started" })
+            .inc();
+        let topic = to.topic.rsplit('/').next().unwrap_or(to.topic);
+        let started = event.commit_time.to_system_time();
+        // The names are those of OpenTelemetry's conventions for messaging and Pub/Sub.
+        let attributes = [
+            KeyValue::new("messaging.system", "gcp_pubsub"),
+            KeyValue::new("messaging.operation.type", "send"),
+            KeyValue::new("messaging.operation.name", "send"),
+            KeyValue::new("messaging.destination.name", topic.to_owned()),
+            KeyValue::new(
+                "messaging.gcp_pubsub.message.ordering_key",
+                to.ordering_key.to_owned(),
+            ),
+            KeyValue::new("postrider.event_id", event.event_id.shown().to_string()),
+            KeyValue::new(
+                "postrider.failed_attempts",
+                i64::from(event.failed_attempts),
+            ),
+        ];
+        let builder = self
+            .tracer
+            .span_builder(format!("send {topic}"))
+            .with_kind(SpanKind::Producer)
+            .with_attributes(attributes)
+            .with_start_time(started.unwrap_or_else(SystemTime::now));
+        Some(self.tracer.build_with_context(builder, &parent))
+    }
+}
+
+/// Counts what becomes of spans, and logs failures, which the SDK would do for every batch.
+#[derive(Debug)]
+struct CountingExporter<E> {
+    inner: E,
+    spans: Family<KindLabel, Counter>,
+    log: Mutex<ThrottledLog<()>>,
+}
+
+impl<E: SpanExporter> SpanExporter for CountingExporter<E> {
+    async fn export(&self, batch: Vec<SpanData>) -> OTelSdkResult {
+        let count = batch.len() as u64;
+        let exported = self.inner.export(batch).await;
+        let kind = if exported.is_ok() {
+            "exported"
+        } else {
+            "failed"
+        };
+        self.spans.get_or_create(&KindLabel { kind }).inc_by(count);
+        if let Err(error) = &exported {
+            let mut log = self.log.lock().unwrap_or_else(PoisonError::into_inner);
+            if let Some(since_last) = log.due(()) {
+                tracing::warn!(
+                    spans = count,
+                    since_last,
+                    hint = "check otlp_traces_endpoint and the collector; delivery is not affected",
+                    "cannot send spans: {error}"
+                );
+            }
+        }
+        exported
+    }
+
+    fn shutdown_with_timeout(&self, timeout: Duration) -> OTelSdkResult {
+        self.inner.shutdown_with_timeout(timeout)
+    }
+
+    fn force_flush(&self) -> OTelSdkResult {
+        self.inner.force_flush()
+    }
+
+    fn set_resource(&mut self, resource: &Resource) {
+        self.inner.set_resource(resource);
+    }
+}

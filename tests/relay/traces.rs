@@ -1,0 +1,190 @@
+//! Spans of events, as a collector of OpenTelemetry receives them over HTTP.
+
+use std::sync::{Arc, Mutex};
+
+use axum::Router;
+use axum::body::Bytes;
+use axum::routing::post;
+use opentelemetry_proto::tonic::collector::trace::v1::ExportTraceServiceRequest;
+use opentelemetry_proto::tonic::common::v1::{KeyValue, any_value};
+use opentelemetry_proto::tonic::trace::v1::{Span, status::StatusCode};
+use prost::Message;
+use pubsub_emulator::{Action, Fault};
+use tokio::net::TcpListener;
+use tonic::Code;
+
+use crate::harness::{self, Database, Relay, eventually, insert_orders};
+use crate::http::{free_addr, get};
+
+const TRACE: &str = "0af7651916cd43dd8448eb211c80319c";
+const PARENT: &str = "b7ad6b7169203331";
+
+/// A collector, which keeps what it receives.
+#[derive(Clone, Default)]
+struct Collector(Arc<Mutex<Vec<ExportTraceServiceRequest>>>);
+
+impl Collector {
+    /// Starts it; returns its address as a setting.
+    async fn start(&self) -> String {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let url = format!("http://{}/v1/traces", listener.local_addr().unwrap());
+        let requests = self.0.clone();
+        let take = move |body: Bytes| async move {
+            let request = ExportTraceServiceRequest::decode(body).unwrap();
+            requests.lock().unwrap().push(request);
+            Vec::<u8>::new()
+        };
+        let app = Router::new().route("/v1/traces", post(take));
+        tokio::spawn(async move { axum::serve(listener, app).await });
+        url
+    }
+
+    fn spans(&self) -> Vec<Span> {
+        let requests = self.0.lock().unwrap();
+        let scopes = requests
+            .iter()
+            .flat_map(|request| &request.resource_spans)
+            .flat_map(|resource| &resource.scope_spans);
+        scopes.flat_map(|scope| scope.spans.clone()).collect()
+    }
+
+    async fn wait_for_spans(&self, count: usize) -> Vec<Span> {
+        eventually("the spans arrive", || async {
+            Some(self.spans()).filter(|spans| spans.len() >= count)
+        })
+        .await
+    }
+}
+
+fn text(attributes: &[KeyValue], key: &str) -> String {
+    let found = attributes.iter().find(|attribute| attribute.key == key);
+    let value = found.and_then(|found| found.value.clone()?.value);
+    match value {
+        Some(any_value::Value::StringValue(text)) => text,
+        other => panic!("{key}: {other:?}"),
+    }
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// Inserts an event of this trace; `flags` is `01` if the trace is sampled.
+async fn insert_traced(database: &Database, id: &str, key: &str, flags: &str) {
+    let sql = format!(
+        "insert into outbox.events (id, aggregatetype, aggregateid, event_type, payload, headers)
+         values ('{id}', 'order', '{key}', 'Placed', '{{}}',
+             '{{\"traceparent\": \"00-{TRACE}-{PARENT}-{flags}\", \"tracestate\": \"a=1\"}}')"
+    );
+    database.execute(&sql).await;
+}
+
+const SAMPLED: &str = "5a246b35-2bea-4931-9cfc-3e071ccb09c0";
+const NOT_SAMPLED: &str = "5a246b35-2bea-4931-9cfc-3e071ccb09c1";
+const REFUSED: &str = "5a246b35-2bea-4931-9cfc-3e071ccb09c2";
+
+#[tokio::test(flavor = "multi_thread")]
+async fn each_event_of_a_sampled_trace_gets_one_span_and_others_get_none() {
+    let database = Database::start().await;
+    let emulator = harness::emulator().await;
+    let collector = Collector::default();
+    let url = collector.start().await;
+    let settings = [
+        ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", url.as_str()),
+        ("OTEL_BSP_SCHEDULE_DELAY", "100"),
+        (
+            "OTEL_RESOURCE_ATTRIBUTES",
+            "deployment.environment.name=test",
+        ),
+    ];
+    let refusal = Fault::new(Action::Fail(Code::InvalidArgument)).on_ordering_key("bad");
+    emulator.faults().inject(refusal);
+    let relay = Relay::start_with(&database, &emulator.addr().to_string(), &settings);
+    insert_orders(&database, 20, 3).await;
+    insert_traced(&database, NOT_SAMPLED, "good", "00").await;
+    insert_traced(&database, SAMPLED, "good", "01").await;
+    insert_traced(&database, REFUSED, "bad", "01").await;
+
+    let spans = collector.wait_for_spans(2).await;
+    let of_event = |id: &str| {
+        let mut found = spans
+            .iter()
+            .filter(|span| text(&span.attributes, "postrider.event_id") == id);
+        (found.next().unwrap(), found.count())
+    };
+    let (span, more) = of_event(SAMPLED);
+    assert_eq!(more, 0, "{spans:?}");
+    assert_eq!(hex(&span.trace_id), TRACE);
+    assert_eq!(hex(&span.parent_span_id), PARENT);
+    assert_eq!(span.trace_state, "a=1");
+    assert_eq!(span.name, "send order.events");
+    let topic = text(&span.attributes, "messaging.destination.name");
+    assert_eq!(topic, "order.events");
+    let key = "messaging.gcp_pubsub.message.ordering_key";
+    assert_eq!(text(&span.attributes, key), "good");
+    assert!(
+        span.start_time_unix_nano < span.end_time_unix_nano,
+        "{span:?}"
+    );
+    database.wait_until_recorded().await;
+    let recorded = format!("select message_id from outbox.dispatch where event_id = '{SAMPLED}'");
+    let message_id = text(&span.attributes, "messaging.message.id");
+    assert_eq!(message_id, database.text(&recorded).await);
+
+    let (span, _) = of_event(REFUSED);
+    assert_eq!(text(&span.attributes, "error.type"), "event-refused");
+    let code = span.status.as_ref().map(|status| status.code);
+    assert_eq!(code, Some(StatusCode::Error as i32));
+
+    let resource = collector.0.lock().unwrap()[0].resource_spans[0]
+        .resource
+        .clone();
+    let resource = resource.unwrap().attributes;
+    assert_eq!(text(&resource, "service.name"), "postrider");
+    assert_eq!(text(&resource, "deployment.environment.name"), "test");
+    relay.stop().await;
+    assert_eq!(collector.spans().len(), 2, "none of the others");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_collector_that_is_away_costs_spans_and_nothing_else() {
+    let database = Database::start().await;
+    let emulator = harness::emulator().await;
+    let (away, addr) = (free_addr(), free_addr());
+    let settings = [
+        (
+            "POSTRIDER_OTLP_TRACES_ENDPOINT",
+            &*format!("http://{away}/v1/traces"),
+        ),
+        ("OTEL_BSP_SCHEDULE_DELAY", "50"),
+        ("POSTRIDER_HTTP_ADDR", &addr),
+    ];
+    let relay = Relay::start_with(&database, &emulator.addr().to_string(), &settings);
+    for id in [SAMPLED, REFUSED] {
+        insert_traced(&database, id, "k", "01").await;
+        let failed = "postrider_trace_spans_total";
+        eventually("the span fails", || async {
+            let (_, text) = get(&addr, "/metrics").await?;
+            let is_failed = |line: &&str| line.starts_with(failed) && line.contains("\"failed\"");
+            text.lines().find(is_failed).map(drop)
+        })
+        .await;
+    }
+    database.wait_until_recorded().await;
+    let log = relay.log();
+    assert_eq!(log.matches("cannot send spans").count(), 1, "{log}");
+    relay.stop().await;
+    harness::check(&database, &emulator).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_endpoint_that_is_no_url_is_refused_at_the_start() {
+    let database = Database::start().await;
+    for wrong in ["collector:4318", "grpc://localhost:4317", "/v1/traces"] {
+        let settings = [("POSTRIDER_OTLP_TRACES_ENDPOINT", wrong)];
+        let relay = Relay::start_with(&database, "127.0.0.1:1", &settings);
+        relay.wait_for_error("setting-invalid").await;
+        let log = relay.log();
+        assert!(log.contains("http://localhost:4318/v1/traces"), "{log}");
+    }
+}
