@@ -74,7 +74,8 @@ begin
             grant usage on schema outbox to postrider_relay;
         end if;
         grant select on outbox.events, outbox.dispatch, outbox.relay to postrider_relay;
-        -- UPDATE serves the quarantine commands. No write on outbox.events, ever.
+        -- UPDATE serves the quarantine commands. No write on outbox.events: a relay that prunes gets the
+        -- right to delete from `postrider init --apply` with the setting `prune_after`.
         grant insert, update on outbox.dispatch, outbox.relay to postrider_relay;
     end if;
 end

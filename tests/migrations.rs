@@ -91,6 +91,7 @@ const OF_THE_RELAY: [&str; 10] = [
     include_str!("../migrations/0014_unfinished_recovery.sql"),
     include_str!("../migrations/0015_condition.sql"),
     include_str!("../migrations/0016_replay.sql"),
+    include_str!("../migrations/0017_pruning.sql"),
 ];
 
 async fn refused(client: &Client, sql: &str) -> DbError {

@@ -77,6 +77,11 @@ impl Metrics {
             self.recoveries.clone(),
         );
         registry.register(
+            "rows_pruned",
+            "Old rows deleted by the relay: `outbox` (of the outbox tables) or `dispatch` (of outbox.dispatch)",
+            self.rows_pruned.clone(),
+        );
+        registry.register(
             "publish_failures",
             "Failed publish attempts, by error code. Refused events are set aside; all others are retried",
             self.publish_failures.clone(),
@@ -163,6 +168,18 @@ impl Metrics {
             "events_in_quarantine",
             "Events in quarantine: bad events and those that wait behind them; counted up to a million",
             self.events_in_quarantine.get(),
+        );
+        let latest = self.prune_runs.latest();
+        add(
+            "prune_failing",
+            "1 while the relay cannot delete old rows, 0 when its last run succeeded; absent if it has not run",
+            latest.map(|(run, _)| f64::from(u8::from(run.code.is_some()))),
+        );
+        let success = self.prune_runs.success_age();
+        add(
+            "prune_success_age_seconds",
+            "Time since the relay last deleted all old rows that it may delete",
+            success.map(|age| age.as_secs_f64()),
         );
         add(
             "lag_seconds",

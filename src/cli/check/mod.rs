@@ -18,7 +18,8 @@ use slot_manager::{Finding, QualifiedName, Severity};
 use super::findings::{Findings, finding, from_error};
 use super::{output, recover};
 use crate::error::{Code, Result};
-use crate::postgres::connect;
+use crate::ops::prune::{Pruning, require_rights};
+use crate::postgres::{Sql, connect};
 use crate::session::plan;
 use crate::session::publication::untraced;
 use crate::settings::{Dispatch, Endpoint, Settings};
@@ -142,6 +143,7 @@ async fn check_database(settings: &Settings) -> Result<(Vec<Finding>, Vec<String
         findings.extend(untraced(&state).as_ref().map(from_error));
     }
     findings.extend(capture::check(&sql, settings).await?);
+    findings.extend(pruning(&sql, settings).await);
     let mut topics = Vec::new();
     for table in &settings.tables {
         let looked = mapping::check(&sql, table, &settings.project).await?;
@@ -154,6 +156,23 @@ async fn check_database(settings: &Settings) -> Result<(Vec<Finding>, Vec<String
         topics.extend(looked.topics);
     }
     Ok((findings, topics))
+}
+
+/// Whether the relay may delete, if it prunes. Without the right it still delivers.
+async fn pruning(sql: &Sql, settings: &Settings) -> Option<Finding> {
+    settings.prune_after?;
+    match require_rights(sql, settings, Pruning::Relay).await {
+        Ok(()) => {
+            let what = "the relay may delete old rows, as prune_after says";
+            Some(finding(Severity::Ok, "pruning", what))
+        }
+        Err(error) if error.code() == Code::PrivilegeMissing => Some(Finding {
+            severity: Severity::Warning,
+            ..from_error(&error)
+        }),
+        // Other checks report missing tables.
+        Err(_) => None,
+    }
 }
 
 /// Adds the finding about a lost slot. It replaces the milder finding that the slot is missing, which

@@ -50,6 +50,7 @@ const DATABASE: &str = include_str!("../../../migrations/0013_database.sql");
 const UNFINISHED: &str = include_str!("../../../migrations/0014_unfinished_recovery.sql");
 const CONDITION: &str = include_str!("../../../migrations/0015_condition.sql");
 const REPLAY: &str = include_str!("../../../migrations/0016_replay.sql");
+const PRUNING: &str = include_str!("../../../migrations/0017_pruning.sql");
 
 /// The names used in the files.
 const DEFAULT_PUBLICATION: &str = "postrider";
@@ -82,7 +83,7 @@ pub(super) fn migrations(settings: &Settings, payload: Payload) -> Vec<Migration
         migration(1, "events", events(payload), false),
         migration(2, "dispatch", DISPATCH.to_owned(), false),
         migration(3, "publication", publication(settings), true),
-        migration(4, "roles", ROLES.to_owned() + &grants(settings), true),
+        migration(4, "roles", roles(settings), true),
         migration(5, "quarantine", QUARANTINE.to_owned(), false),
         migration(6, "recovery", RECOVERY.to_owned(), false),
         migration(7, "audit", AUDIT.to_owned(), false),
@@ -94,6 +95,7 @@ pub(super) fn migrations(settings: &Settings, payload: Payload) -> Vec<Migration
         migration(14, "unfinished_recovery", UNFINISHED.to_owned(), false),
         migration(15, "condition", CONDITION.to_owned(), false),
         migration(16, "replay", REPLAY.to_owned(), true),
+        migration(17, "pruning", PRUNING.to_owned(), false),
     ]
 }
 
@@ -238,6 +240,24 @@ fn add_table(publication: &str, table: &QualifiedName) -> String {
         quoted_literal(&table.name),
         quoted_identifier(publication),
     )
+}
+
+/// The roles and their grants. A relay that prunes may also delete.
+fn roles(settings: &Settings) -> String {
+    let mut sql = ROLES.to_owned() + &grants(settings);
+    if settings.prune_after.is_some() {
+        let tables = settings.tables.iter().map(|table| table.table.to_string());
+        let tables: Vec<String> = tables.chain(["outbox.dispatch".to_owned()]).collect();
+        let body = format!(
+            "    if exists (select from pg_catalog.pg_roles where rolname = 'postrider_relay') then\n        \
+                     grant delete on {} to postrider_relay;\n    \
+                 end if;\n",
+            tables.join(", ")
+        );
+        sql += "\n-- The relay prunes (`prune_after`).\n";
+        sql += &do_block(&body);
+    }
+    sql
 }
 
 /// Grants on captured tables other than `outbox.events`; empty when there are none.

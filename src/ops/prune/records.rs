@@ -8,7 +8,7 @@ use tokio_postgres::Row;
 use tokio_postgres::types::PgLsn;
 
 use super::proof::PruneProof;
-use super::{OnPruneStep, PruneContext, PruneStep, PrunedRecords, attempt};
+use super::{FailedAttempts, OnPruneStep, PruneContext, PruneStep, PrunedRecords, RECORDS};
 use crate::capture::claim::Captured;
 use crate::capture::table::TableReader;
 use crate::error::{Code, Error, Result};
@@ -43,7 +43,7 @@ pub(super) async fn prune(
             return Ok((pruned, true));
         }
     };
-    if !context.request.dry_run
+    if !context.request.is_dry_run()
         && let Some(why) = wait_until_passed(context, on_step).await?
     {
         pruned.postponed = Some(why);
@@ -63,10 +63,16 @@ pub(super) async fn prune(
             limit: context.request.chunk,
             cutoff: context.cutoff.sql(),
             has_row: &has_row,
-            deletes: !context.request.dry_run,
+            deletes: !context.request.is_dry_run(),
         });
-        let chunk = async || context.sql.query_typed(&statement, &[]).await;
-        let Some(chunk) = attempt(chunk).await?.first().map(RecordChunk::of) else {
+        let mut failed = FailedAttempts::default();
+        let found = loop {
+            match context.sql.query_typed(&statement, &[]).await {
+                Ok(found) => break found,
+                Err(error) => failed.again(error).await?,
+            }
+        };
+        let Some(chunk) = found.first().map(RecordChunk::of) else {
             return Ok((pruned, true));
         };
         looked_at += chunk.rows;
@@ -77,7 +83,7 @@ pub(super) async fn prune(
             (a, b) => a.or(b),
         };
         let step = PruneStep {
-            what: "outbox.dispatch",
+            what: RECORDS,
             looked_at,
             deleted: pruned.rows,
         };
@@ -89,7 +95,7 @@ pub(super) async fn prune(
         if is_young || chunk.rows < u64::from(context.request.chunk) {
             return Ok((pruned, true));
         }
-        if chunk.gone > 0 && !context.request.dry_run {
+        if chunk.gone > 0 && !context.request.is_dry_run() {
             tokio::time::sleep(context.request.pause).await;
         }
         after = chunk.last;

@@ -31,13 +31,14 @@ fn the_default_settings_render_the_files_unchanged() {
             DATABASE,
             UNFINISHED,
             CONDITION,
-            REPLAY
+            REPLAY,
+            PRUNING
         ]
     );
     let versions: Vec<i32> = rendered.iter().map(|m| m.version).collect();
     assert_eq!(
         versions,
-        [1, 2, 3, 4, 5, 6, 7, 8, 10, 11, 12, 13, 14, 15, 16]
+        [1, 2, 3, 4, 5, 6, 7, 8, 10, 11, 12, 13, 14, 15, 16, 17]
     );
 }
 
@@ -69,6 +70,18 @@ fn the_names_in_the_settings_are_quoted_where_sql_needs_it() {
     assert!(sql.contains("where pubname = 'Shop''s \"events\"'"));
     assert!(sql.contains("schemaname = 'sales' and tablename = 'Outbox'"));
     assert!(grants(&settings).contains("grant select on sales.\"Outbox\" to postrider_relay;"));
+}
+
+#[test]
+fn the_relay_may_delete_only_if_it_prunes() {
+    let grants_delete = |settings| roles(&settings).contains("grant delete on");
+    assert!(!grants_delete(settings(&[])));
+    let prunes = settings(&[
+        ("POSTRIDER_PRUNE_AFTER", "30d"),
+        ("POSTRIDER_TABLE", "sales.\"Outbox\""),
+    ]);
+    let grant = "grant delete on sales.\"Outbox\", outbox.dispatch to postrider_relay;";
+    assert!(roles(&prunes).contains(grant));
 }
 
 #[test]
