@@ -31,6 +31,9 @@ const LOOK: Duration = Duration::from_secs(1);
 const SHORTEST_PAUSE: Duration = Duration::from_secs(1);
 const LONGEST_PAUSE: Duration = Duration::from_secs(600);
 
+/// Pause after the first error in a row; doubled after each of the next ones.
+const FIRST_ERROR_PAUSE: Duration = Duration::from_secs(10);
+
 /// What a run needs.
 struct Pruner {
     settings: Arc<Settings>,
@@ -51,7 +54,7 @@ pub(crate) async fn run(settings: Arc<Settings>, metrics: Metrics, state: Arc<Re
         state,
     };
     let between_runs = (older_than / 10).clamp(SHORTEST_PAUSE, LONGEST_PAUSE);
-    let mut after_error = SHORTEST_PAUSE;
+    let mut after_error = FIRST_ERROR_PAUSE;
     loop {
         while !pruner.may_prune() {
             tokio::time::sleep(LOOK).await;
@@ -64,7 +67,7 @@ pub(crate) async fn run(settings: Arc<Settings>, metrics: Metrics, state: Arc<Re
         let pause = match ended {
             Ok(report) => {
                 pruner.log(&report);
-                after_error = SHORTEST_PAUSE;
+                after_error = FIRST_ERROR_PAUSE;
                 between_runs
             }
             Err(error) => {

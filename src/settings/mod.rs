@@ -22,8 +22,8 @@ use slot_manager::SlotName;
 use slot_manager::publication::CapturedTable;
 
 pub use choices::{Dispatch, Endpoint, LogFormat, OnBadEvent, OnLoss, Start};
-pub use keys::{KEYS, SettingKey, SettingKind};
 pub(crate) use duration::parse_duration;
+pub use keys::{KEYS, SettingKey, SettingKind};
 pub(crate) use layers::environment_of as environment;
 pub use table_keys::{COLUMN_KEYS, TABLE_KEYS, TableKey, TableKeyKind};
 

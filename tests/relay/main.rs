@@ -4,6 +4,7 @@
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod audit;
+mod background_pruning;
 mod capture;
 mod condition;
 mod connections;
