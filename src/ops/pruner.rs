@@ -11,7 +11,7 @@
 //! It remembers nothing: what was deleted is gone, so the next run begins where this one stopped.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::prune::{self, PruneReport, PruneRequest, PruneStep};
 use crate::condition::{ConditionKind, PruneRun, RelayState};
@@ -80,7 +80,7 @@ pub(crate) async fn run(settings: Arc<Settings>, metrics: Metrics, state: Arc<Re
                 pause
             }
         };
-        tokio::time::sleep(pause).await;
+        pruner.pause(pause).await;
     }
 }
 
@@ -93,6 +93,18 @@ impl Pruner {
                 state,
                 ConditionKind::Streaming | ConditionKind::BlockedOnPubsub
             )
+    }
+
+    /// Waits, but not beyond the beginning of the next session.
+    async fn pause(&self, pause: Duration) {
+        let (began, session) = (Instant::now(), self.metrics.sessions.get());
+        while self.metrics.sessions.get() == session {
+            let left = pause.saturating_sub(began.elapsed());
+            if left.is_zero() {
+                return;
+            }
+            tokio::time::sleep(left.min(LOOK)).await;
+        }
     }
 
     async fn has_to_stop(&self) {

@@ -16,8 +16,9 @@ const DAYS_AHEAD: i32 = 3;
 /// # Errors
 /// `privilege-missing` with the GRANT; other database errors.
 pub(crate) async fn add(sql: &Sql) -> Result<()> {
-    let added = sql.execute("select outbox.add_partitions($1)", &[&DAYS_AHEAD]);
-    added.await.map(drop).map_err(not_allowed)
+    let statement = "select outbox.add_partitions($1)";
+    let added = sql.execute(statement, &[&DAYS_AHEAD]).await;
+    added.map(drop).map_err(not_allowed)
 }
 
 /// Keeps writers away from a partition until the transaction ends. Returns false if it is not a daily
@@ -26,8 +27,8 @@ pub(crate) async fn add(sql: &Sql) -> Result<()> {
 /// # Errors
 /// Those of the statement.
 pub(crate) async fn lock(sql: &Sql, name: &str) -> Result<bool, PgError> {
-    let row = sql.query_one("select outbox.lock_partition($1)", &[&name]);
-    Ok(row.await?.get(0))
+    let statement = "select outbox.lock_partition($1)";
+    Ok(sql.query_one(statement, &[&name]).await?.get(0))
 }
 
 /// Drops a partition that [`lock`] has locked in this transaction.
@@ -35,8 +36,8 @@ pub(crate) async fn lock(sql: &Sql, name: &str) -> Result<bool, PgError> {
 /// # Errors
 /// Those of the statement.
 pub(crate) async fn drop_locked(sql: &Sql, name: &str) -> Result<(), PgError> {
-    let dropped = sql.execute("select outbox.drop_partition($1)", &[&name]);
-    dropped.await.map(drop)
+    let statement = "select outbox.drop_partition($1)";
+    sql.execute(statement, &[&name]).await.map(drop)
 }
 
 fn not_allowed(error: PgError) -> Error {
@@ -51,6 +52,6 @@ fn not_allowed(error: PgError) -> Error {
     .caused_by(error)
     .hint(
         "as the owner of the tables run `postrider init --apply` with prune_after set, or GRANT EXECUTE ON \
-         FUNCTION outbox.add_partitions, outbox.lock_partition, outbox.drop_partition TO postrider_relay",
+         FUNCTION outbox.add_partitions, outbox.lock_partition, outbox.drop_partition TO <role>",
     )
 }

@@ -40,8 +40,8 @@ pub(super) struct DroppedPartitions {
     pub(super) oldest: Option<String>,
 }
 
-/// Drops all daily partitions that may go, or counts them. Also adds those of the next days. Returns `None`
-/// if it was stopped.
+/// Drops all daily partitions that may go, or counts them. Also adds those of the next days. Returns
+/// whether it was not stopped.
 ///
 /// # Errors
 /// `privilege-missing`; database errors.
@@ -50,12 +50,13 @@ pub(super) async fn drop_old(
     (captured, reader): (&Captured, &TableReader),
     verdict: &str,
     on_step: &mut OnPruneStep<'_>,
-) -> Result<Option<DroppedPartitions>> {
+) -> Result<(DroppedPartitions, bool)> {
     let mut dropped = DroppedPartitions::default();
+    let mut is_stopped = false;
     let sql = context.sql;
     let is_ours = captured.record.table == QualifiedName::new(TABLE.0, TABLE.1);
     if !is_ours || !captured.shape.is_partitioned() {
-        return Ok(Some(dropped));
+        return Ok((dropped, true));
     }
     if !context.request.is_dry_run() {
         partitions::add(sql).await?;
@@ -77,24 +78,28 @@ pub(super) async fn drop_old(
         sql.batch_execute(end).await?;
         match ended {
             Ok(Some((rows, oldest))) => {
+                let step = PruneStep {
+                    what: &day.name,
+                    looked_at: rows,
+                    deleted: rows,
+                };
+                is_stopped = !on_step(&step);
                 dropped.names.push(day.name);
-                dropped.rows += rows;
-                dropped.oldest = dropped.oldest.take().or(oldest);
+                // A dry run meets these rows again.
+                if !context.request.is_dry_run() {
+                    dropped.rows += rows;
+                    dropped.oldest = dropped.oldest.take().or(oldest);
+                }
             }
             Ok(None) => {}
             Err(error) if is_locked(&error) => {}
             Err(error) => return Err(error.into()),
         }
-        let step = PruneStep {
-            what: "partitions",
-            looked_at: dropped.rows,
-            deleted: dropped.rows,
-        };
-        if !on_step(&step) {
-            return Ok(None);
+        if is_stopped {
+            return Ok((dropped, false));
         }
     }
-    Ok(Some(dropped))
+    Ok((dropped, true))
 }
 
 /// Judges the rows of one partition, and drops it. Returns its number of rows and the time of the oldest;
