@@ -21,8 +21,10 @@ declare
     name  text;
     added int := 0;
 begin
-    if not exists (select from pg_partitioned_table where partrelid = 'outbox.events'::regclass)
-       or to_regclass('outbox.events_default') is null then
+    if to_regclass('outbox.events_default') is null or not exists (
+        select from pg_partitioned_table p
+        join pg_attribute a on a.attrelid = p.partrelid and a.attnum = p.partattrs[0] and a.attname = 'created_at'
+        where p.partrelid = 'outbox.events'::regclass and p.partstrat = 'r' and p.partnatts = 1) then
         return 0;
     end if;
     for day in

@@ -43,10 +43,11 @@ async fn insert(database: &Database, count: i64, key: &str, days: u32) {
     database
         .execute(&format!(
             "INSERT INTO outbox.events \
-                 (aggregatetype, aggregateid, event_type, payload, created_at) \
-             SELECT 'order', '{key}-' || i % 50, 'OrderPlaced', '{{}}', \
-                 date_trunc('day', now(), 'UTC') - interval '{days} days' + interval '1 hour' \
-             FROM generate_series(1, {count}) i"
+                 (aggregatetype, aggregateid, event_type, payload, created_at, occurred_at) \
+             SELECT 'order', '{key}-' || i % 50, 'OrderPlaced', '{{}}', at, at \
+             FROM generate_series(1, {count}) i, \
+                 (SELECT date_trunc('day', now(), 'UTC') - interval '{days} days' + \
+                      interval '1 hour') t (at)"
         ))
         .await;
 }
@@ -184,6 +185,50 @@ async fn the_role_of_the_relay_adds_and_drops_partitions_only_of_the_outbox_and_
     let relay = Relay::start_with(&database, &host, &[("DATABASE_URL", &url), PRUNE_AFTER]);
     eventually("partitions are added and dropped", || async {
         (days(&database).await == [-3, -2, -1, 0]).then_some(())
+    })
+    .await;
+    relay.stop().await;
+}
+
+/// Without records the floor alone proves that an event is published.
+#[tokio::test(flavor = "multi_thread")]
+async fn without_records_old_partitions_are_dropped_below_the_floor_and_nothing_is_lost() {
+    let database = partitioned().await;
+    let emulator = harness::emulator().await;
+    poison(&emulator);
+    let host = emulator.addr().to_string();
+    let settings = [PRUNE_AFTER, ("POSTRIDER_DISPATCH", "exceptions")];
+    let run = || Relay::start_with(&database, &host, &settings);
+    let relay = run();
+    relay.wait_for_log("streaming").await;
+    for days in [8, 9, 10] {
+        insert(&database, OLD, "old", days).await;
+    }
+    database
+        .execute(&format!(
+            "INSERT INTO outbox.events \
+                 (id, aggregatetype, aggregateid, event_type, created_at, occurred_at) \
+             SELECT '{BAD}', 'order', 'bad', 'Bad', created_at, created_at FROM outbox.events \
+             ORDER BY created_at LIMIT 1"
+        ))
+        .await;
+    eventually(
+        "the day of the bad event and the young days stay",
+        || async {
+            let stays =
+                "SELECT count(*) FROM outbox.events WHERE created_at < now() - interval '7 days'";
+            (days(&database).await == [-3, -2, -1, 0, 10] && database.number(stays).await == 1)
+                .then_some(())
+        },
+    )
+    .await;
+    relay.kill_9();
+    harness::wait_until_killed_relays_are_gone(&database, &emulator).await;
+    database.drop_slot().await;
+    insert(&database, 100, "late", 0).await;
+    let relay = run();
+    eventually("everything is stored", || async {
+        (stored(&emulator).len() == 9_100).then_some(())
     })
     .await;
     relay.stop().await;

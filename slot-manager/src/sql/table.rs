@@ -63,6 +63,8 @@ from pg_catalog.pg_inherits i
 join pg_catalog.pg_class c on c.oid = i.inhrelid
 join pg_catalog.pg_namespace n on n.oid = c.relnamespace and n.nspname = 'outbox'
 join pg_catalog.pg_class root on root.oid = i.inhparent and root.relnamespace = n.oid and root.relname = 'events'
+join pg_catalog.pg_partitioned_table p on p.partrelid = root.oid and p.partstrat = 'r' and p.partnatts = 1
+join pg_catalog.pg_attribute k on k.attrelid = root.oid and k.attnum = p.partattrs[0] and k.attname = 'created_at'
 cross join lateral (
     select pg_catalog.to_date(pg_catalog.right(c.relname, 8), 'YYYYMMDD') as day
     where c.relname ~ '^events_[0-9]{8}$') named
