@@ -64,6 +64,9 @@ begin
             from pg_catalog.pg_attribute a
             where a.attrelid = 'outbox.events'::regclass and a.attnum > 0 and not a.attisdropped
               and a.attname not in ('inserted_xid', 'seq')
+              -- The time that decides the partition is never the writer's.
+              and not exists (select from pg_catalog.pg_partitioned_table p
+                              where p.partrelid = a.attrelid and a.attnum = any (p.partattrs))
         );
         -- For INSERT ... RETURNING id, which many libraries write by themselves.
         grant select (id) on outbox.events to postrider_writer;
@@ -74,7 +77,8 @@ begin
             grant usage on schema outbox to postrider_relay;
         end if;
         grant select on outbox.events, outbox.dispatch, outbox.relay to postrider_relay;
-        -- UPDATE serves the quarantine commands. No write on outbox.events, ever.
+        -- UPDATE serves the quarantine commands. No write on outbox.events: a relay that prunes gets the
+        -- right to delete from `postrider init --apply` with the setting `prune_after`.
         grant insert, update on outbox.dispatch, outbox.relay to postrider_relay;
     end if;
 end

@@ -19,7 +19,7 @@ use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
 
-use crate::condition::{self, Condition, RelayFacts, RelayState, Troubles};
+use crate::condition::{self, Condition, PruneRuns, RelayFacts, RelayState, Troubles};
 use crate::server_clock::ServerClock;
 pub use prometheus_text::prometheus_text;
 pub use topics::TopicFailures;
@@ -151,6 +151,7 @@ pub struct Metrics {
     pub events_recorded: Counter,
     pub events_from_table: Counter,
     pub recoveries: Family<KindLabel, Counter>,
+    pub rows_pruned: Family<KindLabel, Counter>,
     pub publish_requests: Counter,
     pub publish_failures: Family<KindLabel, Counter>,
     pub topic_failures: TopicFailures,
@@ -178,6 +179,8 @@ pub struct Metrics {
     pub last_published: LastTime,
     /// What fails at present.
     pub troubles: Troubles,
+    /// What the relay's own pruning did last.
+    pub prune_runs: PruneRuns,
     pub latency: Histogram,
     /// Spans of events, by what became of them.
     pub trace_spans: Family<KindLabel, Counter>,
@@ -241,6 +244,7 @@ impl Metrics {
         }
         self.slot_health.clear();
         self.troubles.forget();
+        self.prune_runs.forget();
         self.oldest_pending.forget();
         self.server_clock.forget();
     }
@@ -256,6 +260,7 @@ impl Default for Metrics {
             events_recorded: Counter::default(),
             events_from_table: Counter::default(),
             recoveries: Family::default(),
+            rows_pruned: Family::default(),
             publish_requests: Counter::default(),
             publish_failures: Family::default(),
             topic_failures: TopicFailures::default(),
@@ -280,6 +285,7 @@ impl Default for Metrics {
             caught_up_in: OptionalGauge::default(),
             last_published: LastTime::default(),
             troubles: Troubles::default(),
+            prune_runs: PruneRuns::default(),
             latency: Histogram::new(LATENCY_BUCKETS),
             trace_spans: Family::default(),
             recent_latency: RecentLatency::default(),

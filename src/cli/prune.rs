@@ -7,11 +7,10 @@ use std::time::Duration;
 use super::audit::ProgressLine;
 use super::{block_on, figures, output, signals};
 use crate::error::Result;
-use crate::ops::prune::{self, PruneReport, PruneRequest, PruneStep, PrunedTable};
-use crate::ops::since::parse_duration;
+use crate::ops::prune::{self, PruneReport, PruneRequest, PruneStep, PrunedTable, Pruning};
 use crate::postgres::connect;
 use crate::printable::printable;
-use crate::settings::Settings;
+use crate::settings::{Settings, parse_duration};
 
 /// Limit of one chunk.
 const STATEMENT_TIMEOUT: Duration = Duration::from_secs(60);
@@ -32,7 +31,7 @@ pub(super) struct PruneArgs {
     #[arg(long)]
     yes: bool,
     /// Rows that one step looks at; each step is one short transaction
-    #[arg(long, value_name = "ROWS", default_value_t = 5_000,
+    #[arg(long, value_name = "ROWS", default_value_t = prune::CHUNK,
           value_parser = clap::value_parser!(u32).range(100..=100_000))]
     chunk: u32,
     /// Pause after each step that deleted something
@@ -51,7 +50,9 @@ pub(super) fn run(settings: &Settings, args: &PruneArgs) -> Result<ExitCode> {
             older_than: args.older_than,
             chunk: args.chunk,
             pause: args.pause,
-            dry_run: args.dry_run,
+            who: Pruning::Command {
+                dry_run: args.dry_run,
+            },
         };
         let is_stopped = signals::watch_steps()?;
         let mut line = ProgressLine::new();
@@ -133,6 +134,10 @@ fn of_table(table: &PrunedTable) -> String {
         text += &format!(", the oldest from {oldest}");
     }
     text += "\n";
+    if !table.partitions.is_empty() {
+        let names = table.partitions.join(", ");
+        text += &format!("            in whole partitions: {names}\n");
+    }
     let kept = &table.kept;
     for (rows, why) in [
         (kept.quarantined, "in quarantine"),

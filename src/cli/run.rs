@@ -9,6 +9,7 @@ use crate::condition::RelayState;
 use crate::error::{Code, Error, Result};
 use crate::http;
 use crate::metrics::Metrics;
+use crate::ops::pruner;
 use crate::session::SessionRunner;
 use crate::settings::{LogFormat, Settings};
 
@@ -68,14 +69,16 @@ async fn relay(settings: Settings) -> Result<()> {
         Some(addr) => Some(http::listen(addr).await?),
         None => None,
     };
-    let settings_of_port = Arc::new(settings.clone());
+    let shared = Arc::new(settings.clone());
     let sessions = SessionRunner::new(settings, metrics.clone(), state.clone())?;
+    let pruner = tokio::spawn(pruner::run(shared.clone(), metrics.clone(), state.clone()));
     let port = listener.map(|listener| {
         tokio::spawn(async move {
-            http::serve(listener, settings_of_port, metrics, state).await;
+            http::serve(listener, shared, metrics, state).await;
         })
     });
     let ended = sessions.run(shutdown).await;
+    pruner.abort();
     sessions.finish().await;
     if let Some(port) = port {
         port.abort();

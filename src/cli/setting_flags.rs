@@ -25,11 +25,15 @@ const EVENTS: &[&str] = &[
 /// The settings for creating a slot.
 const NEW_SLOT: &[&str] = &["slot", "publication", "slot_failover", "start", "table"];
 
+/// The setting that decides whether the relay may delete.
+const PRUNING: &[&str] = &["prune_after"];
+
 /// The settings that a command uses, in groups; `None` if it uses all settings.
 fn used_by(path: &[&str]) -> Option<Vec<&'static [&'static str]>> {
     Some(match path {
         ["run" | "check"] => return None,
-        ["init"] | ["slot", "create"] => vec![DATABASE, NEW_SLOT],
+        ["init"] => vec![DATABASE, NEW_SLOT, PRUNING],
+        ["slot", "create"] => vec![DATABASE, NEW_SLOT],
         ["status"] => vec![DATABASE, EVENTS, &["publication"]],
         ["slot"] | ["slot", "show" | "drop" | "advance"] | ["prune"] => vec![DATABASE, EVENTS],
         ["event" | "tail" | "replay"] => vec![DATABASE, EVENTS, &["start", "project"]],

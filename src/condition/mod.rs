@@ -9,6 +9,7 @@
 //! record its outcomes is blocked by the database, even if a topic fails too.
 
 mod phase;
+mod pruning;
 mod trouble;
 
 use std::time::{Duration, Instant};
@@ -17,6 +18,7 @@ use serde::{Deserialize, Serialize};
 use slot_manager::Severity;
 
 pub use phase::{Phase, RelayState};
+pub use pruning::{PruneRun, PruneRuns};
 pub use trouble::{FailingTopic, Trouble, Troubles};
 
 use crate::error::Code;

@@ -20,7 +20,7 @@ use serde::Serialize;
 use tokio::net::TcpListener;
 use tokio::sync::Mutex;
 
-use crate::condition::{Condition, ConditionKind, Phase, RelayState};
+use crate::condition::{Condition, ConditionKind, Phase, PruneRun, RelayState};
 use crate::error::{Code, Error, Result};
 use crate::metrics::{Metrics, OptionalGauge, prometheus_text};
 use crate::settings::Settings;
@@ -202,15 +202,56 @@ struct Status {
     lanes_waiting: i64,
     blocked_keys: Option<u64>,
     events_in_quarantine: Option<u64>,
+    /// `null` if `prune_after` is off.
+    pruning: Option<PruningStatus>,
+}
+
+/// The relay's own pruning.
+#[derive(Debug, Serialize)]
+struct PruningStatus {
+    prune_after_seconds: f64,
+    /// How long ago the latest run ended; `null` if none has.
+    ended_seconds_ago: Option<f64>,
+    /// Rows of the outbox tables, and of outbox.dispatch, that this run deleted.
+    rows: u64,
+    records: u64,
+    /// The code of the error that ended it, and what to do.
+    code: Option<String>,
+    hint: Option<String>,
+}
+
+impl PruningStatus {
+    fn of(port: &Port) -> Option<Self> {
+        let prune_after = port.settings.prune_after?;
+        let (run, age) = port.metrics.prune_runs.latest().unzip();
+        let PruneRun {
+            rows,
+            records,
+            code,
+            ..
+        } = run.unwrap_or_default();
+        Some(Self {
+            prune_after_seconds: prune_after.as_secs_f64(),
+            ended_seconds_ago: age.map(|age| age.as_secs_f64()),
+            rows,
+            records,
+            hint: hint_of(code.as_deref()),
+            code,
+        })
+    }
+}
+
+/// The usual hint of an error code. That of an error may name roles and addresses.
+fn hint_of(code: Option<&str>) -> Option<String> {
+    let code: Option<Code> = code.and_then(|code| code.parse().ok());
+    code.map(|code| code.hint().to_owned())
 }
 
 /// Leaves out messages of PostgreSQL, which may name roles and addresses. Those of Pub/Sub name topics.
 fn without_addresses(mut condition: Condition) -> Condition {
     if condition.state != ConditionKind::BlockedOnPubsub {
         condition.what = None;
-        let code = condition.code.as_deref();
-        let code: Option<Code> = code.and_then(|code| code.parse().ok());
-        condition.hint = code.map(|code| code.hint().to_owned());
+        condition.hint = hint_of(condition.code.as_deref());
     }
     condition
 }
@@ -242,6 +283,7 @@ async fn status(Shared(port): Shared<Port>) -> Json<Status> {
         lanes_waiting: metrics.lanes_waiting.get(),
         blocked_keys: whole(&metrics.blocked_keys),
         events_in_quarantine: whole(&metrics.events_in_quarantine),
+        pruning: PruningStatus::of(&port),
     })
 }
 

@@ -20,6 +20,7 @@ impl Metrics {
         let mut registry = Registry::with_prefix_and_labels("postrider", [label].into_iter());
         self.register_counters(&mut registry);
         self.register_gauges(&mut registry);
+        self.register_pruning(&mut registry);
         topics::register(&mut registry, condition);
         process::register_build(&mut registry);
         // Prometheus prescribes the names of process metrics, so they get neither our prefix nor our label.
@@ -132,13 +133,7 @@ impl Metrics {
             "1 for the current health",
             self.slot_health.clone(),
         );
-        let mut add = |name, help, value: Option<f64>| {
-            if let Some(value) = value {
-                let gauge = Gauge::<f64, AtomicU64>::default();
-                gauge.set(value);
-                registry.register(name, help, gauge);
-            }
-        };
+        let mut add = |name, help, value| add_known(registry, name, help, value);
         add(
             "slot_lag_bytes",
             "WAL beyond the confirmed position",
@@ -174,5 +169,37 @@ impl Metrics {
             "Age of the oldest event without an outcome, 0 if none",
             self.oldest_pending.age_seconds(),
         );
+    }
+
+    fn register_pruning(&self, registry: &mut Registry) {
+        registry.register(
+            "rows_pruned",
+            "Old rows deleted by the relay: `outbox` (of the outbox tables) or `dispatch` (of outbox.dispatch)",
+            self.rows_pruned.clone(),
+        );
+        let latest = self.prune_runs.latest();
+        let failing = latest.map(|(run, _)| f64::from(u8::from(run.code.is_some())));
+        let success = self.prune_runs.success_age();
+        add_known(
+            registry,
+            "prune_failing",
+            "1 while the relay cannot delete old rows, 0 when its last run succeeded; absent if it has not run",
+            failing,
+        );
+        add_known(
+            registry,
+            "prune_success_age_seconds",
+            "Time since the relay last deleted all old rows that it may delete",
+            success.map(|age| age.as_secs_f64()),
+        );
+    }
+}
+
+/// Adds a gauge whose value is known.
+fn add_known(registry: &mut Registry, name: &'static str, help: &'static str, value: Option<f64>) {
+    if let Some(value) = value {
+        let gauge = Gauge::<f64, AtomicU64>::default();
+        gauge.set(value);
+        registry.register(name, help, gauge);
     }
 }

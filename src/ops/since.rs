@@ -15,6 +15,7 @@ use crate::capture::claim::Captured;
 use crate::capture::table::TableReader;
 use crate::error::{Code, Error, Result};
 use crate::postgres::Sql;
+use crate::settings::parse_duration;
 use crate::store::dispatch::history;
 
 /// Rows may be a little out of the order of time, so the search begins this much earlier.
@@ -107,31 +108,6 @@ impl FromStr for Since {
     }
 }
 
-/// Reads a duration: a whole number with a unit, such as `30d`, `12h`, `10min`, `5s` or `100ms`.
-pub(crate) fn parse_duration(text: &str) -> Result<Duration, String> {
-    let text = text.trim();
-    let digits = text.len() - text.trim_start_matches(|c: char| c.is_ascii_digit()).len();
-    let (number, unit) = text.split_at(digits);
-    let millis: u64 = match unit.trim() {
-        "ms" => 1,
-        "s" | "sec" => 1_000,
-        "m" | "min" => 60_000,
-        "h" => 3_600_000,
-        "d" => 86_400_000,
-        "w" => 7 * 86_400_000,
-        _ => return Err("the unit must be ms, s, min, h, d or w".to_owned()),
-    };
-    let number: u64 = number
-        .parse()
-        .map_err(|_| "write a number and a unit, such as 30d".to_owned())?;
-    let millis = number.checked_mul(millis);
-    // A limit that no arithmetic with timestamps can overflow.
-    let millis = millis.filter(|millis| *millis <= 1_000 * 365 * 86_400_000);
-    millis
-        .map(Duration::from_millis)
-        .ok_or_else(|| "the duration is too long".to_owned())
-}
-
 impl SinceTime {
     /// The time as an SQL expression.
     pub(crate) fn sql(&self) -> &str {
@@ -185,18 +161,6 @@ impl SinceTime {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_duration_is_a_number_with_a_unit() {
-        let seconds = |text: &str| parse_duration(text).map(|time| time.as_secs());
-        assert_eq!(seconds("10min"), Ok(600));
-        assert_eq!(seconds("30d"), Ok(2_592_000));
-        assert_eq!(seconds("2 w"), Ok(1_209_600));
-        assert_eq!(parse_duration("100ms"), Ok(Duration::from_millis(100)));
-        for refused in ["", "10", "min", "-1d", "1.5h", "1y", "99999999999999d"] {
-            assert!(parse_duration(refused).is_err(), "{refused}");
-        }
-    }
 
     #[test]
     fn since_is_a_duration_or_a_time() {

@@ -13,6 +13,7 @@ use crate::error::{Code, Error, Result};
 use crate::postgres::Sql;
 use crate::settings::Settings;
 use crate::store::dispatch::quarantined;
+use crate::store::relay_row::shown::ShownPruning;
 
 /// Keys in quarantine that are named.
 const KEYS_NAMED: usize = 5;
@@ -93,6 +94,8 @@ pub(crate) struct StatusJson<'a> {
     slot: SlotJson<'a>,
     publication: &'a PublicationStatus,
     quarantine: &'a Option<QuarantineStatus>,
+    /// The relay's own pruning; absent while it is off.
+    pruning: Option<&'a ShownPruning>,
     tables: &'a [String],
     rates: Option<EventRates>,
 }
@@ -135,6 +138,11 @@ impl RelayStatus {
         self.slot.relay.as_ref()?.condition.as_ref()
     }
 
+    /// What the relay's own pruning did last; `None` while it is off.
+    pub(crate) fn pruning(&self) -> Option<&ShownPruning> {
+        self.slot.relay.as_ref()?.pruning.as_ref()
+    }
+
     /// One JSON object.
     pub(crate) fn json(&self) -> StatusJson<'_> {
         StatusJson {
@@ -146,6 +154,7 @@ impl RelayStatus {
             slot: self.slot.json(),
             publication: &self.publication,
             quarantine: &self.quarantine,
+            pruning: self.pruning(),
             tables: &self.tables,
             rates: self.rates,
         }

@@ -6,6 +6,7 @@
 //! of blocks, as in `capture::scan`.
 
 use slot_manager::quoted_identifier;
+use slot_manager::table::DayPartition;
 use tokio_postgres::error::Error as PgError;
 
 use crate::capture::ScanWindow;
@@ -88,6 +89,8 @@ pub(super) struct TableWalk<'a> {
     verdict: String,
     action: WalkAction,
     place: WalkPlace,
+    /// A condition for the rows of `e`, or nothing.
+    only: String,
 }
 
 /// Prepares a session for walks.
@@ -116,7 +119,17 @@ impl<'a> TableWalk<'a> {
             verdict,
             action,
             place,
+            only: String::new(),
         }
+    }
+
+    /// Leaves out the rows of other days.
+    pub(super) fn within(mut self, day: &DayPartition) -> Self {
+        let DayPartition { begins, ends, .. } = day;
+        self.only = format!(
+            "and e.created_at >= '{begins}'::timestamptz and e.created_at < '{ends}'::timestamptz"
+        );
+        self
     }
 
     /// Leaves out the rows with a lower `seq`, and those without one.
@@ -193,9 +206,9 @@ impl<'a> TableWalk<'a> {
         let column = self.seq_sql().unwrap_or_default();
         let which = format!(
             "{column} >= '{seq}'::bigint and ({column}, e.tableoid, e.ctid) \
-                 > ('{seq}'::bigint, '{leaf}'::oid, '{place}'::tid) \
+                 > ('{seq}'::bigint, '{leaf}'::oid, '{place}'::tid) {} \
              order by {column}, e.tableoid, e.ctid limit {}",
-            self.rows
+            self.only, self.rows
         );
         let again =
             format!("{column} >= '{seq}'::bigint and {column} <= (select max(seq) from judged)");
@@ -207,7 +220,7 @@ impl<'a> TableWalk<'a> {
         let unnumbered = self
             .seq_sql()
             .map_or_else(String::new, |seq| format!("and {seq} is null"));
-        let range = format!("e.ctid >= '({from},0)' {end} {unnumbered}");
+        let range = format!("e.ctid >= '({from},0)' {end} {unnumbered} {}", self.only);
         self.page_sql("null::bigint", &range, &range)
     }
 

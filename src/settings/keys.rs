@@ -255,6 +255,15 @@ pub const KEYS: &[SettingKey] = &[
         "Topic that receives a copy of each quarantined bad event, with the reason in its attributes",
     ),
     key(
+        "prune_after",
+        SettingKind::Text("TIME|off"),
+        "off",
+        &[],
+        "Delete events whose outcome was recorded longer ago than this, such as `30d`, with their records. \
+         The relay then prunes by the rules of `postrider prune`, and needs the right to delete. The default \
+         is `off`, because the relay writes no outbox table unless you tell it to",
+    ),
+    key(
         "pubsub_channels",
         SettingKind::Number(1, 32),
         "4",

@@ -5,6 +5,7 @@
 //! shows the value of `database_url`, which may contain a password.
 
 mod choices;
+mod duration;
 mod file;
 mod keys;
 mod layers;
@@ -22,6 +23,7 @@ use slot_manager::SlotName;
 use slot_manager::publication::CapturedTable;
 
 pub use choices::{Dispatch, LogFormat, OnBadEvent, OnLoss, Start};
+pub(crate) use duration::parse_duration;
 pub use keys::{KEYS, SettingKey, SettingKind};
 pub(crate) use layers::environment_of as environment;
 pub use table_keys::{COLUMN_KEYS, TABLE_KEYS, TableKey, TableKeyKind};
@@ -61,6 +63,8 @@ pub struct Settings {
     pub on_bad_event: OnBadEvent,
     /// The topic for a copy of each such event; empty for none.
     pub dead_letter_topic: String,
+    /// The relay deletes events whose outcome is older than this; `None` if it deletes nothing.
+    pub prune_after: Option<Duration>,
     /// Connections to Pub/Sub.
     pub pubsub_channels: usize,
     /// Limit of one publish attempt.
@@ -149,6 +153,7 @@ impl Settings {
             create_topics: layers.switch("create_topics"),
             on_bad_event: layers.choice("on_bad_event"),
             dead_letter_topic: layers.text("dead_letter_topic").to_owned(),
+            prune_after: prune_after(&layers)?,
             pubsub_channels: layers.number("pubsub_channels") as usize,
             publish_timeout: seconds("publish_timeout_s"),
             in_flight_requests: layers.number("in_flight_requests") as usize,
@@ -336,6 +341,16 @@ fn otlp_traces_endpoint(layers: &Layers) -> Result<Option<String>> {
             .hint("write a URL such as http://localhost:4318/v1/traces"));
     }
     Ok(Some(text.to_owned()))
+}
+
+fn prune_after(layers: &Layers) -> Result<Option<Duration>> {
+    match layers.text("prune_after") {
+        "off" => Ok(None),
+        text => parse_duration(text).map(Some).map_err(|why| {
+            let hint = format!("write a number and a unit, such as 30d or 12h, or `off`: {why}");
+            layers.invalid("prune_after").hint(hint)
+        }),
+    }
 }
 
 fn http_addr(layers: &Layers) -> Result<Option<SocketAddr>> {

@@ -16,7 +16,7 @@ use tokio_postgres::GenericClient;
 use tokio_postgres::error::SqlState;
 use tokio_postgres::types::{PgLsn, ToSql};
 
-use crate::condition::Condition;
+use crate::condition::{Condition, PruneRun};
 use crate::error::{Code, Error, Result};
 use crate::postgres::{Snapshot, Sql};
 use crate::settings::Dispatch;
@@ -24,7 +24,7 @@ use crate::settings::Dispatch;
 /// The last column is there so that an older schema is found out before a standby waits.
 const SELECT: &str = "\
     SELECT system_identifier, timeline, confirmed_lsn, confirmed_is_final, recovering, dispatch, \
-        audited_publication, database_oid, recovery_lsn, recovery_snapshot::text, condition_at \
+        audited_publication, database_oid, recovery_lsn, recovery_snapshot::text, pruned_at \
     FROM outbox.relay WHERE slot = $1";
 
 /// Makes the mode `exceptions` durable before anything is delivered. Only the auditor or a recovery
@@ -39,8 +39,8 @@ const TAKE: &str = "\
         timeline = excluded.timeline, database_oid = excluded.database_oid, \
         confirmed_lsn = excluded.confirmed_lsn, \
         confirmed_is_final = false, instance = excluded.instance, since = now(), \
-        updated_at = now(), condition = NULL, condition_at = NULL, \
-        dispatch = CASE WHEN excluded.dispatch = 'exceptions' THEN excluded.dispatch \
+        updated_at = now(), condition = NULL, condition_at = NULL, pruning = NULL, \
+        pruned_at = NULL, dispatch = CASE WHEN excluded.dispatch = 'exceptions' THEN excluded.dispatch \
             ELSE relay.dispatch END, \
         audited_publication = CASE WHEN NOT $6 \
             THEN coalesce(relay.audited_publication, excluded.audited_publication) END";
@@ -63,6 +63,10 @@ const WRITE_LEFT: &str = "\
 const WRITE_CONDITION: &str = "\
     UPDATE outbox.relay SET condition = $3::text::jsonb, condition_at = now() \
     WHERE slot = $1 AND instance = $2 AND (condition IS NOT NULL OR $3::text IS NOT NULL)";
+
+/// Whoever prunes holds the slot, or lost it a moment ago.
+const WRITE_PRUNING: &str = "\
+    UPDATE outbox.relay SET pruning = $2::text::jsonb, pruned_at = now() WHERE slot = $1";
 
 /// Only if the row is still ours: another relay may have taken the slot in the meantime.
 const WRITE_FINAL: &str = "\
@@ -273,6 +277,16 @@ pub(crate) async fn write_condition(
     });
     sql.execute(WRITE_CONDITION, &[&slot.as_str(), &instance, &json])
         .await?;
+    Ok(())
+}
+
+/// Says how a run of pruning ended, for commands that cannot ask the relay.
+///
+/// # Errors
+/// Database errors.
+pub(crate) async fn write_pruning(sql: &Sql, slot: &SlotName, run: &PruneRun) -> Result<()> {
+    let json = serde_json::to_string(run).expect("invariant: a run has a JSON form");
+    sql.execute(WRITE_PRUNING, &[&slot.as_str(), &json]).await?;
     Ok(())
 }
 

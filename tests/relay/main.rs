@@ -4,6 +4,7 @@
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod audit;
+mod background_pruning;
 mod capture;
 mod condition;
 mod connections;
@@ -26,6 +27,7 @@ mod mapping;
 mod new_snapshot;
 mod outage;
 mod page;
+mod partitions;
 mod passfile;
 mod planted;
 mod postgres_events;

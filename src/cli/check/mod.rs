@@ -2,10 +2,12 @@
 //!
 //! Changes nothing. Every problem is a finding, even an unreachable database; only unreadable settings
 //! are errors. `slot_manager::preflight` checks the database, `mapping` the settings of the tables,
-//! `capture` the columns that identify and order rows, `pubsub` topics and credentials.
+//! `capture` the columns that identify and order rows, `pruning` the right to delete and the partitions, and
+//! `pubsub` topics and credentials.
 
 pub(super) mod capture;
 mod mapping;
+mod pruning;
 mod pubsub;
 
 use std::process::ExitCode;
@@ -143,6 +145,7 @@ async fn check_database(settings: &Settings) -> Result<(Vec<Finding>, Vec<String
         findings.extend(untraced(&state).as_ref().map(from_error));
     }
     findings.extend(capture::check(&sql, settings).await?);
+    findings.extend(pruning::check(&sql, settings).await?);
     let mut topics = Vec::new();
     for table in &settings.tables {
         let looked = mapping::check(&sql, table, &settings.project).await?;

@@ -1,11 +1,15 @@
 //! The whole relay on one screen: the state and what to do first, then the details.
 
+use std::time::Duration;
+
 use crate::cli::figures;
 use crate::cli::paint::Paint;
 use crate::cli::slot::screen as slot_screen;
 use crate::cli::wrap::wrapped;
+use crate::condition::PruneRun;
 use crate::ops::status::{EventRates, QuarantineStatus, RelayStatus};
 use crate::printable::printable;
+use crate::store::relay_row::shown::ShownPruning;
 
 /// Width of the labels.
 const LABEL: usize = 11;
@@ -73,7 +77,33 @@ pub(super) fn lines(status: &RelayStatus) -> Vec<(&'static str, String)> {
     lines.push(("publication", publication(status)));
     topics(status, &mut lines);
     lines.push(("quarantine", quarantine(status.quarantine.as_ref())));
+    if let Some(ShownPruning {
+        ended_seconds_ago,
+        run,
+    }) = status.pruning()
+    {
+        lines.push(("pruning", pruning(run, *ended_seconds_ago)));
+        lines.extend(run.hint.iter().map(|hint| ("", format!("-> {hint}"))));
+    }
     lines
+}
+
+fn pruning(run: &PruneRun, seconds_ago: f64) -> String {
+    let ago = Duration::try_from_secs_f64(seconds_ago).unwrap_or_default();
+    let ago = figures::time(ago);
+    if let Some(code) = &run.code {
+        let what = run.what.as_deref().unwrap_or_default();
+        return format!("failed {ago} ago ({code}): {what}");
+    }
+    let mut text = format!(
+        "{ago} ago: {} and {} deleted",
+        figures::count(run.rows, "row"),
+        figures::count(run.records, "record")
+    );
+    if let Some(why) = &run.postponed {
+        text += &format!("; old records stay for now: {why}");
+    }
+    text
 }
 
 fn publication(status: &RelayStatus) -> String {

@@ -1,7 +1,7 @@
 //! Deletes old events that have a final outcome, and old records that nobody needs.
 //!
-//! [`proof`] decides from the state of the slot what may be deleted; [`rows`] deletes rows of the outbox
-//! tables, and after that [`records`] deletes rows of outbox.dispatch. Both work in chunks: one short
+//! [`proof`] decides from the state of the slot what may be deleted; [`partitions`] drops daily partitions of
+//! which every row may go, [`rows`] deletes the other rows of the outbox tables, and after that [`records`] deletes rows of outbox.dispatch. Both work in chunks: one short
 //! transaction each, along an index, with a pause in between. So the command may be stopped between two
 //! chunks, and continues when it is run again.
 //!
@@ -24,6 +24,7 @@
 //!
 //! The reasons are in docs/adr/0032-pruning.md.
 
+mod partitions;
 mod proof;
 mod records;
 mod rights;
@@ -35,6 +36,7 @@ use serde::Serialize;
 use tokio_postgres::error::{Error as PgError, SqlState};
 
 use self::proof::PruneProof;
+pub(crate) use self::rights::{Pruning, require_rights};
 use crate::capture::claim;
 use crate::error::{Code, Error, Result};
 use crate::ops::since::{Since, SinceTime};
@@ -51,6 +53,15 @@ const ATTEMPTS: u32 = 5;
 /// Pause before another attempt.
 const RETRY_PAUSE: Duration = Duration::from_secs(1);
 
+/// Where [`PruneStep`] names the records instead of a table.
+pub(crate) const RECORDS: &str = "outbox.dispatch";
+
+/// Rows that one chunk looks at, if nobody says otherwise.
+pub(crate) const CHUNK: u32 = 5_000;
+
+/// Pause after each chunk that deleted something, if nobody says otherwise.
+pub(crate) const PAUSE: Duration = Duration::from_millis(100);
+
 /// What to delete, and how fast.
 #[derive(Debug, Clone)]
 pub(crate) struct PruneRequest {
@@ -59,8 +70,24 @@ pub(crate) struct PruneRequest {
     pub(crate) chunk: u32,
     /// Pause after each chunk that deleted something.
     pub(crate) pause: Duration,
-    /// Only count.
-    pub(crate) dry_run: bool,
+    pub(crate) who: Pruning,
+}
+
+impl PruneRequest {
+    /// What the relay deletes.
+    pub(crate) fn of_relay(older_than: Duration) -> Self {
+        Self {
+            older_than,
+            chunk: CHUNK,
+            pause: PAUSE,
+            who: Pruning::Relay,
+        }
+    }
+
+    /// Whether rows are only counted.
+    fn is_dry_run(&self) -> bool {
+        self.who == (Pruning::Command { dry_run: true })
+    }
 }
 
 /// The result; its JSON form, on which programs depend.
@@ -78,8 +105,10 @@ pub(crate) struct PruneReport {
 #[derive(Debug, Default, Serialize)]
 pub(crate) struct PrunedTable {
     pub(crate) table: String,
-    /// Rows that were deleted, or would be.
+    /// Rows that were deleted, or would be, also those in dropped partitions.
     pub(crate) rows: u64,
+    /// Daily partitions that were dropped, or would be.
+    pub(crate) partitions: Vec<String>,
     /// Time of the oldest of these, RFC 3339.
     pub(crate) oldest: Option<String>,
     /// Rows that stay although they may be old.
@@ -123,7 +152,7 @@ pub(crate) struct PruneStep<'a> {
 }
 
 /// Says how far the command is; returns false to stop it.
-pub(crate) type OnPruneStep<'a> = dyn FnMut(&PruneStep<'_>) -> bool + 'a;
+pub(crate) type OnPruneStep<'a> = dyn FnMut(&PruneStep<'_>) -> bool + Send + 'a;
 
 /// Everything that the chunks depend on.
 struct PruneContext<'a> {
@@ -147,7 +176,7 @@ pub(crate) async fn run(
     on_step: &mut OnPruneStep<'_>,
 ) -> Result<PruneReport> {
     let proof = proof::find(sql, settings).await?;
-    rights::check(sql, settings, request.dry_run).await?;
+    require_rights(sql, settings, request.who).await?;
     walk::prepare(sql).await?;
     sql.batch_execute(LOCK_TIMEOUT).await?;
     let context = PruneContext {
@@ -161,7 +190,7 @@ pub(crate) async fn run(
         .await
         .map_err(never_captured)?;
     let mut report = PruneReport {
-        dry_run: request.dry_run,
+        dry_run: request.is_dry_run(),
         finished: true,
         tables: Vec::new(),
         dispatch: PrunedRecords::default(),
@@ -213,28 +242,32 @@ fn never_captured(error: Error) -> Error {
     }
 }
 
-/// Runs one chunk, again if a lock or another session's change was in the way.
-async fn attempt<T>(mut chunk: impl AsyncFnMut() -> Result<T, PgError>) -> Result<T> {
-    let mut attempts = 1;
-    loop {
-        match chunk().await {
-            Err(error) if attempts < ATTEMPTS && is_in_the_way(&error) => {
-                attempts += 1;
-                tokio::time::sleep(RETRY_PAUSE).await;
-            }
-            Err(error) if is_in_the_way(&error) => {
-                return Err(Error::new(
-                    Code::PostgresTimeout,
-                    "another session holds a lock on the rows or the table",
-                )
-                .caused_by(error)
-                .hint(
-                    "the chunks before this one are deleted: run the command again later; \
-                     `postrider explain postgres-timeout` shows how to find the other session",
-                ));
-            }
-            done => return done.map_err(crate::capture::table::altered_since),
+/// The failed attempts of one chunk. Not a function that takes a closure: the future of an async closure
+/// cannot be sent to another task.
+#[derive(Debug, Default)]
+struct FailedAttempts(u32);
+
+impl FailedAttempts {
+    /// Returns after a pause if a lock or another session's change was in the way: then the chunk is worth
+    /// another attempt.
+    async fn again(&mut self, error: PgError) -> Result<()> {
+        if !is_in_the_way(&error) {
+            return Err(crate::capture::table::altered_since(error));
         }
+        self.0 += 1;
+        if self.0 < ATTEMPTS {
+            tokio::time::sleep(RETRY_PAUSE).await;
+            return Ok(());
+        }
+        Err(Error::new(
+            Code::PostgresTimeout,
+            "another session holds a lock on the rows or the table",
+        )
+        .caused_by(error)
+        .hint(
+            "the chunks before this one are deleted: prune again later; `postrider explain \
+             postgres-timeout` shows how to find the other session",
+        ))
     }
 }
 

@@ -7,8 +7,9 @@ use slot_manager::{cluster, quoted_identifier, quoted_literal};
 use tokio_postgres::Row;
 use tokio_postgres::types::PgLsn;
 
+use super::partitions;
 use super::proof::PruneProof;
-use super::{OnPruneStep, PruneContext, PruneStep, PrunedRecords, attempt};
+use super::{FailedAttempts, OnPruneStep, PruneContext, PruneStep, PrunedRecords, RECORDS};
 use crate::capture::claim::Captured;
 use crate::capture::table::TableReader;
 use crate::error::{Code, Error, Result};
@@ -43,7 +44,7 @@ pub(super) async fn prune(
             return Ok((pruned, true));
         }
     };
-    if !context.request.dry_run
+    if !context.request.is_dry_run()
         && let Some(why) = wait_until_passed(context, on_step).await?
     {
         pruned.postponed = Some(why);
@@ -63,10 +64,9 @@ pub(super) async fn prune(
             limit: context.request.chunk,
             cutoff: context.cutoff.sql(),
             has_row: &has_row,
-            deletes: !context.request.dry_run,
+            deletes: !context.request.is_dry_run(),
         });
-        let chunk = async || context.sql.query_typed(&statement, &[]).await;
-        let Some(chunk) = attempt(chunk).await?.first().map(RecordChunk::of) else {
+        let Some(chunk) = one_chunk(context.sql, &statement).await? else {
             return Ok((pruned, true));
         };
         looked_at += chunk.rows;
@@ -77,7 +77,7 @@ pub(super) async fn prune(
             (a, b) => a.or(b),
         };
         let step = PruneStep {
-            what: "outbox.dispatch",
+            what: RECORDS,
             looked_at,
             deleted: pruned.rows,
         };
@@ -89,7 +89,7 @@ pub(super) async fn prune(
         if is_young || chunk.rows < u64::from(context.request.chunk) {
             return Ok((pruned, true));
         }
-        if chunk.gone > 0 && !context.request.dry_run {
+        if chunk.gone > 0 && !context.request.is_dry_run() {
             tokio::time::sleep(context.request.pause).await;
         }
         after = chunk.last;
@@ -123,6 +123,17 @@ async fn wait_until_passed(
         "slot {name} is {confirmed} and has not passed {end}, the end of the deletions: {reader}. \
          Until then the relay may need the records; run the command again later"
     )))
+}
+
+/// Runs one chunk; `None` at the end of the table.
+async fn one_chunk(sql: &Sql, statement: &str) -> Result<Option<RecordChunk>> {
+    let mut failed = FailedAttempts::default();
+    loop {
+        match sql.query_typed(statement, &[]).await {
+            Ok(found) => return Ok(found.first().map(RecordChunk::of)),
+            Err(error) => failed.again(error).await?,
+        }
+    }
 }
 
 /// What one chunk found.
@@ -200,8 +211,9 @@ async fn exists_sql(
         Error::new(Code::ColumnMissing, what)
     })?;
     let id = format!("e.{}", quoted_identifier(column));
+    let not_later = partitions::not_later_sql(sql, captured).await?;
     let exists = |id_of_record: &str| {
-        format!("exists (select from {table} e where {id} = {id_of_record} offset 0)")
+        format!("exists (select from {table} e where {id} = {id_of_record} {not_later} offset 0)")
     };
     let Some(prefix) = reader.source_prefix() else {
         return Ok(if is_indexed {

@@ -1,4 +1,4 @@
-//! Checks that this role may delete, before anything is deleted.
+//! Checks that a role may delete, before anything is deleted.
 
 use slot_manager::privileges::{self, NeededPrivileges};
 
@@ -6,16 +6,25 @@ use crate::error::{Code, Error, Result};
 use crate::postgres::Sql;
 use crate::settings::Settings;
 
+/// Who wants to delete.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Pruning {
+    /// Somebody who runs the command.
+    Command { dry_run: bool },
+    /// The relay, by the setting `prune_after`.
+    Relay,
+}
+
 /// # Errors
 /// `privilege-missing`, with the GRANT; `schema-missing` when a table does not exist.
-pub(super) async fn check(sql: &Sql, settings: &Settings, dry_run: bool) -> Result<()> {
+pub(crate) async fn require_rights(sql: &Sql, settings: &Settings, who: Pruning) -> Result<()> {
     let mut tables: Vec<String> = settings
         .tables
         .iter()
         .map(|table| table.table.to_string())
         .collect();
     tables.push("outbox.dispatch".to_owned());
-    let (needed, rights) = if dry_run {
+    let (needed, rights) = if who == (Pruning::Command { dry_run: true }) {
         (NeededPrivileges::Select, "SELECT")
     } else {
         (NeededPrivileges::SelectAndDelete, "SELECT, DELETE")
@@ -27,10 +36,16 @@ pub(super) async fn check(sql: &Sql, settings: &Settings, dry_run: bool) -> Resu
     let role = own.role;
     let tables = tables.join(", ");
     let role_sql = slot_manager::quoted_identifier(&role);
+    let grant = format!("GRANT {rights} ON {tables} TO {role_sql}");
     let what = format!("role {role} needs {rights} on {tables}; nothing was deleted");
-    Err(Error::new(Code::PrivilegeMissing, what).hint(format!(
-        "run the command as the owner of the tables, not as the role of the relay, which never deletes; \
-         or GRANT {rights} ON {tables} TO {role_sql}; GRANT SELECT ON outbox.capture, outbox.relay TO \
-         {role_sql}; GRANT USAGE ON SCHEMA outbox TO {role_sql}"
-    )))
+    Err(Error::new(Code::PrivilegeMissing, what).hint(match who {
+        Pruning::Command { .. } => format!(
+            "run the command as the owner of the tables, or {grant}; GRANT SELECT ON outbox.capture, \
+             outbox.relay TO {role_sql}; GRANT USAGE ON SCHEMA outbox TO {role_sql}"
+        ),
+        Pruning::Relay => format!(
+            "as the owner of the tables: {grant}; or run `postrider init --apply` with prune_after set; \
+             or set prune_after = off"
+        ),
+    }))
 }

@@ -1,7 +1,8 @@
 //! Deletes rows of an outbox table, chunk by chunk along its index on `seq`.
 
+use super::partitions;
 use super::proof::PruneProof;
-use super::{KeptRows, OnPruneStep, PruneContext, PruneStep, PrunedTable, attempt};
+use super::{FailedAttempts, KeptRows, OnPruneStep, PruneContext, PruneStep, PrunedTable};
 use crate::capture::claim::Captured;
 use crate::capture::table::TableReader;
 use crate::error::Result;
@@ -20,19 +21,38 @@ pub(super) async fn prune(
     // The topics of the rows do not matter here.
     let project = context.settings.project().unwrap_or("none");
     let reader = TableReader::resolve(sql, table, project, captured).await?;
-    let action = if request.dry_run {
+    let action = if request.is_dry_run() {
         WalkAction::Look
     } else {
         WalkAction::Delete
     };
     let verdict = verdict_sql(context, captured);
-    let mut walk = TableWalk::new(captured, &reader, request.chunk, verdict, action);
+    let (whole, goes_on) =
+        partitions::drop_old(context, (captured, &reader), &verdict, on_step).await?;
+    let in_partitions = whole.rows;
     let mut pruned = PrunedTable {
         table: table.table.to_string(),
+        rows: whole.rows,
+        partitions: whole.names,
+        oldest: whole.oldest,
         ..PrunedTable::default()
     };
+    if !goes_on {
+        return Ok((pruned, false));
+    }
+    let mut walk = TableWalk::new(captured, &reader, request.chunk, verdict, action);
     let mut looked_at = 0;
-    while let Some(page) = attempt(async || walk.next(sql).await).await? {
+    loop {
+        let mut failed = FailedAttempts::default();
+        let page = loop {
+            match walk.next(sql).await {
+                Ok(page) => break page,
+                Err(error) => failed.again(error).await?,
+            }
+        };
+        let Some(page) = page else {
+            return Ok((pruned, true));
+        };
         looked_at += page.rows;
         let is_young = is_young(&page);
         let deleted = page.deleted;
@@ -40,7 +60,7 @@ pub(super) async fn prune(
         let step = PruneStep {
             what: &pruned.table,
             looked_at,
-            deleted: pruned.rows,
+            deleted: pruned.rows - in_partitions,
         };
         if !on_step(&step) {
             return Ok((pruned, false));
@@ -53,7 +73,6 @@ pub(super) async fn prune(
             tokio::time::sleep(request.pause).await;
         }
     }
-    Ok((pruned, true))
 }
 
 /// Whether the walk has reached rows that are younger than the retention. Some rows of a page may be

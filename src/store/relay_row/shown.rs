@@ -9,19 +9,21 @@ use slot_manager::{DatabaseOrigin, SlotName};
 use tokio_postgres::error::SqlState;
 use tokio_postgres::types::PgLsn;
 
-use crate::condition::Condition;
+use crate::condition::{Condition, PruneRun};
 use crate::error::Result;
 use crate::postgres::Sql;
 
 /// A relay that is held up says so every 30 seconds.
 const SAID_FOR: Duration = Duration::from_secs(75);
 
-/// The columns of migration 15 are read as JSON, so that this works before it is applied, too.
+/// The columns of migrations 15 and 17 are read as JSON, so that this works before it is applied, too.
 const RELAY: &str = "\
     select instance, to_char(since at time zone 'UTC', 'YYYY-MM-DD\"T\"HH24:MI:SS\"Z\"'), \
            system_identifier, confirmed_lsn, confirmed_is_final, recovering, dispatch, database_oid, \
            to_jsonb(relay) ->> 'condition', \
-           extract(epoch from clock_timestamp() - (to_jsonb(relay) ->> 'condition_at')::timestamptz)::float8 \
+           extract(epoch from clock_timestamp() - (to_jsonb(relay) ->> 'condition_at')::timestamptz)::float8, \
+           to_jsonb(relay) ->> 'pruning', \
+           extract(epoch from clock_timestamp() - (to_jsonb(relay) ->> 'pruned_at')::timestamptz)::float8 \
     from outbox.relay where slot = $1";
 
 /// The relay's row in `outbox.relay`, as `slot show` shows it.
@@ -43,6 +45,16 @@ pub(crate) struct RelayRow {
     pub(crate) dispatch: String,
     /// What holds the delivery up, as the relay said a moment ago; `None` if nothing does.
     pub(crate) condition: Option<Condition>,
+    /// How the relay's last run of pruning ended; `None` if `prune_after` is off.
+    pub(crate) pruning: Option<ShownPruning>,
+}
+
+/// A run of the relay's own pruning.
+#[derive(Debug, Serialize)]
+pub(crate) struct ShownPruning {
+    pub(crate) ended_seconds_ago: f64,
+    #[serde(flatten)]
+    pub(crate) run: PruneRun,
 }
 
 /// Reads the row. `None` also when the relay's tables do not exist or this role may not read them.
@@ -63,6 +75,7 @@ pub(crate) async fn read(sql: &Sql, slot: &SlotName) -> Result<Option<RelayRow>>
                 recovering: row.get(5),
                 dispatch: row.get(6),
                 condition: said(row.get(8), row.get(9)),
+                pruning: pruned(row.get(10), row.get(11)),
             }
         })),
         Err(error) if not_to_be_read(&error) => Ok(None),
@@ -80,6 +93,13 @@ fn said(json: Option<&str>, seconds_ago: Option<f64>) -> Option<Condition> {
         topic.oldest_seconds = topic.oldest_seconds.map(|age| age + ago);
     }
     Some(condition)
+}
+
+fn pruned(json: Option<&str>, seconds_ago: Option<f64>) -> Option<ShownPruning> {
+    Some(ShownPruning {
+        ended_seconds_ago: seconds_ago?,
+        run: serde_json::from_str(json?).ok()?,
+    })
 }
 
 impl RelayRow {

@@ -1,0 +1,17 @@
+-- Lets a relay that prunes (`prune_after`) say how its last run ended, for `postrider status`.
+--
+-- Plain SQL for PostgreSQL 14 to 18; running it again changes nothing.
+
+-- Names below are PostgreSQL's own, under any search path. Run the whole file
+-- in one transaction (psql -1), as migration tools do.
+set local search_path = pg_catalog, pg_temp;
+
+set local lock_timeout = '10s';
+
+alter table outbox.relay
+    add column if not exists pruning   jsonb,
+    add column if not exists pruned_at timestamptz;
+
+comment on column outbox.relay.pruning is
+    'How the relay''s last run of pruning ended: rows, records, error code. Null if it does not prune.';
+comment on column outbox.relay.pruned_at is 'When that run ended.';

@@ -1,0 +1,65 @@
+//! What the relay's own pruning did last, for `/status`, the metrics and `outbox.relay`.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use serde::{Deserialize, Serialize};
+
+/// How one run of pruning ended.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PruneRun {
+    /// Rows of the outbox tables that it deleted.
+    pub rows: u64,
+    /// Rows of `outbox.dispatch` that it deleted.
+    pub records: u64,
+    /// Why old records stay for now, if they do.
+    pub postponed: Option<String>,
+    /// The code of the error that ended it.
+    pub code: Option<String>,
+    /// The error.
+    pub what: Option<String>,
+    /// What to do about the error.
+    pub hint: Option<String>,
+}
+
+/// The latest runs, shared between the task that prunes and everyone who shows them.
+#[derive(Debug, Clone, Default)]
+pub struct PruneRuns(Arc<Mutex<LatestRuns>>);
+
+#[derive(Debug, Default)]
+struct LatestRuns {
+    latest: Option<(PruneRun, Instant)>,
+    succeeded: Option<Instant>,
+}
+
+impl PruneRuns {
+    fn lock(&self) -> MutexGuard<'_, LatestRuns> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A run has ended.
+    pub fn ended(&self, run: PruneRun) {
+        let (mut runs, now) = (self.lock(), Instant::now());
+        if run.code.is_none() {
+            runs.succeeded = Some(now);
+        }
+        runs.latest = Some((run, now));
+    }
+
+    /// The latest run of this session, and how long ago it ended.
+    pub fn latest(&self) -> Option<(PruneRun, Duration)> {
+        let runs = self.lock();
+        let (run, at) = runs.latest.as_ref()?;
+        Some((run.clone(), at.elapsed()))
+    }
+
+    /// How long ago a run last ended without an error.
+    pub fn success_age(&self) -> Option<Duration> {
+        self.lock().succeeded.map(|at| at.elapsed())
+    }
+
+    /// Forgets the runs, when the session ends.
+    pub fn forget(&self) {
+        *self.lock() = LatestRuns::default();
+    }
+}

@@ -1,0 +1,183 @@
+//! Prunes in the background of a running relay, by the setting `prune_after`.
+//!
+//! The rules and statements are those of the command ([`prune`]). This task decides only *when*:
+//!
+//! - It prunes while this relay holds the slot. A standby does not prune, and a relay that loses its
+//!   session stops within [`LOOK`]. If two prune at once for a moment, that is safe, as with the command.
+//! - Delivery comes first: it stops while the relay is catching up, and has a connection and a task of its
+//!   own.
+//! - Errors end one run, never the session. The next attempt follows after a growing pause.
+//!
+//! It remembers nothing: what was deleted is gone, so the next run begins where this one stopped.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use super::prune::{self, PruneReport, PruneRequest, PruneStep};
+use crate::condition::{ConditionKind, PruneRun, RelayState};
+use crate::error::{Error, Result};
+use crate::metrics::{KindLabel, Metrics};
+use crate::postgres::connect;
+use crate::settings::Settings;
+use crate::store::relay_row;
+
+/// Limit of one chunk.
+const STATEMENT_TIMEOUT: Duration = Duration::from_secs(60);
+
+/// How often the task looks whether it may prune.
+const LOOK: Duration = Duration::from_secs(1);
+
+/// Bounds of the pause between two runs, which is a tenth of the retention.
+const SHORTEST_PAUSE: Duration = Duration::from_secs(1);
+const LONGEST_PAUSE: Duration = Duration::from_secs(600);
+
+/// Pause after the first error in a row; doubled after each of the next ones.
+const FIRST_ERROR_PAUSE: Duration = Duration::from_secs(10);
+
+/// What a run needs.
+struct Pruner {
+    settings: Arc<Settings>,
+    request: PruneRequest,
+    metrics: Metrics,
+    state: Arc<RelayState>,
+}
+
+/// Prunes until it is dropped. Returns at once if `prune_after` is off.
+pub(crate) async fn run(settings: Arc<Settings>, metrics: Metrics, state: Arc<RelayState>) {
+    let Some(older_than) = settings.prune_after else {
+        return;
+    };
+    let pruner = Pruner {
+        request: PruneRequest::of_relay(older_than),
+        settings,
+        metrics,
+        state,
+    };
+    let between_runs = (older_than / 10).clamp(SHORTEST_PAUSE, LONGEST_PAUSE);
+    let mut after_error = FIRST_ERROR_PAUSE;
+    loop {
+        while !pruner.may_prune() {
+            tokio::time::sleep(LOOK).await;
+        }
+        let ended = tokio::select! {
+            ended = pruner.prune() => ended,
+            // Dropping a run closes its connection; the server finishes at most one chunk.
+            () = pruner.has_to_stop() => continue,
+        };
+        let pause = match ended {
+            Ok(report) => {
+                pruner.log(&report);
+                after_error = FIRST_ERROR_PAUSE;
+                between_runs
+            }
+            Err(error) => {
+                tracing::warn!(
+                    code = %error.code(), hint = error.hint_text(),
+                    "cannot prune, retrying in {after_error:?}; delivery continues: {error}"
+                );
+                let pause = after_error;
+                after_error = (after_error * 2).min(LONGEST_PAUSE);
+                pause
+            }
+        };
+        pruner.pause(pause).await;
+    }
+}
+
+impl Pruner {
+    /// Whether this relay holds the slot, and has no backlog.
+    fn may_prune(&self) -> bool {
+        let state = self.metrics.condition(&self.state).state;
+        self.metrics.holds_slot.get() == 1
+            && matches!(
+                state,
+                ConditionKind::Streaming | ConditionKind::BlockedOnPubsub
+            )
+    }
+
+    /// Waits, but not beyond the beginning of the next session.
+    async fn pause(&self, pause: Duration) {
+        let (began, session) = (Instant::now(), self.metrics.sessions.get());
+        while self.metrics.sessions.get() == session {
+            let left = pause.saturating_sub(began.elapsed());
+            if left.is_zero() {
+                return;
+            }
+            tokio::time::sleep(left.min(LOOK)).await;
+        }
+    }
+
+    async fn has_to_stop(&self) {
+        while self.may_prune() {
+            tokio::time::sleep(LOOK).await;
+        }
+    }
+
+    /// One run, until no more rows can be deleted. Says in the metrics and in `outbox.relay` how it ended.
+    async fn prune(&self) -> Result<PruneReport> {
+        let opened = connect(
+            self.settings.database()?,
+            "postrider pruner",
+            STATEMENT_TIMEOUT,
+        );
+        let sql = match opened.await {
+            Ok(sql) => sql,
+            Err(error) => {
+                self.metrics.prune_runs.ended(failed(&error));
+                return Err(error);
+            }
+        };
+        let mut counted = (String::new(), 0);
+        let mut on_step = |step: &PruneStep<'_>| {
+            self.count(step, &mut counted);
+            true
+        };
+        let ended = prune::run(&sql, &self.settings, &self.request, &mut on_step).await;
+        let run = match &ended {
+            Ok(report) => PruneRun {
+                rows: report.tables.iter().map(|table| table.rows).sum(),
+                records: report.dispatch.rows,
+                postponed: report.dispatch.postponed.clone(),
+                ..PruneRun::default()
+            },
+            Err(error) => failed(error),
+        };
+        self.metrics.prune_runs.ended(run.clone());
+        if let Err(error) = relay_row::write_pruning(&sql, &self.settings.slot, &run).await {
+            tracing::debug!(code = %error.code(), "outbox.relay: {error}");
+        }
+        ended
+    }
+
+    /// Counts the rows of a step. Steps give totals for each table.
+    fn count(&self, step: &PruneStep<'_>, counted: &mut (String, u64)) {
+        if counted.0 != step.what {
+            *counted = (step.what.to_owned(), 0);
+        }
+        let kind = match step.what {
+            prune::RECORDS => "dispatch",
+            _ => "outbox",
+        };
+        let rows = step.deleted.saturating_sub(counted.1);
+        counted.1 = step.deleted;
+        let counters = &self.metrics.rows_pruned;
+        counters.get_or_create(&KindLabel { kind }).inc_by(rows);
+    }
+
+    fn log(&self, report: &PruneReport) {
+        let rows: u64 = report.tables.iter().map(|table| table.rows).sum();
+        let records = report.dispatch.rows;
+        if rows + records > 0 {
+            tracing::info!(rows, records, older_than = ?self.request.older_than, "pruned");
+        }
+    }
+}
+
+fn failed(error: &Error) -> PruneRun {
+    PruneRun {
+        code: Some(error.code().name().to_owned()),
+        what: Some(error.to_string()),
+        hint: Some(error.hint_text().to_owned()),
+        ..PruneRun::default()
+    }
+}
