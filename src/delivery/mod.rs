@@ -93,17 +93,16 @@ impl Delivery {
         seed: u64,
     ) -> Result<Self> {
         let (written_sender, written) = mpsc::unbounded_channel();
-        let target = settings.database()?.clone();
         let project = Arc::from(settings.project()?);
         let releaser = Releaser::start(
-            target.clone(),
+            reader.target.clone(),
             settings.slot.clone(),
             settings.tables.clone(),
             project,
         );
         Ok(Self {
             lanes: Lanes::new(settings.in_flight_requests),
-            writer: DispatchWriter::start(target, &settings.slot, reader, written_sender),
+            writer: DispatchWriter::start(&settings.slot, reader, written_sender),
             written,
             publisher,
             topic_maker,

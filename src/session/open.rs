@@ -22,7 +22,7 @@ use crate::capture::{Bounds, from_table};
 use crate::condition::Phase;
 use crate::delivery::backlog::Backlog;
 use crate::error::{Code, Error, Result};
-use crate::postgres::{Sql, Target, connect};
+use crate::postgres::{Servers, Sql, Target, connect};
 use crate::recovery;
 use crate::recovery::slot::{self, RecoverySlot};
 use crate::source::{Source, StreamOptions};
@@ -57,12 +57,12 @@ impl SessionRunner {
         let publication = free.publication;
         wait_for_predecessor(&sql, &settings.slot, settings.publish_timeout).await?;
         let (confirmed, audit, new_slot) = self.carry_out(&sql, plan).await?;
-        let mut source = self.open_source(confirmed).await?;
+        let mut source = self.open_source(sql.target(), confirmed).await?;
         self.still_the_slot(&sql, &mut source, confirmed).await?;
         // The supervisor proves the lease from here on, however long the rest takes: nobody reads the
         // stream yet.
         let hasten = Arc::new(Notify::new());
-        let watched = self.watch_subject(&cluster, &source)?;
+        let watched = self.watch_subject(&cluster, &source);
         let (supervisor, supervision) = supervisor::start(
             watched,
             publication.clone(),
@@ -73,7 +73,6 @@ impl SessionRunner {
         wait_for_predecessor(&sql, &settings.slot, settings.publish_timeout).await?;
         let recorded = RecordedEvents::after(&sql, confirmed, repeats).await?;
         let quarantine = parts::quarantine(&sql, settings.on_bad_event).await?;
-        let (_, walsender) = source.lease_proof();
         let manner = Manner {
             dispatch: settings.dispatch,
             publication: parts::as_captured(&captured, &first_seen),
@@ -82,12 +81,12 @@ impl SessionRunner {
         let (rows, from_table) = from_table::channel();
         let (seam, recovered) = if let Some(new) = new_slot {
             let subject =
-                self.recovery_subject(walsender, &publication, captured.clone(), repeats)?;
+                self.recovery_subject(&source, &publication, captured.clone(), repeats)?;
             let (seam, recovered) = recovery::start(&sql, subject, new, rows.another()).await?;
             (Some(seam), Some(recovered))
         } else {
-            let server = cluster.major_version();
-            tracing::info!(slot = %settings.slot, %confirmed, server, "streaming");
+            let (server, host) = (cluster.major_version(), source.target().address());
+            tracing::info!(slot = %settings.slot, %confirmed, server, host, "streaming");
             (None, None)
         };
         // From here on the pipeline uses this session, and it must not wait for long.
@@ -97,21 +96,21 @@ impl SessionRunner {
             after: recovered,
         };
         let bounds: Arc<[Bounds]> = captured.iter().map(Bounds::of).collect();
-        let subject = self.audit_subject(walsender, bounds.clone())?;
+        let subject = self.audit_subject(&source, bounds.clone())?;
         let (auditor, broken) = audit::start(subject, audit, hasten, rows);
         let pipeline = Pipeline {
-            source,
             intake: parts::intake(settings, &captured, metrics.clone())?,
             watermark: Watermark::new(Confirmable::by_slot(confirmed)),
-            delivery: self.delivery(&cluster, quarantine, walsender, confirmed)?,
+            delivery: self.delivery(&cluster, quarantine, &source, confirmed)?,
             earlier: OutcomeLookup::new(recorded, sql, metrics.clone()),
-            moved: parts::moved(settings, bounds, repeats, metrics.clone())?,
+            moved: parts::moved(&source, bounds, repeats, metrics.clone()),
             supervision,
             from_table,
             seam,
             broken,
             backlog: Backlog::default(),
             metrics: metrics.clone(),
+            source,
         };
         Ok((pipeline, (supervisor, auditor)))
     }
@@ -157,10 +156,10 @@ impl SessionRunner {
     }
 
     /// Opens the stream on the slot, which was free a moment ago.
-    async fn open_source(&self, confirmed: Lsn) -> Result<Source> {
+    async fn open_source(&self, target: &Target, confirmed: Lsn) -> Result<Source> {
         let settings = &self.settings;
         let options = StreamOptions {
-            target: settings.database()?.clone(),
+            target: target.clone(),
             slot: settings.slot.clone(),
             publication: settings.publication.clone(),
             application_name: self.instance.clone(),
@@ -185,7 +184,9 @@ impl SessionRunner {
         }
         // Or the stream has ended already: then its error says more.
         Err(match source.end_within(LAST_WORD_LIMIT).await {
-            Some(ended) if stuck::is_of_this_place(&ended) => self.stuck(confirmed, ended).await,
+            Some(ended) if stuck::is_of_this_place(&ended) => {
+                self.stuck(sql.target(), confirmed, ended).await
+            }
             Some(ended) => ended,
             None => changed(),
         })
@@ -193,8 +194,8 @@ impl SessionRunner {
 }
 
 /// Opens a session, and checks that the server can be streamed from.
-async fn primary(target: &Target) -> Result<(Sql, Cluster)> {
-    let sql = connect(target, "postrider", STATEMENT_TIMEOUT).await?;
+async fn primary(servers: &Servers) -> Result<(Sql, Cluster)> {
+    let sql = connect(servers, "postrider", STATEMENT_TIMEOUT).await?;
     let cluster = cluster::inspect(&sql).await?;
     if cluster.major_version() < 14 {
         return Err(Error::new(
@@ -203,7 +204,8 @@ async fn primary(target: &Target) -> Result<(Sql, Cluster)> {
         ));
     }
     if cluster.in_recovery {
-        return Err(Error::new(Code::PostgresStandby, "the server is a standby"));
+        let what = format!("{} is a standby", sql.target());
+        return Err(Error::new(Code::PostgresStandby, what));
     }
     Ok((sql, cluster))
 }

@@ -35,13 +35,12 @@ pub(super) fn intake(
 }
 
 pub(super) fn moved(
-    settings: &Settings,
+    source: &Source,
     bounds: Arc<[Bounds]>,
     repeats: bool,
     metrics: Metrics,
-) -> Result<MovedRows> {
-    let target = settings.database()?.clone();
-    Ok(MovedRows::new(target, bounds, repeats, metrics))
+) -> MovedRows {
+    MovedRows::new(source.target().clone(), bounds, repeats, metrics)
 }
 
 /// The captured tables, with the properties that the stream needs.
@@ -70,10 +69,10 @@ pub(super) fn as_captured<'a>(captured: &'a [Captured], now: &'a PublicationStat
 
 impl SessionRunner {
     /// What the supervisor receives.
-    pub(super) fn watch_subject(&self, cluster: &Cluster, source: &Source) -> Result<WatchSubject> {
+    pub(super) fn watch_subject(&self, cluster: &Cluster, source: &Source) -> WatchSubject {
         let settings = &self.settings;
-        Ok(WatchSubject {
-            target: settings.database()?.clone(),
+        WatchSubject {
+            target: source.target().clone(),
             slot: settings.slot.clone(),
             publication: settings.publication.clone(),
             tables: settings.captured(),
@@ -82,18 +81,19 @@ impl SessionRunner {
             wal_sender_timeout: settings.wal_sender_timeout,
             instance: self.instance.clone(),
             state: self.state.clone(),
-        })
+        }
     }
 
     /// What the auditor receives.
     pub(super) fn audit_subject(
         &self,
-        walsender: i32,
+        source: &Source,
         bounds: Arc<[Bounds]>,
     ) -> Result<AuditSubject> {
         let settings = &self.settings;
+        let (_, walsender) = source.lease_proof();
         Ok(AuditSubject {
-            target: settings.database()?.clone(),
+            target: source.target().clone(),
             slot: settings.slot.clone(),
             publication: settings.publication.clone(),
             captured: settings.captured(),
@@ -110,14 +110,15 @@ impl SessionRunner {
     /// What a recovery receives. `publication` is the publication from before the slot was created.
     pub(super) fn recovery_subject(
         &self,
-        walsender: i32,
+        source: &Source,
         publication: &PublicationState,
         captured: Vec<Captured>,
         repeats: bool,
     ) -> Result<RecoverySubject> {
         let settings = &self.settings;
+        let (_, walsender) = source.lease_proof();
         Ok(RecoverySubject {
-            target: settings.database()?.clone(),
+            target: source.target().clone(),
             slot: settings.slot.clone(),
             publication: publication.fingerprint().to_owned(),
             tables: settings.tables.clone(),
@@ -136,10 +137,12 @@ impl SessionRunner {
         &self,
         cluster: &Cluster,
         quarantine: Quarantine,
-        walsender: i32,
+        source: &Source,
         confirmed: Lsn,
     ) -> Result<Delivery> {
+        let (_, walsender) = source.lease_proof();
         let reader = SlotReader {
+            target: source.target().clone(),
             instance: self.instance.clone(),
             walsender,
             system_identifier: cluster.system_identifier,

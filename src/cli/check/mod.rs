@@ -18,7 +18,7 @@ use slot_manager::{Finding, QualifiedName, Severity};
 use super::findings::{Findings, finding, from_error};
 use super::{output, recover};
 use crate::error::{Code, Result};
-use crate::postgres::connect;
+use crate::postgres::{Sql, connect};
 use crate::session::plan;
 use crate::session::publication::untraced;
 use crate::settings::{Dispatch, Endpoint, Settings};
@@ -120,14 +120,16 @@ async fn check_database(settings: &Settings) -> Result<(Vec<Finding>, Vec<String
         relay: QualifiedName::new("outbox", "relay"),
         capture: QualifiedName::new("outbox", "capture"),
     };
-    let mut findings = preflight::check(&sql, &expectation).await?;
+    let reached = format!("connected to {}", sql.target());
+    let mut findings = vec![finding(Severity::Ok, "connection", reached)];
+    findings.extend(preflight::check(&sql, &expectation).await?);
     if findings
         .iter()
         .any(|finding| finding.code == Code::PostgresVersion.name())
     {
         return Ok((findings, Vec::new()));
     }
-    findings.extend(replication_session(settings, &findings).await?);
+    findings.extend(replication_session(&sql, &findings).await);
     // The table may be readable but of an older version.
     if findings.iter().any(|finding| finding.code == "relay-table") {
         let read = plan::refuse_foreign_records(&sql, settings).await;
@@ -169,7 +171,7 @@ fn with_a_lost_slot(findings: &mut Vec<Finding>, lost: Option<Finding>) {
 
 /// Checks that the server accepts a replication session. Skipped if a relay reads from the slot: it has
 /// such a session, and there may be no walsender for a second one.
-async fn replication_session(settings: &Settings, known: &[Finding]) -> Result<Option<Finding>> {
+async fn replication_session(sql: &Sql, known: &[Finding]) -> Option<Finding> {
     let reasons = [
         Code::SlotHeld,
         Code::ReplicationRight,
@@ -180,15 +182,15 @@ async fn replication_session(settings: &Settings, known: &[Finding]) -> Result<O
         .iter()
         .filter(|finding| finding.severity != Severity::Ok);
     if problems.any(|finding| reasons.iter().any(|code| code.name() == finding.code)) {
-        return Ok(None);
+        return None;
     }
-    let probed = source::probe(settings.database()?, "postrider check").await;
-    Ok(Some(match probed {
+    let probed = source::probe(sql.target(), "postrider check").await;
+    Some(match probed {
         Ok(()) => finding(
             Severity::Ok,
             "replication-session",
             "the server accepts a replication session",
         ),
         Err(error) => from_error(&error),
-    }))
+    })
 }

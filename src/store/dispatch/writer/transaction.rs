@@ -40,6 +40,8 @@ const WHICH_ARE_THERE: &str = "\
 /// Which process reads the slot, and on which server.
 #[derive(Debug, Clone)]
 pub(crate) struct SlotReader {
+    /// The server, where the writer connects too.
+    pub(crate) target: Target,
     /// The name of this relay in outbox.relay.
     pub(crate) instance: String,
     /// Pid of our walsender; 0 when it is unknown.
@@ -67,9 +69,8 @@ impl SlotReader {
     }
 }
 
-/// Where the writer connects, under which name, and for which slot and session.
+/// Under which name the writer connects, and for which slot and session.
 pub(super) struct WriterContext {
-    pub(super) target: Target,
     pub(super) name: String,
     pub(super) slot: String,
     pub(super) reader: SlotReader,
@@ -85,7 +86,7 @@ pub(super) struct Connected {
 
 impl Connected {
     async fn new(place: &WriterContext) -> Result<Self> {
-        let sql = connect(&place.target, &place.name, STATEMENT_TIMEOUT).await?;
+        let sql = connect(&place.reader.target, &place.name, STATEMENT_TIMEOUT).await?;
         place.reader.is_still_served_by(&sql).await?;
         sql.batch_execute(BE_QUICK).await?;
         let encoding = cluster::server_encoding(&sql).await?;
