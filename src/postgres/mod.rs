@@ -1,8 +1,8 @@
 //! Opens connections to the database, for the SQL sessions and the replication session.
 //!
 //! Both kinds of session share one [`Target`], one TLS configuration and the same errors. An SQL session
-//! chooses the target among the [`Servers`] of the settings. This module also overrides settings of the role or database that would disturb the relay. It contains no
-//! statement about the outbox.
+//! chooses the target among the [`Servers`] of the settings. This module also overrides settings of the
+//! role or database that would disturb the relay. It contains no statement about the outbox.
 //!
 //! **Invariants.** Only `tls/verifier.rs` decides how much of a certificate is verified. A session
 //! finds only PostgreSQL's own objects by name, because its search path is set when it starts. Errors

@@ -140,8 +140,10 @@ fn addresses(found: &Parameters) -> Result<Vec<Address>> {
     let (hosts, host_addrs) = (list("host"), list("hostaddr"));
     let count = match (&hosts, &host_addrs) {
         (Some(hosts), Some(addrs)) if hosts.len() != addrs.len() => {
-            return Err(invalid("host and hostaddr name different numbers of servers")
-                .hint("give each host its address, in the same order"));
+            return Err(
+                invalid("host and hostaddr name different numbers of servers")
+                    .hint("give each host its address, in the same order"),
+            );
         }
         (Some(list), _) | (None, Some(list)) => list.len(),
         (None, None) => 1,
@@ -169,10 +171,13 @@ fn addresses(found: &Parameters) -> Result<Vec<Address>> {
 }
 
 fn address(host: Option<String>, host_addr: Option<String>, port: &str) -> Result<Address> {
-    let host_addr: Option<IpAddr> = host_addr
-        .map(|text| text.parse())
-        .transpose()
-        .map_err(|_| invalid("hostaddr is not an IP address").hint("put a host name into `host`"))?;
+    let host_addr: Option<IpAddr> =
+        host_addr
+            .map(|text| text.parse())
+            .transpose()
+            .map_err(|_| {
+                invalid("hostaddr is not an IP address").hint("put a host name into `host`")
+            })?;
     let host = match (host, host_addr) {
         (Some(host), _) => parse_host(host)?,
         (None, Some(address)) => Host::Tcp(address.to_string()),
@@ -244,8 +249,14 @@ mod tests {
             ("postgres://u@a:5432,b:5433/d", "u@a:5432,b:5433/d"),
             ("postgres://u@a,b:5433/d", "u@a:5432,b:5433/d"),
             ("postgres://u@/d?host=a,b&port=6000", "u@a:6000,b:6000/d"),
-            ("host=a,,/run port=1,,3 user=u", "u@a:1,localhost:5432,/run:3/u"),
-            ("hostaddr=10.0.0.1,::1 user=u", "u@10.0.0.1:5432,[::1]:5432/u"),
+            (
+                "host=a,,/run port=1,,3 user=u",
+                "u@a:1,localhost:5432,/run:3/u",
+            ),
+            (
+                "hostaddr=10.0.0.1,::1 user=u",
+                "u@10.0.0.1:5432,[::1]:5432/u",
+            ),
             ("host=a,b hostaddr=10.0.0.1, user=u", "u@a:5432,b:5432/u"),
             ("postgres://u@a/d", "u@a:5432/d"),
         ] {
@@ -280,7 +291,10 @@ mod tests {
         ] {
             let found = servers(text).unwrap();
             assert!(
-                found.0.iter().all(|target| target.primary_only == is_refused),
+                found
+                    .0
+                    .iter()
+                    .all(|target| target.primary_only == is_refused),
                 "{text}"
             );
         }

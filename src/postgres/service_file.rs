@@ -12,7 +12,8 @@ use super::parameters::{self, Parameters, invalid};
 use crate::environment::Environment;
 use crate::error::{Error, Result, shown_path};
 
-const FORMAT: &str = "write one name=value on each line below the [name] of the service, without quotes";
+const FORMAT: &str =
+    "write one name=value on each line below the [name] of the service, without quotes";
 
 /// The parameters of the service called `name`.
 ///
@@ -23,8 +24,7 @@ pub(super) fn read(name: &str, file: Option<&str>, env: &Environment) -> Result<
         Some(path) => Some(PathBuf::from(path)),
         None => in_folder(env, "HOME", ".pg_service.conf").filter(|path| path.exists()),
     };
-    let of_system =
-        in_folder(env, "PGSYSCONFDIR", "pg_service.conf").filter(|path| path.exists());
+    let of_system = in_folder(env, "PGSYSCONFDIR", "pg_service.conf").filter(|path| path.exists());
     let files: Vec<PathBuf> = of_user.into_iter().chain(of_system).collect();
     for path in &files {
         if let Some(found) = in_file(name, path)? {
@@ -34,7 +34,9 @@ pub(super) fn read(name: &str, file: Option<&str>, env: &Environment) -> Result<
     // The name is not shown: it may be a piece of a password in the wrong place.
     let looked: Vec<String> = files.iter().map(|path| shown_path(path)).collect();
     let what = match looked.as_slice() {
-        [] => "there is no service file for the service that DATABASE_URL or PGSERVICE names".into(),
+        [] => {
+            "there is no service file for the service that DATABASE_URL or PGSERVICE names".into()
+        }
         files => format!(
             "{} does not have the service that DATABASE_URL or PGSERVICE names",
             files.join(" or ")
@@ -72,7 +74,9 @@ fn of_text(name: &str, text: &str, path: &str) -> Result<Option<Parameters>> {
             if found.is_some() {
                 break;
             }
-            let heading = line.strip_prefix('[').and_then(|line| line.strip_suffix(']'));
+            let heading = line
+                .strip_prefix('[')
+                .and_then(|line| line.strip_suffix(']'));
             found = (heading == Some(name)).then(Parameters::new);
             continue;
         }
@@ -89,7 +93,9 @@ fn of_text(name: &str, text: &str, path: &str) -> Result<Option<Parameters>> {
 fn parameter(found: &mut Parameters, line: &str, place: &str) -> Result<()> {
     let refused = |what: &str| -> Error { invalid(format!("{place} {what}")).hint(FORMAT) };
     if line.starts_with("ldap") {
-        return Err(refused("looks the service up by LDAP, which is not supported"));
+        return Err(refused(
+            "looks the service up by LDAP, which is not supported",
+        ));
     }
     let (name, value) = line
         .split_once('=')
@@ -140,7 +146,10 @@ mod tests {
             let text = format!("[shop]\nhost=h\n{line}\n");
             let error = of_text("shop", &text, "/etc/services.conf").unwrap_err();
             let shown = format!("{error} {error:?} {}", error.hint_text());
-            assert!(error.what().starts_with("line 3 of /etc/services.conf"), "{error}");
+            assert!(
+                error.what().starts_with("line 3 of /etc/services.conf"),
+                "{error}"
+            );
             assert!(!shown.contains("ter2"), "{line}: {shown}");
         }
     }
@@ -150,7 +159,11 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = |name: &str| folder.path().join(name).display().to_string();
         std::fs::write(path(".pg_service.conf"), "[a]\nhost=user\n").unwrap();
-        std::fs::write(path("pg_service.conf"), "[a]\nhost=system\n[b]\nhost=system\n").unwrap();
+        std::fs::write(
+            path("pg_service.conf"),
+            "[a]\nhost=system\n[b]\nhost=system\n",
+        )
+        .unwrap();
         std::fs::write(path("named.conf"), "[a]\nhost=named\n").unwrap();
         let home = folder.path().display().to_string();
         let env: Environment = [("HOME", &home), ("PGSYSCONFDIR", &home)]

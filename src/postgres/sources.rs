@@ -58,7 +58,9 @@ fn of_environment(env: &Environment, found: &Parameters) -> Result<Parameters> {
 
 /// Adds the parameters of a later source that the earlier ones omit.
 fn fill_in(found: &mut Parameters, later: Parameters, source: &str) -> Result<()> {
-    if found.contains_key("host") && !found.contains_key("hostaddr") && later.contains_key("hostaddr")
+    if found.contains_key("host")
+        && !found.contains_key("hostaddr")
+        && later.contains_key("hostaddr")
     {
         return Err(invalid(format!(
             "{source} sets the address (hostaddr) of a host that another source names"
@@ -110,7 +112,11 @@ mod tests {
         ] {
             let found = gathered(text, &env).unwrap();
             let of = |name| found.get(name).map(String::as_str);
-            let host = if text.contains("of-url") { "of-url" } else { "of-service" };
+            let host = if text.contains("of-url") {
+                "of-url"
+            } else {
+                "of-service"
+            };
             assert_eq!(of("host"), Some(host), "{text}");
             assert_eq!(of("port"), Some("1"), "{text}");
             assert_eq!(of("dbname"), Some("shop"), "{text}");
@@ -142,7 +148,10 @@ mod tests {
             &[("PGHOSTADDR", "10.0.0.7")][..],
             &[("PGHOSTADDR", "10.0.0.7"), ("PGHOST", "h")],
         ] {
-            assert_eq!(gathered("postgres://u@/d", env).unwrap()["hostaddr"], "10.0.0.7");
+            assert_eq!(
+                gathered("postgres://u@/d", env).unwrap()["hostaddr"],
+                "10.0.0.7"
+            );
         }
     }
 
@@ -157,7 +166,17 @@ mod tests {
     /// Values that a parser may get wrong, in both forms, read by us and by tokio-postgres.
     #[test]
     fn both_forms_mean_the_same_as_to_tokio_postgres() {
-        let values = ["plain", "it's", "a b", "\\", "a\\'b", "ü=1", "%40@:/?#&", "'", " x "];
+        let values = [
+            "plain",
+            "it's",
+            "a b",
+            "\\",
+            "a\\'b",
+            "ü=1",
+            "%40@:/?#&",
+            "'",
+            " x ",
+        ];
         for password in values {
             for dbname in values {
                 let escaped = |text: &str| text.replace('\\', "\\\\").replace('\'', "\\'");

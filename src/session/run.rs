@@ -85,12 +85,7 @@ impl SessionRunner {
 
 /// Records the last position: if the slot is ahead of it at the next start, it is not the one that we
 /// left. Without it, the next start only audits more.
-async fn write_down(
-    target: &Target,
-    settings: &Settings,
-    instance: &str,
-    confirmed: Confirmable,
-) {
+async fn write_down(target: &Target, settings: &Settings, instance: &str, confirmed: Confirmable) {
     let writing = async {
         let sql = connect(target, "postrider", STATEMENT_TIMEOUT).await?;
         let position = PgLsn::from(confirmed.lsn().as_u64());

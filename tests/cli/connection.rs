@@ -45,7 +45,11 @@ async fn check_names_the_server_that_it_reached() {
         let ran = check(&database, env).await;
         let reached = format!("connected to postgres@{address}/{name}");
         assert_contains(&ran.finding("connection")["what"].to_string(), &reached);
-        assert_eq!(ran.finding("replication-session")["severity"], "ok", "{ran}");
+        assert_eq!(
+            ran.finding("replication-session")["severity"],
+            "ok",
+            "{ran}"
+        );
     }
 }
 
@@ -71,7 +75,10 @@ async fn a_refused_login_does_not_try_the_next_server() {
     let ran = check(&database, &[("DATABASE_URL", &url("wr0ng"))]).await;
     let what = ran.finding("postgres-authentication")["what"].to_string();
     assert_contains(&what, address);
-    assert!(!what.contains("127.0.0.1:2/") && !what.contains("wr0ng"), "{what}");
+    assert!(
+        !what.contains("127.0.0.1:2/") && !what.contains("wr0ng"),
+        "{what}"
+    );
     let ran = check(&database, &[("DATABASE_URL", &url(LOCKED_PASSWORD))]).await;
     assert_contains(&ran.finding("connection")["what"].to_string(), address);
 }

@@ -184,7 +184,10 @@ fn forms_of_libpq(
         17 => vec![("DATABASE_URL", format!("{pairs} password='{secret}'"))],
         18 => vec![(
             "DATABASE_URL",
-            format!("postgres://{role}:{}@{hosts}/postgres", percent_encoded(secret)),
+            format!(
+                "postgres://{role}:{}@{hosts}/postgres",
+                percent_encoded(secret)
+            ),
         )],
         19 => vec![(
             "DATABASE_URL",

@@ -58,7 +58,9 @@ async fn sessions(client: &Client, kind: &str) -> i64 {
 fn host_of_last_session(relay: &Relay) -> String {
     let log = relay.log();
     let streaming = log.lines().rfind(|line| line.contains("streaming "));
-    let host = streaming.and_then(|line| line.split("host=").nth(1)).unwrap();
+    let host = streaming
+        .and_then(|line| line.split("host=").nth(1))
+        .unwrap();
     host.trim_matches('"').to_owned()
 }
 
@@ -84,7 +86,11 @@ async fn a_standby_that_is_named_first_serves_no_session() {
     let emulator = harness::emulator().await;
     let host = emulator.addr().to_string();
     let (primary, standby) = pair.ports();
-    for attrs in ["", "target_session_attrs=primary", "target_session_attrs=read-write"] {
+    for attrs in [
+        "",
+        "target_session_attrs=primary",
+        "target_session_attrs=read-write",
+    ] {
         let text = format!(
             "host=127.0.0.1,127.0.0.1 port={standby},{primary} user=postgres dbname=postgres {attrs}"
         );
@@ -133,7 +139,11 @@ async fn after_a_failover_the_relay_goes_to_the_new_primary_by_itself_and_loses_
     assert!(report.is_clean(), "{report}\n{log}");
     assert!(report.duplicates.len() < 300, "{report}");
     assert!(!log.contains("foreign-cluster"), "{log}");
-    assert_eq!(sessions(&pair.database.client, "walsender").await, 1, "{log}");
+    assert_eq!(
+        sessions(&pair.database.client, "walsender").await,
+        1,
+        "{log}"
+    );
     relay.stop().await;
 }
 
