@@ -117,10 +117,8 @@ impl FailedServers {
         if self.0.len() == 1 {
             return self.0.remove(0);
         }
-        let codes = self.0.iter().map(Error::code);
-        let code = codes
-            .filter(|code| *code != Code::PostgresUnreachable)
-            .next_back();
+        let mut codes = self.0.iter().map(Error::code);
+        let code = codes.rfind(|code| *code != Code::PostgresUnreachable);
         let reasons: Vec<String> = self.0.iter().map(ToString::to_string).collect();
         let what = format!(
             "none of {} servers can be used: {}",

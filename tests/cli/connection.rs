@@ -68,6 +68,7 @@ async fn if_no_server_can_be_reached_each_one_is_named_with_its_reason() {
 #[tokio::test]
 async fn a_refused_login_does_not_try_the_next_server() {
     let database = Database::new().await;
+    database.create_locked_role().await;
     let address = address(&database);
     let url = |password: &str| {
         format!("postgres://{LOCKED_ROLE}:{password}@{address},127.0.0.1:2/postgres")

@@ -92,15 +92,36 @@ fn check_settings(settings: &Settings) -> Findings {
 
 async fn check(settings: &Settings) -> Result<Findings> {
     let mut findings = Findings::default();
-    let heading = match &settings.database {
-        Some(target) => format!("PostgreSQL {target}"),
-        None => "PostgreSQL".to_owned(),
+    let connected = async {
+        let servers = settings.database()?;
+        connect(servers, "postrider check", STATEMENT_TIMEOUT).await
     };
-    let (database, topics) = match check_database(settings).await {
-        Ok(checked) => checked,
-        Err(error) => (vec![from_error(&error)], Vec::new()),
+    let topics = match connected.await {
+        Ok(sql) => {
+            let reached = format!("connected to {}", sql.target());
+            let mut found = vec![finding(Severity::Ok, "connection", reached)];
+            let topics = match check_database(&sql, settings).await {
+                Ok((more, topics)) => {
+                    found.extend(more);
+                    topics
+                }
+                Err(error) => {
+                    found.push(from_error(&error));
+                    Vec::new()
+                }
+            };
+            findings.section(format!("PostgreSQL {}", sql.target()), found);
+            topics
+        }
+        Err(error) => {
+            let heading = match &settings.database {
+                Some(servers) => format!("PostgreSQL {servers}"),
+                None => "PostgreSQL".to_owned(),
+            };
+            findings.section(heading, vec![from_error(&error)]);
+            Vec::new()
+        }
     };
-    findings.section(heading, database);
     let heading = match &settings.pubsub {
         Endpoint::Emulator(host) => format!("Pub/Sub emulator {host}"),
         Endpoint::Service(url) => format!("Pub/Sub {url}"),
@@ -110,8 +131,7 @@ async fn check(settings: &Settings) -> Result<Findings> {
 }
 
 /// The findings, and the topics of the events in the tables.
-async fn check_database(settings: &Settings) -> Result<(Vec<Finding>, Vec<String>)> {
-    let sql = connect(settings.database()?, "postrider check", STATEMENT_TIMEOUT).await?;
+async fn check_database(sql: &Sql, settings: &Settings) -> Result<(Vec<Finding>, Vec<String>)> {
     let expectation = Expectation {
         slot: settings.slot.clone(),
         publication: settings.publication.clone(),
@@ -120,33 +140,31 @@ async fn check_database(settings: &Settings) -> Result<(Vec<Finding>, Vec<String
         relay: QualifiedName::new("outbox", "relay"),
         capture: QualifiedName::new("outbox", "capture"),
     };
-    let reached = format!("connected to {}", sql.target());
-    let mut findings = vec![finding(Severity::Ok, "connection", reached)];
-    findings.extend(preflight::check(&sql, &expectation).await?);
+    let mut findings = preflight::check(sql, &expectation).await?;
     if findings
         .iter()
         .any(|finding| finding.code == Code::PostgresVersion.name())
     {
         return Ok((findings, Vec::new()));
     }
-    findings.extend(replication_session(&sql, &findings).await);
+    findings.extend(replication_session(sql, &findings).await);
     // The table may be readable but of an older version.
     if findings.iter().any(|finding| finding.code == "relay-table") {
-        let read = plan::refuse_foreign_records(&sql, settings).await;
+        let read = plan::refuse_foreign_records(sql, settings).await;
         match read {
-            Ok(()) => with_a_lost_slot(&mut findings, recover::lost_slot(&sql, settings).await),
+            Ok(()) => with_a_lost_slot(&mut findings, recover::lost_slot(sql, settings).await),
             Err(error) => findings.push(from_error(&error)),
         }
     }
     if settings.dispatch == Dispatch::Exceptions {
         let tables = settings.captured();
-        let state = publication::inspect(&sql, &settings.publication, &tables).await?;
+        let state = publication::inspect(sql, &settings.publication, &tables).await?;
         findings.extend(untraced(&state).as_ref().map(from_error));
     }
-    findings.extend(capture::check(&sql, settings).await?);
+    findings.extend(capture::check(sql, settings).await?);
     let mut topics = Vec::new();
     for table in &settings.tables {
-        let looked = mapping::check(&sql, table, &settings.project).await?;
+        let looked = mapping::check(sql, table, &settings.project).await?;
         // The publication's check also reports missing columns.
         let is_known = |code| findings.iter().any(|finding| finding.code == code);
         let is_new =
