@@ -79,7 +79,7 @@ impl Delivery {
     ) -> Result<Self> {
         let project = Arc::from(settings.project()?);
         let releaser = Releaser::start(
-            settings.database()?.clone(),
+            reader.target().clone(),
             settings.slot.clone(),
             settings.tables.clone(),
             project,
@@ -90,7 +90,7 @@ impl Delivery {
             attempts: Attempts::new(publisher, seed),
             topic_maker,
             failing: FailingTopics::new(metrics.troubles.clone()),
-            recorder: Recorder::start(settings, reader)?,
+            recorder: Recorder::start(settings, reader),
             quarantine,
             releases: Releases::new(releaser),
             letters: DeadLetters::new(settings.dead_letter_topic()?),

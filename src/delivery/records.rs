@@ -30,16 +30,15 @@ pub(super) struct Recorder {
 }
 
 impl Recorder {
-    pub(super) fn start(settings: &Settings, reader: SlotReader) -> Result<Self> {
+    pub(super) fn start(settings: &Settings, reader: SlotReader) -> Self {
         let (sender, written) = mpsc::unbounded_channel();
-        let target = settings.database()?.clone();
-        Ok(Self {
-            writer: DispatchWriter::start(target, &settings.slot, reader, sender),
+        Self {
+            writer: DispatchWriter::start(&settings.slot, reader, sender),
             written,
             dispatch: settings.dispatch,
             resolved: Written::default(),
             cannot_record: false,
-        })
+        }
     }
 
     /// The writer's next report. Cancel-safe.

@@ -48,18 +48,17 @@ pub struct TableSettings {
     /// CloudEvents' `source`, a URI reference; `/schema.table` when not set.
     pub source: Option<String>,
     /// The meaning of a time without an offset in the column `occurred_at`.
+    #[serde(deserialize_with = "time_zone")]
     pub time_zone: Option<TimeZone>,
 }
 
 /// The meaning of a time without an offset, such as a `timestamp without time zone`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum TimeZone {
     /// The time is in UTC.
-    #[serde(rename = "UTC")]
     Utc,
     /// The time is local to an unknown place. It is not a point in time, and is sent as it is
     /// written.
-    #[serde(rename = "local")]
     Local,
 }
 
@@ -71,6 +70,15 @@ impl TimeZone {
             "local" => Some(TimeZone::Local),
             _ => None,
         }
+    }
+}
+
+/// Reads a time zone. An empty text means "not set", as for the setting of a single table.
+fn time_zone<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<TimeZone>, D::Error> {
+    let text = String::deserialize(deserializer)?;
+    match TimeZone::named(&text) {
+        None if !text.is_empty() => Err(de::Error::unknown_variant(&text, &["UTC", "local"])),
+        named => Ok(named),
     }
 }
 
@@ -334,6 +342,7 @@ mod tests {
             ("topic = '{aggregatetype'", "unbalanced brace"),
             ("table = ''", "table"),
             ("time_zone = 'Europe/Berlin'", "`UTC` or `local`"),
+            ("time_zone = 1", "expected a string"),
         ] {
             let refused = read(toml).unwrap_err().to_string();
             assert!(refused.contains(part), "{toml}: {refused}");

@@ -4,7 +4,13 @@
 //!
 //! Source: <https://www.postgresql.org/docs/18/libpq-connect.html#LIBPQ-PARAMKEYWORDS>
 
+use std::collections::BTreeMap;
+
+use crate::error::{Code, Error, Result};
 use crate::spelling::edit_distance;
+
+/// Values by parameter name.
+pub(super) type Parameters = BTreeMap<&'static str, String>;
 
 /// What Postrider does with a parameter.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -35,8 +41,6 @@ const NO_OAUTH: &str =
 const NO_REVOCATION: &str = "Postrider does not read revocation lists; leave the parameter out";
 const NAMES: &str = "Postrider sets the name itself, to recognize its own sessions; leave the \
     parameter out";
-const NO_SERVICE_FILE: &str = "Postrider does not read service files; put host, port, dbname and user \
-    into DATABASE_URL";
 
 const fn honoured(name: &'static str, variable: &'static str) -> Parameter {
     Parameter {
@@ -69,6 +73,8 @@ const fn refused(name: &'static str, variable: &'static str, hint: &'static str)
 
 /// Every parameter of libpq 18.
 pub(super) const PARAMETERS: &[Parameter] = &[
+    honoured("service", "PGSERVICE"),
+    honoured("servicefile", "PGSERVICEFILE"),
     honoured("host", "PGHOST"),
     honoured("hostaddr", "PGHOSTADDR"),
     honoured("port", "PGPORT"),
@@ -105,7 +111,7 @@ pub(super) const PARAMETERS: &[Parameter] = &[
         "load_balance_hosts",
         "PGLOADBALANCEHOSTS",
         &["disable"],
-        "Postrider connects to one host; leave the parameter out",
+        "Postrider tries the hosts in the order given; leave the parameter out",
     ),
     only_with(
         "sslnegotiation",
@@ -172,8 +178,6 @@ pub(super) const PARAMETERS: &[Parameter] = &[
         "",
         "Postrider writes no TLS keys to a file; leave the parameter out",
     ),
-    refused("service", "PGSERVICE", NO_SERVICE_FILE),
-    refused("servicefile", "PGSERVICEFILE", NO_SERVICE_FILE),
     refused(
         "replication",
         "",
@@ -197,20 +201,102 @@ pub(super) const PARAMETERS: &[Parameter] = &[
     refused("oauth_scope", "", NO_OAUTH),
 ];
 
-/// The parameter with this name.
-pub(super) fn find(name: &str) -> Option<&'static Parameter> {
-    PARAMETERS.iter().find(|parameter| parameter.name == name)
+/// The parameter called `name`. `place` says where the name stands.
+///
+/// # Errors
+/// `database-url-invalid`. It does not show the name, which may be a piece of a password; `hint` is the
+/// hint if no parameter has a similar name.
+pub(super) fn named(name: &str, place: &str, hint: &str) -> Result<&'static Parameter> {
+    let found = PARAMETERS.iter().find(|parameter| parameter.name == name);
+    found.ok_or_else(|| {
+        let unknown = invalid(format!("{place} is not a parameter of libpq"));
+        match nearest(name) {
+            Some(known) => unknown.hint(format!("did you mean `{known}`?")),
+            None => unknown.hint(hint),
+        }
+    })
 }
 
 /// The parameter with the name most similar to the unknown `name`.
-pub(super) fn nearest(name: &str) -> Option<&'static str> {
+fn nearest(name: &str) -> Option<&'static str> {
     let names = PARAMETERS.iter().map(|parameter| parameter.name);
     let with_distance = names.map(|known| (edit_distance(known, name), known));
     let (distance, known) = with_distance.min()?;
     (distance <= 2).then_some(known)
 }
-/// Whether this environment variable is one of libpq's that [`PARAMETERS`] lists.
+
+/// Sets a parameter that `place` names. Ignores an empty value, as libpq does.
+///
+/// # Errors
+/// `database-url-invalid`: Postrider does not support the parameter or this value.
+pub(super) fn set(
+    found: &mut Parameters,
+    parameter: &Parameter,
+    value: &str,
+    place: &str,
+) -> Result<()> {
+    let name = parameter.name;
+    if value.contains('\0') {
+        return Err(invalid(format!(
+            "{place}: `{name}` contains a NUL character"
+        )));
+    }
+    match parameter.usage {
+        OnlyWith(values, hint) if !values.contains(&value) => Err(invalid(format!(
+            "{place}: this value of the connection parameter `{name}` is not supported"
+        ))
+        .hint(hint)),
+        Refused(hint) => Err(invalid(format!(
+            "{place}: the connection parameter `{name}` is not supported"
+        ))
+        .hint(hint)),
+        Honoured | OnlyWith(..) => {
+            insert(found, name, value);
+            Ok(())
+        }
+    }
+}
+
+/// Ignores an empty value, as libpq does.
+pub(super) fn insert(found: &mut Parameters, name: &'static str, value: &str) {
+    if !value.is_empty() {
+        found.insert(name, value.to_owned());
+    }
+}
+
+pub(super) fn invalid(what: impl Into<String>) -> Error {
+    Error::new(Code::DatabaseUrlInvalid, what)
+}
+
+/// Whether this environment variable is one of libpq's that Postrider reads or refuses.
 pub(crate) fn is_connection_variable(name: &str) -> bool {
     let mut variables = PARAMETERS.iter().map(|parameter| parameter.variable);
-    !name.is_empty() && variables.any(|variable| variable == name)
+    !name.is_empty() && (name == "PGSYSCONFDIR" || variables.any(|variable| variable == name))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_reference_page_says_what_happens_to_each_parameter() {
+        let page = include_str!("../../docs/reference/connection.md");
+        for parameter in PARAMETERS {
+            let variable = match parameter.variable {
+                "" => "|".to_owned(),
+                variable => format!("`{variable}` |"),
+            };
+            let start = format!("| `{}` | {variable} ", parameter.name);
+            let row = page.lines().find_map(|line| line.strip_prefix(&start));
+            let row = row.unwrap_or_else(|| panic!("no row {start}"));
+            match parameter.usage {
+                Honoured => assert!(!row.starts_with("refused") && !row.starts_with("only")),
+                OnlyWith(values, _) => {
+                    assert!(row.starts_with("only "), "{row}");
+                    assert!(row.contains(&format!("`{}`", values[0])) || row.contains("`UTF8`"));
+                }
+                Refused(_) => assert!(row.starts_with("refused"), "{row}"),
+            }
+        }
+    }
 }

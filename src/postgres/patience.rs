@@ -23,7 +23,6 @@ const LOOK_TIMEOUT: Duration = Duration::from_secs(5);
 #[derive(Debug)]
 pub(crate) struct PatientSql {
     sql: Sql,
-    target: Target,
     process: ServerProcess,
 }
 
@@ -41,18 +40,14 @@ impl PatientSql {
     /// # Errors
     /// Those of the connection.
     pub(crate) async fn open(
-        target: &Target,
+        servers: &impl AsRef<[Target]>,
         application_name: &str,
         statement_timeout: Duration,
     ) -> Result<Self> {
-        let sql = connect(target, application_name, LOOK_TIMEOUT).await?;
+        let sql = connect(servers, application_name, LOOK_TIMEOUT).await?;
         let process = activity::own_process(&sql).await?;
         sql.limit_statements(statement_timeout).await?;
-        Ok(Self {
-            sql,
-            target: target.clone(),
-            process,
-        })
+        Ok(Self { sql, process })
     }
 
     /// The result of `asking`, waiting as long as the server works on it. `asking` must wait only for
@@ -84,7 +79,7 @@ impl PatientSql {
     }
 
     async fn is_at_work(&self) -> Result<bool> {
-        let sql = connect(&self.target, "postrider", LOOK_TIMEOUT).await?;
+        let sql = connect(self.sql.target(), "postrider", LOOK_TIMEOUT).await?;
         Ok(activity::is_at_work(&sql, &self.process).await?)
     }
 }

@@ -4,7 +4,7 @@
 //! They are sent in the startup packet, which overrides the role and the database. The operator's
 //! connection parameter `options` comes before them, and must not contain any of them.
 
-use super::url::invalid;
+use super::parameters::invalid;
 use crate::error::Result;
 
 /// For SQL sessions and replication sessions alike.

@@ -10,6 +10,7 @@ use tokio_postgres::{Client, Config};
 
 use super::limited::{AnswerLimit, Limited};
 use super::password::password;
+use super::servers::FailedServers;
 use super::target::{ChannelBinding, Target};
 use super::wire::{self, AlreadyOpen, Liveness, Wire, unreachable};
 use super::{end_point, session_settings, transaction_timeout};
@@ -27,6 +28,7 @@ const LIVENESS: Liveness = Liveness {
 #[derive(Debug)]
 pub struct Sql {
     client: Client,
+    target: Target,
     limit: AnswerLimit,
     driver: JoinHandle<()>,
 }
@@ -40,6 +42,11 @@ impl Deref for Sql {
 }
 
 impl Sql {
+    /// The server of this session. Sessions that must be on the same server connect to this target.
+    pub fn target(&self) -> &Target {
+        &self.target
+    }
+
     /// The client, for a transaction.
     pub fn client_mut(&mut self) -> &mut Client {
         &mut self.client
@@ -70,11 +77,35 @@ impl Drop for Sql {
     }
 }
 
-/// Opens a session with `application_name` and a limit on each statement.
+/// Opens a session on the first usable server, with `application_name` and a limit on each statement.
+/// `servers` are the [`Servers`](super::Servers) of the settings, or one [`Target`].
 ///
 /// # Errors
-/// `postgres-unreachable`, `postgres-tls`, `postgres-authentication`, or by SQLSTATE.
+/// `postgres-unreachable`, `postgres-tls`, `postgres-authentication`, `postgres-standby`, or by SQLSTATE.
 pub async fn connect(
+    servers: &impl AsRef<[Target]>,
+    application_name: &str,
+    statement_timeout: Duration,
+) -> Result<Sql> {
+    connect_to_first(servers.as_ref(), application_name, statement_timeout).await
+}
+
+async fn connect_to_first(
+    targets: &[Target],
+    application_name: &str,
+    statement_timeout: Duration,
+) -> Result<Sql> {
+    let mut failed = FailedServers::default();
+    for target in targets {
+        match connect_to(target, application_name, statement_timeout).await {
+            Ok(sql) => return Ok(sql),
+            Err(error) => failed.add(error)?,
+        }
+    }
+    Err(failed.into_error())
+}
+
+async fn connect_to(
     target: &Target,
     application_name: &str,
     statement_timeout: Duration,
@@ -108,6 +139,7 @@ async fn log_in(
     });
     let sql = Sql {
         client,
+        target: target.clone(),
         limit,
         driver,
     };
@@ -130,7 +162,7 @@ fn log_end(error: &tokio_postgres::Error) {
     }
 }
 
-/// Refuses a standby if `target_session_attrs` requires a primary. `in_hot_standby` is the server's
+/// Refuses a standby if the target must be a primary (`target_session_attrs`). `in_hot_standby` is the server's
 /// parameter of that name.
 ///
 /// # Errors
@@ -139,7 +171,7 @@ pub(crate) fn refuse_a_standby(target: &Target, in_hot_standby: Option<&str>) ->
     if target.primary_only && in_hot_standby == Some("on") {
         Err(Error::new(
             Code::PostgresStandby,
-            "the server is a standby, but target_session_attrs requires a primary",
+            format!("{target} is a standby, and a primary is needed"),
         ))
     } else {
         Ok(())

@@ -1,7 +1,8 @@
-//! The connection parameters of the database: from a URL, `PGHOST` and the other libpq variables.
+//! One server of the database, and how to log in there.
 //!
-//! `url.rs` parses the URL, `parameters.rs` lists the supported parameters, and this module interprets
-//! their values. No `Debug` output or error text contains the password, and no error shows a value.
+//! `sources.rs` gathers the parameters, `parameters.rs` lists the supported ones, `servers.rs` interprets the
+//! lists of hosts, and this module interprets the other values. No `Debug` output or error text contains the
+//! password, and no error shows a value.
 //!
 //! Source: <https://www.postgresql.org/docs/current/libpq-connect.html>.
 
@@ -13,15 +14,14 @@ use std::time::Duration;
 
 pub use tokio_postgres::config::ChannelBinding;
 
+use super::parameters::{Parameters, invalid};
 use super::session_settings::check_options;
-use super::url::{self, Parameters, invalid};
-use crate::environment::Environment;
 use crate::error::{Error, Result};
 
 /// Limit of each step of connecting, if `connect_timeout` is not set.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// One PostgreSQL database and how to log in.
+/// One PostgreSQL server, a database on it, and how to log in.
 #[derive(Clone)]
 pub struct Target {
     /// Server.
@@ -72,6 +72,14 @@ pub enum Host {
     Tcp(String),
     /// The folder of a Unix socket.
     Unix(PathBuf),
+}
+
+/// The address of one server.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Address {
+    pub(super) host: Host,
+    pub(super) host_addr: Option<IpAddr>,
+    pub(super) port: u16,
 }
 
 /// libpq's `keepalives` parameters; for `None` Postrider chooses the value.
@@ -132,70 +140,57 @@ impl FromStr for SslMode {
 }
 
 impl Target {
-    /// Reads a URL, and takes parameters that it omits from the environment. `None` if neither names a
-    /// database.
+    /// The server at `address` with these parameters. `prefers_primary` is the default for whether it must
+    /// be a primary.
     ///
     /// # Errors
-    /// `database-url-invalid`; the URL itself is never shown.
-    pub fn from_settings(url: &str, env: &Environment) -> Result<Option<Self>> {
-        let mut found = url::parse(url)?;
-        url::fill_in(&mut found, |name| env.get(name).cloned())?;
-        let names_a_database = ["host", "hostaddr", "dbname"];
-        if url.is_empty() && !names_a_database.iter().any(|name| found.contains_key(name)) {
-            return Ok(None);
-        }
-        let user = (found.remove("user"))
-            .or_else(|| env.get("USER").filter(|user| !user.is_empty()).cloned())
-            .ok_or_else(|| invalid("no user is set").hint("add the user to DATABASE_URL"))?;
-        let host_addr = host_addr(&found)?;
-        let host = match (found.remove("host"), host_addr) {
-            (Some(host), _) => parse_host(host)?,
-            (None, Some(address)) => Host::Tcp(address.to_string()),
-            (None, None) => Host::Tcp("localhost".into()),
-        };
-        if let (Host::Unix(_), Some(_)) = (&host, host_addr) {
-            return Err(
-                invalid("hostaddr is set, and the host is the folder of a Unix socket").hint(
-                    "remove hostaddr (PGHOSTADDR) to use the socket, or make the host a host name",
-                ),
-            );
-        }
-        let port = match found.get("port") {
-            Some(port) if port.contains(',') => return Err(url::several_hosts()),
-            Some(port) => port
-                .parse()
-                .ok()
-                .filter(|port| *port != 0)
-                .ok_or_else(|| invalid("the port is not a number from 1 to 65535"))?,
-            None => 5432,
-        };
-        if let Some(options) = found.get("options") {
-            check_options(options)?;
-        }
-        Ok(Some(Target {
-            ssl_mode: ssl_mode(&found, &host)?,
+    /// `database-url-invalid`, which shows no value.
+    pub(super) fn new(
+        found: &Parameters,
+        address: Address,
+        user: &str,
+        prefers_primary: bool,
+    ) -> Result<Self> {
+        let Address {
+            host,
+            host_addr,
+            port,
+        } = address;
+        let text = |name| found.get(name).cloned();
+        let path = |name| text(name).map(PathBuf::from);
+        let options = text("options");
+        options.as_deref().map(check_options).transpose()?;
+        Ok(Target {
+            ssl_mode: ssl_mode(found, &host)?,
             host_addr,
             host,
             port,
-            database: found.remove("dbname").unwrap_or_else(|| user.clone()),
-            user,
-            password: found.remove("password"),
+            database: text("dbname").unwrap_or_else(|| user.to_owned()),
+            user: user.to_owned(),
+            password: text("password"),
             password_command: None,
-            password_file: found.remove("passfile").map(PathBuf::from),
-            default_password_file: url::default_password_file(env),
-            options: found.remove("options"),
-            primary_only: primary_only(&found)?,
-            connect_timeout: connect_timeout(&found)?,
-            keepalives: keepalives(&found)?,
-            tls_versions: tls_versions(&found)?,
-            ssl_sni: url::ssl_sni(&found)?,
-            channel_binding: channel_binding(&found)?,
-            ssl_root_cert: found
-                .remove("sslrootcert")
-                .filter(|path| path != "system")
-                .map(PathBuf::from),
-            ssl_client: client_certificate(found.remove("sslcert"), found.remove("sslkey"))?,
-        }))
+            password_file: path("passfile"),
+            default_password_file: None,
+            options,
+            primary_only: primary_only(found)?.unwrap_or(prefers_primary),
+            connect_timeout: connect_timeout(found)?,
+            keepalives: keepalives(found)?,
+            tls_versions: tls_versions(found)?,
+            ssl_sni: ssl_sni(found)?,
+            channel_binding: channel_binding(found)?,
+            ssl_root_cert: path("sslrootcert").filter(|path| path.as_os_str() != "system"),
+            ssl_client: client_certificate(path("sslcert"), path("sslkey"))?,
+        })
+    }
+
+    /// `host:port`, or the folder of the Unix socket and the number in its name.
+    pub fn address(&self) -> String {
+        let host = match &self.host {
+            Host::Tcp(name) if name.contains(':') => format!("[{name}]"),
+            Host::Tcp(name) => name.clone(),
+            Host::Unix(folder) => folder.display().to_string(),
+        };
+        format!("{host}:{}", self.port)
     }
 
     /// The path of the Unix socket, `.s.PGSQL.<port>` in the folder; `None` for TCP.
@@ -215,11 +210,7 @@ impl Target {
 /// `user@host:port/database`, for messages; never the password.
 impl fmt::Display for Target {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let host = match &self.host {
-            Host::Tcp(name) => name.clone(),
-            Host::Unix(folder) => folder.display().to_string(),
-        };
-        write!(f, "{}@{}:{}/{}", self.user, host, self.port, self.database)
+        write!(f, "{}@{}/{}", self.user, self.address(), self.database)
     }
 }
 
@@ -229,51 +220,29 @@ impl fmt::Debug for Target {
     }
 }
 
-/// Accepts an absolute path (the folder of a Unix socket), or text that has only the characters of
-/// host names. Other text may be an unencoded piece of the password, so it is refused and never
-/// shown.
-fn parse_host(text: String) -> Result<Host> {
-    if text.contains(',') {
-        return Err(url::several_hosts());
-    }
-    if text.starts_with('/') {
-        return Ok(Host::Unix(text.into()));
-    }
-    let is_allowed = |c: char| c.is_alphanumeric() || "-._:%".contains(c);
-    if text.chars().all(is_allowed) {
-        Ok(Host::Tcp(text))
-    } else {
-        Err(invalid(
-            "the host is not a host name, an address or a folder",
-        ))
-    }
-}
-
-fn host_addr(found: &Parameters) -> Result<Option<IpAddr>> {
-    let Some(text) = found.get("hostaddr") else {
-        return Ok(None);
-    };
-    if text.contains(',') {
-        return Err(url::several_hosts());
-    }
-    let address = text.parse();
-    address
-        .map(Some)
-        .map_err(|_| invalid("hostaddr is not an IP address").hint("put a host name into `host`"))
-}
-
-/// Whether to refuse a standby when connecting. The relay always needs a primary, and checks that
-/// later.
-fn primary_only(found: &Parameters) -> Result<bool> {
+/// Whether to refuse a standby when connecting, if that is set. The relay always needs a primary, and checks
+/// that later. `read-write` and `primary` mean the same here: Postrider turns
+/// `default_transaction_read_only` off for its sessions.
+fn primary_only(found: &Parameters) -> Result<Option<bool>> {
     match found.get("target_session_attrs").map(String::as_str) {
-        None | Some("any") => Ok(false),
-        Some("read-write" | "primary") => Ok(true),
+        None => Ok(None),
+        Some("any") => Ok(Some(false)),
+        Some("read-write" | "primary") => Ok(Some(true)),
         Some("read-only" | "standby" | "prefer-standby") => {
-            Err(invalid("target_session_attrs requires a standby")
-                .hint("Postrider has to write to the primary: use target_session_attrs=read-write"))
+            Err(invalid("target_session_attrs asks for a standby")
+                .hint("Postrider writes to the primary: use target_session_attrs=primary"))
         }
         Some(_) => Err(invalid("target_session_attrs has an unknown value")
             .hint("use any, read-write or primary")),
+    }
+}
+
+/// Whether to name the host in the TLS handshake (`sslsni`).
+fn ssl_sni(found: &Parameters) -> Result<bool> {
+    match found.get("sslsni").map(String::as_str) {
+        None | Some("1") => Ok(true),
+        Some("0") => Ok(false),
+        Some(_) => Err(invalid("sslsni is neither 0 nor 1")),
     }
 }
 
@@ -382,12 +351,12 @@ fn channel_binding(found: &Parameters) -> Result<ChannelBinding> {
 }
 
 fn client_certificate(
-    cert: Option<String>,
-    key: Option<String>,
+    cert: Option<PathBuf>,
+    key: Option<PathBuf>,
 ) -> Result<Option<(PathBuf, PathBuf)>> {
     match (cert, key) {
         (None, None) => Ok(None),
-        (Some(cert), Some(key)) => Ok(Some((cert.into(), key.into()))),
+        (Some(cert), Some(key)) => Ok(Some((cert, key))),
         _ => Err(invalid(
             "a client certificate needs both sslcert and sslkey",
         )),

@@ -160,7 +160,6 @@ fn libpq_values_are_parsed_and_errors_do_not_show_them() {
         "ssl_min_protocol_version=ter2",
         "ssl_max_protocol_version=TLSv1.1",
         "host=ter2%20ter2",
-        "host=a,b",
         "port=1,2",
     ] {
         let error = target(&format!("postgres://u@/d?{wrong}"), &[]).unwrap_err();

@@ -6,28 +6,18 @@
 //!
 //! Source: <https://www.postgresql.org/docs/current/libpq-connect.html#LIBPQ-CONNSTRING-URIS>
 
-use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
-
-use super::parameters::{self, Usage};
-use crate::environment::Environment;
-use crate::error::{Code, Error, Result};
-
-/// Values by parameter name.
-pub(super) type Parameters = BTreeMap<&'static str, String>;
+use super::parameters::{self, Parameters, insert, invalid};
+use crate::error::Result;
 
 const ENCODE: &str = "percent-encode special characters in user, password and parameters: \
     @ is %40, : is %3A, / is %2F, ? is %3F, # is %23, % is %25, a space is %20";
 
-/// Parses a URL; an empty URL has no parameters.
+/// Parses a URL.
 ///
 /// # Errors
 /// `database-url-invalid`.
 pub(super) fn parse(url: &str) -> Result<Parameters> {
     let mut found = Parameters::new();
-    if url.is_empty() {
-        return Ok(found);
-    }
     let rest = ["postgres://", "postgresql://"]
         .into_iter()
         .find_map(|scheme| url.strip_prefix(scheme))
@@ -45,9 +35,9 @@ pub(super) fn parse(url: &str) -> Result<Parameters> {
     }
     let (rest, query) = rest.split_once('?').unwrap_or((rest, ""));
     let (server, database) = rest.split_once('/').unwrap_or((rest, ""));
-    let (host, port) = split_server(server)?;
-    insert(&mut found, "host", &decode(host)?);
-    insert(&mut found, "port", &decode(port)?);
+    let (hosts, ports) = split_servers(server)?;
+    insert(&mut found, "host", &decode(&hosts)?);
+    insert(&mut found, "port", &decode(&ports)?);
     insert(&mut found, "dbname", &decode(database)?);
     let pairs = query.split('&').filter(|pair| !pair.is_empty());
     for (index, pair) in pairs.enumerate() {
@@ -69,11 +59,21 @@ fn split_login(url: &str) -> Result<(Option<&str>, &str)> {
     Ok((Some(login), rest))
 }
 
+/// The lists of hosts and ports. Without any port the second list is empty.
+fn split_servers(servers: &str) -> Result<(String, String)> {
+    let pairs = servers.split(',').map(split_server);
+    let (hosts, ports): (Vec<&str>, Vec<&str>) = pairs.collect::<Result<_>>()?;
+    let has_port = ports.iter().any(|port| !port.is_empty());
+    let ports = if has_port {
+        ports.join(",")
+    } else {
+        String::new()
+    };
+    Ok((hosts.join(","), ports))
+}
+
 /// Host and port; a host in brackets is an IPv6 address.
 fn split_server(server: &str) -> Result<(&str, &str)> {
-    if server.contains(',') {
-        return Err(several_hosts());
-    }
     if let Some(inner) = server.strip_prefix('[') {
         let (address, behind) = inner
             .split_once(']')
@@ -110,81 +110,8 @@ fn parameter(found: &mut Parameters, nth: usize, pair: &str) -> Result<()> {
         insert(found, "sslmode", "require");
         return Ok(());
     }
-    let Some(known) = parameters::find(&name) else {
-        // The name is not shown: it may be a part of a password.
-        let unknown = invalid(format!("{place} is not a parameter of libpq"));
-        return Err(match parameters::nearest(&name) {
-            Some(known) => unknown.hint(format!("did you mean `{known}`?")),
-            None => unknown.hint(ENCODE),
-        });
-    };
-    check(known, &value, "DATABASE_URL")?;
-    insert(found, known.name, &value);
-    Ok(())
-}
-
-/// Fills in parameters that the URL omits from the environment.
-///
-/// # Errors
-/// `database-url-invalid`: a variable of libpq is set that Postrider does not support.
-pub(super) fn fill_in(
-    found: &mut Parameters,
-    variable: impl Fn(&str) -> Option<String>,
-) -> Result<()> {
-    for parameter in parameters::PARAMETERS {
-        if parameter.variable.is_empty() || found.contains_key(parameter.name) {
-            continue;
-        }
-        if let Some(value) = variable(parameter.variable).filter(|value| !value.is_empty()) {
-            check(parameter, &value, parameter.variable)?;
-            insert(found, parameter.name, &value);
-        }
-    }
-    Ok(())
-}
-
-/// Whether to name the host in the TLS handshake (`sslsni`).
-pub(super) fn ssl_sni(found: &Parameters) -> Result<bool> {
-    match found.get("sslsni").map(String::as_str) {
-        None | Some("1") => Ok(true),
-        Some("0") => Ok(false),
-        Some(_) => Err(invalid("sslsni is neither 0 nor 1")),
-    }
-}
-
-/// libpq's default password file, `~/.pgpass`.
-pub(super) fn default_password_file(env: &Environment) -> Option<PathBuf> {
-    let home = Path::new(env.get("HOME")?);
-    home.is_absolute().then(|| home.join(".pgpass"))
-}
-
-/// Refuses parameters that Postrider does not support.
-fn check(parameter: &parameters::Parameter, value: &str, place: &str) -> Result<()> {
-    let name = parameter.name;
-    if value.contains('\0') {
-        return Err(invalid(format!(
-            "{place}: `{name}` contains a NUL character"
-        )));
-    }
-    match parameter.usage {
-        Usage::Honoured => Ok(()),
-        Usage::OnlyWith(values, _) if values.contains(&value) => Ok(()),
-        Usage::OnlyWith(_, hint) => Err(invalid(format!(
-            "{place}: this value of the connection parameter `{name}` is not supported"
-        ))
-        .hint(hint)),
-        Usage::Refused(hint) => Err(invalid(format!(
-            "{place}: the connection parameter `{name}` is not supported"
-        ))
-        .hint(hint)),
-    }
-}
-
-/// Ignores an empty value, as libpq does.
-fn insert(found: &mut Parameters, name: &'static str, value: &str) {
-    if !value.is_empty() {
-        found.insert(name, value.to_owned());
-    }
+    let known = parameters::named(&name, &place, ENCODE)?;
+    parameters::set(found, known, &value, "DATABASE_URL")
 }
 
 fn decode(text: &str) -> Result<String> {
@@ -211,18 +138,11 @@ fn decode(text: &str) -> Result<String> {
     String::from_utf8(bytes).map_err(|_| invalid("DATABASE_URL is not UTF-8"))
 }
 
-pub(super) fn several_hosts() -> Error {
-    invalid("DATABASE_URL names several hosts")
-        .hint("name one host: the primary, or an address that follows the primary")
-}
-
-pub(super) fn invalid(what: impl Into<String>) -> Error {
-    Error::new(Code::DatabaseUrlInvalid, what)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::error::Code;
+    use crate::postgres::parameters::Usage;
 
     #[test]
     fn every_part_of_a_url_becomes_a_parameter() {
@@ -241,7 +161,6 @@ mod tests {
             ]
         );
         assert_eq!(parse("postgres:///d?host=%2Frun").unwrap()["host"], "/run");
-        assert!(parse("").unwrap().is_empty());
     }
 
     #[test]
@@ -270,12 +189,16 @@ mod tests {
     }
 
     #[test]
-    fn several_hosts_are_refused() {
-        for url in ["postgres://u@a,b/d", "postgres://u@a:1,b:2/d"] {
-            assert!(
-                parse(url).unwrap_err().what().contains("several hosts"),
-                "{url}"
-            );
+    fn several_hosts_become_lists_of_hosts_and_ports() {
+        for (url, hosts, ports) in [
+            ("postgres://u@a,b/d", "a,b", None),
+            ("postgres://u@a:1,b:2/d", "a,b", Some("1,2")),
+            ("postgres://u@a,[::1]:2,%2Frun/d", "a,::1,/run", Some(",2,")),
+            ("postgres://u@/d?host=a,b&port=1,2", "a,b", Some("1,2")),
+        ] {
+            let found = parse(url).unwrap();
+            assert_eq!(found["host"], hosts, "{url}");
+            assert_eq!(found.get("port").map(String::as_str), ports, "{url}");
         }
     }
 
@@ -301,24 +224,5 @@ mod tests {
                 }
             }
         }
-    }
-
-    #[test]
-    fn an_unsupported_variable_is_refused_and_the_url_wins_over_variables() {
-        let mut found = parse("postgres://u@h/d?sslmode=require").unwrap();
-        let environment = |name: &str| match name {
-            "PGSSLMODE" => Some("disable".to_owned()),
-            "PGPORT" => Some("6543".to_owned()),
-            "PGUSER" => Some(String::new()),
-            _ => None,
-        };
-        fill_in(&mut found, environment).unwrap();
-        assert_eq!(
-            (found["sslmode"].as_str(), found["port"].as_str()),
-            ("require", "6543")
-        );
-        let service = |name: &str| (name == "PGSERVICE").then(|| "shop".to_owned());
-        let error = fill_in(&mut found, service).unwrap_err();
-        assert!(error.what().starts_with("PGSERVICE: "), "{error}");
     }
 }

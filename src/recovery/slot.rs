@@ -92,7 +92,7 @@ pub(crate) async fn create(
     loss: &Loss,
     metrics: &Metrics,
 ) -> Result<RecoverySlot> {
-    let (slot, target) = (&settings.slot, settings.database()?);
+    let (slot, target) = (&settings.slot, sql.target());
     match loss {
         Loss::FirstStart(Start::New) => tracing::info!(%slot, "{loss}; creating the slot"),
         loss => {

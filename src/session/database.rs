@@ -42,7 +42,8 @@ impl OurDatabase {
             ));
         }
         if cluster.in_recovery {
-            return Err(Error::new(Code::PostgresStandby, "the server is a standby"));
+            let what = format!("{} is a standby", sql.target());
+            return Err(Error::new(Code::PostgresStandby, what));
         }
         recorded_here(&sql, &settings.slot, &cluster, metrics).await?;
         Ok(Self {

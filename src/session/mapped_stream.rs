@@ -57,8 +57,7 @@ impl MappedStream {
     /// # Errors
     /// Errors of the connection; `slot-missing`, `slot-held`.
     pub async fn open(settings: &Settings) -> Result<Self> {
-        let target = settings.database()?.clone();
-        let sql = connect(&target, "postrider", STATEMENT_TIMEOUT).await?;
+        let sql = connect(settings.database()?, "postrider", STATEMENT_TIMEOUT).await?;
         let slot = slots::find(&sql, &settings.slot).await?;
         let position = slot.and_then(|slot| slot.confirmed_flush_lsn);
         let position = position.ok_or_else(|| {
@@ -67,7 +66,7 @@ impl MappedStream {
         })?;
         let confirmed = Confirmable::by_slot(position);
         let options = StreamOptions {
-            target,
+            target: sql.target().clone(),
             slot: settings.slot.clone(),
             publication: settings.publication.clone(),
             application_name: "postrider".into(),

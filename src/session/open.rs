@@ -168,7 +168,7 @@ impl SessionRunner {
     ) -> Result<StreamOpen> {
         let (settings, confirmed) = (&self.settings, ready.confirmed);
         let options = StreamOptions {
-            target: settings.database()?.clone(),
+            target: sql.target().clone(),
             slot: settings.slot.clone(),
             publication: settings.publication.clone(),
             application_name: self.instance.clone(),
@@ -186,13 +186,15 @@ impl SessionRunner {
         let Some(reader) = reader else {
             // Or the stream has ended already: then its error says more.
             return Err(match source.end_within(LAST_WORD_LIMIT).await {
-                Some(end) if stuck::is_of_this_place(&end) => self.stuck(confirmed, end).await,
+                Some(end) if stuck::is_of_this_place(&end) => {
+                    self.stuck(sql.target(), confirmed, end).await
+                }
                 Some(end) => end,
                 None => changed(),
             });
         };
         let hasten = Arc::new(Notify::new());
-        let watched = self.watch_subject(cluster, &source)?;
+        let watched = self.watch_subject(cluster, &source);
         let (publication, metrics) = (ready.publication.clone(), self.metrics.clone());
         let (supervisor, supervision) =
             supervisor::start(watched, publication, metrics, hasten.clone());
@@ -216,7 +218,7 @@ impl SessionRunner {
         let (settings, metrics) = (&self.settings, &self.metrics);
         let (sql, cluster) = (database.sql, database.cluster);
         let (ready, reader) = (stream.ready, stream.reader);
-        let (confirmed, repeats, walsender) = (ready.confirmed, ready.repeats, reader.walsender());
+        let (confirmed, repeats) = (ready.confirmed, ready.repeats);
         let recorded = RecordedEvents::after(&sql, confirmed, repeats, gone).await?;
         let quarantine = parts::quarantine(&sql, settings.on_bad_event, gone).await?;
         let manner = Manner {
@@ -233,12 +235,12 @@ impl SessionRunner {
         let (rows, from_table) = from_table::channel();
         let (seam, recovered) = if let Some(slot) = ready.recovery {
             let (publication, captured) = (&ready.publication, ready.captured);
-            let subject = self.recovery_subject(walsender, publication, captured, repeats)?;
+            let subject = self.recovery_subject(&reader, publication, captured, repeats)?;
             let (seam, over) = recovery::start(&sql, subject, slot, rows.another(), gone).await?;
             (Some(seam), Some(over))
         } else {
-            let server = cluster.major_version();
-            tracing::info!(slot = %settings.slot, %confirmed, server, "streaming");
+            let (server, host) = (cluster.major_version(), reader.target().address());
+            tracing::info!(slot = %settings.slot, %confirmed, server, host, "streaming");
             (None, None)
         };
         // From here on the pipeline uses this session, and it must not wait for long.
@@ -247,9 +249,9 @@ impl SessionRunner {
             everything: ready.audit == Audit::Everything,
             after: recovered,
         };
-        let subject = self.audit_subject(walsender, bounds.clone())?;
+        let subject = self.audit_subject(&reader, bounds.clone())?;
         let (auditor, broken) = audit::start(subject, audit, stream.hasten, rows);
-        let target = settings.database()?.clone();
+        let target = reader.target().clone();
         let pipeline = Pipeline {
             source: stream.source,
             intake,

@@ -50,10 +50,10 @@ pub(super) fn as_captured<'a>(captured: &'a [Captured], now: &'a PublicationStat
 
 impl SessionRunner {
     /// What the supervisor receives.
-    pub(super) fn watch_subject(&self, cluster: &Cluster, source: &Source) -> Result<WatchSubject> {
+    pub(super) fn watch_subject(&self, cluster: &Cluster, source: &Source) -> WatchSubject {
         let settings = &self.settings;
-        Ok(WatchSubject {
-            target: settings.database()?.clone(),
+        WatchSubject {
+            target: source.target().clone(),
             slot: settings.slot.clone(),
             publication: settings.publication.clone(),
             tables: settings.captured(),
@@ -62,18 +62,18 @@ impl SessionRunner {
             wal_sender_timeout: settings.wal_sender_timeout,
             instance: self.instance.clone(),
             state: self.state.clone(),
-        })
+        }
     }
 
     /// What the auditor receives.
     pub(super) fn audit_subject(
         &self,
-        walsender: i32,
+        reader: &SlotReader,
         bounds: Arc<[Bounds]>,
     ) -> Result<AuditSubject> {
         let settings = &self.settings;
         Ok(AuditSubject {
-            target: settings.database()?.clone(),
+            target: reader.target().clone(),
             slot: settings.slot.clone(),
             publication: settings.publication.clone(),
             captured: settings.captured(),
@@ -82,7 +82,7 @@ impl SessionRunner {
             bounds,
             dispatch: settings.dispatch,
             instance: self.instance.clone(),
-            walsender,
+            walsender: reader.walsender(),
             metrics: self.metrics.clone(),
         })
     }
@@ -90,14 +90,14 @@ impl SessionRunner {
     /// What a recovery receives. `publication` is the publication from before the slot was created.
     pub(super) fn recovery_subject(
         &self,
-        walsender: i32,
+        reader: &SlotReader,
         publication: &PublicationState,
         captured: Vec<Captured>,
         repeats: bool,
     ) -> Result<RecoverySubject> {
         let settings = &self.settings;
         Ok(RecoverySubject {
-            target: settings.database()?.clone(),
+            target: reader.target().clone(),
             slot: settings.slot.clone(),
             publication: publication.fingerprint().to_owned(),
             tables: settings.tables.clone(),
@@ -106,7 +106,7 @@ impl SessionRunner {
             repeats,
             dispatch: settings.dispatch,
             instance: self.instance.clone(),
-            walsender,
+            walsender: reader.walsender(),
             state: self.state.clone(),
             metrics: self.metrics.clone(),
         })

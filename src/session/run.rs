@@ -10,7 +10,7 @@ use super::pipeline::PipelineEnd;
 use super::{STATEMENT_TIMEOUT, SessionRunner, stuck};
 use crate::condition::Phase;
 use crate::error::{Code, Error, Result};
-use crate::postgres::connect;
+use crate::postgres::{Target, connect};
 use crate::settings::Settings;
 use crate::store::relay_row;
 use crate::watermark::Confirmable;
@@ -46,10 +46,11 @@ impl SessionRunner {
         metrics.holds_slot.set(0);
         metrics.oldest_pending.forget();
         let confirmed = pipeline.watermark.confirmable().lsn();
+        let target = pipeline.source.target().clone();
         match &ended {
             Ok(PipelineEnd::Shutdown) => {
                 let confirmed = pipeline.drain(settings.shutdown_timeout).await;
-                write_down(settings, &self.instance, confirmed).await;
+                write_down(&target, settings, &self.instance, confirmed).await;
             }
             // The slot is another relay's, or may be soon: drop everything at once, including requests.
             Err(error) if error.code() == Code::LeaseLost => drop(pipeline),
@@ -66,26 +67,27 @@ impl SessionRunner {
         metrics.forget_session();
         match ended {
             Err(error) if stuck::is_of_this_place(&error) => {
-                Err(self.stuck(confirmed, error).await)
+                Err(self.stuck(&target, confirmed, error).await)
             }
             ended => ended,
         }
     }
 
     /// The error of a session whose stream cannot get past `confirmed`.
-    pub(super) async fn stuck(&self, confirmed: Lsn, ended: Error) -> Error {
+    pub(super) async fn stuck(&self, target: &Target, confirmed: Lsn, ended: Error) -> Error {
         if self.stuck_places.is_new(&ended, confirmed) {
             return stuck::retry(&ended);
         }
-        stuck::what_to_do(&self.settings, &self.instance, &self.publication, ended).await
+        let (settings, instance) = (&self.settings, &self.instance);
+        stuck::what_to_do(target, settings, instance, &self.publication, ended).await
     }
 }
 
 /// Records the last position: if the slot is ahead of it at the next start, it is not the one that we
 /// left. Without it, the next start only audits more.
-async fn write_down(settings: &Settings, instance: &str, confirmed: Confirmable) {
+async fn write_down(target: &Target, settings: &Settings, instance: &str, confirmed: Confirmable) {
     let writing = async {
-        let sql = connect(settings.database()?, "postrider", STATEMENT_TIMEOUT).await?;
+        let sql = connect(target, "postrider", STATEMENT_TIMEOUT).await?;
         let position = PgLsn::from(confirmed.lsn().as_u64());
         relay_row::write_final(&sql, &settings.slot, position, instance).await
     };

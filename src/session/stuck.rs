@@ -19,7 +19,7 @@ use super::publication::PublicationCheck;
 use crate::capture::claim;
 use crate::capture::table::TableReader;
 use crate::error::{Code, Error, Result};
-use crate::postgres::{Sql, connect};
+use crate::postgres::{Sql, Target, connect};
 use crate::settings::{OnLoss, Settings};
 use crate::store::relay_row::{ServedSlot, mark};
 
@@ -63,13 +63,14 @@ pub(super) fn retry(ended: &Error) -> Error {
 /// session ends. If another relay has taken the slot, that relay handles it, and its row is left
 /// alone.
 pub(super) async fn what_to_do(
+    target: &Target,
     settings: &Settings,
     instance: &str,
     publication: &PublicationCheck,
     ended: Error,
 ) -> Error {
     let marking = async {
-        let sql = connect(settings.database()?, "postrider", STATEMENT_TIMEOUT).await?;
+        let sql = connect(target, "postrider", STATEMENT_TIMEOUT).await?;
         if is_of_columns(&ended) && !tables_can_be_mapped(&sql, settings).await? {
             return Ok(None);
         }

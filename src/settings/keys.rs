@@ -107,8 +107,8 @@ pub const KEYS: &[SettingKey] = &[
         SettingKind::Text("URL"),
         "",
         &["DATABASE_URL"],
-        "PostgreSQL to read from: postgres://user:password@host:5432/database?sslmode=verify-full. \
-         Without it PGHOST, PGUSER and the other variables of libpq are used",
+        "PostgreSQL to read from: postgres://user:password@host:5432/database?sslmode=verify-full, or any \
+         other form that libpq takes. Without it PGHOST, PGUSER and the other variables of libpq are used",
     ),
     key(
         "password_command",

@@ -204,7 +204,10 @@ fn is_service_link(name: &str) -> bool {
 fn is_allowed(key: &SettingKey, value: &Value) -> bool {
     match (key.kind, value) {
         (SettingKind::Text(_), Value::String(_)) | (SettingKind::Switch, Value::Boolean(_)) => true,
-        (SettingKind::Choice(words), Value::String(word)) => words.contains(&word.as_str()),
+        (SettingKind::Choice(words), Value::String(word)) => {
+            // An empty word means "not set", where that is the default.
+            words.contains(&word.as_str()) || (word.is_empty() && key.default.is_empty())
+        }
         (SettingKind::Number(min, max), Value::Integer(n)) => {
             u64::try_from(*n).is_ok_and(|n| (min..=max).contains(&n))
         }

@@ -31,14 +31,14 @@ pub use table_keys::{COLUMN_KEYS, TABLE_KEYS, TableKey, TableKeyKind};
 use crate::environment::Environment;
 use crate::error::{Code, Error, Result};
 use crate::mapping::{TableSettings, TimeZone};
-use crate::postgres::Target;
+use crate::postgres::Servers;
 use layers::{Layers, TableSection};
 
 /// All settings, checked.
 #[derive(Debug, Clone)]
 pub struct Settings {
-    /// The database; `None` if neither a URL nor `PGHOST`/`PGDATABASE` names one.
-    pub database: Option<Target>,
+    /// The servers of the database; `None` if the settings and libpq's variables name none.
+    pub database: Option<Servers>,
     /// Replication slot.
     pub slot: SlotName,
     /// Publication name, as PostgreSQL stores it.
@@ -184,7 +184,7 @@ impl Settings {
     }
 
     /// The database, or an error that says how to set it.
-    pub fn database(&self) -> Result<&Target> {
+    pub fn database(&self) -> Result<&Servers> {
         self.database
             .as_ref()
             .ok_or_else(|| Error::new(Code::DatabaseUrlInvalid, "no database is set"))
@@ -225,18 +225,18 @@ fn setting_invalid(name: &str) -> Error {
 }
 
 /// The database, and the command that prints its password.
-fn database(layers: &Layers, env: &Environment) -> Result<Option<Target>> {
-    let mut target = Target::from_settings(layers.text("database_url"), env)?;
+fn database(layers: &Layers, env: &Environment) -> Result<Option<Servers>> {
+    let mut servers = Servers::from_settings(layers.text("database_url"), env)?;
     let password_command = layers.text("password_command");
-    if let Some(target) = target.as_mut().filter(|_| !password_command.is_empty()) {
-        if target.password.is_some() {
+    if let Some(servers) = servers.as_mut().filter(|_| !password_command.is_empty()) {
+        if servers.have_password() {
             return Err(layers.invalid("password_command").hint(
                 "remove the password from DATABASE_URL and PGPASSWORD, or remove password_command",
             ));
         }
-        target.password_command = Some(password_command.to_owned());
+        servers.set_password_command(password_command);
     }
-    Ok(target)
+    Ok(servers)
 }
 
 /// Settings of the single table that is captured if the file has no [[tables]].

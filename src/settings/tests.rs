@@ -150,13 +150,17 @@ fn settings_of_a_single_table_are_refused_together_with_tables() {
 }
 
 #[test]
-fn time_zone_accepts_only_utc_and_local() {
+fn time_zone_accepts_only_utc_and_local_or_nothing() {
     let of = |settings: Settings| settings.tables[0].time_zone;
     assert_eq!(of(load(&[]).unwrap()), None);
     let utc = load(&[("POSTRIDER_TIME_ZONE", "UTC")]).unwrap();
     assert_eq!(of(utc), Some(TimeZone::Utc));
     let local = load(&[("POSTRIDER_TIME_ZONE", "local")]).unwrap();
     assert_eq!(of(local), Some(TimeZone::Local));
+    for empty in ["time_zone = ''", "[[tables]]\ntime_zone = ''"] {
+        assert_eq!(of(load_file(empty, &[]).unwrap()), None, "{empty}");
+    }
+    assert!(load_file("start = ''", &[]).is_err(), "it has a default");
     let error = load(&[("POSTRIDER_TIME_ZONE", "Europe/Berlin")]).unwrap_err();
     assert_eq!(error.code(), Code::SettingInvalid);
 }

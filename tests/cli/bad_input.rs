@@ -65,11 +65,7 @@ async fn an_unreachable_server() {
 #[tokio::test]
 async fn a_wrong_and_a_missing_password() {
     let database = Database::initialised().await;
-    let exists = format!(
-        "do $$ begin create role {LOCKED_ROLE} login replication password '{LOCKED_PASSWORD}'; \
-         exception when duplicate_object or unique_violation then null; end $$"
-    );
-    database.execute(&exists).await;
+    database.create_locked_role().await;
     let url = database.url_as(&format!("{LOCKED_ROLE}:s3cret"));
     let ran = run(&database, &[("DATABASE_URL", &url)]).await;
     ran.assert_error("postgres-authentication", 3);

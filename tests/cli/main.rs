@@ -6,6 +6,7 @@
 mod audit;
 mod bad_input;
 mod check;
+mod connection;
 mod delivery;
 mod event;
 mod explain;

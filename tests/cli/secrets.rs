@@ -81,7 +81,7 @@ fn fragments(secret: &str) -> Vec<String> {
 }
 
 /// The number of ways to give a secret.
-const WAYS: usize = 15;
+const WAYS: usize = 23;
 
 fn private_file(path: PathBuf, text: &str) -> String {
     std::fs::write(&path, text).unwrap();
@@ -151,7 +151,7 @@ fn environment(
             "DATABASE_URL",
             format!("{right}?{secret}&{encoded}={encoded}"),
         )],
-        _ => unreachable!("invariant: below WAYS"),
+        15.. => forms_of_libpq(way, secret, role, port, file),
     };
     if !matches!(way, 10..=12) {
         set.push(("PUBSUB_EMULATOR_HOST", "127.0.0.1:1".to_owned()));
@@ -160,6 +160,53 @@ fn environment(
     set.push(("POSTRIDER_SLOT", format!("of_{role}")));
     let owned = |(name, value): (&str, String)| (name.to_owned(), value);
     set.into_iter().map(owned).collect()
+}
+
+/// The ways with pairs, several servers and services.
+fn forms_of_libpq(
+    way: usize,
+    secret: &str,
+    role: &str,
+    port: u16,
+    file: impl Fn(&str, String) -> String,
+) -> Vec<(&'static str, String)> {
+    let pairs = format!("host=127.0.0.1 port={port} user={role} dbname=postgres");
+    let escaped = secret.replace('\\', "\\\\").replace('\'', "\\'");
+    let hosts = format!("127.0.0.1:1,127.0.0.1:{port}");
+    let service = |password: &str| {
+        format!(
+            "[shop]\nhost=127.0.0.1\nport={port}\nuser={role}\ndbname=postgres\npassword={password}\n"
+        )
+    };
+    match way {
+        15 => vec![("DATABASE_URL", format!("password='{escaped}' {pairs}"))],
+        16 => vec![("DATABASE_URL", format!("password={secret} {pairs}"))],
+        17 => vec![("DATABASE_URL", format!("{pairs} password='{secret}'"))],
+        18 => vec![(
+            "DATABASE_URL",
+            format!(
+                "postgres://{role}:{}@{hosts}/postgres",
+                percent_encoded(secret)
+            ),
+        )],
+        19 => vec![(
+            "DATABASE_URL",
+            format!("postgres://{role}:{secret}@{hosts}/postgres"),
+        )],
+        20 => vec![
+            ("DATABASE_URL", "service=shop".to_owned()),
+            ("PGSERVICEFILE", file("service.conf", service(secret))),
+        ],
+        21 => vec![
+            ("PGSERVICE", secret.to_owned()),
+            ("PGSERVICEFILE", file("other.conf", service("x"))),
+        ],
+        22 => vec![
+            ("DATABASE_URL", "service=shop".to_owned()),
+            ("PGSERVICEFILE", secret.to_owned()),
+        ],
+        _ => unreachable!("invariant: below WAYS"),
+    }
 }
 
 /// Variables of every command.

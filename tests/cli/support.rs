@@ -70,6 +70,15 @@ impl Database {
         format!("postgres://{user_info}@{rest}")
     }
 
+    /// Creates the role that needs a password, unless another test has created it.
+    pub(crate) async fn create_locked_role(&self) {
+        let exists = format!(
+            "do $$ begin create role {LOCKED_ROLE} login replication password '{LOCKED_PASSWORD}'; \
+             exception when duplicate_object or unique_violation then null; end $$"
+        );
+        self.execute(&exists).await;
+    }
+
     pub(crate) async fn execute(&self, sql: &str) {
         execute(&self.client, sql).await;
     }

@@ -27,10 +27,8 @@ A flag exists only for the commands that use its setting; `postrider COMMAND --h
 environment may hold settings that a command does not use.
 
 The relay also reads `RUST_LOG` (the log level), `GOOGLE_APPLICATION_CREDENTIALS` (Google's credentials), and, for
-parameters that the URL leaves out, the variables of libpq: `PGHOST`, `PGHOSTADDR`, `PGPORT`, `PGUSER`,
-`PGPASSWORD`, `PGPASSFILE`, `PGDATABASE`, `PGOPTIONS`, `PGCONNECT_TIMEOUT`, `PGTARGETSESSIONATTRS`, `PGSSLMODE`,
-`PGSSLROOTCERT`, `PGSSLCERT`, `PGSSLKEY`, `PGSSLSNI`, `PGSSLMINPROTOCOLVERSION`, `PGSSLMAXPROTOCOLVERSION` and
-`PGCHANNELBINDING`. The demo and the tests read `POSTRIDER_PG_BIN`, the folder of PostgreSQL's programs.
+parameters that `database_url` leaves out, the variables and service files of libpq: see
+[connection.md](connection.md). The demo and the tests read `POSTRIDER_PG_BIN`, the folder of PostgreSQL's programs.
 ";
 
 fn settings_page() -> String {

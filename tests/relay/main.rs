@@ -44,6 +44,7 @@ mod restart;
 mod role_settings;
 mod secrets;
 mod service;
+mod several_servers;
 mod shutdown;
 mod standby;
 mod tls;

@@ -21,7 +21,7 @@ use slot_manager::{Finding, QualifiedName, Severity};
 use super::findings::{Findings, finding, from_error};
 use super::{output, recover};
 use crate::error::{Code, Result};
-use crate::postgres::connect;
+use crate::postgres::{Sql, connect};
 use crate::session::database;
 use crate::session::publication::untraced;
 use crate::settings::{Dispatch, Settings};
@@ -95,15 +95,36 @@ fn check_settings(settings: &Settings) -> Findings {
 
 async fn check(settings: &Settings) -> Result<Findings> {
     let mut findings = Findings::default();
-    let heading = match &settings.database {
-        Some(target) => format!("PostgreSQL {target}"),
-        None => "PostgreSQL".to_owned(),
+    let connected = async {
+        let servers = settings.database()?;
+        connect(servers, "postrider check", STATEMENT_TIMEOUT).await
     };
-    let (database, topics) = match check_database(settings).await {
-        Ok(checked) => checked,
-        Err(error) => (vec![from_error(&error)], Vec::new()),
+    let topics = match connected.await {
+        Ok(sql) => {
+            let reached = format!("connected to {}", sql.target());
+            let mut found = vec![finding(Severity::Ok, "connection", reached)];
+            let topics = match check_database(&sql, settings).await {
+                Ok((more, topics)) => {
+                    found.extend(more);
+                    topics
+                }
+                Err(error) => {
+                    found.push(from_error(&error));
+                    Vec::new()
+                }
+            };
+            findings.section(format!("PostgreSQL {}", sql.target()), found);
+            topics
+        }
+        Err(error) => {
+            let heading = match &settings.database {
+                Some(servers) => format!("PostgreSQL {servers}"),
+                None => "PostgreSQL".to_owned(),
+            };
+            findings.section(heading, vec![from_error(&error)]);
+            Vec::new()
+        }
     };
-    findings.section(heading, database);
     let heading = match &settings.pubsub {
         Endpoint::Emulator(host) => format!("Pub/Sub emulator {host}"),
         Endpoint::Service(url) => format!("Pub/Sub {url}"),
@@ -113,8 +134,7 @@ async fn check(settings: &Settings) -> Result<Findings> {
 }
 
 /// The findings, and the topics of the events in the tables.
-async fn check_database(settings: &Settings) -> Result<(Vec<Finding>, Vec<String>)> {
-    let sql = connect(settings.database()?, "postrider check", STATEMENT_TIMEOUT).await?;
+async fn check_database(sql: &Sql, settings: &Settings) -> Result<(Vec<Finding>, Vec<String>)> {
     let expectation = Expectation {
         slot: settings.slot.clone(),
         publication: settings.publication.clone(),
@@ -123,32 +143,32 @@ async fn check_database(settings: &Settings) -> Result<(Vec<Finding>, Vec<String
         relay: QualifiedName::new("outbox", "relay"),
         capture: QualifiedName::new("outbox", "capture"),
     };
-    let mut findings = preflight::check(&sql, &expectation).await?;
+    let mut findings = preflight::check(sql, &expectation).await?;
     if findings
         .iter()
         .any(|finding| finding.code == Code::PostgresVersion.name())
     {
         return Ok((findings, Vec::new()));
     }
-    findings.extend(replication_session(settings, &findings).await?);
+    findings.extend(replication_session(sql, &findings).await);
     // The table may be readable but of an older version.
     if findings.iter().any(|finding| finding.code == "relay-table") {
-        let read = database::refuse_foreign_records(&sql, settings).await;
+        let read = database::refuse_foreign_records(sql, settings).await;
         match read {
-            Ok(()) => with_a_lost_slot(&mut findings, recover::lost_slot(&sql, settings).await),
+            Ok(()) => with_a_lost_slot(&mut findings, recover::lost_slot(sql, settings).await),
             Err(error) => findings.push(from_error(&error)),
         }
     }
     if settings.dispatch == Dispatch::Exceptions {
         let tables = settings.captured();
-        let state = publication::inspect(&sql, &settings.publication, &tables).await?;
+        let state = publication::inspect(sql, &settings.publication, &tables).await?;
         findings.extend(untraced(&state).as_ref().map(from_error));
     }
-    findings.extend(capture::check(&sql, settings).await?);
-    findings.extend(pruning::check(&sql, settings).await?);
+    findings.extend(capture::check(sql, settings).await?);
+    findings.extend(pruning::check(sql, settings).await?);
     let mut topics = Vec::new();
     for table in &settings.tables {
-        let looked = mapping::check(&sql, table, &settings.project).await?;
+        let looked = mapping::check(sql, table, &settings.project).await?;
         // The publication's check also reports missing columns.
         let is_known = |code| findings.iter().any(|finding| finding.code == code);
         let is_new =
@@ -173,7 +193,7 @@ fn with_a_lost_slot(findings: &mut Vec<Finding>, lost: Option<Finding>) {
 
 /// Checks that the server accepts a replication session. Skipped if a relay reads from the slot: it has
 /// such a session, and there may be no walsender for a second one.
-async fn replication_session(settings: &Settings, known: &[Finding]) -> Result<Option<Finding>> {
+async fn replication_session(sql: &Sql, known: &[Finding]) -> Option<Finding> {
     let reasons = [
         Code::SlotHeld,
         Code::ReplicationRight,
@@ -184,15 +204,15 @@ async fn replication_session(settings: &Settings, known: &[Finding]) -> Result<O
         .iter()
         .filter(|finding| finding.severity != Severity::Ok);
     if problems.any(|finding| reasons.iter().any(|code| code.name() == finding.code)) {
-        return Ok(None);
+        return None;
     }
-    let probed = source::probe(settings.database()?, "postrider check").await;
-    Ok(Some(match probed {
+    let probed = source::probe(sql.target(), "postrider check").await;
+    Some(match probed {
         Ok(()) => finding(
             Severity::Ok,
             "replication-session",
             "the server accepts a replication session",
         ),
         Err(error) => from_error(&error),
-    }))
+    })
 }

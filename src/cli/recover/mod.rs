@@ -90,7 +90,8 @@ impl Situation {
         let name = &settings.slot;
         let cluster = cluster::inspect(sql).await?;
         if cluster.in_recovery {
-            return Err(Error::new(Code::PostgresStandby, "the server is a standby"));
+            let what = format!("{} is a standby", sql.target());
+            return Err(Error::new(Code::PostgresStandby, what));
         }
         let slot = slots::find(sql, name).await?;
         if let Some(slot) = &slot {

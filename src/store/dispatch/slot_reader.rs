@@ -5,12 +5,14 @@ use decoder::Lsn;
 use slot_manager::{SystemIdentifier, cluster, slots};
 
 use crate::error::{Code, Error, Result};
-use crate::postgres::Sql;
+use crate::postgres::{Sql, Target};
 use crate::store::relay_row::ServedSlot;
 
 /// Our walsender, which reads the slot, and the server on which it does.
 #[derive(Debug, Clone)]
 pub(crate) struct SlotReader {
+    /// The server, where the writer connects too.
+    pub(super) target: Target,
     /// The name of this relay in outbox.relay.
     pub(super) instance: String,
     /// Pid of our walsender; 0 when it is unknown.
@@ -33,11 +35,17 @@ impl SlotReader {
     ) -> Result<Option<Self>> {
         let found = slots::confirmed_by_reader(sql, served.slot, walsender).await?;
         Ok((found == Some(confirmed)).then(|| Self {
+            target: sql.target().clone(),
             instance: served.instance.to_owned(),
             walsender,
             system_identifier: served.cluster.system_identifier,
             timeline: served.cluster.timeline,
         }))
+    }
+
+    /// The server on which the session began.
+    pub(crate) fn target(&self) -> &Target {
+        &self.target
     }
 
     /// The pid of our walsender; 0 when it is unknown.

@@ -31,7 +31,6 @@ use super::outcome::Record;
 use super::predecessor::writer_name;
 use super::slot_reader::SlotReader;
 use crate::error::{Code, Disposition, Error, Result};
-use crate::postgres::Target;
 use batch::{Batch, MAX_ROWS, Pacing};
 use transaction::{Connected, WriterContext, write};
 
@@ -61,14 +60,12 @@ pub(crate) struct DispatchWriter {
 impl DispatchWriter {
     /// Starts the task, which reports through `events`.
     pub(crate) fn start(
-        target: Target,
         slot: &SlotName,
         reader: SlotReader,
         events: mpsc::UnboundedSender<WriterEvent>,
     ) -> Self {
         let (queue, incoming) = mpsc::unbounded_channel();
         let place = WriterContext {
-            target,
             name: writer_name(slot),
             slot: slot.to_string(),
             reader,

@@ -21,6 +21,7 @@ use super::super::rows::{RowKey, row_key};
 use super::*;
 use crate::environment::Environment;
 use crate::event::{EventId, EventRef, Standing};
+use crate::postgres::Target;
 use crate::watermark::CommitLsn;
 
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -90,17 +91,18 @@ impl World {
         tokio::spawn(connection);
         sql.batch_execute("TRUNCATE outbox.dispatch").await.unwrap();
         let cluster = cluster::inspect(&sql).await.unwrap();
+        let url = server.url("postgres");
+        let target = Target::from_settings(&url, &Environment::new()).unwrap();
         let reader = SlotReader {
+            target: target.unwrap(),
             instance: "test".to_owned(),
             walsender: 0,
             system_identifier: cluster.system_identifier,
             timeline: cluster.timeline,
         };
-        let url = server.url("postgres");
-        let target = Target::from_settings(&url, &Environment::new()).unwrap();
         let slot: SlotName = "p".parse().unwrap();
         let (sender, events) = mpsc::unbounded_channel();
-        let writer = DispatchWriter::start(target.unwrap(), &slot, reader, sender);
+        let writer = DispatchWriter::start(&slot, reader, sender);
         Self {
             sql,
             writer: Some(writer),

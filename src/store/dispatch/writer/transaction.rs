@@ -18,7 +18,7 @@ use super::super::successor::{WHO_SERVES, is_there};
 use super::batch::Batch;
 use crate::error::{Code, Error, Result};
 use crate::event::Standing;
-use crate::postgres::{Sql, Target, connect};
+use crate::postgres::{Sql, connect};
 
 const STATEMENT_TIMEOUT: Duration = Duration::from_secs(30);
 /// How often a batch may run into rows that did not exist just before.
@@ -38,9 +38,8 @@ const WHICH_ARE_THERE: &str = "\
     JOIN unnest($1::pg_lsn[], $2::int[]) u (commit_lsn, ordinal) \
         ON d.commit_lsn = u.commit_lsn AND d.ordinal = u.ordinal";
 
-/// Where the writer connects, under which name, and for which slot and session.
+/// Under which name the writer connects, and for which slot and session.
 pub(super) struct WriterContext {
-    pub(super) target: Target,
     pub(super) name: String,
     pub(super) slot: String,
     pub(super) reader: SlotReader,
@@ -56,7 +55,7 @@ pub(super) struct Connected {
 
 impl Connected {
     async fn new(place: &WriterContext) -> Result<Self> {
-        let sql = connect(&place.target, &place.name, STATEMENT_TIMEOUT).await?;
+        let sql = connect(&place.reader.target, &place.name, STATEMENT_TIMEOUT).await?;
         place.reader.is_still_served_by(&sql).await?;
         sql.batch_execute(BE_QUICK).await?;
         let encoding = cluster::server_encoding(&sql).await?;
