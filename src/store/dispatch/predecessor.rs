@@ -39,7 +39,8 @@ pub(super) fn writer_name(slot: &SlotName) -> String {
     [start, &ending].concat()
 }
 
-/// Proves that no earlier relay adds records any more. Only with it can a session read what is recorded.
+/// Proves that a session has waited for the previous relay: it adds no records any more, unless a warning
+/// says so. Only with this proof can the session read what is recorded.
 #[derive(Debug)]
 pub(crate) struct PredecessorGone(());
 
