@@ -80,7 +80,7 @@ async fn migrate(client: &Client) {
 }
 
 /// The migrations that `outbox.relay` needs in addition to [`MIGRATIONS`].
-const OF_THE_RELAY: [&str; 10] = [
+const OF_THE_RELAY: [&str; 11] = [
     include_str!("../migrations/0006_recovery.sql"),
     include_str!("../migrations/0007_audit.sql"),
     include_str!("../migrations/0008_exceptions.sql"),
@@ -91,6 +91,7 @@ const OF_THE_RELAY: [&str; 10] = [
     include_str!("../migrations/0014_unfinished_recovery.sql"),
     include_str!("../migrations/0015_condition.sql"),
     include_str!("../migrations/0016_replay.sql"),
+    include_str!("../migrations/0017_since_lsn.sql"),
 ];
 
 async fn refused(client: &Client, sql: &str) -> DbError {

@@ -109,7 +109,7 @@ fn meaning(health: &Health) -> String {
         Health::Missing => "no slot with this name exists: nothing is delivered".to_owned(),
         Health::Recreated { recorded, found } => {
             format!(
-                "the slot is at {found}, but the relay had confirmed {recorded}: the stream skips events"
+                "the slot is at {found}, but it was left at {recorded}: the stream skips events"
             )
         }
         Health::ForeignCluster { expected, found } => {

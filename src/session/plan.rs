@@ -121,6 +121,7 @@ pub(super) async fn plan(
         dispatch: settings.dispatch,
         publication: publication.fingerprint(),
         has_new_table: known.iter().any(Option::is_none),
+        since_lsn: captures::since_lsn(&records, name),
         can_continue: can_continue(earlier.as_ref(), settings.dispatch, &found, &known),
     };
     let plan = match loss::judge(seen) {
@@ -148,6 +149,7 @@ pub(super) async fn plan(
         start: settings.start,
         publication: publication.fingerprint(),
         is_first,
+        since_lsn: None,
     };
     let claiming = claim::claim(sql, name, found, begin, instance);
     Ok(Opening {

@@ -50,6 +50,7 @@ const DATABASE: &str = include_str!("../../../migrations/0013_database.sql");
 const UNFINISHED: &str = include_str!("../../../migrations/0014_unfinished_recovery.sql");
 const CONDITION: &str = include_str!("../../../migrations/0015_condition.sql");
 const REPLAY: &str = include_str!("../../../migrations/0016_replay.sql");
+const SINCE_LSN: &str = include_str!("../../../migrations/0017_since_lsn.sql");
 
 /// The names used in the files.
 const DEFAULT_PUBLICATION: &str = "postrider";
@@ -94,6 +95,7 @@ pub(super) fn migrations(settings: &Settings, payload: Payload) -> Vec<Migration
         migration(14, "unfinished_recovery", UNFINISHED.to_owned(), false),
         migration(15, "condition", CONDITION.to_owned(), false),
         migration(16, "replay", REPLAY.to_owned(), true),
+        migration(17, "since_lsn", SINCE_LSN.to_owned(), false),
     ]
 }
 

@@ -57,6 +57,7 @@ fn lines(look: &SlotLook) -> Vec<(&'static str, String)> {
     if let Some(remedy) = look.verdict().remedy {
         lines.push(("do", remedy));
     }
+    lines.extend(warning("warning", look));
     let relay = look.relay.as_ref();
     let condition = relay.and_then(|relay| relay.condition.as_ref());
     for topic in condition.iter().flat_map(|condition| &condition.topics) {
@@ -87,6 +88,18 @@ fn lines(look: &SlotLook) -> Vec<(&'static str, String)> {
         lines.push(("held by", nothing.to_owned()));
     }
     lines
+}
+
+/// What is wrong with where the slot began, and what to do.
+pub(in crate::cli) fn warning(label: &'static str, look: &SlotLook) -> Vec<(&'static str, String)> {
+    let Some(warning) = &look.warning else {
+        return Vec::new();
+    };
+    let remedy = warning.remedy.as_deref().unwrap_or_default();
+    vec![
+        (label, format!("{} ({})", warning.what, warning.code)),
+        ("", format!("-> {remedy}")),
+    ]
 }
 
 /// The text, preceded by an escape code that clears the screen if standard output is a terminal.

@@ -48,6 +48,7 @@ pub(super) fn lines(status: &RelayStatus) -> Vec<(&'static str, String)> {
     if let Some(slot) = &look.slot {
         let reader = format!("{}: {}", look.name, slot_screen::reader(look, slot));
         lines.push(("slot", reader));
+        lines.extend(slot_screen::warning("warning", look));
         lines.push(("lag", slot_screen::lag(look, slot)));
         if let Some(rates) = status.rates {
             lines.push(("events", event_rates(rates)));

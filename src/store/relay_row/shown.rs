@@ -83,6 +83,11 @@ fn said(json: Option<&str>, seconds_ago: Option<f64>) -> Option<Condition> {
 }
 
 impl RelayRow {
+    /// Whether a relay has used the slot.
+    pub(crate) fn has_confirmed(&self) -> bool {
+        self.confirmed_lsn.is_some()
+    }
+
     /// The part that is needed to judge the slot's health.
     pub(crate) fn position(&self) -> Option<RecordedPosition> {
         Some(RecordedPosition {

@@ -31,13 +31,14 @@ fn the_default_settings_render_the_files_unchanged() {
             DATABASE,
             UNFINISHED,
             CONDITION,
-            REPLAY
+            REPLAY,
+            SINCE_LSN
         ]
     );
     let versions: Vec<i32> = rendered.iter().map(|m| m.version).collect();
     assert_eq!(
         versions,
-        [1, 2, 3, 4, 5, 6, 7, 8, 10, 11, 12, 13, 14, 15, 16]
+        [1, 2, 3, 4, 5, 6, 7, 8, 10, 11, 12, 13, 14, 15, 16, 17]
     );
 }
 
