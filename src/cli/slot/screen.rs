@@ -10,6 +10,7 @@ use crate::cli::paint::Paint;
 use crate::cli::wrap::wrapped;
 use crate::condition::TopicCondition;
 use crate::ops::slot::{Rates, SlotLook};
+use crate::ops::verdict::Verdict;
 use crate::printable::printable;
 use crate::settings::Dispatch;
 
@@ -27,7 +28,7 @@ pub(super) fn text(look: &SlotLook, paint: Paint, width: Option<usize>) -> Strin
     );
     let word = verdict.name.to_uppercase();
     let painted = paint.severity(verdict.severity, &word);
-    let health = value_text(&format!("{word}: {}", verdict.meaning), width);
+    let health = value_text(&headline(&word, &verdict), width);
     // The word is in the first line, and takes more bytes than columns when it is painted.
     text += &format!(
         "{:LABEL$}  {}\n",
@@ -44,6 +45,13 @@ pub(super) fn text(look: &SlotLook, paint: Paint, width: Option<usize>) -> Strin
         text += &format!("{label:LABEL$}  {value}\n");
     }
     text
+}
+
+/// The state, how long it has lasted, and what it means.
+pub(in crate::cli) fn headline(word: &str, verdict: &Verdict) -> String {
+    let lasts = verdict.lasts.map(figures::time);
+    let lasts = lasts.map_or(String::new(), |time| format!(" for {time}"));
+    format!("{word}{lasts}: {}", verdict.meaning)
 }
 
 /// A value as it is printed after its label.

@@ -19,11 +19,8 @@ pub(super) fn text(status: &RelayStatus, paint: Paint, width: Option<usize>) -> 
     let word = verdict.name.to_uppercase().replace('-', " ");
     let painted = paint.severity(verdict.severity, &word);
     // The word is part of the first line, and takes more bytes than columns.
-    let verdict_text = wrapped(
-        &format!("{word}: {}", printable(&verdict.meaning)),
-        0,
-        width,
-    );
+    let headline = slot_screen::headline(&word, verdict);
+    let verdict_text = wrapped(&printable(&headline), 0, width);
     let mut text = format!("{}\n", verdict_text.replacen(&word, &painted, 1));
     if let Some(remedy) = &verdict.remedy {
         let remedy = wrapped(&printable(remedy), "-> ".len(), width);
