@@ -196,6 +196,15 @@ impl Metrics {
         self.events_published.get() + self.events_recorded.get()
     }
 
+    /// Age of the oldest event without an outcome, 0 if there is none. `None` also while the publication
+    /// may leave out rows: nobody knows how many wait.
+    pub(crate) fn lag_seconds(&self) -> Option<f64> {
+        match self.troubles.publication() {
+            Some(_) => None,
+            None => self.oldest_pending.age_seconds(),
+        }
+    }
+
     /// The relay's condition now.
     pub fn condition(&self, state: &RelayState) -> Condition {
         let server_time = self.server_clock.now().duration_since(UNIX_EPOCH);

@@ -66,6 +66,18 @@ pub struct RecordedPosition {
     pub is_final: bool,
 }
 
+impl RecordedPosition {
+    /// The position of a slot that no relay has used: it stays where the slot began.
+    #[must_use]
+    pub fn unused(origin: DatabaseOrigin, created_at: Option<Lsn>) -> Option<Self> {
+        created_at.map(|at| Self {
+            origin,
+            confirmed_lsn: Some(at),
+            is_final: true,
+        })
+    }
+}
+
 /// Limits above which a state is a warning or an error.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Thresholds {

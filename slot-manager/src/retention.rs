@@ -107,6 +107,12 @@ impl fmt::Display for WalHolder {
         if let Some(pid) = self.pid {
             write!(f, " of server process {pid}")?;
         }
+        if let Some(application) = &self.application_name {
+            write!(f, ", application {application}")?;
+        }
+        if let Some(user) = &self.user {
+            write!(f, ", as {user}")?;
+        }
         if let Some(age) = self.age {
             write!(f, ", open for {} s", age.as_secs())?;
         }

@@ -4,6 +4,7 @@
 //! the OID, the name decides, so a table that was dropped and created again, restored or swapped
 //! keeps its record. All functions are pure, except those that take an SQL session.
 
+use decoder::Lsn;
 use outbox_event::TableIdentity;
 use slot_manager::{QualifiedName, SlotName};
 
@@ -60,6 +61,8 @@ pub(crate) struct CaptureStart<'a> {
     /// Whether no relay has ever used the slot. Then `start` applies to every table, even to one
     /// that `init` has recorded, since `init` does not know the setting.
     pub(crate) is_first: bool,
+    /// Where the slot begins, if a command has just created it; see [`CaptureRecord::since_lsn`].
+    pub(crate) since_lsn: Option<Lsn>,
 }
 
 /// Looks up the tables of the settings in the catalog.
@@ -150,6 +153,7 @@ pub(crate) async fn claim(
         start,
         publication,
         is_first,
+        since_lsn,
     } = begin;
     let records = capture_record::read(&**sql).await?;
     let known = matched(&found, &records);
@@ -177,6 +181,7 @@ pub(crate) async fn claim(
         let new: Vec<CaptureRecord> = new
             .map(|(found, _)| CaptureRecord {
                 publication: Some(publication.to_owned()),
+                since_lsn,
                 ..new_record(found, &records, slot, start, &now)
             })
             .collect();
@@ -278,6 +283,7 @@ fn new_record(
         added_xids: Vec::new(),
         recorded_from: 0,
         publication: None,
+        since_lsn: None,
     }
 }
 

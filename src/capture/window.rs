@@ -176,6 +176,7 @@ pub(crate) mod tests {
                 added_xids: Vec::new(),
                 recorded_from: 0,
                 publication: None,
+                since_lsn: None,
             },
             shape: Shape {
                 oid: 1,

@@ -64,7 +64,7 @@ pub(super) enum Command {
 Examples:
   postrider init > postrider.sql
   postrider init --apply --relay-user shop_relay
-  postrider init --apply --payload bytea       (Protobuf, Avro)")]
+  postrider init --apply --payload bytea  # Protobuf, Avro")]
     Init(super::init::InitArgs),
     /// Check everything that the relay needs, in PostgreSQL and in Pub/Sub
     ///
@@ -74,7 +74,9 @@ Examples:
     /// code: 0 ready, 1 with warnings, 2 with errors.
     #[command(after_long_help = "\
 Example:
-  DATABASE_URL=postgres://shop_relay@db/shop PUBSUB_PROJECT_ID=shop postrider check")]
+  export DATABASE_URL=postgres://shop_relay@db/shop
+  export PUBSUB_PROJECT_ID=shop
+  postrider check")]
     Check(super::check::CheckArgs),
     /// Show the whole relay on one screen: is it delivering, how far behind is it, what holds it up
     ///
@@ -84,7 +86,7 @@ Example:
     #[command(after_long_help = "\
 Examples:
   postrider status
-  postrider status --watch       (a live view with graphs; q leaves it)
+  postrider status --watch  # live, with graphs; q leaves it
   postrider status --json")]
     Status(super::status::StatusArgs),
     /// Look at the replication slot; create, drop or advance it
@@ -92,10 +94,11 @@ Examples:
     /// Without a command, it shows the slot that --slot or POSTRIDER_SLOT names.
     #[command(after_long_help = "\
 Examples:
-  postrider slot                               (health, lag and what to do)
+  postrider slot           # health, lag and what to do
   postrider slot show --watch
-  postrider slot show --json --critical-bytes 2GB   (exit code: 0 ok, 1 warning, 2 critical,
-                                                     3 missing or unknown)")]
+  postrider slot show --json --critical-bytes 2GB
+
+Exit code: 0 ok, 1 warning, 2 critical, 3 no slot.")]
     Slot(super::slot::SlotArgs),
     /// Show what has become of an event: from its row to its record and its Pub/Sub message
     ///
@@ -105,7 +108,7 @@ Examples:
     #[command(after_long_help = "\
 Examples:
   postrider event 0190163d-8694-739b-aea5-966c26f8ad91
-  postrider event 4711                        (a numbered id)
+  postrider event 4711  # a numbered id
   postrider event --key order-17 --limit 5
   postrider event --since 10min --topic order.events --json")]
     Event(super::event::EventArgs),
@@ -118,7 +121,8 @@ Examples:
     #[command(after_long_help = "\
 Examples:
   postrider tail
-  postrider tail --topic order.events --message        (with attributes and data)
+  postrider tail --topic order.events
+  postrider tail --message  # with attributes and data
   postrider tail --since 10min --json | jq .message_id")]
     Tail(super::tail::TailArgs),
     /// Compare the outbox tables with outbox.dispatch: is there an outcome for every event
@@ -141,7 +145,7 @@ Examples:
 Examples:
   postrider prune --older-than 30d --dry-run
   postrider prune --older-than 30d --yes
-  postrider prune --older-than 7d --yes --chunk 1000 --pause 500ms")]
+  postrider prune --older-than 7d --yes --pause 500ms")]
     Prune(super::prune::PruneArgs),
     /// Publish events again
     ///
@@ -151,10 +155,13 @@ Examples:
     /// consumers that deduplicate must let them through. Exit code: 0 all are published, 1 some are not.
     #[command(after_long_help = "\
 Examples:
-  postrider replay 0190163d-8694-739b-aea5-966c26f8ad91 --yes
+  postrider replay --yes \\
+    0190163d-8694-739b-aea5-966c26f8ad91
   postrider replay --topic order.events --since 2h --dry-run
   postrider replay --key order-17 --yes --name after-the-fix
-  postrider replay --since 2026-11-27T08:00:00Z --until 2026-11-27T09:00:00Z --yes --rate 200
+  postrider replay --yes --rate 200 \\
+    --since 2026-11-27T08:00:00Z \\
+    --until 2026-11-27T09:00:00Z
   postrider replay --resume after-the-fix")]
     Replay(super::replay::ReplayArgs),
     /// List, release or discard quarantined events
@@ -173,10 +180,9 @@ Examples:
     /// server. --slot or POSTRIDER_SLOT names the slot.
     #[command(after_long_help = "\
 Examples:
-  postrider recover --dry-run          (is it needed, and which rows would be published?)
-  postrider recover --yes              (do it now, or at the relay's next start)
-  postrider recover --adopt --yes      (this server or database replaces
-                                        the old one)")]
+  postrider recover --dry-run  # what would it publish?
+  postrider recover --yes  # now, or at the next start
+  postrider recover --adopt --yes  # on a new server")]
     Recover(super::recover::RecoverArgs),
     /// Explain a code of an error or of a check, and what to do about it
     Explain {

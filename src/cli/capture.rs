@@ -1,6 +1,7 @@
 //! Writes the capture records when a command has created the slot. Rows that were committed before
 //! that are older than capturing; the slot brings every later one.
 
+use decoder::Lsn;
 use slot_manager::publication;
 
 use crate::capture::claim::{self, CaptureStart};
@@ -19,11 +20,17 @@ pub(super) async fn refuse_others(sql: &Sql, settings: &Settings) -> Result<()> 
     claim::refuse_others(&claim::matched(&found, &records), &settings.slot)
 }
 
-/// Records that the relay of the slot captures the tables.
+/// Records that the relay of the slot captures the tables, and that the slot brings their rows from
+/// `since_lsn` on.
 ///
 /// # Errors
 /// As [`refuse_others`].
-pub(super) async fn from_now_on(sql: &Sql, settings: &Settings, instance: &str) -> Result<()> {
+pub(super) async fn from_now_on(
+    sql: &Sql,
+    settings: &Settings,
+    instance: &str,
+    since_lsn: Option<Lsn>,
+) -> Result<()> {
     let found = claim::look(sql, &settings.tables).await?;
     let slot = &settings.slot;
     let publication =
@@ -32,6 +39,7 @@ pub(super) async fn from_now_on(sql: &Sql, settings: &Settings, instance: &str) 
         start: settings.start,
         publication: publication.fingerprint(),
         is_first: false,
+        since_lsn,
     };
     claim::claim(sql, slot, found, begin, instance).await?;
     Ok(())

@@ -1,12 +1,13 @@
 //! `postrider tail`: shows events as they are published.
 
+use std::collections::VecDeque;
 use std::process::ExitCode;
 use std::time::Duration;
 
 use serde::Serialize;
 
 use super::{block_on, output};
-use crate::error::Result;
+use crate::error::{Code, Disposition, Error, Result};
 use crate::ops::event::find::of_record_alone;
 use crate::ops::event::{EventQuery, EventReport, EventState};
 use crate::ops::since::Since;
@@ -14,12 +15,16 @@ use crate::ops::tail::{MessageReader, Tail, TailedMessage};
 use crate::postgres::PatientSql;
 use crate::printable::{printable, start_of};
 use crate::settings::Settings;
+use crate::store::dispatch::history::RecordedRow;
 
 /// Limit of a statement: `--since` with `--key` or `--topic` can scan much of the table.
 const STATEMENT_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Pause between two looks at outbox.dispatch.
 const LOOK_INTERVAL: Duration = Duration::from_millis(500);
+
+/// Pause between two attempts to reconnect.
+const RECONNECT_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Characters of a topic and of a key: a line with a uuid fits into 80.
 const TOPIC_CHARS: usize = 14;
@@ -63,47 +68,108 @@ struct TailedEvent {
 }
 
 pub(super) fn run(settings: &Settings, args: &TailArgs) -> Result<ExitCode> {
-    block_on(async {
-        let target = settings.database()?;
-        let sql = PatientSql::open(target, "postrider tail", STATEMENT_TIMEOUT).await?;
-        let query = EventQuery {
-            key: args.key.as_deref(),
-            topic: args.topic.as_deref(),
-            since: args.since.as_ref(),
-        };
-        let mut messages = if args.message {
-            Some(MessageReader::open(&sql, settings).await?)
-        } else {
-            None
-        };
-        let mut tail = Tail::begin(&sql, settings, &query).await?;
-        if !args.json {
-            output::write(&line("RECORDED UTC", "TOPIC", "KEY", "EVENT"));
+    let query = EventQuery {
+        key: args.key.as_deref(),
+        topic: args.topic.as_deref(),
+        since: args.since.as_ref(),
+    };
+    block_on(follow(settings, args, &query))
+}
+
+/// Shows events until the limit is reached. Goes on where it was when the connection is lost.
+async fn follow(settings: &Settings, args: &TailArgs, query: &EventQuery<'_>) -> Result<ExitCode> {
+    let mut session = TailSession::open(settings, args).await?;
+    let mut tail = Tail::begin(&session.sql, settings, query).await?;
+    if !args.json {
+        output::write(&line("RECORDED UTC", "TOPIC", "KEY", "EVENT"));
+    }
+    let mut left = args.limit.unwrap_or(u64::MAX);
+    // Records that are read and not shown yet.
+    let mut waiting = VecDeque::new();
+    loop {
+        let next = session.next(&mut tail, &mut waiting).await;
+        for note in tail.take_notes() {
+            eprintln!("note: {note}");
         }
-        let mut left = args.limit.unwrap_or(u64::MAX);
-        loop {
-            let rows = tail.next().await?;
-            for note in tail.take_notes() {
-                eprintln!("note: {note}");
-            }
-            let is_quiet = rows.is_empty();
-            for row in rows {
-                let message = match &mut messages {
-                    Some(messages) => Some(messages.message(&row).await?),
-                    None => None,
-                };
-                let event = of_record_alone(row);
-                show(&TailedEvent { event, message }, args.json);
+        let is_quiet = match next {
+            Ok(Some(event)) => {
+                show(&event, args.json);
                 left -= 1;
                 if left == 0 {
                     return Ok(ExitCode::SUCCESS);
                 }
+                false
             }
-            if is_quiet || args.since.is_none() {
-                tokio::time::sleep(LOOK_INTERVAL).await;
+            Ok(None) => true,
+            Err(error) if is_of_the_connection(&error) => {
+                eprintln!("note: {error}; reconnecting ({})", error.code());
+                session = TailSession::open_again(settings, args).await?;
+                continue;
+            }
+            Err(error) => return Err(error),
+        };
+        if is_quiet || waiting.is_empty() && args.since.is_none() {
+            tokio::time::sleep(LOOK_INTERVAL).await;
+        }
+    }
+}
+
+/// Whether a new connection may help.
+fn is_of_the_connection(error: &Error) -> bool {
+    // After a statement timeout, the same statement takes too long again.
+    error.code().disposition() == Disposition::Retry && error.code() != Code::PostgresTimeout
+}
+
+/// A connection, and what was looked up with it.
+struct TailSession {
+    sql: PatientSql,
+    messages: Option<MessageReader>,
+}
+
+impl TailSession {
+    async fn open(settings: &Settings, args: &TailArgs) -> Result<Self> {
+        let target = settings.database()?;
+        let sql = PatientSql::open(target, "postrider tail", STATEMENT_TIMEOUT).await?;
+        let messages = if args.message {
+            Some(MessageReader::open(&sql, settings).await?)
+        } else {
+            None
+        };
+        Ok(Self { sql, messages })
+    }
+
+    /// Tries until it succeeds, or until an error occurs that another attempt does not help against.
+    async fn open_again(settings: &Settings, args: &TailArgs) -> Result<Self> {
+        loop {
+            match Self::open(settings, args).await {
+                Err(error) if is_of_the_connection(&error) => {
+                    tokio::time::sleep(RECONNECT_INTERVAL).await;
+                }
+                opened => return opened,
             }
         }
-    })
+    }
+
+    /// The next event; `None` if none has appeared. An event that an error kept from being returned stays
+    /// in `waiting`.
+    async fn next(
+        &mut self,
+        tail: &mut Tail<'_>,
+        waiting: &mut VecDeque<RecordedRow>,
+    ) -> Result<Option<TailedEvent>> {
+        if waiting.is_empty() {
+            waiting.extend(tail.next(&self.sql).await?);
+        }
+        let Some(row) = waiting.front() else {
+            return Ok(None);
+        };
+        let message = match &mut self.messages {
+            Some(messages) => Some(messages.message(&self.sql, row).await?),
+            None => None,
+        };
+        let event = waiting.pop_front().map(of_record_alone);
+        Ok(event.map(|event| TailedEvent { event, message }))
+    }
 }
 
 fn show(tailed: &TailedEvent, is_json: bool) {

@@ -211,6 +211,7 @@ fn is_of_the_database(code: Code) -> bool {
         code,
         Code::PostgresUnreachable
             | Code::PostgresConnectionLost
+            | Code::DiskFull
             | Code::PostgresTooManyConnections
             | Code::RoleConnectionLimit
             | Code::DatabaseConnectionLimit

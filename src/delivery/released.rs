@@ -18,6 +18,9 @@ const LOOK_INTERVAL: Duration = Duration::from_secs(2);
 /// Time between two counts of the events in quarantine.
 const COUNT_INTERVAL: Duration = Duration::from_secs(30);
 
+/// Fewer events than this are counted at every look.
+const CHEAP_COUNT: i64 = 1_000;
+
 /// Pause after a failure.
 const RETRY_PAUSE: Duration = Duration::from_secs(1);
 
@@ -35,6 +38,8 @@ pub(super) struct Releases {
     allowed: bool,
     next_look: Instant,
     next_count: Instant,
+    /// Events in quarantine at the last count.
+    counted: i64,
     /// Ask nothing before this time.
     not_before: Option<Instant>,
     /// Blocked keys checked so far in this round.
@@ -50,6 +55,7 @@ impl Releases {
             allowed: false,
             next_look: now,
             next_count: now,
+            counted: 0,
             not_before: None,
             looked_at: 0,
         }
@@ -93,7 +99,9 @@ impl Delivery {
                 LOOKED_AT => releases.looked_at + LOOKED_AT,
                 _ => 0,
             };
-            let count = releases.next_count <= now;
+            let is_cheap = releases.counted < CHEAP_COUNT;
+            let is_any = releases.counted > 0 || self.quarantine.blocked() > 0;
+            let count = releases.next_count <= now || is_cheap && is_any;
             if count {
                 releases.next_count = now + COUNT_INTERVAL;
                 if self.letters.none_in_flight() {
@@ -146,6 +154,7 @@ impl Delivery {
                 }
                 if let Some(count) = count {
                     self.metrics.events_in_quarantine.set(Some(count as f64));
+                    self.releases.counted = count;
                     self.quarantine.counted(usize::try_from(count).unwrap_or(0));
                 }
             }

@@ -27,7 +27,8 @@ pub(super) fn code_of(sqlstate: &str) -> Code {
         "25006" => Code::PostgresStandby,
         // Shutdown, crash, startup, and connections that the server closed.
         s if s.starts_with("57P") || s.starts_with("08") => Code::PostgresConnectionLost,
-        // Lack of disk or memory, deadlocks and I/O errors are temporary.
+        "53100" => Code::DiskFull,
+        // Lack of memory, deadlocks and I/O errors are temporary.
         s if s.starts_with("53") || s.starts_with("40") || s.starts_with("58") => {
             Code::PostgresConnectionLost
         }

@@ -81,7 +81,7 @@ impl History {
                 state: metrics.condition(&state).state,
                 events_per_second: published as f64 / seconds,
                 latency: metrics.recent_latency.take_mean(),
-                lag_seconds: metrics.oldest_pending.age_seconds(),
+                lag_seconds: metrics.lag_seconds(),
                 lag_bytes: metrics.lag_bytes.get(),
                 retained_bytes: metrics.retained_bytes.get(),
                 headroom_bytes: metrics.headroom_bytes.get(),

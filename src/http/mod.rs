@@ -272,7 +272,7 @@ async fn status(Shared(port): Shared<Port>) -> Json<Status> {
         },
         lag_bytes: whole(&metrics.lag_bytes),
         retained_bytes: whole(&metrics.retained_bytes),
-        lag_seconds: metrics.oldest_pending.age_seconds(),
+        lag_seconds: metrics.lag_seconds(),
         publication_ok: metrics.publication_ok.get().map(|is_ok| is_ok == 1.0),
         events_published: metrics.events_published.get(),
         events_recorded: metrics.events_recorded.get(),

@@ -167,7 +167,7 @@ impl Metrics {
         add(
             "lag_seconds",
             "Age of the oldest event without an outcome, 0 if none",
-            self.oldest_pending.age_seconds(),
+            self.lag_seconds(),
         );
     }
 

@@ -4,15 +4,18 @@ use std::time::{Duration, Instant};
 
 use decoder::Lsn;
 use serde::Serialize;
-use slot_manager::health::{self, Observation, SlotObservation, Thresholds, Viewer};
+use slot_manager::health::{
+    self, Observation, RecordedPosition, SlotObservation, Thresholds, Viewer,
+};
 use slot_manager::retention::{self, WalHolder};
-use slot_manager::{Cluster, Health, Severity, Slot, SlotName, cluster, slots};
+use slot_manager::{Cluster, Finding, Health, Severity, Slot, SlotName, cluster, slots};
 
 use super::pending::{self, PendingEvents};
 use super::verdict::{self, Verdict};
-use crate::error::Result;
+use crate::error::{Code, Result};
 use crate::postgres::Sql;
 use crate::settings::Settings;
+use crate::store::capture_record::{self as captures, CaptureRecord};
 use crate::store::relay_row::shown::{self, RelayRow};
 
 /// Transactions younger than this also hold back WAL, but are not worth reporting.
@@ -32,6 +35,8 @@ pub(crate) struct SlotLook {
     /// Transactions and slots that hold back WAL, oldest first.
     pub(crate) holders: Vec<WalHolder>,
     pub(crate) relay: Option<RelayRow>,
+    /// What is wrong with where the slot began.
+    pub(crate) warning: Option<Finding>,
     /// Rates since the previous look.
     pub(crate) rates: Option<Rates>,
     pub(crate) time_to_loss: Option<Duration>,
@@ -69,6 +74,7 @@ pub(crate) struct FoundSlot<'a> {
     pending_events: Option<u64>,
     held_back_by: &'a [WalHolder],
     relay: &'a Option<RelayRow>,
+    warning: &'a Option<Finding>,
     #[serde(flatten)]
     rates: Option<Rates>,
     time_to_loss_seconds: Option<f64>,
@@ -102,7 +108,19 @@ impl SlotLook {
                 ago: at.duration_since(before.at),
             })
         });
-        let recorded = relay.as_ref().and_then(RelayRow::position);
+        let records = match captures::read(&**sql).await {
+            Err(error) if [Code::SchemaMissing, Code::PrivilegeMissing].contains(&error.code()) => {
+                Vec::new()
+            }
+            read => read?,
+        };
+        let recorded = match &relay {
+            Some(relay) if relay.has_confirmed() => relay.position(),
+            _ => RecordedPosition::unused(cluster.origin(), captures::since_lsn(&records, &name)),
+        };
+        let warning = slot
+            .as_ref()
+            .and_then(|slot| before_publication(slot, &records));
         let observation = Observation {
             slot: slot.as_ref(),
             earlier,
@@ -128,6 +146,7 @@ impl SlotLook {
             pending,
             holders,
             relay,
+            warning,
             rates,
             time_to_loss,
         })
@@ -159,6 +178,7 @@ impl SlotLook {
             pending_events: self.pending.map(|pending| pending.events),
             held_back_by: &self.holders,
             relay: &self.relay,
+            warning: &self.warning,
             rates: self.rates,
             time_to_loss_seconds: self.time_to_loss.map(|time| time.as_secs_f64()),
         }))
@@ -168,6 +188,27 @@ impl SlotLook {
     pub(crate) fn lag_time(&self) -> Option<Duration> {
         self.pending.and_then(|pending| pending.oldest)
     }
+}
+
+/// The warning about a slot that is older than the publication, until a relay has passed the place.
+pub(crate) fn before_publication(slot: &Slot, records: &[CaptureRecord]) -> Option<Finding> {
+    let name = &slot.slot_name;
+    let of_slot = records.iter().filter(|known| known.slot == *name);
+    let since = of_slot.filter_map(|known| known.since_lsn).max()?;
+    let at = slot.confirmed_flush_lsn.filter(|at| *at < since)?;
+    Some(Finding {
+        code: "slot-before-publication",
+        severity: Severity::Warning,
+        what: format!(
+            "slot {name} begins at {at}, but the publication and capturing began at {since}: the relay \
+             does not deliver rows that were committed in between"
+        ),
+        remedy: Some(
+            "if these rows must be delivered, set `start = all` for the first start: the relay then \
+             publishes every older row of the tables; otherwise start the relay, which passes them"
+                .to_owned(),
+        ),
+    })
 }
 
 impl Rates {

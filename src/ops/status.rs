@@ -123,7 +123,7 @@ impl RelayStatus {
         };
         let rates = before.and_then(|before| EventRates::between(before.counts, counts));
         Ok(Self {
-            verdict: judge(&slot, &publication),
+            verdict: judge(&slot, &publication, quarantine.as_ref()),
             slot,
             publication,
             quarantine,
@@ -162,7 +162,11 @@ impl RelayStatus {
 }
 
 /// The state of the relay, rather than that of its slot.
-fn judge(slot: &SlotLook, publication: &PublicationStatus) -> Verdict {
+fn judge(
+    slot: &SlotLook,
+    publication: &PublicationStatus,
+    quarantine: Option<&QuarantineStatus>,
+) -> Verdict {
     let verdict = slot.verdict();
     let is_recovering = slot
         .relay
@@ -195,8 +199,23 @@ fn judge(slot: &SlotLook, publication: &PublicationStatus) -> Verdict {
             severity: Severity::Error,
             meaning: format!("rows are not streamed: {}", problem.what),
             remedy: Some(problem.remedy.clone()),
+            lasts: None,
         },
-        _ => verdict,
+        _ => with_quarantine(verdict, quarantine),
+    }
+}
+
+/// Events that wait in quarantine need a person, even if the relay delivers all others.
+fn with_quarantine(verdict: Verdict, quarantine: Option<&QuarantineStatus>) -> Verdict {
+    let keys = quarantine.map_or(0, |quarantine| quarantine.keys.len());
+    if keys == 0 || verdict.severity >= Severity::Warning {
+        return verdict;
+    }
+    Verdict {
+        severity: Severity::Warning,
+        meaning: format!("{}, except those in quarantine", verdict.meaning),
+        remedy: Some("`postrider quarantine list` shows why, and how to release them".to_owned()),
+        ..verdict
     }
 }
 

@@ -6,6 +6,8 @@
 //! already. It reads at most [`WINDOW`] records, the newest: memory does not grow while a topic holds the
 //! confirmed position back.
 //!
+//! The connection may be another one at each look, so that the command survives a lost one.
+//!
 //! Not returned: rows that a recovery or the auditor publishes from their table, since their records
 //! have earlier positions; and events that leave quarantine after the slot has passed them.
 
@@ -38,7 +40,6 @@ const PAGE: usize = 1_000;
 
 /// Where the command is in outbox.dispatch.
 pub(crate) struct Tail<'a> {
-    sql: &'a PatientSql,
     settings: &'a Settings,
     query: &'a EventQuery<'a>,
     filter: RecordFilter,
@@ -60,12 +61,11 @@ impl<'a> Tail<'a> {
     /// # Errors
     /// Database errors.
     pub(crate) async fn begin(
-        sql: &'a PatientSql,
+        sql: &PatientSql,
         settings: &'a Settings,
         query: &'a EventQuery<'a>,
     ) -> Result<Self> {
         let mut tail = Self {
-            sql,
             settings,
             query,
             filter: query.filter(sql).await?,
@@ -82,14 +82,14 @@ impl<'a> Tail<'a> {
                  quarantined appear",
             );
         }
-        tail.from = match tail.confirmed().await? {
+        tail.from = match tail.confirmed(sql).await? {
             Some(confirmed) => confirmed,
             None => history::last_place(sql).await?,
         };
         if query.since.is_some() {
             tail.catching_up = Some(RecordPlace::default());
         } else {
-            tail.look().await?;
+            tail.look(sql).await?;
             tail.is_live = true;
         }
         Ok(tail)
@@ -98,10 +98,10 @@ impl<'a> Tail<'a> {
     /// The records that have appeared since the last look, in the order of their commits.
     ///
     /// # Errors
-    /// Database errors.
-    pub(crate) async fn next(&mut self) -> Result<Vec<RecordedRow>> {
+    /// Database errors; the next call returns the same records then.
+    pub(crate) async fn next(&mut self, sql: &PatientSql) -> Result<Vec<RecordedRow>> {
         if let Some(after) = self.catching_up {
-            let page = history::page(self.sql, &self.filter, after, PAGE).await;
+            let page = history::page(sql, &self.filter, after, PAGE).await;
             let page = page.map_err(|error| self.query.took_long(error))?;
             if let Some(last) = page.last() {
                 self.catching_up = Some(last.place);
@@ -113,7 +113,7 @@ impl<'a> Tail<'a> {
             self.catching_up = None;
             self.is_live = true;
         }
-        self.look().await
+        self.look(sql).await
     }
 
     /// What the reader of the output should know, each once.
@@ -127,8 +127,8 @@ impl<'a> Tail<'a> {
         }
     }
 
-    async fn confirmed(&mut self) -> Result<Option<RecordPlace>> {
-        let slot = slots::find(self.sql, &self.settings.slot).await?;
+    async fn confirmed(&mut self, sql: &PatientSql) -> Result<Option<RecordPlace>> {
+        let slot = slots::find(sql, &self.settings.slot).await?;
         if slot.is_none() {
             self.note("the slot does not exist here: no relay writes records");
         }
@@ -139,9 +139,9 @@ impl<'a> Tail<'a> {
         }))
     }
 
-    async fn look(&mut self) -> Result<Vec<RecordedRow>> {
-        let confirmed = self.confirmed().await?;
-        let found = history::newest_places(self.sql, &self.filter, self.from, WINDOW).await?;
+    async fn look(&mut self, sql: &PatientSql) -> Result<Vec<RecordedRow>> {
+        let confirmed = self.confirmed(sql).await?;
+        let found = history::newest_places(sql, &self.filter, self.from, WINDOW).await?;
         if let Some((oldest, at)) = found.get(WINDOW - 1) {
             self.note(
                 "more than 10,000 records wait for the slot to confirm them: only the newest 10,000 are \
@@ -155,13 +155,16 @@ impl<'a> Tail<'a> {
         let is_new = |(place, at): &(RecordPlace, i64)| self.seen.get(place) != Some(at);
         let new: Vec<(RecordPlace, i64)> = found.into_iter().filter(is_new).collect();
         let places: Vec<RecordPlace> = new.iter().map(|(place, _)| *place).collect();
+        let records = if places.is_empty() {
+            Vec::new()
+        } else {
+            history::at_places(sql, &places).await?
+        };
+        // Only now, because a connection that is lost before has returned nothing.
         self.seen.extend(new);
         self.from = confirmed.max(Some(self.from)).unwrap_or_default();
         self.forget();
-        if places.is_empty() {
-            return Ok(Vec::new());
-        }
-        history::at_places(self.sql, &places).await
+        Ok(records)
     }
 
     /// Forgets records that no look reads again.
@@ -188,17 +191,16 @@ pub(crate) struct TailedMessage {
 }
 
 /// Builds messages again from their rows, with the current settings.
-pub(crate) struct MessageReader<'a> {
-    sql: &'a PatientSql,
+pub(crate) struct MessageReader {
     readers: Vec<TableReader>,
 }
 
-impl<'a> MessageReader<'a> {
+impl MessageReader {
     /// Looks the tables up.
     ///
     /// # Errors
     /// `column-missing` and others if the settings do not fit the tables; database errors.
-    pub(crate) async fn open(sql: &'a PatientSql, settings: &Settings) -> Result<Self> {
+    pub(crate) async fn open(sql: &PatientSql, settings: &Settings) -> Result<Self> {
         let captured =
             claim::as_if_claimed(sql, &settings.slot, &settings.tables, settings.start).await?;
         let project = settings.project().unwrap_or("none");
@@ -206,20 +208,24 @@ impl<'a> MessageReader<'a> {
         for (table, captured) in settings.tables.iter().zip(&captured) {
             readers.push(TableReader::resolve(sql, table, project, captured).await?);
         }
-        Ok(Self { sql, readers })
+        Ok(Self { readers })
     }
 
     /// The message of an event; `None` if its row is gone or cannot become a message.
     ///
     /// # Errors
     /// Database errors.
-    pub(crate) async fn message(&mut self, row: &RecordedRow) -> Result<Option<TailedMessage>> {
+    pub(crate) async fn message(
+        &mut self,
+        sql: &PatientSql,
+        row: &RecordedRow,
+    ) -> Result<Option<TailedMessage>> {
         let event_id = EventId {
             uuid: row.event_id.into_bytes(),
             source_id: row.source_id.clone().map(Into::into),
         };
         for reader in &mut self.readers {
-            let Some(values) = rows::find(self.sql, reader, &event_id).await? else {
+            let Some(values) = rows::find(sql, reader, &event_id).await? else {
                 continue;
             };
             let commit = CommitLsn::new(Lsn::new(row.place.commit));

@@ -1,6 +1,8 @@
 //! One word for slot and relay together. The slot knows that somebody reads from it; only the relay
 //! knows whether the events reach Pub/Sub.
 
+use std::time::Duration;
+
 use slot_manager::health::Lag;
 use slot_manager::{Health, Severity};
 
@@ -15,6 +17,8 @@ pub(crate) struct Verdict {
     /// The state in a sentence.
     pub(crate) meaning: String,
     pub(crate) remedy: Option<String>,
+    /// How long delivery has been held up; `None` if it is not, or if that is unknown.
+    pub(crate) lasts: Option<Duration>,
 }
 
 /// Judges the health of the slot, and what the relay said a moment ago, if delivery is held up.
@@ -35,12 +39,14 @@ pub(crate) fn of(health: &Health, condition: Option<&Condition>) -> Verdict {
             severity: condition.severity().max(lag_severity(health)),
             meaning: holds_up(condition),
             remedy: condition.hint.clone(),
+            lasts: Duration::try_from_secs_f64(condition.for_seconds).ok(),
         },
         _ => Verdict {
             name: health.name(),
             severity: health.severity(),
             meaning: meaning(health),
             remedy: health.remedy(),
+            lasts: None,
         },
     }
 }
@@ -67,7 +73,7 @@ fn holds_up(condition: &Condition) -> String {
         ConditionKind::BlockedOnDatabase => {
             format!("the relay cannot use the database ({code}): {what}")
         }
-        _ => format!("the relay runs, but does not deliver ({code}): {what}"),
+        _ => format!("the relay does not deliver ({code}): {what}"),
     }
 }
 
@@ -109,7 +115,7 @@ fn meaning(health: &Health) -> String {
         Health::Missing => "no slot with this name exists: nothing is delivered".to_owned(),
         Health::Recreated { recorded, found } => {
             format!(
-                "the slot is at {found}, but the relay had confirmed {recorded}: the stream skips events"
+                "the slot is at {found}, but it was left at {recorded}: the stream skips events"
             )
         }
         Health::ForeignCluster { expected, found } => {

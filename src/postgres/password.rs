@@ -14,10 +14,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, BufReader};
-use tokio::process::{Child, Command};
+use tokio::process::{Child, ChildStderr, Command};
 
 use super::target::{Host, Target};
 use crate::error::{Code, Error, Result, shown_path};
+use crate::printable::printable;
 
 /// Permission bits for group and others. Like libpq, refuse a file that has any of them.
 const OTHERS: u32 = 0o077;
@@ -25,6 +26,13 @@ const OTHERS: u32 = 0o077;
 /// Limit of the command. It is below the limit of connecting, so that the error names the command as the
 /// cause.
 const COMMAND_LIMIT: Duration = Duration::from_secs(8);
+
+/// How many lines of its standard error are logged, and how many bytes of each.
+const LOGGED_LINES: usize = 20;
+const LOGGED_BYTES: u64 = 1 << 10;
+
+/// How long to wait, once the command has ended, for what it has written to standard error.
+const LAST_WORDS_LIMIT: Duration = Duration::from_millis(100);
 
 /// The most bytes of its first line.
 const LINE_MAX: u64 = 64 << 10;
@@ -50,19 +58,27 @@ pub(crate) async fn password(target: &Target) -> Result<Option<String>> {
 }
 
 /// The first line that the command prints. Its errors show neither the command nor its output, which may
-/// contain secrets; what it writes to standard error appears next to the log.
+/// contain secrets; what it writes to standard error goes to the log, or to our standard error if there is no
+/// log.
 async fn of_command(command: &str, limit: Duration) -> Result<String> {
     let failed = |what: &str| Error::new(Code::PasswordCommand, format!("password_command {what}"));
     let mut child = Command::new("/bin/sh")
         .args(["-c", command])
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
+        .stderr(if tracing::dispatcher::has_been_set() {
+            Stdio::piped()
+        } else {
+            Stdio::inherit()
+        })
         .process_group(0)
         .kill_on_drop(true)
         .spawn()
         .map_err(|e| failed("cannot be started with /bin/sh").caused_by(e))?;
     let group = child.id();
-    let ended = match tokio::time::timeout(limit, first_line(&mut child)).await {
+    let stderr = child.stderr.take();
+    let first_line = tokio::time::timeout(limit, first_line(&mut child));
+    let ended = match while_logging(stderr, first_line).await {
         Ok(Ok(Some(ended))) => ended,
         Ok(Ok(None)) => {
             end_group(group);
@@ -113,6 +129,41 @@ async fn first_line(child: &mut Child) -> std::io::Result<Option<(ExitStatus, Ve
         }
     };
     Ok(Some((status, line)))
+}
+
+/// The result of `running`, which logs what the command writes to standard error meanwhile. Like
+/// [`first_line`], does not wait for programs in the background.
+async fn while_logging<T>(stderr: Option<ChildStderr>, running: impl Future<Output = T>) -> T {
+    let logging = async {
+        match stderr {
+            Some(stderr) => log_lines(stderr).await,
+            None => Ok(()),
+        }
+    };
+    let (mut running, mut logging) = (std::pin::pin!(running), std::pin::pin!(logging));
+    let result = tokio::select! {
+        result = &mut running => result,
+        // An unreadable pipe is no reason to fail.
+        _ = &mut logging => return running.await,
+    };
+    let _ = tokio::time::timeout(LAST_WORDS_LIMIT, logging).await;
+    result
+}
+
+/// Logs each line, up to a limit, and drops the rest so that the command does not end for a closed pipe.
+async fn log_lines(stderr: ChildStderr) -> std::io::Result<()> {
+    let mut reader = BufReader::new(stderr);
+    for _ in 0..LOGGED_LINES {
+        let mut line = Vec::new();
+        let mut start = (&mut reader).take(LOGGED_BYTES);
+        if start.read_until(b'\n', &mut line).await? == 0 {
+            return Ok(());
+        }
+        let line = String::from_utf8_lossy(&line);
+        tracing::warn!("password_command: {}", printable(line.trim_end()));
+    }
+    tokio::io::copy(&mut reader, &mut tokio::io::sink()).await?;
+    Ok(())
 }
 
 /// Ends the command and the programs that it has started.

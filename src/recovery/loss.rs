@@ -7,7 +7,7 @@
 use std::fmt;
 
 use decoder::Lsn;
-use slot_manager::health::{self, Observation, Thresholds, Viewer};
+use slot_manager::health::{self, Observation, RecordedPosition, Thresholds, Viewer};
 use slot_manager::{Cluster, Health, Slot, SlotName};
 
 use crate::error::{Code, Error};
@@ -34,6 +34,8 @@ pub(crate) struct Seen<'a> {
     pub(crate) publication: &'a str,
     /// Whether a table of the settings is not captured yet.
     pub(crate) has_new_table: bool,
+    /// Where capturing began in the WAL, if a command has recorded it.
+    pub(crate) since_lsn: Option<Lsn>,
     /// Whether the rows that the unfinished recovery has to read can still be found.
     pub(crate) can_continue: bool,
 }
@@ -68,7 +70,8 @@ pub(crate) enum Loss {
     SlotMissing,
     /// The server has invalidated the slot, or has removed WAL that the slot needed.
     SlotLost(Health),
-    /// The slot's position is ahead of the last confirmed one.
+    /// The slot's position is ahead of the last confirmed one, or of its creation if no relay has used
+    /// it.
     SlotRecreated { recorded: Lsn, found: Lsn },
     /// The server's WAL ends before the last confirmed position.
     WalMissing { recorded: Lsn, server: Lsn },
@@ -171,6 +174,9 @@ fn first_start(seen: Seen<'_>) -> SlotVerdict {
             health @ (Health::Lost | Health::Invalidated { .. }) => {
                 SlotVerdict::Recover(Loss::SlotLost(health))
             }
+            Health::Recreated { recorded, found } => {
+                SlotVerdict::Recover(Loss::SlotRecreated { recorded, found })
+            }
             _ => stream(slot, Audit::Continue),
         },
     }
@@ -194,7 +200,13 @@ fn audit(earlier: &Recorded, recorded: Lsn, slot: &Slot, cluster: &Cluster) -> A
 }
 
 fn health(slot: &Slot, seen: Seen<'_>) -> Health {
-    let recorded = seen.earlier.map(Recorded::position);
+    let served = seen
+        .earlier
+        .filter(|earlier| earlier.confirmed_lsn.is_some());
+    let recorded = match served {
+        Some(earlier) => Some(earlier.position()),
+        None => RecordedPosition::unused(seen.cluster.origin(), seen.since_lsn),
+    };
     let observation = Observation {
         slot: Some(slot),
         earlier: None,
@@ -270,8 +282,8 @@ impl fmt::Display for Loss {
             Loss::SlotLost(_) => f.write_str("PostgreSQL has removed WAL that the slot needed"),
             Loss::SlotRecreated { recorded, found } => write!(
                 f,
-                "the slot's position is {found}, but this relay left it at {recorded}: somebody has \
-                 recreated or advanced it"
+                "the slot's position is {found}, but it was left at {recorded}: somebody has recreated or \
+                 advanced it"
             ),
             Loss::WalMissing { recorded, server } => write!(
                 f,

@@ -44,6 +44,7 @@ use crate::metrics::Metrics;
 use crate::postgres::connect;
 use crate::settings::Settings;
 use crate::store::relay_row;
+use crate::throttled_log::ThrottledLog;
 use crate::traces::Traces;
 
 /// Pauses between sessions: short at first, because a server that restarts is soon back.
@@ -121,6 +122,7 @@ impl SessionRunner {
         let mut server_answered = false;
         let mut pause = FIRST_PAUSE;
         let mut said: Option<(Code, Instant)> = None;
+        let mut log = ThrottledLog::default();
         loop {
             let mut started = false;
             let ended = self
@@ -143,6 +145,7 @@ impl SessionRunner {
             }
             if started {
                 pause = FIRST_PAUSE;
+                log = ThrottledLog::default();
             }
             self.state.broken(&error);
             let is_known = said.is_some_and(|(code, at)| {
@@ -152,10 +155,12 @@ impl SessionRunner {
                 said = Some((error.code(), Instant::now()));
                 self.say_what_broke(&error).await;
             }
-            tracing::warn!(
-                code = %error.code(), hint = error.hint_text(),
-                "{error}; retrying in {pause:?}"
-            );
+            if let Some(since_last) = log.due(error.code()) {
+                tracing::warn!(
+                    code = %error.code(), hint = error.hint_text(), since_last,
+                    "{error}; retrying in {pause:?}"
+                );
+            }
             tokio::select! {
                 _ = shutdown.wait_for(|stop| *stop) => return Ok(()),
                 () = tokio::time::sleep(pause) => {}

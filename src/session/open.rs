@@ -126,6 +126,7 @@ impl SessionRunner {
             start: settings.start,
             publication: facts.publication,
             is_first: decision.is_first,
+            since_lsn: None,
         };
         let claiming = claim::claim(sql, &settings.slot, facts.found, begin, &self.instance);
         let captured = claiming.await?;

@@ -105,6 +105,7 @@ pub(super) fn decide(facts: &SlotFacts<'_>, settings: &Settings) -> Result<Decis
         dispatch: settings.dispatch,
         publication: facts.publication,
         has_new_table: known.iter().any(Option::is_none),
+        since_lsn: captures::since_lsn(&facts.records, &settings.slot),
         can_continue: can_continue(earlier, settings.dispatch, &facts.found, &known),
     };
     let begin = loss::judge(seen);

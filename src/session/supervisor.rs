@@ -23,6 +23,7 @@ use crate::metrics::Metrics;
 use crate::postgres::{Sql, Target, connect};
 use crate::source::LeaseProof;
 use crate::store::relay_row;
+use crate::throttled_log::ThrottledLog;
 
 /// Time between two looks. Rows that are inserted while the publication is wrong must be read from
 /// the table: the shorter the interval, the fewer.
@@ -86,6 +87,7 @@ pub(super) fn start(
             sql: None,
             state,
             audit,
+            log: ThrottledLog::default(),
             // Write nothing before this session has taken the row: its old content is still needed.
             delivered: metrics.delivered(),
             lag: LagTrend::default(),
@@ -147,6 +149,7 @@ struct Watcher {
     state: PublicationState,
     metrics: Metrics,
     audit: Arc<Notify>,
+    log: ThrottledLog,
     /// Number of delivered events when the relay's row was last written, or when the supervisor
     /// started.
     delivered: u64,
@@ -170,10 +173,12 @@ impl Watcher {
     }
 
     fn unsure(&mut self, error: &Error) -> Supervision {
-        tracing::warn!(
-            code = %error.code(), hint = error.hint_text(),
-            "cannot look at the publication, so idle positions are not confirmed: {error}"
-        );
+        if let Some(since_last) = self.log.due(error.code()) {
+            tracing::warn!(
+                code = %error.code(), hint = error.hint_text(), since_last,
+                "cannot look at the publication, so idle positions are not confirmed: {error}"
+            );
+        }
         self.metrics.lag_bytes.set(None);
         self.metrics.retained_bytes.set(None);
         self.metrics.headroom_bytes.set(None);
@@ -277,12 +282,17 @@ impl Watcher {
             Error::new(Code::PublicationDrift, what).hint(problem.remedy())
         });
         self.metrics.troubles.set_publication(first.as_ref());
-        for problem in &problems {
-            tracing::error!(
-                code = "publication-drift",
-                hint = problem.remedy(),
-                "rows are not streamed: {problem}"
-            );
+        if problems.is_empty() {
+            self.log = ThrottledLog::default();
+        } else if let Some(since_last) = self.log.due(Code::PublicationDrift) {
+            for problem in &problems {
+                tracing::error!(
+                    code = "publication-drift",
+                    hint = problem.remedy(),
+                    since_last,
+                    "rows are not streamed: {problem}"
+                );
+            }
         }
         if problems.is_empty() && state.has_changed_since(&self.state) {
             tracing::warn!(

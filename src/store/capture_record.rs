@@ -1,7 +1,8 @@
 //! `outbox.capture`: one row per captured table, and the only SQL on it.
 
+use decoder::Lsn;
 use slot_manager::{QualifiedName, SlotName};
-use tokio_postgres::types::ToSql;
+use tokio_postgres::types::{PgLsn, ToSql};
 use tokio_postgres::{GenericClient, Row};
 
 use crate::error::{Code, Error, Result};
@@ -10,15 +11,15 @@ use crate::postgres::{Snapshot, Sql};
 const SELECT: &str = "\
     SELECT identity, schema_name, table_name, table_oid, slot, since::text, floor::text, floor_seq, \
         numbering, partitions, has_inserted_xid, added_xids::text[], recorded_from::text, \
-        publication \
+        publication, since_lsn \
     FROM outbox.capture ORDER BY identity";
 
 /// If another relay on the same slot was faster, its row stays.
 const INSERT: &str = "\
     INSERT INTO outbox.capture (identity, schema_name, table_name, table_oid, slot, since, floor, \
-        floor_seq, numbering, partitions, has_inserted_xid, instance, publication) \
+        floor_seq, numbering, partitions, has_inserted_xid, instance, publication, since_lsn) \
     VALUES ($1, $2, $3, $4, $5, $6::text::pg_snapshot, $7::text::xid8, $8, $9, $10, $11, $12, \
-        $13) \
+        $13, $14) \
     ON CONFLICT DO NOTHING";
 
 const MOVE: &str = "\
@@ -41,7 +42,7 @@ const RESOLVE: &str = "\
 
 /// The new owner finds no records of events that its predecessor published without one.
 const TAKE_OVER: &str = "\
-    UPDATE outbox.capture c SET slot = $2, \
+    UPDATE outbox.capture c SET slot = $2, since_lsn = NULL, \
         recorded_from = CASE WHEN EXISTS ( \
             SELECT FROM outbox.relay r WHERE r.slot = c.slot AND r.dispatch = 'exceptions') \
             THEN greatest(floor, recorded_from) ELSE recorded_from END \
@@ -82,11 +83,15 @@ pub(crate) struct CaptureRecord {
     pub(crate) recorded_from: u64,
     /// Fingerprint of the publication when capturing began; `None` in a record of an older version.
     pub(crate) publication: Option<String>,
+    /// Where capturing began in the WAL: a slot that no relay has used streams every row of ours if it
+    /// is not beyond this. `None` if a relay began it while it held the slot.
+    pub(crate) since_lsn: Option<Lsn>,
 }
 
 impl CaptureRecord {
     fn from_row(row: &Row) -> Result<Self> {
         let since: Option<&str> = row.get(5);
+        let since_lsn: Option<PgLsn> = row.get(14);
         let added: Vec<&str> = row.get(11);
         Ok(Self {
             identity: row.get(0),
@@ -105,6 +110,7 @@ impl CaptureRecord {
             added_xids: added.into_iter().map(xid).collect::<Result<_>>()?,
             recorded_from: xid(row.get(12))?,
             publication: row.get(13),
+            since_lsn: since_lsn.map(|lsn| Lsn::new(lsn.into())),
         })
     }
 }
@@ -129,6 +135,12 @@ pub(crate) async fn read(sql: &impl GenericClient) -> Result<Vec<CaptureRecord>>
     rows.iter().map(CaptureRecord::from_row).collect()
 }
 
+/// Where a slot began to stream the rows of all its tables; see [`CaptureRecord::since_lsn`].
+pub(crate) fn since_lsn(records: &[CaptureRecord], slot: &SlotName) -> Option<Lsn> {
+    let of_slot = records.iter().filter(|known| known.slot == slot.as_str());
+    of_slot.filter_map(|known| known.since_lsn).min()
+}
+
 /// Adds the records of tables that are captured from now on.
 ///
 /// # Errors
@@ -141,7 +153,8 @@ pub(crate) async fn insert(
     for record in records {
         let since = record.since.as_ref().map(Snapshot::to_string);
         let floor = record.floor.to_string();
-        let parameters: [&(dyn ToSql + Sync); 13] = [
+        let since_lsn = record.since_lsn.map(|lsn| PgLsn::from(lsn.as_u64()));
+        let parameters: [&(dyn ToSql + Sync); 14] = [
             &record.identity,
             &record.table.schema,
             &record.table.name,
@@ -155,6 +168,7 @@ pub(crate) async fn insert(
             &record.has_inserted_xid,
             &instance,
             &record.publication,
+            &since_lsn,
         ];
         sql.execute(INSERT, &parameters).await?;
     }
@@ -262,7 +276,7 @@ const OID_HERE: &str = "\
 pub(crate) async fn adopt(sql: &impl GenericClient) -> Result<()> {
     let statement = format!(
         "UPDATE outbox.capture c SET floor = '0', floor_seq = NULL, numbering = NULL, \
-             partitions = NULL, recorded_from = '0', table_oid = {OID_HERE}"
+             partitions = NULL, since_lsn = NULL, recorded_from = '0', table_oid = {OID_HERE}"
     );
     sql.execute(&statement, &[]).await?;
     Ok(())

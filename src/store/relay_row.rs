@@ -21,10 +21,11 @@ use crate::error::{Code, Error, Result};
 use crate::postgres::{Snapshot, Sql};
 use crate::settings::Dispatch;
 
-/// The last column is there so that an older schema is found out before a standby waits.
+/// The last two columns are there so that an older schema is found out before a standby waits.
 const SELECT: &str = "\
     SELECT system_identifier, timeline, confirmed_lsn, confirmed_is_final, recovering, dispatch, \
-        audited_publication, database_oid, recovery_lsn, recovery_snapshot::text, pruned_at \
+        audited_publication, database_oid, recovery_lsn, recovery_snapshot::text, pruned_at, \
+        (SELECT max(since_lsn) FROM outbox.capture WHERE false) \
     FROM outbox.relay WHERE slot = $1";
 
 /// Makes the mode `exceptions` durable before anything is delivered. Only the auditor or a recovery

@@ -95,6 +95,20 @@ async fn help_fits_a_terminal_of_60_columns() {
     }
 }
 
+/// On a narrow terminal a longer line is wrapped, and a wrapped command cannot be copied.
+#[tokio::test]
+async fn no_line_of_an_example_is_wider_than_60_columns() {
+    let mut seen = 0;
+    for (command, help) in helps("--help", "200").await {
+        let examples = help.split_once("\nExample").map(|(_, examples)| examples);
+        for line in examples.unwrap_or_default().lines() {
+            assert!(line.chars().count() <= 60, "{command}: {line}");
+            seen += 1;
+        }
+    }
+    assert!(seen > 40, "{seen}");
+}
+
 #[tokio::test]
 async fn a_flag_that_a_command_does_not_use_is_refused() {
     let ran = postrider(&["status", "--in-flight-mib", "8"], &[]).await;

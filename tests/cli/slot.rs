@@ -240,3 +240,38 @@ async fn a_slot_that_cannot_be_created_names_the_blocking_transaction() {
     ran.assert_error("slot-busy", 3);
     assert_contains(&ran.stderr, "server process");
 }
+
+#[tokio::test]
+async fn a_slot_that_is_older_than_the_publication_is_shown_until_it_has_passed_that_place() {
+    const CODE: &str = "slot-before-publication";
+    let server = ScratchPostgres::builder().start().unwrap();
+    let database = Database::on(&server).await;
+    let create = format!(
+        "select pg_create_logical_replication_slot('{}', 'pgoutput')",
+        database.name
+    );
+    database.execute(&create).await;
+    let init = database.run(&["init", "--apply"]).await;
+    assert_contains(&init.stdout, CODE);
+    let again = database.run(&["init", "--apply"]).await;
+    assert_contains(&again.stdout, CODE);
+    let check = database.run(&["check", "--json"]).await;
+    assert_eq!(check.finding(CODE)["severity"], "warning");
+    for command in ["status", "slot show"] {
+        let arguments: Vec<&str> = command.split(' ').collect();
+        let shown = database.run(&arguments).await;
+        assert_contains(&shown.stdout, CODE);
+        let json = database.run(&[&arguments[..], &["--json"]].concat()).await;
+        assert_contains(&json.stdout, CODE);
+    }
+    let pass = format!(
+        "select pg_replication_slot_advance('{}', (select since_lsn from outbox.capture))",
+        database.name
+    );
+    database.execute(&pass).await;
+    for command in ["check --json", "status --json", "slot show"] {
+        let arguments: Vec<&str> = command.split(' ').collect();
+        let shown = database.run(&arguments).await;
+        assert!(!shown.stdout.contains(CODE), "{shown}");
+    }
+}

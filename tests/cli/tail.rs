@@ -1,5 +1,7 @@
 //! `postrider tail`, without a relay: records appear, and the command shows each once.
 
+use std::time::Duration;
+
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, BufReader, Lines};
 use tokio::process::{Child, ChildStdout};
 use tokio::time::timeout;
@@ -201,4 +203,42 @@ async fn notes_say_why_nothing_or_not_everything_appears() {
     let mut noted = String::new();
     stderr.unwrap().read_to_string(&mut noted).await.unwrap();
     assert_contains(&noted, "the oldest are skipped");
+}
+
+#[tokio::test]
+async fn a_lost_connection_shows_no_record_twice_and_misses_none() {
+    const LOSE: &str = "select count(pg_terminate_backend(pid)) from pg_stat_activity \
+                        where application_name = 'postrider tail' and datname = current_database()";
+    let database = Database::initialised().await;
+    let mut tailing = Tailing::start(&database, &["--message", "--limit", "22"]).await;
+    record(&database, "FFFF/10", 1, 1, "a").await;
+    assert_contains(&tailing.line().await, &id(1));
+    for round in 0..3_u32 {
+        // Some rounds find the connection between two looks.
+        tokio::time::sleep(Duration::from_millis(u64::from(round) * 170)).await;
+        let first = 2 + round * 7;
+        for number in first..first + 7 {
+            if number == first + 3 {
+                assert!(database.number(LOSE).await > 0);
+            }
+            record(&database, "FFFF/20", number, number, "a").await;
+        }
+        for number in first..first + 7 {
+            let mut line = tailing.line().await;
+            while line.contains("(no message") {
+                line = tailing.line().await;
+            }
+            assert_contains(&line, &id(number));
+        }
+    }
+    let stderr = tailing.child.stderr.take();
+    assert_contains(&tailing.line().await, "(no message");
+    assert_eq!(tailing.ended().await, Some(0));
+    let mut told = String::new();
+    stderr.unwrap().read_to_string(&mut told).await.unwrap();
+    assert_eq!(told.lines().count(), 3, "{told}");
+    assert!(
+        told.lines().all(|line| line.contains("reconnecting")),
+        "{told}"
+    );
 }

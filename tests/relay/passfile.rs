@@ -82,3 +82,34 @@ async fn with_a_new_password(name: &str, setting: impl Fn(&str) -> (&'static str
     assert!(report.is_clean(), "{report}\n{log}");
     relay.stop().await;
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_the_password_command_writes_to_standard_error_is_a_line_of_the_json_log() {
+    let server = ScratchPostgres::builder()
+        .hba_line("host all token 127.0.0.1/32 scram-sha-256")
+        .start()
+        .unwrap();
+    let database = Database::on(server).await;
+    let emulator = harness::emulator().await;
+    database
+        .execute(
+            "CREATE ROLE token LOGIN REPLICATION PASSWORD 'pw'; GRANT postrider_relay TO token",
+        )
+        .await;
+    let url = database.url.replace("postgres@", "token@");
+    let command = "echo 'token \"renewed\"' >&2; sleep 9 & echo pw; printf 'last words' >&2";
+    let settings = [
+        ("DATABASE_URL", url.as_str()),
+        ("POSTRIDER_PASSWORD_COMMAND", command),
+        ("POSTRIDER_LOG_FORMAT", "json"),
+    ];
+    let relay = Relay::start_with(&database, &emulator.addr().to_string(), &settings);
+    relay.wait_for_log("streaming").await;
+    relay.wait_for_log("last words").await;
+    let log = relay.log();
+    let lines = log.lines().map(|line| {
+        serde_json::from_str::<serde_json::Value>(line).unwrap_or_else(|e| panic!("{e}: {line}"))
+    });
+    let told = lines.filter(|line| line["message"] == "password_command: token \"renewed\"");
+    assert!(told.count() >= 2, "once for each session:\n{log}");
+}

@@ -17,6 +17,7 @@ fn record(identity: &str, table: &str, oid: u32) -> CaptureRecord {
         added_xids: Vec::new(),
         recorded_from: 0,
         publication: None,
+        since_lsn: None,
     }
 }
 

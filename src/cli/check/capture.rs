@@ -1,13 +1,14 @@
 //! Checks that the captured tables have columns that identify and order their rows.
 
 use slot_manager::table_shape::SeqColumn;
-use slot_manager::{Finding, Severity, SlotName, cluster, quoted_identifier};
+use slot_manager::{Finding, Severity, SlotName, cluster, quoted_identifier, slots};
 
 use crate::capture::claim;
 use crate::capture::shape::{self, Shape, Unfit};
 use crate::cli::findings::{finding, finding_with_remedy, from_error};
 use crate::error::{Code, Result};
 use crate::mapping::TableSettings;
+use crate::ops::slot::before_publication;
 use crate::postgres::Sql;
 use crate::settings::Settings;
 use crate::store::capture_record;
@@ -28,6 +29,7 @@ pub(super) async fn check(sql: &Sql, settings: &Settings) -> Result<Vec<Finding>
         }
     }
     findings.extend(owner(sql, settings, &settings.slot).await);
+    findings.extend(slot_start(sql, &settings.slot).await);
     Ok(findings)
 }
 
@@ -138,6 +140,13 @@ fn seq_fault(table: &TableSettings, shape: &Shape) -> Option<(&'static str, Stri
         }
         Some(_) => None,
     }
+}
+
+/// A finding if the slot is older than the publication. Other checks report a missing table.
+async fn slot_start(sql: &Sql, slot: &SlotName) -> Option<Finding> {
+    let slot = slots::find(sql, slot).await.ok()??;
+    let records = capture_record::read(&**sql).await.ok()?;
+    before_publication(&slot, &records)
 }
 
 /// A finding if another slot owns one of the tables.

@@ -66,6 +66,7 @@ const CONDITION: &str = include_str!("../../../migrations/0015_condition.sql");
 const REPLAY: &str = include_str!("../../../migrations/0016_replay.sql");
 const PRUNING: &str = include_str!("../../../migrations/0017_pruning.sql");
 const PARTITIONS: &str = include_str!("../../../migrations/0018_partitions.sql");
+const SINCE_LSN: &str = include_str!("../../../migrations/0019_since_lsn.sql");
 
 /// The names used in the files.
 const DEFAULT_PUBLICATION: &str = "postrider";
@@ -112,6 +113,7 @@ pub(super) fn migrations(settings: &Settings, table: EventsTable) -> Vec<Migrati
         migration(16, "replay", REPLAY.to_owned(), true),
         migration(17, "pruning", PRUNING.to_owned(), false),
         migration(18, "partitions", partitions(settings), true),
+        migration(19, "since_lsn", SINCE_LSN.to_owned(), false),
     ]
 }
 

@@ -4,13 +4,15 @@ use std::time::Duration;
 
 use slot_manager::health::{self, Observation, Thresholds, Viewer};
 use slot_manager::slots::{self, CreateOptions};
-use slot_manager::{Cluster, Finding, Severity, Slot, SlotError};
+use slot_manager::{Cluster, Finding, Severity, Slot, SlotError, cluster};
 
 use crate::cli::capture;
 use crate::cli::findings::{finding, finding_with_remedy};
 use crate::error::Result;
+use crate::ops::slot::before_publication;
 use crate::postgres::Sql;
 use crate::settings::Settings;
+use crate::store::capture_record;
 use crate::store::relay_row::shown::served_before;
 
 /// How long to wait for running transactions.
@@ -27,8 +29,15 @@ pub(super) async fn ensure(
     if let Some(slot) = slots::find(sql, name).await? {
         slot.require_ours()?;
         // An earlier run may have ended between the slot and the records.
-        capture::from_now_on(sql, settings, "postrider init").await?;
-        return Ok(existing(&slot, cluster, new_publication));
+        let since_lsn = if new_publication {
+            Some(cluster::written_wal_end(sql).await?)
+        } else {
+            slot.confirmed_flush_lsn
+        };
+        capture::from_now_on(sql, settings, "postrider init", since_lsn).await?;
+        let records = capture_record::read(&**sql).await?;
+        let older = before_publication(&slot, &records);
+        return Ok(older.unwrap_or_else(|| existing(&slot, cluster)));
     }
     if let Some(confirmed) = served_before(sql, name).await? {
         return Ok(finding_with_remedy(
@@ -45,7 +54,7 @@ pub(super) async fn ensure(
     capture::refuse_others(sql, settings).await?;
     match slots::create(sql, name, options, CREATE_TIMEOUT).await {
         Ok(at) => {
-            capture::from_now_on(sql, settings, "postrider init").await?;
+            capture::from_now_on(sql, settings, "postrider init", Some(at)).await?;
             Ok(finding(
                 Severity::Ok,
                 "slot",
@@ -73,18 +82,8 @@ pub(super) async fn ensure(
     }
 }
 
-fn existing(slot: &Slot, cluster: &Cluster, new_publication: bool) -> Finding {
+fn existing(slot: &Slot, cluster: &Cluster) -> Finding {
     let name = &slot.slot_name;
-    if new_publication {
-        return finding_with_remedy(
-            Severity::Warning,
-            "slot-before-publication",
-            format!(
-                "slot {name} is older than the publication: PostgreSQL cannot decode the rows in between"
-            ),
-            "if the slot was never used: `postrider slot drop --yes`, then run this again",
-        );
-    }
     let observation = Observation {
         slot: Some(slot),
         earlier: None,

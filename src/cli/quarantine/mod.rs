@@ -38,7 +38,8 @@ Example:
     /// Show one event: its state, its error, and how many events wait behind it
     #[command(after_long_help = "\
 Example:
-  postrider quarantine show 0190163d-8694-739b-aea5-966c26f8ad91")]
+  postrider quarantine show \\
+    0190163d-8694-739b-aea5-966c26f8ad91")]
     Show(show::QuarantineShowArgs),
     /// Release events: publish them after all, in the order of their keys
     ///
@@ -46,8 +47,9 @@ Example:
     /// that fails again returns to quarantine, with the events behind it.
     #[command(after_long_help = "\
 Examples:
-  postrider quarantine release 0190163d-8694-739b-aea5-966c26f8ad91
-  postrider quarantine release --key order-17 --topic order.events
+  postrider quarantine release \\
+    0190163d-8694-739b-aea5-966c26f8ad91
+  postrider quarantine release --key order-17
   postrider quarantine release --all")]
     Release(change::ReleaseArgs),
     /// Discard events: they are never published. Their rows stay, with the state `discarded`
@@ -55,7 +57,8 @@ Examples:
     /// Discard the bad event, then release its key to publish the events behind it.
     #[command(after_long_help = "\
 Example:
-  postrider quarantine discard 0190163d-8694-739b-aea5-966c26f8ad91 --yes")]
+  postrider quarantine discard --yes \\
+    0190163d-8694-739b-aea5-966c26f8ad91")]
     Discard(change::DiscardArgs),
 }
 

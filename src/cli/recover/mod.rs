@@ -132,6 +132,7 @@ impl Situation {
             dispatch: settings.dispatch,
             publication: publication.fingerprint(),
             has_new_table: known.iter().any(Option::is_none),
+            since_lsn: captures::since_lsn(&records, name),
             // With full records the same rows are published either way.
             can_continue: false,
         };

@@ -102,7 +102,7 @@ pub(super) async fn create(settings: &Settings, args: &CreateArgs) -> Result<Exi
     };
     capture::refuse_others(&sql, settings).await?;
     let at = slots::create(&sql, name, options, Duration::from_secs(args.wait_seconds)).await?;
-    capture::from_now_on(&sql, settings, "postrider slot create").await?;
+    capture::from_now_on(&sql, settings, "postrider slot create", Some(at)).await?;
     if args.json {
         output::write_json(
             &serde_json::json!({ "slot_name": name, "created_at_lsn": at.to_string() }),

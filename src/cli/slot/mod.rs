@@ -41,7 +41,7 @@ enum SlotAction {
     /// The exit code is suitable for alerts: 0 ok, 1 warning, 2 critical, 3 missing or unknown.
     #[command(after_long_help = "\
 Example:
-  postrider slot show --warn-bytes 256MB --critical-bytes 2GB --warn-seconds 60")]
+  postrider slot show --warn-bytes 256MB --warn-seconds 60")]
     Show(show::ShowArgs),
     /// List every slot of the cluster
     #[command(after_long_help = "\

@@ -10,6 +10,7 @@ use crate::cli::paint::Paint;
 use crate::cli::wrap::wrapped;
 use crate::condition::TopicCondition;
 use crate::ops::slot::{Rates, SlotLook};
+use crate::ops::verdict::Verdict;
 use crate::printable::printable;
 use crate::settings::Dispatch;
 
@@ -27,7 +28,7 @@ pub(super) fn text(look: &SlotLook, paint: Paint, width: Option<usize>) -> Strin
     );
     let word = verdict.name.to_uppercase();
     let painted = paint.severity(verdict.severity, &word);
-    let health = value_text(&format!("{word}: {}", verdict.meaning), width);
+    let health = value_text(&headline(&word, &verdict), width);
     // The word is in the first line, and takes more bytes than columns when it is painted.
     text += &format!(
         "{:LABEL$}  {}\n",
@@ -46,6 +47,13 @@ pub(super) fn text(look: &SlotLook, paint: Paint, width: Option<usize>) -> Strin
     text
 }
 
+/// The state, how long it has lasted, and what it means.
+pub(in crate::cli) fn headline(word: &str, verdict: &Verdict) -> String {
+    let lasts = verdict.lasts.map(figures::time);
+    let lasts = lasts.map_or(String::new(), |time| format!(" for {time}"));
+    format!("{word}{lasts}: {}", verdict.meaning)
+}
+
 /// A value as it is printed after its label.
 fn value_text(value: &str, width: Option<usize>) -> String {
     wrapped(&printable(value), LABEL + 2, width)
@@ -57,6 +65,7 @@ fn lines(look: &SlotLook) -> Vec<(&'static str, String)> {
     if let Some(remedy) = look.verdict().remedy {
         lines.push(("do", remedy));
     }
+    lines.extend(warning("warning", look));
     let relay = look.relay.as_ref();
     let condition = relay.and_then(|relay| relay.condition.as_ref());
     for topic in condition.iter().flat_map(|condition| &condition.topics) {
@@ -87,6 +96,18 @@ fn lines(look: &SlotLook) -> Vec<(&'static str, String)> {
         lines.push(("held by", nothing.to_owned()));
     }
     lines
+}
+
+/// What is wrong with where the slot began, and what to do.
+pub(in crate::cli) fn warning(label: &'static str, look: &SlotLook) -> Vec<(&'static str, String)> {
+    let Some(warning) = &look.warning else {
+        return Vec::new();
+    };
+    let remedy = warning.remedy.as_deref().unwrap_or_default();
+    vec![
+        (label, format!("{} ({})", warning.what, warning.code)),
+        ("", format!("-> {remedy}")),
+    ]
 }
 
 /// The text, preceded by an escape code that clears the screen if standard output is a terminal.

@@ -23,11 +23,8 @@ pub(super) fn text(status: &RelayStatus, paint: Paint, width: Option<usize>) -> 
     let word = verdict.name.to_uppercase().replace('-', " ");
     let painted = paint.severity(verdict.severity, &word);
     // The word is part of the first line, and takes more bytes than columns.
-    let verdict_text = wrapped(
-        &format!("{word}: {}", printable(&verdict.meaning)),
-        0,
-        width,
-    );
+    let headline = slot_screen::headline(&word, verdict);
+    let verdict_text = wrapped(&printable(&headline), 0, width);
     let mut text = format!("{}\n", verdict_text.replacen(&word, &painted, 1));
     if let Some(remedy) = &verdict.remedy {
         let remedy = wrapped(&printable(remedy), "-> ".len(), width);
@@ -52,6 +49,7 @@ pub(super) fn lines(status: &RelayStatus) -> Vec<(&'static str, String)> {
     if let Some(slot) = &look.slot {
         let reader = format!("{}: {}", look.name, slot_screen::reader(look, slot));
         lines.push(("slot", reader));
+        lines.extend(slot_screen::warning("warning", look));
         lines.push(("lag", slot_screen::lag(look, slot)));
         if let Some(rates) = status.rates {
             lines.push(("events", event_rates(rates)));

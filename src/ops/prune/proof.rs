@@ -131,7 +131,7 @@ fn fault(facts: &PruneFacts<'_>) -> Result<Option<(Code, String)>> {
         }
         Health::Recreated { recorded, found } => Some((
             Code::SlotRecreated,
-            format!("slot {name} is at {found}, but the relay left it at {recorded}"),
+            format!("slot {name} is at {found}, but it was left at {recorded}"),
         )),
         _ => None,
     })

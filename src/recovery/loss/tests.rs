@@ -70,6 +70,7 @@ fn judged(
         dispatch: Dispatch::Full,
         publication: "p2",
         has_new_table: false,
+        since_lsn: Some(Lsn::new(500)),
         can_continue: true,
     })
 }
@@ -236,6 +237,23 @@ fn a_first_start_publishes_existing_rows_only_with_start_all() {
     );
 }
 
+#[test]
+fn a_slot_beyond_the_begin_of_capturing_is_not_used_for_a_first_start() {
+    let first = |confirmed| judged(None, Some(&slot(confirmed)), Start::New, 1);
+    assert_eq!(first(400), streams(400, Audit::Continue));
+    let beyond = Loss::SlotRecreated {
+        recorded: Lsn::new(500),
+        found: Lsn::new(501),
+    };
+    assert_eq!(first(501), SlotVerdict::Recover(beyond));
+    // Once a relay has confirmed something, only that counts.
+    let earlier = left(false);
+    assert_eq!(
+        again(&earlier, Some(&slot(501))),
+        streams(501, Audit::Everything)
+    );
+}
+
 /// Judges with `dispatch = exceptions`, and with the publication of the last audit.
 fn without_records(earlier: &Recorded, slot: &Slot, timeline: u32) -> SlotVerdict {
     judge(Seen {
@@ -254,6 +272,7 @@ fn without_records(earlier: &Recorded, slot: &Slot, timeline: u32) -> SlotVerdic
         dispatch: Dispatch::Exceptions,
         publication: "p1",
         has_new_table: false,
+        since_lsn: None,
         can_continue: true,
     })
 }

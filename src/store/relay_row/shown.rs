@@ -103,6 +103,11 @@ fn pruned(json: Option<&str>, seconds_ago: Option<f64>) -> Option<ShownPruning> 
 }
 
 impl RelayRow {
+    /// Whether a relay has used the slot.
+    pub(crate) fn has_confirmed(&self) -> bool {
+        self.confirmed_lsn.is_some()
+    }
+
     /// The part that is needed to judge the slot's health.
     pub(crate) fn position(&self) -> Option<RecordedPosition> {
         Some(RecordedPosition {

@@ -10,6 +10,7 @@ mod gaps;
 mod history;
 mod long_recovery;
 mod moved_rows;
+mod moved_slot;
 mod order;
 mod owner;
 mod renamed;
