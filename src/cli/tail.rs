@@ -3,6 +3,7 @@
 use std::process::ExitCode;
 use std::time::Duration;
 
+use printable::{printable, start_of};
 use serde::Serialize;
 
 use super::{block_on, output};
@@ -12,7 +13,6 @@ use crate::ops::event::{EventQuery, EventReport, EventState};
 use crate::ops::since::Since;
 use crate::ops::tail::{MessageReader, Tail, TailedMessage};
 use crate::postgres::PatientSql;
-use crate::printable::{printable, start_of};
 use crate::settings::Settings;
 
 /// Limit of a statement: `--since` with `--key` or `--topic` can scan much of the table.

@@ -4,7 +4,7 @@
 //!
 //! Source: <https://www.postgresql.org/docs/18/libpq-connect.html#LIBPQ-PARAMKEYWORDS>
 
-use crate::spelling::edit_distance;
+use strsim::levenshtein;
 
 /// What Postrider does with a parameter.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -205,7 +205,7 @@ pub(super) fn find(name: &str) -> Option<&'static Parameter> {
 /// The parameter with the name most similar to the unknown `name`.
 pub(super) fn nearest(name: &str) -> Option<&'static str> {
     let names = PARAMETERS.iter().map(|parameter| parameter.name);
-    let with_distance = names.map(|known| (edit_distance(known, name), known));
+    let with_distance = names.map(|known| (levenshtein(known, name), known));
     let (distance, known) = with_distance.min()?;
     (distance <= 2).then_some(known)
 }

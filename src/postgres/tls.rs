@@ -12,12 +12,13 @@ use std::net::{IpAddr, Ipv4Addr};
 use std::path::Path;
 use std::sync::Arc;
 
+use printable::shown_path;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
 use rustls::{ClientConfig, RootCertStore, SupportedProtocolVersion};
 
 use super::target::{SslMode, Target};
-use crate::error::{Code, Error, Result, shown_path};
+use crate::error::{Code, Error, Result};
 
 pub(super) use explain::{explain, of_io};
 use verifier::Verifier;

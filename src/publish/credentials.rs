@@ -5,10 +5,11 @@ use std::path::Path;
 use google_cloud_auth::credentials::{
     Builder, CacheableResource, Credentials as GoogleCredentials,
 };
+use printable::shown_path;
 use tonic::codegen::http::{Extensions, HeaderMap};
 
 use super::Failure;
-use crate::error::{Code, Error, Result, shown_path};
+use crate::error::{Code, Error, Result};
 use crate::settings::Endpoint;
 
 const SCOPE: &str = "https://www.googleapis.com/auth/pubsub";

@@ -2,9 +2,9 @@
 
 use fallible_iterator::FallibleIterator;
 use postgres_protocol::message::backend::ErrorFields;
+use printable::printable;
 
 use crate::error::{Code, Error};
-use crate::printable::printable;
 
 /// The operator's error for an ErrorResponse after login.
 pub(super) fn server_error(fields: ErrorFields<'_>, what: &str) -> Error {

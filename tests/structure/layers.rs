@@ -5,10 +5,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use crate::source::{SourceFile, modules, read, root, rust_files, shown};
 
 /// The folders and files of `src`, from the bottom to the top: each may import only those before it.
-const LAYERS: [&str; 26] = [
+const LAYERS: [&str; 24] = [
     "build_info",
-    "printable",
-    "spelling",
     "environment",
     "server_clock",
     "watermark",

@@ -1,11 +1,12 @@
 //! The whole relay on one screen: the state and what to do first, then the details.
 
+use printable::printable;
+
 use crate::cli::figures;
 use crate::cli::paint::Paint;
 use crate::cli::slot::screen as slot_screen;
 use crate::cli::wrap::wrapped;
 use crate::ops::status::{EventRates, QuarantineStatus, RelayStatus};
-use crate::printable::printable;
 
 /// Width of the labels.
 const LABEL: usize = 11;

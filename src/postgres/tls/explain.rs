@@ -2,12 +2,13 @@
 
 use std::io;
 
+use printable::shown_path;
 use rustls::{
     AlertDescription, CertificateError, Error as TlsError, InvalidMessage, PeerIncompatible,
 };
 
 use super::failed;
-use crate::error::{Error, shown_path};
+use crate::error::Error;
 use crate::postgres::target::Target;
 
 const SUPPORTED: &str = "docs/explanation/security.md lists the supported TLS versions, curves and \

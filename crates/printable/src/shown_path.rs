@@ -7,7 +7,7 @@ use std::path::Path;
 const MAX_BYTES: usize = 200;
 
 /// The path, or a placeholder.
-pub(crate) fn shown_path(path: &Path) -> String {
+pub fn shown_path(path: &Path) -> String {
     match path.to_str() {
         Some(text) if looks_like_a_path(text) => text.to_owned(),
         _ => "(a value that does not look like a path)".to_owned(),

@@ -1,21 +1,33 @@
-//! Escapes untrusted text before it reaches a terminal.
+//! Makes untrusted text safe to show in a terminal or a log.
 //!
 //! A service that inserts a row chooses its id, its key and text that errors quote. Control characters
 //! in them could move the cursor, forge a line, or change the terminal, so they are shown as escapes
 //! such as `\n` or `\u{1b}`. Characters that reverse the direction of writing are escaped too, because
 //! they can make one text look like another.
 //!
+//! ```
+//! assert_eq!(printable::printable("order-7\r\u{1b}[2J"), "order-7\\r\\u{1b}[2J");
+//! ```
+//!
+//! [`shown_path`] hides the value of a setting that should be a path and is not: it may be a secret.
+//!
 //! JSON output has its own escapes and does not need this.
+
+#![cfg_attr(test, allow(clippy::unwrap_used, reason = "a test fails by panicking"))]
+
+mod shown_path;
 
 use std::borrow::Cow;
 
+pub use shown_path::shown_path;
+
 /// Escapes every control character; the result is one line.
-pub(crate) fn printable(text: &str) -> Cow<'_, str> {
+pub fn printable(text: &str) -> Cow<'_, str> {
     escaped(text, is_unsafe)
 }
 
 /// The same for a message of Postrider's own that quotes untrusted text: line breaks stay.
-pub(crate) fn printable_lines(text: &str) -> Cow<'_, str> {
+pub fn printable_lines(text: &str) -> Cow<'_, str> {
     escaped(text, |c| is_unsafe(c) && c != '\n')
 }
 
@@ -45,7 +57,7 @@ fn is_unsafe(c: char) -> bool {
 }
 
 /// Cuts the text to this many characters. A cut text ends with `..`.
-pub(crate) fn start_of(text: &str, chars: usize) -> String {
+pub fn start_of(text: &str, chars: usize) -> String {
     if text.chars().nth(chars).is_none() {
         return text.to_owned();
     }
