@@ -29,6 +29,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use replication::CommitLsn;
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 
@@ -47,7 +48,6 @@ use crate::publish::{Backoff, Publisher};
 use crate::settings::{Dispatch, Settings};
 use crate::store::dispatch::{DispatchWriter, Outcome, SlotReader, WriterEvent, Written};
 use crate::throttled_log::ThrottledLog;
-use crate::watermark::CommitLsn;
 
 /// Minimum time for writing dispatch rows when a session ends. So one answer that never comes does
 /// not cost the records of those that came.

@@ -3,11 +3,12 @@
 
 use std::time::Duration;
 
+use replication::CommitLsn;
+
 use super::{Answer, Delivery, WRITER_LIMIT};
 use crate::error::Result;
 use crate::event::{EventRef, Standing};
 use crate::store::dispatch::{Record, WriterEvent, Written};
-use crate::watermark::CommitLsn;
 
 impl Delivery {
     /// Whether events that get no row are resolved at once. Behind a released event they are resolved

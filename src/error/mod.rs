@@ -7,6 +7,7 @@
 mod code;
 mod map;
 mod postgres;
+mod replication;
 mod slot;
 
 pub use code::{Code, Disposition};

@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use decoder::Lsn;
+use replication::{Confirmable, Source, StreamOptions, Watermark};
 use slot_manager::{Cluster, cluster, slots};
 use tokio::sync::Notify;
 
@@ -25,10 +26,8 @@ use crate::error::{Code, Error, Result};
 use crate::postgres::{Sql, Target, connect};
 use crate::recovery;
 use crate::recovery::slot::{self, RecoverySlot};
-use crate::source::{Source, StreamOptions};
 use crate::store::dispatch::{RecordedEvents, wait_for_predecessor};
 use crate::store::relay_row::{self, Audit, Manner, ServedSlot};
-use crate::watermark::{Confirmable, Watermark};
 
 /// Statement timeout of look-ups while the stream waits.
 const LOOK_UP_TIMEOUT: Duration = Duration::from_secs(5);
@@ -161,18 +160,21 @@ impl SessionRunner {
         let settings = &self.settings;
         let options = StreamOptions {
             target: settings.database()?.clone(),
-            slot: settings.slot.clone(),
+            slot: settings.slot.to_string(),
             publication: settings.publication.clone(),
             application_name: self.instance.clone(),
             wal_sender_timeout: settings.wal_sender_timeout,
             confirmed: Confirmable::by_slot(confirmed),
         };
-        let opened = Source::open(options, self.metrics.last_status.clone()).await;
-        opened.map_err(|error| match error.code() {
-            // It existed a moment ago: the next session looks again.
-            Code::SlotMissing | Code::SlotLost => changed().caused_by(error),
-            _ => error,
-        })
+        let last_status = self.metrics.last_status.clone();
+        let opened = Source::open(options, move || last_status.now()).await;
+        opened
+            .map_err(Error::from)
+            .map_err(|error| match error.code() {
+                // It existed a moment ago: the next session looks again.
+                Code::SlotMissing | Code::SlotLost => changed().caused_by(error),
+                _ => error,
+            })
     }
 
     /// Makes sure that we stream from the slot that we examined: until the stream has begun, another
@@ -184,7 +186,8 @@ impl SessionRunner {
             return Ok(());
         }
         // Or the stream has ended already: then its error says more.
-        Err(match source.end_within(LAST_WORD_LIMIT).await {
+        let ended = source.end_within(LAST_WORD_LIMIT).await;
+        Err(match ended.map(Error::from) {
             Some(ended) if stuck::is_of_this_place(&ended) => self.stuck(confirmed, ended).await,
             Some(ended) => ended,
             None => changed(),

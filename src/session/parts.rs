@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use decoder::{Lsn, Oid};
+use replication::Source;
 use slot_manager::Cluster;
 use slot_manager::publication::PublicationState;
 
@@ -21,7 +22,6 @@ use crate::metrics::Metrics;
 use crate::postgres::Sql;
 use crate::recovery::RecoverySubject;
 use crate::settings::{OnBadEvent, Settings};
-use crate::source::Source;
 use crate::store::dispatch::SlotReader;
 use crate::store::dispatch::quarantined::{self, MAX_BLOCKED};
 

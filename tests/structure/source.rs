@@ -83,10 +83,14 @@ pub(crate) fn shown(path: &Path) -> String {
     path.display().to_string()
 }
 
-/// The modules of `src`, except test modules and the roots of the crate.
+/// The modules of the root package, except test modules and the roots of the crate.
 pub(crate) fn modules() -> Vec<SourceFile> {
-    let folder = root().join("src");
-    let files: Vec<(PathBuf, String)> = rust_files(&folder)
+    modules_in(&root().join("src"))
+}
+
+/// The same for the crate with this folder of source.
+pub(crate) fn modules_in(folder: &Path) -> Vec<SourceFile> {
+    let files: Vec<(PathBuf, String)> = rust_files(folder)
         .into_iter()
         .map(|path| (path.clone(), read(&path)))
         .collect();
@@ -96,7 +100,7 @@ pub(crate) fn modules() -> Vec<SourceFile> {
         .collect();
     let is_code = |line: &&str| !line.trim_start().starts_with("//");
     let files = files.into_iter().filter_map(|(path, text)| {
-        let below = path.strip_prefix(&folder).ok()?.with_extension("");
+        let below = path.strip_prefix(folder).ok()?.with_extension("");
         let parts = below.iter().map(|part| part.to_string_lossy().into_owned());
         let mut module: Vec<String> = parts.collect();
         module.pop_if(|last| last == "mod");

@@ -22,7 +22,6 @@ use crate::postgres::connect;
 use crate::session::plan;
 use crate::session::publication::untraced;
 use crate::settings::{Dispatch, Endpoint, Settings};
-use crate::source;
 
 const STATEMENT_TIMEOUT: Duration = Duration::from_secs(10);
 
@@ -182,13 +181,13 @@ async fn replication_session(settings: &Settings, known: &[Finding]) -> Result<O
     if problems.any(|finding| reasons.iter().any(|code| code.name() == finding.code)) {
         return Ok(None);
     }
-    let probed = source::probe(settings.database()?, "postrider check").await;
+    let probed = replication::probe(settings.database()?, "postrider check").await;
     Ok(Some(match probed {
         Ok(()) => finding(
             Severity::Ok,
             "replication-session",
             "the server accepts a replication session",
         ),
-        Err(error) => from_error(&error),
+        Err(error) => from_error(&error.into()),
     }))
 }

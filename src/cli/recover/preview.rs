@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use decoder::Lsn;
 use printable::printable;
+use replication::CommitLsn;
 use serde::Serialize;
 use slot_manager::SlotName;
 
@@ -19,7 +20,6 @@ use crate::error::Result;
 use crate::postgres::PatientSql;
 use crate::recovery::loss::Loss;
 use crate::settings::{Settings, Start};
-use crate::watermark::CommitLsn;
 
 /// Event ids shown for each topic.
 const SHOWN_IDS: usize = 5;

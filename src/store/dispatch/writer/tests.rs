@@ -10,6 +10,7 @@ use googleapis_tonic_google_pubsub_v1::google::pubsub::v1::PublishResponse;
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
 use prost::Message;
+use replication::CommitLsn;
 use scratch_postgres::ScratchPostgres;
 use slot_manager::cluster;
 use tokio_postgres::Client;
@@ -21,7 +22,6 @@ use super::*;
 use crate::environment::Environment;
 use crate::event::{EventId, EventRef, Standing};
 use crate::publish::MessageIds;
-use crate::watermark::CommitLsn;
 
 const PATIENCE: Duration = Duration::from_secs(60);
 
