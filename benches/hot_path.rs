@@ -21,7 +21,7 @@ use divan::counter::ItemsCount;
 use postrider::event::{Event, EventId, EventPosition, EventRef, OrderingKey};
 use postrider::lanes::{Lanes, Serve};
 use postrider::mapping::{ColumnTypes, Mapper, TableSettings, TupleValues};
-use postrider::watermark::{CommitLsn, Confirmable, Watermark};
+use replication::{CommitLsn, Confirmable, Watermark};
 
 /// Events in one round.
 const EVENTS: u32 = 1_000;

@@ -3,10 +3,10 @@
 //!
 //! A tour that follows an event:
 //!
-//! 1. [`settings`] reads the settings; [`postgres`] opens connections to the database.
+//! 1. [`settings`] reads the settings; [`postgres`] opens SQL sessions.
 //! 2. [`session`] is the main loop: it opens sessions on the slot, and runs the pipeline of each one.
-//! 3. `source` runs the replication session, on its own thread, and passes on chunks of the stream.
-//!    The crate [`decoder`] parses them.
+//! 3. [`replication::Source`] runs the replication session, on its own thread, and passes on chunks of
+//!    the stream. The crate [`decoder`] parses them.
 //! 4. `capture` turns the stream into events ([`event`]), and reads rows that are missing from the
 //!    stream from their tables. [`mapping`] turns a row into a Pub/Sub message, whose
 //!    names and forms are a contract with consumers ([`outbox_event`]).
@@ -14,8 +14,8 @@
 //!    request, the crate [`publisher`] makes one publish attempt and classifies its failure, and bad events
 //!    go to quarantine.
 //! 6. `store` records the outcome. It has the only SQL on the relay's own tables.
-//! 7. [`watermark`] computes the position up to which every event has its outcome; `source` then
-//!    confirms that position.
+//! 7. [`replication::Watermark`] computes the position up to which every event has its outcome;
+//!    `Source` then confirms that position.
 //!
 //! `recovery` replaces a lost slot, and `audit` looks for rows that the stream missed. [`error`] has
 //! the codes that operators see, [`condition`] says what the relay
@@ -41,14 +41,10 @@ pub mod mapping;
 pub mod metrics;
 mod ops;
 pub mod postgres;
-mod printable;
 mod recovery;
 mod server_clock;
 pub mod session;
 pub mod settings;
-mod source;
-mod spelling;
 mod store;
 mod throttled_log;
 pub mod traces;
-pub mod watermark;

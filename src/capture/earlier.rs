@@ -8,13 +8,13 @@
 //! use.
 
 use decoder::Lsn;
+use replication::CommitLsn;
 
 use crate::error::Result;
 use crate::event::EventId;
 use crate::metrics::Metrics;
 use crate::postgres::Sql;
 use crate::store::dispatch::{Lookup, RecordedEvents, last_ordinal};
-use crate::watermark::CommitLsn;
 
 /// The lookup of one session.
 pub(crate) struct OutcomeLookup {

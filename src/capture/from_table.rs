@@ -5,6 +5,7 @@
 //! batch; the pipeline takes a batch when the delivery has room. Events from a table have no place in
 //! the log (`places`), so the watermark does not know them; this module counts how many have no outcome.
 
+use replication::CommitLsn;
 use tokio::sync::{mpsc, oneshot};
 
 use super::places::{Places, is_of_a_table};
@@ -12,7 +13,6 @@ use super::table::TableEvent;
 use super::unrecorded::Unrecorded;
 use crate::error::Error;
 use crate::mapping::MapError;
-use crate::watermark::CommitLsn;
 
 /// A batch is sent when its messages have this many bytes. One message may have more.
 const BATCH_BYTES: usize = 256 << 10;

@@ -12,6 +12,7 @@ use decoder::{
     CacheChange, Lsn, Message, Oid, OwnedColumn, OwnedRelation, PgTimestamp, Relation,
     RelationCache, Value,
 };
+use replication::CommitLsn;
 
 use super::moved::{MovedMark, xid8};
 use outbox_event::TableIdentity;
@@ -24,7 +25,6 @@ use crate::mapping::{
     ColumnTypes, EventError, INSERTED_XID, MapError, Mapper, TableSettings, TupleValues,
 };
 use crate::metrics::{KindLabel, Metrics};
-use crate::watermark::CommitLsn;
 
 /// The result of one message of the stream.
 #[derive(Debug)]

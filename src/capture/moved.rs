@@ -11,6 +11,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
+use replication::CommitLsn;
 
 use super::Bounds;
 use crate::error::Result;
@@ -19,7 +20,6 @@ use crate::mapping::EventError;
 use crate::metrics::Metrics;
 use crate::postgres::{Sql, Target, connect};
 use crate::store::dispatch::{Lookup, look_up_by_id};
-use crate::watermark::CommitLsn;
 
 const STATEMENT_TIMEOUT: Duration = Duration::from_secs(5);
 /// Between two log lines about skipped rows.

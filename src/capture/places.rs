@@ -2,8 +2,7 @@
 //! commit can be: WAL records are aligned to 8 bytes.
 
 use decoder::Lsn;
-
-use crate::watermark::CommitLsn;
+use replication::CommitLsn;
 
 /// WAL records begin at multiples of this.
 const RECORD_ALIGNMENT: u64 = 8;

@@ -6,6 +6,8 @@
 
 use std::collections::VecDeque;
 
+use replication::CommitLsn;
+
 use super::ScanWindow;
 use super::blocked::{Blocked, Firsts};
 use super::places::FIRST_PLACE;
@@ -16,7 +18,6 @@ use crate::error::Result;
 use crate::event::{EventId, Standing};
 use crate::mapping::{MapError, TableSettings};
 use crate::postgres::PatientSql;
-use crate::watermark::CommitLsn;
 
 /// Reads rows without a known outcome, each key in its order.
 pub(crate) struct Unrecorded<'a> {

@@ -4,6 +4,7 @@ use std::io::IsTerminal;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
+use printable::printable;
 use slot_manager::Severity;
 
 use super::paint::Paint;
@@ -12,7 +13,6 @@ use crate::error::Result;
 use crate::ops::audit::{self, AuditReport, AuditResult, EventCount, TableAudit};
 use crate::ops::since::Since;
 use crate::postgres::connect;
-use crate::printable::printable;
 use crate::settings::Settings;
 
 /// Limit of one page.

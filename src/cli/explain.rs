@@ -5,9 +5,10 @@
 
 use std::process::ExitCode;
 
+use strsim::levenshtein;
+
 use super::{output, wrap};
 use crate::error::{Code, Error, Result};
-use crate::spelling::edit_distance;
 
 /// A section for each code that is no error code. Its heading names one or more codes.
 const CHECKS: &str = include_str!("../../docs/reference/checks.md");
@@ -64,7 +65,7 @@ fn codes(section: &str) -> impl Iterator<Item = &str> {
 fn unknown(name: &str) -> Error {
     let all = Code::ALL.iter().map(|code| code.name());
     let all = all.chain(sections().flat_map(codes));
-    let nearest = all.map(|known| (edit_distance(name, known), known));
+    let nearest = all.map(|known| (levenshtein(name, known), known));
     let nearest = nearest.filter(|(distance, known)| *distance <= 1 + known.len() / 4);
     let error = Error::new(Code::SettingInvalid, format!("there is no code `{name}`"));
     match nearest.min() {

@@ -3,13 +3,13 @@
 use std::cmp::Reverse;
 use std::process::ExitCode;
 
+use printable::printable_lines;
 use serde::Serialize;
 use slot_manager::{Finding, Severity};
 
 use super::paint::Paint;
 use super::{explain, output, wrap};
 use crate::error::Error;
-use crate::printable::printable_lines;
 
 /// Columns that the text of a finding gets next to its code.
 const NARROWEST_COLUMN: usize = 40;

@@ -4,12 +4,13 @@ use std::process::ExitCode;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
+use printable::printable;
+
 use super::audit::ProgressLine;
 use super::{block_on, figures, output, signals};
 use crate::error::Result;
 use crate::ops::prune::{self, PruneReport, PruneRequest, PruneStep, PrunedTable, Pruning};
 use crate::postgres::connect;
-use crate::printable::printable;
 use crate::settings::{Settings, parse_duration};
 
 /// Limit of one chunk.

@@ -4,13 +4,14 @@ use std::process::ExitCode;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
+use printable::printable;
+
 use super::audit::ProgressLine;
 use super::{block_on, figures, output, signals};
 use crate::error::{Code, Error, Result};
 use crate::ops::replay::{self, ReplayCriteria, ReplayReport, ReplaySelection, ReplayStep};
 use crate::ops::since::Since;
 use crate::postgres::PatientSql;
-use crate::printable::printable;
 use crate::settings::Settings;
 use crate::store::replay::ReplayRow;
 

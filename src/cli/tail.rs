@@ -4,6 +4,7 @@ use std::collections::VecDeque;
 use std::process::ExitCode;
 use std::time::Duration;
 
+use printable::{printable, start_of};
 use serde::Serialize;
 
 use super::{block_on, output};
@@ -13,7 +14,6 @@ use crate::ops::event::{EventQuery, EventReport, EventState};
 use crate::ops::since::Since;
 use crate::ops::tail::{MessageReader, Tail, TailedMessage};
 use crate::postgres::PatientSql;
-use crate::printable::{printable, start_of};
 use crate::settings::Settings;
 use crate::store::dispatch::history::RecordedRow;
 

@@ -40,7 +40,7 @@ impl Delivery {
         let is_hashed = known.event_id.source_id.is_some();
         let source_id = error.event_id.clone().filter(|_| is_hashed);
         let source_id = source_id.map(|id| ("source_id".to_owned(), id));
-        let commit = crate::watermark::CommitLsn::new(error.at.commit_lsn);
+        let commit = replication::CommitLsn::new(error.at.commit_lsn);
         let at = error.at;
         let origin = EventRef::new(commit, at.ordinal, at.commit_time, known.event_id);
         // Without id and place: the record has them already.

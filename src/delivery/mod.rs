@@ -29,6 +29,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use publisher::Publisher;
+use replication::CommitLsn;
 
 use budget::Budget;
 use failing_topics::FailingTopics;
@@ -46,7 +47,6 @@ use crate::settings::Settings;
 use crate::store::dispatch::{Outcome, SlotReader};
 use crate::throttled_log::ThrottledLog;
 use crate::traces::Traces;
-use crate::watermark::CommitLsn;
 
 /// Delivers the events of one session.
 pub(crate) struct Delivery {

@@ -3,6 +3,7 @@
 
 use std::time::Duration;
 
+use replication::CommitLsn;
 use tokio::sync::mpsc;
 
 use super::Delivery;
@@ -11,7 +12,6 @@ use crate::error::{Code, Error, Result};
 use crate::event::{EventRef, Standing};
 use crate::settings::{Dispatch, Settings};
 use crate::store::dispatch::{DispatchWriter, Record, SlotReader, WriterEvent, Written};
-use crate::watermark::CommitLsn;
 
 /// Minimum time for writing dispatch rows when a session ends. So one answer that never comes does
 /// not cost the records of those that came.

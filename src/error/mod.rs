@@ -8,16 +8,15 @@ mod code;
 mod map;
 mod postgres;
 mod pubsub;
-mod shown_path;
+mod replication;
 mod slot;
 
 pub use code::{Code, Disposition};
 pub(crate) use postgres::LoginFor;
-pub(crate) use shown_path::shown_path;
 
 use std::fmt;
 
-use crate::printable::{printable, printable_lines};
+use printable::{printable, printable_lines};
 
 /// Longest text of an error in a log line, in characters. PostgreSQL may quote a value of any size.
 const LOGGED_CHARS: usize = 2_000;

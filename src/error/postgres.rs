@@ -51,7 +51,7 @@ pub(crate) enum LoginFor {
 /// reported the error distinguishes them, in every language and version of the server.
 ///
 /// Source: PostgreSQL 14 to 18, `proc.c`, `postinit.c`, `miscinit.c` and `auth.c`.
-fn code_of_login(sqlstate: &str, routine: &str, login_for: LoginFor) -> Code {
+pub(super) fn code_of_login(sqlstate: &str, routine: &str, login_for: LoginFor) -> Code {
     match (sqlstate, routine, login_for) {
         ("53300", "InitializeSessionUserId", _) => Code::RoleConnectionLimit,
         ("53300", "CheckMyDatabase", _) => Code::DatabaseConnectionLimit,
@@ -64,7 +64,7 @@ fn code_of_login(sqlstate: &str, routine: &str, login_for: LoginFor) -> Code {
 }
 
 /// For a role that may not connect to the database.
-const GRANT_CONNECT: &str = "GRANT CONNECT ON DATABASE <database> TO <relay user>";
+pub(super) const GRANT_CONNECT: &str = "GRANT CONNECT ON DATABASE <database> TO <relay user>";
 
 impl Error {
     /// The error for a login that the server refused.
@@ -81,14 +81,6 @@ impl Error {
             Code::PrivilegeMissing => error.hint(GRANT_CONNECT),
             _ => error,
         }
-    }
-
-    /// The error that PostgreSQL reported with `sqlstate` while the relay was doing `what`.
-    pub fn from_sqlstate(sqlstate: &str, message: &str, what: &str) -> Self {
-        Error::new(
-            code_of(sqlstate),
-            format!("{what}: {message} (SQLSTATE {sqlstate})"),
-        )
     }
 }
 

@@ -2,7 +2,9 @@
 
 use publisher::{CREDENTIALS_VARIABLE, Class, Failure, GrpcCode, SetupError};
 
-use super::{Code, Error, shown_path};
+use printable::shown_path;
+
+use super::{Code, Error};
 
 impl From<SetupError> for Error {
     fn from(error: SetupError) -> Self {

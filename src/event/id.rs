@@ -2,9 +2,8 @@
 
 use std::fmt;
 
+use printable::printable;
 use uuid::Uuid;
-
-use crate::printable::printable;
 
 /// Characters of an id that are shown in logs, in errors and in the records of other events.
 pub(crate) const SHOWN_CHARS: usize = 128;

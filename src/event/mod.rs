@@ -19,8 +19,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use decoder::PgTimestamp;
-
-use crate::watermark::CommitLsn;
+use replication::CommitLsn;
 
 pub use id::EventId;
 pub(crate) use id::{SHOWN_CHARS, UUID_CHARS};

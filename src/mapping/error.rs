@@ -7,11 +7,11 @@ use std::fmt;
 use std::sync::Arc;
 
 use decoder::Oid;
+use printable::printable;
 use thiserror::Error;
 
 use super::topic_name::TopicNameFault;
 use crate::event::{EventId, EventPosition, OrderingKey};
-use crate::printable::printable;
 
 /// Why a table, or one of its rows, cannot be mapped to messages.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]

@@ -18,6 +18,7 @@ use base64::engine::general_purpose::STANDARD;
 use decoder::Lsn;
 use googleapis_tonic_google_pubsub_v1::google::pubsub::v1::PubsubMessage;
 use prost::Message;
+use replication::CommitLsn;
 use serde::Serialize;
 use slot_manager::slots;
 
@@ -30,7 +31,6 @@ use crate::event::EventId;
 use crate::postgres::PatientSql;
 use crate::settings::Settings;
 use crate::store::dispatch::history::{self, RecordFilter, RecordPlace, RecordedRow};
-use crate::watermark::CommitLsn;
 
 /// The most records that one look reads, and that are remembered.
 const WINDOW: usize = 10_000;

@@ -5,6 +5,7 @@
 //! bytes have moved in either direction for too long. The limit is longer than `statement_timeout`,
 //! so a server that is reachable reports its own timeout first.
 
+use std::future::{Ready, ready};
 use std::io;
 use std::pin::Pin;
 use std::sync::Arc;
@@ -12,9 +13,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
+use replication::connection::Wire;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::time::{Instant, Sleep, sleep};
-use tokio_postgres::tls::{ChannelBinding, TlsStream};
+use tokio_postgres::tls::{ChannelBinding, TlsConnect, TlsStream};
 
 /// The limit for an answer exceeds the server's limit for a statement by this.
 const GRACE: Duration = Duration::from_secs(5);
@@ -157,9 +159,25 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Limited<S> {
     }
 }
 
-impl<S: TlsStream + Unpin> TlsStream for Limited<S> {
+impl TlsStream for Limited<Wire> {
     fn channel_binding(&self) -> ChannelBinding {
-        self.stream.channel_binding()
+        match self.stream.end_point() {
+            Some(hash) => ChannelBinding::tls_server_end_point(hash.to_owned()),
+            None => ChannelBinding::none(),
+        }
+    }
+}
+
+/// Gives tokio-postgres the open stream instead of a TLS handshake.
+pub(super) struct AlreadyOpen;
+
+impl TlsConnect<Limited<Wire>> for AlreadyOpen {
+    type Stream = Limited<Wire>;
+    type Error = io::Error;
+    type Future = Ready<io::Result<Limited<Wire>>>;
+
+    fn connect(self, stream: Limited<Wire>) -> Self::Future {
+        ready(Ok(stream))
     }
 }
 

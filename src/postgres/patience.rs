@@ -7,10 +7,10 @@
 use std::ops::Deref;
 use std::time::Duration;
 
+use replication::Target;
 use slot_manager::activity::{self, ServerProcess};
 
 use super::sql::{Sql, connect};
-use super::target::Target;
 use crate::error::{Code, Error, Result};
 
 /// Interval between two looks at the server process. An answer in transit arrives within it.

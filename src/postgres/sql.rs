@@ -4,16 +4,18 @@ use std::io::ErrorKind;
 use std::ops::Deref;
 use std::time::Duration;
 
+use replication::connection::{
+    self, CHANNEL_BINDING_HINT, ChannelBinding, Liveness, Target, Wire, session_settings,
+    transaction_timeout, unreachable,
+};
 use tokio::task::JoinHandle;
-use tokio_postgres::config::{SslMode as PgSslMode, SslNegotiation};
+use tokio_postgres::config::{
+    ChannelBinding as PgChannelBinding, SslMode as PgSslMode, SslNegotiation,
+};
 use tokio_postgres::{Client, Config};
 
-use super::limited::{AnswerLimit, Limited};
-use super::password::password;
-use super::servers::FailedServers;
-use super::target::{ChannelBinding, Target};
-use super::wire::{self, AlreadyOpen, Liveness, Wire, unreachable};
-use super::{end_point, session_settings, transaction_timeout};
+use super::failed_servers::FailedServers;
+use super::limited::{AlreadyOpen, AnswerLimit, Limited};
 use crate::error::{Code, Error, LoginFor, Result};
 
 /// TCP keepalives detect a dead peer, because SQL sessions have no liveness check of their own.
@@ -110,9 +112,9 @@ async fn connect_to(
     application_name: &str,
     statement_timeout: Duration,
 ) -> Result<Sql> {
-    let wire = wire::open(target, LIVENESS).await?;
+    let wire = connection::open(target, LIVENESS).await?;
     let logging_in = log_in(wire, target, application_name, statement_timeout);
-    wire::within_connect_timeout(target, logging_in).await
+    connection::within_connect_timeout(target, logging_in).await
 }
 
 async fn log_in(
@@ -122,18 +124,18 @@ async fn log_in(
     statement_timeout: Duration,
 ) -> Result<Sql> {
     let mut config = config(target, application_name, statement_timeout);
-    if let Some(password) = password(target).await? {
+    if let Some(password) = connection::password(target).await? {
         config.password(password.as_bytes());
     }
     // `connect_timeout` limits the login.
     let limit = AnswerLimit::default();
     let logging_in = config.connect_raw(Limited::new(wire, limit.clone()), AlreadyOpen);
-    let (client, connection) = logging_in.await.map_err(|e| refused(e, target))?;
-    let version = connection.parameter("server_version").map(str::to_owned);
-    let standby = connection.parameter("in_hot_standby").map(str::to_owned);
+    let (client, driving) = logging_in.await.map_err(|e| refused(e, target))?;
+    let version = driving.parameter("server_version").map(str::to_owned);
+    let standby = driving.parameter("in_hot_standby").map(str::to_owned);
     limit.set(statement_timeout);
     let driver = tokio::spawn(async move {
-        if let Err(error) = connection.await {
+        if let Err(error) = driving.await {
             log_end(&error);
         }
     });
@@ -143,7 +145,7 @@ async fn log_in(
         limit,
         driver,
     };
-    refuse_a_standby(target, standby.as_deref())?;
+    connection::refuse_a_standby(target, standby.as_deref())?;
     if transaction_timeout::exists(version.as_deref()) {
         sql.batch_execute(transaction_timeout::OFF).await?;
     }
@@ -162,34 +164,22 @@ fn log_end(error: &tokio_postgres::Error) {
     }
 }
 
-/// Refuses a standby if the target must be a primary (`target_session_attrs`). `in_hot_standby` is the server's
-/// parameter of that name.
-///
-/// # Errors
-/// `postgres-standby`.
-pub(crate) fn refuse_a_standby(target: &Target, in_hot_standby: Option<&str>) -> Result<()> {
-    if target.primary_only && in_hot_standby == Some("on") {
-        Err(Error::new(
-            Code::PostgresStandby,
-            format!("{target} is a standby, and a primary is needed"),
-        ))
-    } else {
-        Ok(())
-    }
-}
-
 fn config(target: &Target, application_name: &str, statement_timeout: Duration) -> Config {
     let mut config = Config::new();
     config
         .user(&target.user)
         .dbname(&target.database)
         .application_name(application_name)
-        .channel_binding(target.channel_binding)
+        .channel_binding(match target.channel_binding {
+            ChannelBinding::Disable => PgChannelBinding::Disable,
+            ChannelBinding::Prefer => PgChannelBinding::Prefer,
+            ChannelBinding::Require => PgChannelBinding::Require,
+        })
         .options(session_settings::of_sql(
             target.options.as_deref(),
             statement_timeout.as_millis(),
         ))
-        // `wire` decides about TLS before tokio-postgres sees the stream; with these two settings
+        // `replication` decides about TLS before tokio-postgres sees the stream; with these two settings
         // tokio-postgres uses the stream unchanged.
         .ssl_mode(PgSslMode::Require)
         .ssl_negotiation(SslNegotiation::Direct);
@@ -206,7 +196,7 @@ fn refused(error: tokio_postgres::Error, target: &Target) -> Error {
     let is_of_the_network =
         std::error::Error::source(&error).is_some_and(|cause| cause.is::<std::io::Error>());
     if error.is_closed() || is_of_the_network {
-        return unreachable(target).caused_by(error);
+        return Error::from(unreachable(target)).caused_by(error);
     }
     // Neither the server nor the network reported an error. The server requires a password and none is
     // set, or a login method that is not supported, or it does not support channel binding.
@@ -215,7 +205,7 @@ fn refused(error: tokio_postgres::Error, target: &Target) -> Error {
         format!("cannot log in as {target}"),
     );
     match target.channel_binding {
-        ChannelBinding::Require => failed.hint(end_point::HINT).caused_by(error),
+        ChannelBinding::Require => failed.hint(CHANNEL_BINDING_HINT).caused_by(error),
         _ => failed.caused_by(error),
     }
 }

@@ -13,7 +13,6 @@ use crate::error::{Error, Result};
 use crate::metrics::{KindLabel, Metrics};
 use crate::postgres::Sql;
 use crate::settings::{Settings, Start};
-use crate::source;
 use crate::store::dispatch::{check_readable, has_no_row_sql};
 use crate::store::relay_row::Unfinished;
 
@@ -110,15 +109,15 @@ pub(crate) async fn create(
         Err(SlotError::SlotMissing { .. }) => {}
         Err(error) => return Err(error.into()),
     }
-    let wanted = source::CreateSlot {
+    let wanted = replication::CreateSlot {
         target,
-        slot,
+        slot: slot.as_str(),
         failover: settings.slot_failover,
         application_name: instance,
         wal_sender_timeout: settings.wal_sender_timeout,
         limit: CREATE_LIMIT,
     };
-    let mut creating = std::pin::pin!(source::create_slot(wanted));
+    let mut creating = std::pin::pin!(replication::create_slot(wanted));
     let began = Instant::now();
     let created = loop {
         tokio::select! {

@@ -15,6 +15,7 @@ use bytes::Bytes;
 use decoder::Lsn;
 use decoder::Oid;
 use decoder::frame::Frame;
+use replication::{Chunk, Confirmable, Source, StreamOptions, Watermark, frames};
 use slot_manager::slots;
 
 use crate::capture::intake::{Intake, IntakeStep, Streamed};
@@ -22,11 +23,9 @@ use crate::capture::table;
 use crate::delivery::backlog::Backlog;
 use crate::error::{Code, Error, Result};
 use crate::event::OrderingKey;
-use crate::metrics::{LastTime, Metrics};
+use crate::metrics::Metrics;
 use crate::postgres::connect;
 use crate::settings::Settings;
-use crate::source::{Chunk, Source, StreamOptions, frames};
-use crate::watermark::{Confirmable, Watermark};
 
 /// For looking up the slot.
 const STATEMENT_TIMEOUT: Duration = Duration::from_secs(60);
@@ -67,7 +66,7 @@ impl MappedStream {
         let confirmed = Confirmable::by_slot(position);
         let options = StreamOptions {
             target: sql.target().clone(),
-            slot: settings.slot.clone(),
+            slot: settings.slot.to_string(),
             publication: settings.publication.clone(),
             application_name: "postrider".into(),
             wal_sender_timeout: settings.wal_sender_timeout,
@@ -76,7 +75,7 @@ impl MappedStream {
         let metrics = Metrics::default();
         let project = Arc::from(settings.project()?);
         Ok(Self {
-            source: Source::open(options, LastTime::default()).await?,
+            source: Source::open(options, || {}).await?,
             intake: Intake::new(
                 settings
                     .tables
@@ -106,9 +105,10 @@ impl MappedStream {
         let (ended, chunks) = self.source.split();
         let chunk = tokio::select! {
             biased;
-            error = ended => return Err(error.unwrap_or_else(|_| {
-                Error::new(Code::Internal, "the replication thread ended unexpectedly")
-            })),
+            error = ended => return Err(error.map_or_else(
+                |_| Error::new(Code::Internal, "the replication thread ended unexpectedly"),
+                Error::from,
+            )),
             Some(chunk) = chunks.recv() => chunk,
         };
         self.on_chunk(&chunk, &mut each).await?;

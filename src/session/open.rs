@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use decoder::Lsn;
+use replication::{Confirmable, Source, StreamOptions, Watermark};
 use slot_manager::Cluster;
 use slot_manager::publication::PublicationState;
 use tokio::sync::{Notify, watch};
@@ -30,10 +31,8 @@ use crate::error::{Code, Error, Result};
 use crate::recovery;
 use crate::recovery::loss::SlotVerdict;
 use crate::recovery::slot::{self, RecoverySlot};
-use crate::source::{Source, StreamOptions};
 use crate::store::dispatch::{PredecessorGone, RecordedEvents, SlotReader, wait_for_predecessor};
 use crate::store::relay_row::{self, Audit, Manner, ServedSlot, mark};
-use crate::watermark::{Confirmable, Watermark};
 
 /// Statement timeout of look-ups while the stream waits.
 const LOOK_UP_TIMEOUT: Duration = Duration::from_secs(5);
@@ -170,29 +169,34 @@ impl SessionRunner {
         let (settings, confirmed) = (&self.settings, ready.confirmed);
         let options = StreamOptions {
             target: sql.target().clone(),
-            slot: settings.slot.clone(),
+            slot: settings.slot.to_string(),
             publication: settings.publication.clone(),
             application_name: self.instance.clone(),
             wal_sender_timeout: settings.wal_sender_timeout,
             confirmed: Confirmable::by_slot(confirmed),
         };
-        let opened = Source::open(options, self.metrics.last_status.clone()).await;
-        let mut source = opened.map_err(|error| match error.code() {
-            // It existed a moment ago: the next session looks again.
-            Code::SlotMissing | Code::SlotLost => changed().caused_by(error),
-            _ => error,
-        })?;
+        let last_status = self.metrics.last_status.clone();
+        let opened = Source::open(options, move || last_status.now()).await;
+        let mut source = opened
+            .map_err(Error::from)
+            .map_err(|error| match error.code() {
+                // It existed a moment ago: the next session looks again.
+                Code::SlotMissing | Code::SlotLost => changed().caused_by(error),
+                _ => error,
+            })?;
         let (_, walsender) = source.lease_proof();
         let reader = SlotReader::of(sql, self.served(cluster), walsender, confirmed).await?;
         let Some(reader) = reader else {
             // Or the stream has ended already: then its error says more.
-            return Err(match source.end_within(LAST_WORD_LIMIT).await {
-                Some(end) if stuck::is_of_this_place(&end) => {
-                    self.stuck(sql.target(), confirmed, end).await
-                }
-                Some(end) => end,
-                None => changed(),
-            });
+            return Err(
+                match source.end_within(LAST_WORD_LIMIT).await.map(Error::from) {
+                    Some(end) if stuck::is_of_this_place(&end) => {
+                        self.stuck(sql.target(), confirmed, end).await
+                    }
+                    Some(end) => end,
+                    None => changed(),
+                },
+            );
         };
         let hasten = Arc::new(Notify::new());
         let watched = self.watch_subject(cluster, &source);

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use decoder::{Lsn, Oid};
+use replication::Source;
 use slot_manager::Cluster;
 use slot_manager::publication::PublicationState;
 
@@ -19,8 +20,6 @@ use crate::error::Result;
 use crate::postgres::Sql;
 use crate::recovery::RecoverySubject;
 use crate::settings::{OnBadEvent, Settings};
-use crate::source::Source;
-
 use crate::store::dispatch::quarantined::{self, MAX_BLOCKED};
 use crate::store::dispatch::{PredecessorGone, SlotReader};
 

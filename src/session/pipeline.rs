@@ -14,6 +14,7 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use decoder::Oid;
 use decoder::frame::Frame;
+use replication::{Chunk, CommitLsn, Confirmable, Source, Watermark, frames};
 use tokio::sync::{mpsc, watch};
 
 use super::supervisor::Supervision;
@@ -31,9 +32,7 @@ use crate::lanes::Serve;
 use crate::mapping::MapError;
 use crate::metrics::Metrics;
 use crate::recovery::{Seam, SeamStep};
-use crate::source::{Chunk, Source, frames};
 use crate::store::dispatch::Lookup;
-use crate::watermark::{CommitLsn, Confirmable, Watermark};
 
 /// Everything one session works with.
 pub(super) struct Pipeline {
@@ -71,7 +70,7 @@ impl Pipeline {
             // long this process stalls in between.
             let now = Instant::now();
             if self.source.lease_is_over() {
-                return Err(self.source.why_lease_is_over().await);
+                return Err(self.source.why_lease_is_over().await.into());
             }
             // Once the seam is open, every row from the tables is queued behind others of its key.
             let is_open = self.seam.as_ref().is_none_or(Seam::is_open);
@@ -93,9 +92,10 @@ impl Pipeline {
             tokio::select! {
                 biased;
                 _ = shutdown.wait_for(|stop| *stop) => return Ok(PipelineEnd::Shutdown),
-                error = ended => return Err(error.unwrap_or_else(|_| {
-                    Error::new(Code::Internal, "the replication thread ended unexpectedly")
-                })),
+                error = ended => return Err(error.map_or_else(
+                    |_| Error::new(Code::Internal, "the replication thread ended unexpectedly"),
+                    Error::from,
+                )),
                 recorded = self.delivery.progress() => self.on_recorded(recorded?).await?,
                 changed = self.supervision.changed() => {
                     changed.map_err(|_| {

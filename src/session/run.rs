@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use decoder::Lsn;
+use replication::Confirmable;
 use tokio::sync::watch;
 use tokio_postgres::types::PgLsn;
 
@@ -13,7 +14,6 @@ use crate::error::{Code, Error, Result};
 use crate::postgres::{Target, connect};
 use crate::settings::Settings;
 use crate::store::relay_row;
-use crate::watermark::Confirmable;
 
 /// How long requests in flight may take to end when a session broke, before the next one begins.
 const BROKEN_SESSION_DRAIN: Duration = Duration::from_secs(10);

@@ -9,6 +9,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use replication::LeaseProof;
 use slot_manager::activity::{self, LastReply};
 use slot_manager::health::{self, Observation, Thresholds, Viewer};
 use slot_manager::publication::{self, CapturedTable, PublicationState};
@@ -21,7 +22,6 @@ use crate::condition::{Condition, RelayState};
 use crate::error::{Code, Error, Result};
 use crate::metrics::Metrics;
 use crate::postgres::{Sql, Target, connect};
-use crate::source::LeaseProof;
 use crate::store::relay_row;
 use crate::throttled_log::ThrottledLog;
 

@@ -3,6 +3,7 @@
 use std::ops::Range;
 use std::path::Path;
 
+use printable::shown_path;
 use serde::Deserialize;
 use toml::Spanned;
 use toml::Value;
@@ -11,7 +12,7 @@ use toml::de::{DeTable, DeValue, ValueDeserializer};
 use super::keys::{self, KEYS};
 use super::layers::{self, Layers, TableSection};
 use super::table_keys::{COLUMN_KEYS, TABLE_KEYS, TableKey};
-use crate::error::{Code, Error, Result, shown_path};
+use crate::error::{Code, Error, Result};
 use crate::mapping::TableSettings;
 
 /// The file's name and text, to turn an offset into a place.

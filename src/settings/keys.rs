@@ -3,7 +3,7 @@
 //! Each row defines the key in the TOML file, the environment variable `POSTRIDER_<NAME>`, the flag
 //! `--<name>`, the help text and the entry in `docs/reference/settings.md`.
 
-use crate::spelling::edit_distance;
+use strsim::levenshtein;
 
 /// The values that a setting accepts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -359,7 +359,7 @@ pub(super) fn find(name: &str) -> Option<&'static SettingKey> {
 /// The name among `known` that is most similar to a misspelt one, if any is similar enough.
 pub(super) fn nearest<'k>(name: &str, known: impl Iterator<Item = &'k str>) -> Option<&'k str> {
     known
-        .map(|key| (edit_distance(name, key), key))
+        .map(|key| (levenshtein(name, key), key))
         .filter(|(distance, key)| *distance <= 1 + key.len() / 4)
         .min()
         .map(|(_, key)| key)

@@ -6,6 +6,7 @@
 use std::collections::BTreeMap;
 use std::ffi::OsString;
 
+use replication::connection::is_connection_variable;
 use toml::Value;
 
 use super::choices::{ByWord, by_word};
@@ -13,7 +14,6 @@ use super::keys::{self, KEYS, SettingKey, SettingKind};
 use crate::environment::Environment;
 use crate::error::{Code, Error, Result};
 use crate::mapping::TableSettings;
-use crate::postgres::is_connection_variable;
 
 /// Variables with the prefix `POSTRIDER_` that are not settings.
 const OTHER_VARIABLES: &[&str] = &[

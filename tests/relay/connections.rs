@@ -1,5 +1,5 @@
 //! Every kind of connection to PostgreSQL that libpq's `sslmode` knows, for the relay as a whole,
-//! and passwords that must not show. `src/source/tests.rs` tests each kind of session by itself.
+//! and passwords that must not show. `src/postgres/tests.rs` tests each kind of session by itself.
 
 use rcgen::{
     BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair,

@@ -30,7 +30,7 @@ struct CrateRule {
     never: &'static [&'static str],
 }
 
-const CRATES: [CrateRule; 4] = [
+const CRATES: [CrateRule; 6] = [
     CrateRule {
         folder: "decoder",
         uses: &[],
@@ -50,6 +50,16 @@ const CRATES: [CrateRule; 4] = [
         folder: "crates/publisher",
         uses: &[],
         never: &POSTGRES,
+    },
+    CrateRule {
+        folder: "crates/printable",
+        uses: &[],
+        never: &[],
+    },
+    CrateRule {
+        folder: "crates/replication",
+        uses: &["decoder", "printable"],
+        never: &PUBSUB,
     },
 ];
 
@@ -81,6 +91,7 @@ fn a_crate_uses_only_the_crates_that_its_rule_allows() {
     let workspace = read(&root().join("Cargo.toml"));
     let ours = our_packages(&workspace);
     assert!(ours.contains(&"publisher"), "{ours:?}");
+    assert!(ours.contains(&"replication"), "{ours:?}");
     let mut seen = 0;
     for rule in &CRATES {
         let manifest = read(&root().join(rule.folder).join("Cargo.toml"));

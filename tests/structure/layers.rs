@@ -7,13 +7,10 @@ use crate::crates::product;
 use crate::source::{SourceFile, modules, modules_in, read, root, rust_files, shown};
 
 /// The folders and files of `src`, from the bottom to the top: each may import only those before it.
-const LAYERS: [&str; 26] = [
+const LAYERS: [&str; 22] = [
     "build_info",
-    "printable",
-    "spelling",
     "environment",
     "server_clock",
-    "watermark",
     "event",
     "mapping",
     "error",
@@ -24,7 +21,6 @@ const LAYERS: [&str; 26] = [
     "metrics",
     "lanes",
     "traces",
-    "source",
     "store",
     "capture",
     "delivery",

@@ -6,10 +6,19 @@ use std::sync::LazyLock;
 
 use regex_lite::Regex;
 
-use crate::source::{literals, modules, shown};
+use crate::crates::product;
+use crate::source::{SourceFile, literals, modules_in, root, shown};
 
 /// Where SQL may name the tables of the schema `outbox`. `cli/init` creates and migrates them.
 const OWNERS_OF_SQL: [&str; 2] = ["src/store/", "src/cli/init/"];
+
+/// The modules of the product, except those of `slot-manager`.
+fn clients() -> Vec<SourceFile> {
+    let slot_manager = root().join("slot-manager");
+    let folders = product().into_iter();
+    let folders = folders.filter(|folder| !folder.starts_with(&slot_manager));
+    folders.flat_map(|folder| modules_in(&folder)).collect()
+}
 
 /// Whether a statement in this code names a table of the schema `outbox`. Prose does not count.
 fn has_sql_on_our_tables(code: &str) -> bool {
@@ -26,7 +35,7 @@ fn has_sql_on_our_tables(code: &str) -> bool {
 
 #[test]
 fn only_the_store_has_sql_on_our_own_tables() {
-    let files = modules();
+    let files = clients();
     let with_sql: Vec<String> = files
         .iter()
         .filter(|file| has_sql_on_our_tables(&file.code))
@@ -113,7 +122,7 @@ fn allowing_place(path: &str, literal: &str) -> Option<&'static str> {
 fn only_slot_manager_asks_the_catalogue() {
     let mut used = BTreeSet::new();
     let mut others = Vec::new();
-    for file in modules() {
+    for file in clients() {
         let path = shown(&file.path);
         let literals = literals(&file.code).into_iter();
         for literal in literals.filter(|literal| is_catalogue_query(literal)) {

@@ -15,6 +15,7 @@ mod values;
 use std::sync::Arc;
 
 use decoder::{PgTimestamp, Value};
+use replication::CommitLsn;
 use slot_manager::{QualifiedName, cluster, quoted_identifier, quoted_literal};
 use tokio_postgres::SimpleQueryRow;
 use tokio_postgres::error::{Error as PgError, SqlState};
@@ -25,7 +26,6 @@ use crate::error::{Code, Error, Result};
 use crate::event::{Event, EventId, EventPosition, EventRef, OrderingKey};
 use crate::mapping::{EventFault, INSERTED_XID, MapError, Mapper, TableSettings, TimeKind};
 use crate::postgres::Sql;
-use crate::watermark::CommitLsn;
 
 pub(crate) use column_types::look_up_apart as look_up_types_apart;
 pub(crate) use describe::{Description, describe};

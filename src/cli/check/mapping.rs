@@ -6,6 +6,7 @@
 use std::collections::BTreeSet;
 
 use decoder::{OwnedRelation, Value};
+use printable::printable;
 use slot_manager::table::is_unique;
 use slot_manager::{Finding, Severity, quoted_identifier};
 use tokio_postgres::Row;
@@ -16,7 +17,6 @@ use crate::error::{Error, Result};
 use crate::event::EventPosition;
 use crate::mapping::{MapError, Mapper, TableSettings};
 use crate::postgres::Sql;
-use crate::printable::printable;
 
 /// Rows of the sample; enough to include every usual kind of event.
 const SAMPLE: usize = 500;

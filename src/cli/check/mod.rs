@@ -25,7 +25,6 @@ use crate::postgres::{Sql, connect};
 use crate::session::database;
 use crate::session::publication::untraced;
 use crate::settings::{Dispatch, Settings};
-use crate::source;
 
 const STATEMENT_TIMEOUT: Duration = Duration::from_secs(10);
 
@@ -206,13 +205,13 @@ async fn replication_session(sql: &Sql, known: &[Finding]) -> Option<Finding> {
     if problems.any(|finding| reasons.iter().any(|code| code.name() == finding.code)) {
         return None;
     }
-    let probed = source::probe(sql.target(), "postrider check").await;
+    let probed = replication::probe(sql.target(), "postrider check").await;
     Some(match probed {
         Ok(()) => finding(
             Severity::Ok,
             "replication-session",
             "the server accepts a replication session",
         ),
-        Err(error) => from_error(&error),
+        Err(error) => from_error(&error.into()),
     })
 }

@@ -1,9 +1,10 @@
 //! Events as text.
 
+use printable::{printable, start_of};
+
 use crate::event::SHOWN_CHARS;
 use crate::ops::event::list::EventListing;
 use crate::ops::event::{EventReport, EventState};
-use crate::printable::{printable, start_of};
 
 /// Characters of a key in the list, and of an event's name: a line fits into 80.
 const KEY_CHARS: usize = 13;

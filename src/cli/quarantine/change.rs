@@ -2,12 +2,13 @@
 
 use std::process::ExitCode;
 
+use printable::printable;
+
 use super::select::{self, Which};
 use super::session;
 use crate::cli::{figures, output};
 use crate::error::{Code, Error, Result};
 use crate::postgres::Sql;
-use crate::printable::printable;
 use crate::settings::{OnBadEvent, Settings};
 use crate::store::dispatch::quarantine_commands::{self, QuarantineFilter};
 

@@ -3,6 +3,7 @@
 use std::process::ExitCode;
 use std::time::Duration;
 
+use printable::{printable, start_of};
 use serde::Serialize;
 use slot_manager::Severity;
 
@@ -10,7 +11,6 @@ use super::{seconds, select, session, short};
 use crate::cli::paint::Paint;
 use crate::cli::{figures, output};
 use crate::error::Result;
-use crate::printable::{printable, start_of};
 use crate::settings::Settings;
 use crate::store::dispatch::quarantine_commands::{self, QuarantineFilter, QuarantinedKey};
 

@@ -1,11 +1,11 @@
 //! Resolves which events a command means: one by its id, those of a key, of a topic, or all.
 
+use printable::printable;
 use uuid::Uuid;
 
 use crate::error::{Code, Error, Result};
 use crate::event::SHOWN_CHARS;
 use crate::postgres::Sql;
-use crate::printable::printable;
 use crate::store::dispatch::quarantine_commands::{self, EventRow};
 
 /// The arguments that select events.

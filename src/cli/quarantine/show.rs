@@ -2,6 +2,7 @@
 
 use std::process::ExitCode;
 
+use printable::{printable, start_of};
 use serde::Serialize;
 
 use super::{seconds, select, session};
@@ -9,7 +10,6 @@ use crate::cli::{figures, output};
 use crate::error::Result;
 use crate::event::SHOWN_CHARS;
 use crate::postgres::Sql;
-use crate::printable::{printable, start_of};
 use crate::settings::Settings;
 use crate::store::dispatch::quarantine_commands::{self, EventRow};
 

@@ -5,6 +5,8 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use decoder::Lsn;
+use printable::printable;
+use replication::CommitLsn;
 use serde::Serialize;
 use slot_manager::SlotName;
 
@@ -16,10 +18,8 @@ use crate::capture::{ScanWindow, claim, scan};
 use crate::cli::{figures, output};
 use crate::error::Result;
 use crate::postgres::PatientSql;
-use crate::printable::printable;
 use crate::recovery::loss::Loss;
 use crate::settings::{Settings, Start};
-use crate::watermark::CommitLsn;
 
 /// Event ids shown for each topic.
 const SHOWN_IDS: usize = 5;

@@ -2,12 +2,12 @@
 
 use std::process::ExitCode;
 
+use printable::printable;
 use slot_manager::{Slot, slots};
 
 use super::{STATEMENT_TIMEOUT, session};
 use crate::cli::{figures, output};
 use crate::error::Result;
-use crate::printable::printable;
 use crate::settings::Settings;
 
 /// The arguments of `postrider slot list`.

@@ -3,6 +3,7 @@
 use std::io::IsTerminal;
 use std::time::Duration;
 
+use printable::printable;
 use slot_manager::{Slot, WalStatus};
 
 use crate::cli::figures;
@@ -11,7 +12,6 @@ use crate::cli::wrap::wrapped;
 use crate::condition::TopicCondition;
 use crate::ops::slot::{Rates, SlotLook};
 use crate::ops::verdict::Verdict;
-use crate::printable::printable;
 use crate::settings::Dispatch;
 
 /// Width of the labels.

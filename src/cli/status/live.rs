@@ -8,6 +8,7 @@ use std::collections::VecDeque;
 use std::process::ExitCode;
 use std::time::Duration;
 
+use printable::printable;
 use ratatui::Frame;
 use ratatui::crossterm::event::{self, Event, KeyCode, KeyModifiers};
 use ratatui::layout::{Constraint, Layout, Rect};
@@ -21,7 +22,6 @@ use super::{Observer, exit_code, screen};
 use crate::cli::figures;
 use crate::error::{Code, Error, Result};
 use crate::ops::status::RelayStatus;
-use crate::printable::printable;
 
 /// Looks that the graphs remember: wider than any terminal.
 const REMEMBERED: usize = 600;

@@ -2,13 +2,14 @@
 
 use std::time::Duration;
 
+use printable::printable;
+
 use crate::cli::figures;
 use crate::cli::paint::Paint;
 use crate::cli::slot::screen as slot_screen;
 use crate::cli::wrap::wrapped;
 use crate::condition::PruneRun;
 use crate::ops::status::{EventRates, QuarantineStatus, RelayStatus};
-use crate::printable::printable;
 use crate::store::relay_row::shown::ShownPruning;
 
 /// Width of the labels.

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use decoder::Lsn;
+use replication::CommitLsn;
 use slot_manager::cluster;
 use tokio_postgres::error::SqlState;
 use uuid::Uuid;
@@ -20,7 +21,6 @@ use crate::postgres::{PatientSql, Sql};
 use crate::settings::{Dispatch, Settings};
 use crate::store::dispatch::history::{self, RecordedRow};
 use crate::store::relay_row;
-use crate::watermark::CommitLsn;
 
 /// Limit of a statement. Only a search through outbox.dispatch comes near it.
 pub(crate) const STATEMENT_TIMEOUT: Duration = Duration::from_secs(15);

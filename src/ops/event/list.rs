@@ -5,6 +5,7 @@
 //! so only events that were set aside are listed.
 
 use decoder::Lsn;
+use replication::CommitLsn;
 
 use super::find::of_record_alone;
 use super::state::EventState;
@@ -19,7 +20,6 @@ use crate::mapping::TableSettings;
 use crate::postgres::PatientSql;
 use crate::settings::{Dispatch, Settings};
 use crate::store::dispatch::history;
-use crate::watermark::CommitLsn;
 
 /// Events without a record that are looked at, oldest first.
 const WAITING_MAX: usize = 10_000;

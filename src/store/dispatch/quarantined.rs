@@ -9,6 +9,7 @@
 use std::collections::HashMap;
 
 use decoder::{Lsn, PgTimestamp};
+use replication::CommitLsn;
 use slot_manager::table;
 use tokio_postgres::Row;
 use tokio_postgres::types::PgLsn;
@@ -17,7 +18,6 @@ use super::rows::row_key;
 use crate::error::{Code, Error, Result};
 use crate::event::{EventId, EventRef, Group, OrderingKey, Standing};
 use crate::postgres::Sql;
-use crate::watermark::CommitLsn;
 
 /// Limit of keys blocked at once, and of events set aside in one session that block nothing. That
 /// many are no longer single bad events: something is wrong with all of them, and a person must look

@@ -20,12 +20,12 @@
 use std::collections::{HashSet, VecDeque};
 
 use decoder::Lsn;
+use replication::CommitLsn;
 use tokio_postgres::types::PgLsn;
 
 use super::predecessor::PredecessorGone;
 use crate::error::Result;
 use crate::postgres::Sql;
-use crate::watermark::CommitLsn;
 
 const PAGE: i64 = 5_000;
 

@@ -131,7 +131,7 @@ fn stuck_releases_do_not_hold_up_others() {
         ordering_key: nth(0).ordering_key,
         at: SystemTime::UNIX_EPOCH,
         events: vec![EventRef {
-            commit: crate::watermark::CommitLsn::new(decoder::Lsn::new(1)),
+            commit: replication::CommitLsn::new(decoder::Lsn::new(1)),
             ..event(1, Standing::Released).origin
         }],
         outcome: Outcome::Published(MessageIds::default()),

@@ -2,11 +2,11 @@
 
 use std::time::Duration;
 
+use replication::CommitLsn;
 use tokio::time::Instant;
 
 use super::super::outcome::Record;
 use crate::event::Standing;
-use crate::watermark::CommitLsn;
 
 /// Rows per transaction: enough to spread the cost of a commit, few enough to be quick.
 pub(super) const MAX_ROWS: usize = 8_000;

@@ -11,6 +11,7 @@ use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
 use prost::Message;
 use publisher::MessageIds;
+use replication::CommitLsn;
 use scratch_postgres::ScratchPostgres;
 use slot_manager::cluster;
 use tokio_postgres::Client;
@@ -22,7 +23,6 @@ use super::*;
 use crate::environment::Environment;
 use crate::event::{EventId, EventRef, Standing};
 use crate::postgres::Target;
-use crate::watermark::CommitLsn;
 
 const PATIENCE: Duration = Duration::from_secs(60);
 

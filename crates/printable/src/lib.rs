@@ -1,0 +1,86 @@
+//! Makes untrusted text safe to show in a terminal or a log.
+//!
+//! A service that inserts a row chooses its id, its key and text that errors quote. Control characters
+//! in them could move the cursor, forge a line, or change the terminal, so they are shown as escapes
+//! such as `\n` or `\u{1b}`. Characters that reverse the direction of writing are escaped too, because
+//! they can make one text look like another.
+//!
+//! ```
+//! assert_eq!(printable::printable("order-7\r\u{1b}[2J"), "order-7\\r\\u{1b}[2J");
+//! ```
+//!
+//! [`shown_path`] hides the value of a setting that should be a path and is not: it may be a secret.
+//!
+//! JSON output has its own escapes and does not need this.
+
+#![cfg_attr(test, allow(clippy::unwrap_used, reason = "a test fails by panicking"))]
+
+mod shown_path;
+
+use std::borrow::Cow;
+
+pub use shown_path::shown_path;
+
+/// Escapes every control character; the result is one line.
+pub fn printable(text: &str) -> Cow<'_, str> {
+    escaped(text, is_unsafe)
+}
+
+/// The same for a message of Postrider's own that quotes untrusted text: line breaks stay.
+pub fn printable_lines(text: &str) -> Cow<'_, str> {
+    escaped(text, |c| is_unsafe(c) && c != '\n')
+}
+
+fn escaped(text: &str, is_unsafe: impl Fn(char) -> bool) -> Cow<'_, str> {
+    if !text.contains(&is_unsafe) {
+        return Cow::Borrowed(text);
+    }
+    let mut out = String::with_capacity(text.len() + 8);
+    for c in text.chars() {
+        if !is_unsafe(c) {
+            out.push(c);
+        } else if c.is_control() {
+            // `escape_debug` gives short escapes such as `\n`.
+            out.extend(c.escape_debug());
+        } else {
+            out.extend(c.escape_unicode());
+        }
+    }
+    Cow::Owned(out)
+}
+
+fn is_unsafe(c: char) -> bool {
+    c.is_control()
+        || matches!(c,
+            '\u{200e}' | '\u{200f}' | '\u{61c}' | '\u{2028}' | '\u{2029}'
+            | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
+}
+
+/// Cuts the text to this many characters. A cut text ends with `..`.
+pub fn start_of(text: &str, chars: usize) -> String {
+    if text.chars().nth(chars).is_none() {
+        return text.to_owned();
+    }
+    let start: String = text.chars().take(chars - 2).collect();
+    format!("{start}..")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn control_and_direction_characters_are_escaped() {
+        assert_eq!(printable("ctl\nx\x1b[31mred"), "ctl\\nx\\u{1b}[31mred");
+        assert_eq!(printable("a\u{9b}31mb\u{7f}"), "a\\u{9b}31mb\\u{7f}");
+        assert_eq!(printable("a\u{202e}b"), "a\\u{202e}b");
+        assert_eq!(printable_lines("one\ntwo\r\x07"), "one\ntwo\\r\\u{7}");
+    }
+
+    #[test]
+    fn other_text_stays_unchanged() {
+        for text in ["", "order-7", "Bestellung \"ü\" \\n 日本 👍🏽"] {
+            assert!(matches!(printable(text), Cow::Borrowed(same) if same == text));
+        }
+    }
+}

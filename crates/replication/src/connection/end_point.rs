@@ -1,0 +1,53 @@
+//! Hashes the server's certificate, to bind a login to it (channel binding).
+//!
+//! Source: RFC 5929, "Channel Binding Type tls-server-end-point". The hash function is the one of the
+//! certificate's signature, with SHA-256 instead of SHA-1.
+
+use rustls::pki_types::CertificateDer;
+use sha2::{Digest, Sha256, Sha384, Sha512};
+use x509_cert::Certificate;
+use x509_cert::der::Decode;
+use x509_cert::der::oid::ObjectIdentifier;
+use x509_cert::der::oid::db::rfc5912::{
+    ECDSA_WITH_SHA_256, ECDSA_WITH_SHA_384, SHA_1_WITH_RSA_ENCRYPTION, SHA_256_WITH_RSA_ENCRYPTION,
+    SHA_384_WITH_RSA_ENCRYPTION, SHA_512_WITH_RSA_ENCRYPTION,
+};
+
+use super::tls::proves_its_key;
+
+/// The hash. `None` if the signature names no hash function, as with Ed25519, or if the server did not
+/// have to prove that it owns the certificate: then anybody could present it.
+pub(super) fn of(certificate: &CertificateDer<'_>) -> Option<Vec<u8>> {
+    if !proves_its_key(certificate) {
+        return None;
+    }
+    let parsed = Certificate::from_der(certificate).ok()?;
+    hash(parsed.signature_algorithm.oid, certificate)
+}
+
+fn hash(signature: ObjectIdentifier, certificate: &[u8]) -> Option<Vec<u8>> {
+    Some(match signature {
+        SHA_1_WITH_RSA_ENCRYPTION | SHA_256_WITH_RSA_ENCRYPTION | ECDSA_WITH_SHA_256 => {
+            Sha256::digest(certificate).to_vec()
+        }
+        SHA_384_WITH_RSA_ENCRYPTION | ECDSA_WITH_SHA_384 => Sha384::digest(certificate).to_vec(),
+        SHA_512_WITH_RSA_ENCRYPTION => Sha512::digest(certificate).to_vec(),
+        _ => return None,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_signature_algorithm_determines_the_hash() {
+        let bytes = |oid| hash(oid, b"a certificate").map(|hash| hash.len());
+        assert_eq!(bytes(ECDSA_WITH_SHA_256), Some(32));
+        assert_eq!(bytes(SHA_1_WITH_RSA_ENCRYPTION), Some(32));
+        assert_eq!(bytes(SHA_384_WITH_RSA_ENCRYPTION), Some(48));
+        assert_eq!(bytes(SHA_512_WITH_RSA_ENCRYPTION), Some(64));
+        let ed25519 = ObjectIdentifier::new_unwrap("1.3.101.112");
+        assert_eq!(bytes(ed25519), None);
+    }
+}

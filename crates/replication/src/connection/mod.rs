@@ -1,0 +1,52 @@
+//! Opens connections to the database, for replication sessions and SQL sessions.
+//!
+//! [`Servers`] are the servers of the settings; a session is on one [`Target`] of them. Both kinds of session share
+//! its one TLS configuration and the same errors. [`open`]
+//! opens the byte stream; the caller logs in on it. For callers with SQL sessions of their own,
+//! [`password`], [`session_settings`] and [`transaction_timeout`] have what their login needs. This
+//! module also overrides settings of the role or database that would disturb a session.
+//!
+//! **Invariants.** Only `tls/verifier.rs` decides how much of a certificate is verified. A session
+//! finds only PostgreSQL's own objects by name, because its search path is set when it starts. Errors
+//! are built from parsed parts and contain no piece of a URL and no value of a parameter.
+
+mod channel_binding;
+mod end_point;
+mod key_value;
+mod parameters;
+mod password;
+mod servers;
+mod service_file;
+pub mod session_settings;
+mod sources;
+mod target;
+mod tls;
+pub mod transaction_timeout;
+mod url;
+mod wire;
+
+pub use channel_binding::{CHANNEL_BINDING_HINT, ChannelBinding};
+pub use parameters::is_connection_variable;
+pub use password::password;
+pub use servers::Servers;
+pub use target::{Host, Keepalives, SslMode, Target, TlsVersions};
+pub(crate) use wire::Duplex;
+pub use wire::{Liveness, Wire, open, unreachable, within_connect_timeout};
+
+use crate::error::{ErrorKind, ReplicationError, Result};
+
+/// Refuses a standby if `target_session_attrs` requires a primary. `in_hot_standby` is the server's
+/// parameter of that name.
+///
+/// # Errors
+/// `Standby`.
+pub fn refuse_a_standby(target: &Target, in_hot_standby: Option<&str>) -> Result<()> {
+    if target.primary_only && in_hot_standby == Some("on") {
+        Err(ReplicationError::new(
+            ErrorKind::Standby,
+            format!("{target} is a standby, and a primary is needed"),
+        ))
+    } else {
+        Ok(())
+    }
+}

@@ -1,0 +1,302 @@
+//! libpq's connection parameters: those that Postrider supports, and the hints for those it refuses.
+//!
+//! No parameter is ignored silently. A parameter that is missing here does not exist in libpq.
+//!
+//! Source: <https://www.postgresql.org/docs/18/libpq-connect.html#LIBPQ-PARAMKEYWORDS>
+
+use std::collections::BTreeMap;
+
+use crate::error::{ErrorKind, ReplicationError, Result};
+use strsim::levenshtein;
+
+/// Values by parameter name.
+pub(super) type Parameters = BTreeMap<&'static str, String>;
+
+/// What Postrider does with a parameter.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Usage {
+    /// `Target` reads it.
+    Honoured,
+    /// Only these values, which Postrider satisfies anyway; other values are refused with this hint.
+    OnlyWith(&'static [&'static str], &'static str),
+    /// Refused, with this hint.
+    Refused(&'static str),
+}
+
+/// One connection parameter.
+#[derive(Debug)]
+pub(super) struct Parameter {
+    pub(super) name: &'static str,
+    /// The environment variable to read if the URL omits the parameter; empty if there is none.
+    pub(super) variable: &'static str,
+    pub(super) usage: Usage,
+}
+
+use Usage::{Honoured, OnlyWith, Refused};
+
+const NO_GSSAPI: &str =
+    "Postrider does not support GSSAPI logins; use a password or a client certificate";
+const NO_OAUTH: &str =
+    "Postrider does not support OAuth logins; use a password or a client certificate";
+const NO_REVOCATION: &str = "Postrider does not read revocation lists; leave the parameter out";
+const NAMES: &str = "Postrider sets the name itself, to recognize its own sessions; leave the \
+    parameter out";
+
+const fn honoured(name: &'static str, variable: &'static str) -> Parameter {
+    Parameter {
+        name,
+        variable,
+        usage: Honoured,
+    }
+}
+
+const fn only_with(
+    name: &'static str,
+    variable: &'static str,
+    values: &'static [&'static str],
+    hint: &'static str,
+) -> Parameter {
+    Parameter {
+        name,
+        variable,
+        usage: OnlyWith(values, hint),
+    }
+}
+
+const fn refused(name: &'static str, variable: &'static str, hint: &'static str) -> Parameter {
+    Parameter {
+        name,
+        variable,
+        usage: Refused(hint),
+    }
+}
+
+/// Every parameter of libpq 18.
+pub(super) const PARAMETERS: &[Parameter] = &[
+    honoured("service", "PGSERVICE"),
+    honoured("servicefile", "PGSERVICEFILE"),
+    honoured("host", "PGHOST"),
+    honoured("hostaddr", "PGHOSTADDR"),
+    honoured("port", "PGPORT"),
+    honoured("dbname", "PGDATABASE"),
+    honoured("user", "PGUSER"),
+    honoured("password", "PGPASSWORD"),
+    honoured("passfile", "PGPASSFILE"),
+    honoured("channel_binding", "PGCHANNELBINDING"),
+    honoured("connect_timeout", "PGCONNECT_TIMEOUT"),
+    honoured("options", "PGOPTIONS"),
+    honoured("target_session_attrs", "PGTARGETSESSIONATTRS"),
+    honoured("keepalives", ""),
+    honoured("keepalives_idle", ""),
+    honoured("keepalives_interval", ""),
+    honoured("keepalives_count", ""),
+    honoured("tcp_user_timeout", ""),
+    honoured("sslmode", "PGSSLMODE"),
+    honoured("sslrootcert", "PGSSLROOTCERT"),
+    honoured("sslcert", "PGSSLCERT"),
+    honoured("sslkey", "PGSSLKEY"),
+    honoured("sslsni", "PGSSLSNI"),
+    honoured("ssl_min_protocol_version", "PGSSLMINPROTOCOLVERSION"),
+    honoured("ssl_max_protocol_version", "PGSSLMAXPROTOCOLVERSION"),
+    // Has no effect: libpq uses it only for sessions without a name.
+    honoured("fallback_application_name", ""),
+    refused("application_name", "", NAMES),
+    only_with(
+        "client_encoding",
+        "",
+        &["utf8", "UTF8", "utf-8", "UTF-8"],
+        "Postrider's sessions use UTF8; leave the parameter out",
+    ),
+    only_with(
+        "load_balance_hosts",
+        "PGLOADBALANCEHOSTS",
+        &["disable"],
+        "Postrider tries the hosts in the order given; leave the parameter out",
+    ),
+    only_with(
+        "sslnegotiation",
+        "PGSSLNEGOTIATION",
+        &["postgres"],
+        "Postrider supports only PostgreSQL's usual TLS negotiation; leave the parameter out",
+    ),
+    only_with(
+        "sslcompression",
+        "PGSSLCOMPRESSION",
+        &["0"],
+        "TLS compression is unsafe and not supported; leave the parameter out",
+    ),
+    only_with(
+        "sslcertmode",
+        "PGSSLCERTMODE",
+        &["allow"],
+        "Postrider sends the client certificate that sslcert names when the server asks for one; \
+         leave the parameter out",
+    ),
+    only_with(
+        "gssencmode",
+        "PGGSSENCMODE",
+        &["disable", "prefer"],
+        "Postrider does not support GSSAPI encryption; use sslmode=verify-full",
+    ),
+    only_with("gssdelegation", "PGGSSDELEGATION", &["0"], NO_GSSAPI),
+    only_with(
+        "min_protocol_version",
+        "PGMINPROTOCOLVERSION",
+        &["3.0"],
+        "Postrider speaks protocol 3.0; leave the parameter out",
+    ),
+    only_with(
+        "max_protocol_version",
+        "PGMAXPROTOCOLVERSION",
+        &["3.0", "3.2", "latest"],
+        "Postrider speaks protocol 3.0; leave the parameter out",
+    ),
+    refused(
+        "require_auth",
+        "PGREQUIREAUTH",
+        "use channel_binding=require: it accepts only SCRAM logins",
+    ),
+    refused(
+        "requiressl",
+        "PGREQUIRESSL",
+        "write sslmode=require, or better sslmode=verify-full",
+    ),
+    refused(
+        "requirepeer",
+        "PGREQUIREPEER",
+        "Postrider does not check the owner of a Unix socket; leave the parameter out",
+    ),
+    refused(
+        "sslpassword",
+        "",
+        "Postrider reads only unencrypted keys; set sslkey to a key without a password",
+    ),
+    refused("sslcrl", "PGSSLCRL", NO_REVOCATION),
+    refused("sslcrldir", "PGSSLCRLDIR", NO_REVOCATION),
+    refused(
+        "sslkeylogfile",
+        "",
+        "Postrider writes no TLS keys to a file; leave the parameter out",
+    ),
+    refused(
+        "replication",
+        "",
+        "Postrider sets this parameter itself; leave it out",
+    ),
+    refused("krbsrvname", "PGKRBSRVNAME", NO_GSSAPI),
+    refused("gsslib", "PGGSSLIB", NO_GSSAPI),
+    refused(
+        "scram_client_key",
+        "",
+        "Postrider logs in with a password; set the password instead",
+    ),
+    refused(
+        "scram_server_key",
+        "",
+        "Postrider logs in with a password; set the password instead",
+    ),
+    refused("oauth_issuer", "", NO_OAUTH),
+    refused("oauth_client_id", "", NO_OAUTH),
+    refused("oauth_client_secret", "", NO_OAUTH),
+    refused("oauth_scope", "", NO_OAUTH),
+];
+
+/// The parameter called `name`. `place` says where the name stands.
+///
+/// # Errors
+/// `InvalidTarget`. It does not show the name, which may be a piece of a password; `hint` is the
+/// hint if no parameter has a similar name.
+pub(super) fn named(name: &str, place: &str, hint: &str) -> Result<&'static Parameter> {
+    let found = PARAMETERS.iter().find(|parameter| parameter.name == name);
+    found.ok_or_else(|| {
+        let unknown = invalid(format!("{place} is not a parameter of libpq"));
+        match nearest(name) {
+            Some(known) => unknown.hint(format!("did you mean `{known}`?")),
+            None => unknown.hint(hint),
+        }
+    })
+}
+
+/// The parameter with the name most similar to the unknown `name`.
+fn nearest(name: &str) -> Option<&'static str> {
+    let names = PARAMETERS.iter().map(|parameter| parameter.name);
+    let with_distance = names.map(|known| (levenshtein(known, name), known));
+    let (distance, known) = with_distance.min()?;
+    (distance <= 2).then_some(known)
+}
+
+/// Sets a parameter that `place` names. Ignores an empty value, as libpq does.
+///
+/// # Errors
+/// `InvalidTarget`: Postrider does not support the parameter or this value.
+pub(super) fn set(
+    found: &mut Parameters,
+    parameter: &Parameter,
+    value: &str,
+    place: &str,
+) -> Result<()> {
+    let name = parameter.name;
+    if value.contains('\0') {
+        return Err(invalid(format!(
+            "{place}: `{name}` contains a NUL character"
+        )));
+    }
+    match parameter.usage {
+        OnlyWith(values, hint) if !values.contains(&value) => Err(invalid(format!(
+            "{place}: this value of the connection parameter `{name}` is not supported"
+        ))
+        .hint(hint)),
+        Refused(hint) => Err(invalid(format!(
+            "{place}: the connection parameter `{name}` is not supported"
+        ))
+        .hint(hint)),
+        Honoured | OnlyWith(..) => {
+            insert(found, name, value);
+            Ok(())
+        }
+    }
+}
+
+/// Ignores an empty value, as libpq does.
+pub(super) fn insert(found: &mut Parameters, name: &'static str, value: &str) {
+    if !value.is_empty() {
+        found.insert(name, value.to_owned());
+    }
+}
+
+pub(super) fn invalid(what: impl Into<String>) -> ReplicationError {
+    ReplicationError::new(ErrorKind::InvalidTarget, what)
+}
+
+/// Whether this environment variable is one of libpq's that Postrider reads or refuses.
+pub fn is_connection_variable(name: &str) -> bool {
+    let mut variables = PARAMETERS.iter().map(|parameter| parameter.variable);
+    !name.is_empty() && (name == "PGSYSCONFDIR" || variables.any(|variable| variable == name))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_reference_page_says_what_happens_to_each_parameter() {
+        let page = include_str!("../../../../docs/reference/connection.md");
+        for parameter in PARAMETERS {
+            let variable = match parameter.variable {
+                "" => "|".to_owned(),
+                variable => format!("`{variable}` |"),
+            };
+            let start = format!("| `{}` | {variable} ", parameter.name);
+            let row = page.lines().find_map(|line| line.strip_prefix(&start));
+            let row = row.unwrap_or_else(|| panic!("no row {start}"));
+            match parameter.usage {
+                Honoured => assert!(!row.starts_with("refused") && !row.starts_with("only")),
+                OnlyWith(values, _) => {
+                    assert!(row.starts_with("only "), "{row}");
+                    assert!(row.contains(&format!("`{}`", values[0])) || row.contains("`UTF8`"));
+                }
+                Refused(_) => assert!(row.starts_with("refused"), "{row}"),
+            }
+        }
+    }
+}

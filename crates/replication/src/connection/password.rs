@@ -1,0 +1,398 @@
+//! The password of a session: from a command, from the settings, otherwise from libpq's password file
+//! (`PGPASSFILE`, by default `~/.pgpass`).
+//!
+//! The command runs, and the file is read, for each session. So the relay keeps running when a password
+//! is rotated, and with tokens that are valid for an hour.
+//! Source: <https://www.postgresql.org/docs/current/libpq-pgpass.html>
+
+use std::fs::File;
+use std::io::Read;
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+use std::process::{ExitStatus, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use tokio::io::{AsyncBufReadExt, AsyncReadExt, BufReader};
+use tokio::process::{Child, ChildStderr, Command};
+
+use super::target::{Host, Target};
+use printable::shown_path;
+
+use crate::LOG_TARGET;
+use crate::error::{ErrorKind, ReplicationError, Result};
+use printable::printable;
+
+/// Permission bits for group and others. Like libpq, refuse a file that has any of them.
+const OTHERS: u32 = 0o077;
+
+/// Limit of the command. It is below the limit of connecting, so that the error names the command as the
+/// cause.
+const COMMAND_LIMIT: Duration = Duration::from_secs(8);
+
+/// How many lines of its standard error are logged, and how many bytes of each.
+const LOGGED_LINES: usize = 20;
+const LOGGED_BYTES: u64 = 1 << 10;
+
+/// How long to wait, once the command has ended, for what it has written to standard error.
+const LAST_WORDS_LIMIT: Duration = Duration::from_millis(100);
+
+/// The most bytes of its first line.
+const LINE_MAX: u64 = 64 << 10;
+
+/// The password to log in with; `None` if there is none.
+///
+/// # Errors
+/// `PasswordCommand`: the command fails. `Authentication`: the file that is set cannot be read, or
+/// others may read it.
+pub async fn password(target: &Target) -> Result<Option<String>> {
+    if let Some(command) = &target.password_command {
+        let limit = COMMAND_LIMIT.min(target.connect_timeout * 3 / 4);
+        return of_command(command, limit).await.map(Some);
+    }
+    if let Some(password) = &target.password {
+        return Ok(Some(password.clone()));
+    }
+    if let Some(path) = &target.password_file {
+        return Ok(of_file(&read(path)?, target));
+    }
+    let default = target.default_password_file.as_deref();
+    Ok(default.and_then(|path| of_default_file(path, target)))
+}
+
+/// The first line that the command prints. Its errors show neither the command nor its output, which may
+/// contain secrets; what it writes to standard error goes to the log, or to our standard error if there is no
+/// log.
+async fn of_command(command: &str, limit: Duration) -> Result<String> {
+    let failed = |what: &str| {
+        ReplicationError::new(
+            ErrorKind::PasswordCommand,
+            format!("password_command {what}"),
+        )
+    };
+    let mut child = Command::new("/bin/sh")
+        .args(["-c", command])
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(if tracing::dispatcher::has_been_set() {
+            Stdio::piped()
+        } else {
+            Stdio::inherit()
+        })
+        .process_group(0)
+        .kill_on_drop(true)
+        .spawn()
+        .map_err(|e| failed("cannot be started with /bin/sh").caused_by(e))?;
+    let group = child.id();
+    let stderr = child.stderr.take();
+    let first_line = tokio::time::timeout(limit, first_line(&mut child));
+    let ended = match while_logging(stderr, first_line).await {
+        Ok(Ok(Some(ended))) => ended,
+        Ok(Ok(None)) => {
+            end_group(group);
+            return Err(failed("has printed a line of more than 64 KiB"));
+        }
+        Ok(Err(error)) => return Err(failed("cannot be read").caused_by(error)),
+        Err(_) => {
+            end_group(group);
+            return Err(failed(&format!("has not ended after {limit:?}")));
+        }
+    };
+    let (status, line) = ended;
+    if !status.success() {
+        return Err(failed(&format!("failed ({status})")));
+    }
+    let line = String::from_utf8(line);
+    let line = line.map_err(|_| failed("has printed something that is not UTF-8"))?;
+    let password = line.trim_end_matches(['\r', '\n']);
+    if password.is_empty() {
+        return Err(failed("has printed nothing, or an empty first line"));
+    }
+    if password.contains('\0') {
+        return Err(failed("has printed a NUL character"));
+    }
+    Ok(password.to_owned())
+}
+
+/// Waits until the command has ended, and returns its first line; `None` if that is too long. Does not wait for
+/// programs that the command leaves in the background, which may keep the pipe open.
+async fn first_line(child: &mut Child) -> std::io::Result<Option<(ExitStatus, Vec<u8>)>> {
+    let mut line = Vec::new();
+    let Some(stdout) = child.stdout.take() else {
+        return Ok(Some((child.wait().await?, line)));
+    };
+    let mut lines = BufReader::new(stdout);
+    let mut start = (&mut lines).take(LINE_MAX);
+    start.read_until(b'\n', &mut line).await?;
+    if line.len() as u64 == LINE_MAX {
+        return Ok(None);
+    }
+    // The rest is read so that the command does not end for a closed pipe.
+    let mut nowhere = tokio::io::sink();
+    let status = tokio::select! {
+        status = child.wait() => status?,
+        rest = tokio::io::copy(&mut lines, &mut nowhere) => {
+            rest?;
+            child.wait().await?
+        }
+    };
+    Ok(Some((status, line)))
+}
+
+/// The result of `running`, which logs what the command writes to standard error meanwhile. Like
+/// [`first_line`], does not wait for programs in the background.
+async fn while_logging<T>(stderr: Option<ChildStderr>, running: impl Future<Output = T>) -> T {
+    let logging = async {
+        match stderr {
+            Some(stderr) => log_lines(stderr).await,
+            None => Ok(()),
+        }
+    };
+    let (mut running, mut logging) = (std::pin::pin!(running), std::pin::pin!(logging));
+    let result = tokio::select! {
+        result = &mut running => result,
+        // An unreadable pipe is no reason to fail.
+        _ = &mut logging => return running.await,
+    };
+    let _ = tokio::time::timeout(LAST_WORDS_LIMIT, logging).await;
+    result
+}
+
+/// Logs each line, up to a limit, and drops the rest so that the command does not end for a closed pipe.
+async fn log_lines(stderr: ChildStderr) -> std::io::Result<()> {
+    let mut reader = BufReader::new(stderr);
+    for _ in 0..LOGGED_LINES {
+        let mut line = Vec::new();
+        let mut start = (&mut reader).take(LOGGED_BYTES);
+        if start.read_until(b'\n', &mut line).await? == 0 {
+            return Ok(());
+        }
+        let line = String::from_utf8_lossy(&line);
+        tracing::warn!(target: LOG_TARGET, "password_command: {}", printable(line.trim_end()));
+    }
+    tokio::io::copy(&mut reader, &mut tokio::io::sink()).await?;
+    Ok(())
+}
+
+/// Ends the command and the programs that it has started.
+fn end_group(group: Option<u32>) {
+    if let Some(group) = group {
+        // An error means that there is nothing left to end.
+        let _ = std::process::Command::new("/bin/sh")
+            .args(["-c", &format!("kill -9 -{group}")])
+            .stderr(Stdio::null())
+            .status();
+    }
+}
+
+fn read(path: &Path) -> Result<Vec<u8>> {
+    let failed = |what: &str| {
+        ReplicationError::new(
+            ErrorKind::Authentication,
+            format!("the password file {}: {what}", shown_path(path)),
+        )
+    };
+    let cannot = |e: std::io::Error| failed("it cannot be read").caused_by(e);
+    let mut file = File::open(path).map_err(cannot)?;
+    if file.metadata().map_err(cannot)?.permissions().mode() & OTHERS != 0 {
+        let path = shown_path(path);
+        return Err(failed("other users may access it")
+            .hint(format!("allow only the owner to read it: chmod 600 {path}")));
+    }
+    let mut text = Vec::new();
+    file.read_to_end(&mut text).map_err(cannot)?;
+    Ok(text)
+}
+
+/// Like libpq, does without `~/.pgpass` if it cannot be used: many logins need no password.
+fn of_default_file(path: &Path, target: &Target) -> Option<String> {
+    static WARNED: AtomicBool = AtomicBool::new(false);
+    if !path.exists() {
+        return None;
+    }
+    match read(path) {
+        Ok(text) => of_file(&text, target),
+        Err(error) => {
+            if !WARNED.swap(true, Ordering::Relaxed) {
+                tracing::warn!(target: LOG_TARGET, hint = error.hint_text(), "ignored: {}", error.with_cause());
+            }
+            None
+        }
+    }
+}
+
+/// The password in the first line that matches. Lines that are not UTF-8 match nothing.
+fn of_file(text: &[u8], target: &Target) -> Option<String> {
+    text.split(|byte| *byte == b'\n')
+        .filter_map(|line| std::str::from_utf8(line).ok())
+        .find_map(|line| of_line(line.trim_end_matches('\r'), target))
+}
+
+/// The password in a line `host:port:database:user:password`, if the line matches the target.
+fn of_line(line: &str, target: &Target) -> Option<String> {
+    if line.starts_with('#') {
+        return None;
+    }
+    let mut rest = line;
+    let mut is = |wanted: &[&str]| {
+        let field = field(&mut rest)?;
+        (field == "*" || wanted.contains(&field.as_str())).then_some(())
+    };
+    let port = target.port.to_string();
+    match &target.host {
+        Host::Tcp(name) => is(&[name])?,
+        Host::Unix(folder) => is(&["localhost", &folder.to_string_lossy()])?,
+    }
+    is(&[&port])?;
+    is(&[&target.database])?;
+    is(&[&target.user])?;
+    // The password is the rest of the line, so a colon in it needs no backslash.
+    Some(unescaped(rest))
+}
+
+/// Takes a field and the colon after it; `None` if there is no colon.
+fn field(rest: &mut &str) -> Option<String> {
+    let mut is_escaped = false;
+    let end = rest.find(|c| {
+        let ends = c == ':' && !is_escaped;
+        is_escaped = c == '\\' && !is_escaped;
+        ends
+    })?;
+    let field = unescaped(&rest[..end]);
+    *rest = &rest[end + 1..];
+    Some(field)
+}
+
+fn unescaped(text: &str) -> String {
+    let mut out = String::with_capacity(text.len());
+    let mut chars = text.chars();
+    while let Some(c) = chars.next() {
+        out.push(match c {
+            '\\' => chars.next().unwrap_or('\\'),
+            c => c,
+        });
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::environment::Environment;
+
+    fn target(url: &str) -> Target {
+        Target::from_settings(url, &Environment::default())
+            .unwrap()
+            .unwrap()
+    }
+
+    #[test]
+    fn the_line_for_the_database_is_found_with_wildcards_and_backslashes() {
+        let shop = target("postgres://relay@db.example:5433/shop");
+        for (line, expected) in [
+            ("db.example:5433:shop:relay:s3cret", Some("s3cret")),
+            ("*:*:*:relay:a:b\\:c\\\\d", Some("a:b:c\\d")),
+            ("# db.example:5433:shop:relay:s3cret", None),
+            ("db.example:5432:shop:relay:s3cret", None),
+            ("other:*:*:*:s3cret", None),
+            ("db.example:5433:shop", None),
+            ("", None),
+        ] {
+            assert_eq!(of_line(line, &shop).as_deref(), expected, "{line}");
+        }
+    }
+
+    #[test]
+    fn a_unix_socket_matches_its_folder_or_localhost() {
+        let local = target("postgres://a%3Ab@%2Frun%2Fpg/shop");
+        for host in ["/run/pg", "localhost"] {
+            let line = format!("{host}:5432:shop:a\\:b:s3cret");
+            assert_eq!(of_line(&line, &local).as_deref(), Some("s3cret"));
+        }
+    }
+
+    #[tokio::test]
+    async fn a_command_gives_a_new_password_each_time_and_its_errors_show_no_secret() {
+        let of = async |command: &str| {
+            let mut target = target("postgres://relay@db.example/shop");
+            target.password_command = Some(command.to_owned());
+            password(&target).await
+        };
+        assert_eq!(
+            of("echo a token; sleep 0.1; echo more")
+                .await
+                .unwrap()
+                .as_deref(),
+            Some("a token")
+        );
+        assert_ne!(of("date +%N").await.unwrap(), of("date +%N").await.unwrap());
+        for (command, told) in [
+            ("echo s3cret; exit 7", "failed (exit status: 7)"),
+            ("true s3cret", "has printed nothing"),
+            ("printf '\\ns3cret'", "an empty first line"),
+            ("printf 's3cret\\0more'", "a NUL character"),
+            ("yes s3cret | tr -d '\\n'", "more than 64 KiB"),
+            ("printf 's3cret\\377'", "not UTF-8"),
+        ] {
+            let error = of(command).await.unwrap_err();
+            assert_eq!(error.kind(), &ErrorKind::PasswordCommand);
+            assert!(error.to_string().contains(told), "{error}");
+            assert!(!format!("{error:?}").contains("s3cret"), "{error:?}");
+        }
+    }
+
+    #[tokio::test]
+    async fn a_command_may_leave_a_program_behind_but_not_hang() {
+        let began = std::time::Instant::now();
+        let second = Duration::from_secs(1);
+        let helped = of_command("sleep 30 & printf 's3cret\\r\\n'", second).await;
+        assert_eq!(helped.unwrap(), "s3cret");
+        let error = of_command("sleep 31.4159; echo late", second)
+            .await
+            .unwrap_err();
+        assert!(
+            error.to_string().contains("has not ended after 1s"),
+            "{error}"
+        );
+        assert!(began.elapsed() < Duration::from_secs(20));
+        let left = std::process::Command::new("/bin/sh")
+            .args([
+                "-c",
+                "cat /proc/[0-9]*/cmdline 2>/dev/null | grep -c 'sleep.31[.]4159'",
+            ])
+            .output()
+            .unwrap();
+        assert_eq!(String::from_utf8_lossy(&left.stdout).trim(), "0");
+    }
+
+    #[tokio::test]
+    async fn a_default_file_that_cannot_be_used_is_ignored() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join(".pgpass");
+        let mut target = target("postgres://relay@db.example/shop");
+        target.default_password_file = Some(file.clone());
+        assert_eq!(password(&target).await.unwrap(), None);
+        std::fs::write(&file, b"other:*:*:*:\xFF\n*:*:*:*:s3cret\n").unwrap();
+        for (mode, found) in [(0o644, None), (0o600, Some("s3cret"))] {
+            std::fs::set_permissions(&file, PermissionsExt::from_mode(mode)).unwrap();
+            assert_eq!(password(&target).await.unwrap().as_deref(), found);
+        }
+    }
+
+    #[tokio::test]
+    async fn a_file_that_others_may_read_is_refused_without_showing_its_content() {
+        let folder = std::env::temp_dir().join(format!("passfile-{}", std::process::id()));
+        std::fs::write(&folder, "*:*:*:*:s3cret").unwrap();
+        let with = async |mode| {
+            std::fs::set_permissions(&folder, PermissionsExt::from_mode(mode)).unwrap();
+            let mut target = target("postgres://relay@db.example/shop");
+            target.password_file = Some(folder.clone());
+            password(&target).await
+        };
+        let refused = with(0o644).await.unwrap_err();
+        assert!(refused.hint_text().contains("chmod 600"));
+        assert!(!format!("{refused:?}").contains("s3cret"));
+        assert_eq!(with(0o600).await.unwrap().as_deref(), Some("s3cret"));
+        std::fs::remove_file(&folder).unwrap();
+    }
+}

@@ -1,0 +1,136 @@
+//! TLS for both kinds of session, with libpq's meaning of `sslmode`.
+//!
+//! Uses one rustls provider (ring). All decisions about verification are in `tls/verifier.rs`.
+//! `tls/explain.rs` explains failures; `tls/public_key.rs` reads the key of a certificate that webpki
+//! refuses.
+
+mod explain;
+mod public_key;
+mod verifier;
+
+use std::net::{IpAddr, Ipv4Addr};
+use std::path::Path;
+use std::sync::Arc;
+
+use printable::shown_path;
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
+use rustls::{ClientConfig, RootCertStore, SupportedProtocolVersion};
+
+use super::target::{SslMode, Target};
+use crate::error::{ErrorKind, ReplicationError, Result};
+
+pub(super) use explain::{explain, of_io};
+use verifier::Verifier;
+pub(super) use verifier::proves_its_key;
+
+/// The TLS configuration for this target's `sslmode`, roots and client certificate.
+///
+/// # Errors
+/// `Tls` if a file cannot be read or contains no certificate.
+pub(crate) fn client_config(target: &Target) -> Result<ClientConfig> {
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let wanted = target.tls_versions;
+    let versions: Vec<&SupportedProtocolVersion> = [
+        (wanted.tls13, &rustls::version::TLS13),
+        (wanted.tls12, &rustls::version::TLS12),
+    ]
+    .into_iter()
+    .filter_map(|(is_wanted, version)| is_wanted.then_some(version))
+    .collect();
+    let builder = ClientConfig::builder_with_provider(provider.clone())
+        .with_protocol_versions(&versions)
+        .map_err(|e| tls_error("TLS cannot be set up").caused_by(e))?
+        .dangerous()
+        .with_custom_certificate_verifier(Arc::new(Verifier::new(target, provider)?));
+    let mut config = match &target.ssl_client {
+        None => builder.with_no_client_auth(),
+        Some((cert, key)) => builder
+            .with_client_auth_cert(certificates(cert)?, private_key(key)?)
+            .map_err(|e| tls_error("the client certificate cannot be used").caused_by(e))?,
+    };
+    config.enable_sni = target.ssl_sni;
+    Ok(config)
+}
+
+/// The host as a TLS server name. A name that no certificate can contain is an error only if names are
+/// verified.
+///
+/// # Errors
+/// `Tls`.
+pub(super) fn server_name(host: &str, target: &Target) -> Result<ServerName<'static>> {
+    match ServerName::try_from(host.to_owned()) {
+        Ok(name) => Ok(name),
+        Err(_) if target.ssl_mode != SslMode::VerifyFull => {
+            // A placeholder: an address is not sent to the server, and nothing compares it.
+            Ok(ServerName::from(IpAddr::from(Ipv4Addr::UNSPECIFIED)))
+        }
+        Err(e) => Err(failed(target, "no certificate can name this host").caused_by(e)),
+    }
+}
+
+/// The error for a TLS session that could not be opened.
+pub(super) fn failed(target: &Target, why: &str) -> ReplicationError {
+    tls_error(format!("no TLS session with PostgreSQL as {target}: {why}"))
+}
+
+fn tls_error(what: impl Into<String>) -> ReplicationError {
+    ReplicationError::new(ErrorKind::Tls, what)
+}
+
+fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>> {
+    let unreadable = |e| tls_error(format!("cannot read {}", shown_path(path))).caused_by(e);
+    let list = CertificateDer::pem_file_iter(path)
+        .map_err(|e| unreadable(e.to_string()))?
+        .collect::<Result<Vec<_>, _>>()
+        .map_err(|e| unreadable(e.to_string()))?;
+    if list.is_empty() {
+        return Err(tls_error(format!(
+            "{} contains no certificate",
+            shown_path(path)
+        )));
+    }
+    Ok(list)
+}
+
+fn private_key(path: &Path) -> Result<PrivateKeyDer<'static>> {
+    PrivateKeyDer::from_pem_file(path).map_err(|e| {
+        tls_error(format!("cannot read {}", shown_path(path))).caused_by(e.to_string())
+    })
+}
+
+/// The trusted authorities, from the file or else from the operating system.
+struct Roots {
+    store: RootCertStore,
+    /// The certificates in the file. A server may present one of them as its own.
+    listed: Vec<CertificateDer<'static>>,
+}
+
+fn roots(file: Option<&Path>) -> Result<Roots> {
+    let mut store = RootCertStore::empty();
+    let listed = match file {
+        Some(path) => {
+            let listed = certificates(path)?;
+            // A certificate that cannot be an authority is skipped; it may be the server's own.
+            store.add_parsable_certificates(listed.iter().cloned());
+            listed
+        }
+        None => {
+            store.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
+            Vec::new()
+        }
+    };
+    if store.is_empty() {
+        return Err(match file {
+            Some(path) => tls_error(format!(
+                "{} contains no usable certificate",
+                shown_path(path)
+            )),
+            None => tls_error("no trusted authority is known").hint(
+                "set sslrootcert to the PEM file of the server's authority, \
+                 or install the package ca-certificates",
+            ),
+        });
+    }
+    Ok(Roots { store, listed })
+}

@@ -1,0 +1,37 @@
+//! Turns `transaction_timeout` off, which PostgreSQL 17 and newer have.
+//!
+//! A role or database may set it, and it ends long transactions together with their session. A
+//! walsender counts as being in a transaction, so the timeout would end the stream repeatedly.
+//!
+//! Older servers refuse a session whose startup options contain an unknown setting. So it is turned
+//! off with a statement, on servers that have it.
+
+/// The first major version that has it.
+const MAJOR: u32 = 17;
+
+/// The statement that turns it off for a session.
+pub const OFF: &str = "SET transaction_timeout = 0";
+
+/// Whether a server has it, by its parameter `server_version`, such as `17.5 (Debian 17.5-1)`.
+pub fn exists(server_version: Option<&str>) -> bool {
+    let major = server_version.and_then(|version| {
+        let digits = version.split(|c: char| !c.is_ascii_digit()).next()?;
+        digits.parse::<u32>().ok()
+    });
+    major.is_some_and(|major| major >= MAJOR)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_setting_exists_from_17_on_with_any_version_suffix() {
+        for version in ["17.5 (Debian 17.5-1)", "17", "18beta1", "19devel"] {
+            assert!(exists(Some(version)), "{version}");
+        }
+        for version in [Some("16.9"), Some("9.6.24"), Some(""), Some("x"), None] {
+            assert!(!exists(version), "{version:?}");
+        }
+    }
+}

@@ -1,0 +1,215 @@
+//! Creates a slot and exports the snapshot that matches it. The snapshot shows everything committed
+//! before the slot's consistent point; everything committed later is streamed.
+//!
+//! Only a replication connection can do this. Other sessions can import the snapshot as long as
+//! that connection stays open and runs no other command. Source: manual, "Streaming Replication
+//! Protocol", CREATE_REPLICATION_SLOT.
+
+use std::time::Duration;
+
+use bytes::BytesMut;
+use decoder::Lsn;
+use fallible_iterator::FallibleIterator;
+use postgres_protocol::message::backend::{DataRowBody, Message};
+use postgres_protocol::message::frontend;
+use tokio::io::AsyncWriteExt;
+
+use super::handshake::{self, Login, ReplicationConnection};
+use super::quoted;
+use super::walsender_error::{
+    code_and_message, log_notice, lost, protocol, unexpected, with_sqlstate,
+};
+use crate::connection::{self, Target};
+use crate::error::{ErrorKind, ReplicationError, Result};
+
+const COMMAND: &str = "CREATE_REPLICATION_SLOT";
+
+/// Limit for connecting, for logging in, and for a cancelled command to end.
+const STEP_LIMIT: Duration = Duration::from_secs(20);
+
+/// The slot to create.
+#[derive(Debug, Clone, Copy)]
+pub struct CreateSlot<'a> {
+    /// The server, and how to log in.
+    pub target: &'a Target,
+    /// The name of the slot.
+    pub slot: &'a str,
+    /// Keep the slot in sync on standbys (PostgreSQL 17 and newer).
+    pub failover: bool,
+    /// The name of the session in `pg_stat_replication`.
+    pub application_name: &'a str,
+    /// `wal_sender_timeout` of the session.
+    pub wal_sender_timeout: Duration,
+    /// How long to wait for running transactions.
+    pub limit: Duration,
+}
+
+/// A new slot, and its snapshot, which lasts as long as this value.
+pub struct CreatedSlot {
+    /// Every transaction that commits after this point is streamed.
+    pub consistent_point: Lsn,
+    /// The name for SET TRANSACTION SNAPSHOT.
+    pub snapshot: String,
+    connection: ReplicationConnection,
+}
+
+impl CreatedSlot {
+    /// Ends the connection and waits until its walsender has exited, because only one walsender may
+    /// be running for the stream. Sessions that have imported the snapshot keep it.
+    pub async fn close(self) {
+        self.connection.close().await;
+    }
+}
+
+/// Creates the slot; returns `None` if running transactions delayed it past the limit.
+///
+/// # Errors
+/// `SlotRefused` (42710 when another session is creating a slot of this name, 53400 when no slot is
+/// left), and those of the connection.
+pub async fn create_slot(wanted: CreateSlot<'_>) -> Result<Option<CreatedSlot>> {
+    let mut connection = in_time(connect(wanted)).await?;
+    let mut message = BytesMut::new();
+    frontend::query(&statement(wanted), &mut message).map_err(protocol)?;
+    connection.send(&message).await?;
+    let mut row = None;
+    let answered = answer(&mut connection, wanted.slot, &mut row);
+    match tokio::time::timeout(wanted.limit, answered).await {
+        Ok(answered) => answered?,
+        Err(_) => {
+            in_time(cancel(&connection, wanted)).await?;
+            // Either the cancel succeeded and the server has removed the slot, or the slot was
+            // created just before.
+            match in_time(answer(&mut connection, wanted.slot, &mut row)).await {
+                Ok(()) => {}
+                Err(error) if is_cancelled(error.kind()) => return Ok(None),
+                Err(error) => return Err(error),
+            }
+        }
+    }
+    let (consistent_point, snapshot) = row.ok_or_else(|| unexpected(COMMAND))?;
+    Ok(Some(CreatedSlot {
+        consistent_point,
+        snapshot,
+        connection,
+    }))
+}
+
+async fn connect(wanted: CreateSlot<'_>) -> Result<ReplicationConnection> {
+    let wire = connection::open(
+        wanted.target,
+        handshake::liveness(wanted.wal_sender_timeout / 2),
+    )
+    .await?;
+    let login = Login {
+        target: wanted.target,
+        application_name: wanted.application_name,
+        wal_sender_timeout: wanted.wal_sender_timeout,
+    };
+    handshake::log_in(wire, login).await
+}
+
+/// The form with parentheses exists from PostgreSQL 15 on, the option FAILOVER from 17 on.
+fn statement(wanted: CreateSlot<'_>) -> String {
+    let options = if wanted.failover {
+        "(SNAPSHOT 'export', FAILOVER)"
+    } else {
+        "EXPORT_SNAPSHOT"
+    };
+    format!(
+        "{COMMAND} {} LOGICAL pgoutput {options}",
+        quoted(wanted.slot)
+    )
+}
+
+/// Reads until the command ends. Dropping the future loses no data.
+async fn answer(
+    connection: &mut ReplicationConnection,
+    slot: &str,
+    row: &mut Option<(Lsn, String)>,
+) -> Result<()> {
+    loop {
+        match connection.message().await? {
+            Message::DataRow(body) => *row = Some(slot_row(&body)?),
+            Message::ErrorResponse(body) => {
+                let (sqlstate, message) = code_and_message(body.fields());
+                return Err(refused(slot, &sqlstate, &message));
+            }
+            Message::NoticeResponse(body) => log_notice(body.fields()),
+            Message::RowDescription(_)
+            | Message::CommandComplete(_)
+            | Message::ParameterStatus(_) => {}
+            Message::ReadyForQuery(_) => return Ok(()),
+            _ => return Err(unexpected(COMMAND)),
+        }
+    }
+}
+
+/// Columns: slot_name, consistent_point, snapshot_name, output_plugin.
+fn slot_row(body: &DataRowBody) -> Result<(Lsn, String)> {
+    let ranges: Vec<_> = body.ranges().collect().map_err(protocol)?;
+    let column = |n: usize| {
+        let range = ranges.get(n).cloned().flatten();
+        range.and_then(|range| std::str::from_utf8(&body.buffer()[range]).ok())
+    };
+    let point = column(1).and_then(|text| text.parse().ok());
+    point
+        .zip(column(2).map(str::to_owned))
+        .ok_or_else(|| unexpected(COMMAND))
+}
+
+fn refused(slot: &str, sqlstate: &str, message: &str) -> ReplicationError {
+    let what = format!("cannot create slot \"{slot}\"");
+    let kind = ErrorKind::SlotRefused {
+        sqlstate: sqlstate.to_owned(),
+    };
+    ReplicationError::new(kind, with_sqlstate(&what, message, sqlstate))
+}
+
+/// Whether a command that we cancelled has ended without a result: cancelled, or together with its
+/// session, or for lack of disk or memory. Source: PostgreSQL's Appendix A.
+fn is_cancelled(kind: &ErrorKind) -> bool {
+    const TIMEOUTS: [&str; 5] = ["57014", "55P03", "25P03", "25P04", "72000"];
+    const CLASSES: [&str; 5] = ["57P", "08", "53", "40", "58"];
+    // The server starts, or has no session or slot left.
+    const OTHERS: [&str; 3] = ["57P03", "53300", "53400"];
+    match kind {
+        ErrorKind::ConnectionLost => true,
+        ErrorKind::SlotRefused { sqlstate } => {
+            let sqlstate = sqlstate.as_str();
+            TIMEOUTS.contains(&sqlstate)
+                || CLASSES.iter().any(|class| sqlstate.starts_with(class))
+                    && !OTHERS.contains(&sqlstate)
+        }
+        _ => false,
+    }
+}
+
+/// Asks the server to cancel the running command of `connection`.
+async fn cancel(connection: &ReplicationConnection, wanted: CreateSlot<'_>) -> Result<()> {
+    let Some((process, secret)) = connection.cancel_key else {
+        return Ok(());
+    };
+    let mut stream = connection::open(wanted.target, handshake::liveness(STEP_LIMIT))
+        .await?
+        .stream;
+    let mut message = BytesMut::new();
+    frontend::cancel_request(process, secret, &mut message);
+    let sent = async {
+        stream.write_all(&message).await?;
+        stream.flush().await?;
+        stream.shutdown().await
+    };
+    sent.await
+        .map_err(|e| lost("cancelling failed").caused_by(e))
+}
+
+async fn in_time<T>(step: impl Future<Output = Result<T>>) -> Result<T> {
+    tokio::time::timeout(STEP_LIMIT, step)
+        .await
+        .unwrap_or_else(|_| {
+            Err(ReplicationError::new(
+                ErrorKind::Unreachable,
+                "no answer from the server while the slot was being created",
+            ))
+        })
+}

@@ -1,0 +1,286 @@
+//! Decides when to send a status message, and when the slot no longer counts as ours.
+//!
+//! A state machine without IO; the clock is passed in. The walsender ends a session that has been
+//! silent for `wal_sender_timeout`. If we hear nothing for an eighth of that time, we ask for a
+//! reply. How long the slot is ours in the meantime is in [`Lease`].
+
+use std::time::{Duration, Instant};
+
+use decoder::Lsn;
+
+use super::lease::{Lease, Words};
+
+/// Shortest time between two status messages that report a new position.
+const STATUS_INTERVAL: Duration = Duration::from_millis(20);
+
+/// How often a session with traffic checks its lease.
+pub(super) const LOOK_INTERVAL: Duration = Duration::from_millis(50);
+
+/// A server that has been silent for this long has nothing urgent to hear from us, so both
+/// intervals are then lengthened to [`QUIET_INTERVAL`]. A walsender that is busy decoding changes
+/// it does not send reads no status messages either, and a Unix socket has room for only a few
+/// hundred of them.
+const QUIET_AFTER: Duration = Duration::from_secs(1);
+const QUIET_INTERVAL: Duration = Duration::from_millis(250);
+
+/// How often a write tests the connection while the reader is held back and cannot hear the server.
+const PROBE_INTERVAL: Duration = Duration::from_millis(250);
+
+/// The action that is due.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Due {
+    Nothing,
+    /// Send a status message, asking for a reply or not.
+    Status {
+        ask: bool,
+    },
+    /// The lease has run out: we have not heard the server, or it has not heard us, for too long.
+    LeaseLost,
+}
+
+/// Whether the session is reading from the server.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Reading {
+    /// Reading: every message of the server is heard.
+    Open,
+    /// Held back by backpressure from the caller: the server may have sent messages that we have not
+    /// read.
+    HeldBack,
+}
+
+/// The feedback of one session.
+#[derive(Debug)]
+pub(super) struct Feedback {
+    eighth: Duration,
+    lease: Lease,
+    heard_at: Instant,
+    sent_at: Instant,
+    sent: Lsn,
+    owes_reply: bool,
+}
+
+impl Feedback {
+    /// State of a session that began at `now` with `confirmed` as its position.
+    pub(super) fn new(wal_sender_timeout: Duration, confirmed: Lsn, now: Instant) -> Self {
+        Self {
+            eighth: wal_sender_timeout / 8,
+            lease: Lease::new(wal_sender_timeout, now),
+            heard_at: now,
+            sent_at: now,
+            sent: confirmed,
+            owes_reply: false,
+        }
+    }
+
+    /// Frames arrived from the server.
+    pub(super) fn heard(&mut self, words: Words, now: Instant) {
+        self.heard_at = now;
+        self.lease.words(words, now);
+    }
+
+    /// PostgreSQL has shown that it received a status message which we sent at `sent_at`.
+    pub(super) fn proven(&mut self, sent_at: Instant) {
+        self.lease.proven(sent_at);
+    }
+
+    /// Our walsender held the slot at that time. This is weak evidence, because a walsender keeps
+    /// the slot for a while without hearing from us. It is the only evidence while reading is held
+    /// back, so it counts then. While we read, the stream itself gives better evidence, so it is
+    /// ignored.
+    pub(super) fn has_slot(&mut self, at: Instant, reading: Reading) {
+        match reading {
+            Reading::HeldBack if !self.lease.is_unheard() => self.lease.proven(at),
+            Reading::HeldBack | Reading::Open => {}
+        }
+    }
+
+    /// When sending has to stop.
+    pub(super) fn lease_ends_at(&self) -> Instant {
+        self.lease.ends_at()
+    }
+
+    /// A keepalive has asked for a reply.
+    pub(super) fn reply_requested(&mut self) {
+        self.owes_reply = true;
+    }
+
+    /// What to do at `now`, with `confirmed` as the position to report.
+    pub(super) fn due(&self, now: Instant, confirmed: Lsn, reading: Reading) -> Due {
+        let silent = now.saturating_duration_since(self.heard_at);
+        let since_status = now.saturating_duration_since(self.sent_at);
+        if now >= self.lease.ends_at() {
+            return Due::LeaseLost;
+        }
+        let probe = match reading {
+            Reading::Open => self.eighth,
+            Reading::HeldBack => PROBE_INTERVAL.min(self.eighth),
+        };
+        let status_due = self.status_due(now, confirmed);
+        let is_due = status_due.is_some_and(|due| due <= now);
+        if self.owes_reply || is_due || since_status >= probe {
+            return Due::Status {
+                ask: silent >= self.eighth || self.lease.is_unheard(),
+            };
+        }
+        Due::Nothing
+    }
+
+    /// When to send a status message for `confirmed`; `None` if that position was reported already.
+    pub(super) fn status_due(&self, now: Instant, confirmed: Lsn) -> Option<Instant> {
+        let silent = now.saturating_duration_since(self.heard_at);
+        let interval = if silent >= QUIET_AFTER {
+            QUIET_INTERVAL
+        } else {
+            STATUS_INTERVAL
+        };
+        (confirmed > self.sent).then(|| self.sent_at + interval)
+    }
+
+    /// How long the loop may wait for the server without checking anything else; `None` means the
+    /// usual [`LOOK_INTERVAL`].
+    pub(super) fn rests_for(&self, now: Instant, reading: Reading) -> Option<Duration> {
+        let silent = now.saturating_duration_since(self.heard_at);
+        let status_due = (self.sent_at + self.eighth).saturating_duration_since(now);
+        let rests = reading == Reading::Open && silent >= QUIET_AFTER;
+        rests.then(|| QUIET_INTERVAL.min(status_due))
+    }
+
+    /// A status message with `confirmed` went out.
+    pub(super) fn sent(&mut self, now: Instant, confirmed: Lsn) {
+        self.sent_at = now;
+        self.sent = confirmed;
+        self.owes_reply = false;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use decoder::PgTimestamp;
+
+    use super::*;
+
+    const TIMEOUT: Duration = Duration::from_secs(40);
+
+    fn at(start: Instant, seconds: f64) -> Instant {
+        start + Duration::from_secs_f64(seconds)
+    }
+
+    #[test]
+    fn a_new_position_is_reported_20_ms_after_the_last_and_an_old_one_is_not_repeated() {
+        let start = Instant::now();
+        let mut feedback = Feedback::new(TIMEOUT, Lsn::new(5), start);
+        assert_eq!(
+            feedback.due(at(start, 0.019), Lsn::new(9), Reading::Open),
+            Due::Nothing
+        );
+        assert_eq!(
+            feedback.due(at(start, 0.02), Lsn::new(9), Reading::Open),
+            Due::Status { ask: false }
+        );
+        feedback.sent(at(start, 0.02), Lsn::new(9));
+        assert_eq!(
+            feedback.due(at(start, 1.0), Lsn::new(9), Reading::Open),
+            Due::Nothing
+        );
+    }
+
+    #[test]
+    fn new_positions_are_reported_to_a_silent_server_four_times_a_second() {
+        let start = Instant::now();
+        let mut feedback = Feedback::new(TIMEOUT, Lsn::new(5), start);
+        let due =
+            |feedback: &Feedback, seconds| feedback.status_due(at(start, seconds), Lsn::new(9));
+        feedback.sent(at(start, 0.99), Lsn::new(8));
+        assert_eq!(due(&feedback, 0.99), Some(at(start, 1.01)));
+        assert_eq!(due(&feedback, 1.0), Some(at(start, 1.24)));
+        feedback.heard(Words::default(), at(start, 1.1));
+        assert_eq!(due(&feedback, 1.1), Some(at(start, 1.01)));
+        feedback.sent(at(start, 1.1), Lsn::new(9));
+        assert_eq!(due(&feedback, 1.2), None);
+    }
+
+    #[test]
+    fn an_idle_session_wakes_up_rarely_until_data_arrives() {
+        let start = Instant::now();
+        let mut feedback = Feedback::new(TIMEOUT, Lsn::new(5), start);
+        let rests =
+            |feedback: &Feedback, seconds| feedback.rests_for(at(start, seconds), Reading::Open);
+        assert_eq!(rests(&feedback, 0.9), None);
+        assert_eq!(rests(&feedback, 1.0), Some(QUIET_INTERVAL));
+        let held_back = feedback.rests_for(at(start, 1.0), Reading::HeldBack);
+        assert_eq!(held_back, None, "the lease must be checked");
+        let until_status = rests(&feedback, 4.9).unwrap();
+        assert!(
+            until_status <= Duration::from_millis(100),
+            "{until_status:?}"
+        );
+        feedback.heard(Words::default(), at(start, 2.0));
+        assert_eq!(rests(&feedback, 2.1), None);
+    }
+
+    #[test]
+    fn a_requested_reply_is_due_at_once() {
+        let start = Instant::now();
+        let mut feedback = Feedback::new(TIMEOUT, Lsn::new(5), start);
+        feedback.reply_requested();
+        assert_eq!(
+            feedback.due(start, Lsn::new(5), Reading::Open),
+            Due::Status { ask: false }
+        );
+    }
+
+    #[test]
+    fn a_silent_server_is_asked_after_an_eighth_and_given_up_after_three_quarters_of_its_timeout() {
+        let start = Instant::now();
+        let mut feedback = Feedback::new(TIMEOUT, Lsn::new(5), start);
+        let due = |feedback: &Feedback, seconds| {
+            feedback.due(at(start, seconds), Lsn::new(5), Reading::Open)
+        };
+        assert_eq!(due(&feedback, 5.0), Due::Status { ask: true });
+        feedback.sent(at(start, 5.0), Lsn::new(5));
+        assert_eq!(due(&feedback, 29.9), Due::Status { ask: true });
+        assert_eq!(due(&feedback, 30.0), Due::LeaseLost);
+        let words = Words {
+            last_sent_at: Some(PgTimestamp::from_micros(0)),
+            keepalive: None,
+        };
+        feedback.heard(words, at(start, 29.0));
+        assert_ne!(due(&feedback, 30.0), Due::LeaseLost);
+    }
+
+    #[test]
+    fn a_held_back_reader_keeps_the_walsender_alive_and_extends_its_lease_by_proof_from_postgresql()
+    {
+        let start = Instant::now();
+        let mut feedback = Feedback::new(TIMEOUT, Lsn::new(5), start);
+        let due = |feedback: &Feedback, seconds| {
+            feedback.due(at(start, seconds), Lsn::new(5), Reading::HeldBack)
+        };
+        for second in (2..1_000).step_by(2).map(f64::from) {
+            assert_eq!(due(&feedback, second), Due::Status { ask: second >= 5.0 });
+            feedback.sent(at(start, second), Lsn::new(5));
+            feedback.proven(at(start, second - 1.0));
+        }
+        assert_ne!(due(&feedback, 1_026.0), Due::LeaseLost);
+        assert_eq!(due(&feedback, 1_027.5), Due::LeaseLost);
+    }
+
+    #[test]
+    fn holding_the_slot_extends_the_lease_only_while_reading_is_held_back() {
+        let start = Instant::now() + TIMEOUT;
+        let mut feedback = Feedback::new(TIMEOUT, Lsn::new(5), start);
+        feedback.has_slot(at(start, 20.0), Reading::Open);
+        assert_eq!(feedback.lease_ends_at(), at(start, 30.0));
+        feedback.has_slot(at(start, 20.0), Reading::HeldBack);
+        assert_eq!(feedback.lease_ends_at(), at(start, 50.0));
+        // The server has reported that it does not hear us.
+        let asks = Words {
+            last_sent_at: Some(PgTimestamp::from_micros(0)),
+            keepalive: Some((PgTimestamp::from_micros(0), true)),
+        };
+        feedback.heard(asks, at(start, 25.0));
+        let ends_at = feedback.lease_ends_at();
+        feedback.has_slot(at(start, 28.0), Reading::HeldBack);
+        assert_eq!(feedback.lease_ends_at(), ends_at);
+    }
+}

@@ -1,0 +1,33 @@
+//! Opens a replication session and closes it again, as a check. Nothing else proves that
+//! `pg_hba.conf`, a proxy and the server's limits allow one.
+
+use std::time::Duration;
+
+use super::handshake::{self, Login};
+use crate::connection::{self, Target};
+use crate::error::{ErrorKind, ReplicationError, Result};
+
+const LIMIT: Duration = Duration::from_secs(20);
+
+/// Whether the server accepts a replication session. The probe occupies a walsender for a moment.
+///
+/// # Errors
+/// Those of [`Source::open`](crate::Source::open).
+pub async fn probe(target: &Target, application_name: &str) -> Result<()> {
+    let probing = async {
+        let wire = connection::open(target, handshake::liveness(LIMIT)).await?;
+        let login = Login {
+            target,
+            application_name,
+            wal_sender_timeout: LIMIT,
+        };
+        handshake::log_in(wire, login).await?.close().await;
+        Ok(())
+    };
+    tokio::time::timeout(LIMIT, probing)
+        .await
+        .unwrap_or_else(|_| {
+            let what = "no answer from the server on the replication session";
+            Err(ReplicationError::new(ErrorKind::Unreachable, what))
+        })
+}

@@ -1,0 +1,367 @@
+//! The loop of the replication session: it reads while there is room, and always reports.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant, SystemTime};
+
+use bytes::{Buf, BytesMut};
+use decoder::PgTimestamp;
+use decoder::frame::StandbyStatus;
+use postgres_protocol::message::backend::Message;
+use postgres_protocol::message::frontend;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::sync::{mpsc, oneshot};
+use tokio::time::sleep_until;
+
+use super::buffers::{Buffers, READ_BUFFER};
+use super::feedback::{Due, Feedback, LOOK_INTERVAL, Reading};
+use super::framing::{Then, scan};
+use super::handshake::{self, ReplicationConnection};
+use super::pace::Pace;
+use super::walsender_error::{log_notice, lost, stream_error};
+use super::{CHUNKS, CLOSE_TIMEOUT, Chunk, Control, LAST_WORD_LIMIT, StreamOptions};
+use crate::connection;
+use crate::error::{ErrorKind, ReplicationError, Result};
+
+/// Limit of connecting, logging in and starting the replication.
+const START_TIMEOUT: Duration = Duration::from_secs(20);
+
+/// The session's side of the channels to the caller.
+pub(super) struct Ends {
+    pub(super) chunks: mpsc::Sender<Chunk>,
+    /// Receives the pid of the walsender.
+    pub(super) started: oneshot::Sender<Result<i32>>,
+    pub(super) end: oneshot::Sender<ReplicationError>,
+    pub(super) close: oneshot::Receiver<()>,
+}
+
+/// Body of the thread: runs one session on its own runtime, and sends the reason for its end.
+pub(super) fn run(options: StreamOptions, control: Arc<Control>, ends: Ends) {
+    let Ends {
+        chunks,
+        started,
+        end,
+        close,
+    } = ends;
+    let runtime = match tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+    {
+        Ok(runtime) => runtime,
+        Err(e) => {
+            let error =
+                ReplicationError::new(ErrorKind::Internal, "cannot start a runtime").caused_by(e);
+            // Sending fails only when nobody waits for the answer. The same holds below.
+            let _ = started.send(Err(error));
+            return;
+        }
+    };
+    runtime.block_on(async move {
+        let connection = match connect(&options).await {
+            Ok(connection) => connection,
+            Err(error) => {
+                let _ = started.send(Err(error));
+                return;
+            }
+        };
+        let now = Instant::now();
+        let feedback = Feedback::new(options.wal_sender_timeout, control.confirmed(), now);
+        control.lease.set_end(feedback.lease_ends_at());
+        if started
+            .send(Ok(connection.cancel_key.map_or(0, |(process, _)| process)))
+            .is_err()
+        {
+            return;
+        }
+        let mut session = ReplicationSession {
+            connection,
+            feedback,
+            control,
+            buffers: Buffers::default(),
+            pace: Pace::new(now),
+            waiting: None,
+        };
+        if let Err(error) = session.stream(&chunks, close).await {
+            let _ = end.send(error);
+        }
+    });
+}
+
+async fn connect(options: &StreamOptions) -> Result<ReplicationConnection> {
+    let connecting = async {
+        let liveness = handshake::liveness(options.wal_sender_timeout / 2);
+        let wire = connection::open(&options.target, liveness).await?;
+        handshake::start(wire, options).await
+    };
+    tokio::time::timeout(START_TIMEOUT, connecting)
+        .await
+        .unwrap_or_else(|_| {
+            Err(ReplicationError::new(
+                ErrorKind::Unreachable,
+                "the replication session did not start",
+            )
+            .caused_by(format!("no answer in {START_TIMEOUT:?}")))
+        })
+}
+
+/// Channel places that a chunk of this size takes: all of them if it is larger than the read
+/// buffer.
+fn places(chunk: usize) -> usize {
+    if chunk > READ_BUFFER { CHUNKS } else { 1 }
+}
+
+/// Waits until there is room for a chunk of this size; `None` when the caller has closed the
+/// channel.
+pub(super) async fn room(
+    chunks: &mpsc::Sender<Chunk>,
+    chunk: usize,
+) -> Option<mpsc::Permit<'_, Chunk>> {
+    chunks.reserve_many(places(chunk)).await.ok()?.next()
+}
+
+struct ReplicationSession {
+    connection: ReplicationConnection,
+    feedback: Feedback,
+    control: Arc<Control>,
+    buffers: Buffers,
+    pace: Pace,
+    /// A chunk that the caller had no room for.
+    waiting: Option<Chunk>,
+}
+
+impl ReplicationSession {
+    /// Streams until the server ends the session (an error) or `close` fires.
+    async fn stream(
+        &mut self,
+        chunks: &mpsc::Sender<Chunk>,
+        mut close: oneshot::Receiver<()>,
+    ) -> Result<()> {
+        let mut tick = tokio::time::interval(LOOK_INTERVAL);
+        tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        let mut rests = false;
+        loop {
+            self.report().await?;
+            let held_back = self.waiting.as_ref().map(Chunk::len);
+            let mut linger = None;
+            let (now, confirmed) = (Instant::now(), self.control.confirmed());
+            let status_due = self.feedback.status_due(now, confirmed);
+            tokio::select! {
+                biased;
+                _ = &mut close => return self.close().await,
+                () = self.control.has_moved.notified(), if status_due.is_none() => {}
+                () = sleep_until(status_due.unwrap_or(now).into()), if status_due.is_some() => {}
+                _ = tick.tick() => {
+                    let rest = self.feedback.rests_for(Instant::now(), self.reading());
+                    rests = rest.is_some();
+                    if let Some(rest) = rest {
+                        tick.reset_after(rest);
+                    }
+                }
+                permit = room(chunks, held_back.unwrap_or_default()), if held_back.is_some() => {
+                    let Some(permit) = permit else { return self.close().await };
+                    permit.send(self.waiting.take().expect("invariant: a chunk waits"));
+                }
+                read = self.connection.stream.read_buf(&mut self.connection.buffer),
+                    if held_back.is_none() =>
+                {
+                    match read {
+                        Ok(0) => return Err(lost("the server closed the connection")),
+                        Ok(bytes) => {
+                            if std::mem::take(&mut rests) {
+                                tick.reset_after(LOOK_INTERVAL);
+                            }
+                            let buffer = &self.connection.buffer;
+                            let is_full = buffer.len() == buffer.capacity();
+                            let is_behind = self.control.is_behind.load(Ordering::Relaxed);
+                            linger = self.pace.read(bytes, is_full, is_behind, Instant::now());
+                        }
+                        Err(e) => return Err(lost("reading failed").caused_by(e)),
+                    }
+                }
+            }
+            self.cut(chunks)?;
+            if let Some(linger) = linger {
+                // The thread belongs to the session alone, and tokio's timers are too coarse.
+                std::thread::sleep(linger);
+            }
+        }
+    }
+
+    /// Cuts the bytes read into chunks, as long as there is room for them.
+    fn cut(&mut self, chunks: &mpsc::Sender<Chunk>) -> Result<()> {
+        while self.waiting.is_none() {
+            let scan = scan(&self.connection.buffer)?;
+            if scan.reply_requested {
+                self.feedback.reply_requested();
+            }
+            if scan.copy_data > 0 {
+                self.feedback.heard(scan.words, Instant::now());
+                let chunk = self.connection.buffer.split_to(scan.copy_data).freeze();
+                let room = chunks.try_reserve_many(places(chunk.len())).ok();
+                match room.and_then(|mut permits| permits.next()) {
+                    Some(permit) => permit.send(chunk),
+                    // Either there is no room yet, or the caller is gone; `room` finds out which.
+                    None => self.waiting = Some(chunk),
+                }
+            }
+            match scan.then {
+                Then::More(needed) => {
+                    let buffer = &mut self.connection.buffer;
+                    self.buffers.make_room(buffer, needed);
+                    return Ok(());
+                }
+                Then::Other(..) => self.other()?,
+            }
+        }
+        Ok(())
+    }
+
+    /// A frame that is not CopyData: a notice, or the end.
+    fn other(&mut self) -> Result<()> {
+        let unreadable = |e| {
+            ReplicationError::new(ErrorKind::Protocol, "cannot parse PostgreSQL's answer")
+                .caused_by(e)
+        };
+        match Message::parse(&mut self.connection.buffer).map_err(unreadable)? {
+            Some(Message::NoticeResponse(body)) => {
+                log_notice(body.fields());
+                Ok(())
+            }
+            Some(Message::ParameterStatus(_)) | None => Ok(()),
+            Some(Message::ErrorResponse(body)) => Err(stream_error(body.fields())),
+            Some(_) => Err(lost("the server ended the stream")),
+        }
+    }
+
+    /// Finds out why PostgreSQL has released the slot. It sends the reason at the end of the
+    /// stream, after data that this session skips and the next one gets again. It sends no reason
+    /// if it no longer hears us or cannot write to us.
+    async fn last_word(&mut self) -> ReplicationError {
+        let reading = async {
+            loop {
+                let buffer = &mut self.connection.buffer;
+                let scan = scan(buffer)?;
+                buffer.advance(scan.copy_data);
+                match scan.then {
+                    Then::Other(..) => self.other()?,
+                    Then::More(needed) => {
+                        self.buffers.make_room(buffer, needed);
+                        if let Ok(0) | Err(_) = self.connection.stream.read_buf(buffer).await {
+                            return Ok(());
+                        }
+                    }
+                }
+            }
+        };
+        match tokio::time::timeout(LAST_WORD_LIMIT, reading).await {
+            Ok(Err(word)) => word,
+            Ok(Ok(())) | Err(_) => super::slot_given_up(),
+        }
+    }
+
+    fn reading(&self) -> Reading {
+        match self.waiting {
+            Some(_) => Reading::HeldBack,
+            None => Reading::Open,
+        }
+    }
+
+    async fn report(&mut self) -> Result<()> {
+        let reading = self.reading();
+        let lease = &self.control.lease;
+        // An expired lease must not be extended: the machine may have been suspended.
+        if lease.has_expired() {
+            return Err(super::lease_lost());
+        }
+        if lease.is_given_up() {
+            return Err(self.last_word().await);
+        }
+        if let Some(sent_at) = lease.proven() {
+            self.feedback.proven(sent_at);
+        }
+        if let Some(at) = lease.last_seen() {
+            self.feedback.has_slot(at, reading);
+        }
+        lease.set_end(self.feedback.lease_ends_at());
+        match self
+            .feedback
+            .due(Instant::now(), self.control.confirmed(), reading)
+        {
+            Due::Nothing => Ok(()),
+            Due::Status { ask } => self.send_status(ask).await,
+            Due::LeaseLost => Err(super::lease_lost()),
+        }
+    }
+
+    async fn send_status(&mut self, ask: bool) -> Result<()> {
+        let confirmed = self.control.confirmed();
+        let status = StandbyStatus {
+            written: confirmed,
+            flushed: confirmed,
+            applied: confirmed,
+            sent_at: PgTimestamp::from(SystemTime::now()),
+            reply_requested: ask,
+        };
+        let mut body = BytesMut::with_capacity(64);
+        status.encode(&mut body);
+        let mut message = BytesMut::with_capacity(64);
+        let framed = frontend::CopyData::new(body.freeze()).map_err(|e| {
+            ReplicationError::new(ErrorKind::Internal, "cannot frame a status message").caused_by(e)
+        })?;
+        framed.write(&mut message);
+        let write = async {
+            self.connection.stream.write_all(&message).await?;
+            self.connection.stream.flush().await
+        };
+        // A peer that does not accept the write is dead.
+        match tokio::time::timeout(CLOSE_TIMEOUT, write).await {
+            Ok(Ok(())) => {}
+            Ok(Err(e)) => return Err(lost("writing failed").caused_by(e)),
+            Err(_) => return Err(lost("the server does not accept status messages")),
+        }
+        self.feedback.sent(Instant::now(), confirmed);
+        (self.control.on_status)();
+        Ok(())
+    }
+
+    /// Reports the last position, ends the copy, and waits until the server has received both.
+    async fn close(&mut self) -> Result<()> {
+        self.send_status(false).await?;
+        let mut message = BytesMut::new();
+        frontend::copy_done(&mut message);
+        let closing = async {
+            self.connection.stream.write_all(&message).await?;
+            self.connection.stream.flush().await?;
+            // The remaining data is irrelevant: the server ends with CommandComplete.
+            loop {
+                let seen = self
+                    .connection
+                    .buffer
+                    .len()
+                    .saturating_sub(READY_FOR_QUERY.len());
+                self.connection.buffer.advance(seen);
+                if self
+                    .connection
+                    .stream
+                    .read_buf(&mut self.connection.buffer)
+                    .await?
+                    == 0
+                    || self.connection.buffer.ends_with(&READY_FOR_QUERY)
+                {
+                    break;
+                }
+            }
+            message.clear();
+            frontend::terminate(&mut message);
+            self.connection.stream.write_all(&message).await?;
+            self.connection.stream.shutdown().await
+        };
+        match tokio::time::timeout(CLOSE_TIMEOUT, closing).await {
+            Ok(Ok(())) | Err(_) => Ok(()),
+            Ok(Err(e)) => Err(lost("closing failed").caused_by(e)),
+        }
+    }
+}
+
+/// ReadyForQuery, idle: the copy has ended and the session is ready for another command.
+const READY_FOR_QUERY: [u8; 6] = [b'Z', 0, 0, 0, 5, b'I'];

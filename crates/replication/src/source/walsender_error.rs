@@ -1,0 +1,87 @@
+//! Errors and notices of the walsender, as typed errors and as log lines.
+
+use fallible_iterator::FallibleIterator;
+use postgres_protocol::message::backend::ErrorFields;
+use printable::printable;
+
+use crate::LOG_TARGET;
+use crate::error::{ErrorKind, ReplicationError};
+
+/// The error for a command that the server refuses.
+pub(super) fn server_error(fields: ErrorFields<'_>, what: &str) -> ReplicationError {
+    let (sqlstate, message) = code_and_message(fields);
+    let what = with_sqlstate(what, &message, &sqlstate);
+    ReplicationError::new(ErrorKind::CommandRefused { sqlstate }, what)
+}
+
+/// What happened, in the words of the server.
+pub(super) fn with_sqlstate(what: &str, message: &str, sqlstate: &str) -> String {
+    format!("{what}: {message} (SQLSTATE {sqlstate})")
+}
+
+/// Some faults are visible only as notices of the walsender. PostgreSQL 18, for example, skips the
+/// changes of a missing publication with nothing but a warning.
+pub(super) fn log_notice(fields: ErrorFields<'_>) {
+    let (sqlstate, message) = code_and_message(fields);
+    let message = printable(&message);
+    tracing::warn!(target: LOG_TARGET, %sqlstate, "warning from PostgreSQL's walsender: {message}");
+}
+
+pub(super) fn code_and_message(fields: ErrorFields<'_>) -> (String, String) {
+    let Reported {
+        sqlstate, message, ..
+    } = Reported::read(fields);
+    (sqlstate, message)
+}
+
+/// The fields that we read from an ErrorResponse or NoticeResponse.
+#[derive(Debug, Default)]
+pub(super) struct Reported {
+    pub(super) sqlstate: String,
+    /// The message, followed by its detail.
+    pub(super) message: String,
+    /// The server function that reported it.
+    pub(super) routine: String,
+}
+
+impl Reported {
+    pub(super) fn read(mut fields: ErrorFields<'_>) -> Self {
+        let mut reported = Self::default();
+        while let Ok(Some(field)) = fields.next() {
+            let value = String::from_utf8_lossy(field.value_bytes());
+            match field.type_() {
+                b'C' => reported.sqlstate = value.into_owned(),
+                b'M' => reported.message = value.into_owned(),
+                b'D' => reported.message.push_str(&format!("; {value}")),
+                b'R' => reported.routine = value.into_owned(),
+                _ => {}
+            }
+        }
+        reported
+    }
+}
+
+pub(super) fn protocol(error: std::io::Error) -> ReplicationError {
+    ReplicationError::new(ErrorKind::Protocol, "cannot parse PostgreSQL's answer").caused_by(error)
+}
+
+pub(super) fn unexpected(during: &str) -> ReplicationError {
+    ReplicationError::new(
+        ErrorKind::Protocol,
+        format!("unexpected message during {during}"),
+    )
+}
+
+pub(super) fn lost(what: &str) -> ReplicationError {
+    ReplicationError::new(
+        ErrorKind::ConnectionLost,
+        format!("replication session: {what}"),
+    )
+}
+
+/// An error that ends the stream.
+pub(super) fn stream_error(fields: ErrorFields<'_>) -> ReplicationError {
+    let (sqlstate, message) = code_and_message(fields);
+    let what = with_sqlstate("the replication session ended", &message, &sqlstate);
+    ReplicationError::new(ErrorKind::StreamEnded { sqlstate }, what)
+}
