@@ -100,7 +100,7 @@ impl Delivery {
                 _ => 0,
             };
             let is_cheap = releases.counted < CHEAP_COUNT;
-            let is_any = releases.counted > 0 || self.quarantine.blocked() > 0;
+            let is_any = releases.counted > 0 || self.quarantine.keys.count() > 0;
             let count = releases.next_count <= now || is_cheap && is_any;
             if count {
                 releases.next_count = now + COUNT_INTERVAL;
