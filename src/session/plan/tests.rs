@@ -18,7 +18,7 @@ fn cluster() -> Cluster {
     }
 }
 
-fn settings(given: &[(&str, &str)]) -> Settings {
+fn settings(given: Given) -> Settings {
     let database = ("DATABASE_URL", "postgres://relay@localhost/shop");
     let pairs = given.iter().chain([&database]);
     let env = pairs.map(|(name, value)| ((*name).into(), (*value).into()));
@@ -46,11 +46,14 @@ fn begins(facts: &SlotFacts<'_>, settings: &Settings) -> String {
 /// A change to the usual facts: a relay left this slot at 500, and captures one table.
 type Change = fn(&mut SlotFacts<'_>);
 
-const STOP: &[(&str, &str)] = &[("POSTRIDER_SLOT_ON_LOSS", "stop")];
-const ALL: &[(&str, &str)] = &[("POSTRIDER_START", "all")];
-const EXCEPTIONS: &[(&str, &str)] = &[("POSTRIDER_DISPATCH", "exceptions")];
+/// Settings, as environment variables.
+type Given = &'static [(&'static str, &'static str)];
 
-const CASES: [(&str, Change, &[(&str, &str)], &str); 17] = [
+const STOP: Given = &[("POSTRIDER_SLOT_ON_LOSS", "stop")];
+const ALL: Given = &[("POSTRIDER_START", "all")];
+const EXCEPTIONS: Given = &[("POSTRIDER_DISPATCH", "exceptions")];
+
+const CASES: [(&str, Change, Given, &str); 17] = [
     ("nothing has changed", |_| {}, &[], "stream, audit Continue"),
     (
         "the server was promoted",
