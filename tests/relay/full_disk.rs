@@ -4,6 +4,7 @@
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use pubsub_emulator::RunningEmulator;
@@ -12,7 +13,7 @@ use crate::harness::{self, Database, Relay};
 use crate::load::{Load, wait_for_more};
 
 /// A file system of a few megabytes, in memory. It is removed with the test.
-struct SmallDisk {
+pub(crate) struct SmallDisk {
     folder: PathBuf,
 }
 
@@ -20,8 +21,10 @@ impl SmallDisk {
     const MIB: usize = 16;
 
     /// Mounts it for the owner of `like`; `None` for a user who may not mount one.
-    fn mount(like: &Path) -> Option<Self> {
-        let folder = format!("postrider-small-disk-{}", std::process::id());
+    pub(crate) fn mount(like: &Path) -> Option<Self> {
+        static COUNT: AtomicU32 = AtomicU32::new(0);
+        let count = COUNT.fetch_add(1, Ordering::Relaxed);
+        let folder = format!("postrider-small-disk-{}-{count}", std::process::id());
         let folder = std::env::temp_dir().join(folder);
         let owner = std::fs::metadata(like).unwrap();
         std::fs::create_dir(&folder).unwrap();
@@ -41,13 +44,23 @@ impl SmallDisk {
             .then_some(disk)
     }
 
+    /// Moves outbox.dispatch onto it.
+    pub(crate) async fn hold_dispatch(&self, database: &Database) {
+        let folder = self.folder.display();
+        let create = format!("CREATE TABLESPACE small LOCATION '{folder}'");
+        database.execute(&create).await;
+        database
+            .execute("ALTER TABLE outbox.dispatch SET TABLESPACE small")
+            .await;
+    }
+
     /// Fills the remaining space.
-    fn fill(&self) {
+    pub(crate) fn fill(&self) {
         let filled = std::fs::write(self.ballast(), vec![0; Self::MIB << 20]);
         assert_eq!(filled.unwrap_err().kind(), std::io::ErrorKind::StorageFull);
     }
 
-    fn make_room(&self) {
+    pub(crate) fn make_room(&self) {
         std::fs::remove_file(self.ballast()).unwrap();
     }
 
@@ -105,15 +118,7 @@ async fn the_relay_waits_out_a_full_disk_under_the_dispatch_table() {
         return;
     };
     let emulator = harness::emulator().await;
-    database
-        .execute(&format!(
-            "CREATE TABLESPACE small LOCATION '{}'",
-            disk.folder.display()
-        ))
-        .await;
-    database
-        .execute("ALTER TABLE outbox.dispatch SET TABLESPACE small")
-        .await;
+    disk.hold_dispatch(&database).await;
     let relay = Relay::start(&database, &emulator);
     let load = Load::start(&database);
     wait_for_more(&database, 50).await;

@@ -20,6 +20,7 @@ mod harness;
 mod hostile_clients;
 mod http;
 mod identifiers;
+mod incidents;
 mod limits;
 mod load;
 mod lost_answers;

@@ -97,7 +97,7 @@ async fn what_the_password_command_writes_to_standard_error_is_a_line_of_the_jso
         )
         .await;
     let url = database.url.replace("postgres@", "token@");
-    let command = "echo 'token \"renewed\"' >&2; sleep 9 & echo pw; printf 'last words' >&2";
+    let command = "echo 'token \"renewed\"' >&2; sleep 9 & echo pw; echo 'last words' >&2";
     let settings = [
         ("DATABASE_URL", url.as_str()),
         ("POSTRIDER_PASSWORD_COMMAND", command),

@@ -158,7 +158,8 @@ async fn while_logging<T>(stderr: Option<ChildStderr>, running: impl Future<Outp
     result
 }
 
-/// Logs each line, up to a limit, and drops the rest so that the command does not end for a closed pipe.
+/// Logs each line, up to a limit, and drops the rest so that the command does not end for a closed pipe. An
+/// unfinished last line is left out if a program in the background keeps the pipe open.
 async fn log_lines(stderr: ChildStderr) -> std::io::Result<()> {
     let mut reader = BufReader::new(stderr);
     for _ in 0..LOGGED_LINES {

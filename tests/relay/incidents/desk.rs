@@ -1,0 +1,155 @@
+//! The operator's desk: a database, Pub/Sub and a relay, and looks at all six views.
+
+use std::time::{Duration, Instant};
+
+use pubsub_emulator::RunningEmulator;
+use serde_json::Value;
+
+use super::sight::{CommandView, Expected, Sight};
+use crate::harness::{self, Database, Relay, insert_orders, postrider};
+use crate::http::{free_addr, get};
+
+/// Pause between two looks.
+const LOOK_INTERVAL: Duration = Duration::from_millis(200);
+
+/// What an incident needs.
+pub(super) struct Desk {
+    pub(super) database: Database,
+    pub(super) emulator: RunningEmulator,
+    /// The relay; `None` while it is down.
+    pub(super) relay: Option<Relay>,
+    /// Where the relay finds Pub/Sub.
+    pub(super) pubsub: String,
+    /// The URL with which the relay logs in.
+    pub(super) relay_url: String,
+    addr: String,
+    /// The log of relays that have ended.
+    old_log: String,
+}
+
+impl Desk {
+    /// A relay that streams and has delivered a few events.
+    pub(super) async fn new() -> Self {
+        Self::on(Database::start().await).await
+    }
+
+    pub(super) async fn on(database: Database) -> Self {
+        let emulator = harness::emulator().await;
+        let pubsub = emulator.addr().to_string();
+        let mut desk = Self::prepared(database, emulator, pubsub);
+        desk.begin().await;
+        desk
+    }
+
+    /// Without a relay yet.
+    pub(super) fn prepared(database: Database, emulator: RunningEmulator, pubsub: String) -> Self {
+        Self {
+            relay_url: database.url.clone(),
+            database,
+            emulator,
+            relay: None,
+            pubsub,
+            addr: free_addr(),
+            old_log: String::new(),
+        }
+    }
+
+    /// Starts the relay, and waits until it has delivered a few events.
+    pub(super) async fn begin(&mut self) {
+        self.start();
+        insert_orders(&self.database, 10, 5).await;
+        self.database.wait_until_recorded().await;
+        self.sees(Expected::HEALTHY).await;
+    }
+
+    pub(super) fn start(&mut self) {
+        let settings = [
+            ("POSTRIDER_HTTP_ADDR", self.addr.as_str()),
+            ("DATABASE_URL", &self.relay_url),
+        ];
+        self.relay = Some(Relay::start_with(&self.database, &self.pubsub, &settings));
+    }
+
+    /// Kills the relay.
+    pub(super) fn kill(&mut self) {
+        if let Some(relay) = self.relay.take() {
+            self.old_log += &relay.log();
+            relay.kill_9();
+        }
+    }
+
+    /// Waits until the relay has ended by itself, and returns its exit code.
+    pub(super) async fn ended(&mut self, code: &str) -> Option<i32> {
+        let relay = self.relay.take().expect("a relay runs");
+        relay.wait_for_error(code).await;
+        self.old_log += &relay.log();
+        relay.wait().await.code()
+    }
+
+    /// Events that the incident holds up.
+    pub(super) async fn write_events(&self) {
+        insert_orders(&self.database, 40, 8).await;
+    }
+
+    /// Looks until all views show what they should.
+    pub(super) async fn sees(&self, expected: Expected) -> Sight {
+        let deadline = Instant::now() + Duration::from_secs(20);
+        loop {
+            let sight = self.look().await;
+            let faults = sight.faults(&expected);
+            if faults.is_empty() {
+                return sight;
+            }
+            let report = || format!("{}\n{sight}", faults.join("\n"));
+            assert!(Instant::now() < deadline, "{}", report());
+            tokio::time::sleep(LOOK_INTERVAL).await;
+        }
+    }
+
+    /// All is delivered again, and every view says so.
+    pub(super) async fn sees_all_delivered(&self) -> Sight {
+        self.database.wait_until_recorded().await;
+        self.sees(Expected::HEALTHY).await
+    }
+
+    /// The same, and the log says so.
+    pub(super) async fn sees_all_delivered_and_logs(&self, log: &'static [&'static str]) {
+        self.database.wait_until_recorded().await;
+        self.sees(Expected::HEALTHY.log(log)).await;
+    }
+
+    pub(super) async fn look(&self) -> Sight {
+        let log = self.relay.as_ref().map(Relay::log).unwrap_or_default();
+        let port = get(&self.addr, "/status").await;
+        Sight {
+            status: self.command(&["status"]),
+            slot: self.command(&["slot", "show"]),
+            port: port.and_then(|(_, body)| serde_json::from_str(&body).ok()),
+            ready: get(&self.addr, "/readyz").await,
+            metrics: get(&self.addr, "/metrics").await.map(|(_, body)| body),
+            log: format!("{}\n{log}", self.old_log),
+        }
+    }
+
+    fn command(&self, arguments: &[&str]) -> CommandView {
+        let ran = self.run(arguments);
+        let (out, err) = (&ran.stdout, &ran.stderr);
+        let json = self.run(&[arguments, &["--json"]].concat());
+        CommandView {
+            exit: ran.status.code(),
+            screen: String::from_utf8_lossy(&[&out[..], err].concat()).into_owned(),
+            json: serde_json::from_slice(&json.stdout).unwrap_or(Value::Null),
+        }
+    }
+
+    /// Runs a command as the operator, who has the settings of the relay and reaches its database only.
+    pub(super) fn run(&self, arguments: &[&str]) -> std::process::Output {
+        let environment = [
+            ("DATABASE_URL", self.database.url.as_str()),
+            ("PUBSUB_PROJECT_ID", "demo"),
+            ("PUBSUB_EMULATOR_HOST", &self.pubsub),
+            ("POSTRIDER_SLOT", self.database.slot()),
+        ];
+        postrider(arguments, &environment).output().unwrap()
+    }
+}

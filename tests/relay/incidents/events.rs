@@ -1,0 +1,90 @@
+//! Events that Pub/Sub or the mapping refuses: only their keys wait.
+
+use pubsub_emulator::{Action, Fault};
+
+use super::desk::Desk;
+use super::sight::Expected;
+
+const BAD: &str = "00000000-0000-4000-8000-00000000bad0";
+
+/// Other events are delivered, and the quarantine is on the screen.
+const OTHERS_GO_ON: Expected = Expected {
+    status: ("streaming", 1),
+    slot: ("active", 0),
+    log: &["set aside in quarantine"],
+    ..Expected::HEALTHY
+};
+
+fn insert(id: &str, key: &str, more: (&str, &str)) -> String {
+    let (column, value) = more;
+    format!(
+        "INSERT INTO outbox.events (id, aggregatetype, aggregateid, event_type, {column}) \
+         VALUES ('{id}', 'order', '{key}', 'E', {value});"
+    )
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_schema_refuses_an_event() {
+    let desk = Desk::new().await;
+    let event_id = BAD.to_owned();
+    desk.emulator
+        .faults()
+        .inject(Fault::new(Action::Poison { event_id }));
+    let bad = insert(BAD, "bad-key", ("payload", "'1'"));
+    desk.database.execute(&bad).await;
+    let behind = "00000000-0000-4000-8000-000000000002";
+    let behind = insert(behind, "bad-key", ("payload", "'2'"));
+    desk.database.execute(&behind).await;
+    desk.write_events().await;
+    let says: &[&str] = &[
+        "except those in quarantine",
+        "2 events, first of key \"bad-key\"",
+        BAD,
+        "quarantine list",
+    ];
+    desk.sees(OTHERS_GO_ON.says(says).quarantined(2)).await;
+    desk.emulator.faults().lift_all();
+    let released = desk.run(&["quarantine", "release", "--key", "bad-key"]);
+    assert!(released.status.success(), "{released:?}");
+    desk.sees(Expected::HEALTHY).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn some_events_can_never_be_published() {
+    let desk = Desk::new().await;
+    let bad = [
+        ("payload", "to_jsonb(repeat('x', 11000000))"),
+        ("headers", "jsonb_build_object('x', repeat('y', 1100))"),
+        (
+            "headers",
+            "(SELECT jsonb_object_agg('h' || i, 'v') FROM generate_series(1, 101) i)",
+        ),
+        ("headers", "'{\"google_x\": \"v\"}'"),
+    ];
+    for (n, more) in bad.into_iter().enumerate() {
+        let id = format!("00000000-0000-4000-8000-00000000000{n}");
+        desk.database
+            .execute(&insert(&id, &format!("bad-{n}"), more))
+            .await;
+    }
+    desk.write_events().await;
+    desk.sees(
+        OTHERS_GO_ON
+            .says(&["4 events, first of key", "except those in quarantine"])
+            .quarantined(4),
+    )
+    .await;
+    let listed = desk.run(&["quarantine", "list"]);
+    let listed = String::from_utf8(listed.stdout).unwrap();
+    for reason in [
+        "1100 bytes",
+        "101 attributes",
+        "begins with \"goog\"",
+        "11000042 bytes",
+    ] {
+        assert!(listed.contains(reason), "{reason} in\n{listed}");
+    }
+    let discarded = desk.run(&["quarantine", "discard", "--all", "--yes"]);
+    assert!(discarded.status.success(), "{discarded:?}");
+    desk.sees(Expected::HEALTHY).await;
+}

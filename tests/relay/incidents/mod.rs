@@ -1,0 +1,22 @@
+//! The incidents of a night on call, replayed. Each test says what the operator sees on all six views
+//! (`status`, `slot show`, `/status`, `/readyz`, the log, the metrics) while the incident lasts and after the
+//! repair. No view may say that all is well while nothing is delivered.
+//!
+//! | file | incidents |
+//! |---|---|
+//! | `pubsub` | Pub/Sub away; topic missing, no permission, quota used up, credentials refused |
+//! | `events` | a schema refuses an event, events that can never be published |
+//! | `slot` | dropped under the relay, lost, unreserved, held back by a long transaction |
+//! | `database` | PostgreSQL stopped, disk full, table out of the publication, publication dropped, `INSERT` revoked |
+//! | `relays` | the relay is down, its password was changed, a second relay on the same slot, one on another slot |
+//!
+//! Played elsewhere or not at all: a whole disk that is full, so that PostgreSQL itself stops (here only the
+//! tablespace of `outbox.dispatch` is full, and for PostgreSQL being gone see `database`).
+
+mod database;
+mod desk;
+mod events;
+mod pubsub;
+mod relays;
+mod sight;
+mod slot;

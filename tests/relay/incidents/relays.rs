@@ -1,0 +1,96 @@
+//! The relay is down, locked out, or not alone.
+
+use super::desk::Desk;
+use super::sight::Expected;
+use crate::harness::{self, Database, Relay};
+use crate::http::{free_addr, get};
+use crate::privileges::login_role;
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_relay_is_down() {
+    let mut desk = Desk::new().await;
+    desk.kill();
+    desk.write_events().await;
+    let down = Expected::DOWN.says(&[
+        "nothing is delivered",
+        "start the relay",
+        "40 events not recorded yet, the oldest",
+        "last postrider",
+    ]);
+    desk.sees(down).await;
+    desk.start();
+    desk.sees_all_delivered().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_password_is_changed() {
+    let server = scratch_postgres::ScratchPostgres::builder()
+        .hba_line("host all shop_relay 127.0.0.1/32 scram-sha-256")
+        .start()
+        .unwrap();
+    let database = Database::on(server).await;
+    let url = login_role(&database).await;
+    let change = "ALTER ROLE shop_relay PASSWORD 'first'";
+    database.execute(change).await;
+    let emulator = harness::emulator().await;
+    let pubsub = emulator.addr().to_string();
+    let mut desk = Desk::prepared(database, emulator, pubsub);
+    desk.relay_url = url.replace("shop_relay@", "shop_relay:first@");
+    desk.begin().await;
+    desk.database
+        .execute(&change.replace("first", "second"))
+        .await;
+    desk.kill();
+    desk.write_events().await;
+    desk.start();
+    assert_eq!(desk.ended("postgres-authentication").await, Some(3));
+    let down = Expected::DOWN.log(&["password authentication failed", "DATABASE_URL"]);
+    desk.sees(down).await;
+    desk.relay_url = url.replace("shop_relay@", "shop_relay:second@");
+    desk.start();
+    desk.sees_all_delivered().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_second_relay_has_the_same_slot() {
+    let mut desk = Desk::new().await;
+    let addr = free_addr();
+    let settings = [("POSTRIDER_HTTP_ADDR", addr.as_str())];
+    let second = Relay::start_with(&desk.database, &desk.pubsub, &settings);
+    second
+        .wait_for_log("standby for 0 s: the slot is held by")
+        .await;
+    desk.write_events().await;
+    desk.sees_all_delivered().await;
+    let (code, ready) = get(&addr, "/readyz").await.unwrap();
+    assert!(
+        code == 200 && ready.starts_with("standby: the slot is held by"),
+        "{ready}"
+    );
+    desk.kill();
+    desk.write_events().await;
+    desk.database.wait_until_recorded().await;
+    let healthy = Expected {
+        port: None,
+        ready: None,
+        ..Expected::HEALTHY
+    };
+    desk.sees(healthy).await;
+    let (_, ready) = get(&addr, "/readyz").await.unwrap();
+    assert_eq!(ready, "streaming\n");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_second_relay_has_another_slot() {
+    let desk = Desk::new().await;
+    let settings = [("POSTRIDER_SLOT", "other")];
+    let second = Relay::start_with(&desk.database, &desk.pubsub, &settings);
+    second.wait_for_error("table-captured").await;
+    let log = second.log();
+    assert_eq!(second.wait().await.code(), Some(3), "{log}");
+    assert!(log.contains("through slot \"postrider"), "{log}");
+    desk.write_events().await;
+    desk.sees_all_delivered().await;
+    let slots = "SELECT count(*) FROM pg_replication_slots WHERE slot_name = 'other'";
+    assert_eq!(desk.database.number(slots).await, 0);
+}

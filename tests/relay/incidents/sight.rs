@@ -1,0 +1,237 @@
+//! What an operator sees: all six views at one moment, and what they should show.
+
+use std::fmt;
+
+use serde_json::Value;
+
+/// One look at `status`, `slot show`, `/status`, `/readyz`, the log and the metrics.
+pub(super) struct Sight {
+    pub(super) status: CommandView,
+    pub(super) slot: CommandView,
+    /// `/status`; `None` when nobody answers.
+    pub(super) port: Option<Value>,
+    /// Code and body of `/readyz`.
+    pub(super) ready: Option<(u16, String)>,
+    pub(super) metrics: Option<String>,
+    pub(super) log: String,
+}
+
+/// A command as a person and as a program see it.
+pub(super) struct CommandView {
+    pub(super) exit: Option<i32>,
+    /// Standard output and standard error.
+    pub(super) screen: String,
+    pub(super) json: Value,
+}
+
+/// What all views should show. A field that does not matter is `None` or empty.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Expected {
+    /// State and exit code of `postrider status`.
+    pub(super) status: (&'static str, i32),
+    /// Health and exit code of `postrider slot show`.
+    pub(super) slot: (&'static str, i32),
+    /// State at `/status` and in the metric `postrider_condition`; `None`: nobody answers.
+    pub(super) port: Option<&'static str>,
+    /// The code of `/readyz`.
+    pub(super) ready: Option<u16>,
+    /// The error code: in `/status`, in the log, and on both screens.
+    pub(super) code: Option<&'static str>,
+    /// What `postrider status` says in addition: what waits, since when, what to do.
+    pub(super) says: &'static [&'static str],
+    pub(super) log: &'static [&'static str],
+    /// Events in quarantine, at `/status`.
+    pub(super) quarantined: Option<u64>,
+}
+
+impl Expected {
+    /// Everything is delivered.
+    pub(super) const HEALTHY: Self = Self {
+        status: ("streaming", 0),
+        slot: ("active", 0),
+        port: Some("streaming"),
+        ready: Some(200),
+        code: None,
+        says: &["no event is waiting", "quarantine   empty"],
+        log: &[],
+        quarantined: Some(0),
+    };
+
+    /// No relay runs.
+    pub(super) const DOWN: Self = Self {
+        status: ("down", 1),
+        slot: ("inactive", 1),
+        port: None,
+        ready: None,
+        code: None,
+        says: &["nothing is delivered", "start the relay"],
+        log: &[],
+        quarantined: None,
+    };
+
+    /// A relay that runs, and that a person must help.
+    pub(super) const fn broken(code: &'static str) -> Self {
+        Self {
+            status: ("broken", 2),
+            slot: ("broken", 2),
+            port: Some("broken"),
+            ready: Some(503),
+            code: Some(code),
+            says: &["BROKEN for "],
+            log: &[],
+            quarantined: None,
+        }
+    }
+
+    pub(super) const fn says(self, says: &'static [&'static str]) -> Self {
+        Self { says, ..self }
+    }
+
+    pub(super) const fn quarantined(self, events: u64) -> Self {
+        Self {
+            quarantined: Some(events),
+            ..self
+        }
+    }
+
+    pub(super) const fn log(self, log: &'static [&'static str]) -> Self {
+        Self { log, ..self }
+    }
+}
+
+impl Sight {
+    /// Every way in which the views differ from what they should show.
+    pub(super) fn faults(&self, expected: &Expected) -> Vec<String> {
+        let mut faults = Vec::new();
+        let mut is = |view: &str, found: String, wanted: String| {
+            if found != wanted {
+                faults.push(format!("{view} is {found}, not {wanted}"));
+            }
+        };
+        let (state, exit) = expected.status;
+        is("status", text(&self.status.json["state"]), state.into());
+        is(
+            "exit code of status",
+            shown(self.status.exit),
+            shown(Some(exit)),
+        );
+        let (health, exit) = expected.slot;
+        is("slot show", text(&self.slot.json["health"]), health.into());
+        is(
+            "exit code of slot show",
+            shown(self.slot.exit),
+            shown(Some(exit)),
+        );
+        let port = self.port.as_ref().map(|port| text(&port["state"]));
+        is("/status", shown(port), shown(expected.port));
+        is("the metric", shown(self.metric()), shown(expected.port));
+        let ready = self.ready.as_ref().map(|(code, _)| *code);
+        is("/readyz", shown(ready), shown(expected.ready));
+        if let (Some(events), Some(port)) = (expected.quarantined, &self.port) {
+            let found = port["events_in_quarantine"].as_u64();
+            is(
+                "the quarantine at /status",
+                shown(found),
+                shown(Some(events)),
+            );
+        }
+        faults.extend(self.missing(expected));
+        if expected.status.0 != Expected::HEALTHY.status.0 {
+            faults.extend(self.claims_of_health());
+        }
+        faults
+    }
+
+    /// The state that the metrics show.
+    fn metric(&self) -> Option<String> {
+        let mut lines = self.metrics.as_ref()?.lines();
+        let line = lines.find(|line| {
+            let value = line
+                .rsplit(' ')
+                .next()
+                .and_then(|value| value.parse::<f64>().ok());
+            line.starts_with("postrider_condition{") && value == Some(1.0)
+        })?;
+        Some(line.split("kind=\"").nth(1)?.split('"').next()?.to_owned())
+    }
+
+    /// Text that a view lacks.
+    fn missing(&self, expected: &Expected) -> Vec<String> {
+        let ready = self.ready.as_ref().map_or("", |(_, body)| body);
+        let port = self.port.as_ref().map(ToString::to_string);
+        let port = port.unwrap_or_default();
+        let mut wanted: Vec<(&str, &str, &str)> = Vec::new();
+        if let Some(code) = expected.code {
+            wanted.push(("the log", &self.log, code));
+            wanted.push(("the screen of status", &self.status.screen, code));
+            wanted.push(("the screen of slot show", &self.slot.screen, code));
+            if expected.port.is_some() {
+                wanted.push(("/status", &port, code));
+                wanted.push(("/readyz", ready, code));
+            }
+        }
+        let screen = self.status.screen.as_str();
+        wanted.extend(
+            expected
+                .says
+                .iter()
+                .map(|part| ("the screen of status", screen, *part)),
+        );
+        wanted.extend(
+            expected
+                .log
+                .iter()
+                .map(|part| ("the log", self.log.as_str(), *part)),
+        );
+        let missing = wanted.iter().filter(|(_, text, part)| !text.contains(part));
+        missing
+            .map(|(view, _, part)| format!("{view} does not say {part:?}"))
+            .collect()
+    }
+
+    /// The views that say that events are delivered.
+    fn claims_of_health(&self) -> Vec<String> {
+        let ready = self.ready.as_ref().map_or("", |(_, body)| body);
+        let claims = [
+            ("status", self.status.screen.contains("STREAMING")),
+            (
+                "status",
+                self.status.screen.contains("as they are committed"),
+            ),
+            (
+                "slot show",
+                self.slot.screen.contains("ACTIVE:") && !self.slot.screen.contains("INACTIVE:"),
+            ),
+            ("slot show", self.slot.screen.contains("up to date")),
+            ("/readyz", ready.contains("streaming")),
+        ];
+        let claims = claims.into_iter().filter(|(_, claims)| *claims);
+        claims
+            .map(|(view, _)| format!("{view} says that all is well"))
+            .collect()
+    }
+}
+
+fn text(value: &Value) -> String {
+    value.as_str().unwrap_or("unknown").to_owned()
+}
+
+fn shown<T: ToString>(value: Option<T>) -> String {
+    value.map_or("nothing".to_owned(), |value| value.to_string())
+}
+
+impl fmt::Display for Sight {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { status, slot, .. } = self;
+        writeln!(f, "--- status, exit {:?}\n{}", status.exit, status.screen)?;
+        writeln!(f, "--- slot show, exit {:?}\n{}", slot.exit, slot.screen)?;
+        writeln!(
+            f,
+            "--- /status\n{:?}",
+            self.port.as_ref().map(ToString::to_string)
+        )?;
+        writeln!(f, "--- /readyz\n{:?}", self.ready)?;
+        writeln!(f, "--- metric\n{:?}", self.metric())?;
+        writeln!(f, "--- log\n{}", self.log)
+    }
+}
