@@ -59,7 +59,7 @@ mod tests {
             "none of 2 servers can be used: a is a standby; b does not answer"
         );
         for code in [
-            ErrorKind::Authentication,
+            Code::PostgresAuthentication,
             Code::PostgresTls,
             Code::PasswordCommand,
         ] {
