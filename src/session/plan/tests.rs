@@ -50,7 +50,15 @@ const STOP: &[(&str, &str)] = &[("POSTRIDER_SLOT_ON_LOSS", "stop")];
 const ALL: &[(&str, &str)] = &[("POSTRIDER_START", "all")];
 const EXCEPTIONS: &[(&str, &str)] = &[("POSTRIDER_DISPATCH", "exceptions")];
 
-const CASES: [(&str, Change, &[(&str, &str)], &str); 17] = [
+/// What has happened, as a change of the facts; the settings; and how the session begins.
+type Case = (
+    &'static str,
+    Change,
+    &'static [(&'static str, &'static str)],
+    &'static str,
+);
+
+const CASES: [Case; 17] = [
     ("nothing has changed", |_| {}, &[], "stream, audit Continue"),
     (
         "the server was promoted",
