@@ -28,7 +28,6 @@ pub(crate) mod topic_maker;
 use std::sync::Arc;
 use std::time::Instant;
 
-use publisher::Publisher;
 use replication::CommitLsn;
 
 use budget::Budget;
@@ -36,7 +35,7 @@ use failing_topics::FailingTopics;
 use quarantine::{Admission, DeadLetters, Quarantine, Releaser};
 use records::Recorder;
 use released::Releases;
-use requests::Attempts;
+pub(crate) use requests::Attempts;
 use topic_maker::TopicMaker;
 
 use crate::error::Result;
@@ -66,16 +65,15 @@ pub(crate) struct Delivery {
 }
 
 impl Delivery {
-    /// A delivery without events. `seed` makes the pauses of this session differ from another's.
+    /// A delivery without events.
     pub(crate) fn new(
         settings: &Settings,
-        publisher: Publisher,
+        attempts: Attempts,
         topic_maker: TopicMaker,
         quarantine: Quarantine,
         metrics: Metrics,
         traces: Traces,
         reader: SlotReader,
-        seed: u64,
     ) -> Result<Self> {
         let project = Arc::from(settings.project()?);
         let releaser = Releaser::start(
@@ -87,7 +85,7 @@ impl Delivery {
         Ok(Self {
             lanes: Lanes::new(settings.in_flight_requests),
             budget: Budget::new(settings.in_flight_bytes),
-            attempts: Attempts::new(publisher, seed),
+            attempts,
             topic_maker,
             failing: FailingTopics::new(metrics.troubles.clone()),
             recorder: Recorder::start(settings, reader),

@@ -15,15 +15,15 @@ use crate::store::dispatch::{Outcome, Record};
 use crate::traces::Destination;
 
 /// The attempts to publish that are in flight.
-pub(super) struct Attempts {
+pub(crate) struct Attempts {
     publisher: Publisher,
     running: JoinSet<Answer>,
     backoff: Backoff,
 }
 
 impl Attempts {
-    /// `seed` makes the pauses of this session differ from another's.
-    pub(super) fn new(publisher: Publisher, seed: u64) -> Self {
+    /// No attempts yet. `seed` makes the pauses of this session differ from another's.
+    pub(crate) fn new(publisher: Publisher, seed: u64) -> Self {
         Self {
             publisher,
             running: JoinSet::new(),

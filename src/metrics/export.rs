@@ -19,6 +19,7 @@ impl Metrics {
         let label = ("slot".into(), slot.to_owned().into());
         let mut registry = Registry::with_prefix_and_labels("postrider", [label].into_iter());
         self.register_counters(&mut registry);
+        self.register_families(&mut registry);
         self.register_gauges(&mut registry);
         self.register_pruning(&mut registry);
         topics::register(&mut registry, condition);
@@ -72,6 +73,10 @@ impl Metrics {
             "Bytes read from the replication stream",
             &self.received_bytes,
         );
+    }
+
+    /// Metrics that have a label of their own, and the histogram.
+    fn register_families(&self, registry: &mut Registry) {
         registry.register(
             "recoveries",
             "Recoveries started, by the kind of loss",

@@ -13,9 +13,9 @@ use crate::audit::AuditSubject;
 use crate::capture::Bounds;
 use crate::capture::claim::Captured;
 use crate::capture::intake::Streamed;
-use crate::delivery::Delivery;
 use crate::delivery::quarantine::Quarantine;
 use crate::delivery::topic_maker::TopicMaker;
+use crate::delivery::{Attempts, Delivery};
 use crate::error::Result;
 use crate::postgres::Sql;
 use crate::recovery::RecoverySubject;
@@ -117,15 +117,15 @@ impl SessionRunner {
         reader: SlotReader,
         confirmed: Lsn,
     ) -> Result<Delivery> {
+        let seed = u64::from(std::process::id()) << 32 | confirmed.as_u64() & 0xFFFF_FFFF;
         Delivery::new(
             &self.settings,
-            self.publisher.clone(),
+            Attempts::new(self.publisher.clone(), seed),
             TopicMaker::new(self.topics.clone()),
             quarantine,
             self.metrics.clone(),
             self.traces.clone(),
             reader,
-            u64::from(std::process::id()) << 32 | confirmed.as_u64() & 0xFFFF_FFFF,
         )
     }
 }
