@@ -252,15 +252,15 @@ pub const KEYS: &[SettingKey] = &[
         SettingKind::Text("TOPIC"),
         "",
         &[],
-        "Topic that receives a copy of each quarantined bad event, with the reason in its attributes",
+        "Topic that gets a copy of each quarantined bad event, with the reason in its attributes",
     ),
     key(
         "prune_after",
         SettingKind::Text("TIME|off"),
         "off",
         &[],
-        "Delete events whose outcome was recorded longer ago than this, such as `30d`, with their records. \
-         The relay then prunes by the rules of `postrider prune`, and needs the right to delete. The default \
+        "Delete old events after this time. It is a number and a unit, such as `30d`, and counts from the \
+         recorded outcome. The relay then prunes by the rules of `postrider prune`, and needs the right to delete. The default \
          is `off`, because the relay writes no outbox table unless you tell it to",
     ),
     key(
