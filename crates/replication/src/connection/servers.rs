@@ -202,6 +202,7 @@ impl Target {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::error::ErrorKind;
 
     fn servers(text: &str) -> Result<Servers> {
         let found = Servers::from_settings(text, &Environment::new());

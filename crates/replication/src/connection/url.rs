@@ -140,9 +140,9 @@ fn decode(text: &str) -> Result<String> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::parameters::Usage;
     use super::*;
     use crate::error::ErrorKind;
-    use crate::postgres::parameters::Usage;
 
     #[test]
     fn every_part_of_a_url_becomes_a_parameter() {
