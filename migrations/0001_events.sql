@@ -6,8 +6,7 @@
 --
 -- Plain SQL for PostgreSQL 14 to 18; running it again changes nothing.
 -- With opaque payloads (Protobuf, Avro) each `payload jsonb` below becomes `payload bytea`;
--- `postrider init --payload bytea` prints it that way. `--partition daily` adds a column `created_at`
--- and partitions by it.
+-- `postrider init --payload bytea` prints it that way.
 
 -- Names below are PostgreSQL's own, under any search path. Run the whole file
 -- in one transaction (psql -1), as migration tools do.

@@ -64,9 +64,6 @@ begin
             from pg_catalog.pg_attribute a
             where a.attrelid = 'outbox.events'::regclass and a.attnum > 0 and not a.attisdropped
               and a.attname not in ('inserted_xid', 'seq')
-              -- The time that decides the partition is never the writer's.
-              and not exists (select from pg_catalog.pg_partitioned_table p
-                              where p.partrelid = a.attrelid and a.attnum = any (p.partattrs))
         );
         -- For INSERT ... RETURNING id, which many libraries write by themselves.
         grant select (id) on outbox.events to postrider_writer;

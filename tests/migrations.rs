@@ -80,7 +80,7 @@ async fn migrate(client: &Client) {
 }
 
 /// The migrations that `outbox.relay` needs in addition to [`MIGRATIONS`].
-const OF_THE_RELAY: [&str; 13] = [
+const OF_THE_RELAY: [&str; 12] = [
     include_str!("../migrations/0006_recovery.sql"),
     include_str!("../migrations/0007_audit.sql"),
     include_str!("../migrations/0008_exceptions.sql"),
@@ -92,8 +92,7 @@ const OF_THE_RELAY: [&str; 13] = [
     include_str!("../migrations/0015_condition.sql"),
     include_str!("../migrations/0016_replay.sql"),
     include_str!("../migrations/0017_pruning.sql"),
-    include_str!("../migrations/0018_partitions.sql"),
-    include_str!("../migrations/0019_since_lsn.sql"),
+    include_str!("../migrations/0018_since_lsn.sql"),
 ];
 
 async fn refused(client: &Client, sql: &str) -> DbError {

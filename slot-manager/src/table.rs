@@ -66,35 +66,6 @@ pub async fn type_of_column(
     row.map(|row| get(&row, "type_name")).transpose()
 }
 
-/// A daily partition of `outbox.events`, on its column `created_at`.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct DayPartition {
-    /// Its name, without the schema.
-    pub name: String,
-    /// The first moment of its day, as PostgreSQL writes a `timestamptz`.
-    pub begins: String,
-    /// The first moment of the next day.
-    pub ends: String,
-}
-
-/// The daily partitions of `outbox.events` that end before `cutoff`, an SQL expression, oldest first.
-///
-/// # Errors
-/// [`SlotError::Database`].
-pub async fn day_partitions(client: &Client, cutoff: &str) -> Result<Vec<DayPartition>, SlotError> {
-    let action = "reading the daily partitions";
-    let statement = sql::DAY_PARTITIONS.replace("CUTOFF", cutoff);
-    let rows = query::all(client, action, &statement, &[]).await?;
-    let partitions = rows.iter().map(|row| {
-        Ok(DayPartition {
-            name: get(row, "name")?,
-            begins: get(row, "begins")?,
-            ends: get(row, "ends")?,
-        })
-    });
-    partitions.collect()
-}
-
 /// A column by which rows are looked up.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LookupColumn {

@@ -135,10 +135,6 @@ fn of_table(table: &PrunedTable) -> String {
         text += &format!(", the oldest from {oldest}");
     }
     text += "\n";
-    if !table.partitions.is_empty() {
-        let names = table.partitions.join(", ");
-        text += &format!("            in whole partitions: {names}\n");
-    }
     let kept = &table.kept;
     for (rows, why) in [
         (kept.quarantined, "in quarantine"),

@@ -6,7 +6,6 @@
 //! of blocks, as in `capture::scan`.
 
 use slot_manager::quoted_identifier;
-use slot_manager::table::DayPartition;
 use tokio_postgres::error::Error as PgError;
 
 use crate::capture::ScanWindow;
@@ -89,8 +88,6 @@ pub(super) struct TableWalk<'a> {
     verdict: String,
     action: WalkAction,
     place: WalkPlace,
-    /// A condition for the rows of `e`, or nothing.
-    only: String,
 }
 
 /// Prepares a session for walks.
@@ -119,17 +116,7 @@ impl<'a> TableWalk<'a> {
             verdict,
             action,
             place,
-            only: String::new(),
         }
-    }
-
-    /// Leaves out the rows of other days.
-    pub(super) fn within(mut self, day: &DayPartition) -> Self {
-        let DayPartition { begins, ends, .. } = day;
-        self.only = format!(
-            "and e.created_at >= '{begins}'::timestamptz and e.created_at < '{ends}'::timestamptz"
-        );
-        self
     }
 
     /// Leaves out the rows with a lower `seq`, and those without one.
@@ -206,9 +193,9 @@ impl<'a> TableWalk<'a> {
         let column = self.seq_sql().unwrap_or_default();
         let which = format!(
             "{column} >= '{seq}'::bigint and ({column}, e.tableoid, e.ctid) \
-                 > ('{seq}'::bigint, '{leaf}'::oid, '{place}'::tid) {} \
+                 > ('{seq}'::bigint, '{leaf}'::oid, '{place}'::tid) \
              order by {column}, e.tableoid, e.ctid limit {}",
-            self.only, self.rows
+            self.rows
         );
         let again =
             format!("{column} >= '{seq}'::bigint and {column} <= (select max(seq) from judged)");
@@ -220,7 +207,7 @@ impl<'a> TableWalk<'a> {
         let unnumbered = self
             .seq_sql()
             .map_or_else(String::new, |seq| format!("and {seq} is null"));
-        let range = format!("e.ctid >= '({from},0)' {end} {unnumbered} {}", self.only);
+        let range = format!("e.ctid >= '({from},0)' {end} {unnumbered}");
         self.page_sql("null::bigint", &range, &range)
     }
 

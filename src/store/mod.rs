@@ -5,12 +5,11 @@
 //!   (`outbox.capture`).
 //! - [`replay`]: which published events must be published again (`outbox.replay`,
 //!   `outbox.replay_event`).
-//! - [`partitions`]: the daily partitions of `outbox.events`.
 //! - [`relay_row`]: which relay serves a slot, and how far it got (`outbox.relay`).
 //!
 //! The relay can rebuild its memory from these tables and the slot.
 //!
-//! **Invariants.** Nothing here writes to an outbox table, except that it drops old partitions. A statement that only the holder of the slot
+//! **Invariants.** Nothing here writes to an outbox table. A statement that only the holder of the slot
 //! may run checks in the database that its session still holds it.
 //!
 //! Not here: queries on captured tables (`capture`), the tables' definitions (`migrations/`), and what
@@ -18,6 +17,5 @@
 
 pub(crate) mod capture_record;
 pub(crate) mod dispatch;
-pub(crate) mod partitions;
 pub(crate) mod relay_row;
 pub(crate) mod replay;

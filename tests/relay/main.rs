@@ -28,7 +28,6 @@ mod mapping;
 mod new_snapshot;
 mod outage;
 mod page;
-mod partitions;
 mod passfile;
 mod planted;
 mod postgres_events;

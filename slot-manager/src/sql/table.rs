@@ -55,25 +55,6 @@ where i.indrelid = pg_catalog.to_regclass($1) and not i.indisvalid
   and pg_catalog.pg_get_indexdef(i.indexrelid, 1, false) = 'seq'
   and pg_catalog.pg_get_expr(i.indpred, i.indrelid) = '(seq IS NOT NULL)'";
 
-/// Daily partitions of `outbox.events` that end before a time. The time is an expression in the place of
-/// `CUTOFF`.
-pub(crate) const DAY_PARTITIONS: &str = "
-select c.relname::text as name, days.begins::text as begins, days.ends::text as ends
-from pg_catalog.pg_inherits i
-join pg_catalog.pg_class c on c.oid = i.inhrelid
-join pg_catalog.pg_namespace n on n.oid = c.relnamespace and n.nspname = 'outbox'
-join pg_catalog.pg_class root on root.oid = i.inhparent and root.relnamespace = n.oid and root.relname = 'events'
-join pg_catalog.pg_partitioned_table p on p.partrelid = root.oid and p.partstrat = 'r' and p.partnatts = 1
-join pg_catalog.pg_attribute k on k.attrelid = root.oid and k.attnum = p.partattrs[0] and k.attname = 'created_at'
-cross join lateral (
-    select pg_catalog.to_date(pg_catalog.right(c.relname, 8), 'YYYYMMDD') as day
-    where c.relname ~ '^events_[0-9]{8}$') named
-cross join lateral (
-    select named.day::timestamp at time zone 'UTC' as begins,
-        (named.day + 1)::timestamp at time zone 'UTC' as ends) days
-where days.ends <= CUTOFF
-order by c.relname";
-
 /// Parameters: quoted table name (text).
 pub(crate) const SIZE_OF_PARTITIONS: &str = "
 select coalesce(pg_catalog.sum(pg_catalog.pg_relation_size(relid)), 0)::bigint as bytes

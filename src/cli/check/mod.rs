@@ -2,12 +2,10 @@
 //!
 //! Changes nothing. Every problem is a finding, even an unreachable database; only unreadable settings
 //! are errors. `slot_manager::preflight` checks the database, `mapping` the settings of the tables,
-//! `capture` the columns that identify and order rows, `pruning` the right to delete and the partitions, and
-//! `pubsub` topics and credentials.
+//! `capture` the columns that identify and order rows, `pubsub` topics and credentials.
 
 pub(super) mod capture;
 mod mapping;
-mod pruning;
 mod pubsub;
 
 use std::process::ExitCode;
@@ -21,6 +19,7 @@ use slot_manager::{Finding, QualifiedName, Severity};
 use super::findings::{Findings, finding, from_error};
 use super::{output, recover};
 use crate::error::{Code, Result};
+use crate::ops::prune::{Pruning, require_rights};
 use crate::postgres::{Sql, connect};
 use crate::session::database;
 use crate::session::publication::untraced;
@@ -164,7 +163,7 @@ async fn check_database(sql: &Sql, settings: &Settings) -> Result<(Vec<Finding>,
         findings.extend(untraced(&state).as_ref().map(from_error));
     }
     findings.extend(capture::check(sql, settings).await?);
-    findings.extend(pruning::check(sql, settings).await?);
+    findings.extend(pruning(sql, settings).await);
     let mut topics = Vec::new();
     for table in &settings.tables {
         let looked = mapping::check(sql, table, &settings.project).await?;
@@ -177,6 +176,23 @@ async fn check_database(sql: &Sql, settings: &Settings) -> Result<(Vec<Finding>,
         topics.extend(looked.topics);
     }
     Ok((findings, topics))
+}
+
+/// Whether the relay may delete, if it prunes. Without the right it still delivers.
+async fn pruning(sql: &Sql, settings: &Settings) -> Option<Finding> {
+    settings.prune_after?;
+    match require_rights(sql, settings, Pruning::Relay).await {
+        Ok(()) => {
+            let what = "the relay may delete old rows, as prune_after says";
+            Some(finding(Severity::Ok, "pruning", what))
+        }
+        Err(error) if error.code() == Code::PrivilegeMissing => Some(Finding {
+            severity: Severity::Warning,
+            ..from_error(&error)
+        }),
+        // Other checks report missing tables.
+        Err(_) => None,
+    }
 }
 
 /// Adds the finding about a lost slot. It replaces the milder finding that the slot is missing, which

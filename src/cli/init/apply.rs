@@ -10,7 +10,7 @@ use slot_manager::publication::{self, Problem};
 use slot_manager::{Finding, Severity, activity, quoted_identifier, table};
 use tokio_postgres::error::SqlState;
 
-use super::script::{self, EventsTable, Migration, PartitionBy, Payload};
+use super::script::{self, Migration, Payload};
 use crate::cli::findings::{finding, finding_with_remedy, from_error};
 use crate::error::{Code, Error, Result};
 use crate::postgres::Sql;
@@ -31,10 +31,10 @@ const FIRST_WITH_TABLES: i32 = 3;
 pub(super) async fn migrations(
     sql: &mut Sql,
     settings: &Settings,
-    table: EventsTable,
+    payload: Payload,
 ) -> Result<Vec<Finding>> {
     let mut findings = Vec::new();
-    for migration in script::migrations(settings, table) {
+    for migration in script::migrations(settings, payload) {
         if migration.version == FIRST_WITH_TABLES {
             tables_exist(sql, settings).await?;
         }
@@ -215,21 +215,6 @@ pub(super) async fn payload_type(sql: &Sql, wanted: Payload) -> Result<Option<Fi
             "payload-type",
             format!("outbox.events.payload already has type {found}, not {wanted}"),
             "init sets the type only when it creates the table; alter the column and outbox.emit yourself",
-        )
-    }))
-}
-
-/// Checks that `outbox.events` is partitioned as requested.
-pub(super) async fn partitions(sql: &Sql, wanted: PartitionBy) -> Result<Option<Finding>> {
-    let PartitionBy::Daily = wanted;
-    let found = table::exists(sql, "outbox.events_default").await?;
-    Ok((!found).then(|| {
-        finding_with_remedy(
-            Severity::Warning,
-            "partition",
-            "outbox.events exists already and has no daily partitions",
-            "nothing to do: `postrider prune` and prune_after delete its old rows in steps. init partitions the \
-             table only when it creates it",
         )
     }))
 }

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use slot_manager::{Finding, Severity, cluster, publication};
 
-pub(super) use script::{EventsTable, PartitionBy, Payload};
+pub(super) use script::Payload;
 
 use super::findings::Findings;
 use super::output;
@@ -29,9 +29,6 @@ pub(super) struct InitArgs {
     /// Type of the payload column of outbox.events, used when the table is created
     #[arg(long, value_enum, value_name = "TYPE")]
     payload: Option<Payload>,
-    /// Partition outbox.events, used when the table is created
-    #[arg(long, value_enum, value_name = "HOW")]
-    partition: Option<PartitionBy>,
     /// Grant postrider_relay to this role, and report which rights it still needs
     #[arg(long, value_name = "ROLE")]
     relay_user: Option<String>,
@@ -47,22 +44,13 @@ pub(super) struct InitArgs {
     json: bool,
 }
 
-impl InitArgs {
-    fn events_table(&self) -> EventsTable {
-        EventsTable {
-            payload: self.payload.unwrap_or(Payload::Jsonb),
-            partition: self.partition,
-        }
-    }
-}
-
 pub(super) fn run(settings: &Settings, args: &InitArgs) -> Result<ExitCode> {
-    let table = args.events_table();
+    let payload = args.payload.unwrap_or(Payload::Jsonb);
     if !args.apply {
         let user = args.relay_user.as_deref();
         output::write(&script::script(
             settings,
-            table,
+            payload,
             user,
             !args.no_slot,
             !args.no_columns,
@@ -96,16 +84,13 @@ async fn apply(settings: &Settings, args: &InitArgs) -> Result<Findings> {
     if let Some(user) = &args.relay_user {
         apply::relay_user_exists(&sql, user).await?;
     }
-    let mut done = schema(&mut sql, settings, args.events_table()).await?;
+    let mut done = schema(&mut sql, settings, args.payload.unwrap_or(Payload::Jsonb)).await?;
     if !args.no_columns {
         done.findings.extend(apply::columns(&sql, settings).await?);
     }
     if let Some(wanted) = args.payload {
         done.findings
             .extend(apply::payload_type(&sql, wanted).await?);
-    }
-    if let Some(wanted) = args.partition {
-        done.findings.extend(apply::partitions(&sql, wanted).await?);
     }
     done.findings
         .extend(apply::roles(&sql, args.relay_user.as_deref()).await?);
@@ -133,11 +118,7 @@ pub(super) struct Schema {
 /// # Errors
 /// `postgres-version`, `privilege-missing`, `schema-missing` when a captured table does not exist,
 /// `publication-drift` when no publication can carry one.
-pub(super) async fn schema(
-    sql: &mut Sql,
-    settings: &Settings,
-    table: EventsTable,
-) -> Result<Schema> {
+pub(super) async fn schema(sql: &mut Sql, settings: &Settings, payload: Payload) -> Result<Schema> {
     let major = cluster::inspect(sql).await?.major_version();
     if major < 14 {
         return Err(Error::new(
@@ -150,7 +131,7 @@ pub(super) async fn schema(
     if let Some(unfit) = before.unfit().first() {
         return Err(unfit.into());
     }
-    let mut findings = apply::migrations(sql, settings, table).await?;
+    let mut findings = apply::migrations(sql, settings, payload).await?;
     findings.extend(apply::publication(sql, settings).await?);
     Ok(Schema {
         findings,

@@ -24,20 +24,6 @@ pub(in crate::cli) enum Payload {
     Bytea,
 }
 
-/// How `outbox.events` is partitioned.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
-pub(in crate::cli) enum PartitionBy {
-    /// One partition for each day (UTC), dropped as a whole once its events are old
-    Daily,
-}
-
-/// How `outbox.events` is created.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(in crate::cli) struct EventsTable {
-    pub(in crate::cli) payload: Payload,
-    pub(in crate::cli) partition: Option<PartitionBy>,
-}
-
 /// One step of the schema. Each is safe to run again.
 #[derive(Debug)]
 pub(super) struct Migration {
@@ -65,8 +51,7 @@ const UNFINISHED: &str = include_str!("../../../migrations/0014_unfinished_recov
 const CONDITION: &str = include_str!("../../../migrations/0015_condition.sql");
 const REPLAY: &str = include_str!("../../../migrations/0016_replay.sql");
 const PRUNING: &str = include_str!("../../../migrations/0017_pruning.sql");
-const PARTITIONS: &str = include_str!("../../../migrations/0018_partitions.sql");
-const SINCE_LSN: &str = include_str!("../../../migrations/0019_since_lsn.sql");
+const SINCE_LSN: &str = include_str!("../../../migrations/0018_since_lsn.sql");
 
 /// The names used in the files.
 const DEFAULT_PUBLICATION: &str = "postrider";
@@ -88,7 +73,7 @@ comment on table outbox.migrations is 'Which migrations `postrider init` has app
 ";
 
 /// Every migration, in order.
-pub(super) fn migrations(settings: &Settings, table: EventsTable) -> Vec<Migration> {
+pub(super) fn migrations(settings: &Settings, payload: Payload) -> Vec<Migration> {
     let migration = |version, name, sql: String, repeats| Migration {
         version,
         name,
@@ -96,7 +81,7 @@ pub(super) fn migrations(settings: &Settings, table: EventsTable) -> Vec<Migrati
         repeats,
     };
     vec![
-        migration(1, "events", events(table), false),
+        migration(1, "events", events(payload), false),
         migration(2, "dispatch", DISPATCH.to_owned(), false),
         migration(3, "publication", publication(settings), true),
         migration(4, "roles", roles(settings), true),
@@ -112,8 +97,7 @@ pub(super) fn migrations(settings: &Settings, table: EventsTable) -> Vec<Migrati
         migration(15, "condition", CONDITION.to_owned(), false),
         migration(16, "replay", REPLAY.to_owned(), true),
         migration(17, "pruning", PRUNING.to_owned(), false),
-        migration(18, "partitions", partitions(settings), true),
-        migration(19, "since_lsn", SINCE_LSN.to_owned(), false),
+        migration(18, "since_lsn", SINCE_LSN.to_owned(), false),
     ]
 }
 
@@ -187,10 +171,10 @@ fn short(name: &str) -> &str {
     &name[..end.unwrap_or(0).min(name.len())]
 }
 
-/// The first migration. Comments stay unchanged: one of them describes the replacement of the type.
-fn events(table: EventsTable) -> String {
-    let statements = match table.payload {
+fn events(payload: Payload) -> String {
+    match payload {
         Payload::Jsonb => EVENTS.to_owned(),
+        // Comments stay unchanged: one of them describes this replacement.
         Payload::Bytea => EVENTS
             .lines()
             .map(|line| {
@@ -201,58 +185,7 @@ fn events(table: EventsTable) -> String {
                 }
             })
             .collect(),
-    };
-    match table.partition {
-        None => statements,
-        Some(PartitionBy::Daily) => daily(&statements),
     }
-}
-
-/// The last column of `outbox.events` in the file, and what follows up to the end of the statement.
-const LAST_COLUMN: &str =
-    "    seq            bigint      not null default nextval('outbox.events_seq_seq')\n";
-
-/// Partitions the table. The key of a partitioned table contains the column of the partitions, which has a
-/// default, so no writer needs to know it. Rows of a day without a partition go to the default partition,
-/// so no insert ever fails. A partitioned table has no storage parameters: its partitions have them.
-fn daily(statements: &str) -> String {
-    let (head, rest) = statements
-        .split_once(LAST_COLUMN)
-        .expect("invariant: the file has the column");
-    let (parameters, tail) = rest
-        .split_once(");\n")
-        .expect("invariant: the statement ends");
-    let parameters = parameters.trim_start_matches(") with (");
-    let head = head.replacen(
-        "uuid        primary key default",
-        "uuid        not null default",
-        1,
-    );
-    let last = LAST_COLUMN.trim_end();
-    format!(
-        "{head}{last},\n    \
-             created_at     timestamptz not null default now(),\n    \
-             primary key (id, created_at)\n\
-         ) partition by range (created_at);\n\n\
-         -- For rows of a day without a partition: an insert never fails.\n\
-         create table if not exists outbox.events_default partition of outbox.events default with (\
-         {parameters});\n\
-         comment on column outbox.events.created_at is 'Decides the partition, by the day in UTC.';\n\
-         {tail}"
-    )
-}
-
-/// Functions for partitions. A relay that prunes may call them.
-fn partitions(settings: &Settings) -> String {
-    let mut sql = PARTITIONS.to_owned();
-    if settings.prune_after.is_some() {
-        let body = "    if exists (select from pg_catalog.pg_roles where rolname = 'postrider_relay') then\n        \
-                    grant execute on function outbox.add_partitions, outbox.lock_partition,\n            \
-                    outbox.drop_partition to postrider_relay;\n    end if;\n";
-        sql += "\n-- The relay prunes (`prune_after`).\n";
-        sql += &do_block(body);
-    }
-    sql
 }
 
 fn publication(settings: &Settings) -> String {

@@ -1,7 +1,7 @@
 //! Deletes old events that have a final outcome, and old records that nobody needs.
 //!
-//! [`proof`] decides from the state of the slot what may be deleted; [`partitions`] drops daily partitions of
-//! which every row may go, [`rows`] deletes the other rows of the outbox tables, and after that [`records`] deletes rows of outbox.dispatch. Both work in chunks: one short
+//! [`proof`] decides from the state of the slot what may be deleted; [`rows`] deletes rows of the outbox
+//! tables, and after that [`records`] deletes rows of outbox.dispatch. Both work in chunks: one short
 //! transaction each, along an index, with a pause in between. So the command may be stopped between two
 //! chunks, and continues when it is run again.
 //!
@@ -24,7 +24,6 @@
 //!
 //! The reasons are in docs/adr/0032-pruning.md.
 
-mod partitions;
 mod proof;
 mod records;
 mod rights;
@@ -105,10 +104,8 @@ pub(crate) struct PruneReport {
 #[derive(Debug, Default, Serialize)]
 pub(crate) struct PrunedTable {
     pub(crate) table: String,
-    /// Rows that were deleted, or would be, also those in dropped partitions.
+    /// Rows that were deleted, or would be.
     pub(crate) rows: u64,
-    /// Daily partitions that were dropped, or would be.
-    pub(crate) partitions: Vec<String>,
     /// Time of the oldest of these, RFC 3339.
     pub(crate) oldest: Option<String>,
     /// Rows that stay although they may be old.

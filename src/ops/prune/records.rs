@@ -7,7 +7,6 @@ use slot_manager::{cluster, quoted_identifier, quoted_literal};
 use tokio_postgres::Row;
 use tokio_postgres::types::PgLsn;
 
-use super::partitions;
 use super::proof::PruneProof;
 use super::{FailedAttempts, OnPruneStep, PruneContext, PruneStep, PrunedRecords, RECORDS};
 use crate::capture::claim::Captured;
@@ -66,7 +65,14 @@ pub(super) async fn prune(
             has_row: &has_row,
             deletes: !context.request.is_dry_run(),
         });
-        let Some(chunk) = one_chunk(context.sql, &statement).await? else {
+        let mut failed = FailedAttempts::default();
+        let found = loop {
+            match context.sql.query_typed(&statement, &[]).await {
+                Ok(found) => break found,
+                Err(error) => failed.again(error).await?,
+            }
+        };
+        let Some(chunk) = found.first().map(RecordChunk::of) else {
             return Ok((pruned, true));
         };
         looked_at += chunk.rows;
@@ -123,17 +129,6 @@ async fn wait_until_passed(
         "slot {name} is {confirmed} and has not passed {end}, the end of the deletions: {reader}. \
          Until then the relay may need the records; run the command again later"
     )))
-}
-
-/// Runs one chunk; `None` at the end of the table.
-async fn one_chunk(sql: &Sql, statement: &str) -> Result<Option<RecordChunk>> {
-    let mut failed = FailedAttempts::default();
-    loop {
-        match sql.query_typed(statement, &[]).await {
-            Ok(found) => return Ok(found.first().map(RecordChunk::of)),
-            Err(error) => failed.again(error).await?,
-        }
-    }
 }
 
 /// What one chunk found.
@@ -211,9 +206,8 @@ async fn exists_sql(
         Error::new(Code::ColumnMissing, what)
     })?;
     let id = format!("e.{}", quoted_identifier(column));
-    let not_later = partitions::not_later_sql(sql, captured).await?;
     let exists = |id_of_record: &str| {
-        format!("exists (select from {table} e where {id} = {id_of_record} {not_later} offset 0)")
+        format!("exists (select from {table} e where {id} = {id_of_record} offset 0)")
     };
     let Some(prefix) = reader.source_prefix() else {
         return Ok(if is_indexed {

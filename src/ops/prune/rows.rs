@@ -1,6 +1,5 @@
 //! Deletes rows of an outbox table, chunk by chunk along its index on `seq`.
 
-use super::partitions;
 use super::proof::PruneProof;
 use super::{FailedAttempts, KeptRows, OnPruneStep, PruneContext, PruneStep, PrunedTable};
 use crate::capture::claim::Captured;
@@ -27,20 +26,11 @@ pub(super) async fn prune(
         WalkAction::Delete
     };
     let verdict = verdict_sql(context, captured);
-    let (whole, goes_on) =
-        partitions::drop_old(context, (captured, &reader), &verdict, on_step).await?;
-    let in_partitions = whole.rows;
+    let mut walk = TableWalk::new(captured, &reader, request.chunk, verdict, action);
     let mut pruned = PrunedTable {
         table: table.table.to_string(),
-        rows: whole.rows,
-        partitions: whole.names,
-        oldest: whole.oldest,
         ..PrunedTable::default()
     };
-    if !goes_on {
-        return Ok((pruned, false));
-    }
-    let mut walk = TableWalk::new(captured, &reader, request.chunk, verdict, action);
     let mut looked_at = 0;
     loop {
         let mut failed = FailedAttempts::default();
@@ -60,7 +50,7 @@ pub(super) async fn prune(
         let step = PruneStep {
             what: &pruned.table,
             looked_at,
-            deleted: pruned.rows - in_partitions,
+            deleted: pruned.rows,
         };
         if !on_step(&step) {
             return Ok((pruned, false));

@@ -3,14 +3,14 @@
 use slot_manager::{SlotName, quoted_identifier, quoted_literal};
 
 use super::guard::{CALL_GUARD, GUARD_BODY};
-use super::{EventsTable, Migration, PIN, VERSIONS, columns, index, migrations};
+use super::{Migration, PIN, Payload, VERSIONS, columns, index, migrations};
 use crate::mapping::TableSettings;
 use crate::settings::{Settings, Start};
 
 /// All statements as one commented script for psql or any other client.
 pub(in crate::cli::init) fn script(
     settings: &Settings,
-    table: EventsTable,
+    payload: Payload,
     relay_user: Option<&str>,
     with_slot: bool,
     with_columns: bool,
@@ -30,7 +30,7 @@ pub(in crate::cli::init) fn script(
     );
     for Migration {
         version, name, sql, ..
-    } in migrations(settings, table)
+    } in migrations(settings, payload)
     {
         text += &format!(
             "\n-- {version:04} {name} {}\n\nbegin;\n\n",

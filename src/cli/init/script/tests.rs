@@ -2,11 +2,6 @@
 
 use super::*;
 
-const JSONB: EventsTable = EventsTable {
-    payload: Payload::Jsonb,
-    partition: None,
-};
-
 fn settings(pairs: &[(&str, &str)]) -> Settings {
     let env = pairs
         .iter()
@@ -17,7 +12,7 @@ fn settings(pairs: &[(&str, &str)]) -> Settings {
 
 #[test]
 fn the_default_settings_render_the_files_unchanged() {
-    let rendered = migrations(&settings(&[]), JSONB);
+    let rendered = migrations(&settings(&[]), Payload::Jsonb);
     let texts: Vec<&str> = rendered.iter().map(|m| m.sql.as_str()).collect();
     assert_eq!(
         texts,
@@ -38,25 +33,19 @@ fn the_default_settings_render_the_files_unchanged() {
             CONDITION,
             REPLAY,
             PRUNING,
-            PARTITIONS,
             SINCE_LSN
         ]
     );
     let versions: Vec<i32> = rendered.iter().map(|m| m.version).collect();
     assert_eq!(
         versions,
-        [
-            1, 2, 3, 4, 5, 6, 7, 8, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19
-        ]
+        [1, 2, 3, 4, 5, 6, 7, 8, 10, 11, 12, 13, 14, 15, 16, 17, 18]
     );
 }
 
 #[test]
 fn payload_bytea_changes_the_table_and_the_function() {
-    let sql = events(EventsTable {
-        payload: Payload::Bytea,
-        ..JSONB
-    });
+    let sql = events(Payload::Bytea);
     assert_eq!(
         sql.lines()
             .filter(|line| line.trim() == "payload bytea,")
@@ -109,11 +98,11 @@ fn a_quoted_name_cannot_end_its_do_block() {
 #[test]
 fn the_slot_comes_after_the_publication_and_can_be_left_out() {
     let settings = settings(&[("POSTRIDER_SLOT", "mine")]);
-    let sql = script(&settings, JSONB, Some("shop relay"), true, true);
+    let sql = script(&settings, Payload::Jsonb, Some("shop relay"), true, true);
     let slot = sql.find("slot_name => 'mine'").unwrap();
     assert!(sql.find("create publication").unwrap() < slot);
     assert!(sql.rfind("commit;").unwrap() < slot);
     assert!(sql.contains("grant postrider_relay to \"shop relay\";"));
-    let without = script(&settings, JSONB, None, false, false);
+    let without = script(&settings, Payload::Jsonb, None, false, false);
     assert!(!without.contains("pg_create_logical_replication_slot"));
 }
