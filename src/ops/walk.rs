@@ -89,7 +89,7 @@ pub(super) struct TableWalk<'a> {
     verdict: String,
     action: WalkAction,
     place: WalkPlace,
-    /// A condition for the rows of `e`, or nothing.
+    /// A further condition on the rows `e`; may be empty.
     only: String,
 }
 

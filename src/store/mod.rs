@@ -10,8 +10,8 @@
 //!
 //! The relay can rebuild its memory from these tables and the slot.
 //!
-//! **Invariants.** Nothing here writes to an outbox table, except that it drops old partitions. A statement that only the holder of the slot
-//! may run checks in the database that its session still holds it.
+//! **Invariants.** Nothing here writes to an outbox table, except that [`partitions`] drops old partitions. A
+//! statement that only the holder of the slot may run checks in the database that its session still holds it.
 //!
 //! Not here: queries on captured tables (`capture`), the tables' definitions (`migrations/`), and what
 //! follows from a row.

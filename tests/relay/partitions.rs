@@ -12,7 +12,7 @@ use crate::harness::{self, Database, Relay, connect, eventually, postrider};
 /// Old events of each day.
 const OLD: i64 = 3_000;
 
-/// Longer than a young event of these tests lives, and a tenth of it is short.
+/// No young event becomes this old during a test. A tenth of it is the pause between two runs, which is short.
 const PRUNE_AFTER: (&str, &str) = ("POSTRIDER_PRUNE_AFTER", "100s");
 
 /// A database whose outbox has daily partitions, some of them for days of the past.
@@ -69,7 +69,8 @@ async fn wait_until_stored(database: &Database, emulator: &RunningEmulator, coun
     database.wait_until_recorded().await;
 }
 
-/// Each insert of a service, while another one keeps a transaction on the table open. Returns the longest.
+/// Inserts events while another session keeps a transaction on the table open. Returns the time of the slowest
+/// insert.
 async fn write_beside_an_open_transaction(database: &Database, time: Duration) -> Duration {
     let holder = connect(&database.url).await;
     let emit = "SELECT outbox.emit('order', 'young', 'OrderPlaced', '{}')";

@@ -212,9 +212,9 @@ fn events(table: EventsTable) -> String {
 const LAST_COLUMN: &str =
     "    seq            bigint      not null default nextval('outbox.events_seq_seq')\n";
 
-/// Partitions the table. The key of a partitioned table contains the column of the partitions, which has a
-/// default, so no writer needs to know it. Rows of a day without a partition go to the default partition,
-/// so no insert ever fails. A partitioned table has no storage parameters: its partitions have them.
+/// Partitions the table by `created_at`. The primary key has to contain that column. The column has a default, so
+/// no writer needs to know it. Rows of a day without a partition go to the default partition, so no insert
+/// fails for lack of one. A partitioned table has no storage parameters: its partitions have them.
 fn daily(statements: &str) -> String {
     let (head, rest) = statements
         .split_once(LAST_COLUMN)

@@ -1,9 +1,9 @@
 //! Deletes old events that have a final outcome, and old records that nobody needs.
 //!
-//! [`proof`] decides from the state of the slot what may be deleted; [`partitions`] drops daily partitions of
-//! which every row may go, [`rows`] deletes the other rows of the outbox tables, and after that [`records`] deletes rows of outbox.dispatch. Both work in chunks: one short
-//! transaction each, along an index, with a pause in between. So the command may be stopped between two
-//! chunks, and continues when it is run again.
+//! [`proof`] decides from the state of the slot what may be deleted. [`partitions`] drops a daily partition if all
+//! its rows may go, [`rows`] deletes other rows of the outbox tables, and after that [`records`] deletes rows of
+//! outbox.dispatch. Rows and records are deleted in chunks: one short transaction each, along an index, with a
+//! pause in between. So the command may be stopped between two chunks, and continues when it is run again.
 //!
 //! **An outbox row may go** when its outcome is final and no repeat reads it:
 //!
@@ -56,10 +56,10 @@ const RETRY_PAUSE: Duration = Duration::from_secs(1);
 /// Where [`PruneStep`] names the records instead of a table.
 pub(crate) const RECORDS: &str = "outbox.dispatch";
 
-/// Rows that one chunk looks at, if nobody says otherwise.
+/// Rows that one chunk looks at, by default.
 pub(crate) const CHUNK: u32 = 5_000;
 
-/// Pause after each chunk that deleted something, if nobody says otherwise.
+/// Pause after each chunk that deleted something, by default.
 pub(crate) const PAUSE: Duration = Duration::from_millis(100);
 
 /// What to delete, and how fast.
@@ -242,14 +242,14 @@ fn never_captured(error: Error) -> Error {
     }
 }
 
-/// The failed attempts of one chunk. Not a function that takes a closure: the future of an async closure
-/// cannot be sent to another task.
+/// The failed attempts of one chunk. Each caller has its own loop, instead of passing a closure to one function,
+/// because the future of an async closure cannot be sent to another task.
 #[derive(Debug, Default)]
 struct FailedAttempts(u32);
 
 impl FailedAttempts {
-    /// Returns after a pause if a lock or another session's change was in the way: then the chunk is worth
-    /// another attempt.
+    /// Returns after a pause if the chunk should be tried again, because a lock or another session's change was
+    /// in the way. Returns an error otherwise, and after the last attempt.
     async fn again(&mut self, error: PgError) -> Result<()> {
         if !is_in_the_way(&error) {
             return Err(crate::capture::table::altered_since(error));

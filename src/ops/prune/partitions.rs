@@ -1,11 +1,11 @@
 //! Drops whole daily partitions of `outbox.events`, which is much cheaper than to delete their rows.
 //!
-//! A partition goes if each of its rows may go, by the same verdict as a row that is deleted. One
+//! A partition is dropped if all its rows may go, by the rules that also decide about single rows. One
 //! transaction locks the partition against writers, judges its rows page by page, and drops it. Nobody
-//! inserts into a past day, so that lock disturbs nobody. Only the drop itself needs the lock on the whole
-//! table, for a moment: it gives up after [`DROP_LOCK_TIMEOUT`], so that no INSERT waits longer behind it.
+//! inserts into a past day, so that lock disturbs nobody. Only the drop itself needs a lock on the whole table,
+//! for a moment. It waits at most [`DROP_LOCK_TIMEOUT`] for that lock, because new INSERTs wait behind it.
 //!
-//! A partition in which one row has to stay is kept; its other rows are deleted by chunks. It goes in a later run.
+//! If one row has to stay, the partition stays, and its other rows are deleted in chunks. A later run drops it.
 
 use std::time::Duration;
 
@@ -40,9 +40,10 @@ pub(super) struct DroppedPartitions {
     pub(super) oldest: Option<String>,
 }
 
-/// A condition for the row of a record `w`, or nothing. A row is created before its event is recorded, so
-/// PostgreSQL need not look for it in the partitions of later days. The margin is for clocks that differ.
-/// Without the condition, each record would cost a look-up in every partition.
+/// A condition on the outbox row `e` of a record `w`; empty if the table has no daily partitions. A row is
+/// created before its event is recorded, so PostgreSQL need not look for it in the partitions of later days.
+/// The extra day allows for clocks that differ. Without the condition, each record would cost a look-up in
+/// every partition.
 pub(super) async fn not_later_sql(sql: &Sql, captured: &Captured) -> Result<&'static str> {
     Ok(if is_ours(captured) && has_days(sql).await? {
         "and e.created_at < w.dispatched_at + interval '1 day'"
@@ -61,8 +62,8 @@ async fn has_days(sql: &Sql) -> Result<bool> {
         .is_empty())
 }
 
-/// Drops all daily partitions that may go, or counts them. Also adds those of the next days. Returns
-/// whether it was not stopped.
+/// Drops all daily partitions that may go, and adds those of the next days. A dry run only counts the old ones.
+/// The second value is false if `on_step` stopped it after a drop.
 ///
 /// # Errors
 /// `privilege-missing`; database errors.
@@ -159,7 +160,7 @@ async fn drop_one(
     Ok(Some((rows, oldest)))
 }
 
-/// Tries until no writer is in the way for a moment.
+/// Drops the partition. Tries a few times if other sessions hold locks on the table.
 async fn drop_locked(sql: &Sql, day: &DayPartition) -> Result<(), PgError> {
     let mut attempts = 1;
     loop {
