@@ -64,7 +64,7 @@ begin
             from pg_catalog.pg_attribute a
             where a.attrelid = 'outbox.events'::regclass and a.attnum > 0 and not a.attisdropped
               and a.attname not in ('inserted_xid', 'seq')
-              -- The time that decides the partition is never the writer's.
+              -- Writers may not set the column that decides the partition.
               and not exists (select from pg_catalog.pg_partitioned_table p
                               where p.partrelid = a.attrelid and a.attnum = any (p.partattrs))
         );

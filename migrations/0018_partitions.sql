@@ -72,8 +72,8 @@ begin
 end
 $$;
 
--- Drops a partition that this transaction has locked with outbox.lock_partition, after it has found that no
--- row of it is needed.
+-- Drops a partition of a past day. The caller first locks it with outbox.lock_partition in the same
+-- transaction, and checks that none of its rows is needed.
 create or replace function outbox.drop_partition(name text) returns void
 language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 begin
@@ -86,7 +86,7 @@ $$;
 revoke all on function outbox.add_partitions, outbox.lock_partition, outbox.drop_partition from public;
 
 comment on function outbox.add_partitions is 'Adds the missing daily partitions of outbox.events, up to this many days ahead.';
-comment on function outbox.lock_partition is 'Keeps writers away from a daily partition of outbox.events of the past.';
-comment on function outbox.drop_partition is 'Drops a daily partition of outbox.events of the past.';
+comment on function outbox.lock_partition is 'Keeps writers away from a past daily partition of outbox.events until the transaction ends.';
+comment on function outbox.drop_partition is 'Drops a past daily partition of outbox.events.';
 
 select outbox.add_partitions(3);
