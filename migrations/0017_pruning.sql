@@ -1,4 +1,5 @@
--- Lets a relay that prunes (`prune_after`) say how its last run ended, for `postrider status`.
+-- Adds columns in which a relay that prunes (`prune_after`) records how its last run ended. `postrider status`
+-- shows them.
 --
 -- Plain SQL for PostgreSQL 14 to 18; running it again changes nothing.
 

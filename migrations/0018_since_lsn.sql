@@ -13,4 +13,4 @@ alter table outbox.capture
     add column if not exists since_lsn pg_lsn;
 
 comment on column outbox.capture.since_lsn is
-    'Where capturing began in the WAL. A slot beyond it that no relay has used skips rows; a slot behind it is older than the publication. Null: a relay began it, or an older version.';
+    'WAL position at which capturing began. If no relay has used the slot yet, a slot ahead of this position skips rows, and a slot behind it is older than the publication. Null if a relay or an older version began capturing.';

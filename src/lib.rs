@@ -18,11 +18,10 @@
 //!    `Source` then confirms that position.
 //!
 //! `recovery` replaces a lost slot, and `audit` looks for rows that the stream missed. [`error`] has
-//! the codes that operators see, [`condition`] says what the relay
-//! is doing, [`metrics`] and [`http`] show it, [`traces`] exports spans, `ops` gathers what an operator asks, and [`cli`] has the
-//! commands.
+//! the codes that operators see, [`condition`] says what the relay is doing, [`metrics`] and [`http`] show
+//! it, [`traces`] exports spans, `ops` gathers what an operator asks, and [`cli`] has the commands.
 //!
-//! The folders stand in layers, and none imports one above it; `tests/structure/layers.rs` lists them.
+//! The folders form layers, and none imports one above it; `tests/structure/layers.rs` lists them.
 
 #![cfg_attr(test, allow(clippy::unwrap_used, reason = "a test fails by panicking"))]
 

@@ -179,10 +179,10 @@ pub struct Metrics {
     pub last_published: LastTime,
     /// What fails at present.
     pub troubles: Troubles,
-    /// What the relay's own pruning did last.
+    /// The latest runs of the relay's own pruning.
     pub prune_runs: PruneRuns,
     pub latency: Histogram,
-    /// Spans of events, by what became of them.
+    /// Spans of events: started, exported or failed.
     pub trace_spans: Family<KindLabel, Counter>,
     /// The latencies since somebody last took them, for graphs.
     pub recent_latency: RecentLatency,

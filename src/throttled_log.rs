@@ -1,4 +1,4 @@
-//! Limits frequent log lines to one per subject, mostly an error code, every ten seconds.
+//! Limits frequent log lines to one every ten seconds for each subject. The subject is usually an error code.
 
 use std::collections::HashMap;
 use std::hash::Hash;

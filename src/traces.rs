@@ -5,7 +5,8 @@
 //! to that trace. An event without a trace context, or of a trace that is not sampled, costs no span.
 //!
 //! The OpenTelemetry SDK batches and sends spans on a thread of its own, from a bounded queue. When the
-//! collector is away or too slow, spans are dropped and counted; delivery never waits.
+//! collector is away or too slow, spans are dropped; delivery never waits. The metrics count the spans that
+//! were started, exported, or failed to export, but not those that a full queue dropped.
 //!
 //! Not here: the attributes themselves (`mapping`), and the metrics of a backlog (`metrics`).
 
@@ -133,7 +134,7 @@ impl Traces {
         }
     }
 
-    /// Sends the spans that are left, for a few seconds at most.
+    /// Sends the remaining spans; gives up after a few seconds.
     pub async fn finish(self) {
         if let Some(exporting) = self.0 {
             let provider = exporting.provider.clone();
@@ -146,7 +147,7 @@ impl Traces {
 }
 
 impl Exporting {
-    /// A span of the trace that the message belongs to. `None` if it belongs to none that is sampled.
+    /// A span in the trace of the message. `None` if the message has no trace, or its trace is not sampled.
     fn span(
         &self,
         to: Destination<'_>,
@@ -189,7 +190,7 @@ impl Exporting {
     }
 }
 
-/// Counts what becomes of spans, and logs failures, which the SDK would do for every batch.
+/// Counts exported and failed spans. Logs a failure at most every ten seconds; the SDK would log every batch.
 #[derive(Debug)]
 struct CountingExporter<E> {
     inner: E,

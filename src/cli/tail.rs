@@ -76,7 +76,7 @@ pub(super) fn run(settings: &Settings, args: &TailArgs) -> Result<ExitCode> {
     block_on(follow(settings, args, &query))
 }
 
-/// Shows events until the limit is reached. Goes on where it was when the connection is lost.
+/// Shows events until the limit is reached. After a lost connection it continues where it was.
 async fn follow(settings: &Settings, args: &TailArgs, query: &EventQuery<'_>) -> Result<ExitCode> {
     let mut session = TailSession::open(settings, args).await?;
     let mut tail = Tail::begin(&session.sql, settings, query).await?;
@@ -84,7 +84,7 @@ async fn follow(settings: &Settings, args: &TailArgs, query: &EventQuery<'_>) ->
         output::write(&line("RECORDED UTC", "TOPIC", "KEY", "EVENT"));
     }
     let mut left = args.limit.unwrap_or(u64::MAX);
-    // Records that are read and not shown yet.
+    // Records that were read but not shown yet.
     let mut waiting = VecDeque::new();
     loop {
         let next = session.next(&mut tail, &mut waiting).await;
@@ -138,20 +138,20 @@ impl TailSession {
         Ok(Self { sql, messages })
     }
 
-    /// Tries until it succeeds, or until an error occurs that another attempt does not help against.
+    /// Tries until it succeeds, or until an error occurs that a new connection cannot cure.
     async fn open_again(settings: &Settings, args: &TailArgs) -> Result<Self> {
         loop {
+            // Also before the first try: connecting may succeed, and the next statement fail again.
+            tokio::time::sleep(RECONNECT_INTERVAL).await;
             match Self::open(settings, args).await {
-                Err(error) if is_of_the_connection(&error) => {
-                    tokio::time::sleep(RECONNECT_INTERVAL).await;
-                }
+                Err(error) if is_of_the_connection(&error) => {}
                 opened => return opened,
             }
         }
     }
 
-    /// The next event; `None` if none has appeared. An event that an error kept from being returned stays
-    /// in `waiting`.
+    /// The next event; `None` if none has appeared. After an error, the event stays in `waiting` for the next
+    /// call.
     async fn next(
         &mut self,
         tail: &mut Tail<'_>,

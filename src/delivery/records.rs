@@ -13,8 +13,8 @@ use crate::event::{EventRef, Standing};
 use crate::settings::{Dispatch, Settings};
 use crate::store::dispatch::{DispatchWriter, Record, SlotReader, WriterEvent, Written};
 
-/// Minimum time for writing dispatch rows when a session ends. So one answer that never comes does
-/// not cost the records of those that came.
+/// Minimum time for writing dispatch rows when a session ends. So the answers that arrived are recorded even if
+/// another one never arrives.
 const WRITER_LIMIT: Duration = Duration::from_secs(3);
 
 /// The writer of `outbox.dispatch`, and the events that are resolved.

@@ -41,7 +41,7 @@ fn code_and_hint(kind: &ErrorKind) -> (Code, Option<&'static str>) {
         ErrorKind::StreamEnded { sqlstate } => of_stream(sqlstate),
         ErrorKind::ConnectionLost => Code::PostgresConnectionLost,
         ErrorKind::LeaseLost => Code::LeaseLost,
-        // It comes again each time the stream is opened.
+        // The server sends the same row each time the stream is opened.
         ErrorKind::RowTooLarge => Code::SlotStuck,
         ErrorKind::Protocol => Code::ReplicationProtocol,
         ErrorKind::Internal => Code::Internal,

@@ -3,12 +3,13 @@
 //! The rules and statements are those of the command ([`prune`]). This task decides only *when*:
 //!
 //! - It prunes while this relay holds the slot. A standby does not prune, and a relay that loses its
-//!   session stops within [`LOOK`]. If two prune at once for a moment, that is safe, as with the command.
-//! - Delivery comes first: it stops while the relay is catching up, and has a connection and a task of its
-//!   own.
+//!   session stops within [`LOOK`]. Two relays may prune at the same time for a moment. That is as safe as
+//!   running the command next to a relay.
+//! - Delivery comes first: pruning stops while the relay is catching up, and has a connection and a task of
+//!   its own.
 //! - Errors end one run, never the session. The next attempt follows after a growing pause.
 //!
-//! It remembers nothing: what was deleted is gone, so the next run begins where this one stopped.
+//! It keeps no state. Deleted rows are gone, so the next run begins where this one stopped.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -31,7 +32,7 @@ const LOOK: Duration = Duration::from_secs(1);
 const SHORTEST_PAUSE: Duration = Duration::from_secs(1);
 const LONGEST_PAUSE: Duration = Duration::from_secs(600);
 
-/// Pause after the first error in a row; doubled after each of the next ones.
+/// Pause after an error. Each further error in a row doubles it, up to [`LONGEST_PAUSE`].
 const FIRST_ERROR_PAUSE: Duration = Duration::from_secs(10);
 
 /// What a run needs.
@@ -95,7 +96,7 @@ impl Pruner {
             )
     }
 
-    /// Waits, but not beyond the beginning of the next session.
+    /// Waits for this time, or until the next session begins.
     async fn pause(&self, pause: Duration) {
         let (began, session) = (Instant::now(), self.metrics.sessions.get());
         while self.metrics.sessions.get() == session {
@@ -113,7 +114,7 @@ impl Pruner {
         }
     }
 
-    /// One run, until no more rows can be deleted. Says in the metrics and in `outbox.relay` how it ended.
+    /// One run, until no more rows can be deleted. Its result goes to the metrics and to `outbox.relay`.
     async fn prune(&self) -> Result<PruneReport> {
         let opened = connect(
             self.settings.database()?,

@@ -35,7 +35,7 @@ pub(crate) struct SlotLook {
     /// Transactions and slots that hold back WAL, oldest first.
     pub(crate) holders: Vec<WalHolder>,
     pub(crate) relay: Option<RelayRow>,
-    /// What is wrong with where the slot began.
+    /// A warning about the position at which the slot began.
     pub(crate) warning: Option<Finding>,
     /// Rates since the previous look.
     pub(crate) rates: Option<Rates>,
@@ -190,7 +190,8 @@ impl SlotLook {
     }
 }
 
-/// The warning about a slot that is older than the publication, until a relay has passed the place.
+/// The warning about a slot that is older than the publication, until the slot has passed the position at which
+/// capturing began.
 pub(crate) fn before_publication(slot: &Slot, records: &[CaptureRecord]) -> Option<Finding> {
     let name = &slot.slot_name;
     let of_slot = records.iter().filter(|known| known.slot == *name);

@@ -6,7 +6,7 @@
 //! already. It reads at most [`WINDOW`] records, the newest: memory does not grow while a topic holds the
 //! confirmed position back.
 //!
-//! The connection may be another one at each look, so that the command survives a lost one.
+//! Each look may use a new connection, so that the command survives a lost one.
 //!
 //! Not returned: rows that a recovery or the auditor publishes from their table, since their records
 //! have earlier positions; and events that leave quarantine after the slot has passed them.
@@ -160,7 +160,7 @@ impl<'a> Tail<'a> {
         } else {
             history::at_places(sql, &places).await?
         };
-        // Only now, because a connection that is lost before has returned nothing.
+        // Only now: if the connection had been lost earlier, these records would not be returned.
         self.seen.extend(new);
         self.from = confirmed.max(Some(self.from)).unwrap_or_default();
         self.forget();

@@ -22,7 +22,8 @@ impl FailedServers {
         }
     }
 
-    /// The error if no server is left. It has the reason for each one, and the code of one that answered.
+    /// The error if no server is left. It gives the reason for each server. Its code is that of the last server
+    /// that answered, or `postgres-unreachable` if none did.
     pub(super) fn into_error(mut self) -> Error {
         if self.0.len() == 1 {
             return self.0.remove(0);

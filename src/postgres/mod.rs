@@ -1,7 +1,7 @@
-//! Opens SQL sessions on the connections of [`replication::connection`], which opens the stream, with
-//! TLS, for both kinds of session.
+//! Opens SQL sessions. [`replication::connection`] opens the byte stream below them, with TLS, as it does for
+//! replication sessions.
 //!
-//! An SQL session chooses the target among the [`Servers`] of the settings. This module contains no statement
+//! An SQL session chooses one [`Target`] of the [`Servers`] in the settings. This module contains no statement
 //! about the outbox.
 //!
 //! **Invariants.** Every SQL session ends when the server owes an answer for longer than the session's

@@ -1,5 +1,6 @@
-//! Which servers each kind of session trusts. Trust is tested against real servers with TLS, and separately for each kind: in the relay the SQL session always
-//! connects first, and would hide a replication session with lax checks.
+//! Which servers each kind of session trusts. The servers are real ones with TLS, and each kind of session is
+//! tested separately: in the relay the SQL session always connects first, and would hide a replication session
+//! with lax checks.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -63,7 +63,7 @@ pub(crate) fn kept(slot: &SlotName, unfinished: Unfinished, metrics: &Metrics) -
 /// `schema-missing`, `privilege-missing`; `slot-busy` when a table was altered in the meantime;
 /// errors of [`TableReader::resolve`].
 pub(crate) async fn everything_is_readable(sql: &Sql, settings: &Settings) -> Result<()> {
-    // Check our own schema first: below, a missing object looks like a table that was just altered.
+    // Check our own schema first: the code below takes a missing object for a table that was just altered.
     check_readable(sql).await?;
     let captured =
         claim::as_if_claimed(sql, &settings.slot, &settings.tables, settings.start).await?;

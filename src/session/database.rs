@@ -18,7 +18,7 @@ use crate::store::relay_row::{self, Recorded};
 pub(super) struct OurDatabase {
     pub(super) sql: Sql,
     pub(super) cluster: Cluster,
-    /// The publication, which was right before a slot was created. So any later change is noticed.
+    /// The publication, checked before a slot is created, so that any later change is noticed.
     pub(super) publication: PublicationState,
 }
 

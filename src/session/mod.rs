@@ -2,9 +2,10 @@
 //!
 //! A session begins in `open`: it checks the `database` and its `publication`, waits for the slot
 //! (`standby`), gathers the facts and decides how to begin (`plan`, and `recovery` after a loss), opens
-//! the stream, and waits until the previous relay no longer writes. Then `pipeline` is its loop, with `supervisor` alongside, and `run` ends it. `parts`
-//! says what each part of a session receives. When a session ends with an error, the error's code
-//! decides whether another session follows, and `stuck` whether that one needs a new slot.
+//! the stream, and waits until the previous relay no longer writes. Then `pipeline` is its loop, with
+//! `supervisor` alongside, and `run` ends it. `parts` says what each part of a session receives. When
+//! a session ends with an error, the error's code decides whether another session follows, and `stuck`
+//! whether that one needs a new slot.
 //! `mapped_stream` is a session without delivery, for benchmarks.
 //!
 //! **Invariants.** A session starts with empty state and may be dropped at any point. Only
@@ -103,7 +104,7 @@ impl SessionRunner {
         })
     }
 
-    /// Sends what is left for the collector of traces.
+    /// Sends the remaining spans to the collector.
     pub async fn finish(self) {
         self.traces.finish().await;
     }

@@ -1,6 +1,6 @@
 //! Opens a session. Each step takes the value that the step before has returned, so no step can be left
 //! out or come too early: [`OurDatabase`], [`FreeSlot`], [`SlotFacts`], [`Decision`], [`ReadySlot`],
-//! [`StreamOpen`], [`PredecessorGone`]. Up to the decision, nothing has changed in the database.
+//! [`StreamOpen`], [`PredecessorGone`]. The steps before the decision change nothing in the database.
 //!
 //! Not here: the facts (`database`, `standby`), the decision (`plan`), and the loop (`pipeline`).
 
@@ -56,8 +56,8 @@ struct ReadySlot {
     publication: PublicationState,
 }
 
-/// The stream of a slot that we hold. The supervisor proves the lease from here on, however long the
-/// rest takes, because nobody reads the stream yet.
+/// The stream of a slot that we hold. Nothing reads the stream until the session has begun, which may take
+/// long. Meanwhile the supervisor proves the lease.
 struct StreamOpen {
     source: Source,
     reader: SlotReader,
@@ -117,7 +117,7 @@ impl SessionRunner {
                     return Err(error);
                 }
                 slot::everything_is_readable(sql, settings).await?;
-                // Before the claim: a table that is claimed, but not recovered yet, would look served.
+                // Mark before the claim: without the mark, a claimed table would look served already.
                 mark::mark_recovering(sql, self.served(cluster), loss.name()).await?;
             }
         }
@@ -180,14 +180,14 @@ impl SessionRunner {
         let mut source = opened
             .map_err(Error::from)
             .map_err(|error| match error.code() {
-                // It existed a moment ago: the next session looks again.
+                // The slot existed a moment ago. The next session looks again.
                 Code::SlotMissing | Code::SlotLost => changed().caused_by(error),
                 _ => error,
             })?;
         let (_, walsender) = source.lease_proof();
         let reader = SlotReader::of(sql, self.served(cluster), walsender, confirmed).await?;
         let Some(reader) = reader else {
-            // Or the stream has ended already: then its error says more.
+            // If the stream has ended already, its error says more.
             return Err(
                 match source.end_within(LAST_WORD_LIMIT).await.map(Error::from) {
                     Some(end) if stuck::is_of_this_place(&end) => {

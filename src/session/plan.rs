@@ -26,7 +26,7 @@ pub(super) struct SlotFacts<'a> {
     pub(super) cluster: &'a Cluster,
     /// The slot, which nobody reads; `None` when it does not exist.
     pub(super) slot: Option<&'a Slot>,
-    /// Fingerprint of the publication, which is right.
+    /// Fingerprint of the publication, which has passed its check.
     pub(super) publication: &'a str,
     /// The relay's row, as an earlier session has left it.
     pub(super) earlier: Option<Recorded>,

@@ -22,7 +22,7 @@ const LOOK_TIMEOUT: Duration = Duration::from_secs(5);
 pub(super) struct FreeSlot {
     /// `None` when it does not exist.
     pub(super) slot: Option<Slot>,
-    /// The publication, which is right.
+    /// The publication, which has passed its check.
     pub(super) publication: PublicationState,
 }
 
@@ -55,7 +55,7 @@ impl FreeSlot {
         };
         sql.limit_statements(LOOK_TIMEOUT).await?;
         let waited = slots::wait_until_free(sql, name, None, &mut observe).await;
-        // Also without a slot: a recovery continues with this session.
+        // Even if there is no slot: a recovery continues with this SQL session.
         sql.limit_statements(STATEMENT_TIMEOUT).await?;
         Ok(Self {
             slot: match waited {

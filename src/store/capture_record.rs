@@ -83,8 +83,8 @@ pub(crate) struct CaptureRecord {
     pub(crate) recorded_from: u64,
     /// Fingerprint of the publication when capturing began; `None` in a record of an older version.
     pub(crate) publication: Option<String>,
-    /// Where capturing began in the WAL: a slot that no relay has used streams every row of ours if it
-    /// is not beyond this. `None` if a relay began it while it held the slot.
+    /// The WAL position at which capturing began. A slot that no relay has used streams all our rows, unless
+    /// it is ahead of this position. `None` if a relay or an older version began capturing.
     pub(crate) since_lsn: Option<Lsn>,
 }
 
@@ -135,7 +135,7 @@ pub(crate) async fn read(sql: &impl GenericClient) -> Result<Vec<CaptureRecord>>
     rows.iter().map(CaptureRecord::from_row).collect()
 }
 
-/// Where a slot began to stream the rows of all its tables; see [`CaptureRecord::since_lsn`].
+/// The first position at which the capturing of a slot's tables began; see [`CaptureRecord::since_lsn`].
 pub(crate) fn since_lsn(records: &[CaptureRecord], slot: &SlotName) -> Option<Lsn> {
     let of_slot = records.iter().filter(|known| known.slot == slot.as_str());
     of_slot.filter_map(|known| known.since_lsn).min()

@@ -65,7 +65,7 @@ const WRITE_CONDITION: &str = "\
     UPDATE outbox.relay SET condition = $3::text::jsonb, condition_at = now() \
     WHERE slot = $1 AND instance = $2 AND (condition IS NOT NULL OR $3::text IS NOT NULL)";
 
-/// Whoever prunes holds the slot, or lost it a moment ago.
+/// Needs no check of the instance: a relay that prunes holds the slot, or lost it a moment ago.
 const WRITE_PRUNING: &str = "\
     UPDATE outbox.relay SET pruning = $2::text::jsonb, pruned_at = now() WHERE slot = $1";
 

@@ -162,7 +162,7 @@ fn environment(
     set.into_iter().map(owned).collect()
 }
 
-/// The ways with pairs, several servers and services.
+/// Settings with the secret in pairs, with several servers, and in a service file.
 fn forms_of_libpq(
     way: usize,
     secret: &str,

@@ -214,7 +214,7 @@ async fn a_lost_connection_shows_no_record_twice_and_misses_none() {
     record(&database, "FFFF/10", 1, 1, "a").await;
     assert_contains(&tailing.line().await, &id(1));
     for round in 0..3_u32 {
-        // Some rounds find the connection between two looks.
+        // In some rounds the connection is lost between two looks.
         tokio::time::sleep(Duration::from_millis(u64::from(round) * 170)).await;
         let first = 2 + round * 7;
         for number in first..first + 7 {

@@ -1,5 +1,5 @@
-//! `prune_after`: the relay prunes by itself, while events flow, and only while it holds the slot. What it
-//! deletes is never needed again, and errors of pruning do not touch delivery.
+//! `prune_after`: the relay prunes by itself, while events flow, and only while it holds the slot. It deletes
+//! nothing that is needed again, and errors of pruning do not affect delivery.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -152,11 +152,11 @@ async fn without_records_a_relay_that_prunes_while_events_flow_loses_nothing() {
     let database = Database::private().await;
     let emulator = harness::emulator().await;
     let report = prune_while_events_flow(&database, &emulator, "exceptions").await;
-    // Repeats are complete, too.
+    // Nothing is lost or out of order, but the recovery may repeat events.
     assert!(report.is_clean(), "{report}");
 }
 
-/// The relay of a service whose events are from long ago, with its HTTP port.
+/// Starts a relay that prunes, with further settings.
 fn start(database: &Database, emulator: &RunningEmulator, more: &[(&str, &str)]) -> Relay {
     let settings = [&[PRUNE_AFTER], more].concat();
     Relay::start_with(database, &emulator.addr().to_string(), &settings)

@@ -147,8 +147,8 @@ async fn after_a_failover_the_relay_goes_to_the_new_primary_by_itself_and_loses_
     relay.stop().await;
 }
 
-/// Two primaries after a failover: only fencing by the failover tool prevents that, but a session must not
-/// be spread over both.
+/// After a failover there are two primaries. Only the failover tool can prevent that, by fencing, but all
+/// connections of a session must be on one of them.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_session_stays_on_its_server_when_the_old_primary_comes_back() {
     let mut pair = Pair::start().await;

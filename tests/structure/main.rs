@@ -1,5 +1,5 @@
 //! Checks the shape of the code: a type's name says which type is meant, without its path. Files are
-//! short, folders stand in layers, crates use only crates below them, one folder has the SQL on our own tables,
+//! short, folders form layers, crates use only crates below them, one folder has the SQL on our own tables,
 //! and one crate the queries on the catalogue.
 
 mod crates;

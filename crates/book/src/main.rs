@@ -1,8 +1,8 @@
 //! `cargo xtask book`: the documents as a website with search, by mdBook, and a check of every link in it.
 //!
-//! mdBook wants all pages in one folder and a list of them. Both are made here, from the repository as
-//! it stands: the pages keep their places, so their links to each other work; files that a page links to
-//! are copied beside them; the contents come from `docs/README.md`. So no second list can grow stale.
+//! mdBook needs all pages in one folder, and a list of them. This program makes both from the repository. The
+//! pages keep their relative paths, so links between pages work, and files that a page links to are copied as
+//! well. The list comes from `docs/README.md`, so there is no second list to maintain.
 //!
 //! Not here: links to other websites, which need a network. `links.rs` checks the rest.
 
@@ -16,7 +16,7 @@ use std::process::{Command, ExitCode};
 use clap::Parser;
 use xtask::step;
 
-/// The version that `--fetch` installs. Its optional parts watch and serve, which nobody needs here.
+/// The version that `--fetch` installs, without the optional features for watching and serving.
 const INSTALL: [&str; 8] = [
     "install",
     "--quiet",
@@ -64,7 +64,7 @@ fn run(args: &BookArgs) -> Result<(), String> {
         return Ok(());
     };
     let folder = step::target_folder().join("book");
-    // Pages of an earlier run would hide that a link leads nowhere.
+    // Pages of an earlier run could hide a broken link.
     let _ = std::fs::remove_dir_all(&folder);
     let mut book = Book {
         source: folder.join("src"),
@@ -222,7 +222,7 @@ impl Book {
         Ok(())
     }
 
-    /// What a link to a folder outside the book opens: the names of its files, which are copied.
+    /// Makes the page for a link to a folder outside the book: a list of the folder's files, which are copied.
     fn listing(&self, folder: &Path) -> Result<(), String> {
         let to = self.source.join(folder);
         let index = to.join("index.html");

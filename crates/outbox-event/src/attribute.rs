@@ -2,7 +2,7 @@
 //!
 //! Producers choose further names by their headers and by the setting `attributes`. If two attributes have
 //! the same name, the first one in this order wins: those of [`FIXED`], those of the envelope, columns of the
-//! setting, headers.
+//! setting, headers, the trace context of the column `tracingspancontext`.
 
 /// The event's uuid, by which consumers deduplicate.
 pub const EVENT_ID: &str = "event_id";
@@ -49,9 +49,9 @@ pub const CE_TIME: &str = "ce-time";
 /// CloudEvents' `subject`: the same as [`AGGREGATE_ID`].
 pub const CE_SUBJECT: &str = "ce-subject";
 
-/// The W3C trace context, from the headers.
+/// The W3C trace context, from the headers or from the column `tracingspancontext`.
 pub const TRACEPARENT: &str = "traceparent";
-/// The vendor's part of the trace context, from the headers.
+/// The vendor's part of the trace context, from the same place.
 pub const TRACESTATE: &str = "tracestate";
 
 /// The trace context under its own names, each with the name under which Google's client libraries look

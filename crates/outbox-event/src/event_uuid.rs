@@ -48,7 +48,8 @@ impl TableIdentity {
         &self.name
     }
 
-    /// The value of `inserted_xid`, unless it only says that the row is older than the column.
+    /// The transaction that inserted the row. `None` if it is unknown, because `inserted_xid` names a transaction
+    /// that added the column: the row is older than the column.
     fn known_xid<'x>(&self, inserted_xid: Option<&'x str>) -> Option<&'x str> {
         let is_known = |xid: &&str| {
             self.added_xids.is_empty()

@@ -138,10 +138,11 @@ impl Publisher {
         })
     }
 
-    /// Makes one attempt to publish encoded `PubsubMessage`s of one ordering key to the topic with this full
-    /// name, `projects/P/topics/T`. The deadline is the timeout after `asked_at`. The ids are in the order of the messages. The process
-    /// may stall after `asked_at` and lose its right to send in the meantime, so past the deadline
-    /// nothing is handed to the connection.
+    /// Makes one attempt to publish encoded `PubsubMessage`s of one ordering key to a topic, which is a full name
+    /// such as `projects/P/topics/T`. Returns the ids in the order of the messages.
+    ///
+    /// The deadline is `asked_at` plus the timeout. Nothing is handed to the connection after the deadline,
+    /// because the process may stall after `asked_at` and lose its right to send in the meantime.
     ///
     /// # Errors
     /// A [`Failure`] with its class. Unless that is [`Class::Content`] or [`Class::Environment`], the

@@ -19,7 +19,7 @@ pub enum SetupError {
     Endpoint {
         /// The URL.
         url: String,
-        /// What is wrong with it.
+        /// Why the URL cannot be used.
         source: Cause,
     },
     /// No Application Default Credentials exist, or they cannot be read.

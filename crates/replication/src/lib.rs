@@ -10,7 +10,7 @@
 //! - The slot is a lease: [`Source::lease_is_over`] says when another session may get it, and
 //!   [`LeaseProof`] takes evidence that the server hears us.
 //! - [`Watermark`] computes the [`Confirmable`] position: everything before it has a durable outcome.
-//! - [`create_slot`] creates a slot together with a snapshot of what it will not stream; [`probe`]
+//! - [`create_slot`] creates a slot together with a snapshot of the rows that it will not stream; [`probe`]
 //!   checks that the server accepts a replication session.
 //!
 //! **Invariants.** Only `watermark.rs` creates a confirmable position. State machines are pure: the

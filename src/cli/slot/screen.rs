@@ -98,7 +98,7 @@ fn lines(look: &SlotLook) -> Vec<(&'static str, String)> {
     lines
 }
 
-/// What is wrong with where the slot began, and what to do.
+/// The warning about the position at which the slot began, and what to do.
 pub(in crate::cli) fn warning(label: &'static str, look: &SlotLook) -> Vec<(&'static str, String)> {
     let Some(warning) = &look.warning else {
         return Vec::new();

@@ -58,7 +58,7 @@ impl DeadLetters {
         self.in_flight.insert(place(&letter.origin), letter);
     }
 
-    /// Removes the dead letter of this event, if that is what was sent to `topic`.
+    /// Removes the dead letter of this event. `None` if the message that was sent to `topic` was no dead letter.
     pub(crate) fn take(&mut self, topic: &Arc<str>, origin: &EventRef) -> Option<Letter> {
         if self.topic.as_ref() != Some(topic) {
             return None;

@@ -11,7 +11,7 @@ pub(crate) struct InLane {
     /// The group from which it was read.
     pub(crate) group: Group,
     pub(crate) bytes: usize,
-    /// Whether it arrived while its key was being released, so that it was never refused.
+    /// Whether it arrived while its key was being released. Such an event was never refused.
     pub(crate) is_new: bool,
 }
 

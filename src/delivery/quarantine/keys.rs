@@ -35,7 +35,7 @@ impl BlockedState {
         }
     }
 
-    /// Whether all of its records were durable when `durable` records were.
+    /// Whether all records of this key are among the first `durable` records.
     pub(super) fn is_recorded(&self, durable: u64) -> bool {
         self.letters == 0 && self.last_record <= durable
     }
@@ -71,15 +71,15 @@ impl BlockedKeys {
         self.policy == OnBadEvent::QuarantineKey && group.is_ordered()
     }
 
-    /// Blocks a key from the place `since` on, where the event `first` is (its id as shown to
-    /// people). The rows of all events behind it name that event.
+    /// Blocks a key from the place `since` on. `first` is the id, as shown to people, of the event at that
+    /// place. The rows of all events behind it name that event.
     pub(crate) fn block(&mut self, group: Group, since: EventPlace, first: &str) {
         self.by_group
             .insert(group, BlockedState::new(since, waits_for(first)));
     }
 
-    /// Blocks a key from the place `since` on, where its first replayed event is, until the release has
-    /// ended.
+    /// Blocks a key from the place `since` on, until the release has ended. No replayed event of the key is
+    /// before `since`.
     pub(crate) fn block_for_release(&mut self, group: Group, since: EventPlace) {
         let blocked = BlockedState {
             for_release: true,
@@ -108,7 +108,7 @@ impl BlockedKeys {
         Ok(true)
     }
 
-    /// The reason that is recorded for events behind a blocked key's bad event.
+    /// The reason that is recorded for events that wait behind the bad event of a blocked key.
     pub(crate) fn waits_for(&self, group: &Group) -> Arc<str> {
         let blocked = self.by_group.get(group);
         blocked.map_or_else(|| "waits in quarantine".into(), |by| by.waits.clone())

@@ -24,10 +24,10 @@
 //! when there is no room for them. Other groups that block nothing (unordered events, other policies)
 //! have step 2 alone.
 //!
-//! [`Quarantine`] has one part for each idea: `keys` says which keys are blocked, `release` is the state
-//! machine of one release, `turns` has the releases and whose turn it is, and `in_lanes` has the released
-//! events on their way. What concerns one part alone is a method of that part. Not here: the table
-//! (`dispatch::quarantined`), and reading released rows (`releaser`).
+//! [`Quarantine`] has these parts: `keys` knows which keys are blocked, `release` is the state machine of
+//! one release, `turns` holds all releases and decides which one may query the table next, and `in_lanes`
+//! holds the released events that are in lanes. An operation on one part is a method of that part. Not
+//! here: the table (`dispatch::quarantined`), and reading released rows (`releaser`).
 
 mod dead_letter;
 mod in_lanes;
@@ -246,7 +246,8 @@ impl Quarantine {
         }
     }
 
-    /// An operator has released or replayed events of this group.
+    /// Begins the release of a group whose events an operator has released or replayed. Does nothing if one is
+    /// under way or there is no room for another.
     pub(crate) fn release(&mut self, group: Group, is_replay: bool) {
         if self.releases.by_group.contains_key(&group) || !self.releases.have_room() {
             return;
@@ -258,7 +259,7 @@ impl Quarantine {
         self.releases.add(group, release);
     }
 
-    /// The next question to the table, if one is due.
+    /// The next query on the table, if one is due.
     pub(crate) fn command(&mut self) -> Option<QuarantineQuery> {
         self.releases.command(&self.keys, self.durable)
     }
@@ -269,7 +270,7 @@ impl Quarantine {
         release.is_some_and(|release| release.read(at, self.durable))
     }
 
-    /// The event of a row goes into its lane.
+    /// Registers that the event of a row goes into its lane.
     pub(crate) fn goes_to_lane(&mut self, at: EventPlace, lane: InLane) {
         if let Some(release) = self.releases.by_group.get_mut(&lane.group) {
             release.in_lanes += 1;
@@ -289,7 +290,7 @@ impl Quarantine {
         })
     }
 
-    /// Takes all held events out of memory, to be recorded as released.
+    /// Takes all held events out of memory. The caller records them as released.
     pub(crate) fn unhold(&mut self) -> Vec<(Group, Arc<str>, Vec<Event>)> {
         self.releases.unhold(&self.keys)
     }
@@ -302,8 +303,8 @@ impl Quarantine {
         Some(group)
     }
 
-    /// A released event of the group has failed again, or an event before it. Returns the held
-    /// events, which must be recorded as quarantined.
+    /// Fails the release of the group, because a released event or one before it has failed again. Returns
+    /// the held events, which must be recorded as quarantined.
     pub(crate) fn fail(&mut self, group: &Group) -> Vec<Event> {
         let is_released = self.releases.by_group.contains_key(group) && self.keys.blocks(group);
         let blocked = self.keys.by_group.get_mut(group);
@@ -327,8 +328,8 @@ impl Quarantine {
         (groups.collect(), self.durable)
     }
 
-    /// The table had no row of this blocked key left when `durable` records were durable. Returns
-    /// whether this unblocks the key.
+    /// Unblocks a key of which the table had no row left when `durable` records were durable. Returns
+    /// false if the key stays blocked, because it has newer records or is being released.
     pub(crate) fn vanished(&mut self, group: &Group, durable: u64) -> bool {
         let blocked = self.keys.by_group.get(group);
         blocked.is_some_and(|blocked| blocked.is_recorded(durable))

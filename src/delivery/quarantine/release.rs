@@ -21,7 +21,7 @@ enum PageState {
     /// None of its rows has arrived.
     Asked,
     Wanted,
-    /// Its rows are dropped: it may have skipped others.
+    /// The page may have skipped rows, so its rows are dropped.
     Stale,
 }
 
@@ -33,8 +33,8 @@ pub(super) struct Release {
     page: PageState,
     /// How many records were durable when the last page was requested.
     asked_at: u64,
-    /// Only pages requested when at least this many records were durable count. A bad event with a
-    /// dead letter is recorded later than the events behind it, and no page may skip it.
+    /// A page counts only if at least this many records were durable when it was requested. A bad event
+    /// with a dead letter is recorded later than the events behind it, and no page may skip it.
     pub(super) asks_from: u64,
     /// How many of its events are in lanes.
     pub(super) in_lanes: usize,
@@ -43,8 +43,8 @@ pub(super) struct Release {
 }
 
 impl Release {
-    /// A release of a key that is blocked, or of a group that blocks nothing. `handed` records were
-    /// given to the writer before it.
+    /// A release of a blocked key, or of a group that blocks nothing. The writer was given `handed` records
+    /// before it.
     pub(super) fn new(blocked: Option<&BlockedState>, handed: u64) -> Self {
         Self {
             stage: match blocked {
@@ -67,7 +67,7 @@ impl Release {
         }
     }
 
-    /// Whether it is under way.
+    /// Whether the release is under way.
     pub(super) fn is_releasing(&self) -> bool {
         matches!(
             self.stage,
@@ -75,7 +75,7 @@ impl Release {
         )
     }
 
-    /// The next question to the table, if one is due when `durable` records are.
+    /// The next query on the table, if one is due while the first `durable` records are durable.
     pub(super) fn command(
         &mut self,
         group: &Group,
@@ -104,7 +104,7 @@ impl Release {
         }
     }
 
-    /// The question for the next page.
+    /// The query for the next page.
     fn page(&mut self, group: &Group, durable: u64) -> QuarantineQuery {
         self.asked_at = durable;
         self.page = PageState::Asked;

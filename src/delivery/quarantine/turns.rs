@@ -1,4 +1,4 @@
-//! The releases of one session, and whose turn it is to ask the table.
+//! The releases of one session, and which of them may query the table next.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
@@ -8,8 +8,8 @@ use super::release::{Release, Stage};
 use super::{PAGE, QuarantineQuery};
 use crate::event::{Event, Group, OrderingKey};
 
-/// Releases that may make progress at once. Those that wait for Pub/Sub do not count: they need no
-/// queries, and their events are in the budget of bytes in flight like all others.
+/// Limit on the releases that make progress at once. Releases that wait for Pub/Sub do not count: they need no
+/// queries, and the budget of bytes in flight includes their events.
 pub(super) const MAX_RELEASES: usize = 256;
 
 /// The releases, by group.
@@ -18,7 +18,7 @@ pub(crate) struct ReleaseTurns {
     pub(super) by_group: HashMap<Group, Release>,
     /// The groups with a release that has not ended, in the order of their turns.
     turns: VecDeque<Group>,
-    /// Releases that have ended and whose last outcome is being recorded, in that order.
+    /// Releases that have ended and whose last outcomes may not be durable yet, oldest first.
     leaving: VecDeque<Group>,
 }
 
@@ -43,7 +43,7 @@ impl ReleaseTurns {
         release.is_some_and(Release::is_releasing)
     }
 
-    /// The next question to the table, if one is due when `durable` records are.
+    /// The next query on the table, if one is due while the first `durable` records are durable.
     pub(super) fn command(&mut self, keys: &BlockedKeys, durable: u64) -> Option<QuarantineQuery> {
         for _ in 0..self.turns.len() {
             let group = self.turns.pop_front()?;
@@ -63,8 +63,8 @@ impl ReleaseTurns {
         self.begun(group, Stage::Paging);
     }
 
-    /// None of the released events of the group was ever in quarantine: they are replayed. Its bad event
-    /// came later, so the replay is given up.
+    /// Gives up a replay: none of the group's released events was ever in quarantine, so they are replayed
+    /// ones, and a bad event that came later blocks the key.
     pub(crate) fn only_replayed(&mut self, group: &Group) {
         self.begun(group, Stage::Failed);
     }
@@ -88,8 +88,8 @@ impl ReleaseTurns {
         }
     }
 
-    /// Takes all held events out of memory, to be recorded as released. Their groups continue page by
-    /// page.
+    /// Takes all held events out of memory. The caller records them as released, and their groups go back to
+    /// reading pages.
     pub(super) fn unhold(&mut self, keys: &BlockedKeys) -> Vec<(Group, Arc<str>, Vec<Event>)> {
         let mut all = Vec::new();
         for (group, release) in &mut self.by_group {
@@ -104,7 +104,7 @@ impl ReleaseTurns {
         all
     }
 
-    /// An event of the group has left its lane, after `handed` records.
+    /// An event of the group has left its lane. The writer was given `handed` records so far.
     pub(super) fn left_lane(&mut self, group: &Group, handed: u64) {
         if let Some(release) = self.by_group.get_mut(group) {
             release.in_lanes -= 1;

@@ -39,8 +39,8 @@ pub(super) fn writer_name(slot: &SlotName) -> String {
     [start, &ending].concat()
 }
 
-/// Proves that a session has waited for the previous relay: it adds no records any more, unless a warning
-/// says so. Only with this proof can the session read what is recorded.
+/// Proof that a session has waited for the previous relay. The previous relay adds no more records, unless a
+/// warning in the log says that it may. Only with this proof can the session read which events are recorded.
 #[derive(Debug)]
 pub(crate) struct PredecessorGone(());
 

@@ -1,5 +1,5 @@
-//! The proof that our walsender has the slot. The dispatch writer needs it. So does the wait for the
-//! previous relay: before the slot is ours, yet another relay may take it.
+//! Proof that our walsender has the slot. The dispatch writer needs this proof. The wait for the previous
+//! relay needs it too: before the slot is ours, a third relay could take it and begin to write.
 
 use decoder::Lsn;
 use slot_manager::{SystemIdentifier, cluster, slots};

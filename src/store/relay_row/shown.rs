@@ -16,7 +16,7 @@ use crate::postgres::Sql;
 /// A relay that is held up says so every 30 seconds.
 const SAID_FOR: Duration = Duration::from_secs(75);
 
-/// The columns of migrations 15 and 17 are read as JSON, so that this works before it is applied, too.
+/// Reads the columns of migrations 15 and 17 as JSON, so that the query also works before these migrations.
 const RELAY: &str = "\
     select instance, to_char(since at time zone 'UTC', 'YYYY-MM-DD\"T\"HH24:MI:SS\"Z\"'), \
            system_identifier, confirmed_lsn, confirmed_is_final, recovering, dispatch, database_oid, \

@@ -112,7 +112,7 @@ impl Desk {
         self.sees(Expected::HEALTHY).await
     }
 
-    /// The same, and the log says so.
+    /// The same, and the log contains these texts.
     pub(super) async fn sees_all_delivered_and_logs(&self, log: &'static [&'static str]) {
         self.database.wait_until_recorded().await;
         self.sees(Expected::HEALTHY.log(log)).await;

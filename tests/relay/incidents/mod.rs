@@ -10,8 +10,8 @@
 //! | `database` | PostgreSQL stopped, disk full, table out of the publication, publication dropped, `INSERT` revoked |
 //! | `relays` | the relay is down, its password was changed, a second relay on the same slot, one on another slot |
 //!
-//! Played elsewhere or not at all: a whole disk that is full, so that PostgreSQL itself stops (here only the
-//! tablespace of `outbox.dispatch` is full, and for PostgreSQL being gone see `database`).
+//! Not tested here: a disk that is so full that PostgreSQL itself stops. In `database` only the tablespace of
+//! `outbox.dispatch` is full, and another test stops PostgreSQL.
 
 mod database;
 mod desk;

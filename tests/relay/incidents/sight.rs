@@ -69,7 +69,7 @@ impl Expected {
         quarantined: None,
     };
 
-    /// A relay that runs, and that a person must help.
+    /// A running relay that cannot continue without a person.
     pub(super) const fn broken(code: &'static str) -> Self {
         Self {
             status: ("broken", 2),
@@ -189,7 +189,7 @@ impl Sight {
             .collect()
     }
 
-    /// The views that say that events are delivered.
+    /// The views that say that events are delivered, although an incident holds them up.
     fn claims_of_health(&self) -> Vec<String> {
         let ready = self.ready.as_ref().map_or("", |(_, body)| body);
         let claims = [

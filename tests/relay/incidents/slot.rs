@@ -100,8 +100,8 @@ async fn the_slot_is_unreserved() {
     desk.sees_all_delivered().await;
 }
 
-/// Transactions are named from 30 seconds on, so this test waits longer than the others. Most of the time
-/// it does nothing.
+/// The views name a transaction only after 30 seconds, so this test takes longer than the others. Most of the
+/// time it only waits.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_long_transaction_holds_wal_back() {
     let desk = Desk::new().await;

@@ -201,7 +201,7 @@ pub(super) const PARAMETERS: &[Parameter] = &[
     refused("oauth_scope", "", NO_OAUTH),
 ];
 
-/// The parameter called `name`. `place` says where the name stands.
+/// The parameter called `name`. `place` says where the name is.
 ///
 /// # Errors
 /// `InvalidTarget`. It does not show the name, which may be a piece of a password; `hint` is the

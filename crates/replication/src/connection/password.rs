@@ -30,11 +30,11 @@ const OTHERS: u32 = 0o077;
 /// cause.
 const COMMAND_LIMIT: Duration = Duration::from_secs(8);
 
-/// How many lines of its standard error are logged, and how many bytes of each.
+/// How many lines of the command's standard error are logged, and how many bytes of each line.
 const LOGGED_LINES: usize = 20;
 const LOGGED_BYTES: u64 = 1 << 10;
 
-/// How long to wait, once the command has ended, for what it has written to standard error.
+/// How long to wait for the rest of standard error after the command has ended.
 const LAST_WORDS_LIMIT: Duration = Duration::from_millis(100);
 
 /// The most bytes of its first line.
@@ -61,8 +61,7 @@ pub async fn password(target: &Target) -> Result<Option<String>> {
 }
 
 /// The first line that the command prints. Its errors show neither the command nor its output, which may
-/// contain secrets; what it writes to standard error goes to the log, or to our standard error if there is no
-/// log.
+/// contain secrets. The command's standard error goes to the log, or to our standard error if there is no log.
 async fn of_command(command: &str, limit: Duration) -> Result<String> {
     let failed = |what: &str| {
         ReplicationError::new(
@@ -139,8 +138,8 @@ async fn first_line(child: &mut Child) -> std::io::Result<Option<(ExitStatus, Ve
     Ok(Some((status, line)))
 }
 
-/// The result of `running`, which logs what the command writes to standard error meanwhile. Like
-/// [`first_line`], does not wait for programs in the background.
+/// Waits for `running`, and logs the command's standard error meanwhile. Like [`first_line`], this does not wait
+/// for programs that the command leaves in the background.
 async fn while_logging<T>(stderr: Option<ChildStderr>, running: impl Future<Output = T>) -> T {
     let logging = async {
         match stderr {
@@ -158,7 +157,7 @@ async fn while_logging<T>(stderr: Option<ChildStderr>, running: impl Future<Outp
     result
 }
 
-/// Logs each line, up to a limit, and drops the rest so that the command does not end for a closed pipe. An
+/// Logs each line up to a limit, then reads and drops the rest, because a closed pipe could end the command. An
 /// unfinished last line is left out if a program in the background keeps the pipe open.
 async fn log_lines(stderr: ChildStderr) -> std::io::Result<()> {
     let mut reader = BufReader::new(stderr);

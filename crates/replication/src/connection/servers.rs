@@ -1,9 +1,9 @@
 //! The servers of the database, in the order in which to try them.
 //!
-//! As in libpq, a session goes to the first server that can be reached and, with `target_session_attrs`, is
-//! a primary. A failed login ends the search, because its cause would be hidden otherwise. Differences from
-//! libpq: with several hosts the default is `target_session_attrs=primary`, because Postrider can do nothing
-//! on a standby, and a server that closes the connection before the login is skipped.
+//! As in libpq, a session goes to the first server that can be reached and, if `target_session_attrs` requires
+//! it, is a primary. A failed login ends the search: the next server would hide why the login failed. Two
+//! things differ from libpq. With several hosts the default is `target_session_attrs=primary`, because
+//! Postrider can do nothing on a standby. A server that closes the connection before the login is skipped.
 //!
 //! An SQL session chooses a server. A replication session gets the [`Target`] of an SQL session, so both are
 //! on the same server.
@@ -184,7 +184,7 @@ fn parse_host(text: String) -> Result<Host> {
 }
 
 impl Target {
-    /// The same for settings that name one server.
+    /// Reads settings that name one server, like [`Servers::from_settings`].
     ///
     /// # Errors
     /// `InvalidTarget`, also if they name several.

@@ -1,8 +1,8 @@
 //! Reads a service of libpq's service files: connection parameters under a name.
 //!
 //! Like libpq, it looks in the file of `servicefile` (`PGSERVICEFILE`), or else in `~/.pg_service.conf`, and
-//! then in `pg_service.conf` in the folder of `PGSYSCONFDIR`. Unlike libpq, it knows no folder for the whole
-//! system without `PGSYSCONFDIR`. A file may contain passwords, so errors show only its path and the line.
+//! then in `pg_service.conf` in the folder of `PGSYSCONFDIR`. Unlike libpq, it has no built-in system folder for
+//! when `PGSYSCONFDIR` is not set. A file may contain passwords, so errors show only its path and the line number.
 //!
 //! Source: <https://www.postgresql.org/docs/current/libpq-pgservice.html>
 

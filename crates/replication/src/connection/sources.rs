@@ -143,7 +143,7 @@ mod tests {
             assert!(error.to_string().contains("hostaddr"), "{error}");
             assert!(!format!("{error:?}").contains("10.0.0.7"), "{error:?}");
         }
-        // Without a host, and next to the host, an address is fine.
+        // An address is accepted if no source names a host, or if its own source also names the host.
         for env in [
             &[("PGHOSTADDR", "10.0.0.7")][..],
             &[("PGHOSTADDR", "10.0.0.7"), ("PGHOST", "h")],
@@ -163,7 +163,8 @@ mod tests {
         assert!(!format!("{error:?}").contains("ter2"), "{error:?}");
     }
 
-    /// Values that a parser may get wrong, in both forms, read by us and by tokio-postgres.
+    /// Our parsers and tokio-postgres read the same values, even from texts that are hard to parse, both in
+    /// pairs and in a URL.
     #[test]
     fn both_forms_mean_the_same_as_to_tokio_postgres() {
         let values = [

@@ -140,8 +140,8 @@ impl FromStr for SslMode {
 }
 
 impl Target {
-    /// The server at `address` with these parameters. `prefers_primary` is the default for whether it must
-    /// be a primary.
+    /// The server at `address` with these parameters. `prefers_primary` says whether the server must be a
+    /// primary if `target_session_attrs` is not set.
     ///
     /// # Errors
     /// `InvalidTarget`, which shows no value.
@@ -220,9 +220,9 @@ impl fmt::Debug for Target {
     }
 }
 
-/// Whether to refuse a standby when connecting, if that is set. The relay always needs a primary, and checks
-/// that later. `read-write` and `primary` mean the same here: Postrider turns
-/// `default_transaction_read_only` off for its sessions.
+/// Whether `target_session_attrs` makes us refuse a standby while connecting; `None` if it is not set. The relay
+/// always needs a primary, and checks that after connecting. `read-write` and `primary` mean the same here:
+/// Postrider turns `default_transaction_read_only` off for its sessions.
 fn primary_only(found: &Parameters) -> Result<Option<bool>> {
     match found.get("target_session_attrs").map(String::as_str) {
         None => Ok(None),

@@ -165,8 +165,8 @@ fn refused(slot: &str, sqlstate: &str, message: &str) -> ReplicationError {
     ReplicationError::new(kind, with_sqlstate(&what, message, sqlstate))
 }
 
-/// Whether a command that we cancelled has ended without a result: cancelled, or together with its
-/// session, or for lack of disk or memory. Source: PostgreSQL's Appendix A.
+/// Whether a command that we cancelled has ended without a result: it was cancelled, its session ended, or the
+/// server had too little disk or memory. Source: PostgreSQL's Appendix A.
 fn is_cancelled(kind: &ErrorKind) -> bool {
     const TIMEOUTS: [&str; 5] = ["57014", "55P03", "25P03", "25P04", "72000"];
     const CLASSES: [&str; 5] = ["57P", "08", "53", "40", "58"];

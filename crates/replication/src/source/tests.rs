@@ -59,8 +59,8 @@ async fn a_large_frame_waits_until_the_channel_to_the_relay_is_empty() {
     assert!(in_time(READ_BUFFER + 1).await.unwrap().is_none());
 }
 
-/// A session that is held back, so that it reads the reason for its end only after the slot was
-/// found free; and an SQL session to the same server.
+/// A session that does not read for now, so that the slot is found free before the session reads why it ended.
+/// Also returns an SQL session on the same server.
 async fn held_back(server: &ScratchPostgres, url: &str) -> (Source, Client) {
     let sql = sql(server).await;
     for statement in [
@@ -100,7 +100,7 @@ async fn the_reason_for_the_end_is_found_behind_data_that_was_not_read_yet() {
     assert!(why.to_string().contains("administrator command"), "{why}");
 }
 
-/// Also in an idle session, which checks its lease only four times a second.
+/// Even an idle session does so, although it checks its lease only four times a second.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_confirmed_position_is_reported_at_once() {
     let server = ScratchPostgres::builder().start().unwrap();
@@ -132,7 +132,7 @@ async fn a_confirmed_position_is_reported_at_once() {
     source.close().await;
 }
 
-/// This is how a walsender ends that has not heard from us for too long.
+/// A walsender ends like this when it has not heard from us for too long.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_slot_that_was_released_without_a_reason_counts_as_lost_to_another_relay() {
     let server = ScratchPostgres::builder().start().unwrap();
@@ -146,7 +146,7 @@ async fn a_slot_that_was_released_without_a_reason_counts_as_lost_to_another_rel
     assert_eq!(why.kind(), &ErrorKind::LeaseLost, "{why}");
 }
 
-/// A server without TLS that sends the next of `answers` after each message, of any kind.
+/// A server without TLS that answers each message, of any kind, with the next of `answers`.
 fn impostor(answers: &'static [&'static [u8]]) -> String {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let port = listener.local_addr().unwrap().port();
