@@ -9,7 +9,7 @@ mod settings;
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
-use postrider::condition::{RelayState, TopicCondition};
+use postrider::condition::{PruneRun, RelayState, TopicCondition};
 use postrider::environment::Environment;
 use postrider::error::Code;
 use postrider::metrics::{KindLabel, Metrics};
@@ -186,6 +186,7 @@ fn every_metric_named_in_the_docs_exists() {
     metrics.publication_ok.set(Some(1.0));
     metrics.blocked_keys.set(Some(0.0));
     metrics.oldest_pending.set(None);
+    metrics.prune_runs.ended(PruneRun::default());
     let mut condition = metrics.condition(&RelayState::default());
     condition.topics.push(TopicCondition {
         topic: "projects/p/topics/t".to_owned(),
