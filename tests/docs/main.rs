@@ -188,6 +188,7 @@ fn every_metric_named_in_the_docs_exists() {
     metrics.publication_ok.set(Some(1.0));
     metrics.blocked_keys.set(Some(0.0));
     metrics.oldest_pending.set(None);
+    metrics.prune_runs.ended(PruneRun::default());
     let mut condition = metrics.condition(&RelayState::default());
     condition.topics.push(TopicCondition {
         topic: "projects/p/topics/t".to_owned(),

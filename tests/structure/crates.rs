@@ -21,7 +21,7 @@ const PUBSUB: [&str; 7] = [
     "tonic",
 ];
 
-/// A library crate of the product.
+/// A library crate of the product, or a tool in `crates/`.
 struct CrateRule {
     folder: &'static str,
     /// The crates of this workspace that it may use.
@@ -30,7 +30,7 @@ struct CrateRule {
     never: &'static [&'static str],
 }
 
-const CRATES: [CrateRule; 6] = [
+const CRATES: [CrateRule; 7] = [
     CrateRule {
         folder: "decoder",
         uses: &[],
@@ -39,6 +39,12 @@ const CRATES: [CrateRule; 6] = [
     CrateRule {
         folder: "slot-manager",
         uses: &["decoder"],
+        never: &PUBSUB,
+    },
+    // A tool of the repository. No package of the product may depend on it.
+    CrateRule {
+        folder: "crates/book",
+        uses: &["xtask"],
         never: &PUBSUB,
     },
     CrateRule {
