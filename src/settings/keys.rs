@@ -145,7 +145,7 @@ pub const KEYS: &[SettingKey] = &[
         "new",
         &[],
         "What the first start on a database delivers: `new` (rows committed from then on) or `all` (also \
-         the unrecorded rows already in the tables; this also applies to tables that are added later). If \
+         the unrecorded rows already in the tables; this also applies to tables added later). If \
          `init` or `slot create` ran with `all`, the first start delivers the old rows even if this is \
          `new` by then. The default is `new`, because a table that another program served before contains \
          rows that were delivered long ago",

@@ -178,6 +178,8 @@ fn every_metric_named_in_the_docs_exists() {
     metrics.unexpected_changes.get_or_create(&label).inc();
     metrics.events_quarantined.get_or_create(&label).inc();
     metrics.recoveries.get_or_create(&label).inc();
+    metrics.rows_pruned.get_or_create(&label).inc();
+    metrics.trace_spans.get_or_create(&label).inc();
     metrics.slot_health.get_or_create(&label).set(1);
     metrics.events_in_quarantine.set(Some(0.0));
     metrics.lag_bytes.set(Some(0.0));
