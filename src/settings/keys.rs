@@ -137,28 +137,28 @@ pub const KEYS: &[SettingKey] = &[
         SettingKind::Switch,
         "false",
         &[],
-        "Create the slot with `failover`, so that PostgreSQL 17 and newer copy it to standbys",
+        "Create the slot with `failover`: PostgreSQL 17 and newer then copy it to standbys",
     ),
     key(
         "start",
         SettingKind::Choice(&["new", "all"]),
         "new",
         &[],
-        "What the first start on a database delivers: `new` (rows committed from then on) or `all` \
-         (also the unrecorded rows that are already in the tables; this also \
-         applies to tables that are added later). If `init` or `slot create` ran with `all`, the first start \
-         delivers the old rows even if this is `new` by then. The default is `new`, because a table that another \
-         program served before contains rows that were delivered long ago",
+        "What the first start on a database delivers: `new` (rows committed from then on) or `all` (also \
+         the unrecorded rows already in the tables; this also applies to tables added later). If \
+         `init` or `slot create` ran with `all`, the first start delivers the old rows even if this is \
+         `new` by then. The default is `new`, because a table that another program served before contains \
+         rows that were delivered long ago",
     ),
     key(
         "slot_on_loss",
         SettingKind::Choice(&["recover", "stop"]),
         "recover",
         &[],
-        "What to do when the slot is missing, lost or recreated: `recover` (create a new slot, and \
-         publish the unrecorded rows from the tables) or `stop` (exit with an error that gives the \
-         reason). The default is `recover`, because it loses nothing and repeats only events without \
-         a record",
+        "What to do about a lost slot (one that is missing, invalidated or recreated): `recover` (create a \
+         new slot, and publish the unrecorded rows from the tables) or `stop` (exit with an error that \
+         gives the reason). The default is `recover`, because it loses nothing and repeats only events \
+         without a record",
     ),
     key(
         "dispatch",
@@ -205,8 +205,8 @@ pub const KEYS: &[SettingKey] = &[
         SettingKind::Choice(TIME_ZONES),
         "",
         &[],
-        "Meaning of times without an offset in the column `occurred_at`: `UTC`, or `local` (published \
-         unchanged, without an offset). Required if that column is a timestamp without time zone",
+        "Meaning of times without an offset in column `occurred_at`: `UTC`, or `local` (published \
+         unchanged). Required if it is a timestamp without time zone",
     ),
     key(
         "project",
@@ -252,16 +252,16 @@ pub const KEYS: &[SettingKey] = &[
         SettingKind::Text("TOPIC"),
         "",
         &[],
-        "Topic that gets a copy of each quarantined bad event, with the reason in its attributes",
+        "Topic that receives a copy of each quarantined bad event; its attributes give the reason",
     ),
     key(
         "prune_after",
         SettingKind::Text("TIME|off"),
         "off",
         &[],
-        "Delete old events after this time. It is a number and a unit, such as `30d`, and counts from the \
-         recorded outcome. The relay then prunes by the rules of `postrider prune`, and needs the right to delete. The default \
-         is `off`, because the relay writes no outbox table unless you tell it to",
+        "Delete events this long after their outcome was recorded, such as `30d`. The relay then follows \
+         the rules of `postrider prune`, and needs the right to delete. The default is `off`, because \
+         deleted rows cannot be replayed",
     ),
     key(
         "pubsub_channels",
@@ -323,7 +323,8 @@ pub const KEYS: &[SettingKey] = &[
         SettingKind::Text("ADDRESS:PORT|off"),
         "127.0.0.1:9464",
         &[],
-        "Address of /metrics, /livez, /readyz and /status, and of the page with graphs; `off` opens no port",
+        "Address of the HTTP port: /metrics, /livez, /readyz, /status, and a page with graphs; `off` opens \
+         no port",
     ),
     key(
         "http_token",
@@ -338,8 +339,8 @@ pub const KEYS: &[SettingKey] = &[
         SettingKind::Text("URL"),
         "",
         &["OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"],
-        "Where to send a span for each event that is part of a sampled trace: the URL of a collector that takes \
-         OTLP over HTTP, such as http://localhost:4318/v1/traces",
+        "Where to send a span for each event of a sampled trace: a URL for OTLP over HTTP, such as \
+         http://localhost:4318/v1/traces",
     ),
     key(
         "log_format",

@@ -1,4 +1,4 @@
-//! `explain` knows every code that `check` and `init` can print.
+//! `explain` knows every code that `check`, `init` and `slot` can print.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -8,20 +8,22 @@ use regex_lite::Regex;
 use crate::support::{assert_contains, postrider};
 
 /// Where findings are made.
-const SOURCES: [&str; 5] = [
+const SOURCES: [&str; 6] = [
     "slot-manager/src/preflight",
     "slot-manager/src/preflight.rs",
     "slot-manager/src/publication/problem.rs",
     "src/cli/check",
     "src/cli/init",
+    "src/ops/slot.rs",
 ];
 
 /// The calls that take the code of a finding.
-const CALLS: [&str; 5] = [
+const CALLS: [&str; 6] = [
     r#"(?:Finding::(?:ok|info|warning|error)|places|warn)\(\s*"([a-z0-9-]+)""#,
     r#"finding(?:_with_remedy)?\(\s*Severity::\w+,\s*"([a-z0-9-]+)""#,
     r#"Some\(\(\s*"([a-z0-9-]+)","#,
     r#"check: "([a-z0-9-]+)""#,
+    r#"code: "([a-z0-9-]+)""#,
     r#"=> "([a-z]+-[a-z0-9-]+)","#,
 ];
 

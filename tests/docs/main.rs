@@ -180,6 +180,7 @@ fn every_metric_named_in_the_docs_exists() {
     metrics.recoveries.get_or_create(&label).inc();
     metrics.rows_pruned.get_or_create(&label).inc();
     metrics.prune_runs.ended(PruneRun::default());
+    metrics.trace_spans.get_or_create(&label).inc();
     metrics.slot_health.get_or_create(&label).set(1);
     metrics.events_in_quarantine.set(Some(0.0));
     metrics.lag_bytes.set(Some(0.0));
