@@ -21,6 +21,7 @@ impl Metrics {
         self.register_counters(&mut registry);
         self.register_families(&mut registry);
         self.register_gauges(&mut registry);
+        self.register_pruning(&mut registry);
         topics::register(&mut registry, condition);
         process::register_build(&mut registry);
         // Prometheus prescribes the names of process metrics, so they get neither our prefix nor our label.
@@ -82,11 +83,6 @@ impl Metrics {
             self.recoveries.clone(),
         );
         registry.register(
-            "rows_pruned",
-            "Old rows deleted by the relay: `outbox` (of the outbox tables) or `dispatch` (of outbox.dispatch)",
-            self.rows_pruned.clone(),
-        );
-        registry.register(
             "publish_failures",
             "Failed publish attempts, by error code. Refused events are set aside; all others are retried",
             self.publish_failures.clone(),
@@ -142,13 +138,7 @@ impl Metrics {
             "1 for the current health",
             self.slot_health.clone(),
         );
-        let mut add = |name, help, value: Option<f64>| {
-            if let Some(value) = value {
-                let gauge = Gauge::<f64, AtomicU64>::default();
-                gauge.set(value);
-                registry.register(name, help, gauge);
-            }
-        };
+        let mut add = |name, help, value| add_known(registry, name, help, value);
         add(
             "slot_lag_bytes",
             "WAL beyond the confirmed position",
@@ -179,22 +169,42 @@ impl Metrics {
             "Events in quarantine: bad events and those that wait behind them; counted up to a million",
             self.events_in_quarantine.get(),
         );
-        let latest = self.prune_runs.latest();
-        add(
-            "prune_failing",
-            "1 while the relay cannot delete old rows, 0 when its last run succeeded; absent if it has not run",
-            latest.map(|(run, _)| f64::from(u8::from(run.code.is_some()))),
-        );
-        let success = self.prune_runs.success_age();
-        add(
-            "prune_success_age_seconds",
-            "Time since the relay last deleted all old rows that it may delete",
-            success.map(|age| age.as_secs_f64()),
-        );
         add(
             "lag_seconds",
             "Age of the oldest event without an outcome, 0 if none",
             self.lag_seconds(),
         );
+    }
+
+    fn register_pruning(&self, registry: &mut Registry) {
+        registry.register(
+            "rows_pruned",
+            "Old rows deleted by the relay: `outbox` (of the outbox tables) or `dispatch` (of outbox.dispatch)",
+            self.rows_pruned.clone(),
+        );
+        let latest = self.prune_runs.latest();
+        let failing = latest.map(|(run, _)| f64::from(u8::from(run.code.is_some())));
+        let success = self.prune_runs.success_age();
+        add_known(
+            registry,
+            "prune_failing",
+            "1 while the relay cannot delete old rows, 0 when its last run succeeded; absent if it has not run",
+            failing,
+        );
+        add_known(
+            registry,
+            "prune_success_age_seconds",
+            "Time since the relay last deleted all old rows that it may delete",
+            success.map(|age| age.as_secs_f64()),
+        );
+    }
+}
+
+/// Adds a gauge whose value is known.
+fn add_known(registry: &mut Registry, name: &'static str, help: &'static str, value: Option<f64>) {
+    if let Some(value) = value {
+        let gauge = Gauge::<f64, AtomicU64>::default();
+        gauge.set(value);
+        registry.register(name, help, gauge);
     }
 }

@@ -65,14 +65,7 @@ pub(super) async fn prune(
             has_row: &has_row,
             deletes: !context.request.is_dry_run(),
         });
-        let mut failed = FailedAttempts::default();
-        let found = loop {
-            match context.sql.query_typed(&statement, &[]).await {
-                Ok(found) => break found,
-                Err(error) => failed.again(error).await?,
-            }
-        };
-        let Some(chunk) = found.first().map(RecordChunk::of) else {
+        let Some(chunk) = one_chunk(context.sql, &statement).await? else {
             return Ok((pruned, true));
         };
         looked_at += chunk.rows;
@@ -129,6 +122,17 @@ async fn wait_until_passed(
         "slot {name} is {confirmed} and has not passed {end}, the end of the deletions: {reader}. \
          Until then the relay may need the records; run the command again later"
     )))
+}
+
+/// Runs one chunk; `None` at the end of the table.
+async fn one_chunk(sql: &Sql, statement: &str) -> Result<Option<RecordChunk>> {
+    let mut failed = FailedAttempts::default();
+    loop {
+        match sql.query_typed(statement, &[]).await {
+            Ok(found) => return Ok(found.first().map(RecordChunk::of)),
+            Err(error) => failed.again(error).await?,
+        }
+    }
 }
 
 /// What one chunk found.
