@@ -134,36 +134,49 @@ async fn first_line(child: &mut Child) -> std::io::Result<Option<(ExitStatus, Ve
 /// The result of `running`, which logs what the command writes to standard error meanwhile. Like
 /// [`first_line`], does not wait for programs in the background.
 async fn while_logging<T>(stderr: Option<ChildStderr>, running: impl Future<Output = T>) -> T {
-    let logging = async {
-        match stderr {
-            Some(stderr) => log_lines(stderr).await,
-            None => Ok(()),
-        }
+    let mut line = Vec::new();
+    let result = {
+        let logging = async {
+            match stderr {
+                Some(stderr) => log_lines(stderr, &mut line).await,
+                None => Ok(()),
+            }
+        };
+        let (mut running, mut logging) = (std::pin::pin!(running), std::pin::pin!(logging));
+        let result = tokio::select! {
+            result = &mut running => result,
+            // An unreadable pipe is no reason to fail.
+            _ = &mut logging => return running.await,
+        };
+        let _ = tokio::time::timeout(LAST_WORDS_LIMIT, logging).await;
+        result
     };
-    let (mut running, mut logging) = (std::pin::pin!(running), std::pin::pin!(logging));
-    let result = tokio::select! {
-        result = &mut running => result,
-        // An unreadable pipe is no reason to fail.
-        _ = &mut logging => return running.await,
-    };
-    let _ = tokio::time::timeout(LAST_WORDS_LIMIT, logging).await;
+    // The last line may have no end, while a program in the background keeps the pipe open.
+    if !line.is_empty() {
+        log_line(&line);
+    }
     result
 }
 
 /// Logs each line, up to a limit, and drops the rest so that the command does not end for a closed pipe.
-async fn log_lines(stderr: ChildStderr) -> std::io::Result<()> {
+/// `line` has what was read of a line that was not logged yet.
+async fn log_lines(stderr: ChildStderr, line: &mut Vec<u8>) -> std::io::Result<()> {
     let mut reader = BufReader::new(stderr);
     for _ in 0..LOGGED_LINES {
-        let mut line = Vec::new();
         let mut start = (&mut reader).take(LOGGED_BYTES);
-        if start.read_until(b'\n', &mut line).await? == 0 {
+        if start.read_until(b'\n', line).await? == 0 {
             return Ok(());
         }
-        let line = String::from_utf8_lossy(&line);
-        tracing::warn!("password_command: {}", printable(line.trim_end()));
+        log_line(line);
+        line.clear();
     }
     tokio::io::copy(&mut reader, &mut tokio::io::sink()).await?;
     Ok(())
+}
+
+fn log_line(line: &[u8]) {
+    let line = String::from_utf8_lossy(line);
+    tracing::warn!("password_command: {}", printable(line.trim_end()));
 }
 
 /// Ends the command and the programs that it has started.
