@@ -297,7 +297,11 @@ async fn on_an_older_schema_a_relay_stops_before_it_stands_by_and_the_commands_w
     insert_orders(&database, 10, 5).await;
     database.wait_until_recorded().await;
     database
-        .execute("ALTER TABLE outbox.relay DROP COLUMN condition, DROP COLUMN condition_at")
+        .execute(
+            "ALTER TABLE outbox.relay DROP COLUMN condition, DROP COLUMN condition_at, \
+                 DROP COLUMN pruning, DROP COLUMN pruned_at; \
+             ALTER TABLE outbox.capture DROP COLUMN since_lsn",
+        )
         .await;
     let second = Relay::start(&database, &emulator);
     second.wait_for_error("schema-missing").await;

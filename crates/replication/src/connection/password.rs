@@ -5,6 +5,8 @@
 //! is rotated, and with tokens that are valid for an hour.
 //! Source: <https://www.postgresql.org/docs/current/libpq-pgpass.html>
 
+mod standard_error;
+
 use std::fs::File;
 use std::io::Read;
 use std::os::unix::fs::PermissionsExt;
@@ -13,15 +15,17 @@ use std::process::{ExitStatus, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use printable::shown_path;
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, BufReader};
-use tokio::process::{Child, ChildStderr, Command};
+use tokio::process::{Child, Command};
 
 use super::target::{Host, Target};
-use printable::shown_path;
+
+use standard_error::while_logging;
 
 use crate::LOG_TARGET;
 use crate::error::{ErrorKind, ReplicationError, Result};
-use printable::printable;
+use standard_error::while_logging;
 
 /// Permission bits for group and others. Like libpq, refuse a file that has any of them.
 const OTHERS: u32 = 0o077;
@@ -29,13 +33,6 @@ const OTHERS: u32 = 0o077;
 /// Limit of the command. It is below the limit of connecting, so that the error names the command as the
 /// cause.
 const COMMAND_LIMIT: Duration = Duration::from_secs(8);
-
-/// How many lines of the command's standard error are logged, and how many bytes of each line.
-const LOGGED_LINES: usize = 20;
-const LOGGED_BYTES: u64 = 1 << 10;
-
-/// How long to wait for the rest of standard error after the command has ended.
-const LAST_WORDS_LIMIT: Duration = Duration::from_millis(100);
 
 /// The most bytes of its first line.
 const LINE_MAX: u64 = 64 << 10;
@@ -136,42 +133,6 @@ async fn first_line(child: &mut Child) -> std::io::Result<Option<(ExitStatus, Ve
         }
     };
     Ok(Some((status, line)))
-}
-
-/// Waits for `running`, and logs the command's standard error meanwhile. Like [`first_line`], this does not wait
-/// for programs that the command leaves in the background.
-async fn while_logging<T>(stderr: Option<ChildStderr>, running: impl Future<Output = T>) -> T {
-    let logging = async {
-        match stderr {
-            Some(stderr) => log_lines(stderr).await,
-            None => Ok(()),
-        }
-    };
-    let (mut running, mut logging) = (std::pin::pin!(running), std::pin::pin!(logging));
-    let result = tokio::select! {
-        result = &mut running => result,
-        // An unreadable pipe is no reason to fail.
-        _ = &mut logging => return running.await,
-    };
-    let _ = tokio::time::timeout(LAST_WORDS_LIMIT, logging).await;
-    result
-}
-
-/// Logs each line up to a limit, then reads and drops the rest, because a closed pipe could end the command. An
-/// unfinished last line is left out if a program in the background keeps the pipe open.
-async fn log_lines(stderr: ChildStderr) -> std::io::Result<()> {
-    let mut reader = BufReader::new(stderr);
-    for _ in 0..LOGGED_LINES {
-        let mut line = Vec::new();
-        let mut start = (&mut reader).take(LOGGED_BYTES);
-        if start.read_until(b'\n', &mut line).await? == 0 {
-            return Ok(());
-        }
-        let line = String::from_utf8_lossy(&line);
-        tracing::warn!(target: LOG_TARGET, "password_command: {}", printable(line.trim_end()));
-    }
-    tokio::io::copy(&mut reader, &mut tokio::io::sink()).await?;
-    Ok(())
 }
 
 /// Ends the command and the programs that it has started.

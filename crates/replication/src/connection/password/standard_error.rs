@@ -1,0 +1,69 @@
+//! Logs what `password_command` writes to standard error, so that it has the form of the log.
+//!
+//! Not here: its standard output, which is the password.
+
+use std::time::Duration;
+
+use printable::printable;
+use tokio::io::{AsyncBufReadExt, AsyncReadExt, BufReader};
+use tokio::process::ChildStderr;
+
+use crate::LOG_TARGET;
+
+/// How many lines of the command's standard error are logged, and how many bytes of each line.
+const LOGGED_LINES: usize = 20;
+const LOGGED_BYTES: u64 = 1 << 10;
+
+/// How long to wait for the rest of standard error after the command has ended.
+const LAST_WORDS_LIMIT: Duration = Duration::from_millis(100);
+
+/// Waits for `running`, and logs the command's standard error meanwhile. This does not wait
+/// for programs that the command leaves in the background.
+pub(super) async fn while_logging<T>(
+    stderr: Option<ChildStderr>,
+    running: impl Future<Output = T>,
+) -> T {
+    let mut line = Vec::new();
+    let result = {
+        let logging = async {
+            match stderr {
+                Some(stderr) => log_lines(stderr, &mut line).await,
+                None => Ok(()),
+            }
+        };
+        let (mut running, mut logging) = (std::pin::pin!(running), std::pin::pin!(logging));
+        let result = tokio::select! {
+            result = &mut running => result,
+            // An unreadable pipe is no reason to fail.
+            _ = &mut logging => return running.await,
+        };
+        let _ = tokio::time::timeout(LAST_WORDS_LIMIT, logging).await;
+        result
+    };
+    // The last line may have no end, while a program in the background keeps the pipe open.
+    if !line.is_empty() {
+        log_line(&line);
+    }
+    result
+}
+
+/// Logs each line, up to a limit, and drops the rest so that the command does not end for a closed pipe.
+/// `line` has what was read of a line that was not logged yet.
+async fn log_lines(stderr: ChildStderr, line: &mut Vec<u8>) -> std::io::Result<()> {
+    let mut reader = BufReader::new(stderr);
+    for _ in 0..LOGGED_LINES {
+        let mut start = (&mut reader).take(LOGGED_BYTES);
+        if start.read_until(b'\n', line).await? == 0 {
+            return Ok(());
+        }
+        log_line(line);
+        line.clear();
+    }
+    tokio::io::copy(&mut reader, &mut tokio::io::sink()).await?;
+    Ok(())
+}
+
+fn log_line(line: &[u8]) {
+    let line = String::from_utf8_lossy(line);
+    tracing::warn!(target: LOG_TARGET, "password_command: {}", printable(line.trim_end()));
+}
