@@ -21,8 +21,6 @@ use tokio::process::{Child, Command};
 
 use super::target::{Host, Target};
 
-use standard_error::while_logging;
-
 use crate::LOG_TARGET;
 use crate::error::{ErrorKind, ReplicationError, Result};
 use standard_error::while_logging;
