@@ -5,6 +5,8 @@
 //! is rotated, and with tokens that are valid for an hour.
 //! Source: <https://www.postgresql.org/docs/current/libpq-pgpass.html>
 
+mod command_log;
+
 use std::fs::File;
 use std::io::Read;
 use std::os::unix::fs::PermissionsExt;
@@ -14,11 +16,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, BufReader};
-use tokio::process::{Child, ChildStderr, Command};
+use tokio::process::{Child, Command};
+
+use command_log::while_logging;
 
 use super::target::{Host, Target};
 use crate::error::{Code, Error, Result, shown_path};
-use crate::printable::printable;
 
 /// Permission bits for group and others. Like libpq, refuse a file that has any of them.
 const OTHERS: u32 = 0o077;
@@ -26,13 +29,6 @@ const OTHERS: u32 = 0o077;
 /// Limit of the command. It is below the limit of connecting, so that the error names the command as the
 /// cause.
 const COMMAND_LIMIT: Duration = Duration::from_secs(8);
-
-/// How many lines of its standard error are logged, and how many bytes of each.
-const LOGGED_LINES: usize = 20;
-const LOGGED_BYTES: u64 = 1 << 10;
-
-/// How long to wait, once the command has ended, for what it has written to standard error.
-const LAST_WORDS_LIMIT: Duration = Duration::from_millis(100);
 
 /// The most bytes of its first line.
 const LINE_MAX: u64 = 64 << 10;
@@ -129,54 +125,6 @@ async fn first_line(child: &mut Child) -> std::io::Result<Option<(ExitStatus, Ve
         }
     };
     Ok(Some((status, line)))
-}
-
-/// The result of `running`, which logs what the command writes to standard error meanwhile. Like
-/// [`first_line`], does not wait for programs in the background.
-async fn while_logging<T>(stderr: Option<ChildStderr>, running: impl Future<Output = T>) -> T {
-    let mut line = Vec::new();
-    let result = {
-        let logging = async {
-            match stderr {
-                Some(stderr) => log_lines(stderr, &mut line).await,
-                None => Ok(()),
-            }
-        };
-        let (mut running, mut logging) = (std::pin::pin!(running), std::pin::pin!(logging));
-        let result = tokio::select! {
-            result = &mut running => result,
-            // An unreadable pipe is no reason to fail.
-            _ = &mut logging => return running.await,
-        };
-        let _ = tokio::time::timeout(LAST_WORDS_LIMIT, logging).await;
-        result
-    };
-    // The last line may have no end, while a program in the background keeps the pipe open.
-    if !line.is_empty() {
-        log_line(&line);
-    }
-    result
-}
-
-/// Logs each line, up to a limit, and drops the rest so that the command does not end for a closed pipe.
-/// `line` has what was read of a line that was not logged yet.
-async fn log_lines(stderr: ChildStderr, line: &mut Vec<u8>) -> std::io::Result<()> {
-    let mut reader = BufReader::new(stderr);
-    for _ in 0..LOGGED_LINES {
-        let mut start = (&mut reader).take(LOGGED_BYTES);
-        if start.read_until(b'\n', line).await? == 0 {
-            return Ok(());
-        }
-        log_line(line);
-        line.clear();
-    }
-    tokio::io::copy(&mut reader, &mut tokio::io::sink()).await?;
-    Ok(())
-}
-
-fn log_line(line: &[u8]) {
-    let line = String::from_utf8_lossy(line);
-    tracing::warn!("password_command: {}", printable(line.trim_end()));
 }
 
 /// Ends the command and the programs that it has started.
