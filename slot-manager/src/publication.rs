@@ -1,6 +1,6 @@
-//! Whether the publication carries every row of the captured tables.
+//! Checks whether the publication carries every row of the captured tables.
 //!
-//! PostgreSQL looks a publication up as of the WAL position that it is decoding. Rows written while
+//! PostgreSQL uses a publication as it was at the WAL position being decoded. Rows written while
 //! the publication did not exist, or did not include the table, are never streamed. PostgreSQL 18
 //! reports this only in a notice. So the relay checks by itself every few seconds, with one cheap
 //! statement, and confirms nothing while there is a [`Problem`].
@@ -67,8 +67,8 @@ pub struct TableState {
     /// Whether rows are stored in tables that inherit from it, such as the chunks of a TimescaleDB
     /// hypertable. Such rows are streamed under the names of those tables.
     pub has_children: bool,
-    /// The table itself or one of its partitions whose rows PostgreSQL never streams: its kind, such as
-    /// `unlogged table`, and its name.
+    /// A table whose rows PostgreSQL never streams, either this one or one of its partitions: the kind, such as
+    /// `unlogged table`, and the name.
     pub unstreamed: Option<(String, QualifiedName)>,
     /// Another captured table that this one is a partition of.
     pub captured_root: Option<QualifiedName>,
@@ -287,8 +287,8 @@ impl TableState {
 }
 
 impl PublicationState {
-    /// The reasons why rows are not streamed; empty when there are none. For each table only the
-    /// first reason, because the others cannot be found before it is fixed.
+    /// The reasons why rows are not streamed; empty when there are none. Lists only the first
+    /// reason for each table, because the others cannot be found until it is fixed.
     #[must_use]
     pub fn problems(&self) -> Vec<Problem> {
         let Some(publication) = &self.publication else {
@@ -327,8 +327,9 @@ impl PublicationState {
         self.tables.iter().filter_map(TableState::unfit).collect()
     }
 
-    /// The captured tables that belong to the publication through their schema. They may have been
-    /// out of it for a time without a trace in the [`fingerprint`](Self::fingerprint).
+    /// The captured tables that belong to the publication through their schema. Such a table may
+    /// have left the publication and come back without a trace in the
+    /// [`fingerprint`](Self::fingerprint).
     pub fn untraced(&self) -> impl Iterator<Item = &QualifiedName> {
         let published = self.tables.iter().filter(|t| t.published.is_some());
         published.filter(|t| !t.traced).map(|t| &t.wanted.name)

@@ -1,4 +1,4 @@
-//! By which columns the rows of a captured table can be distinguished and ordered.
+//! Finds the columns that distinguish and order the rows of a captured table.
 //!
 //! Not here: the SQL that reads rows by these columns, which belongs to the reader of the table.
 
@@ -14,7 +14,7 @@ use crate::{QualifiedName, SlotError, query};
 pub struct ShapeColumns<'a> {
     /// The columns that may give the order of insertion, in order of preference.
     pub seq: &'a [&'a str],
-    /// The one of these that counts only if a sequence numbers it; empty for none.
+    /// The one of these columns that counts only if a sequence fills it; empty if there is none.
     pub only_if_numbered: &'a str,
     /// The version of a row.
     pub version: &'a str,
@@ -54,7 +54,7 @@ pub enum InsertedXid {
     FilledIn,
     /// It is not of type `xid8`.
     OtherType,
-    /// It is `xid8`, but may be null, or has another default.
+    /// It is `xid8`, but is nullable or has another default.
     OtherValue,
 }
 
@@ -63,15 +63,15 @@ pub enum InsertedXid {
 pub struct SeqColumn {
     /// Its name.
     pub column: String,
-    /// Whether its numbers come from a sequence one by one. Then, if a number is seen, every
-    /// smaller number has been given out.
+    /// Whether a sequence hands out its numbers one by one. If so, once a number is visible, every
+    /// smaller number has been handed out.
     pub is_steady: bool,
     /// Whether an index has its order.
     pub is_indexed: bool,
     /// Whether a row may have no number.
     pub is_nullable: bool,
-    /// The sequence, and its file, which changes with RESTART. `None` when no sequence belongs to
-    /// the column.
+    /// The sequence's OID and file number; RESTART changes the file number. `None` when the column
+    /// has no sequence.
     pub numbering: Option<String>,
 }
 

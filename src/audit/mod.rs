@@ -55,7 +55,7 @@ const INTERVAL: Duration = Duration::from_secs(300);
 /// audit. Also used after a comparison of whole tables until older transactions have ended, and as the
 /// pause before a retry.
 const SOON: Duration = Duration::from_secs(10);
-/// Time between two looks at the slot while it has not confirmed the awaited position.
+/// Poll interval for the slot while it has not confirmed the awaited position.
 const AT_ONCE: Duration = Duration::from_secs(1);
 
 const STATEMENT_TIMEOUT: Duration = Duration::from_secs(600);
@@ -166,8 +166,8 @@ struct AuditState {
     /// After a comparison of whole tables: the next transaction id at that time. Until all
     /// transactions before it have ended, audits follow quickly.
     horizon: Option<u64>,
-    /// The next transaction id when this session began: events that earlier sessions delivered belong
-    /// to older transactions.
+    /// The next transaction id when this session began. Events that earlier sessions delivered belong to older
+    /// transactions.
     began_before: Option<u64>,
     broken: mpsc::Sender<Error>,
 }
@@ -187,7 +187,7 @@ async fn open(target: &Target) -> Result<PatientSql> {
     Ok(sql)
 }
 
-/// Whether a table has got a partition with rows that are older than its floor.
+/// Whether a partition was attached whose rows are older than the floor of its table.
 async fn any_overlooked(sql: &Sql, captured: &[Captured]) -> Result<bool> {
     for captured in captured {
         let window = ScanWindow::unresolved(captured, true);

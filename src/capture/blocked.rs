@@ -1,12 +1,10 @@
-//! Finds the rows that come before the event that blocks their key, when a recovery publishes them
-//! again.
+//! For a recovery: finds the rows that come before the first quarantined event of their key.
 //!
-//! A recovery publishes events without a record again, including those that come before their key's
-//! first event in quarantine. Those must not wait behind it, but later ones must. A row does not show
-//! its place in the log. But rows are read in the order of their aggregate, so if the aggregate is
-//! the ordering key, every row read before that first event comes before it. All rows of a key count
-//! as coming after it if that first event is not among the rows that are read, or if several
-//! aggregates share an ordering key.
+//! A recovery publishes every event without a record. Events that come after the first quarantined event of
+//! their key must wait behind it. Events that come before it must be published. A row does not show its
+//! position in the log, but rows are read in the order of their aggregate. So if the aggregate is the ordering
+//! key, every row read before the first quarantined event comes before it. All rows of a key count as coming
+//! after it if it is not among the rows that are read, or if several aggregates share an ordering key.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -81,7 +79,8 @@ impl Blocked {
         Ok(blocked)
     }
 
-    /// Whether this is the first event in quarantine of a key: later rows of the key come after it.
+    /// Whether this is the first quarantined event of a key. If so, later rows of the key count as
+    /// coming after it.
     pub(crate) fn passes(&mut self, event_id: &[u8; 16]) -> bool {
         let Some(group) = self.firsts.remove(event_id) else {
             return false;

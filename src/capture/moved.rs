@@ -22,7 +22,7 @@ use crate::postgres::{Sql, Target, connect};
 use crate::store::dispatch::{Lookup, look_up_by_id};
 
 const STATEMENT_TIMEOUT: Duration = Duration::from_secs(5);
-/// Between two log lines about skipped rows.
+/// Minimum time between two log lines about skipped rows.
 const LOG_INTERVAL: Duration = Duration::from_secs(10);
 
 /// Marks an insert as a moved row.

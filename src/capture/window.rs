@@ -45,8 +45,8 @@ impl<'a> ScanWindow<'a> {
         }
     }
 
-    /// The same for the auditor, which runs often. It leaves rows without a number, and rows whose number
-    /// is lower than that of resolved rows, to comparisons of the whole table.
+    /// The unresolved rows for the auditor, which runs often. It skips rows without a number, and rows whose
+    /// number is lower than that of resolved rows; comparisons of the whole table cover those.
     pub(crate) fn recent(captured: &'a Captured) -> Self {
         let Captured { record, shape } = captured;
         let numbering = shape.seq.as_ref().and_then(|seq| seq.numbering.as_ref());

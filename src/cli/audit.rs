@@ -18,7 +18,7 @@ use crate::settings::Settings;
 /// Limit of one page.
 const STATEMENT_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Between two updates of the progress line.
+/// Pause between two updates of the progress line.
 const PROGRESS_INTERVAL: Duration = Duration::from_millis(250);
 
 /// The arguments of `postrider audit`.

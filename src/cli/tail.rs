@@ -20,7 +20,7 @@ use crate::store::dispatch::history::RecordedRow;
 /// Limit of a statement: `--since` with `--key` or `--topic` can scan much of the table.
 const STATEMENT_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Pause between two looks at outbox.dispatch.
+/// Poll interval for outbox.dispatch.
 const LOOK_INTERVAL: Duration = Duration::from_millis(500);
 
 /// Pause between two attempts to reconnect.
@@ -114,7 +114,7 @@ async fn follow(settings: &Settings, args: &TailArgs, query: &EventQuery<'_>) ->
     }
 }
 
-/// Whether a new connection may help.
+/// Whether a new connection may fix the error.
 fn is_of_the_connection(error: &Error) -> bool {
     // After a statement timeout, the same statement takes too long again.
     error.code().disposition() == Disposition::Retry && error.code() != Code::PostgresTimeout
@@ -138,10 +138,11 @@ impl TailSession {
         Ok(Self { sql, messages })
     }
 
-    /// Tries until it succeeds, or until an error occurs that a new connection cannot cure.
+    /// Retries until it succeeds, or until an error occurs that a new connection cannot fix.
     async fn open_again(settings: &Settings, args: &TailArgs) -> Result<Self> {
         loop {
-            // Also before the first try: connecting may succeed, and the next statement fail again.
+            // Sleep before the first attempt too: connecting may succeed, and the next statement
+            // fail again.
             tokio::time::sleep(RECONNECT_INTERVAL).await;
             match Self::open(settings, args).await {
                 Err(error) if is_of_the_connection(&error) => {}

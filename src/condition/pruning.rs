@@ -1,4 +1,4 @@
-//! What the relay's own pruning did last, for `/status`, the metrics and `outbox.relay`.
+//! The results of the relay's latest pruning runs, for `/status`, the metrics and `outbox.relay`.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};

@@ -2,9 +2,9 @@
 //! bulk.
 //!
 //! A request costs about the same for one message as for a hundred. While the stream is live, every
-//! event is sent at once. While the server sends transactions of long ago, a lane lingers until it
-//! has enough for a request. It stops when more events would not make requests larger (`budget`), or
-//! when the stream has caught up, which shows as a pause.
+//! event is sent at once. While the server sends old transactions, a lane lingers until it has
+//! enough for a request. Lanes stop lingering when more events would not make requests larger
+//! (`budget`), or when a pause shows that the stream has caught up.
 //!
 //! After a keepalive a short pause is enough: the server sends one before it waits for more WAL. But
 //! it also sends keepalives within a backlog (`WalSndWaitForWal` and `WalSndUpdateProgress` in its
@@ -21,12 +21,12 @@ use crate::lanes::Serve;
 /// younger, and a real backlog is much longer.
 const BEHIND: Duration = Duration::from_secs(1);
 
-/// A stream that brings nothing for this long has caught up. It also pauses for some milliseconds
-/// whenever other processes take the server's cores, and what lanes hold then is hardly worth
-/// requests.
+/// A stream that sends nothing for this long has caught up. Shorter pauses also occur within a
+/// backlog, whenever other processes take the server's cores. The lanes then hold too few messages
+/// to be worth requests.
 const PAUSE: Duration = Duration::from_millis(40);
 
-/// The same after a keepalive, which cannot come from a lack of cores.
+/// The same after a keepalive: a lack of cores does not explain a keepalive.
 const SHORT_PAUSE: Duration = Duration::from_millis(5);
 
 /// How long lanes linger while reading is stopped. Reading usually resumes sooner, when Pub/Sub
@@ -64,7 +64,7 @@ impl Backlog {
         }
     }
 
-    /// Whether the stream brings transactions of long ago.
+    /// Whether the stream brings old transactions.
     pub(crate) fn is_behind(&self) -> bool {
         self.quiet_since.is_some()
     }

@@ -21,16 +21,16 @@ use crate::lanes::Lanes;
 /// Time between two lines of the log about one topic.
 const LOG_INTERVAL: Duration = Duration::from_secs(10);
 
-/// A failure that is over sooner is a retry like any other: the log does not say that it is over.
+/// A shorter failure is an ordinary retry: the log does not report its end.
 const WORTH_A_LINE: Duration = Duration::from_secs(3);
 
-/// The most lines in that time, about all topics.
+/// Maximum number of lines in that time, about all topics together.
 const LINES_MAX: u32 = 20;
 
-/// Time between two looks at the lanes.
+/// Time between two surveys of the lanes.
 const SURVEY_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Looks at the lanes take at most 1 part in this many of the time.
+/// Surveys take at most one part in this many of the time.
 const SURVEY_SHARE: u32 = 100;
 
 #[derive(Debug)]
@@ -38,7 +38,7 @@ pub(super) struct FailingTopics {
     topics: HashMap<Arc<str>, Failing>,
     /// Where the HTTP port and the supervisor read the topics.
     shared: Troubles,
-    /// When the lanes are looked at next.
+    /// When the next survey is due.
     survey_due: Instant,
     lines: LineBudget,
 }
@@ -59,7 +59,7 @@ struct Failing {
     lanes: LanesOfTopic,
 }
 
-/// The last look at the lanes of a topic.
+/// The lanes of a topic as of the last survey.
 #[derive(Debug, Default, Clone, Copy)]
 struct LanesOfTopic {
     events: u64,
@@ -143,7 +143,7 @@ impl FailingTopics {
         }
     }
 
-    /// Looks at the lanes, if it is time, and forgets the topics that work again.
+    /// Surveys the lanes if a survey is due, and forgets the topics that work again.
     pub(super) fn survey(&mut self, lanes: &Lanes) {
         if self.topics.is_empty() {
             return;
@@ -216,7 +216,7 @@ impl FailingTopics {
     }
 }
 
-/// Limits the lines about all topics together: hundreds may fail for the same reason.
+/// Limits the log lines about all topics together, because hundreds may fail for the same reason.
 #[derive(Debug, Default)]
 struct LineBudget {
     began: Option<Instant>,

@@ -13,8 +13,8 @@ use crate::event::{EventRef, Standing};
 use crate::settings::{Dispatch, Settings};
 use crate::store::dispatch::{DispatchWriter, Record, SlotReader, WriterEvent, Written};
 
-/// Minimum time for writing dispatch rows when a session ends. So the answers that arrived are recorded even if
-/// another one never arrives.
+/// Minimum time for writing dispatch rows when a session ends. It ensures that answers are recorded even if
+/// another answer never arrives.
 const WRITER_LIMIT: Duration = Duration::from_secs(3);
 
 /// The writer of `outbox.dispatch`, and the events that are resolved.
@@ -23,7 +23,7 @@ pub(super) struct Recorder {
     written: mpsc::UnboundedReceiver<WriterEvent>,
     /// Whether published events get a row.
     pub(super) dispatch: Dispatch,
-    /// How many events of which transactions are resolved, and not reported yet.
+    /// Events that are resolved but not yet reported, counted per transaction.
     resolved: Written,
     /// Whether the writer's last attempt has failed.
     cannot_record: bool,
@@ -52,22 +52,22 @@ impl Recorder {
         self.resolved.count(commit);
     }
 
-    /// Takes what was resolved since it was last taken.
+    /// Returns the events that were resolved since the last call.
     pub(super) fn take_resolved(&mut self) -> Vec<(CommitLsn, u64)> {
         std::mem::take(&mut self.resolved.commits)
     }
 }
 
 impl Delivery {
-    /// Whether events that get no row are resolved at once. Behind a released event they are resolved
-    /// only when its row is durable: otherwise a crash in between would repeat the released event
-    /// alone.
+    /// Whether events that get no row are resolved at once. Events behind a released event are resolved only
+    /// when the released event's row is durable. Otherwise a crash in between would repeat only the released
+    /// event.
     pub(super) fn resolves_at_once(&self, events: &[EventRef]) -> bool {
         let is_released = |event: &EventRef| event.standing == Standing::Released;
         self.quarantine.is_settled() && !events.iter().any(is_released)
     }
 
-    /// Gives outcomes to the writer.
+    /// Hands outcomes to the writer.
     pub(super) fn record(&mut self, record: Record) {
         self.quarantine.handed(&record);
         self.budget.take_texts(record.text_bytes());
@@ -108,8 +108,8 @@ impl Delivery {
         }
     }
 
-    /// Waits for requests in flight, and records them; starts no new ones. Returns how many events of
-    /// which transactions have their outcome now.
+    /// Waits for requests in flight and records their outcomes; starts no new requests. Returns the number of
+    /// resolved events per transaction.
     pub(crate) async fn drain(mut self, limit: Duration) -> Vec<(CommitLsn, u64)> {
         let deadline = tokio::time::Instant::now() + limit;
         while let Ok(Some(answer)) = tokio::time::timeout_at(deadline, self.attempts.answer()).await

@@ -1,5 +1,5 @@
-//! Brings events back from quarantine: asks the table every two seconds which events operators have
-//! released, and moves those into the lanes step by step, as `quarantine` says.
+//! Brings events back from quarantine. Polls the table every two seconds for events that operators
+//! have released, and moves them into the lanes in the steps that `quarantine` describes.
 
 use std::time::{Duration, Instant};
 
@@ -12,7 +12,7 @@ use crate::event::{EventRef, Group};
 use crate::metrics::KindLabel;
 use crate::store::dispatch::{Outcome, Record};
 
-/// Time between two looks for released or discarded events.
+/// Poll interval for released or discarded events.
 const LOOK_INTERVAL: Duration = Duration::from_secs(2);
 
 /// Time between two counts of the events in quarantine.

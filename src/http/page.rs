@@ -37,7 +37,7 @@ const STYLE: &str = include_str!("page/page.css");
 const CONTENT_SECURITY_POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; \
     connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
 
-/// A look at the database serves everybody for this time.
+/// For how long one query result is reused for all visitors.
 const OVERVIEW_AGE: Duration = Duration::from_secs(5);
 
 const STATEMENT_TIMEOUT: Duration = Duration::from_secs(5);
@@ -48,13 +48,13 @@ const SEARCH_CHARS: usize = 1_100;
 /// Limit of a whole search. The port closes a connection two seconds later.
 const SEARCH_TIME: Duration = Duration::from_secs(8);
 
-/// How far back a search by key goes: there is no index on the keys.
+/// How far back a search by key goes. It is limited because the keys have no index.
 const KEY_SEARCH_AGE: Duration = Duration::from_secs(24 * 3600);
 
 /// Events that a search by key shows, newest first.
 const EVENTS_SHOWN: usize = 20;
 
-/// The last look at the database, and when it was taken.
+/// The last query result, and when it was read.
 pub(super) type Overview = Arc<Mutex<Option<(Instant, serde_json::Value)>>>;
 
 /// Who may see the page.
@@ -168,8 +168,8 @@ fn names_a_local_host(headers: &HeaderMap) -> bool {
     })
 }
 
-/// Whether a page of another web site sends the request. It could not read the answer, but make the relay
-/// look at the database.
+/// Whether a page of another web site sends the request. Such a page cannot read the answer, but it could make
+/// the relay query the database.
 fn is_of_another_site(headers: &HeaderMap) -> bool {
     let site = headers.get("sec-fetch-site");
     site.is_some_and(|site| site != "same-origin" && site != "none")

@@ -18,7 +18,7 @@ pub(super) const MESSAGE_FRAMING: usize = 6;
 /// size, a message costs hardly more than in the largest one.
 pub(super) const WORTHWHILE_MESSAGES: usize = 100;
 
-/// The same in bytes: copying them costs several times as much as the request itself.
+/// The same limit in bytes: copying that much costs several times as much as the request itself.
 pub(super) const WORTHWHILE_BYTES: usize = 64 << 10;
 
 /// Approximate memory of a waiting event, including its record, in addition to its message.

@@ -1,4 +1,4 @@
-//! Figures of the lanes, and a look at all of them, to show what waits.
+//! Statistics of the lanes, and a survey of all of them that shows the waiting events.
 
 use std::sync::Arc;
 
@@ -6,7 +6,7 @@ use decoder::PgTimestamp;
 
 use super::Lanes;
 
-/// What a lane has to do.
+/// The pending work of a lane.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LaneStanding {
     /// Events that are not stored yet.

@@ -8,7 +8,7 @@ use slot_manager::{Slot, SlotName, slots};
 use crate::error::Result;
 use crate::postgres::Sql;
 
-/// Between two looks at the slot.
+/// Poll interval for the slot.
 const LOOK_INTERVAL: Duration = Duration::from_millis(200);
 
 /// Waits until the slot has confirmed `end`, for at most `limit`, and not at all if nobody reads the

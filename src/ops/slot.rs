@@ -21,7 +21,7 @@ use crate::store::relay_row::shown::{self, RelayRow};
 /// Transactions younger than this also hold back WAL, but are not worth reporting.
 const HOLDERS_OLDER_THAN: Duration = Duration::from_secs(30);
 
-/// One look at the slot.
+/// The state of the slot at one moment.
 #[derive(Debug)]
 pub(crate) struct SlotLook {
     pub(crate) name: SlotName,

@@ -18,7 +18,7 @@ use crate::store::relay_row::shown::ShownPruning;
 /// Keys in quarantine that are named.
 const KEYS_NAMED: usize = 5;
 
-/// One look at the relay.
+/// The state of the relay at one moment.
 #[derive(Debug)]
 pub(crate) struct RelayStatus {
     pub(crate) slot: SlotLook,

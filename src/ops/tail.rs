@@ -32,7 +32,7 @@ use crate::postgres::PatientSql;
 use crate::settings::Settings;
 use crate::store::dispatch::history::{self, RecordFilter, RecordPlace, RecordedRow};
 
-/// The most records that one look reads, and that are remembered.
+/// Maximum number of records that one poll reads, and that are remembered.
 const WINDOW: usize = 10_000;
 
 /// Records in a page while catching up from `--since`.

@@ -25,9 +25,9 @@ const NAME_CHARS: usize = 200;
 /// Rows that usually fit into one block, for the size of a range of blocks.
 const ROWS_IN_A_BLOCK: u32 = 50;
 
-/// Makes the cost of a page proportional to its rows, even with wrong statistics: rows are found
-/// along an index, their records one by one (no other plan exists for that), and the rows to delete
-/// are joined by a hash.
+/// Makes the cost of a page proportional to its rows, even with wrong statistics. PostgreSQL finds
+/// the rows along an index and their records one by one (the only possible plan), and joins the
+/// rows to delete by a hash.
 const PLAN: &str = "\
     SET enable_seqscan = off; SET enable_mergejoin = off; SET enable_nestloop = off; \
     SET enable_hashjoin = on; SET enable_sort = on; SET jit = off";
@@ -145,7 +145,7 @@ impl<'a> TableWalk<'a> {
     /// The next page, possibly without rows; `None` at the end.
     ///
     /// # Errors
-    /// Errors of the statement. After one, the same page can be tried again.
+    /// Errors of the statement. The caller may then ask for the same page again.
     pub(super) async fn next(&mut self, sql: &Sql) -> Result<Option<WalkedPage>, PgError> {
         let (statement, next) = match &self.place {
             WalkPlace::Done => return Ok(None),
@@ -211,8 +211,8 @@ impl<'a> TableWalk<'a> {
         self.page_sql("null::bigint", &range, &range)
     }
 
-    /// The statement of one page. `which` selects the rows to look at, and `again` is a condition for
-    /// the same rows that an index serves.
+    /// The statement of one page. `which` selects the rows to compare. `again` selects the same rows for the
+    /// delete, by a condition that an index can serve.
     fn page_sql(&self, seq: &str, which: &str, again: &str) -> String {
         let delete = match self.action {
             WalkAction::Look => "select 1 where false".to_owned(),
@@ -245,8 +245,8 @@ impl<'a> TableWalk<'a> {
         )
     }
 
-    /// The name of a row `j` for the report; null where nobody reads it. A name that is not plain ASCII
-    /// may be text that the server cannot send, so its event id stands for it.
+    /// The name of a row `j` for the report; null if the report does not name the row. The server may be unable
+    /// to send a name that is not plain ASCII, so the report shows the event id instead.
     fn name_sql(&self) -> String {
         match self.action {
             WalkAction::Delete => "null::text".to_owned(),
@@ -278,7 +278,8 @@ impl<'a> TableWalk<'a> {
     }
 }
 
-/// The condition that the relay has to publish a row of `e`: it is not older than capturing.
+/// The condition that the relay must publish a row of `e`: the row was inserted after the capture
+/// of the table began.
 pub(super) fn ours_sql(captured: &Captured) -> String {
     let ours = ScanWindow {
         from_xid: 0,
@@ -287,8 +288,8 @@ pub(super) fn ours_sql(captured: &Captured) -> String {
     ours.condition()
 }
 
-/// The condition that a row of `e` is in a table or partition that the relay has not compared yet. Its
-/// rows may be of older transactions and still wait.
+/// The condition that a row of `e` is in a table or partition that the relay has not compared yet. Such rows
+/// may still be waiting although their transactions are old.
 pub(super) fn uncompared_sql(captured: &Captured) -> String {
     let Captured { record, shape } = captured;
     match &record.partitions {

@@ -1,4 +1,5 @@
-//! The servers of the settings that a session could not use, and whether to try the next one.
+//! Collects the configured servers that a session could not use, and decides whether to try the
+//! next one.
 
 use crate::error::{Code, Error, Result};
 
@@ -22,8 +23,8 @@ impl FailedServers {
         }
     }
 
-    /// The error if no server is left. It gives the reason for each server. Its code is that of the last server
-    /// that answered, or `postgres-unreachable` if none did.
+    /// The error when every server has failed. It gives the reason for each server. Its code is that of the
+    /// last server that answered, or `postgres-unreachable` if none did.
     pub(super) fn into_error(mut self) -> Error {
         if self.0.len() == 1 {
             return self.0.remove(0);

@@ -13,10 +13,10 @@ use slot_manager::activity::{self, ServerProcess};
 use super::sql::{Sql, connect};
 use crate::error::{Code, Error, Result};
 
-/// Interval between two looks at the server process. An answer in transit arrives within it.
+/// Poll interval for the server process. An answer in transit arrives within this time.
 const LOOK_INTERVAL: Duration = Duration::from_secs(10);
 
-/// Limit of one look; a look that fails proves nothing.
+/// Time limit of one poll. A poll that fails proves nothing.
 const LOOK_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// A session whose statements may take any time.

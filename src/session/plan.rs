@@ -1,8 +1,8 @@
-//! Decides how a session begins. [`SlotFacts::gather`] reads what is known about the slot, once it is free,
-//! and [`decide`] draws the conclusion without IO.
+//! Decides how a session begins. Once the slot is free, [`SlotFacts::gather`] reads the facts about it, and
+//! [`decide`] makes the decision without IO.
 //!
-//! The relay's row is read after the slot is free, because the previous holder of the slot may have
-//! written it until then.
+//! The relay's row is read only after the slot is free, because the previous holder of the slot may
+//! write it until that moment.
 //!
 //! Not here: whether the slot's stream will bring every event (`recovery::loss`), and carrying the
 //! decision out (`open`).
@@ -128,9 +128,9 @@ fn is_at_its_first_start(earlier: &Recorded) -> bool {
     earlier.confirmed_lsn.is_none() && earlier.recovering.as_deref() == Some(first_start)
 }
 
-/// Whether the rows of the unfinished recovery can still be found. They are found by the transaction that
-/// inserted them, so every table must have had `inserted_xid` from before that recovery. And all
-/// outcomes must have records: without them, rows that the stream has passed look like new ones.
+/// Whether the unfinished recovery can continue. A recovery finds rows by the transaction that inserted them,
+/// so every table must have had `inserted_xid` since before that recovery. Every outcome must have a record,
+/// otherwise rows that the stream has already delivered would look like new ones.
 fn can_continue(
     earlier: Option<&Recorded>,
     dispatch: Dispatch,

@@ -15,10 +15,11 @@ use crate::postgres::{Target, connect};
 use crate::settings::Settings;
 use crate::store::relay_row;
 
-/// How long requests in flight may take to end when a session broke, before the next one begins.
+/// After a session broke: how long to wait for its requests in flight before the next session
+/// begins.
 const BROKEN_SESSION_DRAIN: Duration = Duration::from_secs(10);
 
-/// Recording the last position must not delay a shutdown for longer.
+/// Time limit for recording the last position, so that this cannot delay a shutdown for longer.
 const WRITE_DOWN_LIMIT: Duration = Duration::from_secs(2);
 
 impl SessionRunner {
@@ -29,7 +30,8 @@ impl SessionRunner {
         started: impl FnOnce(Phase),
     ) -> Result<PipelineEnd> {
         let (settings, metrics) = (&self.settings, &self.metrics);
-        // Also forgets findings of an attempt to open a session: another relay may have the slot now.
+        // Another relay may hold the slot by now, so forget the findings of the last attempt too, even if that
+        // attempt opened no session.
         metrics.forget_session();
         let (mut pipeline, beside) = tokio::select! {
             biased;
@@ -83,8 +85,8 @@ impl SessionRunner {
     }
 }
 
-/// Records the last position: if the slot is ahead of it at the next start, it is not the one that we
-/// left. Without it, the next start only audits more.
+/// Records the last confirmed position. If the slot is ahead of it at the next start, it is not the slot that
+/// we left. If this write fails, the next start only audits more.
 async fn write_down(target: &Target, settings: &Settings, instance: &str, confirmed: Confirmable) {
     let writing = async {
         let sql = connect(target, "postrider", STATEMENT_TIMEOUT).await?;
@@ -99,7 +101,7 @@ async fn write_down(target: &Target, settings: &Settings, instance: &str, confir
     }
 }
 
-/// Returns when the time for a shutdown is over.
+/// Returns when `shutdown_timeout` has passed since the request to shut down.
 async fn stop_is_due(shutdown: watch::Receiver<bool>, shutdown_timeout: Duration) {
     wait_for_stop(shutdown).await;
     tokio::time::sleep(shutdown_timeout).await;

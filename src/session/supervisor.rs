@@ -25,11 +25,11 @@ use crate::postgres::{Sql, Target, connect};
 use crate::store::relay_row;
 use crate::throttled_log::ThrottledLog;
 
-/// Time between two looks. Rows that are inserted while the publication is wrong must be read from
-/// the table: the shorter the interval, the fewer.
+/// Time between two checks. Rows inserted while the publication is wrong must be read from the
+/// table, so a short interval keeps them few.
 const INTERVAL: Duration = Duration::from_secs(5);
 
-/// The condition is written again after this time, so that a stale one is recognised.
+/// The relay rewrites the condition after this time, so that readers can recognise a stale one.
 pub(super) const SAID_AGAIN: Duration = Duration::from_secs(30);
 
 /// Writing it must not delay the next look.

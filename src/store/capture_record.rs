@@ -66,8 +66,9 @@ pub(crate) struct CaptureRecord {
     pub(crate) since: Option<Snapshot>,
     /// All rows of older transactions are resolved.
     pub(crate) floor: u64,
-    /// Rows up to this `seq` usually belong to transactions before `floor`. It is only a hint where
-    /// to start: a writer may choose a number, or take one long before it inserts the row.
+    /// Rows up to this `seq` usually belong to transactions before `floor`. Only a hint where to
+    /// start reading: a writer may choose its own number, or draw one long before it inserts the
+    /// row.
     pub(crate) floor_seq: Option<i64>,
     /// The sequence that numbered the rows when `floor_seq` was noted. Another sequence may give
     /// out lower numbers.
@@ -120,8 +121,8 @@ impl CaptureRecord {
 pub(crate) struct Resolved<'a> {
     pub(crate) identity: &'a str,
     pub(crate) floor: u64,
-    /// The highest `seq` by the time all transactions below the floor had ended, and the sequence
-    /// that numbers the rows.
+    /// The highest `seq` when all transactions below the floor had ended, and the sequence that
+    /// fills that column.
     pub(crate) floor_seq: Option<(i64, &'a str)>,
     pub(crate) partitions: Option<&'a str>,
 }
@@ -268,8 +269,8 @@ const OID_HERE: &str = "\
                 pg_catalog.to_regclass(pg_catalog.format('%I.%I', k.schema_name, k.table_name)) o (oid) \
             WHERE o.oid IS NOT NULL) THEN c.table_oid ELSE 0::oid END)";
 
-/// Resets the floors and the OIDs of all records: those of another cluster mean nothing here, so all
-/// rows are compared.
+/// Resets the floors and the OIDs of all records, because those of another cluster mean nothing
+/// here. So all rows are compared.
 ///
 /// # Errors
 /// Errors of a statement.

@@ -21,7 +21,8 @@ use crate::error::{Code, Error, Result};
 use crate::postgres::{Snapshot, Sql};
 use crate::settings::Dispatch;
 
-/// The last two columns are there so that an older schema is found out before a standby waits.
+/// The last two columns make the statement fail on an older schema, before a standby starts to
+/// wait.
 const SELECT: &str = "\
     SELECT system_identifier, timeline, confirmed_lsn, confirmed_is_final, recovering, dispatch, \
         audited_publication, database_oid, recovery_lsn, recovery_snapshot::text, pruned_at, \
@@ -29,8 +30,8 @@ const SELECT: &str = "\
     FROM outbox.relay WHERE slot = $1";
 
 /// Makes the mode `exceptions` durable before anything is delivered. Only the auditor or a recovery
-/// switches back to `full`, once all events delivered without a row are below the floor. `$6` says
-/// that the slot may have left events out, so that everything has to be compared.
+/// switches back to `full`, once all events delivered without a row are below the floor. `$6` is
+/// true if the slot may have missed events, so that the auditor must compare everything.
 const TAKE: &str = "\
     INSERT INTO outbox.relay (slot, system_identifier, timeline, confirmed_lsn, instance, \
         dispatch, audited_publication, database_oid) \
@@ -51,16 +52,16 @@ const UPDATE: &str = "\
     UPDATE outbox.relay SET confirmed_lsn = $2, updated_at = now() \
     WHERE slot = $1 AND NOT confirmed_is_final";
 
-/// Written before a person moves the slot. No relay has confirmed any later position; only a relay with
-/// `dispatch = exceptions` needs to know that. After the move the slot
-/// lacks events that an unfinished recovery relies on, so that recovery must start again.
+/// Written before a person moves the slot. `$2` is the last position that a relay has confirmed; only a relay
+/// with `dispatch = exceptions` needs it. After the move the slot lacks events that an unfinished recovery
+/// relies on, so that recovery must start again.
 const WRITE_LEFT: &str = "\
     UPDATE outbox.relay SET recovery_lsn = NULL, recovery_snapshot = NULL, updated_at = now(), \
         confirmed_lsn = CASE dispatch WHEN 'exceptions' THEN $2 ELSE confirmed_lsn END, \
         confirmed_is_final = confirmed_is_final OR dispatch = 'exceptions' \
     WHERE slot = $1 AND confirmed_lsn IS NOT NULL";
 
-/// Only if the row is still ours, and only the first time that nothing is held up.
+/// Writes only if the row is still ours. While nothing holds the delivery up, writes only once.
 const WRITE_CONDITION: &str = "\
     UPDATE outbox.relay SET condition = $3::text::jsonb, condition_at = now() \
     WHERE slot = $1 AND instance = $2 AND (condition IS NOT NULL OR $3::text IS NOT NULL)";
@@ -69,7 +70,7 @@ const WRITE_CONDITION: &str = "\
 const WRITE_PRUNING: &str = "\
     UPDATE outbox.relay SET pruning = $2::text::jsonb, pruned_at = now() WHERE slot = $1";
 
-/// Only if the row is still ours: another relay may have taken the slot in the meantime.
+/// Writes only if the row is still ours: another relay may have taken the slot in the meantime.
 const WRITE_FINAL: &str = "\
     UPDATE outbox.relay SET confirmed_lsn = $2, confirmed_is_final = true, updated_at = now(), \
         condition = NULL, condition_at = NULL \
@@ -82,8 +83,8 @@ const KEEP_SLOT: &str = "\
         database_oid = $6 \
     WHERE slot = $1";
 
-/// Moves rows whose place the WAL of this cluster has not reached yet to a place where no commit can
-/// be.
+/// Some rows have a position that the WAL of this cluster has not reached yet. Moves them to a
+/// position where no commit can be.
 const MOVE_RECORDS: &str = "\
     WITH below AS ( \
         SELECT now.lsn, now.lsn - mod(now.lsn - '0/0'::pg_lsn, 8) - 1::numeric AS place \
@@ -116,7 +117,8 @@ pub(crate) struct Recorded {
     pub(crate) publication: Option<String>,
 }
 
-/// A recovery that has created its slot and not finished. Every mark of a new loss removes this.
+/// A recovery that has created its slot but has not finished. Marking a new loss deletes this
+/// record.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Unfinished {
     /// The consistent point of its slot.
@@ -187,7 +189,7 @@ fn outdated(error: tokio_postgres::Error) -> Error {
     }
 }
 
-/// What the auditor has to look at first.
+/// The rows that the auditor compares first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Audit {
     /// Only rows that it has not compared yet.
@@ -262,8 +264,8 @@ pub(crate) async fn update(sql: &Sql, slot: &SlotName, confirmed: PgLsn) -> Resu
     Ok(())
 }
 
-/// Says what holds the delivery up, for commands that cannot ask the relay; `None` when nothing does.
-/// Does nothing if another relay has the row.
+/// Records why the delivery is held up, or `None`, for commands that cannot ask the relay. Does nothing if
+/// another relay has the row.
 ///
 /// # Errors
 /// Database errors.
@@ -281,7 +283,7 @@ pub(crate) async fn write_condition(
     Ok(())
 }
 
-/// Says how a run of pruning ended, for commands that cannot ask the relay.
+/// Records how a run of pruning ended, for commands that cannot ask the relay.
 ///
 /// # Errors
 /// Database errors.

@@ -1,4 +1,5 @@
-//! Streams a logical replication slot of PostgreSQL, and knows how far it may be confirmed.
+//! Streams a logical replication slot of PostgreSQL, and computes the position that may be
+//! confirmed.
 //!
 //! A tour:
 //!
@@ -18,8 +19,8 @@
 //! [`ReplicationError`]; its [`ErrorKind`] and SQLSTATE are all that a caller branches on. Nothing here
 //! retries: a session ends with an error, and the caller opens the next one.
 //!
-//! **Not here:** decoding (the crate `decoder`), slots as objects (`slot-manager`), SQL sessions, and
-//! what the caller does with a row.
+//! **Not here:** decoding (the crate `decoder`), inspecting and managing slots (`slot-manager`), SQL sessions,
+//! and the handling of a row.
 //!
 //! # Example
 //!

@@ -1,7 +1,7 @@
-//! The watermark: how far every event has its outcome. This is the only module that makes positions
-//! which may be confirmed to PostgreSQL.
+//! The watermark: the position up to which every event has a durable outcome. Only this module
+//! creates positions that may be confirmed to PostgreSQL.
 //!
-//! The promises of PostgreSQL, and their consequences (manual, "Logical Decoding" and "Streaming
+//! PostgreSQL's guarantees and their consequences (manual, "Logical Decoding" and "Streaming
 //! Replication Protocol"):
 //!
 //! - With protocol 1, transactions arrive whole and in commit order. The slot can resume at a
@@ -13,9 +13,9 @@
 //!   watermark is the floor of the first unresolved transaction, or the last position of the stream
 //!   when everything is resolved.
 //!
-//! The ledger keeps unresolved transactions, and at most about as many resolved ones, so one stuck
-//! event costs little memory, however much flows past it. Transactions arrive in commit order, so a
-//! queue holds them, not a tree. No IO, no clock.
+//! The ledger keeps unresolved transactions, and at most about as many resolved ones. So one stuck
+//! event costs little memory, no matter how many transactions follow it. Transactions arrive in
+//! commit order, so a queue can hold them instead of a tree. No IO, no clock.
 
 use std::collections::VecDeque;
 

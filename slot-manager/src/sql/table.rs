@@ -77,9 +77,10 @@ from pg_catalog.pg_roles r where r.rolname = $1";
 
 /// Parameters: OIDs of types, the columns that have them (oid[], text[]), schema and table (text).
 ///
-/// Only PostgreSQL's own scalar types count as sortable. An array or a row may contain values that
-/// cannot be sorted. The operators of another type may be in any schema, and may belong to anybody. A
-/// `regclass` or an enum cannot be read again from its text once the object or label has another name.
+/// Only PostgreSQL's own scalar types count as sortable. Arrays and rows do not, because they may contain
+/// values that cannot be sorted. Types from elsewhere do not, because any user may have created their
+/// operators, in any schema. `regclass` and enums do not, because PostgreSQL cannot parse their text again
+/// after the object or label is renamed.
 pub(crate) const BASE_TYPES: &str = "
 with recursive asked as (
     select w.type_oid, coalesce(t.oid, a.atttypid) as oid

@@ -66,7 +66,7 @@ pub(crate) async fn look_up(
     Ok(found)
 }
 
-/// The same in a session of its own, since it is rarely needed.
+/// Looks the types up in a session of its own, because this is rarely needed.
 ///
 /// # Errors
 /// Those of connecting and of a statement.

@@ -19,7 +19,8 @@ use crate::ops::status::RelayStatus;
 use crate::postgres::{Sql, connect};
 use crate::settings::Settings;
 
-/// An early answer beats a complete one during an incident.
+/// Limit of a statement. It is short, because during an incident an early answer is better than a
+/// complete one.
 const STATEMENT_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Exit code for a slot that is missing or cannot be inspected, as by the Nagios convention.

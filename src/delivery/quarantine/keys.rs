@@ -12,13 +12,14 @@ use crate::store::dispatch::quarantined::{BEHIND_A_RELEASE, MAX_BLOCKED};
 /// A blocked key.
 #[derive(Debug)]
 pub(super) struct BlockedState {
-    /// Whether no event of the key is in quarantine: it is blocked only until its release has ended.
+    /// Whether the key is blocked only until its release ends. Then no event of it is in
+    /// quarantine.
     pub(super) for_release: bool,
     /// The first event in quarantine. Earlier events are not affected.
     pub(super) since: EventPlace,
     /// The reason that is recorded for the events behind it.
     pub(super) waits: Arc<str>,
-    /// The number of the last record of this key that the writer was given.
+    /// The number of the last record of this key that was handed to the writer.
     pub(super) last_record: u64,
     /// Bad events whose dead letter is in flight: they are not recorded yet.
     pub(super) letters: u32,
@@ -88,7 +89,7 @@ impl BlockedKeys {
         self.by_group.entry(group).or_insert(blocked);
     }
 
-    /// Blocks the key of a bad event. Returns whether no event had blocked it before.
+    /// Blocks the key of a bad event. Returns false if an event in quarantine already blocked it.
     ///
     /// # Errors
     /// `quarantine-full`.

@@ -36,20 +36,20 @@ pub(super) struct Release {
     /// A page counts only if at least this many records were durable when it was requested. A bad event
     /// with a dead letter is recorded later than the events behind it, and no page may skip it.
     pub(super) asks_from: u64,
-    /// How many of its events are in lanes.
+    /// How many events of the release are in lanes.
     pub(super) in_lanes: usize,
-    /// The number of the last record of one of its events that the writer was given.
+    /// The number of the last record of its events that was handed to the writer.
     pub(super) last_record: u64,
 }
 
 impl Release {
-    /// A release of a blocked key, or of a group that blocks nothing. The writer was given `handed` records
-    /// before it.
+    /// A release of a blocked key, or of a group that blocks nothing. `handed` is the number of records that
+    /// were handed to the writer before it.
     pub(super) fn new(blocked: Option<&BlockedState>, handed: u64) -> Self {
         Self {
             stage: match blocked {
                 Some(blocked) if !blocked.for_release => Stage::Begun(handed),
-                // All its released rows are in the table, so new events need not be recorded.
+                // All released rows of the key are in the table, so new events need no record.
                 Some(_) => Stage::Handover(Vec::new()),
                 None => Stage::Paging,
             },
@@ -58,7 +58,8 @@ impl Release {
             page: PageState::Asked,
             asks_from: match blocked {
                 Some(blocked) if blocked.letters > 0 => u64::MAX,
-                // No page may miss an event that was recorded before the release, as after a restart.
+                // Wait for every record of this key, so that no page misses an event that was recorded before
+                // the release.
                 Some(blocked) => blocked.last_record,
                 None => 0,
             },
@@ -163,7 +164,7 @@ impl Release {
         }
     }
 
-    /// Whether it has ended, except that its last outcomes may not be durable yet.
+    /// Whether the release has ended. Its last outcomes may not be durable yet.
     pub(super) fn has_left_lanes(&self) -> bool {
         matches!(self.stage, Stage::Ended) && self.in_lanes == 0
     }

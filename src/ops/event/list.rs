@@ -21,16 +21,17 @@ use crate::postgres::PatientSql;
 use crate::settings::{Dispatch, Settings};
 use crate::store::dispatch::history;
 
-/// Events without a record that are looked at, oldest first.
+/// Maximum number of events without a record that the search reads, oldest first.
 const WAITING_MAX: usize = 10_000;
 
 /// The newest events that match; its JSON form, on which programs depend.
 #[derive(Debug, serde::Serialize)]
 pub(crate) struct EventListing {
     pub(crate) events: Vec<EventReport>,
-    /// `full` or `exceptions`: then published events have no record, and are not listed.
+    /// `full` or `exceptions`. With `exceptions`, published events have no record and are not
+    /// listed.
     pub(crate) dispatch: &'static str,
-    /// Whether more events wait than were looked at.
+    /// Whether events are waiting that the search did not read.
     pub(crate) more_wait: bool,
 }
 
@@ -67,7 +68,7 @@ pub(crate) async fn list(
     })
 }
 
-/// The events that wait and match, newest first, and whether there are more.
+/// The waiting events that match, newest first, and whether the search left some unread.
 async fn waiting(
     sql: &PatientSql,
     settings: &Settings,

@@ -63,7 +63,8 @@ impl EventQuery<'_> {
         })
     }
 
-    /// Says how to search less, if the error is that a search through outbox.dispatch took too long.
+    /// If a search through outbox.dispatch took too long, adds a hint that says how to narrow the
+    /// search.
     pub(super) fn took_long(&self, error: Error) -> Error {
         if error.code() != Code::PostgresTimeout {
             return error;

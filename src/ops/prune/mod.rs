@@ -55,17 +55,17 @@ const RETRY_PAUSE: Duration = Duration::from_secs(1);
 /// Where [`PruneStep`] names the records instead of a table.
 pub(crate) const RECORDS: &str = "outbox.dispatch";
 
-/// Rows that one chunk looks at, if nobody says otherwise.
+/// Default number of rows that one chunk reads.
 pub(crate) const CHUNK: u32 = 5_000;
 
-/// Pause after each chunk that deleted something, if nobody says otherwise.
+/// Default pause after each chunk that deleted something.
 pub(crate) const PAUSE: Duration = Duration::from_millis(100);
 
 /// What to delete, and how fast.
 #[derive(Debug, Clone)]
 pub(crate) struct PruneRequest {
     pub(crate) older_than: Duration,
-    /// Rows that one chunk looks at.
+    /// Number of rows that one chunk reads.
     pub(crate) chunk: u32,
     /// Pause after each chunk that deleted something.
     pub(crate) pause: Duration,
@@ -148,7 +148,7 @@ pub(crate) struct PruneStep<'a> {
     pub(crate) deleted: u64,
 }
 
-/// Says how far the command is; returns false to stop it.
+/// Receives the progress of the command; returns false to stop it.
 pub(crate) type OnPruneStep<'a> = dyn FnMut(&PruneStep<'_>) -> bool + Send + 'a;
 
 /// Everything that the chunks depend on.

@@ -53,17 +53,17 @@ pub(crate) struct ReplayCriteria {
     pub(crate) to_lsn: Option<String>,
 }
 
-/// How far a replay is.
+/// The progress of a replay.
 #[derive(Debug)]
 pub(crate) enum ReplayStep {
-    /// Records looked at, and events selected.
+    /// Number of records read, and of events selected.
     Selecting { looked_at: u64, selected: u64 },
     /// Events that the relay has published again, of all that are selected; `stalled` if it has not
     /// published any for a while.
     Sending { sent: u64, of: u64, stalled: bool },
 }
 
-/// Says how far the replay is; returns false to stop it.
+/// Receives the progress of the replay; returns false to stop it.
 pub(crate) type OnReplayStep<'a> = dyn FnMut(&ReplayStep) -> bool + 'a;
 
 /// The result; its JSON form, on which programs depend.

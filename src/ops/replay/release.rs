@@ -8,21 +8,21 @@ use crate::postgres::Sql;
 use crate::store::dispatch::history::RecordPlace;
 use crate::store::replay::{self, ReplayCounts, ReplayGroup};
 
-/// Events that the relay has not published yet, above which no more are released.
+/// Stop releasing while this many released events are not published yet.
 const RELEASED_AT_ONCE: u64 = 2_000;
 
-/// Between two looks at how far the relay is.
+/// Poll interval for the relay's progress.
 const LOOK_INTERVAL: Duration = Duration::from_millis(250);
 
 /// The command reports that the relay makes no progress after this time.
 const STALLED: Duration = Duration::from_secs(10);
 
-/// Rounds over all keys, [`ROUND_PAUSE`] apart, in which none could be released, before the command gives
-/// up: another replay may have a key for a moment.
+/// The command gives up after this many rounds over all keys, [`ROUND_PAUSE`] apart, that released nothing.
+/// Another replay may hold a key for a moment.
 const FRUITLESS_ROUNDS: u32 = 10;
 const ROUND_PAUSE: Duration = Duration::from_secs(1);
 
-/// How far the release is.
+/// The progress of the release.
 struct Releasing<'a> {
     sql: &'a Sql,
     name: &'a str,
@@ -32,7 +32,7 @@ struct Releasing<'a> {
     released: u64,
     counts: ReplayCounts,
     looked: Instant,
-    /// Where the next look continues.
+    /// Where the next poll continues.
     look_after: Option<RecordPlace>,
     /// When the relay last made progress.
     progressed: Instant,
@@ -55,7 +55,7 @@ impl<'a> Releasing<'a> {
         Ok(releasing)
     }
 
-    /// Looks how far the relay is.
+    /// Checks which released events have an outcome now.
     async fn look(&mut self) -> Result<()> {
         let found = replay::settle(self.sql, self.name, self.look_after).await?;
         self.released = self.released.saturating_sub(found.settled);

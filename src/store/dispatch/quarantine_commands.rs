@@ -9,8 +9,8 @@ use uuid::Uuid;
 use crate::error::Result;
 use crate::postgres::Sql;
 
-/// The condition for rows in quarantine. A released event with a message was published before: it is being
-/// replayed.
+/// The condition for rows in quarantine. A released event with a message id is not in quarantine: it was
+/// published before and is being replayed.
 const IN_QUARANTINE: &str = "d.state in ('quarantined', 'released') \
     and (d.state = 'quarantined' or d.message_id is null)";
 
@@ -44,8 +44,8 @@ impl EventRow {
     }
 }
 
-/// The events in quarantine of a key and a topic, or of all; a topic may be given without its
-/// project.
+/// Selects events in quarantine: those of a key, of a topic, of both, or all. A topic may be given
+/// without its project.
 pub(crate) struct QuarantineFilter {
     sql: String,
     texts: Vec<String>,

@@ -19,9 +19,9 @@ use crate::error::{Code, Error, Result};
 use crate::event::{EventId, EventRef, Group, OrderingKey, Standing};
 use crate::postgres::Sql;
 
-/// Limit of keys blocked at once, and of events set aside in one session that block nothing. That
-/// many are no longer single bad events: something is wrong with all of them, and a person must look
-/// before all traffic is in quarantine. With keys of usual length, 100,000 take about 20 MB.
+/// Maximum number of keys blocked at once, and of events set aside in one session that block no
+/// key. Beyond it, the events have a common cause, and a person must look at it before all traffic
+/// is in quarantine. With keys of usual length, 100,000 take about 20 MB.
 pub(crate) const MAX_BLOCKED: usize = 100_000;
 
 /// Counting stops here: nobody needs an exact number above it.
@@ -54,8 +54,8 @@ fn groups_sql(state: &str, which: &str) -> String {
     )
 }
 
-/// An event with a message was published before, so it is being replayed. A database that `postrider
-/// init` has not migrated yet lacks the column `replay`.
+/// A released event with a message id was published before and is being replayed. A database that
+/// `postrider init` has not migrated yet lacks the column `replay`.
 const PAGE: &str = "\
     SELECT commit_lsn, ordinal, event_id, source_id, committed_at, error, \
         CASE WHEN message_id IS NOT NULL THEN coalesce(to_jsonb(d) ->> 'replay', '') END \
@@ -68,7 +68,7 @@ const MARK: &str = "\
     UPDATE outbox.dispatch SET state = 'released' \
     WHERE state = 'quarantined' AND coalesce(topic, '') = $1 AND coalesce(ordering_key, '') = $2";
 
-/// An event with a message was published before: it was being replayed.
+/// A released event with a message id was being replayed, so its state becomes `published` again.
 const SEND_BACK: &str = "\
     UPDATE outbox.dispatch \
     SET state = CASE WHEN message_id IS NULL THEN 'quarantined' ELSE 'published' END \
@@ -189,8 +189,8 @@ fn blocked_key(row: &Row) -> BlockedKey {
     }
 }
 
-/// Up to `limit` groups that have released events, in order, and whether their first one is replayed. With `after`, only groups that sort
-/// after it.
+/// Up to `limit` groups that have released events, in order, and whether the first of these events
+/// is being replayed. With `after`, only groups that sort after it.
 ///
 /// # Errors
 /// Database errors.
@@ -250,7 +250,7 @@ pub(crate) async fn page(
     Ok(rows.iter().map(event).collect())
 }
 
-/// Whether all released events of the group were published before: a replay has released them.
+/// Whether a replay released every released event of the group. Such events were published before.
 ///
 /// # Errors
 /// Database errors.

@@ -1,10 +1,10 @@
 //! Decides whether another relay has taken over the slot and will publish our unrecorded events
 //! again.
 //!
-//! While our walsender reads the slot, no other relay serves it: what we record is going to be
-//! confirmed, so it must be recorded. A successor that has already stopped no longer reads the slot.
-//! But it has left its name in outbox.relay, and it may have published the events that we are about
-//! to record.
+//! While our walsender reads the slot, no other relay serves it. We are going to confirm the
+//! events, so we must record their outcomes first. A successor that has already stopped no longer
+//! reads the slot. But its name is still in outbox.relay, and it may have published the events that
+//! we are about to record.
 
 /// Asked once per batch: which process reads the slot, and whether another instance has begun to
 /// serve it. `$1` is the slot, `$2` our instance.

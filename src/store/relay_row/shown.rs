@@ -13,7 +13,8 @@ use crate::condition::{Condition, PruneRun};
 use crate::error::Result;
 use crate::postgres::Sql;
 
-/// A relay that is held up says so every 30 seconds.
+/// A condition older than this is out of date: while one lasts, the relay writes it every 30
+/// seconds.
 const SAID_FOR: Duration = Duration::from_secs(75);
 
 /// Reads the columns of migrations 15 and 17 as JSON, so that the query also works before these migrations.
@@ -43,7 +44,7 @@ pub(crate) struct RelayRow {
     pub(crate) recovering: Option<String>,
     /// Which events get a row in outbox.dispatch: `full` or `exceptions`.
     pub(crate) dispatch: String,
-    /// What holds the delivery up, as the relay said a moment ago; `None` if nothing does.
+    /// Why the delivery is held up, as the relay recently wrote; `None` if it is not.
     pub(crate) condition: Option<Condition>,
     /// How the relay's last run of pruning ended; `None` if `prune_after` is off.
     pub(crate) pruning: Option<ShownPruning>,
@@ -83,7 +84,7 @@ pub(crate) async fn read(sql: &Sql, slot: &SlotName) -> Result<Option<RelayRow>>
     }
 }
 
-/// The condition that the relay wrote this many seconds ago, unless it would have written again since.
+/// The condition that the relay wrote `seconds_ago`; `None` if it is out of date.
 fn said(json: Option<&str>, seconds_ago: Option<f64>) -> Option<Condition> {
     let mut condition: Condition = serde_json::from_str(json?).ok()?;
     let ago = seconds_ago.filter(|ago| *ago < SAID_FOR.as_secs_f64())?;
@@ -121,8 +122,8 @@ impl RelayRow {
     }
 }
 
-/// The position up to which the relay of this slot has confirmed, if one ever ran. If it did, a missing
-/// slot means a gap. `None` also when the relay's tables do not exist or this role may not read them.
+/// The position up to which the relay of this slot has confirmed; `None` if none ever ran. If one did, a
+/// missing slot means a gap. `None` also when the relay's tables do not exist or this role may not read them.
 ///
 /// # Errors
 /// Errors of a statement.

@@ -99,12 +99,12 @@ pub(crate) async fn count_waiting(sql: &Sql, name: &str) -> Result<(u64, u64)> {
     Ok((count(&row, 0), count(&row, 1)))
 }
 
-/// The result of a look at the released events.
+/// The result of one poll of the released events.
 #[derive(Debug)]
 pub(crate) struct Settled {
     /// The totals of the replay.
     pub(crate) counts: ReplayCounts,
-    /// Events that have an outcome since the last look.
+    /// Events that got an outcome since the last poll.
     pub(crate) settled: u64,
     /// Where the next look continues; `None`: at the beginning.
     pub(crate) next: Option<RecordPlace>,

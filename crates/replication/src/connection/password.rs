@@ -1,9 +1,8 @@
 //! The password of a session: from a command, from the settings, otherwise from libpq's password file
 //! (`PGPASSFILE`, by default `~/.pgpass`).
 //!
-//! The command runs, and the file is read, for each session. So the relay keeps running when a password
-//! is rotated, and with tokens that are valid for an hour.
-//! Source: <https://www.postgresql.org/docs/current/libpq-pgpass.html>
+//! Each session runs the command or reads the file again. So the relay survives a rotated password, and tokens
+//! that expire after an hour. Source: <https://www.postgresql.org/docs/current/libpq-pgpass.html>
 
 mod standard_error;
 
@@ -28,11 +27,11 @@ use standard_error::while_logging;
 /// Permission bits for group and others. Like libpq, refuse a file that has any of them.
 const OTHERS: u32 = 0o077;
 
-/// Limit of the command. It is below the limit of connecting, so that the error names the command as the
-/// cause.
+/// Time limit for the command. It is shorter than the limit for connecting, so that the error names the command
+/// as the cause.
 const COMMAND_LIMIT: Duration = Duration::from_secs(8);
 
-/// The most bytes of its first line.
+/// Maximum length of the command's first line, in bytes.
 const LINE_MAX: u64 = 64 << 10;
 
 /// The password to log in with; `None` if there is none.
@@ -121,7 +120,7 @@ async fn first_line(child: &mut Child) -> std::io::Result<Option<(ExitStatus, Ve
     if line.len() as u64 == LINE_MAX {
         return Ok(None);
     }
-    // The rest is read so that the command does not end for a closed pipe.
+    // Read the rest of the output, so that the command does not fail with a broken pipe.
     let mut nowhere = tokio::io::sink();
     let status = tokio::select! {
         status = child.wait() => status?,
@@ -163,7 +162,7 @@ fn read(path: &Path) -> Result<Vec<u8>> {
     Ok(text)
 }
 
-/// Like libpq, does without `~/.pgpass` if it cannot be used: many logins need no password.
+/// Like libpq, ignores `~/.pgpass` if it cannot be used: many logins need no password.
 fn of_default_file(path: &Path, target: &Target) -> Option<String> {
     static WARNED: AtomicBool = AtomicBool::new(false);
     if !path.exists() {

@@ -165,12 +165,12 @@ fn refused(slot: &str, sqlstate: &str, message: &str) -> ReplicationError {
     ReplicationError::new(kind, with_sqlstate(&what, message, sqlstate))
 }
 
-/// Whether a command that we cancelled has ended without a result: it was cancelled, its session ended, or the
-/// server had too little disk or memory. Source: PostgreSQL's Appendix A.
+/// Whether a command that we cancelled ended without a result: the server cancelled it, its session ended, or
+/// the server ran out of disk or memory. Source: PostgreSQL's Appendix A.
 fn is_cancelled(kind: &ErrorKind) -> bool {
     const TIMEOUTS: [&str; 5] = ["57014", "55P03", "25P03", "25P04", "72000"];
     const CLASSES: [&str; 5] = ["57P", "08", "53", "40", "58"];
-    // The server starts, or has no session or slot left.
+    // These are not cancellations: the server is starting up, or has no free connection or slot.
     const OTHERS: [&str; 3] = ["57P03", "53300", "53400"];
     match kind {
         ErrorKind::ConnectionLost => true,

@@ -122,8 +122,8 @@ impl ReplicationConnection {
     async fn authenticate(&mut self, target: &Target, end_point: Option<Vec<u8>>) -> Result<()> {
         let mut has_to_be_bound = target.channel_binding == ChannelBinding::Require;
         let mut scram: Option<ScramSha256> = None;
-        // Only one exchange is allowed, because a second one would not know what the first was
-        // offered.
+        // Only one exchange is allowed: a second one would not know the mechanisms that the server
+        // offered to the first.
         let mut end_point = Some(end_point);
         loop {
             let mut reply = BytesMut::new();

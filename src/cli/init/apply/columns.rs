@@ -1,4 +1,4 @@
-//! Adds the columns and the index by which the rows of a captured table are identified and ordered.
+//! Adds the columns and the index that identify and order the rows of a captured table.
 
 use std::time::Duration;
 
@@ -15,11 +15,11 @@ use crate::mapping::TableSettings;
 use crate::postgres::Sql;
 use crate::settings::Settings;
 
-/// A partitioned table below this size is indexed before a writer notices.
+/// Maximum size of a partitioned table to index. Building the index blocks writers, but at this
+/// size only for a moment.
 const SMALL_BYTES: u64 = 64 << 20;
 
-/// Adds missing columns to the captured tables, and the index on `seq`, and reports what the tables
-/// have afterwards.
+/// Adds missing columns and the index on `seq` to the captured tables, and reports the result.
 pub(in crate::cli::init) async fn columns(sql: &Sql, settings: &Settings) -> Result<Vec<Finding>> {
     let mut findings = Vec::new();
     for table in &settings.tables {
@@ -38,15 +38,15 @@ pub(in crate::cli::init) async fn columns(sql: &Sql, settings: &Settings) -> Res
     Ok(findings)
 }
 
-/// Key of the advisory lock under which indexes are created. Without this lock another `init` would drop our
-/// unfinished index as one whose build was cut off.
+/// Key of the advisory lock held while creating an index. Without it, another `init` would mistake our
+/// unfinished index for one whose build was interrupted, and drop it.
 const INDEX_LOCK: i64 = 0x706f_7374_7269_6466;
 
-/// Between two attempts to get it.
+/// Pause between two attempts to get this lock.
 const INDEX_LOCK_PAUSE: Duration = Duration::from_millis(200);
 
-/// Waits until no other `init` creates an index. Asks again and again: a session that waits in one
-/// statement would hold up the `create index concurrently` that it waits for.
+/// Waits until no other `init` creates an index. Polls the lock, because a session that waits for
+/// it in one statement would hold up the `create index concurrently` of the other `init`.
 async fn lock_indexes(sql: &Sql) -> Result<()> {
     let mut waits = 0;
     while !activity::try_advisory_lock(sql, INDEX_LOCK).await? {
@@ -69,8 +69,8 @@ async fn index(sql: &Sql, table: &TableSettings) -> Result<()> {
     }
 }
 
-/// Whether the table is partitioned, if the index on `seq` is missing and may be created: on a large
-/// partitioned table that would hold up the writers.
+/// `None` if the index on `seq` exists or must not be created, otherwise whether the table is
+/// partitioned. On a large partitioned table, creating the index would hold up the writers.
 async fn lacks_index(sql: &Sql, table: &TableSettings) -> Result<Option<bool>> {
     let Some(shape) = shape::look(sql, table).await? else {
         return Ok(None);
@@ -128,8 +128,8 @@ async fn locked_table(
         .hint("wait until that transaction has ended, or end it; then run this again")
 }
 
-/// Creates the index on `seq`. That may take as long as the table is large, so no limit applies. A
-/// build that was cut off has left an invalid index, which is dropped first.
+/// Creates the index on `seq`. On a large table this takes long, so no time limit applies. An
+/// interrupted build leaves an invalid index, which is dropped first.
 async fn add_index(sql: &Sql, table: &TableSettings, is_partitioned: bool) -> Result<()> {
     let failed = |error| not_the_owner(error, &format!("cannot index {}", table.table));
     sql.batch_execute("set statement_timeout = 0").await?;

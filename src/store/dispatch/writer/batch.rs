@@ -13,10 +13,10 @@ pub(super) const MAX_ROWS: usize = 8_000;
 /// A batch with this many bytes of text is full. It limits memory when rows have long texts,
 /// because sending a batch needs a second copy of it.
 const MAX_TEXT_BYTES: usize = 4 << 20;
-/// A batch of this many rows does not wait for more: next to writing them, a commit is cheap.
+/// A batch of this many rows is written at once: its commit is cheap compared to writing the rows.
 const ENOUGH_ROWS: usize = 2_000;
-/// Minimum time between two small batches. A crash repeats events that were published during this
-/// time, and none of them is confirmed sooner.
+/// Minimum time between two small batches. Events published during this time are not confirmed
+/// until it has passed, and a crash repeats them.
 const MIN_INTERVAL: Duration = Duration::from_millis(50);
 
 /// What one batch has made durable.
