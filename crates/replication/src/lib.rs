@@ -57,8 +57,8 @@
 //! };
 //! let mut source = Source::open(options, || {}).await?;
 //! let mut watermark = Watermark::new(start);
-//! let mut rows = 0;
-//! while rows == 0 {
+//! let (mut rows, mut is_over) = (0, false);
+//! while !is_over {
 //!     let (ended, chunks) = source.split();
 //!     let Some(chunk) = chunks.recv().await else {
 //!         return Err(ended.await?.into());
@@ -78,6 +78,7 @@
 //!                 watermark.commit(commit.end_lsn);
 //!                 // Here the rows get a durable outcome.
 //!                 watermark.resolve(CommitLsn::new(commit.commit_lsn), rows);
+//!                 is_over = rows > 0;
 //!             }
 //!             _ => {}
 //!         }
