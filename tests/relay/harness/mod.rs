@@ -34,12 +34,14 @@ pub(crate) async fn eventually<T, F: Future<Output = Option<T>>>(
 }
 
 /// Compares the journal with the rows of the outbox table.
+#[must_use]
 pub(crate) async fn check(database: &Database, emulator: &RunningEmulator) -> Report {
     checks::check(&emulator.journal().attempts(), &database.expected().await)
 }
 
 /// Like [`check`], but requires that every event came from the stream. Without this, the auditor
 /// would deliver an event that the stream lost, and the journal would not show the loss.
+#[must_use]
 pub(crate) async fn check_streamed(database: &Database, emulator: &RunningEmulator) -> Report {
     let from_a_table = "SELECT count(*) FROM outbox.dispatch \
                         WHERE mod(commit_lsn - '0/0'::pg_lsn, 8) <> 0";

@@ -121,7 +121,8 @@ async fn after_pg_upgrade_the_relay_continues_with_the_copied_slot() {
     insert(&database, 201, 100).await;
     let relay = Relay::start(&database, &emulator);
     assert_nothing_is_lost_or_repeated(&database, &emulator, &relay).await;
-    harness::check_streamed(&database, &emulator).await;
+    let report = harness::check_streamed(&database, &emulator).await;
+    assert!(report.is_clean(), "{report}");
     assert!(!relay.log().contains("recovering"), "{}", relay.log());
 }
 

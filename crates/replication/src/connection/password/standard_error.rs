@@ -48,7 +48,7 @@ pub(super) async fn while_logging<T>(
 }
 
 /// Logs each line, up to a limit, and drops the rest so that the command does not end for a closed pipe.
-/// `line` has what was read of a line that was not logged yet.
+/// `line` holds the beginning of a line that is not logged yet.
 async fn log_lines(stderr: ChildStderr, line: &mut Vec<u8>) -> std::io::Result<()> {
     let mut reader = BufReader::new(stderr);
     for _ in 0..LOGGED_LINES {
