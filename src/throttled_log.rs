@@ -1,46 +1,37 @@
-//! Limits frequent log lines to one every ten seconds for each subject. The subject is usually an error code.
+//! Limits frequent log lines to one per error code every ten seconds.
 
 use std::collections::HashMap;
-use std::hash::Hash;
 use std::time::{Duration, Instant};
 
 use crate::error::Code;
 
 const INTERVAL: Duration = Duration::from_secs(10);
 
-/// When each subject was last logged, and how many lines were suppressed since.
-#[derive(Debug)]
-pub(crate) struct ThrottledLog<K = Code> {
-    last: HashMap<K, (Instant, u64)>,
+/// When each code was last logged, and how many lines were suppressed since.
+#[derive(Debug, Default)]
+pub(crate) struct ThrottledLog {
+    last: HashMap<Code, (Instant, u64)>,
 }
 
-impl<K> Default for ThrottledLog<K> {
-    fn default() -> Self {
-        Self {
-            last: HashMap::new(),
-        }
-    }
-}
-
-impl<K: Eq + Hash> ThrottledLog<K> {
+impl ThrottledLog {
     /// `Some(n)` if a line is due; `n` is the number of lines suppressed since the last one.
-    pub(crate) fn due(&mut self, subject: K) -> Option<u64> {
-        self.due_at(subject, Instant::now())
+    pub(crate) fn due(&mut self, code: Code) -> Option<u64> {
+        self.due_at(code, Instant::now())
     }
 
-    fn due_at(&mut self, subject: K, now: Instant) -> Option<u64> {
-        match self.last.get_mut(&subject) {
+    fn due_at(&mut self, code: Code, now: Instant) -> Option<u64> {
+        match self.last.get_mut(&code) {
             Some((last, left_out)) if now.saturating_duration_since(*last) < INTERVAL => {
                 *left_out += 1;
                 None
             }
             Some((_, left_out)) => {
                 let left_out = *left_out;
-                self.last.insert(subject, (now, 0));
+                self.last.insert(code, (now, 0));
                 Some(left_out)
             }
             None => {
-                self.last.insert(subject, (now, 0));
+                self.last.insert(code, (now, 0));
                 Some(0)
             }
         }

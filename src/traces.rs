@@ -1,8 +1,8 @@
-//! A span for each event that is part of a sampled trace: from the commit until Pub/Sub has the message.
+//! Exports a span for each event of a sampled trace: from the commit until Pub/Sub has the message.
 //!
 //! The producer's trace context travels in the message's attributes, so consumers continue its trace
-//! whether spans are exported or not. With the setting `otlp_traces_endpoint` the relay adds its own span
-//! to that trace. An event without a trace context, or of a trace that is not sampled, costs no span.
+//! whether spans are exported or not. With OTEL_EXPORTER_OTLP_TRACES_ENDPOINT the relay adds its own span
+//! to that trace. An event without a trace context, or of a trace that is not sampled, gets no span.
 //!
 //! The OpenTelemetry SDK batches and sends spans on a thread of its own, from a bounded queue. When the
 //! collector is away or too slow, spans are dropped; delivery never waits. The metrics count the spans that
@@ -72,7 +72,7 @@ impl Traces {
             .map_err(|e| {
                 Error::new(Code::SettingInvalid, "cannot export spans")
                     .caused_by(e)
-                    .hint("correct otlp_traces_endpoint and the variables OTEL_EXPORTER_OTLP_*")
+                    .hint("correct the environment variables OTEL_EXPORTER_OTLP_*")
             })?;
         let exporter = CountingExporter {
             inner: otlp,
@@ -140,7 +140,8 @@ impl Traces {
             let provider = exporting.provider.clone();
             let ending = move || provider.shutdown_with_timeout(SHUTDOWN_LIMIT);
             if !matches!(tokio::task::spawn_blocking(ending).await, Ok(Ok(()))) {
-                tracing::warn!("the last spans were not sent");
+                let code = Code::TracesNotSent;
+                tracing::warn!(%code, hint = code.hint(), "the last spans were not sent");
             }
         }
     }
@@ -195,7 +196,7 @@ impl Exporting {
 struct CountingExporter<E> {
     inner: E,
     spans: Family<KindLabel, Counter>,
-    log: Mutex<ThrottledLog<()>>,
+    log: Mutex<ThrottledLog>,
 }
 
 impl<E: SpanExporter> SpanExporter for CountingExporter<E> {
@@ -210,11 +211,10 @@ impl<E: SpanExporter> SpanExporter for CountingExporter<E> {
         self.spans.get_or_create(&KindLabel { kind }).inc_by(count);
         if let Err(error) = &exported {
             let mut log = self.log.lock().unwrap_or_else(PoisonError::into_inner);
-            if let Some(since_last) = log.due(()) {
+            let code = Code::TracesNotSent;
+            if let Some(since_last) = log.due(code) {
                 tracing::warn!(
-                    spans = count,
-                    since_last,
-                    hint = "check otlp_traces_endpoint and the collector; delivery is not affected",
+                    %code, hint = code.hint(), spans = count, since_last,
                     "cannot send spans: {error}"
                 );
             }

@@ -85,6 +85,7 @@ codes! {
     PostgresVersion "postgres-version" Stop 3 "postrider needs PostgreSQL 14 or newer"
     PostgresStatement "postgres-statement" Stop 3 "read the server's message above; `postrider check` looks for changed objects"
     DiskFull "disk-full" Retry 3 "make room on the disk of PostgreSQL (or raise the quota); the relay retries by itself"
+    TracesNotSent "traces-not-sent" Retry 3 "check OTEL_EXPORTER_OTLP_TRACES_ENDPOINT and the collector; delivery is not affected"
     LeaseLost "lease-lost" Retry 3 "no action needed: the relay reconnects; if it repeats, look for network problems between the relay and PostgreSQL"
     ReplicationRight "replication-right" Stop 3 "ALTER ROLE <relay user> REPLICATION; on RDS: GRANT rds_replication TO <relay user>"
     WalLevel "wal-level" Stop 3 "ALTER SYSTEM SET wal_level = 'logical', then restart PostgreSQL"

@@ -90,7 +90,7 @@ impl SessionRunner {
         )?;
         let topics = settings.create_topics.then(|| TopicAdmin::new(&publisher));
         warn_of_global_endpoint(&settings);
-        let traces = Traces::start(settings.otlp_traces_endpoint.as_deref(), &metrics)?;
+        let traces = Traces::start(settings.traces_endpoint.as_deref(), &metrics)?;
         Ok(Self {
             traces,
             publication: PublicationCheck::new(&settings),

@@ -335,14 +335,6 @@ pub const KEYS: &[SettingKey] = &[
          loopback address only",
     ),
     key(
-        "otlp_traces_endpoint",
-        SettingKind::Text("URL"),
-        "",
-        &["OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"],
-        "Where to send a span for each event of a sampled trace: a URL for OTLP over HTTP, such as \
-         http://localhost:4318/v1/traces",
-    ),
-    key(
         "log_format",
         SettingKind::Choice(&["text", "json", "cloud_logging"]),
         "text",
@@ -379,11 +371,11 @@ mod tests {
     }
 
     #[test]
-    fn there_are_at_most_thirty_two_settings_with_unique_names() {
+    fn there_are_at_most_thirty_settings_with_unique_names() {
         let mut names: Vec<_> = KEYS.iter().map(|key| key.name).collect();
         names.sort_unstable();
         names.dedup();
         assert_eq!(names.len(), KEYS.len());
-        assert!(KEYS.len() <= 32);
+        assert!(KEYS.len() <= 30);
     }
 }

@@ -48,11 +48,12 @@ pub(crate) fn environment_of(
     Ok(env)
 }
 
-/// Whether this variable is a setting or a connection parameter.
+/// Whether Postrider reads this variable.
 fn is_read(name: &str) -> bool {
     (name.starts_with("POSTRIDER_") && !OTHER_VARIABLES.contains(&name))
         || KEYS.iter().any(|key| key.aliases.contains(&name))
         || is_connection_variable(name)
+        || name == super::TRACES_VARIABLE
 }
 
 /// A value, and the place that set it, such as `relay.toml:3:8` or `POSTRIDER_SLOT`.

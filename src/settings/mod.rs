@@ -34,6 +34,9 @@ use crate::mapping::{TableSettings, TimeZone};
 use crate::postgres::Servers;
 use layers::{Layers, TableSection};
 
+/// OpenTelemetry's variable for the URL of a collector of traces. Its other variables are read by its library.
+pub(crate) const TRACES_VARIABLE: &str = "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT";
+
 /// All settings, checked.
 #[derive(Debug, Clone)]
 pub struct Settings {
@@ -84,7 +87,7 @@ pub struct Settings {
     /// What a browser must know to see the page.
     pub http_token: AccessToken,
     /// Where spans go; `None` for nowhere.
-    pub otlp_traces_endpoint: Option<String>,
+    pub traces_endpoint: Option<String>,
     /// The form of the log.
     pub log_format: LogFormat,
 }
@@ -163,7 +166,7 @@ impl Settings {
             shutdown_timeout: seconds("shutdown_timeout_s"),
             http_addr: http_addr(&layers)?,
             http_token: AccessToken(layers.text("http_token").to_owned()),
-            otlp_traces_endpoint: otlp_traces_endpoint(&layers)?,
+            traces_endpoint: traces_endpoint(env)?,
             log_format: layers.choice("log_format"),
         };
         if settings.publish_timeout * 4 >= settings.wal_sender_timeout {
@@ -329,18 +332,17 @@ fn endpoint(layers: &Layers) -> Result<Endpoint> {
     }
 }
 
-fn otlp_traces_endpoint(layers: &Layers) -> Result<Option<String>> {
-    let text = layers.text("otlp_traces_endpoint");
-    if text.is_empty() {
+fn traces_endpoint(env: &Environment) -> Result<Option<String>> {
+    let Some(text) = env.get(TRACES_VARIABLE).filter(|text| !text.is_empty()) else {
         return Ok(None);
-    }
+    };
     let url = text.parse::<hyper::Uri>();
     if !url.is_ok_and(|url| matches!(url.scheme_str(), Some("http" | "https"))) {
-        return Err(layers
-            .invalid("otlp_traces_endpoint")
-            .hint("write a URL such as http://localhost:4318/v1/traces"));
+        let what = format!("the environment variable {TRACES_VARIABLE} is not an HTTP URL");
+        return Err(Error::new(Code::SettingInvalid, what)
+            .hint("write a URL such as http://localhost:4318/v1/traces, or unset the variable"));
     }
-    Ok(Some(text.to_owned()))
+    Ok(Some(text.clone()))
 }
 
 fn prune_after(layers: &Layers) -> Result<Option<Duration>> {

@@ -1,6 +1,7 @@
 //! Spans of events, as a collector of OpenTelemetry receives them over HTTP.
 
 use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
 
 use axum::Router;
 use axum::body::Bytes;
@@ -14,8 +15,9 @@ use tokio::net::TcpListener;
 use tonic::Code;
 
 use crate::harness::{self, Database, Relay, eventually, insert_orders};
-use crate::http::{free_addr, get};
+use crate::http::{free_addr, metric};
 
+const ENDPOINT: &str = "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT";
 const TRACE: &str = "0af7651916cd43dd8448eb211c80319c";
 const PARENT: &str = "b7ad6b7169203331";
 
@@ -79,6 +81,25 @@ async fn insert_traced(database: &Database, id: &str, key: &str, flags: &str) {
     database.execute(&sql).await;
 }
 
+/// Inserts events whose trace context is not one of W3C.
+async fn insert_with_a_wrong_context(database: &Database) {
+    let nothing = "0".repeat(32);
+    for wrong in [
+        format!("00-{nothing}-{PARENT}-01"),
+        format!("00-{TRACE}-0000000000000000-01"),
+        format!("ff-{TRACE}-{PARENT}-01"),
+        format!("00-{TRACE}-{PARENT}"),
+        "01".to_owned(),
+        String::new(),
+    ] {
+        let sql = format!(
+            "insert into outbox.events (aggregatetype, aggregateid, event_type, payload, headers)
+             values ('order', 'good', 'Placed', '{{}}', '{{\"traceparent\": \"{wrong}\"}}')"
+        );
+        database.execute(&sql).await;
+    }
+}
+
 const SAMPLED: &str = "5a246b35-2bea-4931-9cfc-3e071ccb09c0";
 const NOT_SAMPLED: &str = "5a246b35-2bea-4931-9cfc-3e071ccb09c1";
 const REFUSED: &str = "5a246b35-2bea-4931-9cfc-3e071ccb09c2";
@@ -90,7 +111,7 @@ async fn each_event_of_a_sampled_trace_gets_one_span_and_others_get_none() {
     let collector = Collector::default();
     let url = collector.start().await;
     let settings = [
-        ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", url.as_str()),
+        (ENDPOINT, url.as_str()),
         ("OTEL_BSP_SCHEDULE_DELAY", "100"),
         (
             "OTEL_RESOURCE_ATTRIBUTES",
@@ -102,6 +123,7 @@ async fn each_event_of_a_sampled_trace_gets_one_span_and_others_get_none() {
     let relay = Relay::start_with(&database, &emulator.addr().to_string(), &settings);
     insert_orders(&database, 20, 3).await;
     insert_traced(&database, NOT_SAMPLED, "good", "00").await;
+    insert_with_a_wrong_context(&database).await;
     insert_traced(&database, SAMPLED, "good", "01").await;
     insert_traced(&database, REFUSED, "bad", "01").await;
 
@@ -152,36 +174,54 @@ async fn a_collector_that_is_away_costs_spans_and_nothing_else() {
     let emulator = harness::emulator().await;
     let (away, addr) = (free_addr(), free_addr());
     let settings = [
-        (
-            "POSTRIDER_OTLP_TRACES_ENDPOINT",
-            &*format!("http://{away}/v1/traces"),
-        ),
+        (ENDPOINT, &*format!("http://user:hunter2@{away}/v1/traces")),
         ("OTEL_BSP_SCHEDULE_DELAY", "50"),
         ("POSTRIDER_HTTP_ADDR", &addr),
     ];
     let relay = Relay::start_with(&database, &emulator.addr().to_string(), &settings);
-    for id in [SAMPLED, REFUSED] {
+    for (id, count) in [(SAMPLED, 1.0), (REFUSED, 2.0)] {
         insert_traced(&database, id, "k", "01").await;
-        let failed = "postrider_trace_spans_total";
         eventually("the span fails", || async {
-            let (_, text) = get(&addr, "/metrics").await?;
-            let is_failed = |line: &&str| line.starts_with(failed) && line.contains("\"failed\"");
-            text.lines().find(is_failed).map(drop)
+            let failed = metric(&addr, "postrider_trace_spans_total \"failed\"").await;
+            failed.filter(|failed| *failed == count)
         })
         .await;
     }
     database.wait_until_recorded().await;
     let log = relay.log();
     assert_eq!(log.matches("cannot send spans").count(), 1, "{log}");
+    assert!(log.contains("traces-not-sent"), "{log}");
+    assert!(!log.contains("hunter2"), "{log}");
     relay.stop().await;
-    harness::check(&database, &emulator).await;
+    let report = harness::check(&database, &emulator).await;
+    assert!(report.is_clean(), "{report}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_collector_that_never_answers_delays_the_end_by_seconds_and_delivery_not_at_all() {
+    let database = Database::start().await;
+    let emulator = harness::emulator().await;
+    let silent = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = format!("http://{}/v1/traces", silent.local_addr().unwrap());
+    let settings = [(ENDPOINT, url.as_str()), ("OTEL_BSP_SCHEDULE_DELAY", "50")];
+    let relay = Relay::start_with(&database, &emulator.addr().to_string(), &settings);
+    insert_traced(&database, SAMPLED, "k", "01").await;
+    let _connection = silent.accept().await.unwrap();
+    insert_orders(&database, 3_000, 7).await;
+    insert_traced(&database, REFUSED, "k", "01").await;
+    database.wait_until_recorded().await;
+    let began = Instant::now();
+    relay.stop().await;
+    assert!(began.elapsed() < Duration::from_secs(6), "{began:?}");
+    let report = harness::check(&database, &emulator).await;
+    assert!(report.is_clean(), "{report}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn an_endpoint_that_is_no_url_is_refused_at_the_start() {
     let database = Database::start().await;
     for wrong in ["collector:4318", "grpc://localhost:4317", "/v1/traces"] {
-        let settings = [("POSTRIDER_OTLP_TRACES_ENDPOINT", wrong)];
+        let settings = [(ENDPOINT, wrong)];
         let relay = Relay::start_with(&database, "127.0.0.1:1", &settings);
         relay.wait_for_error("setting-invalid").await;
         let log = relay.log();
