@@ -17,7 +17,7 @@ const ORIGIN: &str = "origin";
 const FREE_LIMIT: Duration = Duration::from_secs(30);
 
 /// Finds the relay's dispatch writer by the name of its session.
-const LOOK: &str = "\
+const OBSERVE: &str = "\
     SELECT coalesce(s.confirmed_flush_lsn >= $2::text::pg_lsn, false), s.active_pid, \
            (SELECT pid FROM pg_stat_activity \
             WHERE application_name = 'postrider dispatch ' || $1 LIMIT 1) \
@@ -189,10 +189,10 @@ impl Database {
     }
 
     /// How far the slot's reader is, and which server processes serve it.
-    pub(crate) async fn look(&self, slot: &str, end: &str) -> Result<Server, String> {
+    pub(crate) async fn observe(&self, slot: &str, end: &str) -> Result<Server, String> {
         let row = self
             .client
-            .query_opt(LOOK, &[&slot, &end])
+            .query_opt(OBSERVE, &[&slot, &end])
             .await
             .map_err(|e| format!("{e:?}"))?;
         let pid = |pid: Option<i32>| pid.and_then(|pid| u32::try_from(pid).ok());

@@ -15,7 +15,7 @@ use crate::process::{self, Running, Usage, usage};
 use crate::sample::Sample;
 
 /// How often the processes are sampled. Short compared with any drain.
-const LOOK_INTERVAL: Duration = Duration::from_millis(20);
+const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
 /// A program whose memory grows beyond this limit is stopped and judged by its work so far.
 const MEMORY_LIMIT_KIB: u64 = 6 << 20;
@@ -44,18 +44,18 @@ pub(crate) async fn drain(
     let mut spent = Spent::default();
     let mut streams_since = None;
     let over = loop {
-        let server = database.look(SLOT, end).await?;
+        let server = database.observe(SLOT, end).await?;
         if server.walsender.is_some() {
             streams_since.get_or_insert_with(Instant::now);
         }
-        let ended = spent.look(&mut program, &server, emulator.as_mut(), contestant)?;
+        let ended = spent.sample(&mut program, &server, emulator.as_mut(), contestant)?;
         match (ended, contestant.ends_by_itself()) {
             (true, true) => break Over::Drained,
             (true, false) => return Err(format!("{} ended", contestant.describe())),
             (false, false) if server.drained => break Over::Drained,
             _ if spent.program.peak_rss_kib > MEMORY_LIMIT_KIB => break Over::TooLarge,
             _ if began.elapsed() > LIMIT => return Err("it takes too long".into()),
-            _ => tokio::time::sleep(LOOK_INTERVAL).await,
+            _ => tokio::time::sleep(POLL_INTERVAL).await,
         }
     };
     let seconds = began.elapsed().as_secs_f64();
@@ -131,7 +131,7 @@ struct Spent {
 
 impl Spent {
     /// Samples the CPU time of all processes. Returns whether the program has exited successfully.
-    fn look(
+    fn sample(
         &mut self,
         program: &mut Running,
         server: &Server,

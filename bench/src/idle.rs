@@ -118,7 +118,7 @@ async fn with_relay(
     let emulator = Emulator::start(0, false, Cores::Shared)?;
     let mut relay = process::relay(&process::binary(), &database.url(), &emulator.host)?;
     come_to_rest(database, rest).await?;
-    if database.look(SLOT, "0/0").await?.walsender.is_none() {
+    if database.observe(SLOT, "0/0").await?.walsender.is_none() {
         return Err("the relay does not stream".into());
     }
     let (before, used) = (written(database).await?, relay.usage()?.cpu_seconds);

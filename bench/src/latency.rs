@@ -175,7 +175,7 @@ async fn relay(database: &Database, pace: Pace, rows: std::ops::Range<u64>) -> R
     let written_per_second = write(database, rate, rows.clone()).await?;
     let end = database.wal_position().await?;
     let began = Instant::now();
-    while !database.look(SLOT, &end).await?.drained {
+    while !database.observe(SLOT, &end).await?.drained {
         relay.usage()?;
         if began.elapsed() > ARRIVAL_LIMIT {
             return Err("the relay does not catch up".into());
@@ -200,7 +200,7 @@ async fn begin_anew(database: &Database) -> Result<(), String> {
 
 async fn wait_until_streaming(database: &Database) -> Result<(), String> {
     let began = Instant::now();
-    while database.look(SLOT, "0/0").await?.walsender.is_none() {
+    while database.observe(SLOT, "0/0").await?.walsender.is_none() {
         if began.elapsed() > ARRIVAL_LIMIT {
             return Err("nobody streams".into());
         }

@@ -18,7 +18,7 @@ use crate::report::{Aim, Line};
 use crate::sample::median;
 
 /// Short compared with any start.
-const LOOK_INTERVAL: Duration = Duration::from_millis(1);
+const POLL_INTERVAL: Duration = Duration::from_millis(1);
 
 const LIMIT: Duration = Duration::from_secs(30);
 
@@ -82,11 +82,11 @@ async fn recvlogical(database: &Database) -> Result<f64, String> {
     let mut command = contestant::recvlogical(&database.url(), "/dev/null")?;
     let began = Instant::now();
     let _running = process::start(&mut command)?;
-    while database.look(SLOT, "0/0").await?.walsender.is_none() {
+    while database.observe(SLOT, "0/0").await?.walsender.is_none() {
         if began.elapsed() > LIMIT {
             return Err("pg_recvlogical does not stream".into());
         }
-        tokio::time::sleep(LOOK_INTERVAL).await;
+        tokio::time::sleep(POLL_INTERVAL).await;
     }
     Ok(began.elapsed().as_secs_f64() * 1_000.0)
 }
@@ -106,7 +106,7 @@ fn relay(database: &Database, host: &str) -> Result<f64, String> {
         if began.elapsed() > LIMIT {
             return Err("the relay does not stream".into());
         }
-        std::thread::sleep(LOOK_INTERVAL);
+        std::thread::sleep(POLL_INTERVAL);
     }
     Ok(began.elapsed().as_secs_f64() * 1_000.0)
 }

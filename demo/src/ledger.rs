@@ -144,10 +144,10 @@ impl Ledger {
         }
         order.last_version = order.last_version.max(step.version);
         order.event_ids.push(event_id);
-        self.look_at_goal(at);
+        self.check_goal(at);
     }
 
-    fn look_at_goal(&mut self, now: Instant) {
+    fn check_goal(&mut self, now: Instant) {
         if let Some(goal) = &mut self.goal
             && goal.reached.is_none()
             && self.totals.delivered >= goal.delivered
@@ -162,7 +162,7 @@ impl Ledger {
             delivered: self.totals.committed,
             reached: None,
         });
-        self.look_at_goal(now);
+        self.check_goal(now);
     }
 
     /// When the goal was reached.
@@ -181,7 +181,7 @@ impl Ledger {
     }
 
     /// Returns the changes since the last look.
-    pub(crate) fn look(&mut self) -> Window {
+    pub(crate) fn window(&mut self) -> Window {
         let before = std::mem::replace(&mut self.at_last_look, self.totals);
         Window {
             committed: self.totals.committed - before.committed,
@@ -304,9 +304,9 @@ mod tests {
                 ..arrival(1, 1, message_id)
             });
         }
-        assert_eq!(ledger.look().latencies, [Duration::from_millis(5)]);
+        assert_eq!(ledger.window().latencies, [Duration::from_millis(5)]);
         assert!(
-            ledger.look().latencies.is_empty(),
+            ledger.window().latencies.is_empty(),
             "each latency is returned once"
         );
     }

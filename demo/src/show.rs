@@ -27,7 +27,7 @@ const OUTAGE: Duration = Duration::from_secs(2);
 /// If nothing new arrives for this long, the missing events will not arrive.
 const PATIENCE: Duration = Duration::from_secs(20);
 /// Time between two checks whether everything has arrived.
-const LOOK_INTERVAL: Duration = Duration::from_millis(100);
+const POLL_INTERVAL: Duration = Duration::from_millis(100);
 /// Lines of the relay's log to show after a failure.
 const LOG_LINES: usize = 30;
 
@@ -41,7 +41,7 @@ pub(crate) struct Show<'a> {
     ledger: SharedLedger,
     world: World,
     began: Instant,
-    last_look: Instant,
+    last_line: Instant,
 }
 
 impl<'a> Show<'a> {
@@ -69,7 +69,7 @@ impl<'a> Show<'a> {
             ledger,
             world,
             began,
-            last_look: began,
+            last_line: began,
         })
     }
 
@@ -90,7 +90,7 @@ impl<'a> Show<'a> {
             grouped(self.args.rate.into())
         ))?;
         self.began = Instant::now();
-        self.last_look = self.began;
+        self.last_line = self.began;
         self.print(&self.screen.table_head())?;
         let steady = self.watch(&mut writers, before_kill).await?;
 
@@ -172,7 +172,7 @@ impl<'a> Show<'a> {
                 {
                     return self.show_line().await.map(drop);
                 }
-                tokio::time::sleep(LOOK_INTERVAL).await;
+                tokio::time::sleep(POLL_INTERVAL).await;
             }
             self.show_line().await?;
             let now = lock(&self.ledger).totals().messages();
@@ -248,11 +248,11 @@ impl<'a> Show<'a> {
         let slot = self.world.shop.slot().await?;
         let (mut window, totals) = {
             let mut ledger = lock(&self.ledger);
-            (ledger.look(), ledger.totals())
+            (ledger.window(), ledger.totals())
         };
         let now = Instant::now();
-        let seconds = now.duration_since(self.last_look).as_secs_f64();
-        self.last_look = now;
+        let seconds = now.duration_since(self.last_line).as_secs_f64();
+        self.last_line = now;
         #[expect(clippy::cast_precision_loss, reason = "counts of events")]
         let per_second = |count: u64| count as f64 / seconds;
         let line = Line {

@@ -25,7 +25,7 @@ const HTTP_ADDR: &str = "127.0.0.1:9464";
 
 /// A relay starts within a second, but may need much longer on a machine under load.
 const START_LIMIT: Duration = Duration::from_secs(30);
-const LOOK_INTERVAL: Duration = Duration::from_millis(20);
+const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
 /// Everything that runs. The fields are dropped in their order, so the relay stops first.
 #[derive(Debug)]
@@ -109,7 +109,7 @@ impl World {
                     "the relay is not streaming after {START_LIMIT:?}"
                 )));
             }
-            tokio::time::sleep(LOOK_INTERVAL).await;
+            tokio::time::sleep(POLL_INTERVAL).await;
         }
         Ok(())
     }

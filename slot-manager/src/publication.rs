@@ -103,7 +103,7 @@ pub struct PublishedTable {
 const INSERTED_XID: &str = "inserted_xid";
 
 /// Maximum number of attempts, for a publication that is dropped and created again all the time.
-const LOOKS: u32 = 5;
+const ATTEMPTS: u32 = 5;
 
 /// Reads the state of a publication, with one statement.
 ///
@@ -121,11 +121,11 @@ pub async fn inspect(
         (&schemas, Type::TEXT_ARRAY),
         (&names, Type::TEXT_ARRAY),
     ];
-    let mut looks = 1;
+    let mut attempts = 1;
     let rows = loop {
         match client.query_typed(sql::PUBLICATION, &parameters).await {
-            Err(error) if is_of_a_dropped_object(&error) && looks < LOOKS => looks += 1,
-            looked => break looked.map_err(SlotError::database("reading the publication"))?,
+            Err(error) if is_of_a_dropped_object(&error) && attempts < ATTEMPTS => attempts += 1,
+            answer => break answer.map_err(SlotError::database("reading the publication"))?,
         }
     };
     let properties = rows

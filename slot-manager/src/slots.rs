@@ -12,7 +12,7 @@ use crate::{Slot, SlotError, SlotName, WalStatus, query, retention, sql};
 
 /// How often to check a slot in use. This keeps a takeover well below a second, and two small
 /// catalog queries a second cost almost nothing.
-const LOOK_INTERVAL: Duration = Duration::from_millis(500);
+const POLL_INTERVAL: Duration = Duration::from_millis(500);
 
 /// The options of a new slot.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -301,6 +301,6 @@ pub async fn wait_until_free(
                 waited: began.elapsed(),
             });
         }
-        tokio::time::sleep(left.unwrap_or(LOOK_INTERVAL).min(LOOK_INTERVAL)).await;
+        tokio::time::sleep(left.unwrap_or(POLL_INTERVAL).min(POLL_INTERVAL)).await;
     }
 }

@@ -79,7 +79,7 @@ pub struct SeqColumn {
 ///
 /// # Errors
 /// [`SlotError::Database`].
-pub async fn look(
+pub async fn read(
     client: &Client,
     table: &QualifiedName,
     columns: ShapeColumns<'_>,

@@ -212,7 +212,7 @@ impl AuditState {
                 *self.waiting.insert(waiting)
             }
         };
-        let (earlier, reached, state) = sql.answer(self.look(sql, waiting.end)).await?;
+        let (earlier, reached, state) = sql.answer(self.survey(sql, waiting.end)).await?;
         if !state.problems().is_empty() {
             // The supervisor reports the problem, and wakes the auditor when it is solved.
             return Ok(SOON);
@@ -268,7 +268,7 @@ impl AuditState {
     }
 
     /// Looks up the earlier audits, whether the slot has confirmed `end`, and the publication.
-    async fn look(&self, sql: &Sql, end: Lsn) -> Result<(AuditHistory, bool, PublicationState)> {
+    async fn survey(&self, sql: &Sql, end: Lsn) -> Result<(AuditHistory, bool, PublicationState)> {
         let AuditSubject {
             slot,
             publication,
@@ -287,7 +287,7 @@ impl AuditState {
     /// Notes the running transactions, and after that the end of the WAL.
     async fn begin(&mut self, sql: &Sql) -> Result<AuditWait> {
         if self.tops.is_none() {
-            let found = claim::look(sql, &self.subject.tables).await?;
+            let found = claim::find_tables(sql, &self.subject.tables).await?;
             self.tops = Some(tops::tops(sql, &found).await?);
         }
         let delivered = self.subject.metrics.delivered();

@@ -69,11 +69,11 @@ pub(crate) struct CaptureStart<'a> {
 ///
 /// # Errors
 /// `publication-drift` when one is missing; `column-missing`; errors of a statement.
-pub(crate) async fn look(sql: &Sql, tables: &[TableSettings]) -> Result<Vec<FoundTable>> {
+pub(crate) async fn find_tables(sql: &Sql, tables: &[TableSettings]) -> Result<Vec<FoundTable>> {
     let mut found = Vec::with_capacity(tables.len());
     for settings in tables {
         let table = settings.table.clone();
-        let shape = shape::look(sql, settings).await?.ok_or_else(|| {
+        let shape = shape::read(sql, settings).await?.ok_or_else(|| {
             Error::new(Code::PublicationDrift, format!("there is no table {table}"))
         })?;
         found.push(FoundTable { table, shape });
@@ -196,7 +196,7 @@ pub(crate) async fn claim(
 /// # Errors
 /// Those of [`look`].
 pub(crate) async fn refresh(sql: &Sql, tables: &[TableSettings]) -> Result<()> {
-    let found = look(sql, tables).await?;
+    let found = find_tables(sql, tables).await?;
     let records = capture_record::read(&**sql).await?;
     for (found, known) in found.iter().zip(matched(&found, &records)) {
         if let Some(known) = known {
@@ -215,7 +215,7 @@ pub(crate) async fn known(
     slot: &SlotName,
     tables: &[TableSettings],
 ) -> Result<Vec<Captured>> {
-    known_of(sql, slot, look(sql, tables).await?).await
+    known_of(sql, slot, find_tables(sql, tables).await?).await
 }
 
 async fn known_of(sql: &Sql, slot: &SlotName, found: Vec<FoundTable>) -> Result<Vec<Captured>> {
@@ -243,7 +243,7 @@ pub(crate) async fn as_if_claimed(
     tables: &[TableSettings],
     start: Start,
 ) -> Result<Vec<Captured>> {
-    let found = look(sql, tables).await?;
+    let found = find_tables(sql, tables).await?;
     let records = capture_record::read(&**sql).await?;
     let now = current_snapshot(&**sql).await?;
     let known = matched(&found, &records);

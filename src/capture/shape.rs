@@ -66,7 +66,7 @@ pub(crate) enum Unfit {
 /// # Errors
 /// `column-missing` when `columns.seq` does not name a column of whole numbers; those of a
 /// statement.
-pub(crate) async fn look(sql: &Sql, settings: &TableSettings) -> Result<Option<Shape>> {
+pub(crate) async fn read(sql: &Sql, settings: &TableSettings) -> Result<Option<Shape>> {
     let table = &settings.table;
     let named = settings.columns.seq.as_deref();
     let id = settings.columns.id.as_deref().unwrap_or("id");
@@ -84,7 +84,7 @@ pub(crate) async fn look(sql: &Sql, settings: &TableSettings) -> Result<Option<S
         only_if_numbered,
         version,
     };
-    let Some(found) = table_shape::look(sql, table, wanted).await? else {
+    let Some(found) = table_shape::read(sql, table, wanted).await? else {
         return Ok(None);
     };
     if let (None, Some(named)) = (&found.seq, named.filter(|named| !named.is_empty())) {
@@ -119,7 +119,7 @@ pub(crate) async fn refuse_rewritten(
     settings: &TableSettings,
     before: &Shape,
 ) -> Result<()> {
-    match look(sql, settings).await? {
+    match read(sql, settings).await? {
         Some(now) if now.oid == before.oid && !was_rewritten(&before.files, &now.files) => Ok(()),
         Some(_) | None => {
             let what = format!(

@@ -15,7 +15,7 @@ use crate::store::capture_record;
 /// # Errors
 /// `table-captured`; `schema-missing`; errors of a statement.
 pub(super) async fn refuse_others(sql: &Sql, settings: &Settings) -> Result<()> {
-    let found = claim::look(sql, &settings.tables).await?;
+    let found = claim::find_tables(sql, &settings.tables).await?;
     let records = capture_record::read(&**sql).await?;
     claim::refuse_others(&claim::matched(&found, &records), &settings.slot)
 }
@@ -31,7 +31,7 @@ pub(super) async fn from_now_on(
     instance: &str,
     since_lsn: Option<Lsn>,
 ) -> Result<()> {
-    let found = claim::look(sql, &settings.tables).await?;
+    let found = claim::find_tables(sql, &settings.tables).await?;
     let slot = &settings.slot;
     let publication =
         publication::inspect(sql, &settings.publication, &settings.captured()).await?;

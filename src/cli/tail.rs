@@ -21,7 +21,7 @@ use crate::store::dispatch::history::RecordedRow;
 const STATEMENT_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Poll interval for outbox.dispatch.
-const LOOK_INTERVAL: Duration = Duration::from_millis(500);
+const POLL_INTERVAL: Duration = Duration::from_millis(500);
 
 /// Pause between two attempts to reconnect.
 const RECONNECT_INTERVAL: Duration = Duration::from_secs(1);
@@ -109,7 +109,7 @@ async fn follow(settings: &Settings, args: &TailArgs, query: &EventQuery<'_>) ->
             Err(error) => return Err(error),
         };
         if is_quiet || waiting.is_empty() && args.since.is_none() {
-            tokio::time::sleep(LOOK_INTERVAL).await;
+            tokio::time::sleep(POLL_INTERVAL).await;
         }
     }
 }

@@ -13,7 +13,7 @@ use crate::metrics::KindLabel;
 use crate::store::dispatch::{Outcome, Record};
 
 /// Poll interval for released or discarded events.
-const LOOK_INTERVAL: Duration = Duration::from_secs(2);
+const POLL_INTERVAL: Duration = Duration::from_secs(2);
 
 /// Time between two counts of the events in quarantine.
 const COUNT_INTERVAL: Duration = Duration::from_secs(30);
@@ -25,7 +25,7 @@ const CHEAP_COUNT: i64 = 1_000;
 const RETRY_PAUSE: Duration = Duration::from_secs(1);
 
 /// Blocked keys that one look checks: 5 ms of the server's time.
-const LOOKED_AT: usize = 1_000;
+const KEYS_PER_POLL: usize = 1_000;
 
 /// Decides when to ask the table, and for what.
 #[derive(Debug)]
@@ -36,14 +36,14 @@ pub(super) struct Releases {
     /// Whether the stream is past everything that earlier sessions recorded. Before that, some of
     /// the events that precede a released event may not have arrived yet.
     allowed: bool,
-    next_look: Instant,
+    next_poll: Instant,
     next_count: Instant,
     /// Events in quarantine at the last count.
     counted: i64,
     /// Ask nothing before this time.
     not_before: Option<Instant>,
     /// Blocked keys checked so far in this round.
-    looked_at: usize,
+    keys_checked: usize,
 }
 
 impl Releases {
@@ -53,11 +53,11 @@ impl Releases {
             releaser,
             asked: false,
             allowed: false,
-            next_look: now,
+            next_poll: now,
             next_count: now,
             counted: 0,
             not_before: None,
-            looked_at: 0,
+            keys_checked: 0,
         }
     }
 
@@ -66,7 +66,7 @@ impl Releases {
         let due = match (self.asked || !self.allowed, self.not_before) {
             (true, _) => None,
             (false, Some(pause)) => Some(pause),
-            (false, None) => Some(self.next_look),
+            (false, None) => Some(self.next_poll),
         };
         tokio::select! {
             biased;
@@ -93,10 +93,12 @@ impl Delivery {
             return;
         }
         releases.not_before = None;
-        let ask = if releases.next_look <= now {
-            let (blocked, durable) = self.quarantine.settled(releases.looked_at, LOOKED_AT);
-            releases.looked_at = match blocked.len() {
-                LOOKED_AT => releases.looked_at + LOOKED_AT,
+        let ask = if releases.next_poll <= now {
+            let (blocked, durable) = self
+                .quarantine
+                .settled(releases.keys_checked, KEYS_PER_POLL);
+            releases.keys_checked = match blocked.len() {
+                KEYS_PER_POLL => releases.keys_checked + KEYS_PER_POLL,
                 _ => 0,
             };
             let is_cheap = releases.counted < CHEAP_COUNT;
@@ -108,8 +110,8 @@ impl Delivery {
                     self.quarantine.counting();
                 }
             }
-            releases.next_look = now + LOOK_INTERVAL;
-            Some(Ask::Look {
+            releases.next_poll = now + POLL_INTERVAL;
+            Some(Ask::Poll {
                 blocked,
                 durable,
                 count,
@@ -134,7 +136,7 @@ impl Delivery {
                 self.lost(&group, origin, &error);
                 return Ok(());
             }
-            QuarantineAnswer::Looked {
+            QuarantineAnswer::Polled {
                 released,
                 vanished,
                 durable,

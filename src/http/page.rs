@@ -202,11 +202,11 @@ async fn errors(Shared(port): Shared<Port>) -> Json<Vec<RecentError>> {
 /// What `postrider status --json` prints.
 async fn overview(Shared(port): Shared<Port>) -> Json<serde_json::Value> {
     // A separate task: if the browser disconnects, the look still ends and fills the cache.
-    let looking = tokio::spawn(async move { recent_look(&port).await });
+    let looking = tokio::spawn(async move { recent_status(&port).await });
     Json(looking.await.unwrap_or_default())
 }
 
-async fn recent_look(port: &Port) -> serde_json::Value {
+async fn recent_status(port: &Port) -> serde_json::Value {
     // Held while looking: however many people have the page open, one session looks.
     let mut last = port.overview.lock().await;
     if let Some((at, json)) = &*last
@@ -214,7 +214,7 @@ async fn recent_look(port: &Port) -> serde_json::Value {
     {
         return json.clone();
     }
-    let json = match look(&port.settings).await {
+    let json = match read_status(&port.settings).await {
         Ok(json) => json,
         Err(error) => error_json(&error),
     };
@@ -222,7 +222,7 @@ async fn recent_look(port: &Port) -> serde_json::Value {
     json
 }
 
-async fn look(settings: &Settings) -> Result<serde_json::Value> {
+async fn read_status(settings: &Settings) -> Result<serde_json::Value> {
     let sql = connect(settings.database()?, "postrider page", STATEMENT_TIMEOUT).await?;
     let status = RelayStatus::take(&sql, settings, None).await?;
     Ok(serde_json::to_value(status.json()).unwrap_or_default())

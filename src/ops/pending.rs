@@ -38,14 +38,14 @@ pub(crate) struct PendingEvents {
 }
 
 /// Looks at all captured tables; `None` if that would take long or the answer cannot be known.
-pub(crate) async fn look(sql: &Sql, settings: &Settings) -> Result<Option<PendingEvents>> {
-    match look_at_all(sql, settings).await {
+pub(crate) async fn read(sql: &Sql, settings: &Settings) -> Result<Option<PendingEvents>> {
+    match read_all(sql, settings).await {
         Err(error) if is_not_known(&error) => Ok(None),
-        looked => looked,
+        found => found,
     }
 }
 
-async fn look_at_all(sql: &Sql, settings: &Settings) -> Result<Option<PendingEvents>> {
+async fn read_all(sql: &Sql, settings: &Settings) -> Result<Option<PendingEvents>> {
     let mut all = PendingEvents {
         events: 0,
         oldest: Some(Duration::ZERO),
@@ -55,7 +55,7 @@ async fn look_at_all(sql: &Sql, settings: &Settings) -> Result<Option<PendingEve
         || earlier.is_some_and(|earlier| earlier.dispatch == Dispatch::Exceptions);
     let known = claim::known(sql, &settings.slot, &settings.tables).await?;
     for (table, captured) in settings.tables.iter().zip(&known) {
-        let Some(one) = look_at(sql, settings, table, captured).await? else {
+        let Some(one) = read_table(sql, settings, table, captured).await? else {
             return Ok(None);
         };
         all.events += one.events;
@@ -67,7 +67,7 @@ async fn look_at_all(sql: &Sql, settings: &Settings) -> Result<Option<PendingEve
     Ok(Some(all))
 }
 
-async fn look_at(
+async fn read_table(
     sql: &Sql,
     settings: &Settings,
     table: &TableSettings,

@@ -9,7 +9,7 @@ use crate::error::Result;
 use crate::postgres::Sql;
 
 /// Poll interval for the slot.
-const LOOK_INTERVAL: Duration = Duration::from_millis(200);
+const POLL_INTERVAL: Duration = Duration::from_millis(200);
 
 /// Waits until the slot has confirmed `end`, for at most `limit`, and not at all if nobody reads the
 /// slot. Returns the slot as it is then.
@@ -33,6 +33,6 @@ pub(super) async fn wait_until_confirmed(
         if !is_read || began.elapsed() >= limit {
             return Ok((found, false));
         }
-        tokio::time::sleep(LOOK_INTERVAL).await;
+        tokio::time::sleep(POLL_INTERVAL).await;
     }
 }

@@ -23,7 +23,7 @@ const HOLDERS_OLDER_THAN: Duration = Duration::from_secs(30);
 
 /// The state of the slot at one moment.
 #[derive(Debug)]
-pub(crate) struct SlotLook {
+pub(crate) struct SlotSnapshot {
     pub(crate) name: SlotName,
     pub(crate) cluster: Cluster,
     pub(crate) at: Instant,
@@ -80,7 +80,7 @@ pub(crate) struct FoundSlot<'a> {
     time_to_loss_seconds: Option<f64>,
 }
 
-impl SlotLook {
+impl SlotSnapshot {
     /// Looks at the slot, and compares it with the previous look.
     ///
     /// # Errors
@@ -89,7 +89,7 @@ impl SlotLook {
         sql: &Sql,
         settings: &Settings,
         thresholds: &Thresholds,
-        before: Option<&SlotLook>,
+        before: Option<&SlotSnapshot>,
     ) -> Result<Self> {
         let name = settings.slot.clone();
         let cluster = cluster::inspect(sql).await?;
@@ -99,7 +99,7 @@ impl SlotLook {
         let (mut pending, mut holders) = (None, Vec::new());
         if let Some(slot) = &slot {
             slot.require_ours()?;
-            pending = pending::look(sql, settings).await?;
+            pending = pending::read(sql, settings).await?;
             holders = retention::holders(sql, &name, HOLDERS_OLDER_THAN).await?;
         }
         let earlier = before.and_then(|before| {

@@ -6,7 +6,7 @@ use serde::Serialize;
 use slot_manager::health::Thresholds;
 use slot_manager::{Health, QualifiedName, Severity, publication, statistics};
 
-use super::slot::{SlotJson, SlotLook};
+use super::slot::{SlotJson, SlotSnapshot};
 use super::verdict::Verdict;
 use crate::condition::Condition;
 use crate::error::{Code, Error, Result};
@@ -21,7 +21,7 @@ const KEYS_NAMED: usize = 5;
 /// The state of the relay at one moment.
 #[derive(Debug)]
 pub(crate) struct RelayStatus {
-    pub(crate) slot: SlotLook,
+    pub(crate) slot: SlotSnapshot,
     pub(crate) verdict: Verdict,
     pub(crate) publication: PublicationStatus,
     /// `None`: unknown, because the objects of the relay are missing or may not be read.
@@ -111,7 +111,7 @@ impl RelayStatus {
         before: Option<&RelayStatus>,
     ) -> Result<Self> {
         let before_slot = before.map(|before| &before.slot);
-        let slot = SlotLook::take(sql, settings, &Thresholds::default(), before_slot).await?;
+        let slot = SlotSnapshot::take(sql, settings, &Thresholds::default(), before_slot).await?;
         let publication = publication_status(sql, settings).await?;
         let quarantine = quarantine(sql).await?;
         let names: Vec<QualifiedName> = settings.tables.iter().map(|t| t.table.clone()).collect();
@@ -163,7 +163,7 @@ impl RelayStatus {
 
 /// The state of the relay, rather than that of its slot.
 fn judge(
-    slot: &SlotLook,
+    slot: &SlotSnapshot,
     publication: &PublicationStatus,
     quarantine: Option<&QuarantineStatus>,
 ) -> Verdict {

@@ -89,7 +89,7 @@ impl<'a> Tail<'a> {
         if query.since.is_some() {
             tail.catching_up = Some(RecordPlace::default());
         } else {
-            tail.look(sql).await?;
+            tail.poll(sql).await?;
             tail.is_live = true;
         }
         Ok(tail)
@@ -113,7 +113,7 @@ impl<'a> Tail<'a> {
             self.catching_up = None;
             self.is_live = true;
         }
-        self.look(sql).await
+        self.poll(sql).await
     }
 
     /// What the reader of the output should know, each once.
@@ -139,7 +139,7 @@ impl<'a> Tail<'a> {
         }))
     }
 
-    async fn look(&mut self, sql: &PatientSql) -> Result<Vec<RecordedRow>> {
+    async fn poll(&mut self, sql: &PatientSql) -> Result<Vec<RecordedRow>> {
         let confirmed = self.confirmed(sql).await?;
         let found = history::newest_places(sql, &self.filter, self.from, WINDOW).await?;
         if let Some((oldest, at)) = found.get(WINDOW - 1) {

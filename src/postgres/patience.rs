@@ -14,10 +14,10 @@ use super::sql::{Sql, connect};
 use crate::error::{Code, Error, Result};
 
 /// Poll interval for the server process. An answer in transit arrives within this time.
-const LOOK_INTERVAL: Duration = Duration::from_secs(10);
+const POLL_INTERVAL: Duration = Duration::from_secs(10);
 
 /// Time limit of one poll. A poll that fails proves nothing.
-const LOOK_TIMEOUT: Duration = Duration::from_secs(5);
+const CHECK_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// A session whose statements may take any time.
 #[derive(Debug)]
@@ -44,7 +44,7 @@ impl PatientSql {
         application_name: &str,
         statement_timeout: Duration,
     ) -> Result<Self> {
-        let sql = connect(servers, application_name, LOOK_TIMEOUT).await?;
+        let sql = connect(servers, application_name, CHECK_TIMEOUT).await?;
         let process = activity::own_process(&sql).await?;
         sql.limit_statements(statement_timeout).await?;
         Ok(Self { sql, process })
@@ -63,7 +63,7 @@ impl PatientSql {
         let mut asking = std::pin::pin!(asking);
         let mut seen_done = false;
         loop {
-            if let Ok(answer) = tokio::time::timeout(LOOK_INTERVAL, &mut asking).await {
+            if let Ok(answer) = tokio::time::timeout(POLL_INTERVAL, &mut asking).await {
                 return Ok(answer?);
             }
             // A look that fails proves nothing about this connection.
@@ -79,7 +79,7 @@ impl PatientSql {
     }
 
     async fn is_at_work(&self) -> Result<bool> {
-        let sql = connect(self.sql.target(), "postrider", LOOK_TIMEOUT).await?;
+        let sql = connect(self.sql.target(), "postrider", CHECK_TIMEOUT).await?;
         Ok(activity::is_at_work(&sql, &self.process).await?)
     }
 }

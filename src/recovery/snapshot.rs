@@ -14,7 +14,7 @@ use crate::postgres::{Snapshot, Sql, Target, connect, current_snapshot};
 /// Statement timeout for importing the snapshot.
 const STATEMENT_TIMEOUT: Duration = Duration::from_secs(60);
 
-const LOOK_INTERVAL: Duration = Duration::from_millis(10);
+const POLL_INTERVAL: Duration = Duration::from_millis(10);
 
 /// A commit that takes longer than this waits for a synchronous standby.
 const TOLD_AFTER: Duration = Duration::from_secs(10);
@@ -62,6 +62,6 @@ pub(super) async fn wait_until_visible(sql: &Sql, snapshot: &Snapshot) -> Result
                 "recovering: cannot read the rows of transactions that wait for a synchronous standby"
             );
         }
-        tokio::time::sleep(LOOK_INTERVAL).await;
+        tokio::time::sleep(POLL_INTERVAL).await;
     }
 }

@@ -42,7 +42,7 @@ impl<'a> SlotFacts<'a> {
     /// Reads the facts, which hold as long as nobody takes the free slot.
     ///
     /// # Errors
-    /// `foreign-cluster`, `schema-missing`; those of [`claim::look`]; errors of a statement.
+    /// `foreign-cluster`, `schema-missing`; those of [`claim::find_tables`]; errors of a statement.
     pub(super) async fn gather(
         OurDatabase { sql, cluster, .. }: &'a OurDatabase,
         FreeSlot { slot, publication }: &'a FreeSlot,
@@ -54,7 +54,7 @@ impl<'a> SlotFacts<'a> {
             slot: slot.as_ref(),
             publication: publication.fingerprint(),
             earlier: recorded_here(sql, &settings.slot, cluster, metrics).await?,
-            found: claim::look(sql, &settings.tables).await?,
+            found: claim::find_tables(sql, &settings.tables).await?,
             records: captures::read(&**sql).await?,
             server_lsn: cluster::written_wal_end(sql).await?,
         })

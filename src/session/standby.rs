@@ -15,7 +15,7 @@ use crate::error::Result;
 const LOG_INTERVAL: Duration = Duration::from_secs(10);
 
 /// Statement timeout of a look at the slot: a standby must soon notice that its connection is dead.
-const LOOK_TIMEOUT: Duration = Duration::from_secs(5);
+const QUERY_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// What was seen while nobody was reading from the slot.
 #[derive(Debug)]
@@ -53,7 +53,7 @@ impl FreeSlot {
                 );
             }
         };
-        sql.limit_statements(LOOK_TIMEOUT).await?;
+        sql.limit_statements(QUERY_TIMEOUT).await?;
         let waited = slots::wait_until_free(sql, name, None, &mut observe).await;
         // Even if there is no slot: a recovery continues with this SQL session.
         sql.limit_statements(STATEMENT_TIMEOUT).await?;

@@ -36,7 +36,7 @@ pub(super) const SAID_AGAIN: Duration = Duration::from_secs(30);
 const SAY_LIMIT: Duration = Duration::from_secs(1);
 
 const STATEMENT_TIMEOUT: Duration = Duration::from_secs(4);
-const LOOK_LIMIT: Duration = Duration::from_secs(5);
+const POLL_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The supervisor's finding.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -95,7 +95,7 @@ pub(super) fn start(
             metrics,
         };
         loop {
-            let found = watcher.look().await;
+            let found = watcher.poll().await;
             watcher.say_what_holds_up().await;
             watcher
                 .metrics
@@ -121,21 +121,21 @@ impl Drop for Supervisor {
 /// How fast the lag shrinks.
 #[derive(Debug, Default)]
 struct LagTrend {
-    looks: VecDeque<(Instant, u64)>,
+    samples: VecDeque<(Instant, u64)>,
 }
 
 impl LagTrend {
     /// How many looks the trend is computed from: half a minute.
-    const LOOKS: usize = 6;
+    const SAMPLES: usize = 6;
 
     /// Adds a look. Returns the time until the lag is gone at the rate since the oldest look.
     fn caught_up_in(&mut self, lag_bytes: Option<u64>, now: Instant) -> Option<Duration> {
         let lag = lag_bytes?;
-        if self.looks.len() == Self::LOOKS {
-            self.looks.pop_front();
+        if self.samples.len() == Self::SAMPLES {
+            self.samples.pop_front();
         }
-        self.looks.push_back((now, lag));
-        let (at, before) = self.looks.front()?;
+        self.samples.push_back((now, lag));
+        let (at, before) = self.samples.front()?;
         let shrunk = before.checked_sub(lag).filter(|shrunk| *shrunk > 0)?;
         let seconds = now.saturating_duration_since(*at).as_secs_f64();
         Duration::try_from_secs_f64(seconds * lag as f64 / shrunk as f64).ok()
@@ -159,12 +159,12 @@ struct Watcher {
 }
 
 impl Watcher {
-    async fn look(&mut self) -> Supervision {
+    async fn poll(&mut self) -> Supervision {
         let had_session = self.sql.is_some();
-        match self.look_in_time().await {
+        match self.poll_in_time().await {
             Ok(found) => found,
             // A broken session may mean a restart or a shutdown: a new session shows which.
-            Err(_) if had_session => match self.look_in_time().await {
+            Err(_) if had_session => match self.poll_in_time().await {
                 Ok(found) => found,
                 Err(error) => self.unsure(&error),
             },
@@ -191,8 +191,8 @@ impl Watcher {
     }
 
     /// One look, with a limit of its own: a dead server does not apply its statement timeout.
-    async fn look_in_time(&mut self) -> Result<Supervision> {
-        let looked = tokio::time::timeout(LOOK_LIMIT, self.try_look()).await;
+    async fn poll_in_time(&mut self) -> Result<Supervision> {
+        let looked = tokio::time::timeout(POLL_TIMEOUT, self.try_poll()).await;
         let found = looked.unwrap_or_else(|_| {
             Err(Error::new(
                 Code::PostgresConnectionLost,
@@ -205,7 +205,7 @@ impl Watcher {
         found
     }
 
-    async fn try_look(&mut self) -> Result<Supervision> {
+    async fn try_poll(&mut self) -> Result<Supervision> {
         let WatchSubject {
             target,
             slot,

@@ -17,7 +17,7 @@ use crate::stage::Stage;
 /// The time limit for everything here that ends by itself.
 pub(crate) const LIMIT: Duration = Duration::from_secs(60);
 
-pub(crate) const LOOK_INTERVAL: Duration = Duration::from_millis(10);
+pub(crate) const POLL_INTERVAL: Duration = Duration::from_millis(10);
 
 /// The number of segments to fill while the slot may keep none.
 const SEGMENTS: usize = 4;
@@ -41,7 +41,7 @@ impl Stage<'_> {
         while count(&client, served).await? == 0 {
             self.relays_must_run()?;
             not_after(deadline, "no relay has taken the slot")?;
-            tokio::time::sleep(LOOK_INTERVAL).await;
+            tokio::time::sleep(POLL_INTERVAL).await;
         }
         Ok(())
     }
@@ -54,7 +54,7 @@ impl Stage<'_> {
         while !self.relays.iter().any(streams) {
             self.relays_must_run()?;
             not_after(deadline, "no relay streams")?;
-            tokio::time::sleep(LOOK_INTERVAL).await;
+            tokio::time::sleep(POLL_INTERVAL).await;
         }
         Ok(())
     }
@@ -168,7 +168,7 @@ impl Stage<'_> {
             }
             self.relays_must_run()?;
             not_after(deadline, "released events are not published")?;
-            tokio::time::sleep(LOOK_INTERVAL).await;
+            tokio::time::sleep(POLL_INTERVAL).await;
         }
     }
 }
@@ -190,7 +190,7 @@ async fn drop_slot(client: &Client, slot: &str) -> Result<(), String> {
             return Ok(());
         }
         not_after(deadline, "the slot cannot be dropped")?;
-        tokio::time::sleep(LOOK_INTERVAL / 5).await;
+        tokio::time::sleep(POLL_INTERVAL / 5).await;
     }
 }
 

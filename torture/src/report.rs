@@ -23,7 +23,7 @@ pub(crate) struct Totals {
     events: u64,
     stored_messages: u64,
     attempts: u64,
-    looks: u64,
+    polls: u64,
     lost: u64,
     swapped: u64,
     duplicates: BTreeMap<Cause, u64>,
@@ -55,7 +55,7 @@ impl Totals {
         self.events += verdict.events;
         self.stored_messages += verdict.stored_messages;
         self.attempts += verdict.attempts;
-        self.looks += outcome.looks;
+        self.polls += outcome.polls;
         self.lost += verdict.lost();
         self.swapped += verdict.swapped();
         for (cause, count) in &verdict.duplicates {
@@ -92,7 +92,7 @@ impl Totals {
             ("events committed".to_owned(), self.events),
             ("messages stored".to_owned(), self.stored_messages),
             ("publish requests".to_owned(), self.attempts),
-            ("looks at the slot".to_owned(), self.looks),
+            ("polls of the slot".to_owned(), self.polls),
             ("schedules without records".to_owned(), self.exceptions),
             ("schedules with buckets".to_owned(), self.bucketed),
             ("schedules with GOAWAY".to_owned(), self.goaway),

@@ -30,7 +30,7 @@ pub(crate) const PROJECT: &str = "torture";
 /// most 10 s between two attempts.
 const DELIVERY_LIMIT: Duration = Duration::from_secs(60);
 
-const LOOK_INTERVAL: Duration = Duration::from_millis(15);
+const POLL_INTERVAL: Duration = Duration::from_millis(15);
 
 /// The full name of a kind's topic.
 pub(crate) fn topic(kind: &str) -> String {
@@ -44,7 +44,7 @@ pub(crate) struct Outcome {
     pub(crate) verdict: Verdict,
     pub(crate) occurrences: Vec<Occurrence>,
     pub(crate) written: Written,
-    pub(crate) looks: u64,
+    pub(crate) polls: u64,
     /// How often a relay began to deliver unrecorded rows from the tables.
     pub(crate) recoveries: u64,
     pub(crate) took: Duration,
@@ -91,7 +91,7 @@ pub(crate) async fn run(plan: Plan, ground: &Ground) -> Result<Outcome, String> 
     stage.refuse(refused.iter().cloned());
     let played = play(&mut stage, &plan, &mut random).await?;
     let seen = watch.seen();
-    let looks = seen.looks;
+    let polls = seen.polls;
     let client = database.connect().await?;
     let written = &played.written;
     let quarantine = Quarantine {
@@ -120,7 +120,7 @@ pub(crate) async fn run(plan: Plan, ground: &Ground) -> Result<Outcome, String> 
         verdict,
         occurrences,
         written: played.written,
-        looks,
+        polls,
         recoveries: evidence.log.recoveries(),
         took: began.elapsed(),
         relay_log: evidence.log.lines,
@@ -282,6 +282,6 @@ async fn deliver(stage: &mut Stage<'_>, exceptions: bool) -> Result<(), String> 
                 undelivered.len()
             ));
         }
-        tokio::time::sleep(LOOK_INTERVAL * if exceptions { 10 } else { 1 }).await;
+        tokio::time::sleep(POLL_INTERVAL * if exceptions { 10 } else { 1 }).await;
     }
 }

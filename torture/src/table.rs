@@ -9,7 +9,7 @@ use tokio_postgres::types::PgLsn;
 use crate::fault::{Down, Replacement};
 use crate::gather::one;
 use crate::ground::execute;
-use crate::loss::{LIMIT, LOOK_INTERVAL, not_after};
+use crate::loss::{LIMIT, POLL_INTERVAL, not_after};
 use crate::relay::Relay;
 use crate::stage::Stage;
 
@@ -88,7 +88,7 @@ impl Stage<'_> {
                 return Err(format!("the relay of another table ended: {status}"));
             }
             not_after(deadline, "the relay of another table does not stream")?;
-            tokio::time::sleep(LOOK_INTERVAL).await;
+            tokio::time::sleep(POLL_INTERVAL).await;
         }
         tokio::time::sleep(span).await;
         other.stop().await?;
@@ -114,7 +114,7 @@ async fn alter(client: &Client, sql: &str) -> Result<(), String> {
     while let Err(error) = execute(client, sql).await {
         execute(client, "ROLLBACK").await?;
         not_after(deadline, &error)?;
-        tokio::time::sleep(LOOK_INTERVAL).await;
+        tokio::time::sleep(POLL_INTERVAL).await;
     }
     Ok(())
 }

@@ -16,7 +16,7 @@ use tokio_postgres::types::PgLsn;
 
 use crate::ground::Database;
 
-const LOOK_INTERVAL: Duration = Duration::from_millis(4);
+const POLL_INTERVAL: Duration = Duration::from_millis(4);
 
 const RECORDS_BELOW: &str = "SELECT count(*) FROM outbox.dispatch WHERE commit_lsn < $1";
 
@@ -40,7 +40,7 @@ pub(crate) struct Seen {
     pub(crate) samples: Vec<Sample>,
     /// From an event id to a time at which the event was known to have a dispatch row.
     pub(crate) recorded_at: HashMap<String, Duration>,
-    pub(crate) looks: u64,
+    pub(crate) polls: u64,
 }
 
 /// The running watch. It ends when dropped.
@@ -96,13 +96,13 @@ async fn run(database: Database, records_below: String, journal: Journal, seen: 
         // The server may be down for a while, on purpose.
         if let Ok(client) = database.connect().await {
             let _ =
-                look_until_error(&client, &database.name, &records_below, &journal, &seen).await;
+                poll_until_error(&client, &database.name, &records_below, &journal, &seen).await;
         }
-        tokio::time::sleep(LOOK_INTERVAL).await;
+        tokio::time::sleep(POLL_INTERVAL).await;
     }
 }
 
-async fn look_until_error(
+async fn poll_until_error(
     client: &Client,
     slot: &str,
     records_below: &str,
@@ -122,7 +122,7 @@ async fn look_until_error(
         let row = client.query_one(&position, &[&slot]).await?;
         let confirmed: PgLsn = row.get(0);
         let at = journal.now();
-        lock(seen).looks += 1;
+        lock(seen).polls += 1;
         if last.replace(confirmed) != Some(confirmed) {
             let row = client.query_one(&records, &[&confirmed]).await?;
             let records_below: i64 = row.get(0);
@@ -135,7 +135,7 @@ async fn look_until_error(
         if look % RECORDS_EVERY == 0 {
             note_records(client, journal, seen).await?;
         }
-        tokio::time::sleep(LOOK_INTERVAL).await;
+        tokio::time::sleep(POLL_INTERVAL).await;
     }
     Ok(())
 }

@@ -9,7 +9,7 @@ use crate::database::Database;
 use crate::peers::Emulator;
 use crate::process::{self, Running};
 
-const LOOK_INTERVAL: Duration = Duration::from_millis(200);
+const POLL_INTERVAL: Duration = Duration::from_millis(200);
 
 /// How long Pub/Sub stays down after the last row. By then the relay has read as much as it will
 /// ever hold.
@@ -119,6 +119,6 @@ async fn wait_until_confirmed(
             }
             _ => {}
         }
-        tokio::time::sleep(LOOK_INTERVAL).await;
+        tokio::time::sleep(POLL_INTERVAL).await;
     }
 }

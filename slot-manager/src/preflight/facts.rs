@@ -25,7 +25,7 @@ const SETTINGS: [&str; 10] = [
 
 /// How many times to ask for the backend PID. A pooler may switch backends between two statements,
 /// but does not always do so when no other client is waiting.
-const PID_LOOKS: usize = 3;
+const PID_READS: usize = 3;
 
 #[derive(Debug, Clone)]
 pub(super) struct Facts {
@@ -147,8 +147,8 @@ impl ServerSettings {
 }
 
 async fn backend_pids(client: &Client) -> Result<Vec<i32>, SlotError> {
-    let mut pids = Vec::with_capacity(PID_LOOKS);
-    for _ in 0..PID_LOOKS {
+    let mut pids = Vec::with_capacity(PID_READS);
+    for _ in 0..PID_READS {
         let rows = client
             .query_typed(sql::BACKEND_PID, &[])
             .await

@@ -13,7 +13,7 @@ use crate::support::{
     PATIENCE, Reader, builder, eventually, major, run, skipped, slot_name, superuser,
 };
 
-async fn look(client: &Client, name: &SlotName) -> Slot {
+async fn read(client: &Client, name: &SlotName) -> Slot {
     slots::find(client, name)
         .await
         .expect("find")
@@ -58,11 +58,11 @@ async fn a_slot_without_a_reader_runs_out_of_room_and_is_lost() {
         .await
         .expect("create");
 
-    let first = look(&client, &name).await;
+    let first = read(&client, &name).await;
     let began = Instant::now();
     assert_eq!(judged(&client, &first, None).await.name(), "inactive");
     write_wal(&client).await;
-    let second = look(&client, &name).await;
+    let second = read(&client, &name).await;
     assert!(second.safe_wal_size < first.safe_wal_size);
     let earlier = Some(SlotObservation {
         slot: &first,
@@ -76,7 +76,7 @@ async fn a_slot_without_a_reader_runs_out_of_room_and_is_lost() {
 
     let health = eventually("the slot exceeds its limit", async || {
         write_wal(&client).await;
-        let health = judged(&client, &look(&client, &name).await, None).await;
+        let health = judged(&client, &read(&client, &name).await, None).await;
         matches!(health, Health::Unreserved(_) | Health::Lost).then_some(health)
     })
     .await;
@@ -87,7 +87,7 @@ async fn a_slot_without_a_reader_runs_out_of_room_and_is_lost() {
     let lost = eventually("the slot is lost", async || {
         write_wal(&client).await;
         run(&client, "checkpoint").await;
-        let slot = look(&client, &name).await;
+        let slot = read(&client, &name).await;
         (judged(&client, &slot, None).await == Health::Lost).then_some(slot)
     })
     .await;
@@ -121,7 +121,7 @@ async fn a_slot_that_is_idle_for_too_long_is_invalidated_with_that_cause() {
         .expect("create");
     let health = eventually("the slot is invalidated", async || {
         run(&client, "checkpoint").await;
-        let health = judged(&client, &look(&client, &name).await, None).await;
+        let health = judged(&client, &read(&client, &name).await, None).await;
         (health.name() != "inactive").then_some(health)
     })
     .await;
@@ -143,7 +143,7 @@ async fn a_slot_survives_a_crash_and_can_be_read_again() {
         .expect("create");
     let reader = Reader::start(&server, "postgres", "survives");
     assert_eq!(
-        judged(&client, &look(&client, &name).await, None).await,
+        judged(&client, &read(&client, &name).await, None).await,
         Health::Active
     );
     server.kill_9().expect("crash");
@@ -151,14 +151,14 @@ async fn a_slot_survives_a_crash_and_can_be_read_again() {
     server.start_again().expect("recover");
     let client = superuser(&server).await;
     assert_eq!(
-        judged(&client, &look(&client, &name).await, None)
+        judged(&client, &read(&client, &name).await, None)
             .await
             .name(),
         "inactive"
     );
     let _reader = Reader::start(&server, "postgres", "survives");
     assert_eq!(
-        judged(&client, &look(&client, &name).await, None).await,
+        judged(&client, &read(&client, &name).await, None).await,
         Health::Active
     );
 }

@@ -15,7 +15,7 @@ fn captured(name: &str, columns: &[&str]) -> CapturedTable {
     }
 }
 
-async fn look(client: &Client, publication: &str, table: &CapturedTable) -> PublicationState {
+async fn read(client: &Client, publication: &str, table: &CapturedTable) -> PublicationState {
     inspect(client, publication, std::slice::from_ref(table))
         .await
         .expect("inspect")
@@ -24,13 +24,13 @@ async fn look(client: &Client, publication: &str, table: &CapturedTable) -> Publ
 /// Returns the only problem, after running its remedy literally and checking that no problem is
 /// left.
 async fn mended(client: &Client, publication: &str, table: &CapturedTable) -> Problem {
-    let mut problems = look(client, publication, table).await.problems();
+    let mut problems = read(client, publication, table).await.problems();
     assert_eq!(problems.len(), 1, "{problems:?}");
     let problem = problems.remove(0);
     let remedy = problem.remedy().replace("in one transaction: ", "");
     run(client, &remedy).await;
     assert_eq!(
-        look(client, publication, table).await.problems(),
+        read(client, publication, table).await.problems(),
         [],
         "after {remedy}"
     );
@@ -46,10 +46,10 @@ async fn a_publication_with_the_table_has_no_problem() {
     )
     .await;
     let table = captured("public.t", &["id", "x"]);
-    let state = look(&client, "p", &table).await;
+    let state = read(&client, "p", &table).await;
     assert_eq!(state.problems(), []);
     assert!(state.publication.expect("there").other_changes);
-    assert!(!look(&client, "p", &table).await.has_changed_since(&state));
+    assert!(!read(&client, "p", &table).await.has_changed_since(&state));
     let without_tables = inspect(&client, "p", &[]).await.expect("inspect");
     assert_eq!(without_tables.problems(), []);
     assert!(without_tables.publication.is_some());
@@ -63,7 +63,7 @@ async fn a_publication_for_all_tables_carries_the_table() {
         "create table t (id int); create publication p for all tables",
     )
     .await;
-    let state = look(&client, "p", &captured("public.t", &["id"])).await;
+    let state = read(&client, "p", &captured("public.t", &["id"])).await;
     assert_eq!(state.problems(), []);
     assert!(state.publication.expect("there").all_tables);
 }
@@ -136,7 +136,7 @@ async fn the_remedy_of_each_problem_fixes_it() {
     )
     .await;
     assert_eq!(
-        look(&client, "My pub", &table).await.problems(),
+        read(&client, "My pub", &table).await.problems(),
         [],
         "all needed columns are listed"
     );
@@ -204,7 +204,7 @@ async fn a_table_of_the_same_name_in_another_schema_does_not_count() {
     )
     .await;
     run(&client, "create publication p for table t").await;
-    let problems = look(&client, "p", &captured("a.t", &[])).await.problems();
+    let problems = read(&client, "p", &captured("a.t", &[])).await.problems();
     assert!(
         matches!(&problems[..], [Problem::TableNotPublished { .. }]),
         "{problems:?}"
@@ -225,14 +225,14 @@ async fn a_change_that_was_undone_between_two_checks_is_noticed() {
         "alter table t rename to v; alter table v rename to t",
         "alter schema public rename to elsewhere; alter schema elsewhere rename to public",
     ] {
-        let before = look(&client, "p", &table).await;
+        let before = read(&client, "p", &table).await;
         assert_eq!(before.problems(), []);
         run(&client, undone).await;
-        let after = look(&client, "p", &table).await;
+        let after = read(&client, "p", &table).await;
         assert_eq!(after.problems(), []);
         assert!(after.has_changed_since(&before), "{undone}");
     }
-    let before = look(&client, "p", &table).await;
+    let before = read(&client, "p", &table).await;
     run(
         &client,
         "alter publication p add table u; insert into t values (1); \
@@ -241,7 +241,7 @@ async fn a_change_that_was_undone_between_two_checks_is_noticed() {
     .await;
     run(&client, "vacuum freeze pg_publication").await;
     run(&client, "vacuum full pg_publication_rel").await;
-    let after = look(&client, "p", &table).await;
+    let after = read(&client, "p", &table).await;
     assert!(
         !after.has_changed_since(&before),
         "a change to another table does not count"
@@ -261,7 +261,7 @@ async fn a_table_published_through_its_schema_counts_as_untraced() {
     }
     for (what, is_untraced) in kinds {
         run(&client, &format!("create publication p {what}")).await;
-        let state = look(&client, "p", &table).await;
+        let state = read(&client, "p", &table).await;
         assert_eq!(state.problems(), []);
         assert_eq!(state.untraced().next().is_some(), is_untraced, "{what}");
         run(&client, "drop publication p").await;
@@ -282,7 +282,7 @@ async fn a_publication_dropped_and_created_again_all_the_time_is_read_without_an
     let table = captured("public.t", &["id", "x"]);
     let mut seen = [0, 0];
     while !changes.is_finished() {
-        let problems = look(&client, "p", &table).await.problems();
+        let problems = read(&client, "p", &table).await.problems();
         seen[problems.len()] += 1;
     }
     changes.await.expect("changes");
@@ -323,7 +323,7 @@ async fn relations_whose_rows_are_never_streamed_are_refused_before_there_is_a_p
             part: QualifiedName::new("public", part),
         };
         let table = captured(&format!("public.{name}"), &["id"]);
-        let alone = look(&client, "none", &table).await.problems();
+        let alone = read(&client, "none", &table).await.problems();
         assert_eq!(alone, std::slice::from_ref(&unfit));
         // With a table that is fit, the remedy for the publication leaves the other out.
         let both = [table.clone(), captured("public.good", &["id"])];

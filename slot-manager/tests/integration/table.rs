@@ -18,7 +18,7 @@ async fn shape(client: &Client) -> Option<TableShape> {
         only_if_numbered: "id",
         version: "version",
     };
-    table_shape::look(client, &events(), columns)
+    table_shape::read(client, &events(), columns)
         .await
         .expect("look")
 }

@@ -21,7 +21,7 @@ const INIT: &str = "run `postrider init --apply` as the owner of the table; \
 pub(super) async fn check(sql: &Sql, settings: &Settings) -> Result<Vec<Finding>> {
     let mut findings = vec![encoding(sql).await?];
     for table in &settings.tables {
-        match shape::look(sql, table).await {
+        match shape::read(sql, table).await {
             Ok(Some(shape)) => findings.extend(columns(table, &shape)),
             // Missing: the publication's check says so.
             Ok(None) => {}
@@ -152,7 +152,7 @@ async fn slot_start(sql: &Sql, slot: &SlotName) -> Option<Finding> {
 /// A finding if another slot owns one of the tables.
 async fn owner(sql: &Sql, settings: &Settings, slot: &SlotName) -> Option<Finding> {
     let looking = async {
-        let found = claim::look(sql, &settings.tables).await?;
+        let found = claim::find_tables(sql, &settings.tables).await?;
         let records = capture_record::read(&**sql).await?;
         claim::refuse_others(&claim::matched(&found, &records), slot)
     };

@@ -56,7 +56,7 @@ pub(super) async fn refuse_lower_transactions(sql: &Sql, settings: &Settings) ->
     let records = captures::read(&**sql).await?;
     let since = records.iter().filter_map(|record| record.since.as_ref());
     let mut wanted = since.map(Snapshot::xmax).max().unwrap_or_default();
-    for found in claim::look(sql, &settings.tables).await? {
+    for found in claim::find_tables(sql, &settings.tables).await? {
         if found.shape.has_inserted_xid {
             let table = &found.table;
             let statement = format!(

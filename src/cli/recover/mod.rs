@@ -49,7 +49,7 @@ pub(super) fn run(settings: &Settings, args: &RecoverArgs) -> Result<ExitCode> {
     super::block_on(async {
         let sql = connect(settings.database()?, "postrider recover", STATEMENT_TIMEOUT).await?;
         sql.wait_without_limit();
-        let situation = Situation::look(&sql, settings).await?;
+        let situation = Situation::read(&sql, settings).await?;
         if args.dry_run {
             preview::show(&situation, settings, args.json).await
         } else {
@@ -86,7 +86,7 @@ struct Why {
 }
 
 impl Situation {
-    async fn look(sql: &Sql, settings: &Settings) -> Result<Self> {
+    async fn read(sql: &Sql, settings: &Settings) -> Result<Self> {
         let name = &settings.slot;
         let cluster = cluster::inspect(sql).await?;
         if cluster.in_recovery {
@@ -101,7 +101,7 @@ impl Situation {
         let server_lsn = cluster::written_wal_end(sql).await?;
         let publication =
             publication::inspect(sql, &settings.publication, &settings.captured()).await?;
-        let found = claim::look(sql, &settings.tables).await?;
+        let found = claim::find_tables(sql, &settings.tables).await?;
         let is_foreign = is_foreign(earlier.as_ref(), &cluster);
         let records = if is_foreign {
             captures::read_as_adopted(&**sql).await?
@@ -194,7 +194,7 @@ fn is_foreign(earlier: Option<&Recorded>, cluster: &Cluster) -> bool {
 /// The finding of `postrider check` about a slot that is lost or was recreated. `None` also if a look at
 /// the database fails; another finding then says why.
 pub(super) async fn lost_slot(sql: &Sql, settings: &Settings) -> Option<Finding> {
-    let situation = Situation::look(sql, settings).await.ok()?;
+    let situation = Situation::read(sql, settings).await.ok()?;
     let error = situation.why?.stops?;
     let (severity, remedy) = match settings.slot_on_loss {
         OnLoss::Recover => (

@@ -181,7 +181,7 @@ async fn find(sql: &Sql, settings: &Settings) -> Result<Slot> {
 }
 
 async fn left_out(sql: &Sql, settings: &Settings, slot: &Slot) -> Result<LeftOut> {
-    let pending = pending::look(sql, settings).await?;
+    let pending = pending::read(sql, settings).await?;
     Ok(LeftOut {
         slot_name: slot.slot_name.clone(),
         confirmed_flush_lsn: slot.confirmed_flush_lsn.unwrap_or_default(),

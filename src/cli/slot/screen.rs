@@ -10,7 +10,7 @@ use crate::cli::figures;
 use crate::cli::paint::Paint;
 use crate::cli::wrap::wrapped;
 use crate::condition::TopicCondition;
-use crate::ops::slot::{Rates, SlotLook};
+use crate::ops::slot::{Rates, SlotSnapshot};
 use crate::ops::verdict::Verdict;
 use crate::settings::Dispatch;
 
@@ -18,13 +18,13 @@ use crate::settings::Dispatch;
 const LABEL: usize = 10;
 
 /// The whole text, wrapped at `width`.
-pub(super) fn text(look: &SlotLook, paint: Paint, width: Option<usize>) -> String {
-    let verdict = look.verdict();
+pub(super) fn text(snapshot: &SlotSnapshot, paint: Paint, width: Option<usize>) -> String {
+    let verdict = snapshot.verdict();
     let mut text = format!(
         "slot {}, database {}, PostgreSQL {}\n\n",
-        look.name,
-        printable(&look.cluster.database),
-        look.cluster.major_version()
+        snapshot.name,
+        printable(&snapshot.cluster.database),
+        snapshot.cluster.major_version()
     );
     let word = verdict.name.to_uppercase();
     let painted = paint.severity(verdict.severity, &word);
@@ -35,7 +35,7 @@ pub(super) fn text(look: &SlotLook, paint: Paint, width: Option<usize>) -> Strin
         "health",
         health.replacen(&word, &painted, 1)
     );
-    for (label, value) in lines(look) {
+    for (label, value) in lines(snapshot) {
         let value = value_text(&value, width);
         let value = if value.starts_with("-> ") {
             paint.faint(&value)
@@ -60,13 +60,13 @@ fn value_text(value: &str, width: Option<usize>) -> String {
 }
 
 /// Label and value of each line below the health.
-fn lines(look: &SlotLook) -> Vec<(&'static str, String)> {
+fn lines(snapshot: &SlotSnapshot) -> Vec<(&'static str, String)> {
     let mut lines = Vec::new();
-    if let Some(remedy) = look.verdict().remedy {
+    if let Some(remedy) = snapshot.verdict().remedy {
         lines.push(("do", remedy));
     }
-    lines.extend(warning("warning", look));
-    let relay = look.relay.as_ref();
+    lines.extend(warning("warning", snapshot));
+    let relay = snapshot.relay.as_ref();
     let condition = relay.and_then(|relay| relay.condition.as_ref());
     for topic in condition.iter().flat_map(|condition| &condition.topics) {
         lines.push(("topic", topic_line(topic)));
@@ -79,19 +79,21 @@ fn lines(look: &SlotLook) -> Vec<(&'static str, String)> {
         let records = "quarantined events only (dispatch = exceptions)";
         lines.push(("records", records.to_owned()));
     }
-    let Some(slot) = &look.slot else { return lines };
-    lines.push(("lag", lag(look, slot)));
-    if let Some(figures) = look.rates {
+    let Some(slot) = &snapshot.slot else {
+        return lines;
+    };
+    lines.push(("lag", lag(snapshot, slot)));
+    if let Some(figures) = snapshot.rates {
         lines.push(("rates", rates(figures)));
     }
-    lines.push(("position", position(look, slot)));
-    lines.push(("reader", reader(look, slot)));
-    lines.push(("WAL kept", kept(look, slot)));
-    for (i, holder) in look.holders.iter().enumerate() {
+    lines.push(("position", position(snapshot, slot)));
+    lines.push(("reader", reader(snapshot, slot)));
+    lines.push(("WAL kept", kept(snapshot, slot)));
+    for (i, holder) in snapshot.holders.iter().enumerate() {
         lines.push((if i == 0 { "held by" } else { "" }, holder.to_string()));
         lines.push(("", format!("-> {}", holder.remedy())));
     }
-    if look.holders.is_empty() {
+    if snapshot.holders.is_empty() {
         let nothing = "nothing but this slot's own position";
         lines.push(("held by", nothing.to_owned()));
     }
@@ -99,8 +101,11 @@ fn lines(look: &SlotLook) -> Vec<(&'static str, String)> {
 }
 
 /// The warning about the position at which the slot began, and what to do.
-pub(in crate::cli) fn warning(label: &'static str, look: &SlotLook) -> Vec<(&'static str, String)> {
-    let Some(warning) = &look.warning else {
+pub(in crate::cli) fn warning(
+    label: &'static str,
+    snapshot: &SlotSnapshot,
+) -> Vec<(&'static str, String)> {
+    let Some(warning) = &snapshot.warning else {
         return Vec::new();
     };
     let remedy = warning.remedy.as_deref().unwrap_or_default();
@@ -136,10 +141,13 @@ pub(in crate::cli) fn topic_line(topic: &TopicCondition) -> String {
     )
 }
 
-pub(in crate::cli) fn lag(look: &SlotLook, slot: &Slot) -> String {
+pub(in crate::cli) fn lag(snapshot: &SlotSnapshot, slot: &Slot) -> String {
     let bytes = slot.lag_bytes.map_or("unknown".to_owned(), figures::bytes);
     let mut text = format!("{bytes} of WAL not confirmed");
-    match (look.pending.map(|pending| pending.events), look.lag_time()) {
+    match (
+        snapshot.pending.map(|pending| pending.events),
+        snapshot.lag_time(),
+    ) {
         (Some(0), _) => text += ", no event is waiting",
         (Some(events), Some(oldest)) => {
             let events = figures::count(events, "event");
@@ -164,17 +172,17 @@ pub(in crate::cli) fn rates(rates: Rates) -> String {
     )
 }
 
-pub(in crate::cli) fn position(look: &SlotLook, slot: &Slot) -> String {
+pub(in crate::cli) fn position(snapshot: &SlotSnapshot, slot: &Slot) -> String {
     let lsn = |lsn: Option<decoder::Lsn>| lsn.map_or("unknown".to_owned(), |lsn| lsn.to_string());
     format!(
         "confirmed {}, server {}, timeline {}",
         lsn(slot.confirmed_flush_lsn),
         lsn(slot.server_lsn),
-        look.cluster.timeline
+        snapshot.cluster.timeline
     )
 }
 
-pub(in crate::cli) fn reader(look: &SlotLook, slot: &Slot) -> String {
+pub(in crate::cli) fn reader(snapshot: &SlotSnapshot, slot: &Slot) -> String {
     if let Some(holder) = &slot.holder {
         return holder.to_string();
     }
@@ -182,14 +190,14 @@ pub(in crate::cli) fn reader(look: &SlotLook, slot: &Slot) -> String {
         Some(since) => format!("none since {since}"),
         None => "none".to_owned(),
     };
-    match &look.relay {
+    match &snapshot.relay {
         Some(relay) => text += &format!("; last {} (started {})", relay.instance, relay.since),
         None => text += "; no relay has served it yet",
     }
     text
 }
 
-pub(in crate::cli) fn kept(look: &SlotLook, slot: &Slot) -> String {
+pub(in crate::cli) fn kept(snapshot: &SlotSnapshot, slot: &Slot) -> String {
     let kept = slot
         .retained_bytes
         .map_or("unknown".to_owned(), figures::bytes);
@@ -199,7 +207,7 @@ pub(in crate::cli) fn kept(look: &SlotLook, slot: &Slot) -> String {
         Some(WalStatus::Unreserved) => " (no longer protected)",
         Some(WalStatus::Lost) => " (lost)",
     };
-    let room = match (slot.safe_wal_size, look.time_to_loss) {
+    let room = match (slot.safe_wal_size, snapshot.time_to_loss) {
         (None, _) if slot.wal_status == Some(WalStatus::Lost) => String::new(),
         (None, _) => "; no limit (max_slot_wal_keep_size): watch the disk".to_owned(),
         (Some(left), time) => {

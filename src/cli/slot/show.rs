@@ -11,7 +11,7 @@ use crate::cli::paint::Paint;
 use crate::cli::wrap::terminal_width;
 use crate::cli::{figures, output};
 use crate::error::{Error, Report, Result};
-use crate::ops::slot::SlotLook;
+use crate::ops::slot::SlotSnapshot;
 use crate::postgres::Sql;
 use crate::settings::Settings;
 
@@ -73,14 +73,14 @@ pub(super) async fn run(settings: &Settings, args: ShowArgs) -> Result<ExitCode>
     if let Some(seconds) = args.watch {
         watch(settings, &args, Duration::from_secs(seconds)).await;
     }
-    match look(settings, &args).await {
-        Ok(look) => {
+    match read(settings, &args).await {
+        Ok(snapshot) => {
             if args.json {
-                output::write_json(&look.json())
+                output::write_json(&snapshot.json())
             } else {
-                output::write(&screen::text(&look, Paint::stdout(), terminal_width()))
+                output::write(&screen::text(&snapshot, Paint::stdout(), terminal_width()))
             }
-            Ok(exit_code(&look))
+            Ok(exit_code(&snapshot))
         }
         Err(error) => {
             if args.json {
@@ -92,20 +92,20 @@ pub(super) async fn run(settings: &Settings, args: ShowArgs) -> Result<ExitCode>
     }
 }
 
-async fn look(settings: &Settings, args: &ShowArgs) -> Result<SlotLook> {
+async fn read(settings: &Settings, args: &ShowArgs) -> Result<SlotSnapshot> {
     let sql = session(settings, STATEMENT_TIMEOUT).await?;
-    SlotLook::take(&sql, settings, &args.thresholds(), None).await
+    SlotSnapshot::take(&sql, settings, &args.thresholds(), None).await
 }
 
 /// Refreshes until the process is interrupted, and reconnects after each lost connection.
 async fn watch(settings: &Settings, args: &ShowArgs, interval: Duration) -> ! {
     let mut sql: Option<Sql> = None;
-    let mut before: Option<SlotLook> = None;
+    let mut before: Option<SlotSnapshot> = None;
     loop {
-        match look_again(settings, args, &mut sql, before.as_ref()).await {
-            Ok(look) => {
-                show_again(&look, args);
-                before = Some(look);
+        match read_again(settings, args, &mut sql, before.as_ref()).await {
+            Ok(snapshot) => {
+                show_again(&snapshot, args);
+                before = Some(snapshot);
             }
             Err(error) => {
                 (sql, before) = (None, None);
@@ -120,25 +120,25 @@ async fn watch(settings: &Settings, args: &ShowArgs, interval: Duration) -> ! {
     }
 }
 
-async fn look_again(
+async fn read_again(
     settings: &Settings,
     args: &ShowArgs,
     sql: &mut Option<Sql>,
-    before: Option<&SlotLook>,
-) -> Result<SlotLook> {
+    before: Option<&SlotSnapshot>,
+) -> Result<SlotSnapshot> {
     let sql = match sql {
         Some(sql) => sql,
         None => sql.insert(session(settings, STATEMENT_TIMEOUT).await?),
     };
-    SlotLook::take(sql, settings, &args.thresholds(), before).await
+    SlotSnapshot::take(sql, settings, &args.thresholds(), before).await
 }
 
-fn show_again(look: &SlotLook, args: &ShowArgs) {
+fn show_again(snapshot: &SlotSnapshot, args: &ShowArgs) {
     if args.json {
-        output::write_json_line(&look.json())
+        output::write_json_line(&snapshot.json())
     } else {
         output::write(&screen::replacing(&screen::text(
-            look,
+            snapshot,
             Paint::stdout(),
             terminal_width(),
         )))
@@ -157,8 +157,8 @@ fn unknown(settings: &Settings, error: &Error) -> serde_json::Value {
     })
 }
 
-fn exit_code(look: &SlotLook) -> ExitCode {
-    ExitCode::from(match (&look.health, look.verdict().severity) {
+fn exit_code(snapshot: &SlotSnapshot) -> ExitCode {
+    ExitCode::from(match (&snapshot.health, snapshot.verdict().severity) {
         (Health::Missing, _) => UNKNOWN,
         (_, Severity::Ok | Severity::Info) => 0,
         (_, Severity::Warning) => 1,

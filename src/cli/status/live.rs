@@ -76,13 +76,13 @@ pub(super) async fn run(observer: &mut Observer<'_>, interval: Duration) -> Resu
     let mut ticks = tokio::time::interval(interval);
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     let ended = 'view: loop {
-        let looked = {
+        let observed = {
             // A look may hang with the server; the keys must work meanwhile.
-            let look = async {
+            let observing = async {
                 ticks.tick().await;
-                observer.look().await
+                observer.observe().await
             };
-            let mut look = std::pin::pin!(look);
+            let mut observing = std::pin::pin!(observing);
             loop {
                 if let Err(error) = terminal.draw(|frame| draw(frame, &view)) {
                     break 'view Err(
@@ -90,7 +90,7 @@ pub(super) async fn run(observer: &mut Observer<'_>, interval: Duration) -> Resu
                     );
                 }
                 tokio::select! {
-                    looked = &mut look => break looked,
+                    observed = &mut observing => break observed,
                     key = keys.recv() => match key {
                         Some(Event::Key(key)) if leaves(key.code, key.modifiers) => break 'view Ok(()),
                         Some(_) => {}
@@ -99,7 +99,7 @@ pub(super) async fn run(observer: &mut Observer<'_>, interval: Duration) -> Resu
                 }
             }
         };
-        view.add(looked);
+        view.add(observed);
     };
     ratatui::restore();
     ended?;

@@ -68,8 +68,8 @@ impl<'a> Observer<'a> {
     }
 
     /// Looks once. After an error the next look opens a new session, and has no rates.
-    async fn look(&mut self) -> Result<&RelayStatus> {
-        match self.try_look().await {
+    async fn observe(&mut self) -> Result<&RelayStatus> {
+        match self.try_observe().await {
             Ok(status) => Ok(self.last.insert(status)),
             Err(error) => {
                 (self.sql, self.last) = (None, None);
@@ -78,7 +78,7 @@ impl<'a> Observer<'a> {
         }
     }
 
-    async fn try_look(&mut self) -> Result<RelayStatus> {
+    async fn try_observe(&mut self) -> Result<RelayStatus> {
         let sql = match &self.sql {
             Some(sql) => sql,
             None => {
@@ -93,7 +93,7 @@ impl<'a> Observer<'a> {
 
 async fn once(observer: &mut Observer<'_>, args: &StatusArgs) -> ExitCode {
     let settings = observer.settings;
-    match observer.look().await {
+    match observer.observe().await {
         Ok(status) => {
             if args.json {
                 output::write_json(&status.json());
@@ -120,7 +120,7 @@ async fn repeat(
 ) -> Result<ExitCode> {
     let settings = observer.settings;
     loop {
-        match (observer.look().await, args.json) {
+        match (observer.observe().await, args.json) {
             (Ok(status), true) => output::write_json_line(&status.json()),
             (Ok(status), false) => {
                 output::write(&format!(

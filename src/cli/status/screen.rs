@@ -41,30 +41,30 @@ pub(super) fn text(status: &RelayStatus, paint: Paint, width: Option<usize>) -> 
 
 /// Label and value of each line below the verdict.
 pub(super) fn lines(status: &RelayStatus) -> Vec<(&'static str, String)> {
-    let look = &status.slot;
-    let server = look.cluster.major_version();
+    let snapshot = &status.slot;
+    let server = snapshot.cluster.major_version();
     let mut lines = vec![(
         "database",
-        format!("{}, PostgreSQL {server}", look.cluster.database),
+        format!("{}, PostgreSQL {server}", snapshot.cluster.database),
     )];
-    if let Some(slot) = &look.slot {
-        let reader = format!("{}: {}", look.name, slot_screen::reader(look, slot));
+    if let Some(slot) = &snapshot.slot {
+        let reader = format!("{}: {}", snapshot.name, slot_screen::reader(snapshot, slot));
         lines.push(("slot", reader));
-        lines.extend(slot_screen::warning("warning", look));
-        lines.push(("lag", slot_screen::lag(look, slot)));
+        lines.extend(slot_screen::warning("warning", snapshot));
+        lines.push(("lag", slot_screen::lag(snapshot, slot)));
         if let Some(rates) = status.rates {
             lines.push(("events", event_rates(rates)));
         }
-        if let Some(rates) = look.rates {
+        if let Some(rates) = snapshot.rates {
             lines.push(("WAL", slot_screen::rates(rates)));
         }
-        lines.push(("WAL kept", slot_screen::kept(look, slot)));
-        for (i, holder) in look.holders.iter().enumerate() {
+        lines.push(("WAL kept", slot_screen::kept(snapshot, slot)));
+        for (i, holder) in snapshot.holders.iter().enumerate() {
             lines.push((if i == 0 { "held by" } else { "" }, holder.to_string()));
             lines.push(("", format!("-> {}", holder.remedy())));
         }
     } else {
-        lines.push(("slot", format!("{} does not exist", look.name)));
+        lines.push(("slot", format!("{} does not exist", snapshot.name)));
     }
     if let Some(why) = look
         .relay

@@ -33,7 +33,7 @@ const GROUPS: usize = 256;
 pub(crate) enum Ask {
     /// Which groups have released rows, and which of these blocked keys have no rows left in
     /// quarantine? `durable` is the number of durable records at the time of asking.
-    Look {
+    Poll {
         blocked: Vec<Group>,
         durable: u64,
         count: bool,
@@ -44,7 +44,7 @@ pub(crate) enum Ask {
 /// An answer.
 #[derive(Debug)]
 pub(crate) enum QuarantineAnswer {
-    Looked {
+    Polled {
         /// And whether their first event is replayed.
         released: Vec<(Group, bool)>,
         vanished: Vec<Group>,
@@ -93,7 +93,7 @@ impl Releaser {
             tables,
             project,
             session: None,
-            looked_to: None,
+            read_to: None,
         };
         Self {
             asks,
@@ -134,7 +134,7 @@ struct Worker {
     session: Option<ReleaserSession>,
     /// The last group of a full look, where the next look continues. So groups that cannot be
     /// published for now do not hide others.
-    looked_to: Option<Group>,
+    read_to: Option<Group>,
 }
 
 impl Worker {
@@ -161,22 +161,22 @@ impl Worker {
         };
         let sql = &session.sql;
         match ask {
-            Ask::Look {
+            Ask::Poll {
                 blocked,
                 durable,
                 count,
             } => {
-                let after = self.looked_to.take();
-                let looking = quarantined::released_groups(sql, after.as_ref(), GROUPS as i64);
-                let released = sql.answer(looking).await?;
-                self.looked_to = released.get(GROUPS - 1).map(|(group, _)| group.clone());
-                Ok(QuarantineAnswer::Looked {
+                let after = self.read_to.take();
+                let asking = quarantined::released_groups(sql, after.as_ref(), GROUPS as i64);
+                let released = sql.answer(asking).await?;
+                self.read_to = released.get(GROUPS - 1).map(|(group, _)| group.clone());
+                Ok(QuarantineAnswer::Polled {
                     released,
                     vanished: if blocked.is_empty() {
                         Vec::new()
                     } else {
-                        let looking = quarantined::vanished(sql, &blocked);
-                        sql.answer(looking).await?
+                        let asking = quarantined::vanished(sql, &blocked);
+                        sql.answer(asking).await?
                     },
                     durable,
                     count: if count {

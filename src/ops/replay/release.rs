@@ -12,7 +12,7 @@ use crate::store::replay::{self, ReplayCounts, ReplayGroup};
 const RELEASED_AT_ONCE: u64 = 2_000;
 
 /// Poll interval for the relay's progress.
-const LOOK_INTERVAL: Duration = Duration::from_millis(250);
+const POLL_INTERVAL: Duration = Duration::from_millis(250);
 
 /// The command reports that the relay makes no progress after this time.
 const STALLED: Duration = Duration::from_secs(10);
@@ -31,9 +31,9 @@ struct Releasing<'a> {
     /// Released events without an outcome.
     released: u64,
     counts: ReplayCounts,
-    looked: Instant,
+    settled_at: Instant,
     /// Where the next poll continues.
-    look_after: Option<RecordPlace>,
+    settle_after: Option<RecordPlace>,
     /// When the relay last made progress.
     progressed: Instant,
 }
@@ -47,21 +47,21 @@ impl<'a> Releasing<'a> {
             selected,
             released,
             counts: ReplayCounts::default(),
-            looked: Instant::now(),
-            look_after: None,
+            settled_at: Instant::now(),
+            settle_after: None,
             progressed: Instant::now(),
         };
-        releasing.look().await?;
+        releasing.settle().await?;
         Ok(releasing)
     }
 
     /// Checks which released events have an outcome now.
-    async fn look(&mut self) -> Result<()> {
-        let found = replay::settle(self.sql, self.name, self.look_after).await?;
+    async fn settle(&mut self) -> Result<()> {
+        let found = replay::settle(self.sql, self.name, self.settle_after).await?;
         self.released = self.released.saturating_sub(found.settled);
         self.counts = found.counts;
-        self.look_after = found.next;
-        self.looked = Instant::now();
+        self.settle_after = found.next;
+        self.settled_at = Instant::now();
         if found.settled > 0 || self.released == 0 {
             self.progressed = Instant::now();
         }
@@ -120,8 +120,8 @@ pub(super) async fn run(
     let (mut in_round, mut fruitless) = (0, 0);
     let mut due = Instant::now();
     loop {
-        if releasing.looked.elapsed() >= LOOK_INTERVAL {
-            releasing.look().await?;
+        if releasing.settled_at.elapsed() >= POLL_INTERVAL {
+            releasing.settle().await?;
         }
         if !on_step(&releasing.step()) {
             return Ok(releasing.report(false));
@@ -129,11 +129,11 @@ pub(super) async fn run(
         let early = due.saturating_duration_since(Instant::now());
         if releasing.released >= RELEASED_AT_ONCE || !early.is_zero() {
             let at_most = if early.is_zero() {
-                LOOK_INTERVAL
+                POLL_INTERVAL
             } else {
                 early
             };
-            tokio::time::sleep(at_most.min(LOOK_INTERVAL)).await;
+            tokio::time::sleep(at_most.min(POLL_INTERVAL)).await;
             continue;
         }
         if let Some(group) = replay::next_group(sql, name, after.as_ref()).await? {
@@ -161,7 +161,7 @@ pub(super) async fn run(
         tokio::time::sleep(if fruitless > 0 {
             ROUND_PAUSE
         } else {
-            LOOK_INTERVAL
+            POLL_INTERVAL
         })
         .await;
         (in_round, after) = (0, None);

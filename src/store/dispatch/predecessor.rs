@@ -17,7 +17,7 @@ use super::slot_reader::SlotReader;
 use crate::error::Result;
 use crate::postgres::Sql;
 
-const LOOK_INTERVAL: Duration = Duration::from_millis(50);
+const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
 /// How long a terminated session may take to end.
 const END_LIMIT: Duration = Duration::from_secs(2);
@@ -100,7 +100,7 @@ async fn are_done_within(sql: &Sql, name: &str, limit: Duration) -> Result<bool>
         if began.elapsed() >= limit {
             return Ok(false);
         }
-        tokio::time::sleep(LOOK_INTERVAL).await;
+        tokio::time::sleep(POLL_INTERVAL).await;
     }
 }
 

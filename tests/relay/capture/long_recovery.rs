@@ -24,12 +24,12 @@ async fn with_a_backlog(kind: Kind) -> World {
 /// No session of the relay holds a transaction or lock that vacuum or a schema change would wait
 /// for.
 async fn assert_nothing_is_held(world: &World) {
-    const LOOKS_FOR: Duration = Duration::from_secs(3);
+    const WATCHES_FOR: Duration = Duration::from_secs(3);
     let old = "SELECT count(*) FROM pg_stat_activity \
                WHERE application_name LIKE 'postrider%' AND pid <> pg_backend_pid() \
                  AND xact_start < clock_timestamp() - interval '2 s'";
     let began = Instant::now();
-    while began.elapsed() < LOOKS_FOR {
+    while began.elapsed() < WATCHES_FOR {
         assert_eq!(world.database.number(old).await, 0, "an old transaction");
         // Somebody else's transaction, so that a snapshot that the relay keeps would grow old.
         world.execute("SELECT pg_current_xact_id()").await;

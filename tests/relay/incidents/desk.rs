@@ -10,7 +10,7 @@ use crate::harness::{self, Database, Relay, insert_orders, postrider};
 use crate::http::{free_addr, get};
 
 /// Pause between two looks.
-const LOOK_INTERVAL: Duration = Duration::from_millis(200);
+const POLL_INTERVAL: Duration = Duration::from_millis(200);
 
 /// What an incident needs.
 pub(super) struct Desk {
@@ -95,14 +95,14 @@ impl Desk {
     pub(super) async fn sees(&self, expected: Expected) -> Sight {
         let deadline = Instant::now() + Duration::from_secs(20);
         loop {
-            let sight = self.look().await;
+            let sight = self.read_all_views().await;
             let faults = sight.faults(&expected);
             if faults.is_empty() {
                 return sight;
             }
             let report = || format!("{}\n{sight}", faults.join("\n"));
             assert!(Instant::now() < deadline, "{}", report());
-            tokio::time::sleep(LOOK_INTERVAL).await;
+            tokio::time::sleep(POLL_INTERVAL).await;
         }
     }
 
@@ -118,7 +118,7 @@ impl Desk {
         self.sees(Expected::HEALTHY.log(log)).await;
     }
 
-    pub(super) async fn look(&self) -> Sight {
+    pub(super) async fn read_all_views(&self) -> Sight {
         let log = self.relay.as_ref().map(Relay::log).unwrap_or_default();
         let port = get(&self.addr, "/status").await;
         Sight {

@@ -14,7 +14,7 @@ use super::lease::{Lease, Words};
 const STATUS_INTERVAL: Duration = Duration::from_millis(20);
 
 /// How often a session with traffic checks its lease.
-pub(super) const LOOK_INTERVAL: Duration = Duration::from_millis(50);
+pub(super) const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
 /// A server that has been silent for this long has nothing urgent to hear from us, so both
 /// intervals are then lengthened to [`QUIET_INTERVAL`]. A walsender that is busy decoding changes
@@ -137,7 +137,7 @@ impl Feedback {
     }
 
     /// How long the loop may wait for the server without checking anything else; `None` means the
-    /// usual [`LOOK_INTERVAL`].
+    /// usual [`POLL_INTERVAL`].
     pub(super) fn rests_for(&self, now: Instant, reading: Reading) -> Option<Duration> {
         let silent = now.saturating_duration_since(self.heard_at);
         let status_due = (self.sent_at + self.eighth).saturating_duration_since(now);

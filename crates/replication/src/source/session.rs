@@ -14,7 +14,7 @@ use tokio::sync::{mpsc, oneshot};
 use tokio::time::sleep_until;
 
 use super::buffers::{Buffers, READ_BUFFER};
-use super::feedback::{Due, Feedback, LOOK_INTERVAL, Reading};
+use super::feedback::{Due, Feedback, POLL_INTERVAL, Reading};
 use super::framing::{Then, scan};
 use super::handshake::{self, ReplicationConnection};
 use super::pace::Pace;
@@ -136,7 +136,7 @@ impl ReplicationSession {
         chunks: &mpsc::Sender<Chunk>,
         mut close: oneshot::Receiver<()>,
     ) -> Result<()> {
-        let mut tick = tokio::time::interval(LOOK_INTERVAL);
+        let mut tick = tokio::time::interval(POLL_INTERVAL);
         tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         let mut rests = false;
         loop {
@@ -168,7 +168,7 @@ impl ReplicationSession {
                         Ok(0) => return Err(lost("the server closed the connection")),
                         Ok(bytes) => {
                             if std::mem::take(&mut rests) {
-                                tick.reset_after(LOOK_INTERVAL);
+                                tick.reset_after(POLL_INTERVAL);
                             }
                             let buffer = &self.connection.buffer;
                             let is_full = buffer.len() == buffer.capacity();

@@ -13,14 +13,14 @@ async fn a_generated_column_is_refused_before_18() {
     .await;
     let table = captured("public.t", &["id", "Key"]);
     let not_needed = captured("public.t", &["id"]);
-    assert_eq!(look(&client, "p", &not_needed).await.problems(), []);
+    assert_eq!(read(&client, "p", &not_needed).await.problems(), []);
     if major(&client).await >= 18 {
         return skipped(
             "generated columns are never published",
             "PostgreSQL 18 publishes them",
         );
     }
-    let problems = look(&client, "p", &table).await.problems();
+    let problems = read(&client, "p", &table).await.problems();
     let [problem] = &problems[..] else {
         panic!("{problems:?}")
     };
@@ -32,7 +32,7 @@ async fn a_generated_column_is_refused_before_18() {
     let remedy = problem.remedy();
     let (statement, _) = remedy.split_once(", and let").expect("a statement first");
     run(&client, statement).await;
-    assert_eq!(look(&client, "p", &table).await.problems(), []);
+    assert_eq!(read(&client, "p", &table).await.problems(), []);
 }
 
 #[tokio::test]
@@ -73,10 +73,10 @@ async fn a_stored_generated_column_is_published_from_18_on_with_the_option() {
     .await;
     mended(&client, "p", &table).await;
     run(&client, "alter publication p set table t (id, k)").await;
-    assert_eq!(look(&client, "p", &table).await.problems(), []);
+    assert_eq!(read(&client, "p", &table).await.problems(), []);
 
     let table = captured("public.t", &["id", "v"]);
-    let problems = look(&client, "p", &table).await.problems();
+    let problems = read(&client, "p", &table).await.problems();
     assert!(
         matches!(&problems[..], [Problem::ColumnsGenerated { columns, .. }] if columns == &["v"]),
         "{problems:?}"

@@ -31,7 +31,7 @@ pub(in crate::cli::init) async fn columns(sql: &Sql, settings: &Settings) -> Res
             indexed?;
             unlocked?;
         }
-        if let Some(shape) = shape::look(sql, table).await? {
+        if let Some(shape) = shape::read(sql, table).await? {
             findings.extend(check::capture::columns(table, &shape));
         }
     }
@@ -72,7 +72,7 @@ async fn index(sql: &Sql, table: &TableSettings) -> Result<()> {
 /// `None` if the index on `seq` exists or must not be created, otherwise whether the table is
 /// partitioned. On a large partitioned table, creating the index would hold up the writers.
 async fn lacks_index(sql: &Sql, table: &TableSettings) -> Result<Option<bool>> {
-    let Some(shape) = shape::look(sql, table).await? else {
+    let Some(shape) = shape::read(sql, table).await? else {
         return Ok(None);
     };
     let seq = shape.seq.as_ref();

@@ -213,7 +213,7 @@ impl World {
         }
     }
 
-    pub(super) fn look(&mut self) {
+    pub(super) fn poll(&mut self) {
         let released = |row: &Row| matches!(row, Row::Released | Row::Replayed);
         if let Some(first) = self.table.values().find(|row| released(row)) {
             let is_replay = *first == Row::Replayed;
@@ -265,7 +265,7 @@ impl World {
     pub(super) fn settle(&mut self) {
         self.bad.clear();
         for _ in 0..10_000 {
-            self.look();
+            self.poll();
             self.ask();
             self.answer();
             self.publish();
