@@ -66,7 +66,7 @@ pub(super) fn lines(status: &RelayStatus) -> Vec<(&'static str, String)> {
     } else {
         lines.push(("slot", format!("{} does not exist", snapshot.name)));
     }
-    if let Some(why) = look
+    if let Some(why) = snapshot
         .relay
         .as_ref()
         .and_then(|row| row.recovering.as_deref())

@@ -46,7 +46,7 @@ enum Step {
     Ask,
     Answer,
     Operator,
-    Look,
+    Poll,
     Unhold,
     Heal,
     Crash,
