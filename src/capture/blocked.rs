@@ -1,10 +1,11 @@
-//! For a recovery: finds the rows that come before the first quarantined event of their key.
+//! Decides for a recovery which rows of a blocked key come before the key's first quarantined event.
 //!
-//! A recovery publishes every event without a record. Events that come after the first quarantined event of
-//! their key must wait behind it. Events that come before it must be published. A row does not show its
-//! position in the log, but rows are read in the order of their aggregate. So if the aggregate is the ordering
-//! key, every row read before the first quarantined event comes before it. All rows of a key count as coming
-//! after it if it is not among the rows that are read, or if several aggregates share an ordering key.
+//! A recovery publishes every unrecorded row. Rows before the first quarantined event of their key are
+//! published at once; rows after it wait behind it in quarantine. A row does not show its position in the
+//! log, but the rows of each aggregate are read in their order. So if the aggregate is the ordering key, every
+//! row that is read before the first quarantined event also comes before it in the log. All rows of a key count
+//! as coming after that event if the event is not among the rows that are read, or if several aggregates share
+//! an ordering key.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -19,19 +20,19 @@ use crate::mapping::{Ordering, TableSettings};
 use crate::postgres::Sql;
 use crate::store::dispatch::quarantined::{self, MAX_BLOCKED};
 
-/// The keys whose first event in quarantine has not been read yet.
+/// The keys whose first quarantined event has not been read from the table yet.
 #[derive(Debug, Default)]
 pub(crate) struct Blocked {
     firsts: HashMap<[u8; 16], Group>,
     groups: HashSet<Group>,
 }
 
-/// The first event in quarantine of each key that has one.
+/// The first quarantined event of each blocked key, by event id.
 #[derive(Debug, Default)]
 pub(crate) struct Firsts(HashMap<[u8; 16], Group>);
 
 impl Firsts {
-    /// Reads the first quarantined event of each key. Nothing else may write records meanwhile.
+    /// Reads the first quarantined event of each key. Nobody else may write records meanwhile.
     ///
     /// # Errors
     /// Errors of [`quarantined::blocked_keys`].
@@ -79,8 +80,8 @@ impl Blocked {
         Ok(blocked)
     }
 
-    /// Whether this is the first quarantined event of a key. If so, later rows of the key count as
-    /// coming after it.
+    /// Whether this is the first quarantined event of its key. If so, all later rows of the key count
+    /// as coming after it.
     pub(crate) fn passes(&mut self, event_id: &[u8; 16]) -> bool {
         let Some(group) = self.firsts.remove(event_id) else {
             return false;
@@ -89,7 +90,7 @@ impl Blocked {
         true
     }
 
-    /// Whether the key's next row comes before its first event in quarantine.
+    /// Whether the key's next row comes before its first quarantined event.
     pub(crate) fn is_before(&self, topic: &Arc<str>, ordering_key: &OrderingKey) -> bool {
         let group = || Group {
             topic: topic.clone(),

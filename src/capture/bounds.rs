@@ -1,8 +1,8 @@
-//! What the stream needs to know about a captured table: which of its rows were handled earlier.
+//! The bounds of a captured table, by which the stream recognises rows that were handled earlier.
 //!
 //! A row that was moved between partitions, copied or restored arrives in the stream as an insert.
-//! It keeps the `inserted_xid` of the transaction that wrote it first. Whether such a row is an
-//! event is decided by the same rule as for rows that are read from the table.
+//! It keeps the `inserted_xid` of the transaction that wrote it first. The same bounds apply to rows
+//! that are read from the table.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -26,12 +26,12 @@ impl Bounds {
         }
     }
 
-    /// Notes that all rows of older transactions are resolved.
+    /// Notes that all rows of transactions before `floor` are resolved.
     pub(crate) fn raise_floor(&self, floor: u64) {
         self.floor.fetch_max(floor, Ordering::Relaxed);
     }
 
-    /// Whether a row that this transaction inserted is older than capturing.
+    /// Whether rows of this transaction are older than the capture of the table.
     pub(crate) fn is_from_before(&self, inserted_xid: u64) -> bool {
         let since = self.since.as_ref();
         since.is_some_and(|since| since.shows(inserted_xid))
@@ -42,7 +42,7 @@ impl Bounds {
         inserted_xid < self.recorded_from
     }
 
-    /// Whether all rows of this transaction that were in the table are resolved.
+    /// Whether all rows that this transaction wrote to the table are resolved.
     pub(crate) fn is_resolved(&self, inserted_xid: u64) -> bool {
         inserted_xid < self.floor.load(Ordering::Relaxed)
     }

@@ -22,7 +22,7 @@ pub(crate) struct FoundTable {
     pub(crate) shape: Shape,
 }
 
-/// A captured table: its shape, and its record.
+/// A captured table: its shape, and its capture record.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Captured {
     pub(crate) record: CaptureRecord,
@@ -35,9 +35,9 @@ impl Captured {
         TableIdentity::new(&self.record.identity).with_added_xids(&self.record.added_xids)
     }
 
-    /// The partitions that were added since the floor was last raised and hold rows. Such rows may
-    /// be of older transactions and still be unhandled, because a table that is attached brings its
-    /// own rows.
+    /// The partitions that were added since the floor was last raised and that hold rows. These rows
+    /// may belong to transactions below the floor and still be unhandled, because a table that is
+    /// attached as a partition brings its own rows.
     pub(crate) fn new_partitions(&self) -> Vec<&str> {
         let Some(known) = &self.record.partitions else {
             return Vec::new();
@@ -58,8 +58,8 @@ pub(crate) struct CaptureStart<'a> {
     pub(crate) start: Start,
     /// Fingerprint of the publication.
     pub(crate) publication: &'a str,
-    /// Whether no relay has ever used the slot. Then `start` applies to every table, even to one
-    /// that `init` has recorded, since `init` does not know the setting.
+    /// Whether no relay has ever used the slot. Then `start = all` applies even to tables that
+    /// already have a record, since `init` writes records without knowing the setting.
     pub(crate) is_first: bool,
     /// Where the slot begins, if a command has just created it; see [`CaptureRecord::since_lsn`].
     pub(crate) since_lsn: Option<Lsn>,
@@ -126,8 +126,8 @@ pub(crate) fn refuse_others(
     ))
 }
 
-/// Where the first relay begins: with the old rows if the setting says so, or if `init` has recorded
-/// so.
+/// Where the relay begins. The first relay of a slot also publishes the old rows if `init` or
+/// `slot create` recorded that for any table, whatever the setting says.
 pub(crate) fn start(setting: Start, is_first: bool, known: &[Option<&CaptureRecord>]) -> Start {
     let wants_all = known.iter().flatten().any(|known| known.since.is_none());
     if is_first && wants_all {
@@ -191,10 +191,10 @@ pub(crate) async fn claim(
     known_of(sql, slot, found).await
 }
 
-/// Brings the records of captured tables up to date. For the session that holds the slot.
+/// Brings the records of captured tables up to date. Only the session that holds the slot may do so.
 ///
 /// # Errors
-/// Those of [`look`].
+/// Those of [`find_tables`].
 pub(crate) async fn refresh(sql: &Sql, tables: &[TableSettings]) -> Result<()> {
     let found = find_tables(sql, tables).await?;
     let records = capture_record::read(&**sql).await?;
@@ -209,7 +209,7 @@ pub(crate) async fn refresh(sql: &Sql, tables: &[TableSettings]) -> Result<()> {
 /// The tables as they are now, each with its record.
 ///
 /// # Errors
-/// `slot-busy` when a table has no record; those of [`look`].
+/// `slot-busy` when a table has no record; those of [`find_tables`].
 pub(crate) async fn known(
     sql: &Sql,
     slot: &SlotName,
@@ -232,11 +232,11 @@ async fn known_of(sql: &Sql, slot: &SlotName, found: Vec<FoundTable>) -> Result<
         .collect()
 }
 
-/// The tables as they are now, each with its record, or else with the record that the relay would
-/// write now. Unlike [`known`], accepts tables that another slot captures.
+/// The tables as they are now, each with its record. A table without a record gets the one that the
+/// relay would write now. Unlike [`known`], accepts tables that another slot captures.
 ///
 /// # Errors
-/// Those of [`look`].
+/// Those of [`find_tables`].
 pub(crate) async fn as_if_claimed(
     sql: &Sql,
     slot: &SlotName,
@@ -316,7 +316,7 @@ async fn bring_up_to_date(sql: &Sql, found: &FoundTable, known: &CaptureRecord) 
     Ok(())
 }
 
-/// A name for the events of a new table, different from that of every other table.
+/// A name for a new table in the ids of its events, different from the identity of every other table.
 fn identity(table: &QualifiedName, records: &[CaptureRecord]) -> String {
     let name = format!("{}.{}", table.schema, table.name);
     let is_free = |identity: &String| records.iter().all(|known| known.identity != *identity);

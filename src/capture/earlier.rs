@@ -1,11 +1,10 @@
-//! Looks up what earlier sessions have recorded for replayed events.
+//! Looks up the outcomes that earlier sessions have recorded for the events that PostgreSQL sends again.
 //!
-//! Usually a replayed event has the same place in the log, and its row in outbox.dispatch has that
-//! place. But whether pgoutput considers a table part of the publication depends on what it has
-//! decoded before. So after a restart, a transaction that was open while the publication was altered
-//! may bring more rows or fewer, and its ordinals shift. From the first event that shows this, we
-//! look up the rest of the transaction by ids, and give new events ordinals above all that are in
-//! use.
+//! Usually such an event has the same place in the log as before, and its dispatch row has that place.
+//! But whether pgoutput considers a table part of the publication depends on what it has decoded
+//! before. So after a restart, a transaction that was open while the publication was altered may bring
+//! more rows or fewer, and its ordinals shift. From the first event whose place does not match, we look
+//! up the rest of the transaction by event ids, and give its events ordinals above all that are in use.
 
 use decoder::Lsn;
 use replication::CommitLsn;
@@ -16,10 +15,10 @@ use crate::metrics::Metrics;
 use crate::postgres::Sql;
 use crate::store::dispatch::{Lookup, RecordedEvents, last_ordinal};
 
-/// The lookup of one session.
+/// Looks up the outcomes of one session's events.
 pub(crate) struct OutcomeLookup {
     recorded: RecordedEvents,
-    /// `None` once the stream is past every recorded row: from then on every event is new.
+    /// `None` once the stream is past every dispatch row. From then on every event is new.
     sql: Option<Sql>,
     moved: Option<ShiftedTransaction>,
     metrics: Metrics,
@@ -106,7 +105,7 @@ impl OutcomeLookup {
     }
 }
 
-/// Starts after the ordinals that are recorded, and after those that this session has given already.
+/// Starts to give ordinals above those that are recorded and those that this session has used already.
 async fn begin(sql: &Sql, event: LookupKey<'_>) -> Result<ShiftedTransaction> {
     let recorded = last_ordinal(sql, event.commit).await?;
     let last = recorded.max(event.ordinal);

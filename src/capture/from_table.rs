@@ -1,9 +1,9 @@
-//! The second way into the pipeline: rows that are read from the tables, because the stream does not
-//! bring them.
+//! Carries rows that the stream does not bring from their tables into the pipeline.
 //!
-//! Recovery and the auditor send them, in batches of bounded size, through a channel that holds one
-//! batch; the pipeline takes a batch when the delivery has room. Events from a table have no place in
-//! the log (`places`), so the watermark does not know them; this module counts how many have no outcome.
+//! Recovery and the auditor send these rows, in batches of bounded size, through a channel that holds
+//! one batch. The pipeline takes a batch when the delivery has room. Events from a table have no place in
+//! the log (`places`), so the watermark does not cover them. This module counts how many of them have no
+//! recorded outcome yet.
 
 use replication::CommitLsn;
 use tokio::sync::{mpsc, oneshot};
@@ -14,21 +14,21 @@ use super::unrecorded::Unrecorded;
 use crate::error::Error;
 use crate::mapping::MapError;
 
-/// A batch is sent when its messages have this many bytes. One message may have more.
+/// A batch is sent once its messages have this many bytes. A single message may be larger.
 const BATCH_BYTES: usize = 256 << 10;
-/// A batch is sent when it has this many rows.
+/// A batch is sent once it has this many rows.
 const BATCH_ROWS: usize = 1_000;
 
-/// What the channel carries.
+/// An item of the channel.
 #[derive(Debug)]
 pub(crate) enum FromTable {
     /// An event to deliver, behind all others of its key.
     Event(TableEvent),
     /// A row that cannot become a message.
     Unmappable(MapError),
-    /// Answer now: everything sent before this is queued for its key.
+    /// Answer at once. Everything sent before this item is then queued for its key.
     Queued(oneshot::Sender<()>),
-    /// Answer once everything sent before this has its recorded outcome.
+    /// Answer once everything sent before this item has its recorded outcome.
     Settle(oneshot::Sender<()>),
 }
 
@@ -44,7 +44,7 @@ pub(crate) fn channel() -> (TableSender, TableRows) {
     (sender, rows)
 }
 
-/// The session that should deliver the rows has ended.
+/// An error: the session that should deliver the rows has ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct SessionEnded;
 
@@ -82,8 +82,8 @@ impl TableSender {
         Ok(())
     }
 
-    /// Waits until everything that was sent is queued for its key. What the pipeline takes from then on
-    /// is sent after it.
+    /// Waits until everything that was sent is queued for its key. Events of the same key that the
+    /// pipeline takes later are published after them.
     pub(crate) async fn queued(&mut self) -> Result<(), SessionEnded> {
         self.ask(FromTable::Queued).await
     }
@@ -127,8 +127,8 @@ impl<E: Into<Error>> From<E> for Interrupted {
     }
 }
 
-/// Sends every unrecorded row of a table into the pipeline, and calls `each` for each one. Returns
-/// how many there were.
+/// Sends every unrecorded row of a table into the pipeline, and calls `each` once per row. Returns
+/// the number of rows.
 pub(crate) async fn hand_over(
     mut unrecorded: Unrecorded<'_>,
     rows: &mut TableSender,
@@ -169,18 +169,20 @@ impl TableRows {
         self.batches.recv().await
     }
 
-    /// An event was given to the delivery.
+    /// Counts an event that the delivery has taken over.
     pub(crate) fn taken(&mut self) {
         self.unresolved += 1;
     }
 
-    /// Answers once everything taken so far is resolved.
+    /// Answers as soon as no event from a table is unresolved. Events that are taken later can delay
+    /// the answer.
     pub(crate) fn settle(&mut self, answer: oneshot::Sender<()>) {
         self.waiting.push(answer);
         self.answer();
     }
 
-    /// `events` events at `place` have a recorded outcome. Returns whether they came from a table.
+    /// Notes that `events` events at `place` have a recorded outcome. Returns whether they came from a
+    /// table.
     pub(crate) fn resolve(&mut self, place: CommitLsn, events: u64) -> bool {
         if !is_of_a_table(place) {
             return false;
@@ -194,7 +196,7 @@ impl TableRows {
     fn answer(&mut self) {
         if self.unresolved == 0 {
             for waiting in self.waiting.drain(..) {
-                // The one who asked may be gone.
+                // The task that asked may be gone.
                 let _ = waiting.send(());
             }
         }

@@ -1,8 +1,8 @@
-//! Turns bytes of the stream into events: decodes, finds the table, maps the row.
+//! Turns messages of the stream into events: decodes the message, finds its table, maps the row.
 //!
-//! No IO and no queues; the caller decides what to do with an event. The ordinal of an event counts
-//! every insert of its transaction that the publication sends, captured or not, so that it is the
-//! same each time PostgreSQL decodes the transaction.
+//! This module has no IO and no queues; the caller decides what to do with an event. The ordinal of an
+//! event counts every insert of its transaction that the publication sends, of captured tables and of
+//! others, so that the ordinal is the same each time PostgreSQL decodes the transaction.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -38,17 +38,17 @@ pub(crate) enum IntakeStep {
         topic: Arc<str>,
         ordering_key: OrderingKey,
         event: Event,
-        /// Whether another transaction wrote the row first.
+        /// Set if another transaction wrote the row first.
         moved: Option<MovedMark>,
     },
-    /// A row of the open transaction that cannot become a message, with its payload as far as that
-    /// can be read.
+    /// A row of the open transaction that cannot become a message. The payload has as much of the row
+    /// as can be read.
     Unmappable {
         error: Box<EventError>,
         payload: Bytes,
         moved: Option<MovedMark>,
     },
-    /// The open transaction ends; its end LSN.
+    /// The open transaction ends at this LSN.
     Commit(Lsn),
     /// Rows of this captured table cannot be mapped until [`Intake::learn`] gets the types of its
     /// columns.
@@ -59,7 +59,7 @@ pub(crate) enum IntakeStep {
 #[derive(Debug)]
 enum KnownRelation {
     Captured(Box<MappedTable>),
-    /// Not in our settings.
+    /// The table is not in the settings.
     Ignored {
         rows: u64,
     },
@@ -85,14 +85,14 @@ struct CurrentTransaction {
 }
 
 impl CurrentTransaction {
-    /// Returns the row's origin if another transaction wrote the row first. The log has only the
-    /// lower half of a transaction id.
+    /// Returns a mark if another transaction wrote the row first. Only the lower 32 bits of the ids are
+    /// compared, because the log has no more.
     fn moved(&self, table: &MappedTable, row: &[Value<'_>]) -> Option<MovedMark> {
         let Value::Text(text) = row.get(table.inserted_xid?)? else {
             return None;
         };
         let inserted_xid = xid8(text)?;
-        // A writer that fills every column by itself may write a zero.
+        // A writer that sets every column itself may write a zero.
         let is_made_up = inserted_xid < FIRST_NORMAL_XID;
         let is_own = self.is_replicated || is_made_up || inserted_xid as u32 == self.xid;
         (!is_own).then_some(MovedMark {
@@ -109,7 +109,7 @@ pub(crate) struct Streamed {
     /// Its current oid.
     pub(crate) oid: Oid,
     pub(crate) identity: TableIdentity,
-    /// Whether every row has a value in `inserted_xid`, so that event ids may depend on it.
+    /// Whether every row has a value in `inserted_xid`, so that event ids may depend on that value.
     pub(crate) always_has_inserted_xid: bool,
 }
 
@@ -150,7 +150,7 @@ impl Intake {
     ///
     /// # Errors
     /// `replication-protocol` when the message cannot be decoded; `column-missing` and the like when
-    /// the rows of a table cannot be mapped. The message then has no effect.
+    /// the rows of a table cannot be mapped.
     pub(crate) fn message(&mut self, payload: &[u8]) -> Result<IntakeStep> {
         let message = decoder::decode(payload).map_err(|e| {
             Error::new(
@@ -205,7 +205,7 @@ impl Intake {
             .get(relation.oid)
             .ok_or_else(|| unknown(relation.oid))?;
         let Some((number, streamed)) = self.captured(known) else {
-            // This includes the partitions of a captured table: their rows arrive under its root.
+            // Partitions of a captured table end here too: their rows arrive under the root table.
             self.tables
                 .insert(relation.oid, KnownRelation::Ignored { rows: 0 });
             return Ok(IntakeStep::Nothing);
@@ -219,8 +219,8 @@ impl Intake {
         Ok(IntakeStep::Nothing)
     }
 
-    /// Finds a captured table and its number. WAL from before the table was renamed has its old name,
-    /// and WAL from before it was recreated has another oid.
+    /// Finds a captured table and its number, by OID or else by name. WAL from before a rename has the
+    /// table's old name, and WAL from before the table was created again has its old OID.
     fn captured(&self, relation: &OwnedRelation) -> Option<(usize, &Streamed)> {
         let is_named = |table: &QualifiedName| {
             table.schema == relation.namespace && table.name == relation.name
@@ -257,7 +257,7 @@ impl Intake {
         })))
     }
 
-    /// Returns a table as the stream has described it, and the known types.
+    /// Returns a table as the stream has described it, and the column types that are known so far.
     ///
     /// # Errors
     /// `replication-protocol` when the stream has not described the table.
@@ -350,8 +350,8 @@ impl Intake {
             .unwrap_or_default()
     }
 
-    /// Counts a change that an append-only outbox should not see. Warns at the first of each kind,
-    /// and then at every thousandth.
+    /// Counts a change that an append-only outbox should not see. Logs a warning for the first change of
+    /// each kind, and then once per thousand.
     fn unexpected(&self, kind: &'static str, relation: Oid) -> IntakeStep {
         if matches!(self.tables.get(&relation), Some(KnownRelation::Captured(_))) {
             let count = self

@@ -1,10 +1,10 @@
-//! Handles rows that the stream brings as inserts although another transaction wrote them first:
-//! somebody updated a partition key, pg_partman moved them, a table was copied and swapped, a dump
-//! was restored.
+//! Handles moved rows: rows that the stream brings as inserts although another transaction wrote them
+//! first. This happens when somebody updates a partition key, pg_partman moves rows, a table is copied
+//! and swapped, or a dump is restored.
 //!
-//! Such a row is an event only if it was never handled, so its id is looked up. Usual rows need no
-//! lookup. A relay that was down may get the original row and the moved one shortly after it. Then
-//! the lookup waits until the original has its outcome.
+//! A moved row is an event only if it was never handled, so the relay looks up its event id. Ordinary
+//! rows need no lookup. A relay that was down may get the moved row shortly after the original row.
+//! Then the lookup waits until the original has its outcome.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -28,9 +28,9 @@ const LOG_INTERVAL: Duration = Duration::from_secs(10);
 /// Marks an insert as a moved row.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct MovedMark {
-    /// Number of its captured table.
+    /// Number of the captured table in the settings.
     pub(crate) table: usize,
-    /// The transaction that wrote it first.
+    /// The transaction that wrote the row first.
     pub(crate) inserted_xid: u64,
 }
 
@@ -41,7 +41,7 @@ pub(crate) struct MovedRow {
     pub(crate) row: MappedRow,
 }
 
-/// The row's event to deliver, or the error with which it is set aside.
+/// The row's event to deliver, or the error with which the event is set aside.
 #[derive(Debug)]
 pub(crate) enum MappedRow {
     Event {
@@ -72,20 +72,20 @@ impl MappedRow {
     }
 }
 
-/// The lookup of one session.
+/// Looks up the moved rows of one session, and keeps those that wait for their lookup.
 pub(crate) struct MovedRows {
     target: Target,
     bounds: Arc<[Bounds]>,
     repeats: bool,
     /// Opened for the first moved row.
     sql: Option<Sql>,
-    /// Rows that wait, by the transaction that wrote them first, which has events in flight. There
-    /// are never more than those.
+    /// Moved rows that wait for their original, by the transaction that wrote the original. That
+    /// transaction has events in flight, which bounds the number of entries.
     waiting: BTreeMap<CommitLsn, Vec<MovedRow>>,
-    /// Rows that wait for the end of a recovery. No more of the stream is read meanwhile.
+    /// Rows that wait for the end of a recovery. The stream is not read meanwhile.
     for_recovery: Vec<MovedRow>,
     metrics: Metrics,
-    /// Rows that were skipped by their bounds since the last log line about them.
+    /// Rows that were skipped because of their table's bounds, since the last log line about them.
     skipped: u64,
     logged: Option<Instant>,
 }
@@ -120,7 +120,8 @@ impl MovedRows {
         self.waiting.remove(&first).unwrap_or_default()
     }
 
-    /// Keeps a row until the recovery is over: the row may be one that it has read from a table.
+    /// Keeps a row until the recovery is over, because the recovery may have read the same row from its
+    /// table.
     pub(crate) fn wait_for_recovery(&mut self, row: MovedRow) {
         self.for_recovery.push(row);
     }
@@ -162,7 +163,7 @@ impl MovedRows {
         Ok(found)
     }
 
-    /// Such a row has no record, so the log is the only place that shows it.
+    /// Logs skipped rows. They get no dispatch row, so the log line is the only trace of them.
     fn log_skipped(&mut self, moved: MovedMark, event_id: &EventId) {
         self.skipped += 1;
         let is_due = |logged: Instant| logged.elapsed() >= LOG_INTERVAL;
@@ -189,8 +190,8 @@ impl MovedRows {
     }
 }
 
-/// Reads an `xid8`. Called once per row: it takes a third of the instructions of a UTF-8 check and
-/// `parse`.
+/// Reads an `xid8`. It is called once per row, and takes a third of the instructions of a UTF-8 check
+/// and `parse`.
 #[inline]
 pub(super) fn xid8(text: &[u8]) -> Option<u64> {
     text.iter().try_fold(0_u64, |xid, byte| {

@@ -1,24 +1,25 @@
-//! The places of events that come from a table. They have no place in the log, so they get one where no
-//! commit can be: WAL records are aligned to 8 bytes.
+//! The places (commit LSN and ordinal) of events that come from a table. Such events have no place in the
+//! log, so they get an LSN that no commit can have: one that is not a multiple of 8, since WAL records are
+//! aligned to 8 bytes.
 
 use decoder::Lsn;
 use replication::CommitLsn;
 
-/// WAL records begin at multiples of this.
+/// WAL records begin at multiples of this number of bytes.
 const RECORD_ALIGNMENT: u64 = 8;
 
-/// The place of events from a table that come before everything that has a record.
+/// The place of table events that come before all recorded events.
 pub(crate) const FIRST_PLACE: CommitLsn = CommitLsn::new(Lsn::new(RECORD_ALIGNMENT - 1));
 
-/// The places for the events of one pass: their common commit LSN, and the ordinal of the next event.
+/// Gives places to the events of one pass: they share a commit LSN, and each takes the next ordinal.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Places {
     pub(crate) commit: CommitLsn,
     pub(crate) next_ordinal: u32,
 }
 
-/// The place that table events get if they were committed before `position`: just below `position`,
-/// and not a multiple of 8, so that no commit can have it.
+/// The place of table events that were committed before `position`. It is just below `position` and
+/// not a multiple of 8, so no commit can have it.
 pub(crate) fn place_before(position: Lsn) -> CommitLsn {
     let aligned = position.as_u64() / RECORD_ALIGNMENT * RECORD_ALIGNMENT;
     CommitLsn::new(Lsn::new(aligned.saturating_sub(1)))

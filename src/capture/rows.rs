@@ -1,8 +1,8 @@
-//! Reads the rows that a walk has found, in their order and in portions of bounded size.
+//! Reads the rows that a scan has found, in their order and in portions of bounded size.
 //!
 //! PostgreSQL cannot send some values: bytes that cannot be converted to UTF-8, or more bytes than
-//! a protocol message can hold. One such value fails the whole statement. So the portion is
-//! bisected until the row is alone, and that row is read column by column, without the bad value.
+//! a protocol message can hold. One such value fails the whole statement. So we bisect the portion
+//! until the bad row is alone, and read that row column by column, without the bad value.
 
 use std::collections::VecDeque;
 
@@ -19,7 +19,7 @@ use crate::postgres::PatientSql;
 
 /// Maximum number of small rows per statement.
 const MAX_ROWS: usize = 512;
-/// A portion ends with the row that reaches this size. The rest of the server's answer is dropped.
+/// A portion ends with the row that reaches this size. We drop the rest of the server's answer.
 const PORTION_BYTES: usize = 4 << 20;
 
 /// A row as it was read, with its state in outbox.dispatch.
@@ -40,9 +40,9 @@ pub(crate) struct Rows {
 }
 
 enum Portion {
-    /// The rows, and how many candidates they cover; some candidates may be gone.
+    /// The rows, and how many candidates they cover. Some candidates may be gone from the table.
     Read(Vec<ReadRow>, usize),
-    /// PostgreSQL cannot send one of them.
+    /// PostgreSQL cannot send one of the rows.
     Unreadable,
 }
 
@@ -63,8 +63,8 @@ impl Rows {
         self.waiting.is_empty()
     }
 
-    /// Reads the next portion; empty when no rows are left. The server holds nothing for us when
-    /// this returns.
+    /// Reads the next portion; empty when no rows are left. When this returns, the server holds no
+    /// lock and no snapshot for us.
     ///
     /// # Errors
     /// Errors of a statement; `slot-busy` when the table was altered in the meantime.
@@ -106,8 +106,8 @@ impl Rows {
         }
     }
 
-    /// How many of the next rows one statement asks for. Rows found by `ctid` must be in one
-    /// partition.
+    /// How many of the next rows one statement asks for. Rows that are found by `ctid` must be in the
+    /// same partition.
     fn asked(&self) -> usize {
         let Some(first) = self.waiting.front() else {
             return 0;
@@ -170,8 +170,8 @@ async fn read_portion(
     Ok((rows, candidates.len()))
 }
 
-/// The index in `rest` of the candidate that this row is. Rows deleted in the meantime are skipped.
-/// The id alone is not enough, since it may not be unique.
+/// The index in `rest` of the candidate that matches this row. Candidates before it were deleted in
+/// the meantime. The id alone is not enough for a match, since it may not be unique.
 fn place_of(row: &SimpleQueryRow, reader: &TableReader, rest: &[Candidate]) -> Option<usize> {
     let (id, seq) = (reader.id_of(row)?, reader.seq_of(row));
     rest.iter().position(|candidate| {
@@ -183,10 +183,10 @@ fn place_of(row: &SimpleQueryRow, reader: &TableReader, rest: &[Candidate]) -> O
     })
 }
 
-/// The row of one event; `None` when it is gone, or when the event cannot be of this table.
+/// Reads the row of one event; `None` when the row is gone, or when the event cannot be of this table.
 ///
 /// # Errors
-/// As [`Rows::portion`].
+/// Those of [`Rows::portion`].
 pub(crate) async fn find(
     sql: &PatientSql,
     reader: &TableReader,
@@ -202,7 +202,8 @@ pub(crate) async fn find(
     }
 }
 
-/// The row that meets `condition`, without the values that cannot be sent; `None` when it is gone.
+/// Reads the row that meets `condition` column by column, without the values that PostgreSQL cannot
+/// send; `None` when the row is gone.
 async fn around(
     sql: &PatientSql,
     reader: &TableReader,
@@ -224,7 +225,8 @@ async fn around(
     Ok(Some(values))
 }
 
-/// The first row of the answer. The inner error means that PostgreSQL cannot send it.
+/// Runs a statement and returns its first row. The inner error means that PostgreSQL cannot send the
+/// row.
 async fn ask(sql: &PatientSql, statement: &str) -> Result<Result<Option<SimpleQueryRow>, PgError>> {
     let asking = async {
         match sql.simple_query(statement).await {
@@ -243,7 +245,7 @@ async fn ask(sql: &PatientSql, statement: &str) -> Result<Result<Option<SimpleQu
 }
 
 /// The condition that a row of `e` is one of these candidates, by `seq` or place, and by id. The id
-/// is needed because a table that was rewritten has other rows in the same places.
+/// is needed because after a rewrite of the table, other rows may be in the same places.
 fn are(reader: &TableReader, candidates: &[Candidate]) -> String {
     let seqs: Option<Vec<String>> = candidates
         .iter()
@@ -273,7 +275,7 @@ fn ids_sql(candidates: &[Candidate]) -> String {
     format!("'{{{}}}'::uuid[]", ids.collect::<Vec<_>>().join(","))
 }
 
-/// Whether a statement failed because of a value in one of its rows.
+/// Whether a statement failed because of a value in one of the rows.
 fn is_of_a_value(error: &PgError) -> bool {
     let Some(code) = error.code() else {
         return false;

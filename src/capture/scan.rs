@@ -1,9 +1,9 @@
 //! Walks a captured table and returns the rows that still have to be published, in their order.
 //!
-//! Every statement looks at a bounded number of rows, and holds no lock and no snapshot afterwards.
-//! Rows with a `seq` are read page by page along its index. Rows without one exist if the table has
-//! no such column, or if they are older than the column. They are found in ranges of blocks: the
-//! walk first collects their places, up to [`MAX_COLLECTED`] at a time, and sorts them here.
+//! Every statement reads a bounded number of rows, and holds no lock and no snapshot afterwards.
+//! Rows with a `seq` are read page by page along its index. Rows without a `seq` exist if the table has
+//! no such column, or if the rows are older than the column. They are found in ranges of blocks: the
+//! walk first collects their places, up to [`MAX_COLLECTED`] at a time, and sorts the places in memory.
 
 use std::collections::BTreeMap;
 
@@ -21,22 +21,22 @@ use crate::store::dispatch::{has_no_row_sql, state_sql};
 const PAGE_ROWS: usize = 5_000;
 /// Blocks that one statement reads when there is no `seq`: 16 MB.
 const RANGE_BLOCKS: u32 = 2_048;
-/// Rows without `seq` that are sorted at once, about 100 bytes each. The next pass continues after
-/// them.
+/// Maximum number of rows without `seq` that one pass sorts, about 100 bytes each. The next pass
+/// continues after them.
 const MAX_COLLECTED: usize = 100_000;
 
-/// Keeps the cost of a statement proportional to the rows it looks at, even with wrong statistics:
-/// it reads rows along the index, and their records one by one.
+/// Planner settings that keep the cost of a statement proportional to the rows it reads, even with
+/// wrong statistics: PostgreSQL reads the rows along the index, and looks up their records one by one.
 const PLAN: &str = "\
     SET enable_seqscan = off; SET enable_hashjoin = off; SET enable_mergejoin = off; \
     SET enable_sort = on; SET jit = off";
 
-/// A row that has to be published, and where it is.
+/// A row that has to be published, and its place in the table.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Candidate {
     /// The OID of the table or partition that holds it.
     pub(crate) leaf: u32,
-    /// Its `ctid` there.
+    /// The row's `ctid` in that table or partition.
     pub(crate) place: String,
     pub(crate) seq: Option<i64>,
     pub(crate) id: Uuid,
@@ -47,9 +47,9 @@ pub(crate) struct Candidate {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum DispatchState {
     Nothing,
-    /// It was published, and may have to be repeated along with its neighbours.
+    /// The event was published, and may have to be published again together with its neighbours.
     Published,
-    /// It is in quarantine, or discarded.
+    /// The event is in quarantine, or discarded.
     SetAside,
 }
 
@@ -129,7 +129,7 @@ impl<'a> Scan<'a> {
     }
 
     /// Two SQL expressions about a row of `w`: its state in outbox.dispatch, and whether the scan
-    /// returns it.
+    /// returns the row.
     fn recorded_sql(&self) -> (String, String) {
         if self.window.repeats {
             (state_sql("w.id"), "true".to_owned())

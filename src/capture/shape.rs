@@ -1,11 +1,11 @@
-//! Finds out by which columns the rows of a captured table can be distinguished and ordered.
+//! Finds the columns by which the rows of a captured table can be bounded and ordered.
 //!
-//! - `inserted_xid` names the transaction that inserted a row. Without it the row's `xmin` is used,
-//!   which says less: see [`Shape::inserted_xid_sql`].
+//! - `inserted_xid` names the transaction that inserted a row. In a table without this column, the
+//!   row's `xmin` is used, which says less: see [`Shape::inserted_xid_sql`].
 //! - `seq` grows with each insert. Writers hold the lock of their aggregate while they insert, so
 //!   `seq` has the order of each key. It is the column named in the settings, a column called
-//!   `seq`, or a numbered id. Without it, rows are ordered by their version, if that is a number,
-//!   and then by their transaction.
+//!   `seq`, or an id that a sequence numbers. Without a `seq`, rows are ordered by their version, if
+//!   that is a number, and then by their transaction.
 
 use std::collections::HashSet;
 
@@ -16,10 +16,10 @@ use crate::error::{Code, Error, Result};
 use crate::mapping::TableSettings;
 use crate::postgres::Sql;
 
-/// PostgreSQL gives lower ids to no transaction.
+/// The lowest id that PostgreSQL gives to an ordinary transaction.
 pub(crate) const FIRST_NORMAL_XID: u64 = 3;
 
-/// `xmin` of a row of `e`, completed to 64 bits.
+/// `xmin` of a row of `e`, extended to 64 bits.
 const BY_XMIN: &str = "\
     (select (next.xid - pg_catalog.mod(pg_catalog.mod(next.xid - e.xmin::text::bigint, \
         4294967296) + 4294967296, 4294967296))::text::xid8 \
@@ -33,7 +33,8 @@ pub(crate) struct Shape {
     /// Whether `inserted_xid` names the transaction of every row: it is `xid8 not null` and
     /// PostgreSQL fills it in.
     pub(crate) has_inserted_xid: bool,
-    /// A column of that name that does not: it counts in event ids only.
+    /// Why the column `inserted_xid` does not, if there is one. With [`Unfit::Value`] the column is
+    /// still part of event ids.
     pub(crate) unfit_inserted_xid: Option<Unfit>,
     /// Whether the table has a column called `seq`, of any type.
     pub(crate) has_column_seq: bool,
@@ -41,9 +42,9 @@ pub(crate) struct Shape {
     pub(crate) missing_xids: Vec<u64>,
     /// The OIDs of its partitions, or its own OID, ascending and separated by commas.
     pub(crate) partitions: String,
-    /// The OIDs of those partitions that are not empty.
+    /// The OIDs of the partitions that are not empty.
     pub(crate) filled: Vec<u32>,
-    /// `oid:file number` of each of them. A new file number means that the table was rewritten.
+    /// `oid:file number` of each partition. A new file number means that the table was rewritten.
     pub(crate) files: String,
     /// Blocks of the largest partition, or of the table.
     pub(crate) blocks: u32,
@@ -57,11 +58,11 @@ pub(crate) struct Shape {
 pub(crate) enum Unfit {
     /// It is not of type `xid8`.
     Type,
-    /// It is `xid8`, but may be null, or has another default.
+    /// It is of type `xid8`, but may be null or has another default.
     Value,
 }
 
-/// Looks a table up; `None` when it does not exist.
+/// Reads the shape of a table from the catalog; `None` when the table does not exist.
 ///
 /// # Errors
 /// `column-missing` when `columns.seq` does not name a column of whole numbers; those of a
@@ -109,11 +110,11 @@ pub(crate) async fn read(sql: &Sql, settings: &TableSettings) -> Result<Option<S
     }))
 }
 
-/// Fails if the table was rewritten since `before`. Its rows then have new places, so a walk by
+/// Fails if the table was rewritten since `before`. A rewrite gives the rows new places, so a walk by
 /// place may have missed some.
 ///
 /// # Errors
-/// `slot-busy`; those of [`look`].
+/// `slot-busy`; those of [`read`].
 pub(crate) async fn refuse_rewritten(
     sql: &Sql,
     settings: &TableSettings,
@@ -149,7 +150,7 @@ fn no_such_column(table: &QualifiedName, named: &str) -> Error {
 }
 
 impl Shape {
-    /// Whether the ids of its events are made with its column `inserted_xid`, as those of the stream.
+    /// Whether event ids are computed with the column `inserted_xid`, as the stream does.
     pub(crate) fn has_xid_in_ids(&self) -> bool {
         self.has_inserted_xid || self.unfit_inserted_xid == Some(Unfit::Value)
     }
@@ -158,23 +159,24 @@ impl Shape {
         self.partitions != self.oid.to_string()
     }
 
-    /// The column along whose index rows are read. Without an index, each page would sort the
-    /// table.
+    /// The `seq` column, if it has an index along which rows are read. Without an index, each page
+    /// would sort the whole table.
     pub(crate) fn numbered(&self) -> Option<&SeqColumn> {
         self.seq.as_ref().filter(|seq| seq.is_indexed)
     }
 
     /// The transaction that inserted a row of `e`, as `xid8`.
     ///
-    /// For a row that is older than the column, and in a table without it, only `xmin` is known. The
-    /// same counts for a row whose writer has set the column to a transaction that cannot be. `xmin` has
-    /// 32 bits, may be that of a subtransaction, and is lost when the table is rewritten. It is completed
-    /// to the latest transaction with these bits.
+    /// Only `xmin` is known in a table without `inserted_xid`, for a row that is older than the column,
+    /// and for a row whose writer has set the column to an impossible transaction id. `xmin` has 32 bits,
+    /// may name a subtransaction, and is lost when the table is rewritten. It is extended to the latest
+    /// transaction id with these lower bits.
     pub(crate) fn inserted_xid_sql(&self, added_xids: &[u64]) -> String {
         self.xid_sql(&self.has_own_xid_sql(), added_xids)
     }
 
-    /// The same, at a time when `next_xid` was the next transaction.
+    /// Like [`inserted_xid_sql`](Self::inserted_xid_sql), but an `inserted_xid` from `next_xid` on counts
+    /// as impossible.
     pub(crate) fn xid_before_sql(&self, next_xid: u64, added_xids: &[u64]) -> String {
         let own = format!(
             "(e.inserted_xid >= '{FIRST_NORMAL_XID}'::xid8 and e.inserted_xid < '{next_xid}'::xid8)"
@@ -193,8 +195,8 @@ impl Shape {
         format!("case when {own} {added}then e.inserted_xid else {BY_XMIN} end")
     }
 
-    /// The condition that the column `inserted_xid` of a row of `e` holds a transaction that can be. Its
-    /// writer may have chosen another value.
+    /// The condition that the column `inserted_xid` of a row of `e` holds a possible transaction id. The
+    /// writer of the row may have set another value.
     pub(crate) fn has_own_xid_sql(&self) -> String {
         format!(
             "(e.inserted_xid >= '{FIRST_NORMAL_XID}'::xid8 \

@@ -1,4 +1,4 @@
-//! The highest number in each table, up to which a later scan need not look again.
+//! Finds the highest `seq` of each table. A later scan can start there and skip the rows before it.
 
 use slot_manager::{QualifiedName, quoted_identifier};
 use tokio_postgres::error::SqlState;
@@ -7,12 +7,12 @@ use super::claim::FoundTable;
 use crate::error::Result;
 use crate::postgres::{Sql, current_snapshot};
 
-/// The highest `seq` of each table, and the first transaction after that. Once all older
-/// transactions have ended, rows up to that `seq` usually belong to them.
+/// The highest `seq` of each table, and the next transaction id, read after it. Once all transactions
+/// below `next_xid` have ended, rows up to that `seq` usually belong to them.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Tops {
     pub(crate) seqs: Vec<Option<Top>>,
-    /// The next transaction to be assigned.
+    /// The next transaction id that PostgreSQL will assign.
     pub(crate) next_xid: u64,
 }
 
@@ -37,7 +37,7 @@ pub(crate) async fn tops(sql: &Sql, tables: &[FoundTable]) -> Result<Tops> {
             continue;
         };
         let top = match largest(sql, table, &seq.column).await {
-            // The table is empty, so any number will be higher.
+            // The table is empty, so every later `seq` is at least as high.
             Ok(largest) => largest.unwrap_or(i64::MIN),
             // The role that creates a slot need not have the right to read the tables.
             Err(error) if error.code() == Some(&SqlState::INSUFFICIENT_PRIVILEGE) => {

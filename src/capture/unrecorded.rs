@@ -1,8 +1,8 @@
-//! The rows of a captured table that still have to be published: rows that the stream would leave out
-//! after the slot is lost, and that a recovery would send.
+//! Reads the rows of a captured table that still have to be published, for example after a slot was
+//! lost: the new slot does not bring these rows, so a recovery publishes them from the table.
 //!
-//! Short statements find them (`scan`), each key in its order. Only a portion of the rows is in
-//! memory.
+//! Short statements find the rows (`scan`), each key in its order. Only a portion of the rows is in
+//! memory at a time.
 
 use std::collections::VecDeque;
 
@@ -26,7 +26,7 @@ pub(crate) struct Unrecorded<'a> {
     scan: Scan<'a>,
     rows: Rows,
     ready: VecDeque<ReadRow>,
-    /// Whether some of these rows may have been delivered, or have a record.
+    /// Whether some of these rows may have been published, with or without a record.
     repeats: bool,
     blocked: Blocked,
 }
@@ -78,8 +78,8 @@ impl<'a> Unrecorded<'a> {
         }
     }
 
-    /// Turns the row into the event at this place, or at this ordinal of [`FIRST_PLACE`] if it comes
-    /// before the event that blocks its key. `None` when there is nothing to send.
+    /// Makes the row's event, with the place `commit` and `ordinal`. If the row comes before the event
+    /// that blocks its key, the commit is [`FIRST_PLACE`] instead. `None` when there is nothing to send.
     ///
     /// # Errors
     /// The row cannot become a message.
@@ -91,7 +91,8 @@ impl<'a> Unrecorded<'a> {
     ) -> Option<Result<TableEvent, MapError>> {
         let mut event = self.reader.event(&row.values, commit, ordinal);
         if let Err(MapError::Event(error)) = &mut event {
-            // Set it even if the id cannot be read: otherwise the row would be found again and again.
+            // Set the id under which the scan found the row, even if the mapper could not read it.
+            // Without a record under this id, every scan would find the row again.
             error.known.event_id.uuid = row.id.into_bytes();
         }
         if !self.repeats {
@@ -125,14 +126,14 @@ impl<'a> Unrecorded<'a> {
         }
     }
 
-    /// The time of the event, from the row's column for it.
+    /// When the event happened, according to the row's column.
     pub(crate) fn occurred_at<'r>(&self, row: &'r RowValues) -> Option<&'r str> {
         self.reader.occurred_at(row)
     }
 }
 
-/// An event that was published stays published, even if it cannot be repeated: its key must not wait
-/// for an event that consumers already have.
+/// Logs that a published event cannot be published again. It stays published, because its key must not
+/// wait for an event that consumers already have.
 pub(crate) fn stays_published(event: &EventId, error: &dyn std::fmt::Display) {
     tracing::warn!(
         event = event.shown(),

@@ -1,4 +1,4 @@
-//! The SQL condition for the rows of a captured table that a walk looks for.
+//! Writes the SQL condition that selects the rows of a walk over a captured table.
 //!
 //! The lower bound is the floor of the capture record; the upper bound is a snapshot or a
 //! transaction. Rows that are older than capturing never match.
@@ -15,7 +15,7 @@ use crate::postgres::Snapshot;
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct ScanWindow<'a> {
     pub(crate) captured: &'a Captured,
-    /// Rows of older transactions are left out; 0 for no bound.
+    /// Rows of transactions before this one are left out; 0 for no bound.
     pub(crate) from_xid: u64,
     /// Rows up to this `seq` usually belong to transactions before `from_xid`, so they are skipped.
     pub(crate) from_seq: Option<i64>,
@@ -25,8 +25,8 @@ pub(crate) struct ScanWindow<'a> {
     pub(crate) shown_by: Option<&'a Snapshot>,
     /// Whether rows without a `seq` are included, in a table that has the column.
     pub(crate) with_unnumbered: bool,
-    /// Whether events may have been published without a record. Then rows that have one are
-    /// included too.
+    /// Whether events may have been published without a record. Then rows with a record are included
+    /// too.
     pub(crate) repeats: bool,
 }
 
@@ -45,8 +45,9 @@ impl<'a> ScanWindow<'a> {
         }
     }
 
-    /// The unresolved rows for the auditor, which runs often. It skips rows without a number, and rows whose
-    /// number is lower than that of resolved rows; comparisons of the whole table cover those.
+    /// The unresolved rows for the auditor, which runs often. If a sequence numbers the rows, this window
+    /// skips rows without a `seq` and rows with a `seq` below that of resolved rows. Comparisons of the
+    /// whole table cover these rows.
     pub(crate) fn recent(captured: &'a Captured) -> Self {
         let Captured { record, shape } = captured;
         let numbering = shape.seq.as_ref().and_then(|seq| seq.numbering.as_ref());
@@ -64,7 +65,7 @@ impl<'a> ScanWindow<'a> {
         self.with_unnumbered || self.captured.shape.numbered().is_none()
     }
 
-    /// All rows of the table that should have a record and have none.
+    /// All rows of the table that should have a record. The scan returns those without one.
     pub(crate) fn whole(captured: &'a Captured) -> Self {
         Self {
             from_xid: captured.record.recorded_from,
@@ -73,7 +74,8 @@ impl<'a> ScanWindow<'a> {
     }
 
     /// The condition that a row of `e` is in a partition that was added since the floor was raised.
-    /// Only where rows may lack a record: otherwise the auditor compares the whole table.
+    /// `None` if there is no such partition, or if every event must have a record: then the auditor
+    /// compares the whole table.
     fn new_partitions(&self) -> Option<String> {
         let new = self.captured.new_partitions();
         let may_lack_records = self.repeats || self.captured.record.recorded_from > 0;
@@ -81,9 +83,9 @@ impl<'a> ScanWindow<'a> {
         is_needed.then(|| format!("e.tableoid = any ('{{{}}}'::oid[])", new.join(",")))
     }
 
-    /// The condition that a row of `e` is in a partition that was added since the floor was raised, and
-    /// that the stream did not bring it: it is older than the window, or was written before the
-    /// partition was attached. `None` if there is no such partition.
+    /// The condition that the stream did not bring a row of `e`: the row is in a partition that was added
+    /// since the floor was raised, and it is older than the window or was written before the partition
+    /// was attached. `None` in the same cases as `new_partitions`.
     pub(crate) fn overlooked(&self) -> Option<String> {
         let new = self.new_partitions()?;
         let any = Self {
@@ -107,8 +109,8 @@ impl<'a> ScanWindow<'a> {
             format!("pg_catalog.pg_visible_in_snapshot({xid}, '{snapshot}'::pg_snapshot)")
         };
         let mut conditions = Vec::new();
-        // Rows that existed when the column was added are resolved once the floor is past that
-        // point.
+        // Rows that existed when the column was added are all resolved once the floor is past that
+        // transaction.
         let added = &record.added_xids;
         let is_past = added.iter().max().is_some_and(|xid| record.floor > *xid);
         if shape.has_inserted_xid && is_past {
@@ -133,12 +135,12 @@ impl<'a> ScanWindow<'a> {
                     since.xmin()
                 ));
             }
-            // The snapshot does not list a subtransaction of a transaction that was running then.
+            // A snapshot does not list the subtransactions of a transaction that was running then.
             Some(since) => conditions.push(format!("{xid} >= '{}'::xid8", since.xmin())),
             None => {}
         }
         if let Some(shown_by) = self.shown_by {
-            // The writer of a row may have chosen a transaction that did not exist yet.
+            // The writer of a row may have set a transaction id that did not exist yet.
             let xid = shape.xid_before_sql(shown_by.xmax(), &record.added_xids);
             conditions.push(format!(
                 "pg_catalog.pg_visible_in_snapshot({xid}, '{shown_by}'::pg_snapshot)"

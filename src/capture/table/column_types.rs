@@ -10,7 +10,7 @@ use crate::error::{Code, Error, Result};
 use crate::mapping::{ColumnType, ColumnTypes};
 use crate::postgres::{Sql, Target, connect};
 
-/// A look-up delays the stream, and a session that is held back for long ends.
+/// Short, because a lookup delays the stream, and a session whose stream is delayed for long ends.
 const STATEMENT_TIMEOUT: Duration = Duration::from_secs(5);
 const LOOK_UP_LIMIT: Duration = Duration::from_secs(8);
 
@@ -66,7 +66,7 @@ pub(crate) async fn look_up(
     Ok(found)
 }
 
-/// Looks the types up in a session of its own, because this is rarely needed.
+/// Looks up the types over a connection of its own, because this is rarely needed.
 ///
 /// # Errors
 /// Those of connecting and of a statement.

@@ -1,4 +1,4 @@
-//! Expressions for commands that look at rows of a captured table without making messages of them: the
+//! SQL expressions for commands that read rows of a captured table without making messages of them: the
 //! row of an id that a person has typed, the name of an event, and the time of a row.
 
 use slot_manager::quoted_literal;
@@ -8,8 +8,9 @@ use crate::capture::claim::Captured;
 use crate::mapping::{INSERTED_XID, TimeKind};
 
 impl TableReader {
-    /// The condition that a row of `e` has this id, as the column prints it. It uses an index on the
-    /// column if the type has an order. PostgreSQL may refuse the text, for example for a number.
+    /// The condition that a row of `e` has this id, as PostgreSQL prints it. The condition can use an
+    /// index on the column if the type has an order. PostgreSQL refuses the statement if the text does
+    /// not fit the type, for example `x` for a number.
     pub(crate) fn has_id_sql(&self, id: &str) -> String {
         let (column, id) = (&self.id, quoted_literal(id));
         match (&self.source_prefix, self.id_has_order) {
@@ -20,13 +21,13 @@ impl TableReader {
         }
     }
 
-    /// The id in a source id `schema.table:id` of this table; `None` if it is of another table, or if
-    /// the ids of this table are uuids.
+    /// The id in a source id `schema.table:id`; `None` if the source id is of another table, or if the
+    /// ids of this table are uuids.
     pub(crate) fn id_in<'s>(&self, source_id: &'s str) -> Option<&'s str> {
         source_id.strip_prefix(self.source_prefix.as_deref()?)
     }
 
-    /// `schema.table:` in front of the ids of its events; `None` if they are uuids.
+    /// The prefix `schema.table:` in source ids of this table; `None` if its ids are uuids.
     pub(crate) fn source_prefix(&self) -> Option<&str> {
         self.source_prefix.as_deref()
     }
@@ -45,7 +46,7 @@ impl TableReader {
     }
 
     /// The expression for the time when a row's event happened, with time zone. `None` when the table
-    /// does not record it as a point in time.
+    /// has no column with that point in time.
     pub(crate) fn happened_at_sql(&self) -> Option<String> {
         let column = format!(
             "e.{}",

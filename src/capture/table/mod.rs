@@ -33,13 +33,14 @@ pub(crate) use lookup::inserted_xid_text;
 pub(crate) use values::RowValues;
 use values::SelectedColumn;
 
-/// Replaces text that is not UTF-8, whose bytes the driver does not return. It is not UTF-8 either.
+/// Stands in for text that is not UTF-8, because the driver does not return the bytes of such text.
+/// This byte is not UTF-8 either, so mapping reports the same fault.
 pub(crate) const NOT_UTF8: &[u8] = &[0xFF];
 
 /// Microseconds between the Unix epoch and PostgreSQL's.
 const PG_EPOCH: &str = "946684800000000";
 
-/// A row of a table as an event, with the lane that it belongs to.
+/// The event of a table row, with the topic and ordering key of its lane.
 #[derive(Debug)]
 pub(crate) struct TableEvent {
     pub(crate) topic: Arc<str>,
@@ -55,11 +56,11 @@ pub(crate) struct TableReader {
     /// Position of the column that says when an event happened.
     occurred_at: Option<usize>,
     table: String,
-    /// When the row was committed, as far as the server knows, in microseconds of PostgreSQL's
-    /// epoch.
+    /// The expression for the commit time of a row, in microseconds of PostgreSQL's epoch. It is the
+    /// current time if the server does not know the commit time.
     committed: String,
     event_id: String,
-    /// The column by which rows are found again.
+    /// The `seq` column, by which rows are found again.
     seq: Option<String>,
     id: String,
     /// Whether ids can be compared with PostgreSQL's own operators, for which there may be an index.
@@ -230,18 +231,18 @@ impl TableReader {
         uuid::Uuid::parse_str(text).ok()
     }
 
-    /// The `seq` in such a row.
+    /// The `seq` of a row that [`select_sql`](Self::select_sql) returned.
     pub(crate) fn seq_of(&self, row: &SimpleQueryRow) -> Option<i64> {
         let text = row.try_get(self.columns.len() + 3).ok().flatten()?;
         text.parse().ok()
     }
 
-    /// The `ctid` of such a row in its table or partition.
+    /// The `ctid` of a row that [`select_sql`](Self::select_sql) returned, in its table or partition.
     pub(crate) fn place_of<'r>(&self, row: &'r SimpleQueryRow) -> Option<&'r str> {
         row.try_get(self.columns.len() + 4).ok().flatten()
     }
 
-    /// Size in bytes of such a row.
+    /// Size in bytes of the column values of a row that [`select_sql`](Self::select_sql) returned.
     pub(crate) fn bytes(&self, row: &SimpleQueryRow) -> usize {
         let texts = self.columns().map(|n| row.try_get(n).ok().flatten());
         texts.map(|text| text.map_or(0, str::len)).sum()
@@ -252,7 +253,7 @@ impl TableReader {
         &self.table
     }
 
-    /// The column by which rows are found again.
+    /// The `seq` column, by which rows are found again.
     pub(crate) fn seq_sql(&self) -> Option<&str> {
         self.seq.as_deref()
     }
@@ -350,12 +351,12 @@ fn oldest_age(column: &str, kind: TimeKind) -> Option<String> {
     ))
 }
 
-/// Maps an error of a statement over a captured table. The statement was written for the table as
-/// the catalog described it, but the server plans it for the table as it is now. A column that is
-/// gone for good is noticed when the columns are next resolved.
+/// Maps an error of a statement over a captured table to `slot-busy` if the table was altered after its
+/// columns were looked up. The relay then looks them up again, and reports a column that is gone for
+/// good.
 pub(crate) fn altered_since(error: PgError) -> Error {
     match error.code() {
-        // Operators and casts fit the types that the columns had.
+        // The operators and casts of the statement fit the old types of the columns.
         Some(
             &SqlState::UNDEFINED_COLUMN
             | &SqlState::UNDEFINED_TABLE

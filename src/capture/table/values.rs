@@ -1,5 +1,5 @@
-//! The values of a row that is read over SQL: as a whole row, or column by column to work around a
-//! value that PostgreSQL cannot send. A value too large for any message is never read.
+//! The values of a row that is read over SQL: the whole row at once, or column by column to work around
+//! a value that PostgreSQL cannot send. A value too large for any message is never read.
 
 use decoder::{Oid, OwnedColumn};
 use slot_manager::quoted_identifier;
@@ -9,8 +9,8 @@ use tokio_postgres::error::Error as PgError;
 use super::TableReader;
 use crate::mapping::{EventFault, limits};
 
-/// A larger value fits into no message, so it is not read. The bound is generous because escaped
-/// text may be longer than the bytes that are sent.
+/// A larger value fits into no message, so it is not read. The bound is generous because the text
+/// that PostgreSQL returns may be escaped, and then it is longer than the bytes in the message.
 const LARGEST_BYTES: usize = 2 * limits::REQUEST_BYTES;
 
 /// A value stored in at most this many bytes, perhaps compressed, is not too large.
@@ -36,7 +36,7 @@ pub(super) struct SelectedColumn {
 }
 
 impl SelectedColumn {
-    /// A column that no message needs is not read, since its value may be of any size.
+    /// Leaves out the value of a column that no message needs, since the value may be of any size.
     pub(super) fn new(column: &OwnedColumn, base_type: Oid, is_used: bool) -> Self {
         let name = column.name.clone();
         let value = format!("e.{}", quoted_identifier(&name));
@@ -56,8 +56,8 @@ impl SelectedColumn {
                     fits: None,
                 };
             }
-            // The uncompressed size is computed only when the stored size is not small. A cast to text
-            // would call a function of the type's owner, with the rights of the relay.
+            // Compute the uncompressed size only when the stored size is not small. Use `format`,
+            // because a cast to text would call a function of the type's owner with the relay's rights.
             _ => format!(
                 "case when pg_column_size({value}) <= {SMALL_BYTES} then 0 \
                  else octet_length(format('%s', {value})) end"
@@ -82,7 +82,7 @@ pub(crate) enum RowValues {
 }
 
 impl RowValues {
-    /// No column has been read yet.
+    /// Values of which no column has been read yet.
     pub(crate) fn empty(reader: &TableReader) -> Self {
         let parts = reader.columns().map(|_| None);
         Self::Parts(parts.collect(), None)
