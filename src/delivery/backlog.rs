@@ -1,5 +1,5 @@
-//! Decides whether the stream is behind. If so, there is time to let requests fill up and to read in
-//! bulk.
+//! Decides whether the stream is behind. If it is, lanes may linger until requests fill up, and the
+//! session may read in bulk.
 //!
 //! A request costs about the same for one message as for a hundred. While the stream is live, every
 //! event is sent at once. While the server sends old transactions, a lane lingers until it has
@@ -8,8 +8,9 @@
 //!
 //! After a keepalive a short pause is enough: the server sends one before it waits for more WAL. But
 //! it also sends keepalives within a backlog (`WalSndWaitForWal` and `WalSndUpdateProgress` in its
-//! walsender.c), so a keepalive alone does not prove that the stream has caught up. While we cannot
-//! read, the pause is longest. Ages are differences of the server's own times.
+//! walsender.c), so a keepalive alone does not prove that the stream has caught up. While reading is
+//! stopped, the pause is longest. The age of a transaction is the difference of two server times, so
+//! our own clock does not matter.
 
 use std::time::{Duration, Instant};
 
@@ -22,11 +23,12 @@ use crate::lanes::Serve;
 const BEHIND: Duration = Duration::from_secs(1);
 
 /// A stream that sends nothing for this long has caught up. Shorter pauses also occur within a
-/// backlog, whenever other processes take the server's cores. The lanes then hold too few messages
-/// to be worth requests.
+/// backlog, whenever other processes take the server's cores. If lanes stopped lingering at such a
+/// pause, they would send small requests.
 const PAUSE: Duration = Duration::from_millis(40);
 
-/// The same after a keepalive: a lack of cores does not explain a keepalive.
+/// The pause that is long enough after a keepalive. It is short, because a server that merely lacks
+/// cores sends no keepalive.
 const SHORT_PAUSE: Duration = Duration::from_millis(5);
 
 /// How long lanes linger while reading is stopped. Reading usually resumes sooner, when Pub/Sub
@@ -35,7 +37,8 @@ const LONG_PAUSE: Duration = Duration::from_millis(250);
 
 #[derive(Debug, Default)]
 pub(crate) struct Backlog {
-    /// While the stream is behind: since when nothing has arrived, or reading was stopped or resumed.
+    /// `Some` while the stream is behind: when the last chunk arrived, or when reading was last stopped
+    /// or resumed.
     quiet_since: Option<Instant>,
     is_held_up: bool,
     /// Whether a keepalive has arrived after the last chunk of a transaction.
@@ -43,20 +46,20 @@ pub(crate) struct Backlog {
 }
 
 impl Backlog {
-    /// A chunk arrived, which the server sent at `sent_at`, of a transaction committed at
-    /// `committed`.
+    /// Notes that a chunk arrived. The server sent the chunk at `sent_at`, and committed its transaction
+    /// at `committed`.
     pub(crate) fn received(&mut self, sent_at: PgTimestamp, committed: PgTimestamp, now: Instant) {
         let behind = sent_at.micros_since(committed) > BEHIND.as_micros() as i64;
         self.quiet_since = behind.then_some(now);
         self.has_keepalive = false;
     }
 
-    /// A keepalive arrived after that chunk.
+    /// Notes that a keepalive arrived after the last chunk.
     pub(crate) fn keepalive(&mut self) {
         self.has_keepalive = true;
     }
 
-    /// From `now` on, reading is allowed (`reads`) or stopped.
+    /// Notes that from `now` on, reading is allowed (`reads`) or stopped.
     pub(crate) fn reads(&mut self, reads: bool, now: Instant) {
         if self.is_held_up == reads {
             self.is_held_up = !reads;
@@ -64,7 +67,7 @@ impl Backlog {
         }
     }
 
-    /// Whether the stream brings old transactions.
+    /// Whether the stream is behind: it brings old transactions.
     pub(crate) fn is_behind(&self) -> bool {
         self.quiet_since.is_some()
     }
@@ -88,7 +91,7 @@ impl Backlog {
         self.quiet_since.map(|at| at + pause)
     }
 
-    /// Nothing arrived until [`pause_ends`](Self::pause_ends).
+    /// Notes that nothing arrived until [`pause_ends`](Self::pause_ends): the stream has caught up.
     pub(crate) fn paused(&mut self) {
         self.quiet_since = None;
     }

@@ -1,8 +1,9 @@
 //! Handles an event that can never be published: sets it aside by policy, after sending a dead letter
 //! if there is a topic for it.
 //!
-//! Records the bad event first, then the events that wait behind it. So after a crash at any point,
-//! the events that are not recorded arrive again in order.
+//! Without a dead letter, the bad event is recorded first, and then the events that wait behind it. With
+//! a dead letter, the bad event is recorded once the letter is stored or refused. After a crash at any
+//! point, the events that are not recorded arrive again in order.
 
 use std::sync::Arc;
 
@@ -43,7 +44,7 @@ impl Delivery {
         let commit = replication::CommitLsn::new(error.at.commit_lsn);
         let at = error.at;
         let origin = EventRef::new(commit, at.ordinal, at.commit_time, known.event_id);
-        // Without id and place: the record has them already.
+        // The text leaves out id and place, because the record has them already.
         let why = format!("{} (table {})", error.fault, error.table);
         let error = Error::from(MapError::Event(error));
         if self.quarantine.keys.policy() == OnBadEvent::Halt {
@@ -66,7 +67,7 @@ impl Delivery {
         Ok(())
     }
 
-    /// Handles an event that Pub/Sub has refused when it was alone in its request.
+    /// Handles an event that Pub/Sub refused when the event was alone in its request.
     pub(super) fn on_refused(
         &mut self,
         key: &LaneKey,
@@ -122,11 +123,12 @@ impl Delivery {
         Ok(())
     }
 
-    /// Blocks the key of a bad event, if it has one, and logs an error.
+    /// Blocks the key of a bad event, if the event has one, and logs the error.
     fn block(&mut self, group: &Group, origin: &EventRef, error: &Error) -> Result<()> {
         let newly = match origin.standing {
             Standing::New => self.quarantine.set_aside(group, origin)?,
-            // The event was counted when it arrived. Block its key again, for the events behind it.
+            // A released event was counted when it first arrived. Block its key again, for the events
+            // behind it.
             Standing::Released if self.quarantine.keys.blocks(group) => {
                 self.quarantine.set_aside(group, origin)?
             }
@@ -149,7 +151,8 @@ impl Delivery {
         Ok(())
     }
 
-    /// Records a bad event as quarantined, after its dead letter if there is a topic for that.
+    /// Sets a bad event aside: sends its dead letter, if there is a topic for it, and then records the
+    /// event.
     fn set_aside(
         &mut self,
         group: Group,
@@ -173,7 +176,7 @@ impl Delivery {
             error,
         };
         if self.joins_a_release(&about) {
-            // Held events may come before it.
+            // Record the held events first, because they may come before this event.
             self.unhold();
         }
         match self.letters.topic_for(&about.origin) {
@@ -182,7 +185,8 @@ impl Delivery {
         }
     }
 
-    /// Whether events of the bad event's key are being released, so that it joins them.
+    /// Whether the bad event joins a release of its key: it is then recorded as released, to keep the
+    /// order of the key.
     fn joins_a_release(&self, about: &Letter) -> bool {
         about.origin.standing == Standing::New
             && self.quarantine.keys.blocks(&about.group)
@@ -251,7 +255,7 @@ impl Delivery {
         });
     }
 
-    /// Sets aside an event that waited in a lane whose key is blocked now.
+    /// Sets aside an event that waited in its lane when its key was blocked.
     fn set_aside_waiting(&mut self, group: &Group, event: Event) {
         if event.origin.standing == Standing::Released {
             self.drop_released(&event);
@@ -265,7 +269,7 @@ impl Delivery {
         self.set_aside_behind(topic, ordering_key, event, Outcome::Quarantined(why));
     }
 
-    /// Records an event of a blocked key, which waits in quarantine.
+    /// Records an event of a blocked key, so that it waits in quarantine.
     pub(super) fn set_aside_behind(
         &mut self,
         topic: Arc<str>,
@@ -291,7 +295,7 @@ impl Delivery {
         });
     }
 
-    /// Drops an event that was published before and cannot be repeated; its row stays as it is.
+    /// Drops an event that was published before and cannot be published again. Its row stays as it is.
     fn leave_published(&mut self, event: &Event, why: &dyn std::fmt::Display) {
         stays_published(&event.origin.event_id, why);
         self.budget.give_back_messages(1, event.message.len());
@@ -299,7 +303,8 @@ impl Delivery {
         self.recorder.resolve(event.origin.commit);
     }
 
-    /// Records the events that are held for keys being released: there is no room for them in memory.
+    /// Records all events that are held in memory while their keys are being released. This frees their
+    /// memory.
     pub(super) fn unhold(&mut self) {
         for (group, why, events) in self.quarantine.unhold() {
             for event in events {
@@ -312,14 +317,14 @@ impl Delivery {
         }
     }
 
-    /// An event of the group is bad: stops the group's release, if there is one.
+    /// Fails the release of the group, if there is one, because an event of the group is bad.
     pub(super) fn fail_release(&mut self, group: &Group) {
         for event in self.quarantine.fail(group) {
             self.set_aside_waiting(group, event);
         }
     }
 
-    /// Removes a released event from its lane without a new outcome; its row stays as it is.
+    /// Drops a released event that was in a lane, without a new outcome. Its row stays as it is.
     fn drop_released(&mut self, event: &Event) {
         self.budget.give_back_messages(1, event.message.len());
         self.budget.give_back_records(1);

@@ -1,24 +1,25 @@
 //! The budget of bytes in flight: one owner, one limit. This is where backpressure begins.
 //!
 //! An event counts with its message until Pub/Sub has stored it, and with its record until its
-//! dispatch row is durable. When the budget is spent, nothing more is read from PostgreSQL:
+//! dispatch row is durable. When the budget is spent, the session stops reading from PostgreSQL:
 //!
-//! - If messages have spent it, until they are down to two thirds of the budget.
-//! - If records of delivered events have spent it, or take a quarter of it, until an eighth of the
-//!   budget is free and they are down to an eighth (three sixteenths if messages had spent it).
+//! - If messages have spent the budget, reading resumes when messages take less than two thirds of it,
+//!   and records of delivered events less than three sixteenths.
+//! - If records of delivered events have spent the budget, or take a quarter of it, reading resumes when
+//!   an eighth of the budget is free and these records take less than an eighth.
 //!
-//! While the stream is behind, lanes linger until their requests are full (`backlog`). If too much
-//! waits, lanes send anyway until the excess is in flight. Those that have waited longest, and so
-//! hold most, go first, and the others continue to grow: if all lanes were emptied, requests would
-//! have half as many messages. Too much is:
+//! While the stream is behind, lanes linger until their requests are full (`backlog`). If too many bytes
+//! wait in lanes, lanes send anyway until the excess is in flight. Lanes that have waited longest, and so
+//! hold most, send first, and the other lanes continue to fill. If all lanes were emptied, requests would
+//! have half as many messages. Too many bytes wait when they are more than:
 //!
-//! - when messages have spent the budget, more than five eighths of it. So a little more is sent than
-//!   has to go, and one late answer does not hold everything up.
-//! - more than the larger of a quarter of the budget and a sixteenth of everything that this backlog
-//!   has brought. Lanes then send until five eighths of that remain. Events that wait when a backlog
-//!   ends must still be sent, and without this limit they would be a large part of a short backlog.
-//! - more than half of the budget when hardly any messages share a lane: then requests do not fill
-//!   up.
+//! - five eighths of the budget, if messages have spent it. Lanes then send a little more than the third
+//!   that has to go, so that one late answer does not keep reading stopped.
+//! - the larger of a quarter of the budget and a sixteenth of everything that this backlog has brought.
+//!   Lanes then send until five eighths of this limit remain. Events that wait when a backlog ends must
+//!   still be sent, and without this limit they would be a large part of a short backlog.
+//! - half of the budget, counting messages in flight, if hardly any messages share a lane: lingering
+//!   then does not fill requests.
 
 use crate::event::Event;
 use crate::lanes::EVENT_OVERHEAD;
@@ -27,12 +28,12 @@ use crate::lanes::EVENT_OVERHEAD;
 /// lane's own memory, and a second copy of a small message in the buffers of the connection.
 const WAITING_OVERHEAD: usize = EVENT_OVERHEAD - RECORD;
 
-/// Memory of a lane: its key, its entry in the index, its queue. Where every event has a key of its
-/// own, lanes take a quarter of all memory.
+/// Memory of a lane: its key, its entry in the index, its queue. If every event has a key of its own,
+/// lanes take a quarter of all memory.
 const LANE: usize = 300;
 
 /// Memory of an event until it is recorded: ids, times, Pub/Sub's message id. Texts that may be long
-/// are counted separately, once the event has no message in memory.
+/// are counted separately once the event's message has left memory.
 const RECORD: usize = 200;
 
 #[derive(Debug)]
@@ -43,20 +44,21 @@ pub(super) struct Budget {
     message_bytes: usize,
     /// Lanes that hold these messages.
     lanes: usize,
-    /// Events without a dispatch row yet, and the texts of those that have no message in memory.
+    /// Events without a dispatch row yet, and the bytes of texts of those that have no message in
+    /// memory.
     records: usize,
     text_bytes: usize,
     /// Weight of the events in requests in flight.
     on_its_way: usize,
     /// Weight of everything that arrived since the stream last caught up.
     taken: usize,
-    /// Whether too much waits: more than a quarter of the limit and a sixteenth of `taken`. Stays
-    /// true until enough has been sent.
+    /// Whether too much waits: more than a quarter of the limit and more than a sixteenth of `taken`.
+    /// Stays true until enough has been sent.
     sheds: bool,
     spent: Option<By>,
 }
 
-/// Who has spent the budget.
+/// What has spent the budget.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum By {
     Messages,
@@ -96,12 +98,12 @@ impl Budget {
         self.changed();
     }
 
-    /// The stream has caught up, for now.
+    /// Notes that the stream has caught up: the backlog has ended.
     pub(super) fn caught_up(&mut self) {
         self.taken = 0;
     }
 
-    /// Counts a message of an event that is counted already, such as its dead letter.
+    /// Counts another message of an event that is counted already, such as its dead letter.
     pub(super) fn take_message(&mut self, event: &Event) {
         self.taken = self.taken.saturating_add(weight(event));
         self.messages += 1;
@@ -116,13 +118,14 @@ impl Budget {
         self.changed();
     }
 
-    /// A request with these events is in flight.
+    /// Notes that a request with these events is in flight.
     pub(super) fn sent(&mut self, events: &[Event]) {
         self.on_its_way += events.iter().map(weight).sum::<usize>();
         debug_assert!(self.on_its_way <= self.undelivered() + self.messages * RECORD);
     }
 
-    /// That request was stored, or has failed: it is no longer in flight.
+    /// Notes that a request with these events was answered, with success or failure: it is no longer in
+    /// flight.
     pub(super) fn answered(&mut self, events: &[Event]) {
         let answered = events.iter().map(weight).sum();
         debug_assert!(self.on_its_way >= answered);
@@ -135,7 +138,7 @@ impl Budget {
         self.changed();
     }
 
-    /// Gives back such texts.
+    /// Gives back texts that [`take_texts`](Self::take_texts) has counted.
     pub(super) fn give_back_texts(&mut self, bytes: usize) {
         self.text_bytes = self.text_bytes.saturating_sub(bytes);
         self.changed();
@@ -182,7 +185,7 @@ impl Budget {
         self.undelivered() + self.records * RECORD + self.text_bytes
     }
 
-    /// Bytes used for messages.
+    /// Bytes used for messages and lanes.
     fn undelivered(&self) -> usize {
         self.message_bytes + self.messages * WAITING_OVERHEAD + self.lanes * LANE
     }
@@ -192,7 +195,7 @@ impl Budget {
         self.records.saturating_sub(self.messages) * RECORD + self.text_bytes
     }
 
-    /// Bytes used for all other events.
+    /// Bytes used for all other events, and for lanes.
     fn to_deliver(&self) -> usize {
         self.used() - self.to_record()
     }
@@ -212,9 +215,9 @@ impl Budget {
         self.used() < self.limit
     }
 
-    /// Whether lanes should linger: there is, or will be, room for more events; they go to lanes that
-    /// already have some; and not too much waits. While some lanes wait for a retry or for their topic,
-    /// `all_may_go` is false, and the limit of a quarter (or a sixteenth) does not apply.
+    /// Whether lanes should linger. They should unless too much waits, or messages take half of the budget
+    /// and hardly any share a lane. While some lanes wait for a retry or for their topic, `all_may_go` is
+    /// false, and the limit of a quarter (or a sixteenth) does not apply.
     pub(super) fn fills_requests(&self, all_may_go: bool) -> bool {
         let shared = self.messages > self.lanes + self.lanes / 8;
         let sheds = all_may_go && self.sheds;
@@ -222,13 +225,13 @@ impl Budget {
         !(has_to_send || sheds) && (shared || self.undelivered() < self.limit / 2)
     }
 
-    /// Whether messages have spent the budget. If records have, waiting is enough: they are written
-    /// soon.
+    /// Whether messages have spent the budget. If records have spent it, nothing needs to be sent: the
+    /// records are written soon.
     pub(super) fn is_spent_by_messages(&self) -> bool {
         self.spent == Some(By::Messages)
     }
 
-    /// Whether nothing more may be read for now. One event always fits, however large.
+    /// Whether nothing more may be read for now. An empty budget accepts one event of any size.
     pub(super) fn is_spent(&self) -> bool {
         self.spent.is_some()
     }

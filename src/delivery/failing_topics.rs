@@ -1,12 +1,13 @@
-//! The topics to which publishing fails: since when, why, and how many events wait.
+//! Tracks the topics to which publishing fails: since when, why, and how many events wait.
 //!
 //! The log gets one line when a topic begins to fail, one every ten seconds while it fails, with
-//! counts, and one when it works again after some seconds. A topic works again once no lane of it has a
-//! failed request, and a request was published after the last failure or nothing is left to publish. It
-//! is remembered for ten seconds more, so that a topic that fails now and then makes no more lines.
+//! counts, and one when it works again after it has failed for at least three seconds. A topic works again
+//! once none of its lanes has a failed request, and a request was published after the last failure or
+//! nothing is left to publish. The topic is remembered for ten seconds more, so that a topic that fails
+//! now and then does not get a line for every failure.
 //!
-//! Costs nothing while no topic fails. While one does, [`FailingTopics::survey`] looks at all lanes
-//! about once per second.
+//! This costs nothing while no topic fails. While a topic fails, [`FailingTopics::survey`] reads all
+//! lanes about once per second.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -18,19 +19,19 @@ use crate::condition::{FailingTopic, Trouble, Troubles};
 use crate::error::Error;
 use crate::lanes::Lanes;
 
-/// Time between two lines of the log about one topic.
+/// Minimum time between two log lines about one failing topic.
 const LOG_INTERVAL: Duration = Duration::from_secs(10);
 
-/// A shorter failure is an ordinary retry: the log does not report its end.
+/// A shorter failure is an ordinary retry, so the log does not report its end.
 const WORTH_A_LINE: Duration = Duration::from_secs(3);
 
-/// Maximum number of lines in that time, about all topics together.
+/// Maximum number of log lines per [`LOG_INTERVAL`], about all topics together.
 const LINES_MAX: u32 = 20;
 
 /// Time between two surveys of the lanes.
 const SURVEY_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Surveys take at most one part in this many of the time.
+/// Surveys take at most one hundredth of the time: a slow survey delays the next one.
 const SURVEY_SHARE: u32 = 100;
 
 #[derive(Debug)]
@@ -48,13 +49,13 @@ pub(super) struct FailingTopics {
 struct Failing {
     trouble: Trouble,
     failures: u64,
-    /// Failures when the last line was written, and when that was.
+    /// The number of failures at the last log line, and the time of that line.
     told: (u64, Instant),
     /// Whether a request was published after the last failure.
     has_published: bool,
-    /// Since when the topic works again.
+    /// Since when the topic works again; `None` while it fails.
     works_since: Option<Instant>,
-    /// Whether it is among the recent errors.
+    /// Whether this failure is among the recent errors already.
     is_remembered: bool,
     lanes: LanesOfTopic,
 }
@@ -78,8 +79,8 @@ impl FailingTopics {
         }
     }
 
-    /// A request for the topic failed, and is sent again. `is_made`: the relay creates the topic now, and
-    /// logs it if that fails.
+    /// Notes that a request for the topic failed and will be retried. If `is_made`, the relay creates the
+    /// topic now, and this module logs nothing: `topic_maker` logs a failed creation.
     pub(super) fn failed(&mut self, topic: &Arc<str>, error: &Error, now: Instant, is_made: bool) {
         let is_new = !self.topics.contains_key(topic);
         let failing = self.topics.entry(topic.clone()).or_insert_with(|| Failing {
@@ -134,7 +135,7 @@ impl FailingTopics {
         }
     }
 
-    /// A request for the topic was published.
+    /// Notes that a request for the topic was published.
     pub(super) fn published(&mut self, topic: &str) {
         if !self.topics.is_empty()
             && let Some(failing) = self.topics.get_mut(topic)
@@ -143,7 +144,8 @@ impl FailingTopics {
         }
     }
 
-    /// Surveys the lanes if a survey is due, and forgets the topics that work again.
+    /// Surveys the lanes if a survey is due. Notes which topics work again, and forgets them after ten
+    /// seconds.
     pub(super) fn survey(&mut self, lanes: &Lanes) {
         if self.topics.is_empty() {
             return;

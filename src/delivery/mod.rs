@@ -1,7 +1,7 @@
-//! Takes an event to its recorded outcome: lanes, requests, answers, dispatch rows.
+//! Takes an event to its recorded outcome, through lanes, requests, answers and dispatch rows.
 //!
 //! This part of a session does not depend on where an event came from. [`Delivery::progress`] returns
-//! which events have their outcome; the caller decides what that means for the position.
+//! how many events are resolved; the caller decides what that means for the position in the log.
 //!
 //! `requests` sends what the lanes choose and decides what follows from each answer. `records` hands
 //! outcomes to the writer, and `failing_topics` knows which topics fail. [`backlog`] and
@@ -9,8 +9,8 @@
 //! can never be published, [`quarantine`] keeps their keys waiting, and `released` handles events that
 //! return from there. [`topic_maker`] creates missing topics.
 //!
-//! **Invariants.** An event is resolved only when its row is durable, or when it needs none. A key has
-//! at most one request in flight. Events in memory count against one budget.
+//! **Invariants.** An event is resolved only when its dispatch row is durable, or when it needs no row. A
+//! key has at most one request in flight. Events in memory count against one budget.
 //!
 //! Not here: the order within a key (`lanes`), one publish attempt (the crate `publisher`), the rows
 //! themselves (`store`), and positions of the stream (`watermark`).
@@ -117,13 +117,13 @@ impl Delivery {
         }
     }
 
-    /// Whether more events may be read. Events that wait for a retry or for their topic must not keep
-    /// the others from the room that is left.
+    /// Whether more events may be read. While lanes wait for a retry or for their topic, reading continues
+    /// until the budget has no room at all, so that the waiting events do not hold up other keys.
     pub(crate) fn takes_events(&self) -> bool {
         !self.budget.is_spent() || (self.budget.has_room() && self.lanes.waiting() > 0)
     }
 
-    /// The stream has caught up, for now.
+    /// Notes that the stream has caught up: the backlog has ended.
     pub(crate) fn caught_up(&mut self) {
         self.budget.caught_up();
     }
@@ -134,8 +134,8 @@ impl Delivery {
         self.budget.fills_requests(self.lanes.waiting() == 0)
     }
 
-    /// Waits until something happens, and returns how many events of which transactions have their
-    /// outcome now: often none. Cancel-safe.
+    /// Waits until something happens, and returns the number of newly resolved events per transaction;
+    /// the list is often empty. Cancel-safe.
     ///
     /// # Errors
     /// Errors that only a person can fix.
@@ -145,7 +145,7 @@ impl Delivery {
             return Ok(resolved);
         }
         if self.budget.is_spent_by_messages() || !self.budget.has_room() {
-            // Held events would keep the budget spent, even if other events have spent it.
+            // Held events are not sent, so they would keep the budget spent.
             self.unhold();
         }
         self.ask();
@@ -155,7 +155,7 @@ impl Delivery {
         let has_room = self.takes_events() && !(self.budget.is_spent() && crowded);
         tokio::select! {
             biased;
-            // First, because it is the slowest by far and so keeps nothing else waiting.
+            // First, because these answers are by far the slowest, so they never hold up the others.
             found = self.releases.woken(has_room) => {
                 if let Some(found) = found {
                     self.on_found(found)?;

@@ -1,4 +1,4 @@
-//! Outcomes of events: hands them to the writer of `outbox.dispatch`, and resolves the events once the
+//! Hands the outcomes of events to the writer of `outbox.dispatch`, and resolves the events once their
 //! rows are durable.
 
 use std::time::Duration;
@@ -13,8 +13,8 @@ use crate::event::{EventRef, Standing};
 use crate::settings::{Dispatch, Settings};
 use crate::store::dispatch::{DispatchWriter, Record, SlotReader, WriterEvent, Written};
 
-/// Minimum time for writing dispatch rows when a session ends. It ensures that answers are recorded even if
-/// another answer never arrives.
+/// Minimum time for writing dispatch rows when a session ends. It ensures that the answers that arrived
+/// are recorded even if another answer never arrives.
 const WRITER_LIMIT: Duration = Duration::from_secs(3);
 
 /// The writer of `outbox.dispatch`, and the events that are resolved.
@@ -59,9 +59,9 @@ impl Recorder {
 }
 
 impl Delivery {
-    /// Whether events that get no row are resolved at once. Events behind a released event are resolved only
-    /// when the released event's row is durable. Otherwise a crash in between would repeat only the released
-    /// event.
+    /// Whether events that get no row may be resolved at once. They may not while a record is still being
+    /// written, because they may come after a released event. If a crash lost that event's new row, only the
+    /// released event would be published again, after the events behind it.
     pub(super) fn resolves_at_once(&self, events: &[EventRef]) -> bool {
         let is_released = |event: &EventRef| event.standing == Standing::Released;
         self.quarantine.is_settled() && !events.iter().any(is_released)

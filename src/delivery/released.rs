@@ -18,23 +18,23 @@ const POLL_INTERVAL: Duration = Duration::from_secs(2);
 /// Time between two counts of the events in quarantine.
 const COUNT_INTERVAL: Duration = Duration::from_secs(30);
 
-/// Fewer events than this are counted at every look.
+/// Fewer events than this are counted at every poll.
 const CHEAP_COUNT: i64 = 1_000;
 
 /// Pause after a failure.
 const RETRY_PAUSE: Duration = Duration::from_secs(1);
 
-/// Blocked keys that one look checks: 5 ms of the server's time.
+/// Blocked keys that one poll checks: 5 ms of the server's time.
 const KEYS_PER_POLL: usize = 1_000;
 
-/// Decides when to ask the table, and for what.
+/// Decides when to ask the [`Releaser`], and what.
 #[derive(Debug)]
 pub(super) struct Releases {
     releaser: Releaser,
     /// Whether an answer is outstanding.
     asked: bool,
-    /// Whether the stream is past everything that earlier sessions recorded. Before that, some of
-    /// the events that precede a released event may not have arrived yet.
+    /// Whether the stream is past everything that earlier sessions recorded. Before that, events that
+    /// come before a released event may not have arrived yet.
     allowed: bool,
     next_poll: Instant,
     next_count: Instant,
@@ -77,7 +77,7 @@ impl Releases {
 }
 
 impl Delivery {
-    /// The stream is past everything that earlier sessions recorded: releases may begin.
+    /// Notes that the stream is past everything that earlier sessions recorded: releases may begin.
     pub(crate) fn allow_releases(&mut self) {
         self.releases.allowed = true;
     }
@@ -202,7 +202,7 @@ impl Delivery {
         }
     }
 
-    /// Takes a released event, behind those of its key that were released before.
+    /// Puts a released event into its lane, behind the events of its key that were released before.
     fn take_released(&mut self, group: Group, found: TableEvent, is_new: bool) -> Result<()> {
         let TableEvent {
             topic,
@@ -221,7 +221,7 @@ impl Delivery {
             is_new,
         };
         self.quarantine.goes_to_lane(at, lane);
-        // With new settings the event may have another key, which has a quarantine of its own.
+        // With new settings the event may have another key, and that key may be blocked too.
         let admission = if own {
             Admission::Open
         } else {
@@ -244,7 +244,8 @@ impl Delivery {
         Ok(())
     }
 
-    /// A released row cannot be sent: it stays in quarantine, and so do the rows behind it.
+    /// Handles a released row whose event cannot be sent. The row goes back into quarantine, and so do the
+    /// rows of its key behind it.
     fn lost(&mut self, group: &Group, origin: EventRef, error: &Error) {
         if !self.quarantine.read(group, quarantine::place(&origin)) {
             return;

@@ -1,4 +1,4 @@
-//! Requests of a session: sends them, and decides what follows from each answer.
+//! Sends the requests of a session, and decides what follows from each answer.
 
 use std::time::Instant;
 
@@ -22,7 +22,7 @@ pub(crate) struct Attempts {
 }
 
 impl Attempts {
-    /// No attempts yet. `seed` makes the pauses of this session differ from another's.
+    /// No attempts yet. `seed` makes the backoff pauses differ from those of other sessions.
     pub(crate) fn new(publisher: Publisher, seed: u64) -> Self {
         Self {
             publisher,
@@ -58,9 +58,9 @@ pub(super) struct Answer {
 }
 
 impl Delivery {
-    /// Starts as many requests as the lanes and the limit allow. Their timeout begins at `now`, when
-    /// the lease was last checked. `serve` says which lanes may send; its argument is whether requests still
-    /// fill up.
+    /// Starts as many requests as the lanes and their limits allow. The timeout of the requests begins at
+    /// `now`, when the lease was last checked. `serve` says which lanes may send; its argument is whether
+    /// requests still fill up.
     pub(crate) fn send_requests(&mut self, now: Instant, serve: impl Fn(bool) -> Serve) {
         while let serve = serve(self.fills_requests())
             && let Some(request) = self.lanes.next_request(now, serve)
@@ -169,7 +169,8 @@ impl Delivery {
     }
 }
 
-/// With `dispatch = exceptions` only events that were in quarantine have a row.
+/// Marks new events as events that get no row: with `dispatch = exceptions`, of the published events
+/// only those that were released have a row.
 fn leave_without_rows(events: &mut [EventRef]) {
     for event in events {
         if event.standing == Standing::New {

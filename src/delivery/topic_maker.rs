@@ -1,4 +1,4 @@
-//! Creates missing topics when `create_topics` allows it, alongside the pipeline.
+//! Creates missing topics in background tasks, if `create_topics` allows it.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -10,7 +10,7 @@ use tokio::task::JoinSet;
 
 use crate::error::{Code, Error};
 
-/// How long one creation may take.
+/// Maximum time for creating one topic.
 const LIMIT: Duration = Duration::from_secs(30);
 
 /// Pause after a failed creation, for example because a grant is missing.
@@ -42,7 +42,7 @@ impl TopicMaker {
         code == Code::TopicMissing && self.topics.is_some()
     }
 
-    /// Starts to create `topic`, unless that is already under way.
+    /// Starts to create `topic`, unless its creation is already under way.
     pub(crate) fn make(&mut self, topic: Arc<str>) {
         let Some(topics) = self.topics.clone() else {
             return;

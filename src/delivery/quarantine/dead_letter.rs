@@ -1,8 +1,8 @@
 //! The dead letter: the message on the dead-letter topic that reports a bad event.
 //!
-//! It has the event's data and attributes, as far as they fit. Further attributes say which event it
-//! is, where it should have gone, and why it could not. It is unordered, so that nothing can hold it
-//! up.
+//! A dead letter has the event's data and attributes, as far as they fit. Further attributes say which
+//! event it is, where it should have gone, and why it could not be published. The letter has no ordering
+//! key, so that nothing can hold it up.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -16,10 +16,11 @@ use super::{EventPlace, place};
 use crate::event::{EventRef, Group, Standing};
 use crate::mapping::limits;
 
-/// Bytes in a request for the topic's name and the framing.
+/// Bytes of a request that the topic's name and the framing may take.
 const REQUEST_OVERHEAD: usize = 1_000;
 
-/// A bad event whose dead letter is in flight. The event is recorded after that.
+/// A bad event whose dead letter is in flight. The event is recorded once the letter is stored or
+/// refused.
 #[derive(Debug)]
 pub(crate) struct Letter {
     pub(crate) group: Group,
@@ -30,7 +31,7 @@ pub(crate) struct Letter {
 /// The dead letters in flight, by the place of their event.
 #[derive(Debug)]
 pub(crate) struct DeadLetters {
-    /// Full name of the topic for them, if there is one.
+    /// Full name of the dead-letter topic, if there is one.
     topic: Option<Arc<str>>,
     in_flight: HashMap<EventPlace, Letter>,
 }
@@ -47,8 +48,8 @@ impl DeadLetters {
         self.in_flight.is_empty()
     }
 
-    /// The topic for the dead letter of this event, if it gets one. A released event had its dead
-    /// letter when it was first set aside.
+    /// The topic for the dead letter of this event; `None` if the event gets no letter. A released event
+    /// had its dead letter when it was first set aside.
     pub(crate) fn topic_for(&self, origin: &EventRef) -> Option<Arc<str>> {
         let topic = self.topic.clone();
         topic.filter(|_| origin.standing == Standing::New)
@@ -58,7 +59,8 @@ impl DeadLetters {
         self.in_flight.insert(place(&letter.origin), letter);
     }
 
-    /// Removes the dead letter of this event. `None` if the message that was sent to `topic` was no dead letter.
+    /// Removes the dead letter of this event. `None` if the message that was sent to `topic` is not a dead
+    /// letter.
     pub(crate) fn take(&mut self, topic: &Arc<str>, origin: &EventRef) -> Option<Letter> {
         if self.topic.as_ref() != Some(topic) {
             return None;
@@ -67,8 +69,8 @@ impl DeadLetters {
     }
 }
 
-/// Encodes the dead letter. `original` is the event's own message; for a row that could not become a
-/// message, one with only the payload.
+/// Encodes the dead letter. `original` is the event's own message. For a row that could not become a
+/// message, it has only the payload and the source id.
 pub(crate) fn letter(letter: &Letter, original: PubsubMessage) -> Bytes {
     let Letter {
         group,

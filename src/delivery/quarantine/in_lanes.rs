@@ -8,10 +8,11 @@ use crate::event::Group;
 /// A released event in a lane.
 #[derive(Debug)]
 pub(crate) struct InLane {
-    /// The group from which it was read.
+    /// The group as whose row the event was read.
     pub(crate) group: Group,
     pub(crate) bytes: usize,
-    /// Whether it arrived while its key was being released. Such an event was never refused.
+    /// Whether the event first arrived while its key was being released. Such an event was never
+    /// refused.
     pub(crate) is_new: bool,
 }
 
@@ -27,17 +28,17 @@ impl ReleasedInLanes {
         self.events.is_empty()
     }
 
-    /// Their bytes, as the budget counts them.
+    /// Bytes of all these events, as the budget counts them.
     pub(crate) fn bytes(&self) -> usize {
         self.bytes
     }
 
-    /// The group from which this released event was read.
+    /// The group as whose row this released event was read.
     pub(crate) fn source(&self, at: EventPlace) -> Option<Group> {
         self.events.get(&at).map(|lane| lane.group.clone())
     }
 
-    /// Whether this event arrived while its key was being released.
+    /// Whether this event first arrived while its key was being released.
     pub(super) fn is_new(&self, at: EventPlace) -> bool {
         self.events.get(&at).is_some_and(|lane| lane.is_new)
     }
@@ -47,7 +48,7 @@ impl ReleasedInLanes {
         self.events.insert(at, lane);
     }
 
-    /// Removes an event. Returns the group from which it was read.
+    /// Removes an event. Returns the group as whose row the event was read.
     pub(super) fn remove(&mut self, at: EventPlace) -> Option<Group> {
         let InLane { group, bytes, .. } = self.events.remove(&at)?;
         self.bytes -= bytes;

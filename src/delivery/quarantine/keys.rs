@@ -12,16 +12,16 @@ use crate::store::dispatch::quarantined::{BEHIND_A_RELEASE, MAX_BLOCKED};
 /// A blocked key.
 #[derive(Debug)]
 pub(super) struct BlockedState {
-    /// Whether the key is blocked only until its release ends. Then no event of it is in
+    /// Whether the key is blocked only until its release ends. Then the key has no event in
     /// quarantine.
     pub(super) for_release: bool,
     /// The first event in quarantine. Earlier events are not affected.
     pub(super) since: EventPlace,
-    /// The reason that is recorded for the events behind it.
+    /// The reason that is recorded for the events that wait behind that event.
     pub(super) waits: Arc<str>,
     /// The number of the last record of this key that was handed to the writer.
     pub(super) last_record: u64,
-    /// Bad events whose dead letter is in flight: they are not recorded yet.
+    /// Number of bad events whose dead letter is in flight. These events are not recorded yet.
     pub(super) letters: u32,
 }
 
@@ -116,7 +116,7 @@ impl BlockedKeys {
     }
 }
 
-/// The reason that is recorded for the events behind the event `first`.
+/// The reason that is recorded for events that wait behind the event `first`.
 fn waits_for(first: &str) -> Arc<str> {
     format!("waits for event {first} in quarantine").into()
 }

@@ -1,5 +1,5 @@
-//! The quarantine: which events are set aside, which keys they block, and how they are released. A
-//! state machine without IO.
+//! The quarantine, as a state machine without IO: which events are set aside, which keys they block,
+//! and how they are released.
 //!
 //! Under `quarantine_key` a bad event blocks its key: events that wait behind it, and all that arrive
 //! later, are recorded as quarantined too, to keep the order of the key. Events *before* the bad one
@@ -10,18 +10,18 @@
 //! 1. *Begun.* Events that arrive from now on are recorded as released. Once all earlier records are
 //!    durable, every row of the group is marked as released. A restart continues from here.
 //! 2. *Paging.* Rows are read in order, page by page, and their events go into their lane.
-//! 3. *Handover*, once a page was empty. Events that arrive from now on are held in memory. Once all
+//! 3. *Handover*, once a page is empty. Events that arrive from now on are held in memory. Once all
 //!    earlier records are durable, and a page requested after that is empty, the held events go into
-//!    the lane, behind everything released, and the key is no longer blocked.
+//!    the lane, behind all released events, and the key is no longer blocked.
 //! 4. *Ended*. The release is forgotten once the outcome of every released event is durable.
 //!
 //! If an event fails again, the release has *failed*: the key stays blocked, and all its rows go back
 //! into quarantine. Under the other policies, such an event affects only itself.
 //!
-//! A *replay* releases events that were published before, of a key that has none in quarantine. The key
-//! is blocked for the time of the release, under every policy, so that no new event comes between the
-//! replayed ones. Such a release begins with step 3: new events are held in memory, and recorded only
-//! when there is no room for them. Other groups that block nothing (unordered events, other policies)
+//! A *replay* releases events that were published before, of a key that has no event in quarantine. The
+//! key is blocked during the release, under every policy, so that no new event comes between the
+//! replayed events. Such a release begins with step 3: new events are held in memory, and recorded only
+//! when memory has no room for them. Other groups that block nothing (unordered events, other policies)
 //! have step 2 alone.
 //!
 //! [`Quarantine`] has these parts: `keys` knows which keys are blocked, `release` is the state machine of
@@ -52,7 +52,7 @@ use release::{Release, Stage};
 pub(crate) use releaser::{Ask, QuarantineAnswer, Releaser};
 use turns::ReleaseTurns;
 
-/// Rows of a group that are in flight at once.
+/// Maximum number of rows of a page. A release with this many events in lanes requests no further page.
 pub(crate) const PAGE: usize = 100;
 
 /// The place of an event in the log: commit LSN and ordinal.
@@ -63,7 +63,7 @@ pub(crate) fn place(origin: &EventRef) -> EventPlace {
     (origin.commit.lsn().as_u64(), origin.ordinal)
 }
 
-/// A question to the table.
+/// A query of a release on `outbox.dispatch`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum QuarantineQuery {
     /// Mark all quarantined rows of the group as released.
@@ -81,7 +81,7 @@ pub(crate) enum Admission {
     Open,
     /// Set it aside in quarantine, for this reason.
     Quarantined(Arc<str>),
-    /// Set it aside, behind the events of its key that are being released.
+    /// Record it as released, behind the events of its key that are being released.
     Released(Arc<str>),
     /// Hold it in memory until its key is no longer blocked.
     Held,
@@ -90,9 +90,9 @@ pub(crate) enum Admission {
 /// A key that is no longer blocked.
 #[derive(Debug)]
 pub(crate) struct Unblocked {
-    /// Its events that were held in memory, in order.
+    /// The key's events that were held in memory, in order.
     pub(crate) held: Vec<Event>,
-    /// Whether an event in quarantine had blocked it, not only a release.
+    /// Whether an event in quarantine had blocked the key, not only a release.
     pub(crate) was_in_quarantine: bool,
 }
 
@@ -105,9 +105,10 @@ pub(crate) struct Quarantine {
     /// How many records the writer was given, and how many of them are durable.
     handed: u64,
     durable: u64,
-    /// Bad events that block nothing. Some of them may have left the quarantine since.
+    /// Number of bad events that block no key. Some of them may have left the quarantine since.
     unblocking: usize,
-    /// `unblocking` as it was when the rows were last counted, if all of them were durable then.
+    /// Value of `unblocking` when the current count of the rows began; `None` if some records were not
+    /// durable then.
     counting: Option<usize>,
 }
 
@@ -146,7 +147,7 @@ impl Quarantine {
         match release.map(|release| &release.stage) {
             Some(Stage::Begun(_) | Stage::Paging) => Admission::Released(blocked.waits.clone()),
             Some(Stage::Handover(_)) => Admission::Held,
-            // Its release begins later in this session.
+            // The release of this key begins later in this session.
             None if blocked.for_release => Admission::Released(blocked.waits.clone()),
             Some(Stage::Ended | Stage::Failed) | None => {
                 Admission::Quarantined(blocked.waits.clone())
@@ -199,7 +200,7 @@ impl Quarantine {
         }
     }
 
-    /// `records` more records are durable.
+    /// Notes that `records` more records are durable.
     pub(crate) fn durable(&mut self, records: u64) {
         self.durable += records;
         self.releases.forget_recorded(self.durable);
@@ -210,21 +211,21 @@ impl Quarantine {
         self.durable == self.handed
     }
 
-    /// The rows in quarantine are about to be counted, and no dead letter is in flight.
+    /// Notes that the rows in quarantine are about to be counted. No dead letter may be in flight.
     pub(crate) fn counting(&mut self) {
         // The count misses records that are not durable yet.
         self.counting = self.is_settled().then_some(self.unblocking);
     }
 
-    /// `rows` rows are in quarantine: if more events were set aside before the count, the rest have
-    /// left.
+    /// Notes that the table has `rows` rows in quarantine. If more events were set aside before the count
+    /// began, the difference has left the quarantine.
     pub(crate) fn counted(&mut self, rows: usize) {
         if let Some(before) = self.counting.take() {
             self.unblocking -= before.saturating_sub(rows);
         }
     }
 
-    /// A dead letter of the group was sent. Its event is recorded when the letter has ended.
+    /// Notes that a dead letter of the group was sent. Its event is recorded when the letter has ended.
     pub(crate) fn letter_sent(&mut self, group: &Group) {
         if let Some(blocked) = self.keys.by_group.get_mut(group) {
             blocked.letters += 1;
@@ -234,7 +235,8 @@ impl Quarantine {
         }
     }
 
-    /// A dead letter of the group has ended, and the writer was just given its event.
+    /// Notes that a dead letter of the group was stored or refused, and that the writer was just given the
+    /// record of its event.
     pub(crate) fn letter_ended(&mut self, group: &Group) {
         if let Some(blocked) = self.keys.by_group.get_mut(group) {
             blocked.letters = blocked.letters.saturating_sub(1);
@@ -246,8 +248,8 @@ impl Quarantine {
         }
     }
 
-    /// Begins the release of a group whose events an operator has released or replayed. Does nothing if one is
-    /// under way or there is no room for another.
+    /// Begins the release of a group whose events an operator has released or replayed. Does nothing if a
+    /// release of the group is under way, or if there is no room for another release.
     pub(crate) fn release(&mut self, group: Group, is_replay: bool) {
         if self.releases.by_group.contains_key(&group) || !self.releases.have_room() {
             return;
@@ -264,7 +266,7 @@ impl Quarantine {
         self.releases.command(&self.keys, self.durable)
     }
 
-    /// A row of a page was read. Returns whether its event is still wanted.
+    /// Notes that a row of a page was read. Returns whether its event is still wanted.
     pub(crate) fn read(&mut self, group: &Group, at: EventPlace) -> bool {
         let release = self.releases.by_group.get_mut(group);
         release.is_some_and(|release| release.read(at, self.durable))
@@ -278,7 +280,7 @@ impl Quarantine {
         }
     }
 
-    /// The page has ended after `rows` rows. Returns the held events if this unblocks the key.
+    /// Notes that the page has ended after `rows` rows. Returns the held events if this unblocks the key.
     pub(crate) fn page_ended(&mut self, group: &Group, rows: usize) -> Option<Unblocked> {
         let release = self.releases.by_group.get_mut(group)?;
         let held = release.page_ended(rows, self.keys.by_group.get(group))?;
@@ -295,16 +297,16 @@ impl Quarantine {
         self.releases.unhold(&self.keys)
     }
 
-    /// A released event has left its lane: the writer was just given its outcome, or the event was
-    /// dropped. Returns the group from which it was read.
+    /// Notes that a released event has left its lane: the writer was just given its outcome, or the event
+    /// was dropped. Returns the group as whose row the event was read.
     pub(crate) fn left_lane(&mut self, at: EventPlace) -> Option<Group> {
         let group = self.in_lanes.remove(at)?;
         self.releases.left_lane(&group, self.handed);
         Some(group)
     }
 
-    /// Fails the release of the group, because a released event or one before it has failed again. Returns
-    /// the held events, which must be recorded as quarantined.
+    /// Fails the release of the group, because one of its events is bad. Returns the held events, which
+    /// must be recorded as quarantined.
     pub(crate) fn fail(&mut self, group: &Group) -> Vec<Event> {
         let is_released = self.releases.by_group.contains_key(group) && self.keys.blocks(group);
         let blocked = self.keys.by_group.get_mut(group);
@@ -328,8 +330,8 @@ impl Quarantine {
         (groups.collect(), self.durable)
     }
 
-    /// Unblocks a key of which the table had no row left when `durable` records were durable. Returns
-    /// false if the key stays blocked, because it has newer records or is being released.
+    /// Unblocks a key that had no row left in the table at a time when `durable` records were durable.
+    /// Returns false if the key stays blocked, because it has newer records or is being released.
     pub(crate) fn vanished(&mut self, group: &Group, durable: u64) -> bool {
         let blocked = self.keys.by_group.get(group);
         blocked.is_some_and(|blocked| blocked.is_recorded(durable))

@@ -18,8 +18,9 @@ pub(super) enum Stage {
 /// A page that was requested.
 #[derive(Debug, PartialEq, Eq)]
 enum PageState {
-    /// None of its rows has arrived.
+    /// None of the page's rows has arrived.
     Asked,
+    /// The events of the page's rows go into their lane.
     Wanted,
     /// The page may have skipped rows, so its rows are dropped.
     Stale,
@@ -38,7 +39,7 @@ pub(super) struct Release {
     pub(super) asks_from: u64,
     /// How many events of the release are in lanes.
     pub(super) in_lanes: usize,
-    /// The number of the last record of its events that was handed to the writer.
+    /// The number of the last record of the release's events that was handed to the writer.
     pub(super) last_record: u64,
 }
 
@@ -118,7 +119,7 @@ impl Release {
         self.in_lanes == 0 && durable >= self.last_record
     }
 
-    /// A row of a page was read. Returns whether its event is still wanted.
+    /// Notes that a row of a page was read. Returns whether its event is still wanted.
     pub(super) fn read(&mut self, at: EventPlace, durable: u64) -> bool {
         if self.page == PageState::Asked {
             let may_skip_rows = self.after != (0, 0) && self.is_idle(durable);
@@ -137,7 +138,7 @@ impl Release {
         wanted
     }
 
-    /// The page has ended after `rows` rows. Returns the held events if this ends the release.
+    /// Notes that the page has ended after `rows` rows. Returns the held events if this ends the release.
     pub(super) fn page_ended(
         &mut self,
         rows: usize,
@@ -164,7 +165,8 @@ impl Release {
         }
     }
 
-    /// Whether the release has ended. Its last outcomes may not be durable yet.
+    /// Whether the release has ended and none of its events is in a lane. Its last outcomes may not be
+    /// durable yet.
     pub(super) fn has_left_lanes(&self) -> bool {
         matches!(self.stage, Stage::Ended) && self.in_lanes == 0
     }

@@ -1,8 +1,9 @@
-//! Reads released rows from the table, on a session of its own, one question at a time.
+//! A task that reads released rows from `outbox.dispatch` over its own connection, one question at a
+//! time.
 //!
-//! The rows of a page are looked up in their tables one by one, so this task holds only one row in
-//! memory, however large the rows are; the session takes each one when it has room. A failed question
-//! is reported, and asked again later over a new connection.
+//! The task looks up the rows of a page in their captured tables one by one, so it holds only one row in
+//! memory, however large the rows are. The session takes each event when it has room. The task reports a
+//! failed question, and the session asks again later, over a new connection.
 //!
 //! Not here: what to ask and when, and what happens to an event.
 
@@ -25,10 +26,10 @@ use crate::store::dispatch::quarantined::{self, ReleasedKind, ReleasedRow};
 /// Long, because marking a key with a million events takes a while.
 const STATEMENT_TIMEOUT: Duration = Duration::from_secs(600);
 
-/// Groups that one look returns; the next look continues behind them.
+/// Maximum number of groups that one poll returns. The next poll continues behind them.
 const GROUPS: usize = 256;
 
-/// A question.
+/// A question to the task.
 #[derive(Debug)]
 pub(crate) enum Ask {
     /// Which groups have released rows, and which of these blocked keys have no rows left in
@@ -41,25 +42,25 @@ pub(crate) enum Ask {
     Do(QuarantineQuery),
 }
 
-/// An answer.
+/// An answer of the task.
 #[derive(Debug)]
 pub(crate) enum QuarantineAnswer {
     Polled {
-        /// And whether their first event is replayed.
+        /// The groups with released rows, and whether the first of these events is a replayed one.
         released: Vec<(Group, bool)>,
         vanished: Vec<Group>,
         durable: u64,
         count: Option<i64>,
     },
     Marked(Group),
-    /// Instead of marking the group: all its released events are replayed ones.
+    /// The group was not marked, because all its released events are replayed ones.
     OnlyReplayed(Group),
     SentBack(Group),
     /// The event of a row of the group's page.
     Event {
         group: Group,
         event: TableEvent,
-        /// Whether it arrived while its key was being released.
+        /// Whether the event first arrived while its key was being released.
         is_new: bool,
     },
     /// A row whose event cannot be sent, and why.
@@ -132,8 +133,8 @@ struct Worker {
     tables: Vec<TableSettings>,
     project: Arc<str>,
     session: Option<ReleaserSession>,
-    /// The last group of a full look, where the next look continues. So groups that cannot be
-    /// published for now do not hide others.
+    /// The last group of a poll that returned [`GROUPS`] groups. The next poll continues behind it, so
+    /// that groups that cannot be published for now do not hide others.
     read_to: Option<Group>,
 }
 
@@ -274,7 +275,7 @@ fn is_of_one_event(error: &Error, readers_are_new: bool) -> bool {
 impl ReleaserSession {
     async fn open(target: &Target) -> Result<Self> {
         let sql = PatientSql::open(target, "postrider quarantine", STATEMENT_TIMEOUT).await?;
-        // Rows in quarantine are a small part of a large table, even with wrong statistics.
+        // Use the index even with wrong statistics: rows in quarantine are a small part of a large table.
         let setting = sql.batch_execute("SET enable_seqscan = off");
         sql.answer(setting).await?;
         Ok(Self {
@@ -283,7 +284,7 @@ impl ReleaserSession {
         })
     }
 
-    /// Reads the row of an event and maps it again: the settings may have changed.
+    /// Reads the row of an event and maps it again, because the settings may have changed.
     async fn find(&mut self, group: &Group, row: &ReleasedRow) -> Result<QuarantineAnswer> {
         let origin = row.origin.clone();
         for reader in &mut self.readers {
@@ -327,7 +328,7 @@ mod tests {
     fn a_search_that_fails_for_one_event_does_not_hold_up_the_others() {
         let of = |code, readers_are_new| is_of_one_event(&Error::new(code, "no"), readers_are_new);
         assert!(of(Code::PostgresStatement, false));
-        // The table was altered: look its columns up again, but only once.
+        // The table was altered. Look up its columns again, but only once.
         assert!(!of(Code::SlotBusy, false) && of(Code::SlotBusy, true));
         for code in [
             Code::PostgresConnectionLost,

@@ -8,8 +8,8 @@ use super::release::{Release, Stage};
 use super::{PAGE, QuarantineQuery};
 use crate::event::{Event, Group, OrderingKey};
 
-/// Limit on the releases that make progress at once. Releases that wait for Pub/Sub do not count: they need no
-/// queries, and the budget of bytes in flight includes their events.
+/// Maximum number of releases that read pages at once. Releases that wait for Pub/Sub do not count: they
+/// need no queries, and their events count against the budget of bytes in flight.
 pub(super) const MAX_RELEASES: usize = 256;
 
 /// The releases, by group.
@@ -58,13 +58,13 @@ impl ReleaseTurns {
         None
     }
 
-    /// All rows of the group are marked as released.
+    /// Notes that all rows of the group are marked as released.
     pub(crate) fn marked(&mut self, group: &Group) {
         self.begun(group, Stage::Paging);
     }
 
-    /// Gives up a replay: none of the group's released events was ever in quarantine, so they are replayed
-    /// ones, and a bad event that came later blocks the key.
+    /// Fails a release: all released events of the group are replayed ones, and a bad event that came later
+    /// blocks the key.
     pub(crate) fn only_replayed(&mut self, group: &Group) {
         self.begun(group, Stage::Failed);
     }
@@ -104,7 +104,7 @@ impl ReleaseTurns {
         all
     }
 
-    /// An event of the group has left its lane. The writer was given `handed` records so far.
+    /// Notes that an event of the group has left its lane. The writer was given `handed` records so far.
     pub(super) fn left_lane(&mut self, group: &Group, handed: u64) {
         if let Some(release) = self.by_group.get_mut(group) {
             release.in_lanes -= 1;
@@ -115,7 +115,7 @@ impl ReleaseTurns {
         }
     }
 
-    /// A release has failed. Returns the events that it held.
+    /// Notes that a release has failed. Returns the events that it held.
     pub(super) fn fail(&mut self, group: &Group) -> Vec<Event> {
         let Some(release) = self.by_group.get_mut(group) else {
             return Vec::new();
@@ -130,7 +130,7 @@ impl ReleaseTurns {
         }
     }
 
-    /// All released rows of a failed group are quarantined again.
+    /// Notes that all released rows of a failed group are quarantined again, and forgets the release.
     pub(crate) fn sent_back(&mut self, group: &Group) {
         let release = self.by_group.get(group);
         if release.is_some_and(|release| matches!(release.stage, Stage::Failed)) {
@@ -139,7 +139,7 @@ impl ReleaseTurns {
         }
     }
 
-    /// A release has ended: it needs no more turns, and is forgotten when its last outcomes are
+    /// Notes that a release has ended: it needs no more turns, and is forgotten when its last outcomes are
     /// durable.
     pub(super) fn ended(&mut self, group: &Group, durable: u64) {
         self.turns.retain(|other| other != group);

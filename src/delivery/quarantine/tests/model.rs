@@ -1,5 +1,5 @@
-//! The quarantine of one key, against a model of everything around it: stream, lane, Pub/Sub, writer,
-//! table, an operator, and crashes.
+//! A model of everything around the quarantine of one key: stream, lane, Pub/Sub, writer, table, an
+//! operator, and crashes.
 
 use super::*;
 
@@ -237,7 +237,7 @@ impl World {
         replayed
     }
 
-    /// A crash: events without a row are lost in memory, and the stream brings them again.
+    /// A crash: events without a row are lost from memory, and the stream brings them again.
     pub(super) fn crash(&mut self) {
         self.quarantine = Quarantine::new(OnBadEvent::QuarantineKey);
         self.writer.clear();
@@ -261,7 +261,7 @@ impl World {
         }
     }
 
-    /// From now on nothing fails, and everything is released.
+    /// Runs until everything is published. Nothing fails any more, and everything is released.
     pub(super) fn settle(&mut self) {
         self.bad.clear();
         for _ in 0..10_000 {

@@ -102,7 +102,8 @@ fn stuck_releases_do_not_hold_up_others() {
         !quarantine.releases.by_group.contains_key(&nth(groups)),
         "no room"
     );
-    // Half of the releases are read to their end, the others have a full page; nothing is published.
+    // Half of the releases are read to their end, and the others have read a full page. No event is
+    // published.
     for n in 0..groups {
         let events = if n % 2 == 0 { 1 } else { PAGE as u32 };
         let Some(QuarantineQuery::Page(read, _)) = quarantine.command() else {
@@ -124,8 +125,8 @@ fn stuck_releases_do_not_hold_up_others() {
     quarantine.release(nth(groups), false);
     let page = QuarantineQuery::Page(nth(groups), (0, 0));
     assert_eq!(quarantine.command(), Some(page));
-    // The others continue as before: once the event of the first release is published, that release
-    // is over.
+    // The other releases continue as before: once the event of the first release is published, that
+    // release is over.
     let record = Record {
         topic: Some(group().topic),
         ordering_key: nth(0).ordering_key,
