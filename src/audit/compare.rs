@@ -1,4 +1,4 @@
-//! Compares the tables with outbox.dispatch: publishes rows without a record, and raises the floors.
+//! Compares the tables with outbox.dispatch: publishes unrecorded rows, and raises the floors.
 
 use super::{AuditState, AuditSubject, AuditWait};
 use crate::capture::blocked::Firsts;
@@ -17,7 +17,7 @@ use crate::store::relay_row::Manner;
 use crate::store::relay_row::audits::{self, AuditHistory};
 
 impl AuditState {
-    /// Publishes rows of ended transactions that have no record. Returns whether there were any, or
+    /// Publishes unrecorded rows of transactions that have ended. Returns whether there were any, or
     /// whether the partitions of a table have changed.
     pub(super) async fn compare(
         &mut self,
@@ -37,12 +37,12 @@ impl AuditState {
             let Captured { record, shape } = captured;
             let known = record.partitions.as_deref();
             has_changed |= known != Some(&shape.partitions);
-            // A partition that was filled elsewhere has rows of any transaction.
+            // A partition that was attached with rows may have rows of any transaction.
             let has_grown = known.is_some_and(|known| shape.has_grown_since(known));
             let window = if is_whole || has_grown {
                 ScanWindow::whole(captured)
             } else if waiting.xmin <= record.floor {
-                // No transaction has ended since the last audit.
+                // The oldest running transaction is still the same, so no row is left to compare.
                 continue;
             } else {
                 ScanWindow::recent(captured)
@@ -87,7 +87,7 @@ impl AuditState {
         Ok(found > 0 || has_changed)
     }
 
-    /// Raises the floors.
+    /// Raises the floors, and records the audit.
     pub(super) async fn resolved(
         &mut self,
         sql: &Sql,
@@ -96,7 +96,7 @@ impl AuditState {
         publication: &str,
         earlier: &AuditHistory,
     ) -> Result<()> {
-        // Rows up to these numbers belong to transactions that have ended.
+        // Use the highest `seq` of each table once all transactions have ended that may have rows up to it.
         let tops = self.tops.take_if(|tops| waiting.xmin >= tops.next_xid);
         for (n, captured) in captured.iter().enumerate() {
             let top = tops.as_ref().and_then(|tops| tops.seqs.get(n)?.as_ref());
@@ -112,8 +112,8 @@ impl AuditState {
                 bounds.raise_floor(waiting.xmin);
             }
         }
-        // Switch back to full records only when the floor is above everything delivered without a
-        // record.
+        // Switch back to full records only when the floor is above every event that was published without
+        // a record.
         let is_full = self.subject.dispatch == Dispatch::Full
             && self.began_before.is_some_and(|next| waiting.xmin >= next);
         let dispatch = if is_full || !earlier.repeats {

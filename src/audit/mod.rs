@@ -1,14 +1,14 @@
 //! Finds committed rows that replication missed, and publishes them from their table. Moves each
-//! table's floor up to where every row is resolved.
+//! table's floor up to the oldest transaction that may have unresolved rows.
 //!
-//! The outbox is append-only and records are durable, so a row without a record is either in flight
-//! or was never streamed. To tell which, the auditor notes the oldest running transaction, and then
-//! the end of the WAL. Once the slot has confirmed that position, every streamed row of an older
-//! transaction has its record. If such a row has none, it is a gap: the auditor publishes it, and
-//! then moves the table's floor up to the noted transaction (`capture`).
+//! The outbox is append-only and records are durable, so an unrecorded row is either in flight or was
+//! never streamed. To tell which, the auditor notes the oldest running transaction, and then the end of
+//! the WAL. Once the slot has confirmed that position, every streamed row of an older transaction has its
+//! record. An older row without a record is a gap: the auditor publishes the row, and then moves the
+//! table's floor up to the noted transaction (`capture`).
 //!
 //! Rows go missing when the publication does not contain their table at their position in the WAL.
-//! PostgreSQL does not report that. But each change of the publication or of a captured table leaves
+//! PostgreSQL does not report such rows. But each change of the publication or of a captured table leaves
 //! a trace in the catalog, and so does a partition that is attached or detached:
 //!
 //! - If the trace has changed since the last audit, the auditor compares the whole table.
@@ -18,12 +18,12 @@
 //! While the publication is wrong no floor moves, so a later audit always covers the gap.
 //!
 //! With `dispatch = exceptions` there is nothing to compare with, because published events have no
-//! record. The floor then moves as long as the trace is unchanged. When it changes, or a partition is
-//! attached that holds rows below the floor, the auditor ends the session. The next session begins
+//! record. The floor then moves as long as the trace is unchanged. When the trace changes, or a partition
+//! is attached that holds rows below the floor, the auditor ends the session. The next session begins
 //! with a recovery that publishes every row from the floor on.
 //!
-//! Not here: watching the publication (`session`), a lost slot (`recovery`), and finding the rows of a
-//! table that have no record (`capture`).
+//! Not here: watching the publication (`session`), a lost slot (`recovery`), and finding the unrecorded
+//! rows of a table (`capture`).
 
 mod compare;
 mod statements;
@@ -55,7 +55,8 @@ const INTERVAL: Duration = Duration::from_secs(300);
 /// audit. Also used after a comparison of whole tables until older transactions have ended, and as the
 /// pause before a retry.
 const SOON: Duration = Duration::from_secs(10);
-/// Poll interval for the slot while it has not confirmed the awaited position.
+/// Poll interval while the slot has not confirmed the awaited position. Also the pause after a
+/// comparison of whole tables.
 const AT_ONCE: Duration = Duration::from_secs(1);
 
 const STATEMENT_TIMEOUT: Duration = Duration::from_secs(600);
@@ -69,7 +70,7 @@ pub(crate) struct AuditSubject {
     pub(crate) captured: Vec<CapturedTable>,
     pub(crate) tables: Arc<[TableSettings]>,
     pub(crate) project: Arc<str>,
-    /// What the pipeline knows about each table; the auditor raises the floors here.
+    /// The bounds of each table, shared with the pipeline. The auditor raises the floors here.
     pub(crate) bounds: Arc<[Bounds]>,
     /// Which events get a record in this session.
     pub(crate) dispatch: Dispatch,
@@ -82,9 +83,10 @@ pub(crate) struct AuditSubject {
 /// How the first audit of a session begins.
 #[derive(Debug)]
 pub(crate) struct FirstAudit {
-    /// Compare everything, even if the publication is unchanged: the slot may have left events out.
+    /// Compare whole tables, even if the publication is unchanged, because the slot may have left events
+    /// out.
     pub(crate) everything: bool,
-    /// Wait for this first: a recovery is publishing from the tables.
+    /// Wait for this before the first audit, because a recovery is publishing from the tables.
     pub(crate) after: Option<oneshot::Receiver<()>>,
 }
 
@@ -158,8 +160,8 @@ struct AuditState {
     tops: Option<Tops>,
     /// Number of delivered events when the last audit began.
     delivered: Option<u64>,
-    /// Delivered events belong to transactions before this one. `None` when the floor covers all of
-    /// them.
+    /// The floor that the audits must reach: delivered events belong to transactions before this one.
+    /// `None` when the floor covers all of these events.
     goal: Option<u64>,
     /// The floor that this session has last recorded.
     floor: u64,
@@ -177,7 +179,7 @@ struct AuditState {
 struct AuditWait {
     /// Every transaction older than this one had ended when the audit began.
     xmin: u64,
-    /// The end of the WAL after that: those transactions lie before it.
+    /// The end of the WAL, read after `xmin`. All those transactions committed before this position.
     end: Lsn,
 }
 
@@ -187,7 +189,8 @@ async fn open(target: &Target) -> Result<PatientSql> {
     Ok(sql)
 }
 
-/// Whether a partition was attached whose rows are older than the floor of its table.
+/// Whether a partition was attached that has rows below the floor of its table, or rows that were written
+/// before it was attached.
 async fn any_overlooked(sql: &Sql, captured: &[Captured]) -> Result<bool> {
     for captured in captured {
         let window = ScanWindow::unresolved(captured, true);
@@ -254,7 +257,7 @@ impl AuditState {
         self.waiting = None;
         self.everything = false;
         if is_whole {
-            // Rows of a gap may be of transactions that are still running.
+            // Rows of a gap may belong to transactions that are still running.
             let now = sql.answer(current_snapshot(&***sql)).await?;
             self.horizon = Some(now.xmax());
             return Ok(AT_ONCE);

@@ -7,7 +7,8 @@ use crate::capture::ScanWindow;
 use crate::error::Result;
 use crate::postgres::Sql;
 
-/// Whether a partition was attached with rows that are older than the window.
+/// Whether a partition was attached with rows that the stream did not bring; see
+/// [`ScanWindow::overlooked`].
 pub(super) async fn has_overlooked(sql: &Sql, window: &ScanWindow<'_>) -> Result<bool> {
     let Some(overlooked) = window.overlooked() else {
         return Ok(false);
@@ -18,7 +19,7 @@ pub(super) async fn has_overlooked(sql: &Sql, window: &ScanWindow<'_>) -> Result
 }
 
 /// Whether our session, which reads through `walsender`, has confirmed everything up to `end`. Checks
-/// the pid because a slot of the same name that somebody has recreated may have any position.
+/// the walsender's pid, because somebody may have recreated the slot, with any position.
 pub(super) async fn is_confirmed(
     sql: &Sql,
     slot: &SlotName,

@@ -1,11 +1,11 @@
 //! The condition of the relay: one answer to "is it delivering, and if not, why", for the log, the
 //! HTTP port, `outbox.relay` and the command line.
 //!
-//! [`judge`] derives it from the [`RelayFacts`] that a running relay knows. It is a pure function, so
-//! every screen that shows the condition says the same. While delivery is held up, the relay also writes
+//! [`judge`] derives the condition from the [`RelayFacts`] that a running relay knows. It is a pure
+//! function, so every screen shows the same condition. While delivery is held up, the relay also writes
 //! its [`Condition`] to `outbox.relay`, for commands that cannot reach the HTTP port.
 //!
-//! Causes come before symptoms: a relay without a session is broken, not behind; a relay that cannot
+//! Causes come before symptoms. A relay without a session is broken, not behind. A relay that cannot
 //! record its outcomes is blocked by the database, even if a topic fails too.
 
 mod phase;
@@ -23,7 +23,7 @@ pub use trouble::{FailingTopic, Trouble, Troubles};
 
 use crate::error::Code;
 
-/// A failure shorter than this is a retry like any other.
+/// A failure shorter than this is an ordinary retry, and does not change the condition.
 const FAILS_AFTER: Duration = Duration::from_secs(3);
 
 /// A relay that is blocked for longer needs a person.
@@ -33,24 +33,24 @@ const URGENT_AFTER: Duration = Duration::from_secs(60);
 const BEHIND_AFTER: Duration = Duration::from_secs(10);
 const BEHIND_BYTES: u64 = 64 << 20;
 
-/// How many failing topics a condition names.
+/// Maximum number of failing topics that a condition names.
 const TOPICS_NAMED: usize = 20;
 
 /// What a relay is doing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum ConditionKind {
-    /// It opens its first session.
+    /// The relay opens its first session.
     Starting,
-    /// It delivers each event soon after its commit.
+    /// The relay delivers each event soon after its commit.
     Streaming,
-    /// It delivers, but events wait because it was away or slower than the services.
+    /// The relay delivers, but events wait because it was away or slower than the services.
     CatchingUp,
     /// Pub/Sub does not take the events of one or more topics.
     BlockedOnPubsub,
     /// PostgreSQL cannot be reached, or does not take what the relay must write.
     BlockedOnDatabase,
-    /// It publishes rows from the tables, because the slot was lost or is new.
+    /// The relay publishes rows from the tables, because the slot was lost or is new.
     Recovering,
     /// Another relay has the slot.
     Standby,
@@ -71,7 +71,7 @@ impl ConditionKind {
         Self::Broken,
     ];
 
-    /// Its name, in kebab case.
+    /// The name of the kind, in kebab case.
     pub fn name(self) -> &'static str {
         match self {
             Self::Starting => "starting",
@@ -91,15 +91,15 @@ impl ConditionKind {
 pub struct Condition {
     /// The kind of condition.
     pub state: ConditionKind,
-    /// How long it has lasted, in seconds.
+    /// How long the condition has lasted, in seconds.
     pub for_seconds: f64,
-    /// The error code behind a blocked or broken relay.
+    /// The code of the error that blocks or breaks the relay.
     pub code: Option<String>,
     /// What happened.
     pub what: Option<String>,
     /// What to do.
     pub hint: Option<String>,
-    /// Seconds until it has caught up, at the present rate.
+    /// Seconds until the relay has caught up, at the present rate.
     pub caught_up_in_seconds: Option<f64>,
     /// Topics to which publishing fails: the first 20 by name.
     pub topics: Vec<TopicCondition>,
@@ -118,24 +118,24 @@ pub struct TopicCondition {
     pub error: String,
     /// What to do.
     pub hint: String,
-    /// How long it has failed, in seconds.
+    /// How long the topic has failed, in seconds.
     pub for_seconds: f64,
     /// Failed requests in this time.
     pub failures: u64,
     /// Events that the relay has read and that wait for this topic.
     pub waiting_events: u64,
-    /// Age of the oldest of them in seconds, if known.
+    /// Age of the oldest of these events in seconds, if known.
     pub oldest_seconds: Option<f64>,
 }
 
 /// What a running relay knows about itself.
 #[derive(Debug, Clone)]
 pub struct RelayFacts {
-    /// The phase, and since when it lasts.
+    /// The phase, and when it began.
     pub phase: (Phase, Instant),
     /// The topics that fail.
     pub topics: Vec<FailingTopic>,
-    /// Why outcomes cannot be recorded.
+    /// The error that keeps outcomes from being recorded, if there is one.
     pub recording: Option<Trouble>,
     /// The fault of the publication, if it has one.
     pub publication: Option<Trouble>,
@@ -145,7 +145,7 @@ pub struct RelayFacts {
     pub oldest: Option<Duration>,
     /// Time until the relay has caught up.
     pub caught_up_in: Option<Duration>,
-    /// The time by PostgreSQL's clock, Unix microseconds.
+    /// The present time by PostgreSQL's clock, Unix microseconds.
     pub server_micros: i64,
 }
 
@@ -205,7 +205,7 @@ fn is_behind(facts: &RelayFacts) -> bool {
         || facts.lag_bytes.is_some_and(|bytes| bytes >= BEHIND_BYTES)
 }
 
-/// Whether the error goes away by itself once PostgreSQL answers again.
+/// Whether the cause lies in PostgreSQL, so that the relay continues by itself once PostgreSQL works again.
 fn is_of_the_database(code: Code) -> bool {
     matches!(
         code,
@@ -252,7 +252,7 @@ impl TopicCondition {
 }
 
 impl Condition {
-    /// How bad it is.
+    /// How urgent the condition is.
     pub fn severity(&self) -> Severity {
         match self.state {
             ConditionKind::Streaming => Severity::Ok,
@@ -281,7 +281,7 @@ impl Condition {
         )
     }
 
-    /// Whether the other condition says the same, apart from figures.
+    /// Whether the other condition has the same kind, code and topics. The figures may differ.
     pub fn is_like(&self, other: &Self) -> bool {
         let names = |condition: &Self| {
             let topics = condition.topics.iter();

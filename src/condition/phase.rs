@@ -11,16 +11,16 @@ use crate::error::Error;
 /// The phase of the relay.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Phase {
-    /// No session yet.
+    /// The relay has had no session yet.
     Connecting,
     /// Another session, described here, holds the slot.
     Standby(String),
-    /// Recovers: creates a new slot, or continues with the slot of an unfinished recovery, and
+    /// The relay recovers: it creates a new slot, or continues with the slot of an unfinished recovery, and
     /// publishes older rows from the tables.
     Recovering,
-    /// Streams from the slot.
+    /// The relay streams from the slot.
     Streaming,
-    /// The last session broke; another attempt follows.
+    /// The last session ended with an error; another attempt follows.
     Broken(Trouble),
 }
 
@@ -37,7 +37,7 @@ impl Phase {
     }
 }
 
-/// The shared, current phase, and since when it lasts.
+/// The current phase and when it began, shared by all parts of the relay.
 #[derive(Debug)]
 pub struct RelayState(Mutex<(Phase, Instant)>);
 
@@ -57,7 +57,7 @@ impl RelayState {
         self.lock().0.clone()
     }
 
-    /// The current phase, and since when it lasts.
+    /// The current phase, and when it began.
     pub fn phase_since(&self) -> (Phase, Instant) {
         self.lock().clone()
     }
@@ -69,8 +69,8 @@ impl RelayState {
         }
     }
 
-    /// A session has ended with an error, or could not begin. An error that lasts over several attempts
-    /// keeps its beginning.
+    /// Notes that a session has ended with an error, or could not begin. An error that recurs over several
+    /// attempts keeps its start time.
     pub(crate) fn broken(&self, error: &Error) {
         let mut current = self.lock();
         let since = match &current.0 {
@@ -80,8 +80,8 @@ impl RelayState {
         *current = (Phase::Broken(Trouble::of(error, since)), since);
     }
 
-    /// Sets the phase. Leaves out the holder's role and address, because anyone who can reach the
-    /// HTTP port sees this. The log and `postrider slot` have them.
+    /// Sets the phase to [`Phase::Standby`]. Leaves out the holder's role and address, because anyone who
+    /// can reach the HTTP port sees the phase. The log and `postrider slot` show them.
     pub(crate) fn standby(&self, holder: Option<&Holder>) {
         let shown = holder.map(|holder| Holder {
             client_addr: None,

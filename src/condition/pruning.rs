@@ -8,13 +8,13 @@ use serde::{Deserialize, Serialize};
 /// How one run of pruning ended.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PruneRun {
-    /// Rows of the outbox tables that it deleted.
+    /// Number of deleted rows of the outbox tables.
     pub rows: u64,
-    /// Rows of `outbox.dispatch` that it deleted.
+    /// Number of deleted rows of `outbox.dispatch`.
     pub records: u64,
     /// Why old records stay for now, if they do.
     pub postponed: Option<String>,
-    /// The code of the error that ended it.
+    /// The code of the error that ended the run.
     pub code: Option<String>,
     /// The error.
     pub what: Option<String>,
@@ -37,7 +37,7 @@ impl PruneRuns {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A run has ended.
+    /// Notes the result of a run that has just ended.
     pub fn ended(&self, run: PruneRun) {
         let (mut runs, now) = (self.lock(), Instant::now());
         if run.code.is_none() {

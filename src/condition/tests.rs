@@ -1,4 +1,4 @@
-//! The condition that follows from each kind of facts.
+//! Tests the condition that follows from each kind of facts.
 
 use super::*;
 use crate::error::Error;

@@ -1,4 +1,4 @@
-//! Errors that last: the relay retries them while its session continues.
+//! Troubles: errors that last, and that the relay retries while its session continues.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -15,12 +15,12 @@ pub struct Trouble {
     pub what: String,
     /// What to do.
     pub hint: String,
-    /// When it began.
+    /// When the trouble began.
     pub since: Instant,
 }
 
 impl Trouble {
-    /// The trouble behind `error`, which began at `since`.
+    /// Makes a trouble of an error that began at `since`.
     pub fn of(error: &Error, since: Instant) -> Self {
         Self {
             code: error.code(),
@@ -38,15 +38,15 @@ pub struct FailingTopic {
     pub topic: Arc<str>,
     /// The first error with the present code, and when the topic began to fail.
     pub trouble: Trouble,
-    /// Failed requests since then.
+    /// Failed requests since the topic began to fail.
     pub failures: u64,
     /// Events of the topic that the relay has read and that wait to be published.
     pub waiting_events: u64,
-    /// Commit time of the oldest of them, Unix microseconds, by PostgreSQL's clock.
+    /// Commit time of the oldest of these events, Unix microseconds, by PostgreSQL's clock.
     pub oldest_commit: Option<i64>,
 }
 
-/// What fails now, shared between the session, which writes it, and everyone who shows it.
+/// The present troubles, shared between the session, which sets them, and everyone who shows them.
 #[derive(Debug, Clone, Default)]
 pub struct Troubles(Arc<Mutex<Board>>);
 
@@ -91,7 +91,7 @@ impl Troubles {
         self.lock().recording.clone()
     }
 
-    /// Outcomes cannot be recorded, because of this error.
+    /// Notes that outcomes cannot be recorded, because of this error.
     pub fn cannot_record(&self, error: &Error) {
         let mut board = self.lock();
         let since = board.recording.as_ref().map(|trouble| trouble.since);
@@ -102,7 +102,7 @@ impl Troubles {
         board.recording = Some(trouble);
     }
 
-    /// Outcomes can be recorded again.
+    /// Notes that outcomes can be recorded again.
     pub fn can_record(&self) {
         self.lock().recording = None;
     }
@@ -133,7 +133,7 @@ impl Troubles {
         self.lock().recent.iter().cloned().collect()
     }
 
-    /// Forgets what fails, when the session ends. The recent troubles stay.
+    /// Forgets the present troubles when the session ends. The recent troubles stay.
     pub fn forget(&self) {
         let mut board = self.lock();
         board.topics.clear();

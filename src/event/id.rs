@@ -5,7 +5,7 @@ use std::fmt;
 use printable::printable;
 use uuid::Uuid;
 
-/// Characters of an id that are shown in logs, in errors and in the records of other events.
+/// Maximum number of characters of an id in logs, in errors and in the records of other events.
 pub(crate) const SHOWN_CHARS: usize = 128;
 
 /// Length of a uuid as text.
@@ -14,7 +14,7 @@ pub(crate) const UUID_CHARS: usize = uuid::fmt::Hyphenated::LENGTH;
 /// The identity of an event, as the dispatch table records it.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct EventId {
-    /// The 16 bytes of the uuid, in the order in which they are written as text.
+    /// The 16 bytes of the uuid, in the order of its text form.
     pub uuid: [u8; 16],
     /// `schema.table:id` when the id is not a uuid, otherwise `None`.
     pub source_id: Option<Box<str>>,
@@ -28,13 +28,13 @@ impl EventId {
             .encode_lower(buffer)
     }
 
-    /// Its text, shortened and escaped for display.
+    /// The id as text, shortened and escaped for display.
     pub(crate) fn shown(&self) -> String {
         let start: String = self.to_string().chars().take(SHOWN_CHARS).collect();
         printable(&start).into_owned()
     }
 
-    /// Length in bytes of an id that is not a uuid. It has no upper bound.
+    /// Length in bytes of an id that is not a uuid, which has no upper bound; 0 for a uuid.
     pub(crate) fn text_bytes(&self) -> usize {
         self.source_id.as_deref().map_or(0, str::len)
     }

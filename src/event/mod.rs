@@ -29,12 +29,14 @@ pub use position::EventPosition;
 /// Whether an event has a row in `outbox.dispatch`, and needs one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Standing {
-    /// It has no row yet; its outcome adds one.
+    /// The event has no row yet; its outcome adds one.
     New,
-    /// It gets no new row. Either published events get none (`dispatch = exceptions`), or it already
-    /// has one that says published, and is sent again only because its neighbours without a row are.
+    /// The event gets no new row. Either published events get none (`dispatch = exceptions`), or its row
+    /// already says `published`, and the event is sent again only to keep the order with neighbours that
+    /// have no row.
     Repeated,
-    /// Released from quarantine: its row exists, and the event has counted as resolved since then.
+    /// The event was released from quarantine, or is replayed. Its row exists, and its outcome changes
+    /// that row. For the position in the log it has been resolved since the row was written.
     Released,
 }
 
@@ -45,13 +47,13 @@ pub struct EventRef {
     pub commit: CommitLsn,
     /// Place of the insert in its transaction, from 1: the second half.
     pub ordinal: u32,
-    /// Whether it has a row already.
+    /// Whether the event has a row already, and needs one.
     pub standing: Standing,
-    /// Failed requests that carried it.
+    /// Number of failed requests that contained the event.
     pub failed_attempts: u32,
     /// When its transaction was committed.
     pub commit_time: PgTimestamp,
-    /// The id in the dispatch table.
+    /// The event's id in the dispatch table.
     pub event_id: EventId,
 }
 

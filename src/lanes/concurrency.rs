@@ -2,9 +2,9 @@
 //!
 //! The global limit is halved on every failure that affects Pub/Sub as a whole, and doubled again on
 //! success. In an outage one request at a time then probes whether Pub/Sub is back, instead of a
-//! storm of retries. A few answers later everything flows again.
+//! storm of retries. A few successes later the limit is at its maximum again.
 //!
-//! A topic over its quota has a limit of its own, halved on each such answer and raised by one on
+//! A topic over its quota has a limit of its own, halved on each throttling answer and raised by one on
 //! each success. So the limit settles at what the quota allows, without slowing down other topics.
 //! While the limit is reached, the topic's other lanes are parked. A topic that was never throttled
 //! costs nothing.
@@ -41,7 +41,7 @@ impl Concurrency {
     }
 }
 
-/// A topic that was asked to slow down.
+/// A topic that Pub/Sub has throttled.
 #[derive(Debug)]
 struct SlowTopic {
     limit: usize,
@@ -50,7 +50,7 @@ struct SlowTopic {
     parked: VecDeque<usize>,
 }
 
-/// The topics that were asked to slow down and have not recovered yet.
+/// The topics that Pub/Sub has throttled and that have not recovered yet.
 #[derive(Debug, Default)]
 pub(super) struct SlowTopics(HashMap<Arc<str>, SlowTopic>);
 
@@ -69,7 +69,7 @@ impl SlowTopics {
         true
     }
 
-    /// A request has ended: returns the lanes that may send now.
+    /// Notes that a request of the topic has ended. Returns the parked lanes that may send now.
     pub(super) fn ended(&mut self, topic: &str) -> Vec<usize> {
         let Some(slow) = self.find(topic) else {
             return Vec::new();
@@ -80,7 +80,7 @@ impl SlowTopics {
         slow.parked.drain(..going).collect()
     }
 
-    /// A request was stored: raises the topic's limit. At `max` the topic is no longer throttled.
+    /// Raises the topic's limit after a success. At `max` the topic is no longer throttled.
     pub(super) fn succeeded(&mut self, topic: &str, max: usize) {
         let Some(slow) = self.find(topic) else { return };
         slow.limit += 1;
@@ -89,7 +89,8 @@ impl SlowTopics {
         }
     }
 
-    /// Pub/Sub asked to slow down while `in_flight` requests of the topic were in flight.
+    /// Halves the topic's limit, because Pub/Sub has throttled the topic. The first limit is half of the
+    /// topic's requests in flight, which `in_flight` counts.
     pub(super) fn throttled(&mut self, topic: &Arc<str>, in_flight: impl FnOnce() -> usize) {
         match self.find(topic) {
             Some(slow) => slow.limit = (slow.limit / 2).max(1),
@@ -105,13 +106,13 @@ impl SlowTopics {
         }
     }
 
-    /// Parked lanes of all topics.
+    /// Number of parked lanes of all topics.
     pub(super) fn parked(&self) -> usize {
         self.0.values().map(|slow| slow.parked.len()).sum()
     }
 
     fn find(&mut self, topic: &str) -> Option<&mut SlowTopic> {
-        // Nearly always there is none: skip the hash.
+        // Nearly always no topic is throttled, so do not compute the hash.
         if self.0.is_empty() {
             None
         } else {

@@ -36,12 +36,12 @@ pub(super) struct Lane {
     /// A failed request, retried unchanged before everything else. Boxed, because there are many
     /// lanes and few of them have one.
     again: Option<Box<Request>>,
-    /// How many events at the front are known to include one that Pub/Sub refuses; 0 when none is
-    /// known.
+    /// How many events at the front are known to include one that Pub/Sub refuses; 0 when no bisection
+    /// is under way.
     suspects: usize,
-    /// Events of the request in flight.
+    /// Number of events in the request in flight.
     in_flight: u32,
-    /// Whether the last request failed and was not stored since.
+    /// Whether the last request failed and still waits for a successful retry.
     pub(super) is_failing: bool,
 }
 
@@ -70,13 +70,13 @@ impl Lane {
         self.queue.push_back(event);
     }
 
-    /// Whether nothing waits in it.
+    /// Whether no event waits in the lane. A request may be in flight.
     pub(super) fn is_empty(&self) -> bool {
         self.queue.is_empty() && self.again.is_none()
     }
 
-    /// Whether the lane should send even while more input is available: it has enough for an
-    /// efficient request, a retry, or a bisection that should not be delayed.
+    /// Whether the lane should send even while more input is available: it has enough events for an
+    /// efficient request, or it has a retry or a bisection that should not be delayed.
     pub(super) fn is_worthwhile(&self) -> bool {
         self.queue.len() >= WORTHWHILE_MESSAGES
             || self.bytes >= WORTHWHILE_BYTES
@@ -119,7 +119,7 @@ impl Lane {
         std::mem::take(&mut self.queue).into()
     }
 
-    /// The first events: at most `most`, as far as they fit into a request, and always at least one.
+    /// Takes the first events: at most `most`, as far as they fit into a request, and at least one.
     fn front(&mut self, most: usize) -> Vec<Event> {
         let mut bytes = 0;
         let fitting = self.queue.iter().take(most).take_while(|event| {
@@ -132,22 +132,22 @@ impl Lane {
         events
     }
 
-    /// Pub/Sub has stored this many events from the front.
+    /// Notes that Pub/Sub has stored the request in flight, which had this many events.
     pub(super) fn stored(&mut self, events: usize) {
         self.state = LaneState::Ready;
         (self.in_flight, self.is_failing) = (0, false);
         self.suspects = self.suspects.saturating_sub(events);
     }
 
-    /// The request failed and is retried at `until`.
+    /// Notes that the request failed. It is retried at `until`.
     pub(super) fn wait(&mut self, until: Instant, request: Request) {
         self.state = LaneState::Waiting(until);
         (self.in_flight, self.is_failing) = (0, true);
         self.again = Some(Box::new(request));
     }
 
-    /// The request was refused for good. Returns its only event, which is the bad one, or `None`
-    /// while the bisection continues.
+    /// Notes that Pub/Sub refused a request with these events for good. A single event is the bad one and
+    /// is returned. Several events go back to the front of the queue and are bisected: returns `None`.
     pub(super) fn refused(&mut self, mut events: Vec<Event>) -> Option<Event> {
         self.state = LaneState::Ready;
         (self.in_flight, self.is_failing) = (0, false);
@@ -164,7 +164,7 @@ impl Lane {
         None
     }
 
-    /// How many events have not been stored yet, those in flight included.
+    /// How many events have not been stored yet, including those in flight.
     pub(super) fn events(&self) -> u64 {
         let again = self
             .again

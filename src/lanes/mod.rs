@@ -38,7 +38,7 @@ struct LaneSlot {
     lane: Option<Lane>,
     /// Whether this place is in `ready`; it is there at most once.
     listed: bool,
-    /// When it was added to `ready`, if known.
+    /// When this place was added to `ready`, if known.
     listed_at: Option<Instant>,
     /// Whether this place is in `worthwhile`.
     listed_as_worthwhile: bool,
@@ -60,10 +60,10 @@ pub struct Lanes {
     concurrency: Concurrency,
     slow_topics: SlowTopics,
     next_unordered: u32,
-    /// Who had the last turn.
+    /// Who had the first choice at the last turn: full lanes, and due retries.
     full_lane_was_last: bool,
     failed_was_last: bool,
-    /// The time as of the last look for a request.
+    /// The time of the last call of [`next_request`](Self::next_request).
     clock: Option<Instant>,
 }
 
@@ -201,7 +201,8 @@ impl Lanes {
     }
 
     /// A request with everything that waits in the lane, as far as it fits. `None` when the lane is
-    /// not ready, may not send, or is gone: a place may have been served out of turn.
+    /// not ready, may not send, or is gone. A place can be in both lists, so its lane may have been
+    /// served through the other one.
     fn take(&mut self, place: usize) -> Option<Request> {
         let lane = self.places[place].lane.as_mut()?;
         if lane.state != LaneState::Ready || lane.is_empty() {
@@ -215,7 +216,7 @@ impl Lanes {
         Some(lane.next_request(place))
     }
 
-    /// A request was published: its lane continues, or ends when nothing waits in it.
+    /// Notes that a request was published. Its lane continues, or ends when no event waits in it.
     pub fn finished(&mut self, request: &Request) {
         self.concurrency.succeeded();
         let max = self.concurrency.max();
@@ -226,7 +227,8 @@ impl Lanes {
         self.shrink_when_empty();
     }
 
-    /// A request failed: it is retried unchanged at `again_at`, before everything else in its lane.
+    /// Notes that a request failed. It is retried unchanged at `again_at`, before everything else in its
+    /// lane.
     pub fn failed(&mut self, mut request: Request, again_at: Instant, load: Load) {
         request.count_failure();
         let (place, topic) = (request.lane, request.key.topic.clone());
@@ -240,9 +242,9 @@ impl Lanes {
         self.ended(&topic);
     }
 
-    /// Pub/Sub has refused a request for good. Returns the bad event, removed from the lanes, once
-    /// the request had only that one. Until then returns `None`: the events are sent again in smaller
-    /// requests, before everything else in their lane.
+    /// Notes that Pub/Sub has refused a request for good. If the request had a single event, removes this
+    /// bad event from its lane and returns it. Otherwise returns `None`: the events are sent again in
+    /// smaller requests, before everything else in their lane.
     pub fn refused(&mut self, mut request: Request) -> Option<Event> {
         request.count_failure();
         let place = request.lane;
@@ -270,7 +272,8 @@ impl Lanes {
         lane.into_events().collect()
     }
 
-    /// A request of `topic` is no longer in flight: parked lanes of the topic may send.
+    /// Notes that a request of `topic` is no longer in flight, and unparks lanes of the topic that may send
+    /// now.
     fn ended(&mut self, topic: &str) {
         self.in_flight -= 1;
         for place in self.slow_topics.ended(topic) {
@@ -306,8 +309,8 @@ impl Lanes {
         self.slow_topics.throttled(topic, || in_flight.count() + 1);
     }
 
-    /// Retries the waiting requests of `topic` at `at`, if that is sooner: the reason to wait is
-    /// gone.
+    /// Retries the failed requests of `topic` at `at`, if that is sooner than planned, because the reason
+    /// to wait is gone.
     pub fn hasten(&mut self, topic: &str, at: Instant) {
         for place in 0..self.places.len() {
             let Some(lane) = self.places[place].lane.as_mut() else {
@@ -324,8 +327,8 @@ impl Lanes {
         }
     }
 
-    /// When the next retry is due. `None` while the limit allows no request anyway: then only an
-    /// answer can change anything.
+    /// When the next retry is due. `None` while the global limit allows no request: then a retry has to
+    /// wait for an answer first.
     pub fn next_due(&self) -> Option<Instant> {
         if self.in_flight >= self.concurrency.limit() {
             return None;
@@ -361,7 +364,7 @@ impl Lanes {
         Some(place)
     }
 
-    /// Frees the memory of large, empty tables after a burst of many keys.
+    /// Frees the memory of the large tables that a burst of many keys has left empty.
     fn shrink_when_empty(&mut self) {
         const KEPT: usize = 1 << 14;
         if self.index.is_empty() && self.places.len() > KEPT {

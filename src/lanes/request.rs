@@ -11,7 +11,7 @@ pub struct LaneKey {
     pub topic: Arc<str>,
     /// Ordering key; empty for messages without order.
     pub ordering_key: OrderingKey,
-    /// Number of the lane, among the topic's lanes for messages without order.
+    /// Number of the lane among the topic's lanes for messages without order; otherwise 0.
     pub(super) unordered: u32,
 }
 
@@ -21,7 +21,7 @@ pub struct LaneKey {
 #[derive(Debug)]
 pub struct Request {
     pub(super) lane: usize,
-    /// Topic and key of all its events.
+    /// Topic and key of all events of the request.
     pub key: LaneKey,
     /// The events, in order; at least one.
     pub events: Vec<Event>,

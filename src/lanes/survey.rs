@@ -1,4 +1,4 @@
-//! Statistics of the lanes, and a survey of all of them that shows the waiting events.
+//! Counts of requests and lanes, and a survey of all lanes that shows their waiting events.
 
 use std::sync::Arc;
 
@@ -13,13 +13,13 @@ pub struct LaneStanding {
     pub events: u64,
     /// Commit time of the first event that is not in flight.
     pub oldest: Option<PgTimestamp>,
-    /// Whether its last request failed and is sent again.
+    /// Whether the lane's last request failed and still waits for a successful retry.
     pub is_failing: bool,
 }
 
 impl Lanes {
-    /// Calls `visit` with the topic and the standing of each lane. Takes time in proportion to their
-    /// number.
+    /// Calls `visit` with the topic and the standing of each lane. Takes time in proportion to the
+    /// number of lanes.
     pub fn survey<'a>(&'a self, mut visit: impl FnMut(&'a Arc<str>, LaneStanding)) {
         for lane in self.places.iter().filter_map(|place| place.lane.as_ref()) {
             let standing = LaneStanding {
@@ -31,12 +31,12 @@ impl Lanes {
         }
     }
 
-    /// Requests in flight.
+    /// Number of requests in flight.
     pub fn in_flight(&self) -> usize {
         self.in_flight
     }
 
-    /// Lanes with work.
+    /// Number of lanes with work.
     pub fn len(&self) -> usize {
         self.index.len()
     }
@@ -46,7 +46,8 @@ impl Lanes {
         self.index.is_empty()
     }
 
-    /// Lanes that wait for a retry, or until their topic may have more requests in flight.
+    /// Number of lanes that wait for a retry, or until their throttled topic may have more requests in
+    /// flight.
     pub fn waiting(&self) -> usize {
         self.waiting.len() + self.slow_topics.parked()
     }

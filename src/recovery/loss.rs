@@ -1,8 +1,8 @@
-//! Decides, when a session opens, whether the slot's stream will bring every event without a record.
-//! The inputs are the relay's row, the slot and the server.
+//! Decides, when a session opens, whether the slot's stream will bring every unrecorded event. The inputs
+//! are the relay's row, the slot and the server.
 //!
-//! Pure. `session::plan` gathers the facts and reacts to a loss. Another cluster is not judged here, because it always
-//! needs a person.
+//! The functions here are pure. `session::plan` gathers the facts and reacts to a loss. It also handles a
+//! change of the cluster, which always needs a person.
 
 use std::fmt;
 
@@ -22,7 +22,7 @@ pub(crate) const UNFINISHED: &str = "recovery-unfinished";
 pub(crate) struct Seen<'a> {
     /// The relay's row, as an earlier session has left it.
     pub(crate) earlier: Option<&'a Recorded>,
-    /// The slot, which nobody reads; `None` if it does not exist.
+    /// The slot, which no session holds now; `None` if it does not exist.
     pub(crate) slot: Option<&'a Slot>,
     pub(crate) cluster: &'a Cluster,
     /// The end of the server's WAL.
@@ -30,23 +30,24 @@ pub(crate) struct Seen<'a> {
     pub(crate) start: Start,
     /// Which events this session will record.
     pub(crate) dispatch: Dispatch,
-    /// Fingerprint of the publication, which is right.
+    /// Fingerprint of the publication, which was just checked and has no problem.
     pub(crate) publication: &'a str,
     /// Whether a table of the settings is not captured yet.
     pub(crate) has_new_table: bool,
     /// Where capturing began in the WAL, if a command has recorded it.
     pub(crate) since_lsn: Option<Lsn>,
-    /// Whether the rows that the unfinished recovery has to read can still be found.
+    /// Whether an unfinished recovery can continue: the tables and settings still allow it to find the rows
+    /// that it has not read yet.
     pub(crate) can_continue: bool,
 }
 
 /// How the session must begin.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum SlotVerdict {
-    /// The slot has everything: stream from it.
+    /// The slot brings every unrecorded event: stream from it.
     Stream { confirmed: Lsn, audit: Audit },
-    /// An earlier recovery has not finished, and its slot streams everything that was committed since.
-    /// Publish the remaining rows from the tables, then stream.
+    /// An earlier recovery has not finished, and its slot streams everything that was committed after the
+    /// slot's creation. Publish the remaining rows from the tables, then stream.
     Continue {
         confirmed: Lsn,
         audit: Audit,
@@ -64,7 +65,7 @@ pub(crate) enum Loss {
     /// No relay has served this database yet. Either there is no slot, or the existing rows are
     /// wanted.
     FirstStart(Start),
-    /// A table is captured from now on, and its existing rows are wanted.
+    /// A new table is captured from now on, and its existing rows are wanted.
     TableAdded,
     /// The slot was in use before, and no longer exists.
     SlotMissing,
@@ -107,7 +108,7 @@ pub(crate) fn judge(seen: Seen<'_>) -> SlotVerdict {
     }
 }
 
-/// Decides without regard to a recovery that has not finished.
+/// Decides as if no recovery were unfinished.
 fn served(earlier: &Recorded, seen: Seen<'_>) -> SlotVerdict {
     let Some(recorded) = earlier.confirmed_lsn else {
         return first_start(seen);
@@ -134,14 +135,14 @@ fn served(earlier: &Recorded, seen: Seen<'_>) -> SlotVerdict {
     }
 }
 
-/// Whether events may have been delivered without a record, or will be.
+/// Whether events may have been published without a record, or will be.
 pub(crate) fn repeats(seen: Seen<'_>) -> bool {
     let earlier = seen.earlier.map(|earlier| earlier.dispatch);
     seen.dispatch == Dispatch::Exceptions || earlier == Some(Dispatch::Exceptions)
 }
 
-/// Decides when events may have no record, so that comparing the tables with the records proves
-/// nothing.
+/// Decides for the case that published events may have no record. Comparing the tables with the records
+/// then proves nothing.
 fn without_records(earlier: &Recorded, recorded: Lsn, slot: &Slot, seen: Seen<'_>) -> SlotVerdict {
     if earlier.publication.as_deref() != Some(seen.publication) {
         return SlotVerdict::Recover(Loss::PublicationChanged);
@@ -157,10 +158,10 @@ fn without_records(earlier: &Recorded, recorded: Lsn, slot: &Slot, seen: Seen<'_
 }
 
 /// Whether the slot is provably the one that was served. A recreated slot keeps WAL only from its
-/// creation on, which is never before a confirmed position. Two cases look the same and are missed: a
-/// slot that was moved forward, because `pg_replication_slot_advance` may leave `restart_lsn` where
-/// it is, and a copy of another slot. (`postrider slot advance` is noticed, because it leaves a final
-/// position behind.)
+/// creation on, which is never before a confirmed position. Two other slots pass this check too: a slot
+/// that was moved forward, because `pg_replication_slot_advance` may leave `restart_lsn` where it is, and
+/// a copy of another slot. (`postrider slot advance` is noticed, because it leaves a final position
+/// behind.)
 fn is_proven(earlier: &Recorded, seen: Seen<'_>) -> bool {
     let keeps_from = seen.slot.and_then(|slot| slot.restart_lsn);
     let is_old = keeps_from.is_some_and(|at| earlier.confirmed_lsn.is_some_and(|to| at < to));
@@ -185,7 +186,7 @@ fn first_start(seen: Seen<'_>) -> SlotVerdict {
 fn stream(slot: &Slot, audit: Audit) -> SlotVerdict {
     match slot.confirmed_flush_lsn {
         Some(confirmed) => SlotVerdict::Stream { confirmed, audit },
-        // The slot was never usable.
+        // A slot without a confirmed position was never usable.
         None => SlotVerdict::Recover(Loss::SlotLost(Health::Lost)),
     }
 }

@@ -1,19 +1,19 @@
 //! Recovers from a lost slot without losing data: creates a new slot, publishes from the tables all
-//! rows without a record that the new slot will not bring, and then continues with the stream.
+//! unrecorded rows that the new slot will not bring, and then continues with the stream.
 //!
-//! The order of the steps makes this safe (docs/adr/0011-recovery.md). The mark in `outbox.relay` is
-//! durable before anything changes, and is removed when every row has its record: a relay that starts
-//! in between continues, and publishes only rows without a record. The slot is held from before
-//! the first row is sent until the end, so there is one sender. The stream is read only after all
-//! rows from the tables are queued for their keys, so each key keeps its order across the seam, and a
-//! row that has to wait, for its topic say, holds up its key alone. The tables are read in short
-//! statements: a row is sent if the slot's snapshot shows the transaction that inserted
-//! it, no matter when the row is read.
+//! The order of the steps makes this safe (docs/adr/0011-recovery.md):
+//!
+//! - The mark in `outbox.relay` is durable before anything changes, and is removed when every row has its
+//!   record. A relay that starts in between continues the recovery, and publishes only unrecorded rows.
+//! - The relay holds the slot from before the first row is sent until the end, so there is one sender.
+//! - The stream is read only after all rows from the tables are queued for their keys, so each key keeps
+//!   its order across the seam. A row that has to wait, for example for its topic, holds up only its key.
+//! - The tables are read in short statements. A row is sent if the slot's snapshot shows the transaction
+//!   that inserted it, no matter when the row is read.
 //!
 //! [`loss`] decides whether a recovery is needed, and [`slot`] creates its slot.
 //!
-//! Not here: finding the rows of a table that have no record (`capture`), and delivering the events
-//! (`delivery`).
+//! Not here: finding the unrecorded rows of a table (`capture`), and delivering the events (`delivery`).
 
 pub(crate) mod loss;
 pub(crate) mod slot;
@@ -46,11 +46,11 @@ use slot::RecoverySlot;
 
 const LOG_INTERVAL: Duration = Duration::from_secs(10);
 
-/// The seam between the tables and the stream: the stream is read when it is open.
+/// The seam between the tables and the stream. The stream is read once the seam is open.
 #[derive(Debug)]
 pub(crate) struct Seam {
     is_open: bool,
-    /// `None` once it has answered.
+    /// Reports that the seam is open; `None` once it has reported.
     opened: Option<oneshot::Receiver<()>>,
     over: oneshot::Receiver<Result<()>>,
     task: JoinHandle<()>,
@@ -61,7 +61,7 @@ pub(crate) struct Seam {
 pub(crate) enum SeamStep {
     /// All rows from the tables are queued for their keys: the stream may be read.
     Opened,
-    /// All of them are recorded.
+    /// All rows from the tables are recorded, and the recovery is over.
     Over,
 }
 
@@ -173,7 +173,7 @@ pub(crate) async fn start(
     Ok((seam, told))
 }
 
-/// The task that reads.
+/// The task that reads the tables.
 struct Recovery {
     subject: RecoverySubject,
     places: Places,
@@ -287,7 +287,7 @@ impl Progress {
 
     fn row(&mut self) {
         self.rows += 1;
-        // Reading the clock for each row would cost more than the row.
+        // Check the clock only now and then: for each row, it would cost more than the row.
         if self.rows.is_multiple_of(256) && self.logged.elapsed() >= LOG_INTERVAL {
             self.logged = Instant::now();
             let rows = self.rows;

@@ -17,7 +17,7 @@ use crate::store::dispatch::{check_readable, has_no_row_sql};
 use crate::store::relay_row::Unfinished;
 
 /// How long to wait for running transactions when creating the slot. Long, because the old slot is
-/// gone, and each new attempt waits from the beginning.
+/// gone, and each new attempt begins to wait again.
 const CREATE_LIMIT: Duration = Duration::from_secs(300);
 
 /// How often to log the transactions that hold up the new slot.
@@ -28,18 +28,19 @@ pub(crate) struct RecoverySlot {
     pub(super) point: Unfinished,
     /// Whether the slot was created in this session.
     pub(super) is_new: bool,
-    /// Whether there was nothing to lose: no relay has served the database before.
+    /// Whether this is a first start with `start = new`: no relay has served the database, so there was
+    /// nothing to lose.
     pub(super) is_first: bool,
 }
 
 impl RecoverySlot {
-    /// Every transaction that commits after this point is streamed.
+    /// The position after which the slot streams every commit.
     pub(crate) fn consistent_point(&self) -> Lsn {
         self.point.consistent_point
     }
 }
 
-/// The slot that an unfinished recovery has created.
+/// Continues with the slot that an unfinished recovery has created.
 pub(crate) fn kept(slot: &SlotName, unfinished: Unfinished, metrics: &Metrics) -> RecoverySlot {
     let kind = loss::UNFINISHED;
     tracing::warn!(
@@ -55,15 +56,16 @@ pub(crate) fn kept(slot: &SlotName, unfinished: Unfinished, metrics: &Metrics) -
     }
 }
 
-/// Makes sure that a recovery can read everything it needs, while nothing has changed yet: the old
-/// slot may still hold events that we cannot read from the tables. Even when a statement asks for no
-/// rows, the server refuses it if a privilege is missing or row-level security would hide rows.
+/// Checks that a recovery can read everything it needs. This happens before anything changes, because the
+/// old slot may still hold events that we cannot read from the tables. The statements ask for no rows, but
+/// the server refuses them if a privilege is missing or row-level security would hide rows.
 ///
 /// # Errors
 /// `schema-missing`, `privilege-missing`; `slot-busy` when a table was altered in the meantime;
 /// errors of [`TableReader::resolve`].
 pub(crate) async fn everything_is_readable(sql: &Sql, settings: &Settings) -> Result<()> {
-    // Check our own schema first: the code below takes a missing object for a table that was just altered.
+    // Check our own schema first, because the statements below report a missing object as a table that
+    // was just altered.
     check_readable(sql).await?;
     let captured =
         claim::as_if_claimed(sql, &settings.slot, &settings.tables, settings.start).await?;
@@ -80,7 +82,7 @@ pub(crate) async fn everything_is_readable(sql: &Sql, settings: &Settings) -> Re
     Ok(())
 }
 
-/// Drops the slot, which is marked for recovery, if it still exists, and creates a new one.
+/// Drops the old slot, if it still exists, and creates a new one. The mark for the recovery must be durable.
 ///
 /// # Errors
 /// `slot-held` and `slot-busy` when another relay or a transaction is in the way; `slot-foreign`.
@@ -133,7 +135,7 @@ pub(crate) async fn create(
     };
     let snapshot = snapshot::exported(target, &created.snapshot).await?;
     let consistent_point = created.consistent_point;
-    // The server may have no second walsender for the stream.
+    // Close this session first: the server may have no second walsender for the stream.
     created.close().await;
     snapshot::wait_until_visible(sql, &snapshot).await?;
     Ok(RecoverySlot {

@@ -1,10 +1,10 @@
 //! The snapshot of a new slot. It shows the transactions that had ended at the slot's consistent
-//! point, which the slot will not bring.
+//! point. The slot will not bring these transactions.
 //!
-//! PostgreSQL builds this snapshot from the log. It shows a transaction once its commit record is
-//! there, even if its server process has not noted that in `pg_xact` yet, or waits for a synchronous
-//! standby. Other sessions see the rows only after that, so reading the tables must wait for it.
-//! (Sources: `RecordTransactionCommit`, `SnapBuildInitialSnapshot`.)
+//! PostgreSQL builds this snapshot from the log. The snapshot shows a transaction as soon as its commit
+//! record is in the log, even if the committing process has not noted the commit in `pg_xact` yet, or
+//! waits for a synchronous standby. Other sessions see the rows only after both, so we wait for this
+//! before we read the tables. (Sources: `RecordTransactionCommit`, `SnapBuildInitialSnapshot`.)
 
 use std::time::{Duration, Instant};
 
@@ -16,7 +16,7 @@ const STATEMENT_TIMEOUT: Duration = Duration::from_secs(60);
 
 const POLL_INTERVAL: Duration = Duration::from_millis(10);
 
-/// A commit that takes longer than this waits for a synchronous standby.
+/// A commit that takes longer than this probably waits for a synchronous standby, so we log it.
 const TOLD_AFTER: Duration = Duration::from_secs(10);
 
 /// Reads the snapshot that a new slot's session exports.
@@ -29,7 +29,7 @@ pub(super) async fn exported(target: &Target, name: &str) -> Result<Snapshot> {
     let statement =
         format!("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY; SET TRANSACTION SNAPSHOT {name}");
     let imported = sql.batch_execute(&statement).await;
-    // The session that exports it may have ended. The next attempt creates a new slot.
+    // The session that exports the snapshot may have ended. The next attempt creates a new slot.
     imported.map_err(|error| {
         Error::new(Code::SlotBusy, "the snapshot of the new slot is gone")
             .caused_by(error)

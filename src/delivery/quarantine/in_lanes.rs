@@ -8,7 +8,8 @@ use crate::event::Group;
 /// A released event in a lane.
 #[derive(Debug)]
 pub(crate) struct InLane {
-    /// The group as whose row the event was read.
+    /// The group of the row from which the event was read. With new settings, the event itself may
+    /// belong to another group.
     pub(crate) group: Group,
     pub(crate) bytes: usize,
     /// Whether the event first arrived while its key was being released. Such an event was never
@@ -33,7 +34,7 @@ impl ReleasedInLanes {
         self.bytes
     }
 
-    /// The group as whose row this released event was read.
+    /// The group of the row from which this released event was read.
     pub(crate) fn source(&self, at: EventPlace) -> Option<Group> {
         self.events.get(&at).map(|lane| lane.group.clone())
     }
@@ -48,7 +49,7 @@ impl ReleasedInLanes {
         self.events.insert(at, lane);
     }
 
-    /// Removes an event. Returns the group as whose row the event was read.
+    /// Removes an event. Returns the group of the row from which the event was read.
     pub(super) fn remove(&mut self, at: EventPlace) -> Option<Group> {
         let InLane { group, bytes, .. } = self.events.remove(&at)?;
         self.bytes -= bytes;

@@ -298,7 +298,7 @@ impl Quarantine {
     }
 
     /// Notes that a released event has left its lane: the writer was just given its outcome, or the event
-    /// was dropped. Returns the group as whose row the event was read.
+    /// was dropped. Returns the group of the row from which the event was read.
     pub(crate) fn left_lane(&mut self, at: EventPlace) -> Option<Group> {
         let group = self.in_lanes.remove(at)?;
         self.releases.left_lane(&group, self.handed);

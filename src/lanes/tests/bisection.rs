@@ -1,4 +1,4 @@
-//! Requests that Pub/Sub refuses, against a plain list of the bad events.
+//! Tests the bisection of refused requests against a plain list of the bad events.
 
 use super::*;
 

@@ -1,4 +1,5 @@
-//! Tests of the lanes: rule by rule, and against a plain model of what each key must publish.
+//! Tests of the lanes: tests of single rules, and random steps against a plain model of what each key
+//! must publish.
 
 mod bisection;
 mod model;

@@ -1,5 +1,5 @@
 //! Compares the lanes, step by step, with a plain model: a list of events per key, at most one
-//! request of it in flight, failed requests first, and one limit on requests in flight.
+//! request per key in flight, failed requests first, and one limit on requests in flight.
 
 use std::collections::BTreeMap;
 
@@ -75,7 +75,7 @@ fn key_of(request: &Request) -> Key {
     (key.topic.to_string(), key.ordering_key.as_str().to_owned())
 }
 
-/// The lanes, and everything that is known about them.
+/// The lanes under test, and the model of each key.
 struct World {
     now: Instant,
     lanes: Lanes,
@@ -181,7 +181,7 @@ impl World {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(1_000))]
 
-    /// Compares at every step, and once more after everything that is left was published.
+    /// Compares after every step, and once more when everything is published.
     #[test]
     fn each_key_is_published_completely_and_in_order_whatever_fails(
         steps in prop::collection::vec(step(), 0..300), limit in 1usize..6,

@@ -160,7 +160,7 @@ fn an_unfinished_recovery_comes_first_and_runs_even_if_slot_on_loss_is_stop() {
     assert!(loss.stops(&"postrider".parse().unwrap()).is_none());
 }
 
-/// A recovery with a slot of its own, which has been served up to 500.
+/// A recovery that has created its slot, and has confirmed 500 on it.
 fn unfinished() -> Recorded {
     Recorded {
         recovering: Some("slot-lost".to_owned()),
@@ -246,7 +246,7 @@ fn a_slot_beyond_the_begin_of_capturing_is_not_used_for_a_first_start() {
         found: Lsn::new(501),
     };
     assert_eq!(first(501), SlotVerdict::Recover(beyond));
-    // Once a relay has confirmed something, only that counts.
+    // Once a relay has confirmed a position, only that position counts.
     let earlier = left(false);
     assert_eq!(
         again(&earlier, Some(&slot(501))),

@@ -93,7 +93,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(2_000))]
 
     #[test]
-    fn whatever_is_released_and_when_a_key_is_published_completely_and_in_order(
+    fn a_key_is_published_completely_and_in_order_whatever_is_released_and_when(
         steps in prop::collection::vec(step(), 0..200),
     ) {
         let mut world = World::new();
