@@ -1,6 +1,6 @@
-//! What the build recorded about itself.
+//! The version and commit from which this program was built.
 //!
-//! Releases set `POSTRIDER_COMMIT` and `POSTRIDER_COMMIT_DATE` when they are built.
+//! The build of a release sets `POSTRIDER_COMMIT` and `POSTRIDER_COMMIT_DATE`.
 
 /// The version of the package.
 pub(crate) const VERSION: &str = env!("CARGO_PKG_VERSION");
@@ -15,7 +15,7 @@ pub(crate) fn commit_date() -> Option<&'static str> {
     recorded(option_env!("POSTRIDER_COMMIT_DATE"))
 }
 
-/// An image that is built by hand has the placeholder `unknown`.
+/// Treats the placeholder `unknown`, which an image has that was built by hand, as not recorded.
 fn recorded(value: Option<&'static str>) -> Option<&'static str> {
     value.filter(|value| !value.is_empty() && *value != "unknown")
 }

@@ -8,8 +8,8 @@
 //! 3. [`replication::Source`] runs the replication session, on its own thread, and passes on chunks of
 //!    the stream. The crate [`decoder`] parses them.
 //! 4. `capture` turns the stream into events ([`event`]), and reads rows that are missing from the
-//!    stream from their tables. [`mapping`] turns a row into a Pub/Sub message, whose
-//!    names and forms are a contract with consumers ([`outbox_event`]).
+//!    stream from their tables. [`mapping`] turns a row into a Pub/Sub message. The names and forms in
+//!    the message are a contract with consumers ([`outbox_event`]).
 //! 5. `delivery` takes each event to its outcome: [`lanes`] keep the order per key and choose the next
 //!    request, the crate [`publisher`] makes one publish attempt and classifies its failure, and bad events
 //!    go to quarantine.
@@ -17,9 +17,10 @@
 //! 7. [`replication::Watermark`] computes the position up to which every event has its outcome;
 //!    `Source` then confirms that position.
 //!
-//! `recovery` replaces a lost slot, and `audit` looks for rows that the stream missed. [`error`] has
-//! the codes that operators see, [`condition`] says what the relay is doing, [`metrics`] and [`http`] show
-//! it, [`traces`] exports spans, `ops` gathers what an operator asks, and [`cli`] has the commands.
+//! `recovery` replaces a lost slot, and `audit` finds rows that the stream missed. [`error`] has the
+//! codes that operators see. [`condition`] says what the relay is doing, and [`metrics`] and [`http`]
+//! show it. [`traces`] exports spans, `ops` answers the questions of operators, and [`cli`] has the
+//! commands.
 //!
 //! The folders form layers, and none imports one above it; `tests/structure/layers.rs` lists them.
 

@@ -1,7 +1,7 @@
 //! The relay's metrics, for Prometheus and for `/status`.
 //!
-//! Created once and shared. Cloning is cheap, and nothing here waits. Names follow Prometheus: base
-//! units last, `_total` for counters.
+//! The metrics are created once and shared. Cloning them is cheap, and no method waits for IO. Names
+//! follow Prometheus: base units last, `_total` for counters.
 
 mod export;
 mod process;
@@ -81,8 +81,8 @@ impl OldestPending {
         );
     }
 
-    /// Its age in seconds: 0 if nothing is pending, `None` if unknown. Uses the server's clock, because
-    /// commit times come from it.
+    /// Age in seconds of the oldest pending transaction: 0 if nothing is pending, `None` if unknown. Uses
+    /// the server's clock, because commit times come from that clock.
     pub fn age_seconds(&self) -> Option<f64> {
         match self.committed.load(Ordering::Relaxed) {
             UNKNOWN => None,
@@ -102,7 +102,7 @@ impl OldestPending {
     }
 }
 
-/// Latencies since they were last taken.
+/// The latencies since somebody last took their mean.
 #[derive(Debug, Clone, Default)]
 pub struct RecentLatency(Arc<(AtomicU64, AtomicU64)>);
 
@@ -127,12 +127,12 @@ impl RecentLatency {
 pub struct LastTime(Arc<Mutex<Option<Instant>>>);
 
 impl LastTime {
-    /// It happens now.
+    /// Notes that it happens now.
     pub fn now(&self) {
         *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(Instant::now());
     }
 
-    /// The time since then; `None` if it has not happened yet.
+    /// The time since it last happened; `None` if it has not happened yet.
     pub fn age(&self) -> Option<Duration> {
         self.0
             .lock()
@@ -177,7 +177,7 @@ pub struct Metrics {
     pub caught_up_in: OptionalGauge,
     /// When Pub/Sub last stored a request.
     pub last_published: LastTime,
-    /// What fails at present.
+    /// The present and recent troubles.
     pub troubles: Troubles,
     /// The latest runs of the relay's own pruning.
     pub prune_runs: PruneRuns,
@@ -196,8 +196,8 @@ impl Metrics {
         self.events_published.get() + self.events_recorded.get()
     }
 
-    /// Age of the oldest event without an outcome, 0 if there is none. `None` also while the publication
-    /// may leave out rows: nobody knows how many wait.
+    /// Age of the oldest event without an outcome, 0 if there is none, `None` if unknown. It is unknown
+    /// also while the publication may leave out rows, because the relay does not see those.
     pub(crate) fn lag_seconds(&self) -> Option<f64> {
         match self.troubles.publication() {
             Some(_) => None,

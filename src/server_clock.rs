@@ -1,9 +1,10 @@
 //! The relay's estimate of PostgreSQL's clock.
 //!
-//! Commit times come from the server, and the relay's own clock may differ from it by minutes. Every
-//! frame of the stream has the time at which the server sent it. The frame then travels for a while,
-//! and may wait in a buffer, so the server's clock is later than that time. The frame with the smallest
-//! delay gives the best estimate. The relay adds only differences of its own monotonic clock.
+//! Commit times come from the server, and the relay's own clock may differ from the server's by minutes.
+//! Every frame of the stream has the time at which the server sent it. The frame then travels for a while,
+//! and may wait in a buffer, so when the relay reads it, the server's clock is later than that time. The
+//! frame with the smallest delay gives the best estimate. The relay adds only the time that has passed
+//! since then on its own monotonic clock.
 //!
 //! A server's clock may be set back during a session, so old frames expire.
 
@@ -12,14 +13,15 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use decoder::PgTimestamp;
 
-/// How long a frame counts at least; at most twice as long while newer frames arrive.
+/// A frame counts for at least this long, and for at most twice as long while newer frames arrive.
 const COUNTS: Duration = Duration::from_secs(60);
 
 /// The server's clock; unknown before the first frame of a session.
 #[derive(Debug, Clone, Default)]
 pub struct ServerClock(Arc<Mutex<Option<Heard>>>);
 
-/// The estimate from frames so far. An offset is the server's time in Unix microseconds at `origin`.
+/// The estimate from the frames so far. An offset is the server's time at `origin`, in Unix microseconds,
+/// as computed from one frame.
 #[derive(Debug, Clone, Copy)]
 struct Heard {
     origin: Instant,
@@ -31,7 +33,7 @@ struct Heard {
 }
 
 impl ServerClock {
-    /// Takes a frame into account that the server sent at `sent_at`.
+    /// Updates the estimate with a frame that the server sent at `sent_at` and the relay read at `now`.
     pub fn heard(&self, sent_at: PgTimestamp, now: Instant) {
         let sent_at = sent_at.as_unix_micros();
         let mut guard = self.lock();
@@ -65,7 +67,7 @@ impl ServerClock {
         UNIX_EPOCH.checked_add(Duration::from_micros(unix))
     }
 
-    /// Forgets the estimate when the session ends: the next one may be on another server.
+    /// Forgets the estimate when the session ends, because the next session may be on another server.
     pub fn forget(&self) {
         *self.lock() = None;
     }

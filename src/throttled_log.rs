@@ -1,4 +1,4 @@
-//! Limits frequent log lines to one per error code every ten seconds.
+//! Limits a frequent log line to one per error code every ten seconds.
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};

@@ -1,14 +1,15 @@
 //! Exports a span for each event of a sampled trace: from the commit until Pub/Sub has the message.
 //!
-//! The producer's trace context travels in the message's attributes, so consumers continue its trace
-//! whether spans are exported or not. With OTEL_EXPORTER_OTLP_TRACES_ENDPOINT the relay adds its own span
-//! to that trace. An event without a trace context, or of a trace that is not sampled, gets no span.
+//! The producer's trace context travels in the message's attributes, so consumers continue the producer's
+//! trace whether the relay exports spans or not. With OTEL_EXPORTER_OTLP_TRACES_ENDPOINT the relay adds
+//! its own span to that trace. An event without a trace context, or of a trace that is not sampled, gets
+//! no span.
 //!
 //! The OpenTelemetry SDK batches and sends spans on a thread of its own, from a bounded queue. When the
 //! collector is away or too slow, spans are dropped; delivery never waits. The metrics count the spans that
 //! were started, exported, or failed to export, but not those that a full queue dropped.
 //!
-//! Not here: the attributes themselves (`mapping`), and the metrics of a backlog (`metrics`).
+//! Not here: the message attributes (`mapping`), and metrics of latency and lag (`metrics`).
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, SystemTime};
@@ -47,7 +48,7 @@ struct Exporting {
     spans: Family<KindLabel, Counter>,
 }
 
-/// Where an event went, for its span.
+/// Where an event was to be published, for its span.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Destination<'a> {
     /// Full name of the topic.
@@ -57,7 +58,7 @@ pub(crate) struct Destination<'a> {
 }
 
 impl Traces {
-    /// Starts the thread that sends spans to this URL. Connects to nothing yet.
+    /// Starts the thread that sends spans to this URL. Does not connect yet.
     ///
     /// # Errors
     /// `setting-invalid` if the variables of OpenTelemetry hold something that cannot be used.
@@ -96,8 +97,8 @@ impl Traces {
         }))))
     }
 
-    /// Adds the spans of published events. `at` is the time of Pub/Sub's answer on PostgreSQL's clock, as
-    /// are the times of the commits.
+    /// Adds the spans of published events. `at` is the time of Pub/Sub's answer, by PostgreSQL's clock like
+    /// the commit times.
     pub(crate) fn published(
         &self,
         to: Destination<'_>,
@@ -117,7 +118,7 @@ impl Traces {
         }
     }
 
-    /// Adds the span of an event that is set aside, with the error's code.
+    /// Adds the span of an event that is set aside, with the code of its error.
     pub(crate) fn set_aside(
         &self,
         to: Destination<'_>,
@@ -191,7 +192,8 @@ impl Exporting {
     }
 }
 
-/// Counts exported and failed spans. Logs a failure at most every ten seconds; the SDK would log every batch.
+/// Counts exported and failed spans, and logs failures at most every ten seconds. The SDK itself would log
+/// every failed batch.
 #[derive(Debug)]
 struct CountingExporter<E> {
     inner: E,

@@ -1,6 +1,7 @@
 //! The table of error codes: how the relay reacts, the exit status, and a hint for the operator.
 //!
-//! One row per code. `docs/reference/errors/<code>.md` is its page, shown by `postrider explain`.
+//! The table has one row per code. The page of a code is `docs/reference/errors/<code>.md`, which
+//! `postrider explain` shows.
 
 use std::fmt;
 use std::str::FromStr;
@@ -8,7 +9,7 @@ use std::str::FromStr;
 /// How the relay reacts to an error.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Disposition {
-    /// The error may go away: open a new session after a pause, without end.
+    /// The error may go away: open a new session after a pause, as often as needed.
     Retry,
     /// A person must change something first: exit with the code's exit status.
     Stop,
@@ -32,7 +33,7 @@ macro_rules! codes {
                 match self { $(Code::$variant => $name,)* }
             }
 
-            /// How the relay reacts to it.
+            /// How the relay reacts to an error with this code.
             pub fn disposition(self) -> Disposition {
                 match self { $(Code::$variant => Disposition::$disposition,)* }
             }
@@ -48,7 +49,7 @@ macro_rules! codes {
                 match self { $(Code::$variant => $hint,)* }
             }
 
-            /// The page of this code, Markdown.
+            /// The page of this code, in Markdown.
             pub fn page(self) -> &'static str {
                 match self {
                     $(Code::$variant => include_str!(

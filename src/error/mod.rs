@@ -1,4 +1,4 @@
-//! The one error of the relay and its commands: a code, what happened, and a hint.
+//! The one error type of the relay and its commands: a code, what happened, and a hint.
 //!
 //! Library crates and modules have their own error enums. An error that reaches the operator becomes
 //! an [`Error`]. The program's reaction depends only on its [`Code`] ([`Code::disposition`]), never on
@@ -18,7 +18,8 @@ use std::fmt;
 
 use printable::{printable, printable_lines};
 
-/// Longest text of an error in a log line, in characters. PostgreSQL may quote a value of any size.
+/// Maximum length of an error's text in a log line, in characters. PostgreSQL may quote a value of any
+/// size.
 const LOGGED_CHARS: usize = 2_000;
 
 /// An error as `postrider` reports it to an operator.
@@ -53,7 +54,7 @@ impl Error {
         self
     }
 
-    /// Adds the underlying error, which a report shows as `cause:`.
+    /// Adds the underlying error, which [`Report`] shows as `cause:`.
     #[must_use]
     pub fn caused_by(
         mut self,
@@ -78,7 +79,8 @@ impl Error {
         self.hint.as_deref().unwrap_or_else(|| self.code.hint())
     }
 
-    /// The underlying errors, outermost first, without those whose text was already shown.
+    /// The texts of the underlying errors, outermost first. Leaves out a text that the message or the
+    /// previous cause already contains.
     pub fn causes(&self) -> Vec<String> {
         let mut causes: Vec<String> = Vec::new();
         let mut next = self
@@ -97,8 +99,8 @@ impl Error {
     }
 }
 
-/// The form for a log line: what happened and why, on one line of bounded length. Messages of
-/// PostgreSQL and Pub/Sub may quote what somebody wrote into a row.
+/// The form for a log line: what happened and why, escaped, on one line of bounded length. Messages of
+/// PostgreSQL and Pub/Sub may quote text of any kind that somebody wrote into a row.
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut text = self.what.clone();

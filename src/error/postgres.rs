@@ -4,23 +4,24 @@ use tokio_postgres::error::{Error as PgError, SqlState};
 
 use super::{Code, Error};
 
-/// The hint for 53400 on an SQL session. (Creating a slot maps 53400 before it gets here.)
+/// The hint for 53400 on an SQL session. (53400 from creating a slot does not get here: it is mapped
+/// earlier.)
 const TEMP_FILES: &str = "raise temp_file_limit for the relay's role, as a superuser: ALTER ROLE \
     <relay user> SET temp_file_limit = ...; or raise work_mem, so that it needs fewer temporary files";
 
 /// The code of a failure that the server reported with `sqlstate`.
 ///
-/// Source: PostgreSQL's Appendix A, and the cases in which a walsender uses each.
+/// Source: PostgreSQL's Appendix A, and the cases in which a walsender uses each SQLSTATE.
 pub(super) fn code_of(sqlstate: &str) -> Code {
     match sqlstate {
         "28000" | "28P01" => Code::PostgresAuthentication,
         "42501" => Code::PrivilegeMissing,
-        // A missing column belongs to a table of Postrider that is too old: the columns of captured
-        // tables are looked up in the catalog.
+        // A missing column means that one of Postrider's own tables is too old: statements on captured
+        // tables name only columns that the catalog has.
         "42P01" | "3F000" | "42883" | "42703" => Code::SchemaMissing,
         "55006" => Code::SlotHeld,
         "53300" => Code::PostgresTooManyConnections,
-        // From a walsender. On an SQL session 53400 has another meaning.
+        // This is the meaning of 53400 from a walsender. On an SQL session it has another meaning.
         "53400" => Code::ReplicationSlotsUsedUp,
         "3D000" => Code::DatabaseUrlInvalid,
         "57P03" => Code::PostgresStopping,
@@ -32,9 +33,9 @@ pub(super) fn code_of(sqlstate: &str) -> Code {
         s if s.starts_with("53") || s.starts_with("40") || s.starts_with("58") => {
             Code::PostgresConnectionLost
         }
-        // "Snapshot too old": a new snapshot works.
+        // "Snapshot too old": a retry with a new snapshot works.
         "72000" => Code::PostgresConnectionLost,
-        // Lock timeouts, statement timeouts and cancels, and transactions that were idle or too long.
+        // Lock timeouts, statement timeouts and cancels, and timeouts of whole or idle transactions.
         "55P03" | "57014" | "25P03" | "25P04" => Code::PostgresTimeout,
         _ => Code::PostgresStatement,
     }
@@ -63,7 +64,7 @@ pub(super) fn code_of_login(sqlstate: &str, routine: &str, login_for: LoginFor) 
     }
 }
 
-/// For a role that may not connect to the database.
+/// The hint for a role that may not connect to the database.
 pub(super) const GRANT_CONNECT: &str = "GRANT CONNECT ON DATABASE <database> TO <relay user>";
 
 impl Error {

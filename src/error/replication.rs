@@ -1,5 +1,5 @@
-//! Converts errors of a connection or of the replication session into the operator's errors: by their
-//! kind and SQLSTATE, never by text.
+//! Converts errors of a connection or of the replication session into the operator's errors, by kind
+//! and SQLSTATE and never by text.
 
 use replication::{ErrorKind, ReplicationError};
 
@@ -49,13 +49,13 @@ fn code_and_hint(kind: &ErrorKind) -> (Code, Option<&'static str>) {
     (code, None)
 }
 
-/// A command that the walsender refused.
+/// The code for a command that the walsender refused.
 fn of_command(sqlstate: &str) -> Code {
     match sqlstate {
-        // On a walsender, a missing privilege is always REPLICATION.
+        // On a walsender, the missing privilege is always REPLICATION.
         "42501" => Code::ReplicationRight,
         "42704" => Code::SlotMissing,
-        // Before PostgreSQL 16 a standby cannot decode.
+        // Before PostgreSQL 16 a standby server cannot decode WAL for a slot.
         "0A000" => Code::PostgresStandby,
         // "Object not in prerequisite state": the slot is invalid or not usable.
         "55000" => Code::SlotLost,
@@ -63,10 +63,10 @@ fn of_command(sqlstate: &str) -> Code {
     }
 }
 
-/// CREATE_REPLICATION_SLOT was refused.
+/// The code and hint for a CREATE_REPLICATION_SLOT that the walsender refused.
 fn of_new_slot(sqlstate: &str) -> (Code, Option<&'static str>) {
     match sqlstate {
-        // On the next attempt the other relay will hold the slot.
+        // Another relay is creating the slot. At our next attempt that relay will hold it.
         "42710" => (Code::SlotBusy, Some(ANOTHER_CREATES)),
         "42601" => (Code::PostgresVersion, Some(NO_FAILOVER)),
         "55000" => (Code::WalLevel, None),
@@ -75,17 +75,18 @@ fn of_new_slot(sqlstate: &str) -> (Code, Option<&'static str>) {
     }
 }
 
-/// An error that ended the stream. Some of these errors recur at the same WAL position each time the
-/// stream is opened.
+/// The code for an error that ended the stream. Some of these errors recur at the same WAL position each
+/// time the stream is opened.
 fn of_stream(sqlstate: &str) -> Code {
     match sqlstate {
         // While streaming, the missing object is the publication. It did not exist yet, or no
         // longer existed, at this position of the WAL.
         "42704" => Code::PublicationMissing,
-        // - Internal error of decoding. Seen: "could not map filenode", when a table was rewritten
+        // The stream cannot get past this place in the WAL. Seen causes:
+        // - An internal error of decoding, such as "could not map filenode" when a table was rewritten
         //   while the slot was being created.
-        // - Missing file: WAL that the slot needs was removed, although the server still reports it
-        //   as reserved. Or damaged data.
+        // - A missing file: WAL that the slot needs was removed, although the server still reports the
+        //   WAL as reserved. Or the data is damaged.
         // - A row that PostgreSQL cannot send: bytes that are not valid UTF-8 (data exceptions), or
         //   a value too large for a message or for the server's memory.
         s if s.starts_with("22") || ["XX000", "XX001", "58P01", "54000", "53200"].contains(&s) => {

@@ -34,7 +34,7 @@ impl From<SlotError> for Error {
         };
         let own = Error::new(code, error.to_string());
         match error {
-            // Only commands get this error: a relay waits instead.
+            // Only commands get this error. A relay waits for the slot instead.
             SlotError::SlotInUse { .. } => own.hint("stop that reader first"),
             SlotError::SlotExists { .. } => own.hint("use it, or choose another name with --slot"),
             SlotError::CreationBlocked { .. } => {

@@ -1,5 +1,5 @@
-//! What the relay's figures were over the last day, for the graphs of the page: every five seconds of
-//! the last hour, and every two minutes of the last day. Takes about 150 kB.
+//! The history of the relay's figures, for the graphs of the page: a sample every five seconds for the
+//! last hour, and a sample every two minutes for the last day. The history takes about 150 kB.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -14,13 +14,13 @@ use crate::metrics::Metrics;
 /// Time between two samples of the fine history.
 const INTERVAL: Duration = Duration::from_secs(5);
 
-/// Samples of each history: an hour of fine ones, a day of coarse ones.
+/// Number of samples of each history: an hour of fine samples, or a day of coarse ones.
 const SAMPLES: usize = 720;
 
 /// Every 24th fine sample is also a coarse one.
 const COARSE: u64 = 24;
 
-/// The figures at one time. `None`: unknown.
+/// The figures at one time. `None` means unknown.
 #[derive(Debug, Clone, Copy, Serialize)]
 pub(super) struct Sample {
     /// Unix time, seconds.
@@ -64,7 +64,7 @@ pub(super) struct HistoryJson {
 }
 
 impl History {
-    /// Takes samples without end.
+    /// Takes a sample every five seconds, until the future is dropped.
     pub(super) async fn record(self, metrics: Metrics, state: Arc<RelayState>) {
         let mut ticks = tokio::time::interval(INTERVAL);
         ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);

@@ -2,10 +2,10 @@
 //!
 //! Anyone may connect, and a client may be broken, slow or hostile. So each connection
 //! serves one request, with one deadline and small buffers, and the number of connections is limited.
-//! At the limit the relay closes the *oldest* connection: a probe is answered at once, even while
-//! somebody fills the limit with connections that send nothing.
+//! At the limit the relay closes the *oldest* connection. So a probe is answered at once, even while
+//! somebody holds many connections open that send nothing.
 //!
-//! Not here: the pages.
+//! Not here: the routes and their answers.
 
 use std::collections::VecDeque;
 use std::convert::Infallible;
@@ -18,16 +18,16 @@ use hyper_util::service::TowerToHyperService;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::task::{AbortHandle, JoinSet};
 
-/// Limit of open connections. A kubelet and a few scrapers need a handful.
+/// Maximum number of open connections. A kubelet and a few scrapers need a handful.
 const CONNECTIONS_MAX: usize = 64;
-/// Deadline of a whole connection; a page is rendered within milliseconds.
+/// Deadline of a whole connection. The slowest answer is a search for events, which may take 8 seconds.
 const CONNECTION_TIMEOUT: Duration = Duration::from_secs(10);
 /// Deadline for the head of the request, which clients send in one piece.
 const HEAD_TIMEOUT: Duration = Duration::from_secs(5);
-/// Limit of the head of a request, in bytes; a longer one is answered with 431. A browser's largest
-/// cookie (4 KiB) fits.
+/// Maximum size of the head of a request, in bytes. A longer head is answered with 431. A browser's
+/// largest cookie (4 KiB) fits.
 const HEAD_BYTES_MAX: usize = 16 * 1024;
-/// Limit of the headers of a request.
+/// Maximum number of headers of a request.
 const HEADERS_MAX: usize = 64;
 /// Pause after `accept` failed, for example because the process has no file descriptor left.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(250);

@@ -75,7 +75,7 @@ pub async fn serve(
         .route("/livez", get(livez))
         .route("/readyz", get(readyz))
         .route("/status", get(status));
-    // Without an address the page stays off.
+    // The page stays off if the address of the port is unknown.
     if let Ok(addr) = listener.local_addr() {
         router = router.merge(page::routes(addr, &port));
     }
@@ -128,8 +128,9 @@ fn prefers_openmetrics(accept: &str) -> bool {
     openmetrics > 0.0 && openmetrics >= weight("text/plain")
 }
 
-/// 200 unless the session hangs: a session that streams sends status messages to PostgreSQL all the
-/// time. An outage of Pub/Sub or PostgreSQL is no reason to restart the relay.
+/// 200 unless the session hangs. A working session sends status messages to PostgreSQL all the time, so
+/// it hangs if the last one is too old. An outage of Pub/Sub or PostgreSQL is no reason to restart the
+/// relay.
 async fn livez(Shared(port): Shared<Port>) -> (StatusCode, String) {
     let silent = port.metrics.last_status.age();
     match (port.state.phase(), silent) {
@@ -185,7 +186,7 @@ struct Status {
     #[serde(flatten)]
     condition: Condition,
     phase: &'static str,
-    /// The code of the error that holds the delivery up.
+    /// The code of the error that holds up delivery.
     last_error: Option<String>,
     /// The session that holds the slot while this relay is a standby.
     holder: Option<String>,
@@ -212,10 +213,10 @@ struct PruningStatus {
     prune_after_seconds: f64,
     /// How long ago the latest run ended; `null` if none has.
     ended_seconds_ago: Option<f64>,
-    /// Rows of the outbox tables, and of outbox.dispatch, that this run deleted.
+    /// Rows of the outbox tables, and of outbox.dispatch, that the latest run deleted.
     rows: u64,
     records: u64,
-    /// The code of the error that ended it, and what to do.
+    /// The code of the error that ended the run, and what to do.
     code: Option<String>,
     hint: Option<String>,
 }
@@ -241,13 +242,14 @@ impl PruningStatus {
     }
 }
 
-/// The usual hint of an error code. That of an error may name roles and addresses.
+/// The general hint of an error code. The specific hint of an error may name roles and addresses.
 fn hint_of(code: Option<&str>) -> Option<String> {
     let code: Option<Code> = code.and_then(|code| code.parse().ok());
     code.map(|code| code.hint().to_owned())
 }
 
-/// Leaves out messages of PostgreSQL, which may name roles and addresses. Those of Pub/Sub name topics.
+/// Removes messages of PostgreSQL, which may name roles and addresses. Messages of Pub/Sub stay: they name
+/// only topics.
 fn without_addresses(mut condition: Condition) -> Condition {
     if condition.state != ConditionKind::BlockedOnPubsub {
         condition.what = None;

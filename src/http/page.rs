@@ -2,10 +2,10 @@
 //! events. Read-only, and part of this binary.
 //!
 //! The page shows more than `/metrics` and `/status`: names of keys and events, and messages of
-//! errors. So it is served only on a loopback address, or to those who know `http_token`. On a
-//! loopback address without a token the request must also name a loopback host: otherwise a web page
-//! from elsewhere could read it through a name that it controls (DNS rebinding). It never shows a
-//! payload.
+//! errors. So its data is served only on a loopback address, or to those who know `http_token`. On a
+//! loopback address without a token, the request must also name a loopback host. Otherwise a foreign web
+//! page could read the data through a host name that its owner controls (DNS rebinding). The page never
+//! shows a payload.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -33,11 +33,11 @@ const HTML: &str = include_str!("page/page.html");
 const SCRIPT: &str = include_str!("page/page.js");
 const STYLE: &str = include_str!("page/page.css");
 
-/// Only our own files: no inline script, nothing from elsewhere, and no frame around the page.
+/// Allows only our own files: no inline script, nothing from other sites, and no frame around the page.
 const CONTENT_SECURITY_POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; \
     connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
 
-/// For how long one query result is reused for all visitors.
+/// How long one query result is reused for all visitors.
 const OVERVIEW_AGE: Duration = Duration::from_secs(5);
 
 const STATEMENT_TIMEOUT: Duration = Duration::from_secs(5);
@@ -45,13 +45,13 @@ const STATEMENT_TIMEOUT: Duration = Duration::from_secs(5);
 /// Maximum length of an id or key in a search, in characters. Ordering keys have at most 1,024 bytes.
 const SEARCH_CHARS: usize = 1_100;
 
-/// Limit of a whole search. The port closes a connection two seconds later.
+/// Maximum time for a search. The port closes the connection two seconds later.
 const SEARCH_TIME: Duration = Duration::from_secs(8);
 
 /// How far back a search by key goes. It is limited because the keys have no index.
 const KEY_SEARCH_AGE: Duration = Duration::from_secs(24 * 3600);
 
-/// Events that a search by key shows, newest first.
+/// Maximum number of events that a search by key shows, newest first.
 const EVENTS_SHOWN: usize = 20;
 
 /// The last query result, and when it was read.
@@ -120,7 +120,7 @@ async fn how_to_open() -> (StatusCode, &'static str) {
     )
 }
 
-/// Lets a request for data pass if its sender may see it.
+/// Lets a request for data pass if its sender may see the data.
 async fn guard(
     Shared((access, settings)): Shared<(Access, Arc<Settings>)>,
     request: Request,
@@ -179,7 +179,7 @@ async fn history(Shared(port): Shared<Port>) -> Json<HistoryJson> {
     Json(port.history.json())
 }
 
-/// A trouble that has begun recently.
+/// An error that began recently.
 #[derive(Debug, Serialize)]
 struct RecentError {
     seconds_ago: f64,
@@ -201,13 +201,14 @@ async fn errors(Shared(port): Shared<Port>) -> Json<Vec<RecentError>> {
 
 /// What `postrider status --json` prints.
 async fn overview(Shared(port): Shared<Port>) -> Json<serde_json::Value> {
-    // A separate task: if the browser disconnects, the look still ends and fills the cache.
+    // The query runs in a separate task. If the browser disconnects, the query still ends and fills the
+    // cache.
     let looking = tokio::spawn(async move { recent_status(&port).await });
     Json(looking.await.unwrap_or_default())
 }
 
 async fn recent_status(port: &Port) -> serde_json::Value {
-    // Held while looking: however many people have the page open, one session looks.
+    // Held during the query: however many people have the page open, there is only one query at a time.
     let mut last = port.overview.lock().await;
     if let Some((at, json)) = &*last
         && at.elapsed() < OVERVIEW_AGE

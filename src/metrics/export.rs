@@ -11,10 +11,10 @@ use super::{Metrics, process, topics};
 use crate::condition::Condition;
 
 impl Metrics {
-    /// Everything as OpenMetrics text, labelled with the name of the slot.
+    /// All metrics as OpenMetrics text, labelled with the name of the slot.
     ///
     /// # Errors
-    /// Never in practice: only when a `String` cannot be written to.
+    /// Never in practice: the encoder fails only if it cannot write to a `String`.
     pub fn encode(&self, slot: &str, condition: &Condition) -> Result<String, std::fmt::Error> {
         let label = ("slot".into(), slot.to_owned().into());
         let mut registry = Registry::with_prefix_and_labels("postrider", [label].into_iter());
@@ -39,7 +39,7 @@ impl Metrics {
             |name, help, counter: &Counter| registry.register(name, help, counter.clone());
         add(
             "events_read",
-            "Events read from the stream that had no recorded outcome",
+            "Events read from the stream or from a table that had no recorded outcome",
             &self.events_read,
         );
         add(
@@ -116,7 +116,11 @@ impl Metrics {
 
     fn register_gauges(&self, registry: &mut Registry) {
         let mut add = |name, help, gauge: &Gauge| registry.register(name, help, gauge.clone());
-        add("in_flight_bytes", "Events in memory", &self.in_flight_bytes);
+        add(
+            "in_flight_bytes",
+            "Bytes of the events in memory",
+            &self.in_flight_bytes,
+        );
         add(
             "in_flight_requests",
             "Publish requests in flight",
@@ -125,7 +129,7 @@ impl Metrics {
         add("lanes", "Ordering keys with work", &self.lanes);
         add(
             "lanes_waiting",
-            "Ordering keys that wait for a retry",
+            "Ordering keys that wait for a retry or because their topic is throttled",
             &self.lanes_waiting,
         );
         add(
@@ -200,7 +204,7 @@ impl Metrics {
     }
 }
 
-/// Adds a gauge whose value is known.
+/// Adds a gauge if its value is known.
 fn add_known(registry: &mut Registry, name: &'static str, help: &'static str, value: Option<f64>) {
     if let Some(value) = value {
         let gauge = Gauge::<f64, AtomicU64>::default();

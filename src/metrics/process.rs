@@ -1,7 +1,7 @@
 //! Metrics of the build and of the process, under the names that Prometheus' own client libraries use.
 //!
-//! The kernel's values come from `/proc`. A value that cannot be read, as on another system than Linux,
-//! is absent.
+//! The values of the process come from `/proc`. A value that cannot be read is absent, as on systems
+//! other than Linux.
 
 use std::fs;
 use std::sync::OnceLock;
@@ -57,7 +57,7 @@ pub(super) fn register_process(registry: &mut Registry) {
         String::from_utf8_lossy(&bytes).into_owned()
     };
     let mut usage = usage(boot, &file("stat"), &file("status"), &file("limits"));
-    // Without the one that reads this folder.
+    // Do not count the descriptor that reads this folder.
     let fds = fs::read_dir("/proc/self/fd").map(|fds| fds.count().saturating_sub(1));
     usage.open_fds = fds.ok().map(|count| count as f64);
 
@@ -100,7 +100,7 @@ fn usage(boot: Option<f64>, stat: &str, status: &str, limits: &str) -> ProcessUs
     // The name of the program is in parentheses, and may have spaces and parentheses itself.
     let fields = stat.rsplit_once(')').map_or("", |(_, fields)| fields);
     let ticks = |field: usize| -> Option<f64> {
-        // The first field after the name is the third of the file.
+        // proc(5) numbers the fields from 1. The first field after the name is number 3.
         fields.split_whitespace().nth(field - 3)?.parse().ok()
     };
     let cpu = ticks(14).zip(ticks(15));

@@ -1,4 +1,4 @@
-//! The metrics as they are written and forgotten.
+//! Tests how the metrics are exported, and which ones are absent without a session.
 
 use super::*;
 

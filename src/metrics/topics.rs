@@ -1,5 +1,5 @@
-//! Metrics of the condition and of the topics that fail. The number of topics that get a label is
-//! bounded, because rows may choose their topic.
+//! Metrics of the condition and of the topics that fail. The number of topics with a label of their own
+//! is bounded, because rows may choose their topic.
 
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -14,10 +14,10 @@ use super::KindLabel;
 use crate::condition::{Condition, ConditionKind};
 use crate::error::Code;
 
-/// How many topics failures are counted for. Those of further topics count for [`OTHERS`].
+/// Maximum number of topics with a counter of their own. Failures of further topics count for [`OTHERS`].
 const TOPICS_MAX: usize = 50;
 
-/// Not the name of a topic: names begin with a letter.
+/// The label of all further topics. It cannot be a topic's name, because names begin with a letter.
 const OTHERS: &str = "(others)";
 
 /// The labels of a topic that fails.

@@ -71,8 +71,8 @@ pub(crate) enum Loss {
     SlotMissing,
     /// The server has invalidated the slot, or has removed WAL that the slot needed.
     SlotLost(Health),
-    /// The slot's position is ahead of the last confirmed one, or of its creation if no relay has used
-    /// it.
+    /// The slot's position is ahead of the final position that the last session recorded, or of the slot's
+    /// creation if no relay has used it.
     SlotRecreated { recorded: Lsn, found: Lsn },
     /// The server's WAL ends before the last confirmed position.
     WalMissing { recorded: Lsn, server: Lsn },

@@ -1,6 +1,6 @@
 "use strict";
-// Shows what the relay says about itself. All text is set as text, never as HTML: names of keys and
-// messages of errors come from other people.
+// Shows the relay's own data. All text is set as text, never as HTML, because names of keys and
+// messages of errors contain text that other people wrote.
 
 const REFRESH_MS = 5000;
 let range = "hour";
