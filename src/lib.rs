@@ -7,9 +7,9 @@
 //! 2. [`session`] is the main loop: it opens sessions on the slot, and runs the pipeline of each one.
 //! 3. [`replication::Source`] runs the replication session, on its own thread, and passes on chunks of
 //!    the stream. The crate [`decoder`] parses them.
-//! 4. `capture` turns the stream into events ([`event`]), and reads rows that are missing from the
-//!    stream from their tables. [`mapping`] turns a row into a Pub/Sub message. The names and forms in
-//!    the message are a contract with consumers ([`outbox_event`]).
+//! 4. `capture` turns the stream into events ([`event`]). It also reads the tables, for rows that the
+//!    stream does not bring. [`mapping`] turns a row into a Pub/Sub message. The names and forms in the
+//!    message are a contract with consumers ([`outbox_event`]).
 //! 5. `delivery` takes each event to its outcome: [`lanes`] keep the order per key and choose the next
 //!    request, the crate [`publisher`] makes one publish attempt and classifies its failure, and bad events
 //!    go to quarantine.

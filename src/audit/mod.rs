@@ -100,8 +100,8 @@ impl Drop for Auditor {
     }
 }
 
-/// Starts the auditor. `hasten` wakes it at once, and it sends the rows that it finds to `events`.
-/// The receiver gets an error if the session has to end; it closes if the task has died.
+/// Starts the auditor. `hasten` wakes the auditor at once. The auditor sends the rows that it finds to
+/// `events`. The receiver gets an error if the session has to end, and closes if the task has died.
 pub(crate) fn start(
     subject: AuditSubject,
     start: FirstAudit,

@@ -44,7 +44,7 @@ impl Firsts {
 }
 
 impl Blocked {
-    /// The blocked keys of one table.
+    /// Finds the blocked keys whose first quarantined event is among the rows that will be read.
     pub(crate) async fn of(
         sql: &Sql,
         table: &TableSettings,

@@ -68,7 +68,7 @@ pub(crate) struct CaptureStart<'a> {
 /// Looks up the tables of the settings in the catalog.
 ///
 /// # Errors
-/// `publication-drift` when one is missing; `column-missing`; errors of a statement.
+/// `publication-drift` when a table is missing; `column-missing`; errors of a statement.
 pub(crate) async fn find_tables(sql: &Sql, tables: &[TableSettings]) -> Result<Vec<FoundTable>> {
     let mut found = Vec::with_capacity(tables.len());
     for settings in tables {
@@ -127,7 +127,7 @@ pub(crate) fn refuse_others(
 }
 
 /// Where the relay begins. The first relay of a slot also publishes the old rows if `init` or
-/// `slot create` recorded that for any table, whatever the setting says.
+/// `slot create` recorded `start = all` for any table, whatever the setting says.
 pub(crate) fn start(setting: Start, is_first: bool, known: &[Option<&CaptureRecord>]) -> Start {
     let wants_all = known.iter().flatten().any(|known| known.since.is_none());
     if is_first && wants_all {
@@ -289,7 +289,7 @@ fn new_record(
 
 fn not_captured(table: &QualifiedName) -> Error {
     let what = format!("a table was created again, and {table} has no record in outbox.capture");
-    Error::new(Code::SlotBusy, what).hint("no action needed: the relay looks again")
+    Error::new(Code::SlotBusy, what).hint("no action needed: the relay checks again")
 }
 
 async fn bring_up_to_date(sql: &Sql, found: &FoundTable, known: &CaptureRecord) -> Result<()> {

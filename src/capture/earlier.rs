@@ -3,8 +3,9 @@
 //! Usually such an event has the same place in the log as before, and its dispatch row has that place.
 //! But whether pgoutput considers a table part of the publication depends on what it has decoded
 //! before. So after a restart, a transaction that was open while the publication was altered may bring
-//! more rows or fewer, and its ordinals shift. From the first event whose place does not match, we look
-//! up the rest of the transaction by event ids, and give its events ordinals above all that are in use.
+//! more rows or fewer, and its ordinals shift. From the first event that does not match the dispatch row
+//! at its place, we look up the rest of the transaction by event ids, and give its events ordinals above
+//! all that are in use.
 
 use decoder::Lsn;
 use replication::CommitLsn;
@@ -28,7 +29,7 @@ pub(crate) struct OutcomeLookup {
 #[derive(Debug, Clone, Copy)]
 struct ShiftedTransaction {
     commit: CommitLsn,
-    /// The ordinal for its next event.
+    /// The ordinal for the next event of the transaction.
     next_ordinal: u32,
 }
 
@@ -61,7 +62,7 @@ impl OutcomeLookup {
         self.moved = self.moved.filter(|moved| moved.commit.lsn() >= wal_end);
     }
 
-    /// Looks up the next event of the stream. Also returns the ordinal to use for it.
+    /// Looks up the next event of the stream. Also returns the ordinal to use for this event.
     ///
     /// # Errors
     /// Database errors.
@@ -105,7 +106,8 @@ impl OutcomeLookup {
     }
 }
 
-/// Starts to give ordinals above those that are recorded and those that this session has used already.
+/// Starts to look up a transaction by ids. Its ordinals begin above those that are recorded and those that
+/// this session has used already.
 async fn begin(sql: &Sql, event: LookupKey<'_>) -> Result<ShiftedTransaction> {
     let recorded = last_ordinal(sql, event.commit).await?;
     let last = recorded.max(event.ordinal);

@@ -1,4 +1,5 @@
-//! Carries rows that the stream does not bring from their tables into the pipeline.
+//! A channel into the pipeline for rows that are read from the tables, because the stream does not bring
+//! them.
 //!
 //! Recovery and the auditor send these rows, in batches of bounded size, through a channel that holds
 //! one batch. The pipeline takes a batch when the delivery has room. Events from a table have no place in

@@ -106,7 +106,7 @@ impl CurrentTransaction {
 #[derive(Debug)]
 pub(crate) struct Streamed {
     pub(crate) settings: TableSettings,
-    /// Its current oid.
+    /// The table's current OID.
     pub(crate) oid: Oid,
     pub(crate) identity: TableIdentity,
     /// Whether every row has a value in `inserted_xid`, so that event ids may depend on that value.

@@ -17,7 +17,7 @@ use crate::error::Result;
 use crate::event::EventId;
 use crate::postgres::PatientSql;
 
-/// Maximum number of small rows per statement.
+/// Maximum number of rows per statement. Large rows end a portion earlier.
 const MAX_ROWS: usize = 512;
 /// A portion ends with the row that reaches this size. We drop the rest of the server's answer.
 const PORTION_BYTES: usize = 4 << 20;
@@ -25,7 +25,7 @@ const PORTION_BYTES: usize = 4 << 20;
 /// A row as it was read, with its state in outbox.dispatch.
 #[derive(Debug)]
 pub(crate) struct ReadRow {
-    /// Its id in outbox.dispatch.
+    /// The event's id in outbox.dispatch.
     pub(crate) id: Uuid,
     pub(crate) values: RowValues,
     pub(crate) record: DispatchState,

@@ -248,7 +248,7 @@ impl<'a> Scan<'a> {
         let Captured { record, shape } = self.window.captured;
         let xid = shape.inserted_xid_sql(&record.added_xids);
         let by = match (&shape.seq, shape.numbered()) {
-            // Only rows without a number are wanted.
+            // Only rows without a `seq` are wanted, and their transaction alone orders them.
             (Some(_), Some(_)) => None,
             (Some(seq), None) => Some(&seq.column),
             (None, _) => shape.version.as_ref(),

@@ -33,14 +33,15 @@ pub(crate) struct Shape {
     /// Whether `inserted_xid` names the transaction of every row: it is `xid8 not null` and
     /// PostgreSQL fills it in.
     pub(crate) has_inserted_xid: bool,
-    /// Why the column `inserted_xid` does not, if there is one. With [`Unfit::Value`] the column is
-    /// still part of event ids.
+    /// Set if the table has a column `inserted_xid` that does not name the transaction of every row. With
+    /// [`Unfit::Value`] the column is still part of event ids.
     pub(crate) unfit_inserted_xid: Option<Unfit>,
     /// Whether the table has a column called `seq`, of any type.
     pub(crate) has_column_seq: bool,
     /// The values of `inserted_xid` in rows that are older than the column.
     pub(crate) missing_xids: Vec<u64>,
-    /// The OIDs of its partitions, or its own OID, ascending and separated by commas.
+    /// The OIDs of the table's partitions, or the table's own OID if it has none, ascending and separated
+    /// by commas.
     pub(crate) partitions: String,
     /// The OIDs of the partitions that are not empty.
     pub(crate) filled: Vec<u32>,
@@ -77,8 +78,8 @@ pub(crate) async fn read(sql: &Sql, settings: &TableSettings) -> Result<Option<S
         Some(named) => vec![named],
         None => vec!["seq", id],
     };
-    // An id without a sequence may be in any order, so it counts only if the settings name it as
-    // `seq`.
+    // Ids that no sequence numbers may be in any order, so the id column counts only if the settings name
+    // it as `seq`.
     let only_if_numbered = if named.is_none() { id } else { "" };
     let wanted = ShapeColumns {
         seq: &wanted,

@@ -56,7 +56,7 @@ pub(crate) async fn tops(sql: &Sql, tables: &[FoundTable]) -> Result<Tops> {
     Ok(Tops { seqs, next_xid })
 }
 
-/// The highest committed number.
+/// The highest committed `seq`; `None` if the table is empty.
 async fn largest(
     sql: &Sql,
     table: &QualifiedName,

@@ -135,7 +135,8 @@ impl<'a> ScanWindow<'a> {
                     since.xmin()
                 ));
             }
-            // A snapshot does not list the subtransactions of a transaction that was running then.
+            // `xmin` may name a subtransaction. A snapshot does not list the subtransactions of a running
+            // transaction, so rows from the snapshot's xmin on count as new.
             Some(since) => conditions.push(format!("{xid} >= '{}'::xid8", since.xmin())),
             None => {}
         }

@@ -6,8 +6,8 @@
 //! `requests` sends what the lanes choose and decides what follows from each answer. `records` hands
 //! outcomes to the writer, and `failing_topics` knows which topics fail. [`backlog`] and
 //! `budget` say when lanes may send, and how much may be in memory. `bad_events` handles events that
-//! can never be published, [`quarantine`] keeps their keys waiting, and `released` handles events that
-//! return from there. [`topic_maker`] creates missing topics.
+//! can never be published, [`quarantine`] keeps their keys waiting, and `released` handles events that are
+//! released from quarantine. [`topic_maker`] creates missing topics.
 //!
 //! **Invariants.** An event is resolved only when its dispatch row is durable, or when it needs no row. A
 //! key has at most one request in flight. Events in memory count against one budget.

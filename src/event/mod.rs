@@ -2,8 +2,8 @@
 //!
 //! An [`Event`] has an identity that PostgreSQL gave it: its [place](EventPosition) in the log. It also
 //! has an [id](EventId) that consumers and `outbox.dispatch` know it by. Events with the same topic and
-//! [`OrderingKey`] are a [`Group`], and share an order. Once an event's message has been handed to
-//! Pub/Sub, its [`EventRef`] is all that the relay keeps of it until the outcome is recorded.
+//! [`OrderingKey`] are a [`Group`], and share an order. Once Pub/Sub has stored an event's message, the
+//! relay keeps only the [`EventRef`] until the outcome is recorded.
 //!
 //! **Invariant.** Plain values: nothing here does IO, and nothing here depends on where an event came
 //! from or where it goes.

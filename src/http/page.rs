@@ -253,7 +253,8 @@ async fn events(Shared(port): Shared<Port>, Query(search): Query<EventSearch>) -
         let text = "give ?id=ID or ?key=KEY\n";
         return (StatusCode::BAD_REQUEST, text).into_response();
     };
-    // A search may read a large part of outbox.dispatch. It ends when its client has gone.
+    // Only one search at a time, because it may read a large part of outbox.dispatch. The search ends when
+    // its client disconnects.
     let Ok(_turn) = port.searching.try_lock() else {
         let text = "another search is running: try again in a few seconds\n";
         return (StatusCode::TOO_MANY_REQUESTS, text).into_response();

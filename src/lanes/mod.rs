@@ -10,7 +10,7 @@
 //! Messages without an ordering key have no order to keep: each topic has a few lanes for them, so
 //! that they can be sent in parallel.
 //!
-//! A state machine without IO; the clock is passed in.
+//! The lanes are a state machine without IO; the caller passes in the time.
 
 mod concurrency;
 mod lane;

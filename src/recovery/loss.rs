@@ -235,8 +235,8 @@ impl Loss {
         }
     }
 
-    /// The error with which the relay stops if it may not recover by itself. `None` if it recovers
-    /// under any settings: a person has requested it, or the slot is not lost.
+    /// The error with which the relay stops if it may not recover by itself. `None` if the relay recovers
+    /// under any settings: a person has requested the recovery, or the slot is not lost.
     pub(crate) fn stops(&self, slot: &SlotName) -> Option<Error> {
         let code = match self {
             Loss::Unfinished(_)

@@ -105,7 +105,7 @@ pub(crate) struct RecoverySubject {
     pub(crate) publication: String,
     pub(crate) tables: Vec<TableSettings>,
     pub(crate) project: String,
-    /// The tables of the settings.
+    /// The shape and the capture record of each of `tables`, in the same order.
     pub(crate) captured: Vec<Captured>,
     /// Whether events may have been published without a record.
     pub(crate) repeats: bool,

@@ -1,4 +1,4 @@
-//! How tables and records are matched, and who may claim a table.
+//! Tests how tables and records are matched, and which slot may claim a table.
 
 use super::*;
 

@@ -1,4 +1,4 @@
-//! Which keys are blocked, and from which event on.
+//! Keeps track of the blocked keys, and of the event from which on each key is blocked.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -15,7 +15,7 @@ pub(super) struct BlockedState {
     /// Whether the key is blocked only until its release ends. Then the key has no event in
     /// quarantine.
     pub(super) for_release: bool,
-    /// The first event in quarantine. Earlier events are not affected.
+    /// The place of the first event in quarantine. Events before it are not affected.
     pub(super) since: EventPlace,
     /// The reason that is recorded for the events that wait behind that event.
     pub(super) waits: Arc<str>,

@@ -3,7 +3,7 @@
 //!
 //! Under `quarantine_key` a bad event blocks its key: events that wait behind it, and all that arrive
 //! later, are recorded as quarantined too, to keep the order of the key. Events *before* the bad one
-//! are not affected, even when they are replayed after a restart.
+//! are not affected, even when the stream brings them again after a restart.
 //!
 //! A release handles one group (a topic and ordering key) in these steps:
 //!
@@ -21,8 +21,8 @@
 //! A *replay* releases events that were published before, of a key that has no event in quarantine. The
 //! key is blocked during the release, under every policy, so that no new event comes between the
 //! replayed events. Such a release begins with step 3: new events are held in memory, and recorded only
-//! when memory has no room for them. Other groups that block nothing (unordered events, other policies)
-//! have step 2 alone.
+//! when memory has no room for them. All other releases of groups that block nothing (unordered events,
+//! other policies) have only step 2.
 //!
 //! [`Quarantine`] has these parts: `keys` knows which keys are blocked, `release` is the state machine of
 //! one release, `turns` holds all releases and decides which one may query the table next, and `in_lanes`
@@ -170,7 +170,7 @@ impl Quarantine {
         Ok(false)
     }
 
-    /// Whether a bad event ends the relay.
+    /// Whether the relay stops if this event is bad.
     pub(crate) fn halts_on(&self, origin: &EventRef) -> bool {
         self.keys.policy() == OnBadEvent::Halt
             && (origin.standing == Standing::New || self.in_lanes.is_new(place(origin)))

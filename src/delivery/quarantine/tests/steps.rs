@@ -75,7 +75,7 @@ fn replay() -> impl Strategy<Value = Step> {
     (1_u32..20, 1_u32..20).prop_map(|(from, events)| Step::Replay(from, events))
 }
 
-/// A step without a failure.
+/// A step in which nothing fails.
 fn healthy_step() -> impl Strategy<Value = Step> {
     prop_oneof![
         6 => Just(Step::Arrive { bad: false }),
