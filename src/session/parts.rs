@@ -1,4 +1,4 @@
-//! What each part of a session receives: some settings, and some of the state that was found.
+//! Builds the input of each part of a session, from the settings and the state of the database.
 
 use std::sync::Arc;
 
@@ -37,8 +37,8 @@ pub(super) fn streamed(settings: &Settings, captured: &[Captured]) -> Vec<Stream
         .collect()
 }
 
-/// Fingerprint of the publication when capturing began. It matters only at the first session, which
-/// compares the tables if the publication has changed since.
+/// Fingerprint of the publication when capturing began. Only the first session uses it: if the
+/// publication has changed in the meantime, that session compares the tables.
 pub(super) fn as_captured<'a>(captured: &'a [Captured], now: &'a PublicationState) -> &'a str {
     let mut before = captured
         .iter()
@@ -140,7 +140,7 @@ pub(super) async fn quarantine(
     let keys = quarantined::blocked_keys(sql, MAX_BLOCKED).await?;
     for key in keys {
         if key.is_replayed && !key.is_quarantined {
-            // New events must not come between the replayed ones.
+            // New events must not come between the replayed events.
             quarantine.keys.block_for_release(key.group, key.since);
         } else if on_bad_event == OnBadEvent::QuarantineKey {
             quarantine

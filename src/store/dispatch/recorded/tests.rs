@@ -106,12 +106,12 @@ fn the_next_page_is_read_once_the_stream_is_past_this_one() {
     assert!(!needs(60, 1));
 }
 
-/// A table of rows, and a stream that is replayed from an earlier point.
+/// A table of rows, and a stream that starts again from an earlier point.
 #[derive(Debug, Clone)]
 struct Restart {
     /// Place of each event, and its row: its own (`Some(true)`), another event's, or none.
     events: Vec<((u64, u32), Option<bool>)>,
-    /// Rows whose events are not replayed, such as those of an aborted or filtered transaction.
+    /// Places of rows whose events the stream does not bring again.
     strangers: Vec<(u64, u32)>,
     page: usize,
 }

@@ -30,8 +30,8 @@ const PATIENCE: Duration = Duration::from_secs(60);
 #[derive(Debug, Clone)]
 enum Step {
     /// Outcomes of `events` events of one key, all published or all quarantined. The first `there`
-    /// of them already have a row, as after a lost answer to the writer. They are followed by
-    /// `repeated` events that were published before and must not get a row.
+    /// of them already have a row, as if the answer to the writer's commit was lost. After them come
+    /// `repeated` events, which were published before and must not get a row.
     Outcome {
         key: u8,
         publishes: bool,
@@ -39,9 +39,9 @@ enum Step {
         there: usize,
         repeated: usize,
     },
-    /// An operator releases an event that was set aside; it is published or set aside again.
+    /// An operator releases a quarantined event. It is then published or quarantined again.
     Release { which: usize, publishes: bool },
-    /// An operator discards an event that was set aside.
+    /// An operator discards a quarantined event.
     Discard { which: usize },
     /// The writer's session is terminated.
     Cut,
