@@ -1,4 +1,4 @@
-//! `postrider explain`: what a code means, and what to do.
+//! `postrider explain`: explains the meaning of a code, and what to do.
 //!
 //! Each error code has a page. The other codes, which `check` and `init` use, have sections on the page
 //! about checks.

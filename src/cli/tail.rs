@@ -185,7 +185,7 @@ fn show(tailed: &TailedEvent, is_json: bool) {
 fn text(tailed: &TailedEvent) -> String {
     let event = &tailed.event;
     let record = event.record.as_ref();
-    // `2026-11-27T08:30:00.123Z`: only the time.
+    // Show only the time of `2026-11-27T08:30:00.123Z`.
     let recorded = record.and_then(|record| record.recorded_at.get(11..23));
     let topic = event.topic.as_deref().unwrap_or("-");
     let topic = topic.rsplit('/').next().unwrap_or(topic);

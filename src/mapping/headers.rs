@@ -89,7 +89,7 @@ impl Headers {
         })
     }
 
-    /// The payload's media type from the header `content-type`, in any case.
+    /// The payload's media type, from the header `content-type`. Ignores the case of the header's name.
     pub(super) fn content_type(&self) -> Option<&str> {
         self.iter()
             .find(|(name, _)| name.eq_ignore_ascii_case(attribute::CONTENT_TYPE))

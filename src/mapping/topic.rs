@@ -167,8 +167,8 @@ impl TopicResolver {
         self.intern(row, Some(&prefix))
     }
 
-    /// The full name of the topic in `rendered`: a topic's id to be completed by a prefix, or, without
-    /// one, a name from the topic column.
+    /// The full name of the topic in `rendered`. With a `prefix`, `rendered` is a topic's id, which the
+    /// prefix completes. Without a prefix, it is a name from the topic column.
     fn intern(&mut self, row: &[Value<'_>], prefix: Option<&str>) -> Result<Arc<str>, EventFault> {
         let names = match prefix {
             Some(_) => &self.rendered_ids,
@@ -183,7 +183,7 @@ impl TopicResolver {
             None => full_name(&self.prefix, rendered),
         };
         let topic = topic.map_err(|fault| {
-            // A very long name is cut, because the error ends up in logs.
+            // Truncate a very long name, because the error ends up in logs.
             let topic = rendered
                 .chars()
                 .take(*limits::TOPIC_ID_CHARS.end())

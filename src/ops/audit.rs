@@ -10,8 +10,8 @@
 //! With `dispatch = exceptions` published events have no record, so the audit cannot find missing rows.
 //! Rows without a record that the slot has passed then count as published.
 //!
-//! The relay's auditor (`audit`) makes the same comparison for rows above the floor, and publishes the
-//! missing rows.
+//! The relay's auditor (`crate::audit`) makes the same comparison for rows above the floor, and publishes
+//! the missing rows.
 
 use std::time::Duration;
 
@@ -80,12 +80,12 @@ pub(crate) struct TableAudit {
     pub(crate) sent_again: u64,
 }
 
-/// How many events, and the names of the first ones.
+/// A number of events, and the names of the first of them.
 #[derive(Debug, Default, Serialize)]
 pub(crate) struct EventCount {
     pub(crate) events: u64,
     pub(crate) first_ids: Vec<String>,
-    /// Time of the oldest, RFC 3339.
+    /// Time of the oldest event, RFC 3339.
     pub(crate) oldest: Option<String>,
 }
 

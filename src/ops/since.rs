@@ -1,7 +1,8 @@
 //! A point in time that a person gives (`--since`), and the first rows at or after it.
 //!
-//! Neither `seq` nor a commit position is a time, but both grow with time. We bisect along their index
-//! to find the first row of a time. This takes about 60 look-ups, without reading the earlier rows.
+//! Neither `seq` nor a commit position is a time, but both grow with time and have an index. We bisect
+//! along the index to find the first row of a time. This takes about 60 look-ups, and does not read the
+//! earlier rows.
 
 use std::fmt;
 use std::str::FromStr;

@@ -111,7 +111,7 @@ impl SessionRunner {
             SlotVerdict::Stream { .. } => facts.log_failover(),
             SlotVerdict::Continue { .. } => {}
             SlotVerdict::Recover(loss) => {
-                // The supervisor does not run yet.
+                // The supervisor, which usually shows the slot's health, does not run yet.
                 if let Some(health) = loss.health_name() {
                     metrics.show_slot_health(health);
                 }
@@ -132,8 +132,8 @@ impl SessionRunner {
         };
         let claiming = claim::claim(sql, &settings.slot, facts.found, begin, &self.instance);
         let captured = claiming.await?;
-        // PostgreSQL creates a slot only after all running transactions have ended, and the previous
-        // relay may have left one open.
+        // To create a slot, PostgreSQL waits for all running transactions, and the previous relay may
+        // have left one open.
         wait_for_predecessor(sql, &settings.slot, settings.publish_timeout).await?;
         let (confirmed, audit, recovery) = match decision.begin {
             SlotVerdict::Stream { confirmed, audit } => (confirmed, audit, None),
@@ -184,7 +184,7 @@ impl SessionRunner {
         let mut source = opened
             .map_err(Error::from)
             .map_err(|error| match error.code() {
-                // The slot existed a moment ago, so another relay is replacing it. Try again.
+                // The slot was usable a moment ago. The next session checks it again.
                 Code::SlotMissing | Code::SlotLost => changed().caused_by(error),
                 _ => error,
             })?;

@@ -37,8 +37,8 @@ pub(super) fn streamed(settings: &Settings, captured: &[Captured]) -> Vec<Stream
         .collect()
 }
 
-/// Fingerprint of the publication when capturing began. Only the first session uses it: if the
-/// publication has changed in the meantime, that session compares the tables.
+/// Fingerprint of the publication when capturing began. The first session needs it: if the publication
+/// has changed in the meantime, that session compares the tables.
 pub(super) fn as_captured<'a>(captured: &'a [Captured], now: &'a PublicationState) -> &'a str {
     let mut before = captured
         .iter()
@@ -48,7 +48,7 @@ pub(super) fn as_captured<'a>(captured: &'a [Captured], now: &'a PublicationStat
 }
 
 impl SessionRunner {
-    /// What the supervisor receives.
+    /// The input of the supervisor.
     pub(super) fn watch_subject(&self, cluster: &Cluster, source: &Source) -> WatchSubject {
         let settings = &self.settings;
         WatchSubject {
@@ -64,7 +64,7 @@ impl SessionRunner {
         }
     }
 
-    /// What the auditor receives.
+    /// The input of the auditor.
     pub(super) fn audit_subject(
         &self,
         reader: &SlotReader,
@@ -86,7 +86,7 @@ impl SessionRunner {
         })
     }
 
-    /// What a recovery receives. `publication` is the publication from before the slot was created.
+    /// The input of a recovery. `publication` is the publication as it was before the slot was created.
     pub(super) fn recovery_subject(
         &self,
         reader: &SlotReader,

@@ -56,7 +56,7 @@ impl Supervision {
     }
 }
 
-/// What to watch.
+/// The slot, publication and tables to watch, and the lease to renew.
 #[derive(Debug, Clone)]
 pub(super) struct WatchSubject {
     pub(super) target: Target,
@@ -90,8 +90,8 @@ pub(super) fn start(
             state,
             audit,
             log: ThrottledLog::default(),
-            // With the current number, nothing is written before something is delivered. Until this
-            // session has taken the relay's row, the old content is still needed.
+            // Begin with the current number, so that the first poll does not write to the relay's row:
+            // the old content is needed until this session has taken the row.
             delivered: metrics.delivered(),
             lag: LagTrend::default(),
             said: None,

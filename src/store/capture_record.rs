@@ -86,9 +86,9 @@ pub(crate) struct CaptureRecord {
     /// Fingerprint of the publication when capturing began. `None` if an older version of Postrider
     /// wrote the record.
     pub(crate) publication: Option<String>,
-    /// The WAL position at which capturing began. A slot that no relay has used yet streams all rows to
-    /// publish if it is not ahead of this position. `None` if a relay or an older version of Postrider
-    /// began capturing.
+    /// The WAL position at which capturing began. If a new slot is not ahead of this position, it streams
+    /// all rows that we must publish. `None` if a relay or an older version of Postrider began
+    /// capturing.
     pub(crate) since_lsn: Option<Lsn>,
 }
 

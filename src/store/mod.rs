@@ -9,8 +9,8 @@
 //!
 //! After a crash the relay rebuilds its state from these tables and the slot.
 //!
-//! **Invariants.** Nothing here writes to an outbox table. A statement that only the holder of the slot
-//! may run checks in the database that its session still holds it.
+//! **Invariants.** Nothing here writes to an outbox table. If only the holder of the slot may run a
+//! statement, the statement itself checks that the session still holds the slot.
 //!
 //! Not here: queries on captured tables (`capture`), the tables' definitions (`migrations/`), and
 //! decisions based on a row, which the callers make.

@@ -33,8 +33,8 @@ pub(super) async fn check(sql: &Sql, settings: &Settings) -> Result<Vec<Finding>
     Ok(findings)
 }
 
-/// Checks the server's encoding. PostgreSQL converts all text to UTF-8 for the relay, which may fail from
-/// another encoding.
+/// Checks the server's encoding. If it is not UTF-8, PostgreSQL converts all text for the relay, and the
+/// conversion may fail.
 async fn encoding(sql: &Sql) -> Result<Finding> {
     let encoding = cluster::server_encoding(sql).await?;
     let what = format!("server_encoding is {encoding}");

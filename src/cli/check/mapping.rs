@@ -152,9 +152,10 @@ async fn sample(
             if column.name == payload {
                 "null::text".to_owned()
             } else {
-                // The text form of the stream: a cast to text prints some types differently.
+                // `format` prints values as the stream has them. A cast to text prints some types
+                // differently.
                 let name = quoted_identifier(&column.name);
-                // `is not null` is false for a row with a null in it.
+                // `is not null` would be false for a composite value that contains a null.
                 format!("case when {name} is distinct from null then format('%s', {name}) end")
             }
         })

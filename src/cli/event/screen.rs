@@ -80,7 +80,7 @@ pub(super) fn list(listing: &EventListing) -> String {
     }
     for event in &listing.events {
         let committed = event.record.as_ref().map(|record| &record.committed_at);
-        // `2026-11-27T08:30:00.123Z`: without year, `T` and milliseconds.
+        // Leave out year, `T` and milliseconds of `2026-11-27T08:30:00.123Z`.
         let committed =
             committed.and_then(|at| Some(format!("{} {}", at.get(5..10)?, at.get(11..19)?)));
         let name = event

@@ -93,7 +93,7 @@ pub(super) async fn refuse_lower_transactions(sql: &Sql, settings: &Settings) ->
 const XIDS_PER_FILE: u64 = 1 << 20;
 
 /// How far the lower 32 bits may move at once. PostgreSQL compares transaction ids modulo 2^32, and would
-/// take an old id that is more than 2^31 away for a future one.
+/// take an old id that is more than 2^31 away for a future one. 2^30 leaves a margin.
 const FARTHEST: u64 = 1 << 30;
 
 /// The transaction id with which the cluster should continue. It is not below `wanted`, and is the first

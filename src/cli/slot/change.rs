@@ -26,7 +26,7 @@ pub(super) struct CreateArgs {
     #[arg(long, value_name = "SECONDS", default_value_t = 30,
           value_parser = clap::value_parser!(u64).range(1..=3600))]
     wait_seconds: u64,
-    /// Create the slot even if the relay has used a slot of this name before that is now gone
+    /// Create the slot even if the relay has lost an earlier slot of this name
     #[arg(long)]
     yes: bool,
     /// Print JSON: {slot_name, created_at_lsn}

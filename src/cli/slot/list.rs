@@ -1,4 +1,4 @@
-//! `postrider slot list`: every slot of the cluster.
+//! `postrider slot list`: lists every slot of the cluster.
 
 use std::process::ExitCode;
 

@@ -1,4 +1,4 @@
-//! A slot on one screen: health and what to do first, then the details.
+//! Formats the state of a slot for one screen: first the health and what to do, then the details.
 
 use std::io::IsTerminal;
 use std::time::Duration;

@@ -32,7 +32,7 @@ const WAIT: Duration = Duration::from_secs(2);
 /// primary key.
 const ROWS_SHOWN: usize = 20;
 
-/// A captured table, and the facts about its events without records.
+/// A captured table, and the reader of its rows.
 struct SearchedTable<'a> {
     settings: &'a TableSettings,
     captured: &'a Captured,

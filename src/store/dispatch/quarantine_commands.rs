@@ -92,7 +92,7 @@ pub(crate) struct QuarantinedKey {
     pub(crate) age_seconds: f64,
     /// Why the first event is in quarantine.
     pub(crate) error: Option<String>,
-    /// The number of all keys that match the filter, and, below, of their events.
+    /// Totals over all keys that match the filter, not only the returned keys.
     pub(crate) total_keys: i64,
     pub(crate) total_events: i64,
 }

@@ -126,13 +126,13 @@ pub(crate) struct BlockedKey {
     pub(crate) first: EventId,
     /// Why the first event is in quarantine.
     pub(crate) error: Option<String>,
-    /// Whether events of the key are in quarantine, not only released ones.
+    /// Whether the key has quarantined events, not only released events.
     pub(crate) is_quarantined: bool,
     /// Whether the first event was published before: it is being replayed.
     pub(crate) is_replayed: bool,
 }
 
-/// All keys with events in quarantine.
+/// All ordering keys with quarantined or released events.
 ///
 /// # Errors
 /// `schema-missing` before migration 0005; `quarantine-full` when there are more than `limit`.

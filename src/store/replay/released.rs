@@ -84,8 +84,8 @@ pub(crate) struct ReplayCounts {
     pub(crate) sent: u64,
     /// Refused by Pub/Sub this time.
     pub(crate) quarantined: u64,
-    /// Not sent, because the event's row is gone, is no longer `published`, or is behind a refused
-    /// event of the same key.
+    /// Not sent: the record is no longer `published`, the row is gone, or an earlier event of the key
+    /// was refused.
     pub(crate) not_sent: u64,
 }
 
@@ -133,7 +133,7 @@ pub(crate) async fn settle(sql: &Sql, name: &str, after: Option<RecordPlace>) ->
     })
 }
 
-/// The next group after this one that has selected events which are not released yet.
+/// The next group after `after` that has selected events to release.
 ///
 /// # Errors
 /// Database errors.

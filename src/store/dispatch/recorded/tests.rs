@@ -1,4 +1,4 @@
-//! Which events are skipped after a restart, by example and against a model.
+//! Tests which events are skipped after a restart, with examples and against a model.
 
 use proptest::prelude::*;
 

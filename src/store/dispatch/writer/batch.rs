@@ -19,7 +19,7 @@ const ENOUGH_ROWS: usize = 2_000;
 /// it, so a crash publishes them again.
 const MIN_INTERVAL: Duration = Duration::from_millis(50);
 
-/// What one batch has made durable.
+/// The contents of a batch that is durable now.
 #[derive(Debug, Default)]
 pub(crate) struct Written {
     /// Per transaction, how many of its events are resolved by this batch. Released events do not

@@ -39,7 +39,8 @@ enum Step {
         there: usize,
         repeated: usize,
     },
-    /// An operator releases a quarantined event. It is then published or quarantined again.
+    /// A released event gets its outcome: it is published or quarantined again. The operator may have
+    /// discarded the event while it was in flight.
     Release { which: usize, publishes: bool },
     /// An operator discards a quarantined event.
     Discard { which: usize },
@@ -77,7 +78,7 @@ struct World {
     written: u64,
     /// The model of the table.
     rows: BTreeMap<RowKey, Row>,
-    /// The expected number of first outcomes of each transaction, by commit LSN.
+    /// The expected number of resolved events of each transaction, by commit LSN.
     commits: BTreeMap<u64, u64>,
     recorded: BTreeMap<u64, u64>,
 }
@@ -150,7 +151,7 @@ impl World {
                 self.hand_over(record);
             }
             Step::Release { which, publishes } => {
-                // An operator, and so the relay, sees only durable rows.
+                // An operator can release or discard only events with a durable row.
                 self.wait_until_written().await;
                 let states = ["quarantined", "discarded"];
                 let Some(at) = self.nth(which, &states) else {

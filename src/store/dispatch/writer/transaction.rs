@@ -21,7 +21,7 @@ use crate::event::Standing;
 use crate::postgres::{Sql, connect};
 
 const STATEMENT_TIMEOUT: Duration = Duration::from_secs(30);
-/// How many times in a row other rows may get in the way of a batch before the writer gives up.
+/// Number of attempts to write a batch. Each attempt may fail because rows of the batch exist already.
 const MAX_CONFLICTS: u32 = 3;
 const HAS_SUCCESSOR: &str = "another session has taken over the slot: events in flight are not \
     recorded by this session, and the next session on the slot publishes them again";
