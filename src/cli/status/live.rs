@@ -348,7 +348,7 @@ mod tests {
     }
 
     #[test]
-    fn a_failed_look_is_shown_and_leaves_a_gap_in_the_graphs() {
+    fn a_failed_snapshot_is_shown_and_leaves_a_gap_in_the_graphs() {
         let mut view = view();
         view.add(Err(Error::new(Code::PostgresUnreachable, "no connection")));
         assert_eq!(view.history.back(), Some(&Figures::default()));

@@ -43,7 +43,7 @@ fn only_recorded_events_are_skipped() {
 }
 
 #[test]
-fn rows_of_events_that_are_not_replayed_are_skipped() {
+fn rows_of_events_that_the_stream_does_not_bring_are_ignored() {
     let mut recorded = recorded(&[row(10, 1), row(10, 2), row(30, 1)], None);
     assert_eq!(look_up(&mut recorded, 30, 1), Some(Lookup::Done));
 }
