@@ -74,8 +74,8 @@ impl Attributes {
         });
     }
 
-    /// Adds the fixed attributes. Must be called before any other attribute is added. The parameters are
-    /// the attributes that may differ from their columns.
+    /// Adds the fixed attributes. Must be called before any other attribute is added. `event_id`,
+    /// `source_id` and `occurred_at` are separate parameters, because they may differ from the columns.
     pub(super) fn add_fixed(
         &mut self,
         event_id: &str,

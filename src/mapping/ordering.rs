@@ -1,7 +1,7 @@
 //! The ordering key of an event, made from its aggregate id.
 //!
-//! Pub/Sub keeps order among the messages of one key, and we send the messages of only one key in a
-//! request. With very many aggregates of few events each, requests would be nearly empty. `bucketed(n)`
+//! Pub/Sub keeps order among the messages of one key, and all messages of a request must have the same
+//! key. With very many aggregates of few events each, requests would be nearly empty. `bucketed(n)`
 //! hashes the aggregates into n keys, so that batches fill up and each aggregate still keeps its order.
 
 use std::fmt;

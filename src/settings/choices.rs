@@ -28,7 +28,7 @@ impl ByWord for OnBadEvent {
 /// What the first start on a database delivers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Start {
-    /// Only rows committed after it.
+    /// Only rows committed from then on.
     New,
     /// Also the unrecorded rows that are already in the tables.
     All,

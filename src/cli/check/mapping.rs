@@ -1,8 +1,8 @@
 //! Maps a sample of a table's rows with the relay's own mapping, to check that they can become messages.
 //!
 //! The description of the table comes from the catalog, in the form in which the stream would describe
-//! it. The sample has the rows with the highest ids, without payloads. `pubsub` looks up the topics of
-//! the sample.
+//! it. The sample has the rows with the highest ids (if ids can be sorted), without payloads. `pubsub`
+//! looks up the topics of the sample.
 
 use std::collections::BTreeSet;
 

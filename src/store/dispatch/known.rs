@@ -5,11 +5,11 @@
 use crate::error::Result;
 use crate::postgres::Sql;
 
-/// Uses every object of the schema `outbox` that these fragments use.
+/// Uses every object of the schema `outbox` that statements on captured tables use.
 const OURS: &str = "SELECT outbox.event_uuid('', '', null) FROM outbox.dispatch LIMIT 0";
 
-/// Checks that our role may use the objects in these fragments. The statement reads no rows, but the
-/// server still refuses it if a privilege is missing.
+/// Checks that our role may use these objects. The statement reads no rows, but the server still refuses
+/// it if a privilege is missing.
 ///
 /// # Errors
 /// `schema-missing`, `privilege-missing`.
