@@ -74,7 +74,7 @@ pub(crate) struct CaptureRecord {
     /// The sequence that numbered the rows when `floor_seq` was noted. If another sequence replaces
     /// it, new rows may get lower numbers.
     pub(crate) numbering: Option<String>,
-    /// The partitions that an audit has compared, as `capture::shape` writes them.
+    /// The OIDs of the partitions that an audit has compared, ascending and separated by commas.
     pub(crate) partitions: Option<String>,
     /// Whether the table has the column `inserted_xid`, from the start or added later.
     pub(crate) has_inserted_xid: bool,
