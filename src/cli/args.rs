@@ -68,7 +68,7 @@ Examples:
     Init(super::init::InitArgs),
     /// Check everything that the relay needs, in PostgreSQL and in Pub/Sub
     ///
-    /// Changes nothing. Looks at server settings, rights, publication, tables, slot, the mapping of
+    /// Changes nothing. Checks server settings, rights, publication, tables, slot, the mapping of
     /// sampled events, credentials, endpoint, topics and subscriptions. Run it with the settings and
     /// the database role of the relay. Lists the problems; --all also lists the checks that passed. Exit
     /// code: 0 ready, 1 with warnings, 2 with errors.
@@ -80,16 +80,16 @@ Example:
     Check(super::check::CheckArgs),
     /// Show the whole relay on one screen: is it delivering, how far behind is it, what holds it up
     ///
-    /// Reads the database only, so it works from any machine, and also while the relay is down. The
-    /// relay itself says in outbox.relay what holds it up, such as a topic that is missing. Exit
-    /// code: 0 ok, 1 warning, 2 critical, 3 missing or unknown.
+    /// Reads only the database, so it works from any machine, and also while the relay is down. The
+    /// relay writes to outbox.relay what holds it up, such as a missing topic. Exit code: 0 ok,
+    /// 1 warning, 2 critical, 3 missing or unknown.
     #[command(after_long_help = "\
 Examples:
   postrider status
   postrider status --watch  # live, with graphs; q leaves it
   postrider status --json")]
     Status(super::status::StatusArgs),
-    /// Look at the replication slot; create, drop or advance it
+    /// Show the replication slot; create, drop or advance it
     ///
     /// Without a command, it shows the slot that --slot or POSTRIDER_SLOT names.
     #[command(after_long_help = "\
@@ -140,7 +140,7 @@ Examples:
     /// Never deletes an event that waits or is in quarantine, nor a record that the relay may need
     /// after a crash. Deletes in small steps while services and the relay continue; run it again if
     /// it was stopped. Needs DELETE on the tables: run it as their owner, with the settings of the
-    /// relay (DATABASE_URL with another user). Exit code: 0 done, 1 some rows can go only later.
+    /// relay (DATABASE_URL with another user). Exit code: 0 done, 1 some rows must stay for now.
     #[command(after_long_help = "\
 Examples:
   postrider prune --older-than 30d --dry-run
@@ -197,8 +197,8 @@ Examples:
 }
 
 impl Cli {
-    /// Reads the arguments of the process, and the settings given as flags. Prints help and exits
-    /// when the arguments are invalid.
+    /// Reads the arguments of the process, and the settings given as flags. If the arguments are
+    /// invalid, prints the error and exits.
     pub fn from_process() -> (Self, Vec<(String, String)>) {
         let matches = command().try_get_matches();
         let matches = matches.unwrap_or_else(|error| leave(&error));
@@ -247,7 +247,7 @@ fn unknown_flag(
         .take_while(|argument| !argument.starts_with(flag))
         .any(|argument| is_command(&argument));
     if !setting_flags::is_setting(flag) {
-        // An argument without its `=` may contain a secret.
+        // The text may be more than a flag, and contain a secret.
         let is_plain = flag
             .chars()
             .all(|c| c.is_ascii_alphanumeric() || "-_".contains(c));
@@ -271,8 +271,8 @@ fn unknown_flag(
     ))
 }
 
-/// Hides arguments in clap's error text: clap repeats an unexpected argument, which may be a URL with a
-/// password or a part of one. Arguments may be any bytes.
+/// Hides arguments in clap's error text. Clap repeats an unexpected argument, which may be a URL with a
+/// password, or a part of such a URL. Arguments may be any bytes.
 fn without_secrets(text: &str, arguments: impl Iterator<Item = OsString>) -> String {
     let is_plain = |c: char| c.is_ascii_alphanumeric() || "-_".contains(c);
     let hidden = arguments
@@ -280,7 +280,7 @@ fn without_secrets(text: &str, arguments: impl Iterator<Item = OsString>) -> Str
         .map(|argument| argument.to_string_lossy().into_owned())
         .filter(|argument| !argument.is_empty() && !argument.chars().all(is_plain));
     hidden.fold(text.to_owned(), |text, argument| {
-        // clap escapes nothing.
+        // Clap repeats arguments unescaped, so the text contains the argument as it is.
         text.replace(&argument, "...")
     })
 }

@@ -1,4 +1,4 @@
-//! `postrider audit`: is there an outcome for every row of the captured tables?
+//! `postrider audit`: checks that every row of the captured tables has an outcome.
 
 use std::io::IsTerminal;
 use std::process::ExitCode;
@@ -15,10 +15,10 @@ use crate::ops::since::Since;
 use crate::postgres::connect;
 use crate::settings::Settings;
 
-/// Limit of one page.
+/// Statement timeout of one page.
 const STATEMENT_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Pause between two updates of the progress line.
+/// Minimum time between two updates of the progress line.
 const PROGRESS_INTERVAL: Duration = Duration::from_millis(250);
 
 /// The arguments of `postrider audit`.
@@ -56,7 +56,7 @@ pub(super) fn run(settings: &Settings, args: &AuditArgs) -> Result<ExitCode> {
     })
 }
 
-/// One line on standard error that is written over and over, on a terminal only.
+/// A progress line on standard error that is rewritten in place, on a terminal only.
 pub(super) struct ProgressLine {
     is_terminal: bool,
     shown: Option<Instant>,
@@ -70,7 +70,7 @@ impl ProgressLine {
         }
     }
 
-    /// Replaces the line, unless that was done a moment ago.
+    /// Replaces the line, unless it was replaced within [`PROGRESS_INTERVAL`].
     pub(super) fn show(&mut self, text: &str) {
         let is_due = |shown: Instant| shown.elapsed() >= PROGRESS_INTERVAL;
         if self.is_terminal && self.shown.is_none_or(is_due) {
@@ -159,7 +159,7 @@ fn of_table(table: &TableAudit, paint: Paint) -> String {
     line(&table.missing, Severity::Error, "missing");
     if table.sent_again > 0 {
         text += &format!(
-            "{:>10}  of these went out in more than one request, so Pub/Sub may hold them twice\n",
+            "{:>10}  were sent in more than one request, so Pub/Sub may have stored them twice\n",
             table.sent_again
         );
     }

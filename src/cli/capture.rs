@@ -1,5 +1,5 @@
-//! Writes the capture records when a command has created the slot. Rows that were committed before
-//! that are older than capturing; the slot brings every later one.
+//! Writes the capture records after a command has created the slot. Rows that were committed before the
+//! slot existed are older than capturing. The slot streams every later row.
 
 use decoder::Lsn;
 use slot_manager::publication;
@@ -10,7 +10,7 @@ use crate::postgres::Sql;
 use crate::settings::Settings;
 use crate::store::capture_record;
 
-/// Refuses tables that a relay on another slot captures. For before the slot is created.
+/// Refuses tables that a relay on another slot captures. Call it before creating the slot.
 ///
 /// # Errors
 /// `table-captured`; `schema-missing`; errors of a statement.
@@ -20,7 +20,7 @@ pub(super) async fn refuse_others(sql: &Sql, settings: &Settings) -> Result<()> 
     claim::refuse_others(&claim::matched(&found, &records), &settings.slot)
 }
 
-/// Records that the relay of the slot captures the tables, and that the slot brings their rows from
+/// Records that the slot's relay captures the tables, and that the slot streams their rows from
 /// `since_lsn` on.
 ///
 /// # Errors

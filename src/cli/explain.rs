@@ -1,7 +1,7 @@
-//! `postrider explain`: what a code means, and what to do.
+//! `postrider explain`: explains the meaning of a code, and what to do.
 //!
-//! An error code has a page. The other codes of `check` and `init` have a section of the page about
-//! checks.
+//! Each error code has a page. The other codes, which `check` and `init` use, have sections on the page
+//! about checks.
 
 use std::process::ExitCode;
 
@@ -10,7 +10,7 @@ use strsim::levenshtein;
 use super::{output, wrap};
 use crate::error::{Code, Error, Result};
 
-/// A section for each code that is no error code. Its heading names one or more codes.
+/// The page with a section for each code that is not an error code. A heading may name several codes.
 const CHECKS: &str = include_str!("../../docs/reference/checks.md");
 
 /// The headings of the list, by exit code.
@@ -22,10 +22,10 @@ const GROUPS: [(u8, &str); 5] = [
     (1, "Postrider itself"),
 ];
 
-/// Explains one code, or lists all.
+/// Explains one code, or lists all codes.
 ///
 /// # Errors
-/// `setting-invalid` for an unknown code, with the most similar one.
+/// `setting-invalid` for an unknown code; the hint names the most similar code.
 pub(super) fn explain(code: Option<&str>) -> Result<ExitCode> {
     match code {
         Some(name) => output::write(page(name).ok_or_else(|| unknown(name))?),

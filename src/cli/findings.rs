@@ -11,7 +11,7 @@ use super::paint::Paint;
 use super::{explain, output, wrap};
 use crate::error::Error;
 
-/// Columns that the text of a finding gets next to its code.
+/// Minimum width in columns of the text next to its code.
 const NARROWEST_COLUMN: usize = 40;
 
 /// Findings under headings.
@@ -42,7 +42,7 @@ impl Findings {
         self.sections.iter().flat_map(|(_, findings)| findings)
     }
 
-    /// The worst severity; `Ok` without findings.
+    /// The worst severity of all findings; `Ok` if there are none.
     pub(super) fn worst(&self) -> Severity {
         self.all()
             .map(|finding| finding.severity)
@@ -64,7 +64,7 @@ impl Findings {
         output::write_json(&json);
     }
 
-    /// Prints all findings: a line each, and below it a line with the remedy.
+    /// Prints all findings, each on a line, with its remedy on the line below.
     pub(super) fn print(&self) {
         output::write(&self.to_text(Paint::stdout(), wrap::terminal_width(), true));
     }
@@ -74,13 +74,13 @@ impl Findings {
         output::write(&self.to_text(Paint::stdout(), wrap::terminal_width(), false));
     }
 
-    /// The worst first under each heading, wrapped at `width`.
+    /// The findings as text, wrapped at `width`. Under each heading, the worst finding comes first.
     fn to_text(&self, paint: Paint, width: Option<usize>, with_ok: bool) -> String {
         let is_shown = |finding: &&Finding| with_ok || finding.severity != Severity::Ok;
         let shown = self.all().filter(is_shown);
         let code_width = shown.map(|finding| finding.code.len()).max().unwrap_or(0);
         let column = "  warning  ".len() + code_width + 2;
-        // Too narrow for a column next to the codes: the text begins below its code.
+        // On a terminal too narrow for a column next to the codes, the text begins below its code.
         let is_narrow = width.is_some_and(|width| width < column + NARROWEST_COLUMN);
         let indent = if is_narrow { "    ".len() } else { column };
         let mut text = String::new();
@@ -174,7 +174,7 @@ pub(super) fn finding_with_remedy(
     }
 }
 
-/// An error as a finding: its code, the whole chain of causes, its hint.
+/// Converts an error to a finding with its code, the whole chain of causes, and its hint.
 pub(super) fn from_error(error: &Error) -> Finding {
     let (code, hint) = (error.code().name(), error.hint_text());
     finding_with_remedy(Severity::Error, code, error.to_string(), hint)

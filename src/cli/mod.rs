@@ -1,7 +1,7 @@
 //! The commands of `postrider`, one file or folder each.
 //!
-//! `args` has the commands. `setting_flags` makes the flags of the settings from the table of settings
-//! ([`crate::settings::KEYS`]).
+//! `args` defines the command line. `setting_flags` adds a flag for each setting, from the table of
+//! settings ([`crate::settings::KEYS`]).
 
 mod args;
 mod audit;
@@ -38,8 +38,8 @@ use args::Command;
 
 /// Runs the command that the process was started with.
 pub fn main() -> ExitCode {
-    // The TLS provider for libraries that use the default of the process. An error means that one
-    // is already installed.
+    // Installs the TLS provider for libraries that use the process's default provider. An error means
+    // that a provider is already installed.
     let _ = rustls::crypto::ring::default_provider().install_default();
     let (cli, flags) = Cli::from_process();
     match dispatch(cli, &flags) {
@@ -89,8 +89,8 @@ fn dispatch(cli: Cli, flags: &[(String, String)]) -> Result<ExitCode> {
     }
 }
 
-/// The form of the log that flags or environment ask for. For errors in the settings, which cannot say it
-/// then.
+/// The log format from flags or environment, for reporting errors in the settings: then there are no
+/// settings that could give the format.
 fn asked_log_format(flags: &[(String, String)]) -> Option<LogFormat> {
     let flag = flags.iter().rfind(|(name, _)| name == "log_format");
     match flag {

@@ -1,11 +1,12 @@
-//! Standard output that its reader may close: `postrider slot list | head -1` ends silently.
+//! Writes to standard output. If the reader closes the pipe, as in `postrider slot list | head -1`, the
+//! process ends silently.
 
 use std::io::Write;
 use std::process;
 
 use serde::Serialize;
 
-/// Writes text. Ends the process when the reader has closed the pipe, as SIGPIPE ends other tools.
+/// Writes text. If the reader has closed the pipe, ends the process as SIGPIPE would.
 pub(super) fn write(text: &str) {
     let mut stdout = std::io::stdout().lock();
     if stdout
@@ -13,7 +14,7 @@ pub(super) fn write(text: &str) {
         .and_then(|()| stdout.flush())
         .is_err()
     {
-        process::exit(141); // 128 + SIGPIPE, what a shell reports for it
+        process::exit(141); // 128 + SIGPIPE, as a shell reports it
     }
 }
 

@@ -9,7 +9,7 @@ pub(super) fn is_wanted() -> bool {
     std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty())
 }
 
-/// Whether to colour, decided once for standard output.
+/// Whether to use colours on standard output, decided once.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Paint(bool);
 
@@ -22,7 +22,8 @@ impl Paint {
     #[cfg(test)]
     pub(super) const PLAIN: Self = Self(false);
 
-    /// The text in the colour of a severity. Pad it before: `format!` counts escape codes as width.
+    /// The text in the colour of a severity. Pad the text before this call, because `format!` counts
+    /// escape codes as width.
     pub(super) fn severity(self, severity: Severity, text: &str) -> String {
         self.paint(
             text,

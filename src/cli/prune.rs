@@ -13,10 +13,10 @@ use crate::ops::prune::{self, PruneReport, PruneRequest, PruneStep, PrunedTable,
 use crate::postgres::connect;
 use crate::settings::{Settings, parse_duration};
 
-/// Limit of one chunk.
+/// Statement timeout of one chunk.
 const STATEMENT_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Exit code when some rows can go only later.
+/// Exit code if some rows must stay for now.
 const POSTPONED: u8 = 1;
 
 /// The arguments of `postrider prune`.
@@ -31,7 +31,7 @@ pub(super) struct PruneArgs {
     /// Do it
     #[arg(long)]
     yes: bool,
-    /// Rows that one step looks at; each step is one short transaction
+    /// Rows that one step reads; each step is one short transaction
     #[arg(long, value_name = "ROWS", default_value_t = prune::CHUNK,
           value_parser = clap::value_parser!(u32).range(100..=100_000))]
     chunk: u32,
@@ -81,9 +81,9 @@ fn progress(step: &PruneStep<'_>, is_dry_run: bool) -> String {
     if step.looked_at == 0 {
         return step.what.to_owned();
     }
-    let deleted = if is_dry_run { "would go" } else { "deleted" };
+    let deleted = if is_dry_run { "to delete" } else { "deleted" };
     format!(
-        "{}: {} rows {deleted}, {} looked at",
+        "{}: {} rows {deleted}, {} read",
         step.what, step.deleted, step.looked_at
     )
 }
@@ -103,12 +103,12 @@ fn text(report: &PruneReport) -> String {
     text += "\n";
     if dispatch.of_rows > 0 {
         text += &format!(
-            "            {} of rows that are in an outbox table {}\n",
+            "            {} of rows that are still in an outbox table: {}\n",
             figures::count(dispatch.of_rows, "old record"),
             if report.dry_run {
-                "now: they can go after their rows"
+                "deleted only after the row"
             } else {
-                "stay with them"
+                "not deleted"
             },
         );
     }

@@ -15,16 +15,16 @@ use crate::postgres::PatientSql;
 use crate::settings::Settings;
 use crate::store::replay::ReplayRow;
 
-/// Limit of one statement.
+/// Statement timeout.
 const STATEMENT_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Exit code when some events are not published.
+/// Exit code if some events are not published.
 const LEFT: u8 = 1;
 
-/// Longest name: with the others it must fit into a message.
+/// Maximum length of a replay's name, which becomes an attribute of its messages.
 const NAME_CHARS: usize = 100;
 
-/// Width of the bar of the progress line.
+/// Width in characters of the bar in the progress line.
 const BAR: u64 = 20;
 
 /// The arguments of `postrider replay`.
@@ -54,7 +54,7 @@ pub(super) struct ReplayArgs {
     /// Name of the replay, which its messages carry in the attribute `replay` [default: the time]
     #[arg(long, value_name = "NAME", value_parser = name)]
     name: Option<String>,
-    /// Most events per second; the events of one key are always sent together
+    /// Maximum number of events per second; the events of one key are always sent together
     #[arg(long, value_name = "EVENTS", default_value_t = 1_000,
           value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     rate: u32,
@@ -78,7 +78,7 @@ pub(super) struct ReplayArgs {
     json: bool,
 }
 
-/// Checks the name of a replay: it becomes the value of an attribute.
+/// Checks the name of a replay, which becomes the value of an attribute.
 fn name(text: &str) -> Result<String, String> {
     let is_plain = |c: char| c.is_ascii_alphanumeric() || "-_.:".contains(c);
     if text.is_empty() || text.len() > NAME_CHARS || !text.chars().all(is_plain) {
@@ -125,7 +125,7 @@ pub(super) fn run(settings: &Settings, args: &ReplayArgs) -> Result<ExitCode> {
     })
 }
 
-/// Success if all events are published again, and there were any.
+/// Success if there were events and all of them are published again.
 fn exit(report: &ReplayReport) -> ExitCode {
     let is_complete =
         report.finished && report.quarantined + report.not_sent == 0 && report.sent > 0;
@@ -163,7 +163,7 @@ async fn begin(sql: &PatientSql, settings: &Settings, args: &ReplayArgs) -> Resu
     replay::begin(sql, settings, args.name.as_deref(), &criteria).await
 }
 
-/// Adds how to continue.
+/// Adds a hint how to resume the replay.
 fn resumable(error: Error, name: &str) -> Error {
     let hint = format!(
         "{}; then run `postrider replay --resume {name}` to continue",
@@ -177,7 +177,7 @@ fn progress(step: &ReplayStep) -> String {
         ReplayStep::Selecting {
             looked_at,
             selected,
-        } => format!("{selected} events match, {looked_at} records looked at"),
+        } => format!("{selected} events match, {looked_at} records read"),
         ReplayStep::Sending { sent, of, stalled } => {
             let filled = if *of == 0 { BAR } else { sent * BAR / of };
             let bar = "#".repeat(filled as usize) + &".".repeat((BAR - filled) as usize);

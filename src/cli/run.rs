@@ -1,4 +1,4 @@
-//! `postrider run`: the relay as a process, with its signals and its HTTP port.
+//! `postrider run`: runs the relay as a process, with its signals and its HTTP port.
 
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -13,11 +13,11 @@ use crate::ops::pruner;
 use crate::session::SessionRunner;
 use crate::settings::{LogFormat, Settings};
 
-/// Threads for publishing; the replication stream has its own thread.
+/// Number of threads for everything except the replication stream, which has its own thread.
 const WORKERS: usize = 2;
 
-/// Runs the relay. With JSON logs its last error is a line of the log too, so that log collectors can read
-/// it.
+/// Runs the relay. With JSON logs, the error that ends the relay is also a JSON line, so that log
+/// collectors can parse it.
 pub(super) fn run(settings: Settings) -> Result<ExitCode> {
     let format = settings.log_format;
     logging::start(format)?;
@@ -35,7 +35,7 @@ pub(super) fn fatal(error: &Error) -> ExitCode {
     ExitCode::from(error.code().exit_status())
 }
 
-/// The first line of the log: what runs, and with which settings.
+/// Writes the first line of the log, with the version and the most important settings.
 fn log_what_runs(settings: &Settings) {
     let tables = settings.tables.iter().map(|table| table.table.to_string());
     let tables: Vec<String> = tables.collect();

@@ -1,17 +1,17 @@
-//! A flag for each setting that a command uses, made from the table of settings.
+//! Adds a flag for each setting that a command uses, from the table of settings.
 //!
-//! A flag without effect is refused: `postrider status --in-flight-mib 8` is an error. A settings file and
-//! the environment are shared by all commands, so there a setting may be one that the command ignores.
+//! A command refuses flags of settings that it does not use: `postrider status --in-flight-mib 8` is an
+//! error. In a settings file and in the environment, which all commands share, it ignores such settings.
 
 use clap::builder::{PossibleValue, StringValueParser, TypedValueParser, ValueParser};
 use clap::{Arg, ArgMatches, Command};
 
 use crate::settings::{KEYS, SettingKey, SettingKind};
 
-/// What every command that connects to the database needs.
+/// The settings that every command with a database connection uses.
 const DATABASE: &[&str] = &["database_url", "password_command"];
 
-/// The settings that say how to read the rows of the outbox and what becomes of them.
+/// The settings with which a command reads outbox rows and their records.
 const EVENTS: &[&str] = &[
     "slot",
     "dispatch",
@@ -22,7 +22,7 @@ const EVENTS: &[&str] = &[
     "time_zone",
 ];
 
-/// The settings for creating a slot.
+/// The settings with which a command creates a slot.
 const NEW_SLOT: &[&str] = &["slot", "publication", "slot_failover", "start", "table"];
 
 /// The setting that decides whether the relay may delete.
@@ -45,8 +45,8 @@ fn used_by(path: &[&str]) -> Option<Vec<&'static [&'static str]>> {
     })
 }
 
-/// The settings of a command. Leaves a setting out if the command has an argument of that name, such as
-/// `--topic` of `event`.
+/// The settings that a command uses. Leaves out a setting if the command has its own argument of that
+/// name, such as `--topic` of `event`.
 fn settings_of<'c>(
     command: &'c Command,
     path: &[&str],
@@ -78,12 +78,13 @@ fn add(command: Command, path: &[&str]) -> Command {
     command.args(flags)
 }
 
-/// The settings that are given as flags: name and text. `command` is the command line without them.
+/// The settings that are given as flags, as name and text. `command` is the command line without the
+/// flags of settings.
 pub(super) fn given(command: &Command, matches: &ArgMatches) -> Vec<(String, String)> {
     let mut given = Vec::new();
     let mut path: Vec<&str> = Vec::new();
     let (mut command, mut matches) = (command, matches);
-    // `slot --slot a show`: the flags of the inner command come later and win.
+    // In `slot --slot a show --slot b`, the flags of the inner command come later and win.
     while let Some((name, inner)) = matches.subcommand() {
         let Some(inner_command) = command.find_subcommand(name) else {
             break;
@@ -104,8 +105,8 @@ pub(super) fn is_setting(flag: &str) -> bool {
         .any(|key| flag.strip_prefix("--") == Some(&key.flag()))
 }
 
-/// Hides `--config` in the help of a command that has no settings. It is accepted everywhere, since it
-/// may stand before the command.
+/// The hidden argument `--config` of a command that has no settings. Every command accepts `--config`,
+/// because it may stand before the command.
 pub(super) fn hidden_config() -> Arg {
     Arg::new("config")
         .long("config")
@@ -114,7 +115,8 @@ pub(super) fn hidden_config() -> Arg {
         .hide(true)
 }
 
-/// The words of a choice, for help and completions. Other words are refused later, as in the environment.
+/// Shows the words of a choice in help and completions, but accepts any word. `settings` refuses other
+/// words later, as it does for the environment.
 #[derive(Clone)]
 struct ChoiceParser(&'static [&'static str]);
 
@@ -137,7 +139,7 @@ impl TypedValueParser for ChoiceParser {
     }
 }
 
-/// The flag of a setting. Its help is one sentence; with `explain`, `--help` gives the reasons too.
+/// The flag of a setting. Its help is one sentence; with `explain`, `--help` also gives the reasons.
 fn flag(key: &'static SettingKey, explain: bool) -> Arg {
     let arg = Arg::new(key.name).long(key.flag()).help_heading("Settings");
     let arg = match key.kind {
@@ -202,7 +204,7 @@ mod tests {
             for name in used_by(&path).into_iter().flatten().flatten() {
                 assert!(KEYS.iter().any(|key| key.name == *name), "{path:?}: {name}");
             }
-            // A command with commands of its own, or without settings.
+            // A command with subcommands, or without settings.
             let is_plain = ["", "quarantine", "explain", "completions"].contains(&&*path.join(" "));
             let uses_some = used_by(&path).is_none_or(|used| !used.is_empty());
             assert_ne!(is_plain, uses_some, "{path:?}");

@@ -8,10 +8,10 @@ use tokio::sync::watch;
 
 use crate::error::{Code, Error, Result};
 
-/// The exit code after a second signal: what a shell reports for a program that SIGINT ended.
+/// The exit code after a second signal, as a shell reports it for a program that SIGINT has ended.
 const INTERRUPTED: i32 = 130;
 
-/// Turns true at the first SIGTERM or SIGINT; the second ends the process.
+/// Returns a channel that turns true at the first SIGTERM or SIGINT. The second signal ends the process.
 pub(super) fn watch() -> Result<watch::Receiver<bool>> {
     let cannot = |e| Error::new(Code::Internal, "cannot watch for signals").caused_by(e);
     let mut terminate = signal(SignalKind::terminate()).map_err(cannot)?;
@@ -37,8 +37,8 @@ pub(super) fn watch() -> Result<watch::Receiver<bool>> {
     Ok(receiver)
 }
 
-/// For a command that works in steps: turns true at the first SIGINT or SIGTERM; the second ends the
-/// process.
+/// Returns a flag that turns true at the first SIGINT or SIGTERM, for a command that works in steps. The
+/// second signal ends the process.
 pub(super) fn watch_steps() -> Result<Arc<AtomicBool>> {
     let cannot = |e| Error::new(Code::Internal, "cannot watch for signals").caused_by(e);
     let mut terminate = signal(SignalKind::terminate()).map_err(cannot)?;

@@ -17,7 +17,7 @@ use crate::postgres::PatientSql;
 use crate::settings::Settings;
 use crate::store::dispatch::history::RecordedRow;
 
-/// Limit of a statement: `--since` with `--key` or `--topic` can scan much of the table.
+/// Long, because `--since` with `--key` or `--topic` may scan much of the table.
 const STATEMENT_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Poll interval for outbox.dispatch.
@@ -26,11 +26,11 @@ const POLL_INTERVAL: Duration = Duration::from_millis(500);
 /// Pause between two attempts to reconnect.
 const RECONNECT_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Characters of a topic and of a key: a line with a uuid fits into 80.
+/// Maximum number of characters of a topic and of a key. A line with a uuid then fits into 80 columns.
 const TOPIC_CHARS: usize = 14;
 const KEY_CHARS: usize = 12;
 
-/// Characters of an event's name.
+/// Maximum number of characters of an event's name.
 const NAME_CHARS: usize = 60;
 
 /// The arguments of `postrider tail`.
@@ -62,7 +62,7 @@ pub(super) struct TailArgs {
 struct TailedEvent {
     #[serde(flatten)]
     event: EventReport,
-    /// Absent unless asked for; null if the row is gone or cannot become a message.
+    /// Absent without `--message`; null if the row is gone or cannot become a message.
     #[serde(skip_serializing_if = "Option::is_none")]
     message: Option<Option<TailedMessage>>,
 }
@@ -76,7 +76,8 @@ pub(super) fn run(settings: &Settings, args: &TailArgs) -> Result<ExitCode> {
     block_on(follow(settings, args, &query))
 }
 
-/// Shows events until the limit is reached. After a lost connection it continues where it was.
+/// Shows events until the limit is reached. After a lost connection it reconnects and continues with the
+/// next event.
 async fn follow(settings: &Settings, args: &TailArgs, query: &EventQuery<'_>) -> Result<ExitCode> {
     let mut session = TailSession::open(settings, args).await?;
     let mut tail = Tail::begin(&session.sql, settings, query).await?;
@@ -116,11 +117,11 @@ async fn follow(settings: &Settings, args: &TailArgs, query: &EventQuery<'_>) ->
 
 /// Whether a new connection may fix the error.
 fn is_of_the_connection(error: &Error) -> bool {
-    // After a statement timeout, the same statement takes too long again.
+    // After a statement timeout, the same statement would only time out again.
     error.code().disposition() == Disposition::Retry && error.code() != Code::PostgresTimeout
 }
 
-/// A connection, and what was looked up with it.
+/// A connection, and the reader of messages that was opened with it.
 struct TailSession {
     sql: PatientSql,
     messages: Option<MessageReader>,
@@ -138,11 +139,11 @@ impl TailSession {
         Ok(Self { sql, messages })
     }
 
-    /// Retries until it succeeds, or until an error occurs that a new connection cannot fix.
+    /// Reconnects. Retries until it succeeds, or until an error occurs that a new connection cannot fix.
     async fn open_again(settings: &Settings, args: &TailArgs) -> Result<Self> {
         loop {
-            // Sleep before the first attempt too: connecting may succeed, and the next statement
-            // fail again.
+            // Sleep before the first attempt too, because the connection may succeed although the next
+            // statement fails again.
             tokio::time::sleep(RECONNECT_INTERVAL).await;
             match Self::open(settings, args).await {
                 Err(error) if is_of_the_connection(&error) => {}
@@ -151,8 +152,8 @@ impl TailSession {
         }
     }
 
-    /// The next event; `None` if none has appeared. After an error, the event stays in `waiting` for the next
-    /// call.
+    /// The next event; `None` if no event has appeared. After an error, the event stays in `waiting` for
+    /// the next call.
     async fn next(
         &mut self,
         tail: &mut Tail<'_>,
@@ -184,7 +185,7 @@ fn show(tailed: &TailedEvent, is_json: bool) {
 fn text(tailed: &TailedEvent) -> String {
     let event = &tailed.event;
     let record = event.record.as_ref();
-    // `2026-11-27T08:30:00.123Z`: only the time.
+    // Show only the time of `2026-11-27T08:30:00.123Z`.
     let recorded = record.and_then(|record| record.recorded_at.get(11..23));
     let topic = event.topic.as_deref().unwrap_or("-");
     let topic = topic.rsplit('/').next().unwrap_or(topic);

@@ -5,11 +5,11 @@ use std::io::IsTerminal;
 use ratatui::crossterm::terminal;
 use textwrap::{Options, WordSplitter};
 
-/// Columns that text gets even on a narrower terminal.
+/// Minimum width of the text in columns, even on a narrower terminal.
 const NARROWEST: usize = 24;
 
-/// The columns of the terminal on standard output. `None` for a pipe or a file: lines stay whole there,
-/// so that `grep` finds them.
+/// The width in columns of the terminal on standard output. `None` for a pipe or a file: there, lines
+/// stay whole, so that `grep` finds them.
 pub(super) fn terminal_width() -> Option<usize> {
     if !std::io::stdout().is_terminal() {
         return None;
@@ -17,8 +17,8 @@ pub(super) fn terminal_width() -> Option<usize> {
     terminal::size().ok().map(|(columns, _)| columns.into())
 }
 
-/// The text for a line that has `indent` columns already; its further lines are indented by as much.
-/// Words stay whole, so that statements can be copied.
+/// Wraps text that begins at column `indent`. The following lines are indented by the same width. Words
+/// stay whole, so that statements can be copied.
 pub(super) fn wrapped(text: &str, indent: usize, width: Option<usize>) -> String {
     let Some(width) = width else {
         return text.to_owned();
@@ -43,7 +43,7 @@ mod tests {
             "grant pg_read_all_stats to the role of\n    the relay, then run it again"
         );
         assert_eq!(wrapped(text, 4, None), text);
-        // A word that is too long stays whole, and so does one with hyphens.
+        // A word that is too long stays whole, and so does a word with hyphens.
         let text = "run `postrider slot advance --slot shop-relay-europe-west1`";
         let whole = wrapped(text, 0, Some(48));
         assert!(whole.contains("shop-relay-europe-west1"), "{whole}");

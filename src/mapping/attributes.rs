@@ -1,8 +1,8 @@
 //! The attributes of a message, written in wire format as they are added.
 //!
-//! This module checks Pub/Sub's limits on attributes. It refuses a value that is too long, and
-//! never cuts one. The first attribute of a name wins: the caller adds the fixed ones first, so no
-//! header can replace them.
+//! This module checks Pub/Sub's limits on attributes. It refuses a value that is too long, and never
+//! truncates a value. The first attribute of a name wins: the caller adds the fixed attributes first, so
+//! no header can replace them.
 
 use std::ops::Range;
 
@@ -27,7 +27,7 @@ pub(super) struct Attributes {
     entries: Vec<Entry>,
 }
 
-/// Where the name and the value of an attribute are in the wire format.
+/// The places of an attribute's name and value in the buffer `wire`.
 #[derive(Debug, Clone)]
 struct Entry {
     key: Range<usize>,
@@ -53,7 +53,7 @@ impl Attributes {
         std::str::from_utf8(&self.wire[entry.value.clone()]).ok()
     }
 
-    /// Adds an attribute, unless one of that name exists.
+    /// Adds an attribute, unless there is already one with this name.
     pub(super) fn add(&mut self, key: &str, value: &str) -> Result<(), EventFault> {
         if self.contains(key) {
             return Ok(());
@@ -74,8 +74,8 @@ impl Attributes {
         });
     }
 
-    /// Adds the attributes that every message carries. Must be called before any other is added. An
-    /// attribute that differs from its column is passed in the form in which it is sent.
+    /// Adds the fixed attributes. Must be called before any other attribute is added. `event_id`,
+    /// `source_id` and `occurred_at` are separate parameters, because they may differ from the columns.
     pub(super) fn add_fixed(
         &mut self,
         event_id: &str,
@@ -83,7 +83,7 @@ impl Attributes {
         row: &OutboxRow<'_>,
         occurred_at: Option<&str>,
     ) -> Result<(), EventFault> {
-        // One call for each, so that the compiler knows every name and its length.
+        // Separate calls, so that the compiler knows every name and its length.
         self.put_fixed(0, Some(event_id))?;
         self.put_fixed(1, source_id)?;
         self.put_fixed(2, row.event_type)?;
@@ -111,18 +111,18 @@ impl Attributes {
             .try_for_each(|(key, value)| self.add(key, value))
     }
 
-    /// Adds the trace context of Debezium's column, unless a header has one. Leaves out what would not fit: an
-    /// event matters more than its trace.
+    /// Adds the trace context of Debezium's column, unless a header has one. Leaves out a value that is
+    /// too long or has no room, rather than refuse the event.
     pub(super) fn add_trace_context(&mut self, text: &str) {
         let [(traceparent, _), (tracestate, _)] = TRACE_ALIASES;
-        // Each is added a second time, as an alias.
+        // Room for four attributes: each of the two also gets an alias.
         let has_room = self.len() + 4 <= limits::ATTRIBUTES;
         if self.contains(traceparent) || !has_room {
             return;
         }
         for name in [traceparent, tracestate] {
             if let Some(value) = trace_context::value(text, name) {
-                // A value that is too long is left out, too.
+                // Leave out a value that is too long.
                 let _ = self.add(name, &value);
             }
         }

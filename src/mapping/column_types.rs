@@ -1,8 +1,8 @@
 //! The types of a table's columns, as far as the mapping needs them.
 //!
-//! A column is described by the OID of its type. The common built-in types are known here; the
-//! catalog describes all others. A domain behaves like its base type. Any other type is sent as its
-//! text.
+//! The stream describes a column by the OID of its type. The common built-in types are known here; the
+//! catalog describes all other types. A domain behaves like its base type. A value of any other type is
+//! sent as its text.
 //!
 //! Not here: the query that asks the catalog (`src/capture/table/column_types.rs`).
 
@@ -57,12 +57,12 @@ pub struct ColumnType {
 pub struct ColumnTypes(HashMap<Oid, ColumnType>);
 
 impl ColumnTypes {
-    /// Whether the catalog still has to be asked about a type.
+    /// Whether the type must still be looked up in the catalog.
     pub fn is_unknown(&self, type_oid: Oid) -> bool {
         !USUAL.contains(&type_oid) && !self.0.contains_key(&type_oid)
     }
 
-    /// Whether the catalog still has to be asked about the type of any column.
+    /// Whether the type of any column must still be looked up in the catalog.
     pub fn any_unknown(&self, relation: &OwnedRelation) -> bool {
         let mut columns = relation.columns.iter();
         columns.any(|column| self.is_unknown(column.type_oid))

@@ -49,8 +49,8 @@ impl MappedColumn {
         value::text(row[self.position], self.type_oid, &self.name)
     }
 
-    /// Appends the value in `row` as text, without checking that it is UTF-8; [`not_utf8`] finds
-    /// the fault later. Returns its length in bytes, or `None` when it is null.
+    /// Appends the value in `row` as text, without checking that it is UTF-8; [`not_utf8`] finds the
+    /// fault later. Returns the value's length in bytes, or `None` if it is null.
     #[inline]
     pub(super) fn append(
         &self,
@@ -126,7 +126,7 @@ impl Finder<'_> {
     /// A column in a template: `name` is a role, or otherwise the name of a column.
     pub(super) fn in_template(&self, name: &str) -> Result<MappedColumn, MapError> {
         match ColumnRole::ALL.into_iter().find(|role| role.name() == name) {
-            // Without a topic column in that role, {topic} is like any other column.
+            // If the settings name no topic column, {topic} means any column of that name.
             Some(role) if (role, self.columns.choice(role)) != (ColumnRole::Topic, Choice::Off) => {
                 self.needed(role, "topic")
             }
@@ -134,7 +134,7 @@ impl Finder<'_> {
         }
     }
 
-    /// The column of a role that `setting` requires.
+    /// The column of a role, which `setting` requires.
     pub(super) fn needed(
         &self,
         role: ColumnRole,
@@ -156,7 +156,7 @@ impl Finder<'_> {
         }
     }
 
-    /// The column of a role that every event requires.
+    /// The column of a role, which every event requires.
     fn always(&self, role: ColumnRole) -> Result<MappedColumn, MapError> {
         match self.columns.choice(role) {
             Choice::Off => Err(self.fault(SettingFault::ColumnSwitchedOff {
@@ -226,9 +226,9 @@ pub(super) struct OutboxRow<'a> {
     pub(super) occurred_at: Option<&'a str>,
 }
 
-/// The text values of one row, concatenated, so that one call checks them all for valid UTF-8. Most
-/// values are so short that separate checks would cost several times as much. The buffer is reused
-/// for the next row.
+/// The concatenated text values of one row. One call checks all of them for valid UTF-8. Most values are
+/// so short that separate checks would cost several times as much. The buffer is reused for the next
+/// row.
 #[derive(Debug, Clone, Default)]
 pub(super) struct RowTexts(Vec<u8>);
 
@@ -260,8 +260,8 @@ impl EventColumns {
             .map_err(|fault| self.first_fault(row).unwrap_or(fault))
     }
 
-    /// The fault of the first column that has one, so that a row with several faults always reports
-    /// the same one.
+    /// The fault of the first faulty column, so that a row with several faults always reports the same
+    /// fault.
     #[cold]
     fn first_fault(&self, row: &[Value<'_>]) -> Option<EventFault> {
         let fault = |column: &MappedColumn| column.text(row).err();
@@ -303,8 +303,8 @@ impl EventColumns {
             let Some(length) = length else {
                 return Ok(None);
             };
-            // The whole is valid UTF-8, but a value ends within a character. Then neither side is
-            // valid.
+            // The concatenation is valid UTF-8, but a value ends within a character, so this value is not
+            // valid by itself.
             let parts = rest.split_at_checked(length);
             let (text, others) = parts.ok_or_else(|| not_utf8(self.texts(), row))?;
             rest = others;
@@ -358,7 +358,10 @@ impl EventColumns {
         iter::once(&self.id).chain(others.into_iter().flatten())
     }
 
-    /// The event type. It is empty when it is null and nothing needs it.
+    /// The event type; empty if it is null.
+    ///
+    /// # Errors
+    /// [`EventFault::Null`] if it is empty although `needed_for` names a purpose.
     pub(super) fn event_type<'r>(
         &self,
         row: &OutboxRow<'r>,

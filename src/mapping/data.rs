@@ -1,4 +1,4 @@
-//! The data of a message: bytes that are copied, or hexadecimal digits that are decoded while copying.
+//! The data of a message: bytes that are copied, or hexadecimal digits that are decoded during the copy.
 
 /// The message's data, not yet copied.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -32,7 +32,7 @@ impl MessageData<'_> {
 pub(super) struct Bytea<'a>(&'a [u8]);
 
 impl<'a> Bytea<'a> {
-    /// Parses the text form. `None` for anything else, such as `bytea_output = escape`.
+    /// Parses the text form. `None` for any other text, such as that of `bytea_output = escape`.
     pub(super) fn parse(text: &'a [u8]) -> Option<Self> {
         let digits = text.strip_prefix(b"\\x")?;
         // Without an early exit the compiler can check many digits at once.

@@ -13,7 +13,7 @@ use thiserror::Error;
 use super::topic_name::TopicNameFault;
 use crate::event::{EventId, EventPosition, OrderingKey};
 
-/// Why a table, or one of its rows, cannot be mapped to messages.
+/// The reason why a table or one of its rows cannot be mapped to messages.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum MapError {
     /// A column that is required, or named in the settings, is missing from the table or not
@@ -62,7 +62,8 @@ pub enum SettingFault {
         /// The setting that is empty.
         column_setting: String,
     },
-    /// A time without time zone could be any of 26 hours.
+    /// The settings do not say in which time zone a time without an offset is. It could be off by up to 26
+    /// hours.
     #[error(
         "`columns.occurred_at` is column {column:?} of type timestamp without time zone, and \
          `time_zone` does not say what its values mean"
@@ -71,7 +72,7 @@ pub enum SettingFault {
         /// The column.
         column: String,
     },
-    /// An extra attribute has the name of one that is always sent.
+    /// An extra attribute has the name of a fixed attribute, or is listed twice.
     #[error(
         "`attributes` lists {attribute:?}, but every message has an attribute of that name already"
     )]
@@ -106,9 +107,9 @@ pub enum SettingFault {
 pub struct EventError {
     /// `schema.table`.
     pub table: Arc<str>,
-    /// The text of its id, shortened if it is long; `None` when the id itself is the fault.
+    /// The text of the event's id, shortened if it is long; `None` if the id cannot be read or is empty.
     pub event_id: Option<String>,
-    /// Its position in the log.
+    /// The event's position in the log.
     pub at: EventPosition,
     /// The fault.
     pub fault: EventFault,
@@ -119,17 +120,17 @@ pub struct EventError {
 /// The facts that are known about a row that cannot become a message.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FaultyRow {
-    /// Its identity. If its id cannot be read, it is made from the position in the log.
+    /// The event's identity. If its id cannot be read, the identity is made from the position in the log.
     pub event_id: EventId,
-    /// The topic that it would go to, if that can be determined.
+    /// The event's topic, if it can be determined.
     pub topic: Option<Arc<str>>,
-    /// Its ordering key. Unordered if the key cannot be determined, or if Pub/Sub would refuse it.
+    /// The event's ordering key. Unordered if the key cannot be determined, or if Pub/Sub would refuse it.
     pub ordering_key: OrderingKey,
 }
 
 impl EventFault {
-    /// Whether the row alone is at fault. Otherwise the table, its settings or the server is at
-    /// fault: then every row would fail, and no row should be quarantined.
+    /// Whether only this row is at fault. Otherwise the table, its settings or the server is at fault.
+    /// Then every row would fail, so the relay must not quarantine them.
     pub fn is_of_the_row(&self) -> bool {
         match self {
             Self::Null { .. }
@@ -220,9 +221,9 @@ pub enum Limit {
     OrderingKey,
     /// Number of attributes.
     Attributes,
-    /// Bytes of an attribute's name. Holds the start of the name.
+    /// Bytes of an attribute's name. The field is the start of the name.
     AttributeKey(String),
-    /// Bytes of an attribute's value; the field is the attribute's name.
+    /// Bytes of an attribute's value. The field is the attribute's name.
     AttributeValue(String),
 }
 
@@ -327,7 +328,8 @@ impl SettingFault {
 impl EventError {
     fn hint(&self) -> String {
         let table = &self.table;
-        // Such an event is identified by its place in the log. Its corrected row would be another event.
+        // An event without a readable id is identified by its position in the log. After a correction of
+        // its row, it would be another event.
         if self.event_id.is_none() && self.fault.is_of_the_row() {
             return format!(
                 "insert the event again into {table}, with an id that can be read, and discard this one"

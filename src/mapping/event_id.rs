@@ -1,7 +1,7 @@
 //! The identity of an event.
 //!
-//! If the id column is a uuid, the event has that uuid. Any other id is hashed ([`EventUuids`]), and the
-//! dispatch table also records it as text, `schema.table:id`.
+//! If the id column is a uuid, this uuid identifies the event. Any other id is hashed to a uuid
+//! ([`EventUuids`]), and the dispatch table also records the id as text, `schema.table:id`.
 
 use md5::{Digest, Md5};
 use outbox_event::{EventUuids, TableIdentity};
@@ -10,7 +10,7 @@ use uuid::Uuid;
 use super::error::EventFault;
 use crate::event::{EventId, EventPosition};
 
-/// The identity of a row whose id cannot be read. It is made from the position in the log, as
+/// The identity of a row with an unreadable id. It is made from the row's position in the log, as
 /// `schema.table@commit LSN/ordinal`.
 pub(super) fn id_of_place(table: &TableIdentity, at: EventPosition) -> EventId {
     let source_id = format!("{table}@{}/{}", at.commit_lsn, at.ordinal);
@@ -45,7 +45,7 @@ impl EventIds {
         }
     }
 
-    /// Whether the transaction that inserted a row is part of the event's identity.
+    /// Whether the event's identity depends on the transaction that inserted the row.
     pub(super) fn need_xid(&self) -> bool {
         matches!(self, Self::Hashed { .. })
     }

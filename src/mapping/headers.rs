@@ -2,9 +2,9 @@
 //!
 //! A string is sent as its text. Null is skipped. Any other value (number, boolean, list, object)
 //! is sent as its JSON text, exactly as PostgreSQL printed it. If two entries have the same name
-//! (which `json` allows and `jsonb` does not), the first counts.
+//! (which `json` allows and `jsonb` does not), the first entry counts.
 //!
-//! Names and values are stored one after the other in one buffer, which is reused for every row.
+//! All names and values are stored in one buffer, which is reused for every row.
 
 use outbox_event::attribute;
 use serde::de::{DeserializeSeed, Deserializer, Error, MapAccess, Visitor};
@@ -22,8 +22,8 @@ pub(super) struct Headers {
     ends: Vec<(usize, usize)>,
 }
 
-/// Where headers stop being a JSON object, counted from 1 (0: before the first character). It does
-/// not include the text, because headers may hold secrets.
+/// The position of the first fault in headers that are not a JSON object, counted from 1 (0: before the
+/// first character). It does not include the text, because headers may contain secrets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct NotAnObject {
     pub(super) line: usize,
@@ -31,7 +31,7 @@ pub(super) struct NotAnObject {
 }
 
 impl Headers {
-    /// Replaces the previous entries with those of a JSON object. Null and `None` have no entries.
+    /// Replaces the entries with the entries of a JSON object. JSON null and `None` have no entries.
     pub(super) fn read(&mut self, json: Option<&str>) -> Result<(), NotAnObject> {
         self.text.clear();
         self.text.shrink_to(KEPT_BYTES);
@@ -47,9 +47,8 @@ impl Headers {
         self.read_json(json)
     }
 
-    /// Reads an object whose values are all strings without escapes. Nearly all producers write
-    /// such headers, and this takes a quarter of a parser's time. `None` for anything else, valid
-    /// or not.
+    /// Reads an object in which all values are strings without escapes. Nearly all producers write such
+    /// headers, and this takes a quarter of a parser's time. `None` for any other text, valid or not.
     fn read_plain(&mut self, json: &str) -> Option<()> {
         let mut rest = Plain(json);
         rest.token('{')?;
@@ -90,8 +89,7 @@ impl Headers {
         })
     }
 
-    /// The media type of the payload, if a header names it. The case of the header's name is
-    /// ignored.
+    /// The payload's media type, from the header `content-type`. Ignores the case of the header's name.
     pub(super) fn content_type(&self) -> Option<&str> {
         self.iter()
             .find(|(name, _)| name.eq_ignore_ascii_case(attribute::CONTENT_TYPE))
@@ -99,7 +97,7 @@ impl Headers {
     }
 }
 
-/// The rest of a JSON text that is read without a parser.
+/// The unread rest of a JSON text, read without a parser.
 struct Plain<'a>(&'a str);
 
 impl<'a> Plain<'a> {
@@ -119,7 +117,7 @@ impl<'a> Plain<'a> {
     #[inline]
     fn string(&mut self) -> Option<&'a str> {
         self.token('"')?;
-        // A control character is an error. The parser then reports its position.
+        // A control character is an error. The parser will report its position.
         let ends = |byte| matches!(byte, b'"' | b'\\' | 0..0x20);
         let (string, rest) = self.0.split_at_checked(self.0.bytes().position(ends)?)?;
         self.0 = rest.strip_prefix('"')?;

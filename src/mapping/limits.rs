@@ -1,8 +1,8 @@
 //! Pub/Sub's limits on publishing, as the service documents them
 //! (<https://cloud.google.com/pubsub/quotas#resource_limits>).
 //!
-//! The limits are checked here rather than in the publisher, because only here can the error name
-//! the row. The publisher uses the same numbers to fill its requests.
+//! The mapping checks these limits rather than the publisher, because only the mapping can name the row
+//! in its error. The publisher uses the same numbers to fill its requests.
 
 /// Size in bytes of one encoded `PublishRequest`, including the topic name.
 pub const REQUEST_BYTES: usize = 10_000_000;
@@ -19,8 +19,8 @@ pub const ATTRIBUTE_VALUE_BYTES: usize = 1_024;
 /// Characters of a topic's id, the last part of its name.
 pub const TOPIC_ID_CHARS: std::ops::RangeInclusive<usize> = 3..=255;
 
-/// Bytes of a project id. Google allows 30 characters, and in old projects a domain and a colon
-/// before them.
+/// Maximum length of a project id that we accept, in bytes. Google allows 30 characters; ids of old
+/// projects may also begin with a domain and a colon.
 const PROJECT_ID_BYTES: usize = 128;
 
 /// Prefix of attribute keys that the service reserves.

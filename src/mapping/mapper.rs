@@ -1,4 +1,4 @@
-//! The mapper of one table: resolved when the server describes the table, then called for every
+//! The mapper of one table. It is built when the server describes the table, and then called for every
 //! row.
 
 mod faulty;
@@ -30,8 +30,7 @@ use crate::event::{EventId, EventPosition, OrderingKey, UUID_CHARS};
 
 pub use table_columns::{TableColumns, TimeKind};
 
-/// Capacity in bytes that the envelope buffer keeps; more is released after an event that needed
-/// it.
+/// Capacity in bytes that the envelope buffer keeps. A larger buffer is released after its event.
 const KEPT_BYTES: usize = 256 * 1024;
 
 /// An event, ready to be published.
@@ -87,8 +86,8 @@ struct Output {
 
 impl Mapper {
     /// Finds the columns of `relation` that the settings name. Must be called again whenever the
-    /// server sends a new description of the table. `types` must hold every column type that is not
-    /// a common one. `identity` stands for the table in the ids of its events.
+    /// server sends a new description of the table. `types` must contain every column type that is not
+    /// common. `identity` is the table's name in the ids of its events.
     ///
     /// # Errors
     /// [`MapError::ColumnMissing`] and [`MapError::Setting`].
@@ -162,7 +161,7 @@ impl Mapper {
             .event_id(outbox_row.id, xid.as_deref(), self.columns.id.name())?;
         let topic = self.topics.topic(row, outbox_row.aggregate_type)?;
         let ordering_key = self.ordering.key(outbox_row.aggregate_id)?;
-        // A payload that is too large by itself is refused before any work is done on it.
+        // Refuse a payload that is already too large by itself, before any work on it.
         check_size(
             &topic,
             outbox_row.payload.as_ref().map_or(0, MessageData::len),
@@ -328,7 +327,7 @@ fn extra_attributes(
     names: &[String],
     id_is_uuid: bool,
 ) -> Result<Vec<MappedColumn>, MapError> {
-    // If the id is a uuid, the name `source_id` is free.
+    // If the id is a uuid, messages have no attribute `source_id`, so an extra column may use the name.
     let is_fixed = |name: &str| FIXED.contains(&name) && !(id_is_uuid && name == SOURCE_ID);
     let mut columns: Vec<MappedColumn> = Vec::with_capacity(names.len());
     for name in names {

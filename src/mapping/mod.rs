@@ -5,32 +5,33 @@
 //! 1. [`TableSettings`] say what a table's columns mean (`settings`).
 //! 2. When the server describes the table, [`Mapper::resolve`] finds those columns (`columns`). A
 //!    domain counts as its base type (`column_types`). From then on rows are read by position.
-//! 3. [`Mapper::map_row`] reads a row's values as text (`value`) and its payload (`payload`). From these it
-//!    makes the event's identity (`event_id`), topic (`topic`, `topic_name`, `template`), ordering key
-//!    (`ordering`), attributes (`attributes`, `headers`, `timestamp`) and data (`data`, `envelope`).
-//! 4. A row that Pub/Sub would refuse is refused here (`limits`), with an error that names the row
-//!    ([`MapError`]).
+//! 3. [`Mapper::map_row`] reads a row's values as text (`value`) and its payload (`payload`). From these
+//!    values it makes the event's identity (`event_id`), topic (`topic`, `topic_name`, `template`),
+//!    ordering key (`ordering`), attributes (`attributes`, `headers`, `timestamp`) and data (`data`,
+//!    `envelope`).
+//! 4. If Pub/Sub would refuse the message, the mapping refuses the row (`limits`), with an error that
+//!    names the row ([`MapError`]).
 //! 5. The message is encoded once (`wire`). Retries send the same bytes.
 //!
 //! If two attributes have the same name, the first wins. They are added in this order:
 //!
-//! 1. the fixed ones: `event_id`, `source_id` if the id is not a uuid, `event_type`, `aggregate_type`,
-//!    `aggregate_id`, `version`, `schema_version`, `occurred_at`, each left out if null;
-//! 2. those of the envelope;
+//! 1. the fixed attributes: `event_id`, `source_id` if the id is not a uuid, `event_type`,
+//!    `aggregate_type`, `aggregate_id`, `version`, `schema_version`, `occurred_at`, each left out if null;
+//! 2. the attributes of the envelope;
 //! 3. the extra columns;
 //! 4. the headers;
 //! 5. the trace context of Debezium's column (`trace_context`), if the headers have none;
 //! 6. the trace context again, under the names that Google's client libraries read.
 //!
-//! So a header cannot replace an attribute that consumers rely on. Since every message has an
-//! `event_id`, none is ever empty.
+//! So a header cannot replace an attribute that consumers rely on. Every message has an `event_id`, so
+//! Pub/Sub never refuses a message as empty.
 //!
 //! **Invariants.** A value is refused, never truncated. An error names the row and contains no payload,
 //! header or attribute.
 //!
-//! **Not here:** IO of any kind, batches and lanes, the handling of refused rows, the marks of a
-//! replay, and the vocabulary of events (`event`). The names of attributes and envelopes and the ids of
-//! events are a contract with consumers, in the crate [`outbox_event`].
+//! **Not here:** IO of any kind, batches and lanes, the handling of refused rows, and the vocabulary of
+//! events (`event`). The names of attributes and envelopes and the ids of events are a contract with
+//! consumers, in the crate [`outbox_event`].
 
 mod attributes;
 mod column_types;

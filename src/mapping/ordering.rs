@@ -1,8 +1,8 @@
 //! The ordering key of an event, made from its aggregate id.
 //!
-//! Pub/Sub keeps order among the messages of one key, and a request may carry only one key. With
-//! very many aggregates of few events each, requests would be nearly empty. `bucketed(n)` hashes
-//! the aggregates into n keys, so that batches fill up and each aggregate still keeps its order.
+//! Pub/Sub keeps order among the messages of one key, and all messages of a request must have the same
+//! key. With very many aggregates of few events each, requests would be nearly empty. `bucketed(n)`
+//! hashes the aggregates into n keys, so that batches fill up and each aggregate still keeps its order.
 
 use std::fmt;
 use std::str::FromStr;
@@ -13,8 +13,8 @@ use super::error::{EventFault, Limit};
 use super::limits;
 use crate::event::OrderingKey;
 
-/// Maximum number of buckets for `bucketed(n)`. Each bucket is a lane; with more of them, batches
-/// would be as small as with one key per aggregate.
+/// Maximum number of buckets for `bucketed(n)`. Each bucket is a lane. With more buckets, batches would
+/// be as small as with one key per aggregate.
 pub const BUCKETS_MAX: u32 = 10_000;
 
 /// How the ordering key of a message is chosen.
@@ -191,7 +191,7 @@ mod tests {
             counts.values().all(|count| (800..1_200).contains(count)),
             "{counts:?}"
         );
-        // Pinned: a different value would reorder events that are in flight during an upgrade.
+        // A different value would reorder events that are in flight during an upgrade.
         assert_eq!(keys.key(Some("foobar")).unwrap().as_str(), "bucket-8");
     }
 

@@ -29,7 +29,7 @@ impl ContentKind {
         }
     }
 
-    /// The media type, unless a header names another.
+    /// The media type, unless a header overrides it.
     pub(super) fn media_type(self) -> &'static str {
         match self {
             Self::Json => "application/json",

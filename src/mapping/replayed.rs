@@ -8,7 +8,8 @@ use prost::Message;
 use super::limits;
 use super::wire::fits_a_request;
 
-/// The message with the name of its replay as an attribute, unless there is no room for one.
+/// Adds the replay's name to the message as an attribute. Without room for another attribute, the
+/// message stays unchanged.
 pub fn marked(message: Bytes, topic: &str, replay: &str) -> Bytes {
     let Ok(mut marked) = PubsubMessage::decode(message.clone()) else {
         return message;

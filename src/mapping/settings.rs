@@ -8,8 +8,8 @@
 //! columns = { event_type = "type" }
 //! ```
 //!
-//! Not here: whether the table has those columns, which is known once the server describes it
-//! (`columns.rs`).
+//! Not here: whether the table has these columns. `columns.rs` checks it when the server describes the
+//! table.
 
 use std::collections::BTreeMap;
 use std::fmt::Display;
@@ -57,8 +57,7 @@ pub struct TableSettings {
 pub enum TimeZone {
     /// The time is in UTC.
     Utc,
-    /// The time is local to an unknown place. It is not a point in time, and is sent as it is
-    /// written.
+    /// The time is in an unknown time zone. It is not a point in time, and is sent as the column has it.
     Local,
 }
 
@@ -130,8 +129,8 @@ pub struct ColumnSettings {
     pub tracingspancontext: Option<String>,
     /// When the event happened.
     pub occurred_at: Option<String>,
-    /// A column that numbers rows in their order of insertion, such as a `bigserial`. A recovery
-    /// publishes in this order. When not set, a column called `seq`, or an `id` that is a number.
+    /// A column that numbers rows in their order of insertion, such as a `bigserial`. A recovery publishes
+    /// rows in this order. The default is a column called `seq`, or an `id` that is a number.
     pub seq: Option<String>,
     /// The event's topic. When not null, it takes precedence over `topic_rules` and `topic`. Used
     /// only when set.
@@ -157,9 +156,9 @@ pub(super) enum ColumnRole {
 /// What the settings say about the column of a [`ColumnRole`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Choice<'a> {
-    /// The table must have the column of this name.
+    /// The table must have a column of this name.
     Must(&'a str),
-    /// The table may have it.
+    /// The table may have a column of this name.
     May(&'a str),
     /// The column is not used.
     Off,

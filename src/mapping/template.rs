@@ -1,6 +1,6 @@
 //! A text with column names in braces: `{aggregatetype}.events`.
 //!
-//! Braces cannot be escaped, since no topic name contains one. Not here: whether the columns exist
+//! Braces cannot be escaped, because no topic name contains a brace. Not here: whether the columns exist
 //! (`topic.rs`).
 
 use std::fmt;

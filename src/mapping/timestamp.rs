@@ -3,8 +3,8 @@
 //! The replication session uses `DateStyle = ISO` and `TimeZone = UTC`, so a `timestamptz` arrives
 //! as `2026-11-21 11:40:44.123456+00`. The column may also be text in RFC 3339 with any offset. A
 //! time without an offset, such as a `timestamp`, is a point in time only if the settings say that
-//! it is in UTC. Anything else (an epoch number, `infinity`, a year beyond 9999) is not a timestamp
-//! here; the caller decides what to do with it.
+//! it is in UTC. Any other text (an epoch number, `infinity`, a year beyond 9999) does not count as a
+//! timestamp; the caller decides what to send.
 
 use std::fmt::Write;
 
@@ -30,7 +30,7 @@ pub(super) struct CivilTime {
     offset_s: i64,
 }
 
-/// How a time without an offset is read.
+/// How to read a time without an offset.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum WithoutOffset {
     IsUtc,
@@ -155,7 +155,7 @@ fn offset(zone: &[u8]) -> Option<i64> {
     (h < 24 && m < 60 && s < 60).then_some(sign * (h * 3_600 + m * 60 + s))
 }
 
-/// Parses ASCII digits; no digits are zero. At most six are ever passed in.
+/// Parses ASCII digits. Callers pass two digits, so the number cannot overflow.
 fn number(digits: &[u8]) -> Option<i64> {
     digits.iter().try_fold(0, |number, digit| {
         digit

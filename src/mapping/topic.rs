@@ -2,9 +2,9 @@
 //! template, in that order.
 //!
 //! Full names (`projects/p/topics/t`) are built and checked once per distinct topic, and then
-//! shared. A row may choose the project only in the column that is set for the topic: the values
-//! in a template never do. Every part of a name has a maximum length, because names are kept in
-//! memory, in an index and in logs.
+//! shared. A row may choose the project only through the topic column. The values in a template cannot
+//! change the project. Every part of a name has a maximum length, because names are kept in memory, in
+//! an index and in logs.
 
 use std::collections::HashMap;
 use std::str;
@@ -19,7 +19,7 @@ use super::settings::{Choice, ColumnRole, TableSettings};
 use super::template::Part;
 use super::topic_name::{TopicNameFault, check_id, full_name};
 
-/// Distinct topics to remember: as many as a project may have. When the cache is full, it is
+/// Maximum number of distinct topics in the cache, which is also the limit of a project. A full cache is
 /// cleared.
 const INTERNED_MAX: usize = 10_000;
 /// Capacity in bytes that the buffer keeps; more is released after a row that needed it.
@@ -40,7 +40,7 @@ pub(super) struct TopicResolver {
     named: Names,
     /// Full names, by the id that the template gives.
     rendered_ids: Names,
-    /// Buffer for the current row's topic name or id. Checked for UTF-8 only if it is not interned.
+    /// Buffer for the current row's topic name or id. Checked for UTF-8 only if it is not in the cache.
     rendered: Vec<u8>,
 }
 
@@ -167,8 +167,8 @@ impl TopicResolver {
         self.intern(row, Some(&prefix))
     }
 
-    /// The full name of the topic in `rendered`: a topic's id to be completed by a prefix, or, without
-    /// one, a name from the topic column.
+    /// The full name of the topic in `rendered`. With a `prefix`, `rendered` is a topic's id, which the
+    /// prefix completes. Without a prefix, it is a name from the topic column.
     fn intern(&mut self, row: &[Value<'_>], prefix: Option<&str>) -> Result<Arc<str>, EventFault> {
         let names = match prefix {
             Some(_) => &self.rendered_ids,
@@ -183,7 +183,7 @@ impl TopicResolver {
             None => full_name(&self.prefix, rendered),
         };
         let topic = topic.map_err(|fault| {
-            // A very long name is cut, because the error ends up in logs.
+            // Truncate a very long name, because the error ends up in logs.
             let topic = rendered
                 .chars()
                 .take(*limits::TOPIC_ID_CHARS.end())
@@ -215,8 +215,8 @@ impl TopicResolver {
     }
 }
 
-/// Splits a template into `projects/p/topics/` and the template of the topic's id. The project is
-/// the one that the template begins with, otherwise that of `prefix`.
+/// Splits a template into `projects/p/topics/` and the template of the topic's id. The project is the one
+/// at the beginning of the template, or otherwise the project in `prefix`.
 fn project_of(parts: &[Part], prefix: &str) -> Result<(Box<str>, Vec<Part>), TopicNameFault> {
     let mut parts = parts.to_vec();
     let mut prefix = prefix;

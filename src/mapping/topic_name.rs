@@ -1,4 +1,4 @@
-//! The names of topics: which ones Pub/Sub accepts.
+//! Checks topic names by Pub/Sub's rules, and completes them to full names.
 
 use std::sync::Arc;
 
@@ -26,12 +26,12 @@ pub enum TopicNameFault {
     /// A name with slashes that is not a full topic name.
     #[error("a name with slashes has the form projects/PROJECT/topics/TOPIC")]
     FullName,
-    /// A full name whose project is no project id.
+    /// The project in a full name is not a project id.
     #[error("the project of a full name is not a project id")]
     Project,
 }
 
-/// The full name of a topic in the settings, given by id or in full.
+/// The full name of a topic in the settings, which is written there as an id or as a full name.
 ///
 /// # Errors
 /// The reason why Pub/Sub would refuse it.
@@ -39,7 +39,7 @@ pub fn topic_name(project: &str, topic: &str) -> Result<Arc<str>, TopicNameFault
     full_name(&format!("projects/{project}/topics/"), topic)
 }
 
-/// The full name of a topic that is given by id, completed by `prefix`, or in full.
+/// The full name of `topic`, which is a full name or an id. `prefix` completes an id.
 pub(super) fn full_name(prefix: &str, topic: &str) -> Result<Arc<str>, TopicNameFault> {
     if !topic.contains('/') {
         check_id(topic)?;

@@ -1,8 +1,8 @@
 //! The trace context in the column `tracingspancontext` of Debezium's outbox tables.
 //!
-//! Debezium's library writes it with Java's `Properties.store`: one `name=value` in a line, with a
-//! backslash before a special character, and comment lines. Only the two names of the W3C trace context
-//! are read.
+//! Debezium's library writes the column with Java's `Properties.store`: one `name=value` per line, with
+//! a backslash before a special character, and comment lines. The mapping uses only the two names of the
+//! W3C trace context.
 //!
 //! Source: the documentation of `java.util.Properties`; W3C Trace Context, section 3.
 

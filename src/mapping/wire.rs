@@ -20,7 +20,7 @@ const ORDERING_KEY: u8 = 5 << 3 | 2;
 const ENTRY_KEY: u8 = 1 << 3 | 2;
 const ENTRY_VALUE: u8 = 2 << 3 | 2;
 
-/// Longest name for [`put_fixed_attribute_key`].
+/// Maximum length of a name for [`put_fixed_attribute_key`], in bytes.
 pub(super) const FIXED_KEY_BYTES: usize = 16;
 
 /// Encodes the message. `attributes` holds entries as written by [`put_attribute_key`]. An empty
@@ -81,8 +81,8 @@ pub(super) fn put_attribute_key(out: &mut Vec<u8>, key: &[u8], value_len: usize)
     key_start
 }
 
-/// The same for a name of up to [`FIXED_KEY_BYTES`] that is known at compile time: one write of a
-/// length that is known too.
+/// Like [`put_attribute_key`], for a name of up to [`FIXED_KEY_BYTES`] that is known at compile time. It
+/// needs only one write, with a length that is also known at compile time.
 #[inline(always)]
 pub(super) fn put_fixed_attribute_key(out: &mut Vec<u8>, key: &str, value_len: usize) {
     let short = key.len() + value_len + 4;

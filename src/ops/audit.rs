@@ -1,17 +1,17 @@
 //! Compares the captured tables with outbox.dispatch, and changes nothing.
 //!
 //! A row without a record *waits* if the slot may still bring it, and is *missing* if the slot has
-//! passed it. A row is passed in two cases:
+//! passed it. The slot has passed a row in two cases:
 //!
 //! - Its transaction is below the floor of its table, where the relay has compared everything.
-//! - Its transaction had ended when the audit began, and the slot has confirmed the end of the WAL of
+//! - Its transaction had ended when the audit began, and the slot has confirmed the end of the WAL at
 //!   that moment. The relay confirms a position only after all records up to it are durable (G4).
 //!
-//! With `dispatch = exceptions` published events have no record, so no missing row can be found. Rows
-//! without a record that the slot has passed then count as published.
+//! With `dispatch = exceptions` published events have no record, so the audit cannot find missing rows.
+//! Rows without a record that the slot has passed then count as published.
 //!
-//! The auditor of the relay (`relay::auditor`) makes the same comparison for rows above the floor, and
-//! publishes the missing rows.
+//! The relay's auditor (`crate::audit`) makes the same comparison for rows above the floor, and publishes
+//! the missing rows.
 
 use std::time::Duration;
 
@@ -32,7 +32,7 @@ use crate::store::relay_row;
 /// Rows in a page.
 const PAGE_ROWS: u32 = 5_000;
 
-/// How long to wait until the slot has passed the rows that exist when the audit begins.
+/// How long to wait for the slot to pass the rows that exist when the audit begins.
 const WAIT: Duration = Duration::from_secs(10);
 
 /// The result of an audit; its JSON form, on which programs depend.
@@ -41,7 +41,7 @@ pub(crate) struct AuditReport {
     pub(crate) result: AuditResult,
     /// `full` or `exceptions`.
     pub(crate) dispatch: &'static str,
-    /// Whether the slot had confirmed all rows that existed at the beginning.
+    /// Whether the slot has confirmed all rows that existed when the audit began.
     pub(crate) slot_has_passed: bool,
     pub(crate) tables: Vec<TableAudit>,
 }
@@ -58,7 +58,7 @@ pub(crate) enum AuditResult {
     Missing,
 }
 
-/// The rows of one table.
+/// The rows of one table, counted by their state.
 #[derive(Debug, Default, Serialize)]
 pub(crate) struct TableAudit {
     pub(crate) table: String,
@@ -72,34 +72,34 @@ pub(crate) struct TableAudit {
     pub(crate) released: EventCount,
     pub(crate) waiting: EventCount,
     pub(crate) missing: EventCount,
-    /// From before the table was captured: never published.
+    /// Older than capturing, so never published.
     pub(crate) not_captured: EventCount,
-    /// Rows without an id: the relay has set them aside under their place in the log.
+    /// Rows without an id. The relay sets them aside under their commit LSN and ordinal.
     pub(crate) without_id: EventCount,
     /// Events that more than one request carried. Pub/Sub may have stored them more than once.
     pub(crate) sent_again: u64,
 }
 
-/// How many events, and the names of the first ones.
+/// A number of events, and the names of the first of them.
 #[derive(Debug, Default, Serialize)]
 pub(crate) struct EventCount {
     pub(crate) events: u64,
     pub(crate) first_ids: Vec<String>,
-    /// Time of the oldest, RFC 3339.
+    /// Time of the oldest event, RFC 3339.
     pub(crate) oldest: Option<String>,
 }
 
-/// What the verdicts depend on.
+/// How far the slot has passed rows, for the verdicts.
 #[derive(Debug, Clone, Copy)]
 struct Passed {
-    /// Every transaction below this has ended, and the slot has passed it. 0 if that is not known.
+    /// Every transaction below this number has ended, and the slot has passed it. 0 if unknown.
     below_xid: u64,
     /// Whether published events may have no record.
     repeats: bool,
 }
 
-/// Compares all captured tables. `progress` is called after each page with the name of the table and
-/// its rows compared up to then.
+/// Compares all captured tables. Calls `progress` after each page with the table's name and the number
+/// of its rows that are compared so far.
 ///
 /// # Errors
 /// Database errors; those of looking up the tables.
@@ -114,7 +114,8 @@ pub(crate) async fn run(
         Some(since) => Some(since.resolve(sql).await?),
         None => None,
     };
-    // Transactions below this have ended, so they lie before the end of the WAL that is read next.
+    // Transactions below this number have ended, so they are before the end of the WAL, which is read
+    // next.
     let ended = current_snapshot(&**sql).await?.xmin();
     let end = cluster::wal_end(sql).await?;
     let (_, has_passed) = progress::wait_until_confirmed(sql, &settings.slot, end, WAIT).await?;
@@ -174,11 +175,11 @@ pub(crate) async fn run(
     })
 }
 
-/// The verdict on a row, as the name of a field of [`TableAudit`].
+/// An SQL expression for the verdict on a row, which is the name of a field of [`TableAudit`].
 fn verdict_sql(captured: &Captured, passed: Passed) -> String {
     let record = &captured.record;
     let below = passed.below_xid.max(record.floor);
-    // Rows below this may have been published without a record.
+    // Rows of transactions below this number may have been published without a record.
     let without_record = if passed.repeats {
         below
     } else {

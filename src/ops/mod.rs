@@ -1,14 +1,18 @@
-//! What an operator asks and does, without printing: the commands and the HTTP port show the same
-//! facts.
+//! The queries and actions of operators, without printing. The commands and the HTTP port show the
+//! same facts.
 //!
-//! [`slot`] looks at the slot and at what its relay says, [`pending`] counts the events that wait,
-//! [`verdict`] puts both into one word with a severity and a remedy, and [`status`] gathers the whole
-//! relay. [`event`] finds the outcome of one event, [`audit`] compares the tables with the records,
-//! [`prune`] deletes old rows, [`pruner`] does so in a running relay, and [`replay`] publishes events again. [`tail`] follows the
-//! records as they appear. `walk` and `progress` serve `audit` and `prune`, and [`since`] reads times.
-//! Everything here uses the database; the relay itself need not be reachable.
+//! - [`slot`] reads the slot and the row of its relay, and [`pending`] counts the events that wait.
+//!   [`verdict`] turns both into one word with a severity and a remedy. [`status`] adds the
+//!   publication, the quarantine and rates.
+//! - [`event`] finds the outcome of one event, and [`tail`] follows the records as they appear.
+//! - [`audit`] compares the tables with the records.
+//! - [`prune`] deletes old rows, and [`pruner`] does the same in a running relay.
+//! - [`replay`] publishes events again.
+//! - `walk` and `progress` are shared by `audit` and `prune`. [`since`] parses points in time.
 //!
-//! Not here: how it is shown (`cli`, `http`), and what the relay knows about itself (`condition`).
+//! Everything here uses the database, so the relay itself need not be reachable.
+//!
+//! Not here: the output (`cli`, `http`), and what the relay knows about itself (`condition`).
 
 pub(crate) mod audit;
 pub(crate) mod event;

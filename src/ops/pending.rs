@@ -1,11 +1,12 @@
-//! Counts the events that wait for delivery, and finds the age of the oldest: exact, where that is cheap.
+//! Counts the events that wait for delivery, and finds the age of the oldest. The result is exact, or
+//! unknown if it would cost too much.
 //!
-//! An event waits if the capture record of its table counts it neither as resolved nor as committed
-//! before the relay, and it has no record in `outbox.dispatch`. With `dispatch = exceptions` an event
-//! without a record may have been delivered, so the answer is known only if no event waits.
+//! An event waits if it has no record in `outbox.dispatch` and, by the capture record of its table, is
+//! neither resolved nor older than capturing. With `dispatch = exceptions` an event without a record
+//! may have been delivered, so the result is known only if no event waits.
 //!
-//! Rows beyond `floor_seq` are found with the index. Without such a bound, tables larger than
-//! [`LARGEST_BYTES`] are not read, and the answer is unknown.
+//! With an index on `seq`, only rows beyond `floor_seq` are read. Without this bound, tables larger than
+//! [`LARGEST_BYTES`] are not read, and the result is unknown.
 
 use std::time::Duration;
 
@@ -21,7 +22,7 @@ use crate::settings::{Dispatch, Settings};
 use crate::store::dispatch::has_no_row_sql;
 use crate::store::relay_row;
 
-/// Takes about 100 ms to read if cached; holds about half a million small events.
+/// A cached table of this size takes about 100 ms to read. It has about half a million small events.
 const LARGEST_BYTES: u64 = 128 << 20;
 
 /// PostgreSQL's default block size, used by nearly every server.
@@ -32,12 +33,13 @@ const BLOCK_BYTES: u64 = 8_192;
 pub(crate) struct PendingEvents {
     /// Events without a record.
     pub(crate) events: u64,
-    /// Age of the oldest by `occurred_at` and the server's clock; zero if no event waits, absent if a
-    /// table has no such column.
+    /// Age of the oldest event, by `occurred_at` and the server's clock. Zero if no event waits; `None`
+    /// if a table with waiting events has no such column.
     pub(crate) oldest: Option<Duration>,
 }
 
-/// Looks at all captured tables; `None` if that would take long or the answer cannot be known.
+/// Counts the waiting events of all captured tables. `None` if that would take long, or if the number
+/// cannot be known.
 pub(crate) async fn read(sql: &Sql, settings: &Settings) -> Result<Option<PendingEvents>> {
     match read_all(sql, settings).await {
         Err(error) if is_not_known(&error) => Ok(None),
@@ -106,7 +108,8 @@ async fn read_table(
     }))
 }
 
-/// Whether the answer is unknown because a table does not exist or this role may not read it.
+/// Whether the error only means that the number is unknown, for example because a table does not exist
+/// or this role may not read it.
 fn is_not_known(error: &Error) -> bool {
     let codes = [
         Code::SchemaMissing,

@@ -1,4 +1,4 @@
-//! How far the slot is, for commands that need a proof that it has passed a position.
+//! Waits until the slot has confirmed a position, for commands that need proof of it.
 
 use std::time::{Duration, Instant};
 
@@ -11,8 +11,8 @@ use crate::postgres::Sql;
 /// Poll interval for the slot.
 const POLL_INTERVAL: Duration = Duration::from_millis(200);
 
-/// Waits until the slot has confirmed `end`, for at most `limit`, and not at all if nobody reads the
-/// slot. Returns the slot as it is then.
+/// Waits until the slot has confirmed `end`, for at most `limit`. Does not wait if nobody reads the
+/// slot. Returns the slot at the end of the wait, and whether it has confirmed `end`.
 ///
 /// # Errors
 /// Database errors.

@@ -1,8 +1,8 @@
-//! A point in time that a person names, and where rows from then on begin.
+//! A point in time that a person gives (`--since`), and the first rows at or after it.
 //!
-//! Neither `seq` nor the position of a commit is a time, but both grow with time. So the first row of a
-//! time is found by bisection along their index, in about 60 look-ups, without reading the rows before
-//! it.
+//! Neither `seq` nor a commit position is a time, but both grow with time and have an index. We bisect
+//! along the index to find the first row of a time. This takes about 60 look-ups, and does not read the
+//! earlier rows.
 
 use std::fmt;
 use std::str::FromStr;
@@ -18,7 +18,8 @@ use crate::postgres::Sql;
 use crate::settings::parse_duration;
 use crate::store::dispatch::history;
 
-/// Rows may be a little out of the order of time, so the search begins this much earlier.
+/// The order of rows may differ a little from the order of their times, so the search begins this much
+/// earlier.
 const MARGIN: &str = "interval '1 minute'";
 
 /// A point in time: a duration before now, or a time.
@@ -67,7 +68,7 @@ impl Since {
 }
 
 impl Since {
-    /// The same point in time, in a form that does not depend on the time of reading it.
+    /// The point in time in absolute form (UTC), so that it means the same when it is read later.
     ///
     /// # Errors
     /// As [`resolve`](Self::resolve).
@@ -114,8 +115,8 @@ impl SinceTime {
         &self.0
     }
 
-    /// The lowest `seq` of the rows from this time on; `None` if the table has no index on `seq`, or
-    /// does not record when events happened: then all rows count.
+    /// The lowest `seq` of the rows from this time on, less a margin. `None` means all rows: the table is
+    /// empty, has no index on `seq`, or does not record when events happened.
     pub(crate) async fn first_seq(
         &self,
         sql: &Sql,
@@ -152,7 +153,7 @@ impl SinceTime {
         Ok(Some(low))
     }
 
-    /// The first position in outbox.dispatch of rows from this time on.
+    /// The first commit position in outbox.dispatch from this time on, less a margin.
     pub(crate) async fn first_commit(&self, sql: &Sql) -> Result<PgLsn> {
         history::first_commit(sql, &format!("{} - {MARGIN}", self.0)).await
     }

@@ -1,4 +1,4 @@
-//! The state of the slot at one moment, with what its relay says, and its JSON form.
+//! A snapshot of the slot with the row of its relay, and its JSON form.
 
 use std::time::{Duration, Instant};
 
@@ -18,7 +18,8 @@ use crate::settings::Settings;
 use crate::store::capture_record::{self as captures, CaptureRecord};
 use crate::store::relay_row::shown::{self, RelayRow};
 
-/// Transactions younger than this also hold back WAL, but are not worth reporting.
+/// Only transactions older than this are reported. Younger transactions also hold back WAL, but not for
+/// long.
 const HOLDERS_OLDER_THAN: Duration = Duration::from_secs(30);
 
 /// The state of the slot at one moment.
@@ -37,12 +38,12 @@ pub(crate) struct SlotSnapshot {
     pub(crate) relay: Option<RelayRow>,
     /// A warning about the position at which the slot began.
     pub(crate) warning: Option<Finding>,
-    /// Rates since the previous look.
+    /// Rates since the previous snapshot.
     pub(crate) rates: Option<Rates>,
     pub(crate) time_to_loss: Option<Duration>,
 }
 
-/// Bytes of WAL per second since the previous look.
+/// Bytes of WAL per second since the previous snapshot.
 #[derive(Debug, Clone, Copy, Serialize)]
 pub(crate) struct Rates {
     /// Written by the server.
@@ -81,7 +82,7 @@ pub(crate) struct FoundSlot<'a> {
 }
 
 impl SlotSnapshot {
-    /// Looks at the slot, and compares it with the previous look.
+    /// Takes a snapshot, and compares it with the previous snapshot.
     ///
     /// # Errors
     /// `slot-foreign` when the name belongs to a slot that no relay can use.
@@ -152,14 +153,14 @@ impl SlotSnapshot {
         })
     }
 
-    /// The health of the slot, or what holds up the relay that reads it.
+    /// The health of the slot, or the reason why its relay is held up.
     pub(crate) fn verdict(&self) -> Verdict {
         let relay = self.relay.as_ref();
         let condition = relay.and_then(|relay| relay.condition.as_ref());
         verdict::of(&self.health, condition)
     }
 
-    /// One JSON object; for a missing slot it has only name and health.
+    /// The snapshot as one JSON object. For a missing slot it has only name and health.
     pub(crate) fn json(&self) -> SlotJson<'_> {
         let health = &self.health;
         let Some(slot) = &self.slot else {
@@ -190,8 +191,8 @@ impl SlotSnapshot {
     }
 }
 
-/// The warning about a slot that is older than the publication, until the slot has passed the position at which
-/// capturing began.
+/// Warns if the slot is behind the position at which capturing began, so that it is older than the
+/// publication.
 pub(crate) fn before_publication(slot: &Slot, records: &[CaptureRecord]) -> Option<Finding> {
     let name = &slot.slot_name;
     let of_slot = records.iter().filter(|known| known.slot == *name);

@@ -1,4 +1,4 @@
-//! The whole relay at one moment: slot, delivery, publication, quarantine and rates.
+//! A snapshot of the whole relay: slot, delivery, publication, quarantine and rates.
 
 use std::time::Instant;
 
@@ -15,7 +15,7 @@ use crate::settings::Settings;
 use crate::store::dispatch::quarantined;
 use crate::store::relay_row::shown::ShownPruning;
 
-/// Keys in quarantine that are named.
+/// Maximum number of blocked keys that the status names.
 const KEYS_NAMED: usize = 5;
 
 /// The state of the relay at one moment.
@@ -27,7 +27,7 @@ pub(crate) struct RelayStatus {
     /// `None`: unknown, because the objects of the relay are missing or may not be read.
     pub(crate) quarantine: Option<QuarantineStatus>,
     pub(crate) tables: Vec<String>,
-    /// Rates since the previous look.
+    /// Rates since the previous snapshot.
     pub(crate) rates: Option<EventRates>,
     counts: RowCounts,
 }
@@ -49,7 +49,7 @@ pub(crate) struct PublicationProblem {
 /// The events that wait in quarantine.
 #[derive(Debug, Serialize)]
 pub(crate) struct QuarantineStatus {
-    /// Bad events and those behind them, counted up to a million.
+    /// Bad events and the events behind them, counted up to a million.
     pub(crate) events: u64,
     /// The first blocked keys.
     pub(crate) keys: Vec<BlockedKeyStatus>,
@@ -61,11 +61,11 @@ pub(crate) struct BlockedKeyStatus {
     pub(crate) topic: String,
     pub(crate) ordering_key: String,
     pub(crate) first_event: String,
-    /// Why that event is there.
+    /// Why the first event is in quarantine.
     pub(crate) error: Option<String>,
 }
 
-/// Rows by PostgreSQL's statistics, and when they were read.
+/// Numbers of rows from PostgreSQL's statistics, and the time at which they were read.
 #[derive(Debug, Clone, Copy)]
 struct RowCounts {
     at: Instant,
@@ -73,7 +73,7 @@ struct RowCounts {
     recorded: u64,
 }
 
-/// Events per second since the previous look, by PostgreSQL's statistics.
+/// Events per second since the previous snapshot, by PostgreSQL's statistics.
 #[derive(Debug, Clone, Copy, Serialize)]
 pub(crate) struct EventRates {
     /// Rows inserted into the captured tables.
@@ -89,19 +89,19 @@ pub(crate) struct StatusJson<'a> {
     severity: Severity,
     meaning: &'a str,
     remedy: &'a Option<String>,
-    /// What holds the delivery up; absent while nothing does.
+    /// Why delivery is held up; `None` if it is not.
     condition: Option<&'a Condition>,
     slot: SlotJson<'a>,
     publication: &'a PublicationStatus,
     quarantine: &'a Option<QuarantineStatus>,
-    /// The relay's own pruning; absent while it is off.
+    /// The last run of the relay's own pruning; `None` while pruning is off.
     pruning: Option<&'a ShownPruning>,
     tables: &'a [String],
     rates: Option<EventRates>,
 }
 
 impl RelayStatus {
-    /// Looks at everything, and computes rates since the previous look.
+    /// Takes a snapshot, and computes the rates since the previous snapshot.
     ///
     /// # Errors
     /// Database errors; `slot-foreign` when the name belongs to a slot that no relay can use.
@@ -133,17 +133,17 @@ impl RelayStatus {
         })
     }
 
-    /// What holds the delivery up, as the relay said.
+    /// Why delivery is held up, as the relay recently wrote.
     pub(crate) fn condition(&self) -> Option<&Condition> {
         self.slot.relay.as_ref()?.condition.as_ref()
     }
 
-    /// What the relay's own pruning did last; `None` while it is off.
+    /// The last run of the relay's own pruning; `None` while pruning is off.
     pub(crate) fn pruning(&self) -> Option<&ShownPruning> {
         self.slot.relay.as_ref()?.pruning.as_ref()
     }
 
-    /// One JSON object.
+    /// The snapshot as one JSON object.
     pub(crate) fn json(&self) -> StatusJson<'_> {
         StatusJson {
             state: self.verdict.name,
@@ -161,7 +161,7 @@ impl RelayStatus {
     }
 }
 
-/// The state of the relay, rather than that of its slot.
+/// Turns the verdict on the slot into a verdict on the whole relay.
 fn judge(
     slot: &SlotSnapshot,
     publication: &PublicationStatus,
@@ -205,7 +205,8 @@ fn judge(
     }
 }
 
-/// Events that wait in quarantine need a person, even if the relay delivers all others.
+/// Raises the severity if events wait in quarantine. They need a person, even if the relay delivers all
+/// other events.
 fn with_quarantine(verdict: Verdict, quarantine: Option<&QuarantineStatus>) -> Verdict {
     let keys = quarantine.map_or(0, |quarantine| quarantine.keys.len());
     if keys == 0 || verdict.severity >= Severity::Warning {

@@ -1,15 +1,16 @@
 //! Follows outbox.dispatch: returns each record soon after the relay has written it.
 //!
 //! Records of the stream appear out of order, because keys do not wait for each other. But the slot
-//! confirms a position only when all earlier events of the stream are recorded. So each look reads the
-//! records from the position that was confirmed at the look before, and leaves out those returned
-//! already. It reads at most [`WINDOW`] records, the newest: memory does not grow while a topic holds the
-//! confirmed position back.
+//! confirms a position only when all earlier events of the stream are recorded. So each poll reads the
+//! records from the previous poll's confirmed position on, and leaves out the records that were already
+//! returned. It reads only the newest [`WINDOW`] records, so that memory does not grow while a topic
+//! holds the confirmed position back.
 //!
-//! Each look may use a new connection, so that the command survives a lost one.
+//! Each poll may use a new connection, so that the command survives a lost connection.
 //!
-//! Not returned: rows that a recovery or the auditor publishes from their table, since their records
-//! have earlier positions; and events that leave quarantine after the slot has passed them.
+//! Two kinds of records are not returned. Rows that a recovery or the auditor publishes from their table
+//! have records with earlier positions. Events that leave quarantine may be behind the confirmed
+//! position.
 
 use std::collections::{BTreeMap, HashSet};
 
@@ -32,31 +33,31 @@ use crate::postgres::PatientSql;
 use crate::settings::Settings;
 use crate::store::dispatch::history::{self, RecordFilter, RecordPlace, RecordedRow};
 
-/// Maximum number of records that one poll reads, and that are remembered.
+/// Maximum number of records that one poll reads and that the command remembers.
 const WINDOW: usize = 10_000;
 
 /// Records in a page while catching up from `--since`.
 const PAGE: usize = 1_000;
 
-/// Where the command is in outbox.dispatch.
+/// The command's place in outbox.dispatch, and the records that it has returned.
 pub(crate) struct Tail<'a> {
     settings: &'a Settings,
     query: &'a EventQuery<'a>,
     filter: RecordFilter,
     /// The last record returned while catching up.
     catching_up: Option<RecordPlace>,
-    /// The position at which the next look starts.
+    /// The position at which the next poll starts.
     from: RecordPlace,
     /// Records already returned, from `from` on, with the time they were recorded (microseconds).
     seen: BTreeMap<RecordPlace, i64>,
-    /// Whether the records from before the start are seen, so that all others have just appeared.
+    /// Whether all records from before the start are in `seen`, so that any other record is new.
     is_live: bool,
     notes: Vec<&'static str>,
     noted: HashSet<&'static str>,
 }
 
 impl<'a> Tail<'a> {
-    /// Finds the place to begin.
+    /// Finds the position to begin at.
     ///
     /// # Errors
     /// Database errors.
@@ -95,10 +96,10 @@ impl<'a> Tail<'a> {
         Ok(tail)
     }
 
-    /// The records that have appeared since the last look, in the order of their commits.
+    /// The records that have appeared since the last poll, in the order of their commits.
     ///
     /// # Errors
-    /// Database errors; the next call returns the same records then.
+    /// Database errors. The next call then returns the records that this call did not return.
     pub(crate) async fn next(&mut self, sql: &PatientSql) -> Result<Vec<RecordedRow>> {
         if let Some(after) = self.catching_up {
             let page = history::page(sql, &self.filter, after, PAGE).await;
@@ -116,7 +117,7 @@ impl<'a> Tail<'a> {
         self.poll(sql).await
     }
 
-    /// What the reader of the output should know, each once.
+    /// New notes for the reader of the output. Each note appears only once.
     pub(crate) fn take_notes(&mut self) -> Vec<&'static str> {
         std::mem::take(&mut self.notes)
     }
@@ -160,14 +161,14 @@ impl<'a> Tail<'a> {
         } else {
             history::at_places(sql, &places).await?
         };
-        // Only now: if the connection had been lost earlier, these records would not be returned.
+        // Mark them as seen only now. If the connection is lost earlier, the next poll returns them.
         self.seen.extend(new);
         self.from = confirmed.max(Some(self.from)).unwrap_or_default();
         self.forget();
         Ok(records)
     }
 
-    /// Forgets records that no look reads again.
+    /// Forgets records that no later poll reads.
     fn forget(&mut self) {
         self.seen = self.seen.split_off(&self.from);
         while self.seen.len() > WINDOW {
@@ -183,9 +184,9 @@ impl<'a> Tail<'a> {
 #[derive(Debug, Serialize)]
 pub(crate) struct TailedMessage {
     pub(crate) attributes: BTreeMap<String, String>,
-    /// The data, if it is text.
+    /// The data, if it is UTF-8.
     pub(crate) data: Option<String>,
-    /// Base64, if the data is not UTF-8.
+    /// The data in base64, if it is not UTF-8.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) data_base64: Option<String>,
 }
@@ -196,7 +197,7 @@ pub(crate) struct MessageReader {
 }
 
 impl MessageReader {
-    /// Looks the tables up.
+    /// Reads the columns of the captured tables.
     ///
     /// # Errors
     /// `column-missing` and others if the settings do not fit the tables; database errors.

@@ -1,5 +1,5 @@
-//! One word for slot and relay together. The slot knows that somebody reads from it; only the relay
-//! knows whether the events reach Pub/Sub.
+//! One verdict for the slot and its relay together. The slot shows whether somebody reads from it, but
+//! only the relay knows whether the events reach Pub/Sub.
 
 use std::time::Duration;
 
@@ -21,11 +21,12 @@ pub(crate) struct Verdict {
     pub(crate) lasts: Option<Duration>,
 }
 
-/// Judges the health of the slot, and what the relay said a moment ago, if delivery is held up.
+/// Computes the verdict from the slot's health and the condition that the relay wrote last.
 ///
-/// A slot that is lost, in danger or not ours comes first: it endangers more than one topic.
+/// A slot that is lost, in danger or not ours takes precedence over a condition, because it affects more
+/// than one topic.
 pub(crate) fn of(health: &Health, condition: Option<&Condition>) -> Verdict {
-    // While nobody reads the slot, topics hold nothing up: the relay has stopped since it said so.
+    // If nobody reads the slot, the relay has stopped since it wrote that topics hold it up.
     let speaks = |condition: &&Condition| match health {
         Health::Inactive(_) => {
             condition.is_held_up() && condition.state != ConditionKind::BlockedOnPubsub
@@ -58,7 +59,7 @@ fn lag_severity(health: &Health) -> Severity {
     }
 }
 
-/// What holds the delivery up.
+/// What holds delivery up, in a sentence.
 fn holds_up(condition: &Condition) -> String {
     let what = condition.what.as_deref().unwrap_or("unknown");
     let code = condition.code.as_deref().unwrap_or("unknown");
@@ -172,7 +173,7 @@ mod tests {
         let verdict = of(&Health::Lagging(lag(Severity::Error)), Some(&blocked(20.0)));
         assert_eq!(verdict.severity, Severity::Error);
         assert_eq!(of(&Health::Active, None).name, "active");
-        // It was blocked, and has gone since.
+        // The relay was blocked, and has stopped since.
         let left = of(&Health::Inactive(lag(Severity::Ok)), Some(&blocked(20.0)));
         assert_eq!(left.name, "inactive");
     }

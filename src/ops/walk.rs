@@ -1,9 +1,9 @@
-//! Walks all rows of a captured table in pages, compares each row with outbox.dispatch, and gives it a
-//! verdict. `audit` counts the verdicts; `prune` also deletes the rows with the verdict [`GO`].
+//! Walks all rows of a captured table in pages, compares each row with outbox.dispatch, and gives the
+//! row a verdict. `audit` counts the verdicts; `prune` also deletes the rows with the verdict [`GO`].
 //!
-//! Each page is one short statement. It looks at a bounded number of rows, and holds no lock and no
-//! snapshot afterwards. Rows with a `seq` are read along its index. Rows without one are read by ranges
-//! of blocks, as in `capture::scan`.
+//! Each page is one short statement. The statement reads a bounded number of rows, and leaves no lock
+//! and no snapshot behind. Rows with a `seq` are read along its index. Rows without a `seq` are read by
+//! ranges of blocks, as in `capture::scan`.
 
 use slot_manager::quoted_identifier;
 use tokio_postgres::error::Error as PgError;
@@ -16,23 +16,23 @@ use crate::postgres::Sql;
 use crate::store::dispatch::RECORD_OF_ROW;
 use crate::store::dispatch::pruning::GO;
 
-/// Event names that one page returns for each verdict.
+/// Maximum number of event names that one page returns for each verdict.
 pub(crate) const NAMED: usize = 10;
 
-/// Characters of such a name.
+/// Maximum length of an event name, in characters.
 const NAME_CHARS: usize = 200;
 
-/// Rows that usually fit into one block, for the size of a range of blocks.
+/// Usual number of rows in a block. It determines how many blocks a page reads.
 const ROWS_IN_A_BLOCK: u32 = 50;
 
-/// Makes the cost of a page proportional to its rows, even with wrong statistics. PostgreSQL finds
-/// the rows along an index and their records one by one (the only possible plan), and joins the
-/// rows to delete by a hash.
+/// Makes the cost of a page proportional to its rows, even with wrong statistics. These options leave
+/// PostgreSQL only one plan: it finds the rows along an index and their records one by one, and uses a
+/// hash join for the rows to delete.
 const PLAN: &str = "\
     SET enable_seqscan = off; SET enable_mergejoin = off; SET enable_nestloop = off; \
     SET enable_hashjoin = on; SET enable_sort = on; SET jit = off";
 
-/// What to do with the rows of a walk.
+/// What a walk does with its rows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum WalkAction {
     Look,
@@ -68,7 +68,7 @@ impl WalkedPage {
     }
 }
 
-/// Where a walk is.
+/// The place of a walk in its table.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum WalkPlace {
     /// Among the rows with `seq`, after this row.
@@ -90,14 +90,14 @@ pub(super) struct TableWalk<'a> {
     place: WalkPlace,
 }
 
-/// Prepares a session for walks.
+/// Sets the planner options for walks.
 pub(super) async fn prepare(sql: &Sql) -> Result<()> {
     Ok(sql.batch_execute(PLAN).await?)
 }
 
 impl<'a> TableWalk<'a> {
-    /// A walk over all rows, or over those from a `seq` on. `verdict` is an SQL expression over the
-    /// columns of a row with its record; see [`row_sql`](Self::row_sql).
+    /// A walk over all rows. `verdict` is an SQL expression over the columns of a row with its record;
+    /// see [`row_sql`](Self::row_sql).
     pub(super) fn new(
         captured: &'a Captured,
         reader: &'a TableReader,
@@ -119,17 +119,18 @@ impl<'a> TableWalk<'a> {
         }
     }
 
-    /// Leaves out the rows with a lower `seq`, and those without one.
+    /// Begins at the rows with this `seq`, and so leaves out the rows with a lower one.
     pub(super) fn skip_to_seq(&mut self, seq: i64) {
         self.place = WalkPlace::Numbered(seq, 0, "(0,0)".to_owned());
     }
 
-    /// Whether rows are read by ranges of blocks, because no index gives their order.
+    /// Whether the walk now reads ranges of blocks, because the rows have no `seq` with an index.
     pub(super) fn is_by_blocks(&self) -> bool {
         matches!(self.place, WalkPlace::Blocks(_))
     }
 
-    /// Leaves out the rest of the rows with a `seq`.
+    /// Ends the part with the rows that have a `seq`. Continues with the rows without one, if there may
+    /// be any.
     pub(super) fn end_numbered(&mut self) {
         let nullable = self
             .captured
@@ -145,7 +146,7 @@ impl<'a> TableWalk<'a> {
     /// The next page, possibly without rows; `None` at the end.
     ///
     /// # Errors
-    /// Errors of the statement. The caller may then ask for the same page again.
+    /// Errors of the statement. The next call then reads the same page again.
     pub(super) async fn next(&mut self, sql: &Sql) -> Result<Option<WalkedPage>, PgError> {
         let (statement, next) = match &self.place {
             WalkPlace::Done => return Ok(None),
@@ -211,8 +212,8 @@ impl<'a> TableWalk<'a> {
         self.page_sql("null::bigint", &range, &range)
     }
 
-    /// The statement of one page. `which` selects the rows to compare. `again` selects the same rows for the
-    /// delete, by a condition that an index can serve.
+    /// The statement of one page. `which` selects the rows to compare. `again` is a wider condition with
+    /// which the delete finds these rows again through an index.
     fn page_sql(&self, seq: &str, which: &str, again: &str) -> String {
         let delete = match self.action {
             WalkAction::Look => "select 1 where false".to_owned(),
@@ -245,8 +246,8 @@ impl<'a> TableWalk<'a> {
         )
     }
 
-    /// The name of a row `j` for the report; null if the report does not name the row. The server may be unable
-    /// to send a name that is not plain ASCII, so the report shows the event id instead.
+    /// An SQL expression for the name of a row `j` in the report; null if the walk deletes. If a name is
+    /// not plain ASCII, the server may be unable to send it, so the report shows the event id instead.
     fn name_sql(&self) -> String {
         match self.action {
             WalkAction::Delete => "null::text".to_owned(),
@@ -278,8 +279,8 @@ impl<'a> TableWalk<'a> {
     }
 }
 
-/// The condition that the relay must publish a row of `e`: the row was inserted after the capture
-/// of the table began.
+/// An SQL condition on a row `e`: the relay must publish the row, because it was inserted after
+/// capturing of the table began.
 pub(super) fn ours_sql(captured: &Captured) -> String {
     let ours = ScanWindow {
         from_xid: 0,
@@ -288,8 +289,8 @@ pub(super) fn ours_sql(captured: &Captured) -> String {
     ours.condition()
 }
 
-/// The condition that a row of `e` is in a table or partition that the relay has not compared yet. Such rows
-/// may still be waiting although their transactions are old.
+/// An SQL condition on a row `e`: the row is in a table or partition that the relay has not compared
+/// yet. Such rows may still be waiting although their transactions are old.
 pub(super) fn uncompared_sql(captured: &Captured) -> String {
     let Captured { record, shape } = captured;
     match &record.partitions {

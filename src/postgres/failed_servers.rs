@@ -8,7 +8,7 @@ use crate::error::{Code, Error, Result};
 pub(super) struct FailedServers(Vec<Error>);
 
 impl FailedServers {
-    /// Notes why a server cannot be used.
+    /// Adds a server that cannot be used, with the reason.
     ///
     /// # Errors
     /// The error itself, if the remaining servers must not be tried.
@@ -23,8 +23,8 @@ impl FailedServers {
         }
     }
 
-    /// The error when every server has failed. It gives the reason for each server. Its code is that of the
-    /// last server that answered, or `postgres-unreachable` if none did.
+    /// The error if every server has failed, with the reason for each server. Its code comes from the
+    /// last server that answered, or is `postgres-unreachable` if none did.
     pub(super) fn into_error(mut self) -> Error {
         if self.0.len() == 1 {
             return self.0.remove(0);

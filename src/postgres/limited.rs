@@ -1,9 +1,9 @@
 //! Limits how long an SQL session waits for the server.
 //!
 //! A proxy can keep our connection open, and answer keepalives, after the server behind it is gone.
-//! The session would then wait forever. So this stream fails when an answer is outstanding and no
-//! bytes have moved in either direction for too long. The limit is longer than `statement_timeout`,
-//! so a server that is reachable reports its own timeout first.
+//! The session would then wait forever. So this stream fails if an answer is outstanding and no bytes
+//! have moved in either direction for too long. The limit is longer than `statement_timeout`, so a
+//! reachable server reports its own timeout first.
 
 use std::future::{Ready, ready};
 use std::io;
@@ -18,15 +18,15 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::time::{Instant, Sleep, sleep};
 use tokio_postgres::tls::{ChannelBinding, TlsConnect, TlsStream};
 
-/// The limit for an answer exceeds the server's limit for a statement by this.
+/// The time limit for an answer is `statement_timeout` plus this grace period.
 const GRACE: Duration = Duration::from_secs(5);
 
-/// How long a session waits for the server. Shared by the session and its stream.
+/// The time limit for an answer. The session and its stream share it.
 #[derive(Debug, Clone, Default)]
 pub(super) struct AnswerLimit(Arc<AtomicU64>);
 
 impl AnswerLimit {
-    /// For a session with this `statement_timeout`. Zero means no limit, as on the server.
+    /// Sets the limit for a session with this `statement_timeout`. Zero means no limit, as on the server.
     pub(super) fn set(&self, statement_timeout: Duration) {
         let limit = match statement_timeout {
             Duration::ZERO => Duration::ZERO,
@@ -48,8 +48,8 @@ pub(super) struct Limited<S> {
     limit: AnswerLimit,
     requests: Frames,
     answers: Frames,
-    /// Requests without a complete answer. The client sends some before it has read the answer to the
-    /// previous one.
+    /// Number of requests without a complete answer. The client may send a request before it has read the
+    /// answer to the previous request.
     outstanding: u32,
     /// Time of the last byte in either direction, while an answer is outstanding.
     silent_since: Option<Instant>,
@@ -82,8 +82,8 @@ impl<S> Limited<S> {
     fn received(&mut self, bytes: &[u8]) {
         let outstanding = &mut self.outstanding;
         self.answers.read(bytes, |kind| {
-            // After CopyInResponse it is the client's turn: the server ignores the Sync that was sent
-            // before the data, and answers the one after it.
+            // After CopyInResponse the client must send data. The server ignores the Sync before the data,
+            // and answers the Sync after it.
             if matches!(kind, b'Z' | b'G') {
                 *outstanding = outstanding.saturating_sub(1);
             }
@@ -95,7 +95,7 @@ impl<S> Limited<S> {
         self.silent_since = (self.outstanding > 0).then(Instant::now);
     }
 
-    /// Fails when the limit has passed; otherwise arranges to be woken then.
+    /// Fails if the limit has passed. Otherwise schedules a wakeup for the time when it will have passed.
     fn poll_limit(&mut self, cx: &mut Context<'_>) -> Poll<io::Error> {
         loop {
             let (Some(since), Some(limit)) = (self.silent_since, self.limit.get()) else {
@@ -143,7 +143,7 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Limited<S> {
                 self.silent_since.get_or_insert_with(Instant::now);
             }
         }
-        // The driver of the session reads before it writes, and is woken by the timer to read.
+        // The timer wakes the session's driver, which always polls for reading before writing.
         match self.poll_limit(cx) {
             Poll::Ready(error) => Poll::Ready(Err(error)),
             Poll::Pending => written,
@@ -181,11 +181,11 @@ impl TlsConnect<Limited<Wire>> for AlreadyOpen {
     }
 }
 
-/// Stands for the type of the startup message, which has none.
+/// Stands in for the type of the startup message, which has no type byte.
 const STARTUP: u8 = 0;
 
-/// Splits one direction of the stream into messages: a type of one byte, and a length of four that
-/// includes itself (source: manual, "Message Formats").
+/// Splits one direction of the stream into messages. A message begins with its type (one byte) and its
+/// length (four bytes, which count themselves). Source: PostgreSQL manual, "Message Formats".
 struct Frames {
     has_type: bool,
     head: [u8; 5],
@@ -271,7 +271,7 @@ mod tests {
         assert_eq!(read(session).await.unwrap(), bytes.len());
     }
 
-    /// How long until the session gives up.
+    /// Waits until the session gives up, and returns how long that took.
     async fn silent_for(session: &mut Limited<DuplexStream>) -> Duration {
         let began = Instant::now();
         let error = read(session).await.unwrap_err();

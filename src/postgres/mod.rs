@@ -1,11 +1,9 @@
-//! Opens SQL sessions. [`replication::connection`] opens the byte stream below them, with TLS, as it does for
-//! replication sessions.
+//! Opens SQL sessions. Each session uses one [`Target`] of the [`Servers`] in the settings.
+//! [`replication::connection`] opens the byte stream below, with TLS, as for replication sessions.
 //!
-//! An SQL session chooses one [`Target`] of the [`Servers`] in the settings. This module contains no statement
-//! about the outbox.
-//!
-//! **Invariants.** Every SQL session ends when the server owes an answer for longer than the session's
-//! limit for a statement (`limited`), so no caller needs a limit of its own.
+//! **Invariants.** If the server owes an answer for longer than the session's statement timeout, the
+//! session ends (`limited`), so callers need no time limit of their own. No statement here concerns the
+//! outbox.
 
 mod failed_servers;
 mod limited;

@@ -1,8 +1,8 @@
 //! Runs statements that may take long, and detects a dead connection without a statement timeout.
 //!
 //! A timeout would end a statement on a large table on every attempt. TCP keepalives do not help
-//! either: a proxy may answer them while it no longer forwards anything. But the server knows: a query
-//! on another connection shows whether it still works on the statement.
+//! either: a proxy may answer them while it no longer forwards anything. So we ask the server over
+//! another connection whether it is still working on the statement.
 
 use std::ops::Deref;
 use std::time::Duration;
@@ -16,10 +16,10 @@ use crate::error::{Code, Error, Result};
 /// Poll interval for the server process. An answer in transit arrives within this time.
 const POLL_INTERVAL: Duration = Duration::from_secs(10);
 
-/// Time limit of one poll. A poll that fails proves nothing.
+/// Time limit of one poll.
 const CHECK_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// A session whose statements may take any time.
+/// A session whose statements may take any amount of time.
 #[derive(Debug)]
 pub(crate) struct PatientSql {
     sql: Sql,
@@ -35,7 +35,7 @@ impl Deref for PatientSql {
 }
 
 impl PatientSql {
-    /// Opens a session; a `statement_timeout` of 0 means no limit.
+    /// Opens a session. A `statement_timeout` of 0 means no timeout.
     ///
     /// # Errors
     /// Those of the connection.
@@ -50,12 +50,12 @@ impl PatientSql {
         Ok(Self { sql, process })
     }
 
-    /// The result of `asking`, waiting as long as the server works on it. `asking` must wait only for
-    /// this session.
+    /// Waits for the result of `asking` as long as the server works on its statement. `asking` must wait
+    /// only for this session.
     ///
     /// # Errors
-    /// Those of `asking`; `postgres-connection-lost` when the server has answered or waits for the
-    /// relay, but nothing arrives.
+    /// The errors of `asking`; `postgres-connection-lost` if two polls in a row show that the server no
+    /// longer works on the statement, but no answer arrives.
     pub(crate) async fn answer<T, E>(&self, asking: impl Future<Output = Result<T, E>>) -> Result<T>
     where
         Error: From<E>,
@@ -66,7 +66,7 @@ impl PatientSql {
             if let Ok(answer) = tokio::time::timeout(POLL_INTERVAL, &mut asking).await {
                 return Ok(answer?);
             }
-            // A look that fails proves nothing about this connection.
+            // A poll that fails proves nothing about this connection.
             let is_done = matches!(self.is_at_work().await, Ok(false));
             if is_done && seen_done {
                 return Err(Error::new(

@@ -1,4 +1,4 @@
-//! PostgreSQL's `pg_snapshot`: which transactions had ended at one moment.
+//! PostgreSQL's `pg_snapshot`: the transactions that had ended at one moment.
 
 use std::fmt;
 use std::str::FromStr;
@@ -12,7 +12,7 @@ use crate::error::{Code, Error, Result};
 pub(crate) struct Snapshot {
     xmin: u64,
     xmax: u64,
-    /// Transactions between the two that had not ended, ascending.
+    /// Transactions from `xmin` to `xmax` that had not ended, ascending.
     running: Vec<u64>,
 }
 
@@ -32,9 +32,9 @@ impl Snapshot {
         xid < self.xmin || xid < self.xmax && self.running.binary_search(&xid).is_err()
     }
 
-    /// Whether any transaction that is running in `now` had ended in this snapshot. A new slot's
-    /// snapshot is made from the WAL, which contains a commit a moment before other sessions see
-    /// it.
+    /// Whether any transaction that is running in `now` had ended in this snapshot. This happens with the
+    /// snapshot of a new slot: it is made from the WAL, which contains a commit a moment before other
+    /// sessions see the transaction's changes.
     pub(crate) fn is_ahead_of(&self, now: &Snapshot) -> bool {
         now.running.iter().any(|xid| self.shows(*xid))
             || (now.xmax..self.xmax).any(|xid| self.shows(xid))
@@ -59,9 +59,9 @@ fn parse(text: &str) -> Option<Snapshot> {
     let running = parts.next()?.split(',').filter(|xid| !xid.is_empty());
     let mut running: Vec<u64> = running.map(|xid| xid.parse().ok()).collect::<Option<_>>()?;
     running.sort_unstable();
-    // The snapshot of a new slot may have its `xmax` below its `xmin`. PostgreSQL checks `xmin`
-    // first, and does not accept such a text as input, so raise `xmax`: no transaction lies between
-    // the two.
+    // The snapshot of a new slot may have `xmax` below `xmin`. PostgreSQL prints such a snapshot, but
+    // refuses its text as input. PostgreSQL compares with `xmin` first, so raising `xmax` to `xmin`
+    // changes nothing.
     let xmax = xmax.max(xmin);
     Some(Snapshot {
         xmin,

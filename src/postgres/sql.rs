@@ -25,8 +25,8 @@ const LIVENESS: Liveness = Liveness {
     user_timeout: Duration::from_secs(20),
 };
 
-/// An open SQL session; closes when dropped. It ends when the server is silent for a little longer than
-/// its limit for a statement.
+/// An open SQL session; closes when dropped. If the server owes an answer for a little longer than the
+/// statement timeout, the session ends.
 #[derive(Debug)]
 pub struct Sql {
     client: Client,
@@ -54,13 +54,13 @@ impl Sql {
         &mut self.client
     }
 
-    /// From now on the session waits for the server without a limit of its own, for commands that a
-    /// person can interrupt. The server's `statement_timeout` stays.
+    /// Switches off the session's own time limit for answers, for commands that a person can interrupt.
+    /// The server's `statement_timeout` stays.
     pub(crate) fn wait_without_limit(&self) {
         self.limit.set(Duration::ZERO);
     }
 
-    /// Changes the limit on each statement. Zero means no limit.
+    /// Changes the statement timeout. Zero means no timeout.
     ///
     /// # Errors
     /// Errors of a statement.
@@ -79,11 +79,12 @@ impl Drop for Sql {
     }
 }
 
-/// Opens a session on the first usable server, with `application_name` and a limit on each statement.
+/// Opens a session on the first usable server, with this `application_name` and statement timeout.
 /// `servers` are the [`Servers`](super::Servers) of the settings, or one [`Target`].
 ///
 /// # Errors
-/// `postgres-unreachable`, `postgres-tls`, `postgres-authentication`, `postgres-standby`, or by SQLSTATE.
+/// `postgres-unreachable`, `postgres-tls`, `postgres-authentication`, `postgres-standby`, or the code of
+/// the server's SQLSTATE.
 pub async fn connect(
     servers: &impl AsRef<[Target]>,
     application_name: &str,
@@ -152,7 +153,7 @@ async fn log_in(
     Ok(sql)
 }
 
-/// Logs why a session ended. Its statements only report that it is closed.
+/// Logs why a session ended. The errors of its statements only say that the session is closed.
 fn log_end(error: &tokio_postgres::Error) {
     let cause = std::error::Error::source(error);
     match cause.and_then(|cause| cause.downcast_ref::<std::io::Error>()) {
@@ -179,7 +180,7 @@ fn config(target: &Target, application_name: &str, statement_timeout: Duration) 
             target.options.as_deref(),
             statement_timeout.as_millis(),
         ))
-        // `replication` decides about TLS before tokio-postgres sees the stream; with these two settings
+        // `replication` has handled TLS before tokio-postgres gets the stream. With these two settings,
         // tokio-postgres uses the stream unchanged.
         .ssl_mode(PgSslMode::Require)
         .ssl_negotiation(SslNegotiation::Direct);
@@ -198,8 +199,8 @@ fn refused(error: tokio_postgres::Error, target: &Target) -> Error {
     if error.is_closed() || is_of_the_network {
         return Error::from(unreachable(target)).caused_by(error);
     }
-    // Neither the server nor the network reported an error. The server requires a password and none is
-    // set, or a login method that is not supported, or it does not support channel binding.
+    // Neither the server nor the network reported an error. The server wants a password but none is set,
+    // or wants a login method that is not supported, or does not support channel binding.
     let failed = Error::new(
         Code::PostgresAuthentication,
         format!("cannot log in as {target}"),

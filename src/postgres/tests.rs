@@ -1,6 +1,6 @@
-//! Which servers each kind of session trusts. The servers are real ones with TLS, and each kind of session is
-//! tested separately: in the relay the SQL session always connects first, and would hide a replication session
-//! with lax checks.
+//! Tests which servers each kind of session trusts, with real servers and TLS. Each kind of session is
+//! tested separately: in the relay the SQL session always connects first, and would hide a replication
+//! session with lax checks.
 
 use std::sync::Arc;
 use std::time::Duration;

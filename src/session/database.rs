@@ -1,7 +1,7 @@
 //! The database that a session works with: a primary that is not a copy, with the right publication.
 //!
-//! The cluster is recognised by the relay's row in `outbox.relay`. A copy has the same row with another
-//! system identifier or database oid.
+//! The relay recognises its cluster by its row in `outbox.relay`. A copy of the database has the same
+//! row, but another system identifier or database oid.
 
 use slot_manager::publication::PublicationState;
 use slot_manager::{Cluster, SlotName, cluster};
@@ -14,16 +14,17 @@ use crate::postgres::{Sql, connect};
 use crate::settings::Settings;
 use crate::store::relay_row::{self, Recorded};
 
-/// The database of our slot: it can be streamed from, and it is not a copy.
+/// The database of our slot. It has passed the checks: it is a primary and not a copy.
 pub(super) struct OurDatabase {
     pub(super) sql: Sql,
     pub(super) cluster: Cluster,
-    /// The publication, checked before a slot is created, so that any later change is noticed.
+    /// The publication. It is read before a slot is created, so that any later change is noticed.
     pub(super) publication: PublicationState,
 }
 
 impl OurDatabase {
-    /// Connects and checks. Runs before anything else: on a copy, the relay must not even stand by.
+    /// Connects and checks the database. This comes before anything else: on a copy, the relay must not
+    /// even stand by.
     ///
     /// # Errors
     /// `postgres-version`, `postgres-standby`; `foreign-cluster`, `schema-missing`;
@@ -54,10 +55,10 @@ impl OurDatabase {
     }
 }
 
-/// The relay's row, as an earlier session has left it on this cluster.
+/// The relay's row as an earlier session on this cluster left it.
 ///
 /// # Errors
-/// `foreign-cluster`, which the metrics then show; `schema-missing`.
+/// `foreign-cluster`, which is also shown in the metrics; `schema-missing`.
 pub(super) async fn recorded_here(
     sql: &Sql,
     slot: &SlotName,
@@ -72,7 +73,7 @@ pub(super) async fn recorded_here(
     Ok(earlier)
 }
 
-/// The same check for `postrider check`.
+/// Checks that the relay's row comes from this cluster, for `postrider check`.
 ///
 /// # Errors
 /// `foreign-cluster`, `schema-missing`.
@@ -82,7 +83,7 @@ pub(crate) async fn refuse_foreign_records(sql: &Sql, settings: &Settings) -> Re
     foreign(&settings.slot, earlier.as_ref(), &cluster).map_or(Ok(()), Err)
 }
 
-/// The error of a relay whose records come from another cluster or database.
+/// The error if the relay's row comes from another cluster or database.
 fn foreign(slot: &SlotName, earlier: Option<&Recorded>, cluster: &Cluster) -> Option<Error> {
     let (expected, found) = (earlier?.origin, cluster.origin());
     let what = format!(

@@ -3,7 +3,7 @@
 use std::hash::{BuildHasher, RandomState};
 use std::time::Instant;
 
-/// How many bytes of the host name the instance name contains.
+/// Maximum length of the host name in the instance name, in bytes.
 const MAX_HOST_NAME: usize = 33;
 
 /// A name that no other process has.
@@ -13,7 +13,7 @@ pub(super) fn new_name() -> String {
     instance_name(&host_name(), random, std::process::id())
 }
 
-/// PostgreSQL cuts names at 63 bytes. The parts that distinguish two relays must fit.
+/// PostgreSQL truncates names to 63 bytes. The parts that distinguish two relays must fit.
 fn instance_name(host: &str, random: u32, pid: u32) -> String {
     let end = (0..=MAX_HOST_NAME)
         .rev()

@@ -1,12 +1,11 @@
 //! The stream of a slot, decoded and mapped, without publishing and without records. For benchmarks.
 //!
-//! It is a session without everything after the mapping: the same replication session, decoder,
-//! mappers and watermark, called in the same way as in `pipeline`. With it, `cargo xtask bench` can
-//! separate the cost of reading from the cost of delivering, and can use another publisher in place
-//! of ours.
+//! This is a session that ends after the mapping. It has the same replication session, decoder, mappers
+//! and watermark as `pipeline`, and calls them in the same way. With it, `cargo xtask bench` separates
+//! the cost of reading from the cost of delivery, and measures other publishers in place of ours.
 //!
-//! Each event counts as resolved as soon as the caller has it. Nothing here watches the publication,
-//! keeps a second relay away, or keeps any guarantee of the relay.
+//! Each event counts as resolved as soon as the caller has it. Nothing here watches the publication or
+//! keeps a second relay away, so none of the relay's guarantees hold.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -27,7 +26,7 @@ use crate::metrics::Metrics;
 use crate::postgres::connect;
 use crate::settings::Settings;
 
-/// For looking up the slot.
+/// Statement timeout for looking up the slot.
 const STATEMENT_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// A stream that is read and confirmed without being delivered.
@@ -39,7 +38,7 @@ pub struct MappedStream {
     backlog: Backlog,
 }
 
-/// An event, as the lanes would get it.
+/// A mapped event, in the form in which the relay's lanes get it.
 #[derive(Debug)]
 pub struct MappedEvent {
     /// The topic's full name.
@@ -96,8 +95,8 @@ impl MappedStream {
         })
     }
 
-    /// Waits for the next chunk of the stream and passes its events to `each`, in order. They count
-    /// as resolved. Returns the position that is confirmed from then on.
+    /// Waits for the next chunk of the stream, passes its events to `each` in order, and counts them as
+    /// resolved. Returns the newly confirmed position.
     ///
     /// # Errors
     /// Errors of the session, and of a row that cannot be mapped.

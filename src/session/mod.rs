@@ -2,10 +2,13 @@
 //!
 //! A session begins in `open`: it checks the `database` and its `publication`, waits for the slot
 //! (`standby`), gathers the facts and decides how to begin (`plan`, and `recovery` after a loss), opens
-//! the stream, and waits until the previous relay no longer writes. Then `pipeline` is its loop, with
-//! `supervisor` alongside, and `run` ends it. `parts` says what each part of a session receives. When
-//! a session ends with an error, the error's code decides whether another session follows, and `stuck`
-//! whether that one needs a new slot.
+//! the stream, and waits until the previous relay no longer writes. Then `pipeline` runs the session's
+//! loop, with `supervisor` alongside, and `run` ends the session. `parts` builds the input of each part
+//! of a session.
+//!
+//! When a session ends with an error, the error's code decides whether another session follows. `stuck`
+//! decides whether the next session needs a new slot.
+//!
 //! `mapped_stream` is a session without delivery, for benchmarks.
 //!
 //! **Invariants.** A session starts with empty state and may be dropped at any point. Only
@@ -48,14 +51,14 @@ use crate::store::relay_row;
 use crate::throttled_log::ThrottledLog;
 use crate::traces::Traces;
 
-/// Pauses between sessions: short at first, because a server that restarts is soon back.
+/// Backoff between sessions. It begins short, because a server that restarts is soon back.
 const FIRST_PAUSE: Duration = Duration::from_millis(200);
 const LAST_PAUSE: Duration = Duration::from_secs(5);
 
-/// Time limit for writing to `outbox.relay` why there is no session.
+/// Time limit for recording in `outbox.relay` why there is no session.
 const SAY_LIMIT: Duration = Duration::from_secs(2);
 
-/// Statement timeout at the start; looking up recorded events may take longer than most.
+/// Statement timeout while a session opens. Looking up recorded events may take long.
 const STATEMENT_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Runs sessions. Owns everything that outlives a session, and gives each part only its own share.
@@ -63,7 +66,7 @@ const STATEMENT_TIMEOUT: Duration = Duration::from_secs(60);
 pub struct SessionRunner {
     settings: Settings,
     publisher: Publisher,
-    /// `None` when the relay must not create topics.
+    /// `None` if the relay must not create topics.
     topics: Option<TopicAdmin>,
     metrics: Metrics,
     traces: Traces,
@@ -172,8 +175,8 @@ impl SessionRunner {
 }
 
 impl SessionRunner {
-    /// Writes to the relay's row why there is no session, for `postrider status` and `slot show`. Does
-    /// nothing if the database cannot be reached, or is a copy whose row is not ours.
+    /// Records in the relay's row why there is no session, for `postrider status` and `slot show`. Does
+    /// nothing if the database cannot be reached, or if it is a copy, so that its row is not ours.
     async fn say_what_broke(&self, error: &Error) {
         let trouble = Trouble::of(error, Instant::now());
         self.metrics.troubles.remember(&trouble);
@@ -193,9 +196,9 @@ impl SessionRunner {
     }
 }
 
-/// Whether another session may follow an error. A wrong publication stops the relay only if it was
-/// never right in this process, even as a standby. Otherwise somebody is altering it, and it will be
-/// right again.
+/// Whether another session follows after an error. A wrong publication stops the relay only if this
+/// process has never found it right, not even as a standby. Otherwise somebody is altering the
+/// publication, and it will soon be right again.
 fn comes_back(code: Code, publication_was_right: bool) -> bool {
     match code {
         Code::PublicationMissing | Code::PublicationDrift if publication_was_right => true,

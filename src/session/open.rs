@@ -1,6 +1,7 @@
-//! Opens a session. Each step takes the value that the step before has returned, so no step can be left
-//! out or come too early: [`OurDatabase`], [`FreeSlot`], [`SlotFacts`], [`Decision`], [`ReadySlot`],
-//! [`StreamOpen`], [`PredecessorGone`]. The steps before the decision change nothing in the database.
+//! Opens a session. Each step takes the value that the previous step has returned, so no step can be
+//! left out or come too early: [`OurDatabase`], [`FreeSlot`], [`SlotFacts`], [`Decision`],
+//! [`ReadySlot`], [`StreamOpen`], [`PredecessorGone`]. The steps up to the decision change nothing in
+//! the database.
 //!
 //! Not here: the facts (`database`, `standby`), the decision (`plan`), and the loop (`pipeline`).
 
@@ -34,30 +35,31 @@ use crate::recovery::slot::{self, RecoverySlot};
 use crate::store::dispatch::{PredecessorGone, RecordedEvents, SlotReader, wait_for_predecessor};
 use crate::store::relay_row::{self, Audit, Manner, ServedSlot, mark};
 
-/// Statement timeout of look-ups while the stream waits.
+/// Statement timeout of look-ups for which the stream has to wait.
 const LOOK_UP_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// How long to wait for the reason why a stream ended. The server sends it before it frees the slot.
+/// How long to wait for the error with which a stream ended. The server sends the error before it frees
+/// the slot.
 const LAST_WORD_LIMIT: Duration = Duration::from_secs(1);
 
-/// The tasks that run alongside the pipeline; they end when dropped.
+/// The tasks that run alongside the pipeline. Dropping this value ends them.
 pub(super) type Beside = (Supervisor, Auditor);
 
-/// A slot from which the session can stream, and its tables, which are claimed.
+/// A slot from which the session can stream, and the tables that it has claimed.
 struct ReadySlot {
     confirmed: Lsn,
     audit: Audit,
-    /// The slot of a recovery: the rows from before it come from the tables.
+    /// The slot that a recovery has created. Rows from before that slot come from the tables.
     recovery: Option<RecoverySlot>,
     /// Whether events may have been delivered without a record.
     repeats: bool,
     captured: Vec<Captured>,
-    /// The publication from before a slot was created.
+    /// The publication as it was before a slot was created.
     publication: PublicationState,
 }
 
-/// The stream of a slot that we hold. Nothing reads the stream until the session has begun, which may take
-/// long. Meanwhile the supervisor proves the lease.
+/// The open stream of a slot that we hold. Nothing reads the stream until the session has begun, which
+/// may take long. Meanwhile the supervisor renews the proof of the lease.
 struct StreamOpen {
     source: Source,
     reader: SlotReader,
@@ -95,8 +97,8 @@ impl SessionRunner {
     ///
     /// # Errors
     /// `slot-missing`, `slot-lost` and `slot-recreated` when `slot_on_loss` is `stop`; `slot-held`,
-    /// `slot-busy`, `slot-foreign`, `table-captured`; if a recovery could not read everything, those of
-    /// [`slot::everything_is_readable`]; errors of a statement.
+    /// `slot-busy`, `slot-foreign`, `table-captured`; the errors of [`slot::everything_is_readable`] if a
+    /// recovery could not read all tables; errors of a statement.
     async fn make_ready(
         &self,
         OurDatabase { sql, cluster, .. }: &OurDatabase,
@@ -109,7 +111,7 @@ impl SessionRunner {
             SlotVerdict::Stream { .. } => facts.log_failover(),
             SlotVerdict::Continue { .. } => {}
             SlotVerdict::Recover(loss) => {
-                // The supervisor does not run yet.
+                // The supervisor, which usually shows the slot's health, does not run yet.
                 if let Some(health) = loss.health_name() {
                     metrics.show_slot_health(health);
                 }
@@ -117,7 +119,8 @@ impl SessionRunner {
                     return Err(error);
                 }
                 slot::everything_is_readable(sql, settings).await?;
-                // Mark before the claim: without the mark, a claimed table would look served already.
+                // Mark the slot before claiming the tables. If we crashed between the two, a claimed
+                // table on a slot without a mark would look as if it was served already.
                 mark::mark_recovering(sql, self.served(cluster), loss.name()).await?;
             }
         }
@@ -129,7 +132,8 @@ impl SessionRunner {
         };
         let claiming = claim::claim(sql, &settings.slot, facts.found, begin, &self.instance);
         let captured = claiming.await?;
-        // A transaction that the previous relay has left open would hold up a new slot.
+        // To create a slot, PostgreSQL waits for all running transactions, and the previous relay may
+        // have left one open.
         wait_for_predecessor(sql, &settings.slot, settings.publish_timeout).await?;
         let (confirmed, audit, recovery) = match decision.begin {
             SlotVerdict::Stream { confirmed, audit } => (confirmed, audit, None),
@@ -159,8 +163,8 @@ impl SessionRunner {
         })
     }
 
-    /// Opens the stream on the slot, and makes sure that it is still the slot that was examined: until
-    /// the stream has begun, another relay may replace it by a new one of the same name.
+    /// Opens the stream, and checks that the slot is still the one that the decision was about. Until
+    /// the stream has begun, another relay may replace the slot by a new one of the same name.
     async fn open_stream(
         &self,
         OurDatabase { sql, cluster, .. }: &OurDatabase,
@@ -180,14 +184,14 @@ impl SessionRunner {
         let mut source = opened
             .map_err(Error::from)
             .map_err(|error| match error.code() {
-                // The slot existed a moment ago. The next session looks again.
+                // The slot was usable a moment ago. The next session checks it again.
                 Code::SlotMissing | Code::SlotLost => changed().caused_by(error),
                 _ => error,
             })?;
         let (_, walsender) = source.lease_proof();
         let reader = SlotReader::of(sql, self.served(cluster), walsender, confirmed).await?;
         let Some(reader) = reader else {
-            // If the stream has ended already, its error says more.
+            // If the stream has already ended, its error tells more about the cause.
             return Err(
                 match source.end_within(LAST_WORD_LIMIT).await.map(Error::from) {
                     Some(end) if stuck::is_of_this_place(&end) => {
@@ -213,7 +217,8 @@ impl SessionRunner {
         })
     }
 
-    /// Takes over: reads what is recorded, and starts the recovery, the auditor and the delivery.
+    /// Takes over from the previous relay: reads the recorded events and the quarantine, and starts the
+    /// recovery, the auditor and the delivery.
     async fn begin(
         &self,
         database: OurDatabase,
@@ -248,7 +253,7 @@ impl SessionRunner {
             tracing::info!(slot = %settings.slot, %confirmed, server, host, "streaming");
             (None, None)
         };
-        // From here on the pipeline uses this session, and it must not wait for long.
+        // From here on the pipeline uses this SQL session, and it must not wait for long.
         sql.limit_statements(LOOK_UP_TIMEOUT).await?;
         let audit = audit::FirstAudit {
             everything: ready.audit == Audit::Everything,
@@ -277,5 +282,5 @@ impl SessionRunner {
 
 fn changed() -> Error {
     let what = "the slot has changed while it was being opened";
-    Error::new(Code::SlotBusy, what).hint("no action needed: the relay looks at the slot again")
+    Error::new(Code::SlotBusy, what).hint("no action needed: the relay checks the slot again")
 }

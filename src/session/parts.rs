@@ -1,4 +1,4 @@
-//! What each part of a session receives: some settings, and some of the state that was found.
+//! Builds the input of each part of a session, from the settings and the state of the database.
 
 use std::sync::Arc;
 
@@ -37,8 +37,8 @@ pub(super) fn streamed(settings: &Settings, captured: &[Captured]) -> Vec<Stream
         .collect()
 }
 
-/// Fingerprint of the publication when capturing began. It matters only at the first session, which
-/// compares the tables if the publication has changed since.
+/// Fingerprint of the publication when capturing began. The first session needs it: if the publication
+/// has changed in the meantime, that session compares the tables.
 pub(super) fn as_captured<'a>(captured: &'a [Captured], now: &'a PublicationState) -> &'a str {
     let mut before = captured
         .iter()
@@ -48,7 +48,7 @@ pub(super) fn as_captured<'a>(captured: &'a [Captured], now: &'a PublicationStat
 }
 
 impl SessionRunner {
-    /// What the supervisor receives.
+    /// The input of the supervisor.
     pub(super) fn watch_subject(&self, cluster: &Cluster, source: &Source) -> WatchSubject {
         let settings = &self.settings;
         WatchSubject {
@@ -64,7 +64,7 @@ impl SessionRunner {
         }
     }
 
-    /// What the auditor receives.
+    /// The input of the auditor.
     pub(super) fn audit_subject(
         &self,
         reader: &SlotReader,
@@ -86,7 +86,7 @@ impl SessionRunner {
         })
     }
 
-    /// What a recovery receives. `publication` is the publication from before the slot was created.
+    /// The input of a recovery. `publication` is the publication as it was before the slot was created.
     pub(super) fn recovery_subject(
         &self,
         reader: &SlotReader,
@@ -140,7 +140,7 @@ pub(super) async fn quarantine(
     let keys = quarantined::blocked_keys(sql, MAX_BLOCKED).await?;
     for key in keys {
         if key.is_replayed && !key.is_quarantined {
-            // New events must not come between the replayed ones.
+            // New events must not come between the replayed events.
             quarantine.keys.block_for_release(key.group, key.since);
         } else if on_bad_event == OnBadEvent::QuarantineKey {
             quarantine

@@ -1,9 +1,10 @@
-//! The main loop of one session: stream in, requests out, outcomes in, position out.
+//! The main loop of one session. It reads the stream, sends requests, takes in their outcomes, and
+//! confirms positions.
 //!
-//! One task owns all state, and one `select!` has everything that can wake it, by priority: shutdown,
-//! the end of the replication session, progress of the delivery, the supervisor, the auditor, the end
-//! of a recovery, rows from the tables, and last the stream, which is the busiest. In a recovery the
-//! stream is read only once all rows from the tables are queued for their keys.
+//! One task owns all state. One `select!` has everything that can wake the task, by priority: shutdown,
+//! the end of the replication session, progress of the delivery, the supervisor, the auditor, progress
+//! of a recovery, rows from the tables, and last the stream, which is the busiest. During a recovery,
+//! the stream is read only after all rows from the tables are queued for their keys.
 //!
 //! The loop waits for the database only to look up moved rows and rows recorded by earlier sessions, and
 //! to ask the catalog for a type that the stream names for the first time. It also waits to find out why
@@ -34,7 +35,7 @@ use crate::metrics::Metrics;
 use crate::recovery::{Seam, SeamStep};
 use crate::store::dispatch::Lookup;
 
-/// Everything one session works with.
+/// The state of one session.
 pub(super) struct Pipeline {
     pub(super) source: Source,
     pub(super) intake: Intake,
@@ -42,9 +43,9 @@ pub(super) struct Pipeline {
     pub(super) delivery: Delivery,
     pub(super) earlier: OutcomeLookup,
     pub(super) moved: MovedRows,
-    /// Rows that the stream does not bring.
+    /// Rows that the stream does not bring, read from their tables.
     pub(super) from_table: TableRows,
-    /// While this is `Some`, a recovery runs. The stream is read once the seam is open.
+    /// `Some` while a recovery runs. The stream is read once the seam is open.
     pub(super) seam: Option<Seam>,
     /// Errors of the auditor: the stream has left out rows, and only a recovery can publish them.
     pub(super) broken: mpsc::Receiver<Error>,
@@ -66,13 +67,13 @@ impl Pipeline {
         shutdown: &mut watch::Receiver<bool>,
     ) -> Result<PipelineEnd> {
         loop {
-            // Take the time before the lease check: the timeout of requests starts from here, however
-            // long this process stalls in between.
+            // Read the clock before the lease check. The timeout of requests starts at this time, even
+            // if the process stalls in between.
             let now = Instant::now();
             if self.source.lease_is_over() {
                 return Err(self.source.why_lease_is_over().await.into());
             }
-            // Once the seam is open, every row from the tables is queued behind others of its key.
+            // Once the seam is open, every row from the tables is queued for its key.
             let is_open = self.seam.as_ref().is_none_or(Seam::is_open);
             if is_open && self.earlier.is_over() {
                 self.delivery.allow_releases();
@@ -137,7 +138,7 @@ impl Pipeline {
         }
     }
 
-    /// Sends the events that came before one that ends the session.
+    /// Sends the queued events, which came before the event that ends the session.
     fn send_what_came_before(&mut self) {
         let now = Instant::now();
         if !self.source.lease_is_over() {
@@ -204,7 +205,7 @@ impl Pipeline {
                     return Err(error.into());
                 }
                 FromTable::Queued(answer) => {
-                    // The one who asked may be gone.
+                    // The task that asked may have ended.
                     let _ = answer.send(());
                 }
                 FromTable::Settle(answer) => self.from_table.settle(answer),
@@ -318,7 +319,8 @@ impl Pipeline {
         Ok(())
     }
 
-    /// Handles a moved row without a record at its place. During a recovery, its record may still be missing.
+    /// Handles a moved row that has no record under its new place. During a recovery, the row's first
+    /// event may not have its record yet, so the row has to wait.
     async fn on_moved(&mut self, row: MovedRow) -> Result<()> {
         self.watermark.add_event();
         if self.seam.is_some() {
@@ -328,7 +330,8 @@ impl Pipeline {
         self.decide_moved(row).await
     }
 
-    /// Delivers or skips a moved row: at once, or once the transaction that wrote it first is resolved.
+    /// Delivers or skips a moved row. If the transaction that first inserted the row is unresolved, waits
+    /// for it.
     async fn decide_moved(&mut self, row: MovedRow) -> Result<()> {
         match self.watermark.unresolved_of(row.moved.inserted_xid as u32) {
             Some(first) => {
@@ -339,15 +342,16 @@ impl Pipeline {
         }
     }
 
-    /// Asks the catalog for the column types of a captured table; the stream gives only their oids.
+    /// Reads the column types of a captured table from the catalog, since the stream contains only their
+    /// oids.
     async fn look_types_up(&mut self, relation: Oid) -> Result<()> {
         let (described, known) = self.intake.described(relation)?;
         let found = table::look_up_types_apart(self.source.target(), described, known).await?;
         self.intake.learn(relation, found)
     }
 
-    /// Waits for requests in flight, records and confirms them; starts no new ones. Returns the last
-    /// confirmed position.
+    /// Waits for the requests in flight, records their outcomes and confirms them. Starts no new
+    /// requests. Returns the last confirmed position.
     pub(super) async fn drain(self, limit: Duration) -> Confirmable {
         let Self {
             delivery,

@@ -4,8 +4,8 @@
 //! The relay's row is read only after the slot is free, because the previous holder of the slot may
 //! write it until that moment.
 //!
-//! Not here: whether the slot's stream will bring every event (`recovery::loss`), and carrying the
-//! decision out (`open`).
+//! Not here: deciding whether the slot's stream will bring every event (`recovery::loss`), and carrying
+//! out the decision (`open`).
 
 use decoder::Lsn;
 use slot_manager::{Cluster, Slot, cluster};
@@ -20,26 +20,26 @@ use crate::settings::{Dispatch, OnLoss, Settings, Start};
 use crate::store::capture_record::{self as captures, CaptureRecord};
 use crate::store::relay_row::Recorded;
 
-/// Everything that decides how the session begins, apart from the settings.
+/// All facts on which the decision depends, apart from the settings.
 #[derive(Debug)]
 pub(super) struct SlotFacts<'a> {
     pub(super) cluster: &'a Cluster,
-    /// The slot, which nobody reads; `None` when it does not exist.
+    /// The slot, which nobody reads; `None` if it does not exist.
     pub(super) slot: Option<&'a Slot>,
     /// Fingerprint of the publication, which has passed its check.
     pub(super) publication: &'a str,
-    /// The relay's row, as an earlier session has left it.
+    /// The relay's row as an earlier session left it.
     pub(super) earlier: Option<Recorded>,
     /// The end of the server's WAL.
     pub(super) server_lsn: Lsn,
-    /// The tables of the settings, as they are in the catalog.
+    /// The tables of the settings, as the catalog describes them.
     pub(super) found: Vec<FoundTable>,
     /// The capture records of all relays.
     pub(super) records: Vec<CaptureRecord>,
 }
 
 impl<'a> SlotFacts<'a> {
-    /// Reads the facts, which hold as long as nobody takes the free slot.
+    /// Reads the facts. They stay valid until somebody takes the free slot.
     ///
     /// # Errors
     /// `foreign-cluster`, `schema-missing`; those of [`claim::find_tables`]; errors of a statement.
@@ -79,7 +79,7 @@ impl<'a> SlotFacts<'a> {
 #[derive(Debug)]
 pub(super) struct Decision {
     pub(super) begin: SlotVerdict,
-    /// The error with which the relay stops, because it may not recover by itself.
+    /// The error with which the relay stops, if a recovery is necessary but `slot_on_loss` is `stop`.
     pub(super) stop: Option<Error>,
     /// Whether events may have been delivered without a record.
     pub(super) repeats: bool,
@@ -122,15 +122,15 @@ pub(super) fn decide(facts: &SlotFacts<'_>, settings: &Settings) -> Result<Decis
     })
 }
 
-/// Whether the first start has begun and not ended.
+/// Whether the relay's first start was interrupted.
 fn is_at_its_first_start(earlier: &Recorded) -> bool {
     let first_start = Loss::FirstStart(Start::New).name();
     earlier.confirmed_lsn.is_none() && earlier.recovering.as_deref() == Some(first_start)
 }
 
-/// Whether the unfinished recovery can continue. A recovery finds rows by the transaction that inserted them,
-/// so every table must have had `inserted_xid` since before that recovery. Every outcome must have a record,
-/// otherwise rows that the stream has already delivered would look like new ones.
+/// Whether the unfinished recovery can continue. A recovery finds rows by the transaction that inserted
+/// them, so every table must have had `inserted_xid` since before that recovery. Every outcome must
+/// have a record. Otherwise rows that the stream has already delivered would seem to be new.
 fn can_continue(
     earlier: Option<&Recorded>,
     dispatch: Dispatch,

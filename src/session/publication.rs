@@ -1,4 +1,4 @@
-//! Checks the publication while a session opens. While it runs, `supervisor` does.
+//! Checks the publication while a session opens. While the session runs, `supervisor` checks it.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -41,7 +41,7 @@ impl PublicationCheck {
         let state = publication::inspect(sql, &self.publication, &self.tables).await?;
         if let Some(problem) = state.problems().first() {
             let error = Error::from(problem);
-            // The publication was right before: somebody is altering it or a table, and will finish.
+            // The publication was right before, so somebody is altering it or a table at the moment.
             let is_altered = error.code() != Code::PublicationMissing && self.was_right();
             return Err(if is_altered {
                 Error::new(Code::PublicationDrift, error.what()).hint(problem.remedy())
@@ -57,8 +57,8 @@ impl PublicationCheck {
     }
 }
 
-/// The error for a table that is published only through its schema. Without records, a time in which
-/// the publication left the table out would go unnoticed.
+/// The error for a table that is published only through its schema. With `dispatch = exceptions`, the
+/// relay would not notice if the publication left such a table out for a while.
 pub(crate) fn untraced(state: &PublicationState) -> Option<Error> {
     let table = state.untraced().next()?;
     let publication = slot_manager::quoted_identifier(&state.name);

@@ -15,11 +15,10 @@ use crate::postgres::{Target, connect};
 use crate::settings::Settings;
 use crate::store::relay_row;
 
-/// After a session broke: how long to wait for its requests in flight before the next session
-/// begins.
+/// How long a broken session waits for its requests in flight, before the next session begins.
 const BROKEN_SESSION_DRAIN: Duration = Duration::from_secs(10);
 
-/// Time limit for recording the last position, so that this cannot delay a shutdown for longer.
+/// Time limit for recording the last position. It limits the delay of a shutdown.
 const WRITE_DOWN_LIMIT: Duration = Duration::from_secs(2);
 
 impl SessionRunner {
@@ -30,7 +29,7 @@ impl SessionRunner {
         started: impl FnOnce(Phase),
     ) -> Result<PipelineEnd> {
         let (settings, metrics) = (&self.settings, &self.metrics);
-        // Another relay may hold the slot by now, so forget the findings of the last attempt too, even if that
+        // Another relay may hold the slot now, so forget what the last attempt measured, even if that
         // attempt opened no session.
         metrics.forget_session();
         let (mut pipeline, beside) = tokio::select! {
@@ -54,7 +53,8 @@ impl SessionRunner {
                 let confirmed = pipeline.drain(settings.shutdown_timeout).await;
                 write_down(&target, settings, &self.instance, confirmed).await;
             }
-            // The slot is another relay's, or may be soon: drop everything at once, including requests.
+            // Another relay has the slot, or may soon have it. Drop everything at once, including
+            // requests in flight.
             Err(error) if error.code() == Code::LeaseLost => drop(pipeline),
             // The server waits for this session to end, and nothing can be recorded.
             Err(error) if error.code() == Code::PostgresStopping => {
@@ -85,8 +85,9 @@ impl SessionRunner {
     }
 }
 
-/// Records the last confirmed position. If the slot is ahead of it at the next start, it is not the slot that
-/// we left. If this write fails, the next start only audits more.
+/// Records the last confirmed position at a clean stop. If the slot is ahead of this position at the
+/// next start, it is not the slot that we left. If this write fails, the next start only audits more
+/// rows.
 async fn write_down(target: &Target, settings: &Settings, instance: &str, confirmed: Confirmable) {
     let writing = async {
         let sql = connect(target, "postrider", STATEMENT_TIMEOUT).await?;

@@ -1,5 +1,5 @@
-//! Waits for a slot that another session holds. The wait is visible in log and state, and ends within
-//! a second after the slot is free.
+//! Waits as a standby for a slot that another session holds. The log and the relay's state show the
+//! wait. It ends within a second after the slot is free.
 
 use std::time::{Duration, Instant};
 
@@ -14,13 +14,13 @@ use crate::error::Result;
 
 const LOG_INTERVAL: Duration = Duration::from_secs(10);
 
-/// Statement timeout of a look at the slot: a standby must soon notice that its connection is dead.
+/// Statement timeout of one poll of the slot: a standby must soon notice a dead connection.
 const QUERY_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// What was seen while nobody was reading from the slot.
+/// The slot and the publication at a moment when nobody was reading from the slot.
 #[derive(Debug)]
 pub(super) struct FreeSlot {
-    /// `None` when it does not exist.
+    /// `None` if the slot does not exist.
     pub(super) slot: Option<Slot>,
     /// The publication, which has passed its check.
     pub(super) publication: PublicationState,
@@ -55,7 +55,7 @@ impl FreeSlot {
         };
         sql.limit_statements(QUERY_TIMEOUT).await?;
         let waited = slots::wait_until_free(sql, name, None, &mut observe).await;
-        // Even if there is no slot: a recovery continues with this SQL session.
+        // Reset it even if there is no slot: a recovery then uses this SQL session.
         sql.limit_statements(STATEMENT_TIMEOUT).await?;
         Ok(Self {
             slot: match waited {

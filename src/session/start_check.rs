@@ -1,9 +1,9 @@
 //! Checks once, before the first session, whether the settings of every captured table fit its
 //! columns.
 //!
-//! The stream describes a table only just before its first row, and wrong settings should be found
-//! earlier. All other problems, such as an unreachable server or a missing table, are left to the
-//! session, which retries when that can help.
+//! The stream describes a table only just before its first row, but the relay should find wrong
+//! settings earlier. All other problems, such as an unreachable server or a missing table, are left to
+//! the session, which retries if a retry can help.
 
 use std::time::Duration;
 
@@ -13,7 +13,7 @@ use crate::mapping::{MapError, Mapper};
 use crate::postgres::connect;
 use crate::settings::Settings;
 
-/// Statement timeout for the catalog.
+/// Statement timeout of catalog queries.
 const STATEMENT_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Checks every captured table.
@@ -37,7 +37,7 @@ async fn first_fault(settings: &Settings) -> Result<Option<MapError>, Error> {
         let project = settings.project()?;
         match Mapper::resolve(relation, types, table, &table.identity(), project) {
             Err(fault @ MapError::Setting { .. }) => return Ok(Some(fault)),
-            // The check of the publication says more about a missing column.
+            // The check of the publication reports a missing column in more detail.
             Ok(_) | Err(MapError::ColumnMissing { .. } | MapError::Event(_)) => {}
         }
     }

@@ -5,9 +5,9 @@
 //! equivalent in UTF-8, a value larger than a message of the protocol), and at a row from before a
 //! column was renamed or dropped, because the settings no longer fit it.
 //!
-//! Another session on the same slot ends at the same place. Only a new slot helps. The rows that the
-//! old one would have brought then come from the tables (`recovery`), where a bad row is set aside
-//! alone. This module marks the slot for that, or stops the relay if it may not recover.
+//! Another session on the same slot would end at the same place, so only a new slot helps. The rows
+//! that the old slot would have streamed then come from the tables (`recovery`), where only the bad row
+//! is set aside. This module marks the slot for recovery, or stops the relay if it may not recover.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -45,8 +45,8 @@ impl StuckPlaces {
         }
     }
 
-    /// Whether PostgreSQL failed to decode, but not at this position the last time. A single internal
-    /// error may be temporary.
+    /// Whether PostgreSQL failed to decode at this position for the first time. A single internal error
+    /// may be temporary, so the first failure is only retried.
     pub(super) fn is_new(&self, ended: &Error, confirmed: Lsn) -> bool {
         let confirmed = confirmed.as_u64();
         ended.code() == Code::SlotStuck
@@ -54,14 +54,17 @@ impl StuckPlaces {
     }
 }
 
-/// The error of a session that ended at such a place, if the next session only tries again.
+/// The error of a stuck session if the next session only tries again.
 pub(super) fn retry(ended: &Error) -> Error {
     while_it_is_mended(ended, ended.what().to_owned())
 }
 
-/// Marks the slot for recovery, if the publication exists again, and returns the error with which the
-/// session ends. If another relay has taken the slot, that relay handles it, and its row is left
-/// alone.
+/// Marks the slot for recovery, and returns the error with which the session ends. Marks nothing in
+/// these cases:
+///
+/// - The settings do not fit the current tables, or the publication is still wrong.
+/// - The relay may not recover (`slot_on_loss = stop`).
+/// - Another relay has taken the slot, so that relay handles the problem.
 pub(super) async fn what_to_do(
     target: &Target,
     settings: &Settings,
@@ -108,7 +111,7 @@ fn is_of_columns(ended: &Error) -> bool {
     matches!(ended.code(), Code::ColumnMissing | Code::SettingInvalid)
 }
 
-/// Whether the settings fit the current tables; if not, a person has to correct them.
+/// Whether the settings fit the current tables. If not, a person has to correct the settings.
 async fn tables_can_be_mapped(sql: &Sql, settings: &Settings) -> Result<bool> {
     let known = claim::known(sql, &settings.slot, &settings.tables).await?;
     for (table, captured) in settings.tables.iter().zip(&known) {

@@ -1,9 +1,10 @@
-//! Watches the database every few seconds, alongside the stream.
+//! Polls the database every few seconds, alongside the stream.
 //!
 //! pgoutput uses the publication as it was at the WAL position that it is decoding. If the
-//! publication did not exist there, PostgreSQL 18 skips rows without an error. Checking the
-//! publication over SQL is the only protection: while it is wrong or unknown, no keepalive may be
-//! confirmed. The same look also reads the slot's metrics, and records the confirmed position.
+//! publication did not exist at that position, PostgreSQL 18 skips rows without an error. Checking the
+//! publication over SQL is the only protection: while the publication is wrong or unknown, the relay
+//! must not confirm keepalives. The same poll also renews the lease, reads the slot's metrics, and
+//! records the confirmed position.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -25,20 +26,21 @@ use crate::postgres::{Sql, Target, connect};
 use crate::store::relay_row;
 use crate::throttled_log::ThrottledLog;
 
-/// Time between two checks. Rows inserted while the publication is wrong must be read from the
-/// table, so a short interval keeps them few.
+/// Time between two polls. Rows that are inserted while the publication is wrong must be read from the
+/// table; a short interval keeps their number small.
 const INTERVAL: Duration = Duration::from_secs(5);
 
-/// The relay rewrites the condition after this time, so that readers can recognise a stale one.
+/// The relay writes an unchanged condition again after this time, so that readers can tell a current
+/// condition from a stale one.
 pub(super) const SAID_AGAIN: Duration = Duration::from_secs(30);
 
-/// Writing it must not delay the next look.
+/// Time limit for writing the condition, which must not delay the next poll.
 const SAY_LIMIT: Duration = Duration::from_secs(1);
 
 const STATEMENT_TIMEOUT: Duration = Duration::from_secs(4);
 const POLL_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// The supervisor's finding.
+/// The result of a poll.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Supervision {
     PublicationRight,
@@ -54,7 +56,7 @@ impl Supervision {
     }
 }
 
-/// What to watch.
+/// The slot, publication and tables to watch, and the lease to renew.
 #[derive(Debug, Clone)]
 pub(super) struct WatchSubject {
     pub(super) target: Target,
@@ -70,8 +72,8 @@ pub(super) struct WatchSubject {
     pub(super) state: Arc<RelayState>,
 }
 
-/// Starts the supervisor. `state` is the publication, which was right a moment ago. A change wakes
-/// the auditor.
+/// Starts the supervisor. `state` is the publication, which has just passed its check. If the
+/// publication changes, the supervisor wakes the auditor through `audit`.
 pub(super) fn start(
     subject: WatchSubject,
     state: PublicationState,
@@ -88,7 +90,8 @@ pub(super) fn start(
             state,
             audit,
             log: ThrottledLog::default(),
-            // Write nothing before this session has taken the row: its old content is still needed.
+            // Begin with the current number, so that the first poll does not write to the relay's row:
+            // the old content is needed until this session has taken the row.
             delivered: metrics.delivered(),
             lag: LagTrend::default(),
             said: None,
@@ -108,7 +111,7 @@ pub(super) fn start(
     (Supervisor(task), receiver)
 }
 
-/// The running task; ends when dropped.
+/// The running task. Dropping this value ends it.
 #[derive(Debug)]
 pub(super) struct Supervisor(JoinHandle<()>);
 
@@ -125,10 +128,10 @@ struct LagTrend {
 }
 
 impl LagTrend {
-    /// How many looks the trend is computed from: half a minute.
+    /// The trend is computed from this many polls, about half a minute.
     const SAMPLES: usize = 6;
 
-    /// Adds a look. Returns the time until the lag is gone at the rate since the oldest look.
+    /// Adds a sample. Returns the time until the lag is gone, at the rate since the oldest sample.
     fn caught_up_in(&mut self, lag_bytes: Option<u64>, now: Instant) -> Option<Duration> {
         let lag = lag_bytes?;
         if self.samples.len() == Self::SAMPLES {
@@ -145,7 +148,7 @@ impl LagTrend {
 struct Watcher {
     subject: WatchSubject,
     sql: Option<Sql>,
-    /// The publication at the last look.
+    /// The publication at the last poll.
     state: PublicationState,
     metrics: Metrics,
     audit: Arc<Notify>,
@@ -163,7 +166,7 @@ impl Watcher {
         let had_session = self.sql.is_some();
         match self.poll_in_time().await {
             Ok(found) => found,
-            // A broken session may mean a restart or a shutdown: a new session shows which.
+            // A broken session may mean a restart or a shutdown. A new session shows which it is.
             Err(_) if had_session => match self.poll_in_time().await {
                 Ok(found) => found,
                 Err(error) => self.unsure(&error),
@@ -176,7 +179,7 @@ impl Watcher {
         if let Some(since_last) = self.log.due(error.code()) {
             tracing::warn!(
                 code = %error.code(), hint = error.hint_text(), since_last,
-                "cannot look at the publication, so idle positions are not confirmed: {error}"
+                "cannot check the publication, so idle positions are not confirmed: {error}"
             );
         }
         self.metrics.lag_bytes.set(None);
@@ -190,7 +193,7 @@ impl Watcher {
         }
     }
 
-    /// One look, with a limit of its own: a dead server does not apply its statement timeout.
+    /// One poll, with its own time limit: a dead server does not apply the statement timeout.
     async fn poll_in_time(&mut self) -> Result<Supervision> {
         let looked = tokio::time::timeout(POLL_TIMEOUT, self.try_poll()).await;
         let found = looked.unwrap_or_else(|_| {
@@ -253,7 +256,7 @@ impl Watcher {
         Ok(self.judge(&state))
     }
 
-    /// Writes to the relay's row what holds the delivery up, and again when nothing does any longer.
+    /// Records in the relay's row what holds delivery up, and clears it when delivery works again.
     async fn say_what_holds_up(&mut self) {
         let condition = self.metrics.condition(&self.subject.state);
         let condition = condition.is_held_up().then_some(condition);
@@ -270,7 +273,7 @@ impl Watcher {
         match tokio::time::timeout(SAY_LIMIT, writing).await {
             Ok(Ok(())) => self.said = condition.map(|condition| (condition, Instant::now())),
             Ok(Err(error)) => tracing::debug!(code = %error.code(), "outbox.relay: {error}"),
-            // The session still waits for the answer: the next look uses another.
+            // This SQL session still waits for the answer, so the next poll opens another.
             Err(_) => self.sql = None,
         }
     }
@@ -312,7 +315,7 @@ impl Watcher {
 }
 
 /// The health of the slot that this relay streams from. The recorded position is compared only when a
-/// session opens: nobody else can move the slot while we hold it.
+/// session opens, because nobody else can move the slot while we hold it.
 fn health_of(slot: &Slot, origin: DatabaseOrigin) -> Health {
     let observation = Observation {
         slot: Some(slot),
@@ -325,17 +328,17 @@ fn health_of(slot: &Slot, origin: DatabaseOrigin) -> Health {
     health::judge(&observation, &Thresholds::default())
 }
 
-/// Asks PostgreSQL for the last of our status messages that it has processed: it shows the time at
-/// which we sent it.
+/// Renews the proof of our lease. PostgreSQL shows the time at which we sent the last status message
+/// that it has processed.
 async fn prove_lease(sql: &Sql, proof: &LeaseProof, walsender: i32) -> Result<()> {
     let asked_at = Instant::now();
     match activity::last_reply(sql, walsender).await? {
         LastReply::NoSlot => proof.give_up(),
-        // That our walsender has the slot is visible.
+        // We may not see the time, but we see that our walsender has the slot.
         LastReply::Hidden => proof.seen(asked_at),
         LastReply::SentAt(sent_at) => {
-            // If our clock was set back since, the message looks newer than it is, but never newer
-            // than now.
+            // If our clock was set back in the meantime, the message seems newer than it is, but never
+            // newer than now.
             let age = sent_at.elapsed().unwrap_or_default();
             if let Some(sent_at) = Instant::now().checked_sub(age) {
                 proof.prove(sent_at);

@@ -1,6 +1,6 @@
 //! The types of settings that choose one of a few options.
 
-/// A setting that chooses one of a few options, by a word.
+/// A setting that chooses one of a few options. A word stands for each option.
 pub(super) trait ByWord: Copy + 'static {
     /// Each word with its option, in the order of the words in [`super::KEYS`].
     const WORDS: &'static [(&'static str, Self)];
@@ -28,7 +28,7 @@ impl ByWord for OnBadEvent {
 /// What the first start on a database delivers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Start {
-    /// Rows committed from then on.
+    /// Only rows committed from then on.
     New,
     /// Also the unrecorded rows that are already in the tables.
     All,

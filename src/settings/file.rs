@@ -1,4 +1,5 @@
-//! Reads the settings file. Errors say file, line and column, and the most similar valid name.
+//! Reads the settings file. Errors give file, line and column, and for a misspelt name the most similar
+//! valid name.
 
 use std::ops::Range;
 use std::path::Path;
@@ -15,7 +16,7 @@ use super::table_keys::{COLUMN_KEYS, TABLE_KEYS, TableKey};
 use crate::error::{Code, Error, Result};
 use crate::mapping::TableSettings;
 
-/// The file's name and text, to turn an offset into a place.
+/// The path and text of the file. Turns the offset of an error into line and column.
 struct SettingsText<'a> {
     path: &'a Path,
     text: &'a str,
@@ -36,7 +37,7 @@ impl SettingsText<'_> {
         Error::new(Code::SettingInvalid, format!("{place}: {what}"))
     }
 
-    /// Refuses a name of `section` that is not in `known`.
+    /// Refuses a name in `table` that is not in `known`. `section` describes the table in the error.
     fn refuse_unknown(&self, table: &DeTable<'_>, known: &[TableKey], section: &str) -> Result<()> {
         let names = || known.iter().map(|key| key.name);
         let is_unknown = |name: &&Spanned<_>| {
@@ -107,7 +108,7 @@ fn setting_at(section: &DeTable<'_>, span: &Range<usize>) -> Option<String> {
     section.iter().find_map(|(name, value)| {
         let name = name.get_ref();
         if let Some(inner) = value.get_ref().as_table() {
-            // The section [tables.columns] is not within the span of its name.
+            // In a section [tables.columns], the values are not within the span of the name `columns`.
             return setting_at(inner, span).map(|inner| format!("{name}.{inner}"));
         }
         let is_in = value.span().start <= span.start && span.end <= value.span().end;
@@ -148,7 +149,8 @@ pub(super) fn read(path: &Path) -> Result<Layers> {
     Ok(layers)
 }
 
-/// A setting of `[[tables]]` at the top of the file belongs into a section.
+/// The error for an unknown name at the top of the file. The hint says so if the name belongs into a
+/// `[[tables]]` section.
 fn unknown_at_the_top(name: &str, place: &str) -> Error {
     let unknown = layers::unknown(name, place);
     if TABLE_KEYS.iter().any(|key| key.name == name) {

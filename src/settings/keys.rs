@@ -19,7 +19,7 @@ pub enum SettingKind {
 }
 
 impl SettingKind {
-    /// What a value must be, to follow "must be" in an error.
+    /// Describes a valid value. The text follows "must be" in an error.
     pub fn wanted(self) -> String {
         match self {
             SettingKind::Text(_) => "a text".to_owned(),
@@ -30,7 +30,7 @@ impl SettingKind {
     }
 }
 
-/// The words as a sentence part: "`a`, `b` or `c`".
+/// The words as part of a sentence: "`a`, `b` or `c`".
 fn one_of(words: &[&str]) -> String {
     let quoted: Vec<String> = words.iter().map(|word| format!("`{word}`")).collect();
     match quoted.split_last() {
@@ -46,7 +46,7 @@ pub struct SettingKey {
     pub name: &'static str,
     /// The values that it accepts.
     pub kind: SettingKind,
-    /// The default, as a user would write it; empty if there is none.
+    /// The default, as a user writes it; empty if there is none.
     pub default: &'static str,
     /// What the setting does, and the reason for the default.
     pub reason: &'static str,
@@ -308,8 +308,8 @@ pub const KEYS: &[SettingKey] = &[
         SettingKind::Number(1, 3600),
         "10",
         &[],
-        "Seconds to wait at startup for a PostgreSQL that does not answer. After that the relay waits \
-         without end",
+        "Seconds to wait at startup for PostgreSQL to answer; then the relay exits. Once PostgreSQL has \
+         answered, the relay retries without end",
     ),
     key(
         "shutdown_timeout_s",

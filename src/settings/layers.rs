@@ -1,7 +1,7 @@
 //! Merges the sources of settings: defaults, file, environment, flags.
 //!
-//! The result is one checked value per setting, with the place that set it, for errors. The parent module
-//! interprets the values; `file` reads the file.
+//! The result is one checked value per setting. Each value has the place that set it, for error
+//! messages. The parent module interprets the values; `file` reads the file.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -19,15 +19,15 @@ use crate::mapping::TableSettings;
 const OTHER_VARIABLES: &[&str] = &[
     "POSTRIDER_CONFIG",
     "POSTRIDER_PG_BIN",
-    // Builds of a release set these.
+    // Release builds set these variables.
     "POSTRIDER_COMMIT",
     "POSTRIDER_COMMIT_DATE",
 ];
 
-/// The variables as text. Other programs may have variables that are not UTF-8, which are left out.
+/// The environment variables as text. Leaves out variables of other programs that are not UTF-8.
 ///
 /// # Errors
-/// `setting-invalid` for a variable that Postrider reads; its value is not shown.
+/// `setting-invalid` if a variable that Postrider reads is not UTF-8; the error does not show its value.
 pub(crate) fn environment_of(
     variables: impl Iterator<Item = (OsString, OsString)>,
 ) -> Result<Environment> {
@@ -180,7 +180,7 @@ impl Layers {
         read.map_err(|e| self.invalid(name).caused_by(e))
     }
 
-    /// The error that the value of a setting is not valid. The value itself is not shown.
+    /// The error for a value that is not valid. It does not show the value.
     pub(super) fn invalid(&self, name: &str) -> Error {
         self.error(name, &format!("setting `{name}` is not valid"))
     }
@@ -206,7 +206,7 @@ fn is_allowed(key: &SettingKey, value: &Value) -> bool {
     match (key.kind, value) {
         (SettingKind::Text(_), Value::String(_)) | (SettingKind::Switch, Value::Boolean(_)) => true,
         (SettingKind::Choice(words), Value::String(word)) => {
-            // An empty word means "not set", where that is the default.
+            // An empty word means "not set", if the setting has no default.
             words.contains(&word.as_str()) || (word.is_empty() && key.default.is_empty())
         }
         (SettingKind::Number(min, max), Value::Integer(n)) => {
@@ -229,7 +229,7 @@ fn parsed(key: &SettingKey, text: &str) -> Option<Value> {
     }
 }
 
-// The value itself is not shown: it may be a URL with a password.
+// The error does not show the value, because it may be a URL with a password.
 fn invalid(key: &SettingKey, place: &str) -> Error {
     let wanted = key.kind.wanted();
     let what = format!("{place}: setting `{}` must be {wanted}", key.name);

@@ -1,8 +1,8 @@
 //! Builds one checked [`Settings`] from file, environment and flags.
 //!
-//! Flags win over the environment, the environment over the file, the file over the defaults.
-//! Everything is read and checked before the runtime starts; nothing here connects anywhere. No error
-//! shows the value of `database_url`, which may contain a password.
+//! Flags win over the environment, the environment over the file, the file over the defaults. All
+//! settings are read and checked before the runtime starts, without any connection. No error shows the
+//! value of `database_url`, which may contain a password.
 
 mod choices;
 mod duration;
@@ -34,7 +34,7 @@ use crate::mapping::{TableSettings, TimeZone};
 use crate::postgres::Servers;
 use layers::{Layers, TableSection};
 
-/// OpenTelemetry's variable for the URL of a collector of traces. Its other variables are read by its library.
+/// OpenTelemetry's variable for the URL of a trace collector. Its library reads its other variables.
 pub(crate) const TRACES_VARIABLE: &str = "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT";
 
 /// All settings, checked.
@@ -46,7 +46,7 @@ pub struct Settings {
     pub slot: SlotName,
     /// Publication name, as PostgreSQL stores it.
     pub publication: String,
-    /// Whether PostgreSQL copies a slot that the relay creates to standbys.
+    /// Whether the relay creates its slot with `failover`, so that PostgreSQL copies it to standbys.
     pub slot_failover: bool,
     /// What the first start delivers.
     pub start: Start,
@@ -58,35 +58,35 @@ pub struct Settings {
     pub tables: Vec<TableSettings>,
     /// Google Cloud project; empty when not set.
     pub project: String,
-    /// Where Pub/Sub is.
+    /// The Pub/Sub endpoint.
     pub pubsub: Endpoint,
-    /// Whether missing topics are created.
+    /// Whether the relay creates missing topics.
     pub create_topics: bool,
     /// What to do with an event that can never be published.
     pub on_bad_event: OnBadEvent,
-    /// The topic for a copy of each such event; empty for none.
+    /// The topic for a copy of each bad event; empty for none.
     pub dead_letter_topic: String,
     /// The relay deletes events whose outcome is older than this; `None` if it deletes nothing.
     pub prune_after: Option<Duration>,
-    /// Connections to Pub/Sub.
+    /// Number of connections to Pub/Sub.
     pub pubsub_channels: usize,
-    /// Limit of one publish attempt.
+    /// Time limit of one publish attempt.
     pub publish_timeout: Duration,
-    /// Limit of publish requests in flight.
+    /// Maximum number of publish requests in flight.
     pub in_flight_requests: usize,
-    /// Limit of the bytes of events in memory.
+    /// Maximum size of events in memory, in bytes.
     pub in_flight_bytes: usize,
     /// `wal_sender_timeout` of the replication session.
     pub wal_sender_timeout: Duration,
-    /// How long to wait for PostgreSQL at startup.
+    /// How long PostgreSQL may be unreachable at startup before the relay exits.
     pub start_timeout: Duration,
     /// How long to drain after SIGTERM.
     pub shutdown_timeout: Duration,
     /// The address of the HTTP port; `None` if it is off.
     pub http_addr: Option<SocketAddr>,
-    /// What a browser must know to see the page.
+    /// The token with which a browser gets access to the page.
     pub http_token: AccessToken,
-    /// Where spans go; `None` for nowhere.
+    /// The URL of the collector of spans; `None` if spans are off.
     pub traces_endpoint: Option<String>,
     /// The form of the log.
     pub log_format: LogFormat,
@@ -102,7 +102,7 @@ impl AccessToken {
         !self.0.is_empty()
     }
 
-    /// Whether `given` is the token. Takes the same time wherever they differ.
+    /// Whether `given` is the token. Compares in constant time.
     pub fn is(&self, given: &str) -> bool {
         let (ours, given) = (Sha256::digest(&self.0), Sha256::digest(given));
         let differences = ours.iter().zip(given).map(|(a, b)| a ^ b);
@@ -245,7 +245,8 @@ fn database(layers: &Layers, env: &Environment) -> Result<Option<Servers>> {
 /// Settings of the single table that is captured if the file has no [[tables]].
 const OF_ONE_TABLE: [&str; 5] = ["table", "topic", "ordering", "envelope", "time_zone"];
 
-/// `[[tables]]` of the file, or the single table that the plain settings describe.
+/// The tables from the `[[tables]]` sections of the file, or the single table that the plain settings
+/// describe.
 fn tables(layers: &mut Layers) -> Result<Vec<TableSettings>> {
     let Some(sections) = layers.tables.take() else {
         return Ok(vec![TableSettings {
@@ -274,7 +275,7 @@ fn tables(layers: &mut Layers) -> Result<Vec<TableSettings>> {
     }
 }
 
-/// Refuses the settings of a single table together with [[tables]], where they would have no effect.
+/// Refuses the settings of a single table together with [[tables]], because they would have no effect.
 fn refuse_settings_of_one_table(layers: &Layers) -> Result<()> {
     if layers.tables.is_none() {
         return Ok(());
@@ -289,8 +290,8 @@ fn refuse_settings_of_one_table(layers: &Layers) -> Result<()> {
     }
 }
 
-/// Checks the project; empty if not set. Pub/Sub answers a malformed project in the same way as a bad
-/// message, so without this check the relay would quarantine events for it.
+/// Checks the project, which is empty if not set. Pub/Sub answers a malformed project with the same error
+/// as a bad message, so without this check the relay would quarantine good events.
 fn project(layers: &Layers) -> Result<String> {
     let text = layers.text("project");
     if text.is_empty() || crate::mapping::limits::is_project_id(text) {
@@ -317,7 +318,7 @@ fn endpoint(layers: &Layers) -> Result<Endpoint> {
     }
     let service = layers.text("pubsub_endpoint");
     match service.parse::<hyper::Uri>() {
-        // A user and password would have no effect, and would appear in messages.
+        // A user and password in the URL would have no effect, but would appear in error messages.
         Ok(uri)
             if matches!(uri.scheme_str(), Some("http" | "https"))
                 && uri.host().is_some()

@@ -1,6 +1,6 @@
-//! The table of the settings of one `[[tables]]` section, for "did you mean" and for the JSON Schema.
+//! The settings of a `[[tables]]` section, for "did you mean" hints and for the JSON Schema.
 //!
-//! `mapping::TableSettings` reads the values. A test holds the names against its fields.
+//! `mapping::TableSettings` reads the values. A test compares the names here with its fields.
 
 use super::keys::{ENVELOPES, SettingKind, TIME_ZONES};
 
@@ -24,7 +24,7 @@ pub struct TableKey {
     pub name: &'static str,
     /// The values that it accepts.
     pub kind: TableKeyKind,
-    /// What it does.
+    /// What the setting does.
     pub reason: &'static str,
 }
 
@@ -129,7 +129,7 @@ mod tests {
     use super::*;
     use crate::mapping::{ColumnSettings, TableSettings};
 
-    /// Fails with the names of the fields of the struct that is read from it.
+    /// A deserializer that fails with the field names of the struct that is read from it.
     struct FieldNames;
 
     impl<'de> Deserializer<'de> for FieldNames {

@@ -1,4 +1,4 @@
-//! Layers and checks, tested with settings as a user would write them.
+//! Tests layers and checks with settings as a user writes them.
 
 use super::*;
 use crate::mapping::TimeZone;
@@ -165,7 +165,7 @@ fn time_zone_accepts_only_utc_and_local_or_nothing() {
     assert_eq!(error.code(), Code::SettingInvalid);
 }
 
-/// What is wrong with a file, without its name, and the hint.
+/// The error for a file, without the file's name, and its hint.
 fn refused(toml: &str) -> (String, String) {
     let error = load_file(toml, &[]).unwrap_err();
     let (_, place) = error.what().split_once(':').unwrap();

@@ -14,7 +14,7 @@ const SELECT: &str = "\
         publication, since_lsn \
     FROM outbox.capture ORDER BY identity";
 
-/// If another relay on the same slot was faster, its row stays.
+/// Keeps an existing row: another relay on the same slot may have inserted it first.
 const INSERT: &str = "\
     INSERT INTO outbox.capture (identity, schema_name, table_name, table_oid, slot, since, floor, \
         floor_seq, numbering, partitions, has_inserted_xid, instance, publication, since_lsn) \
@@ -40,7 +40,8 @@ const RESOLVE: &str = "\
         SELECT FROM pg_catalog.pg_replication_slots s \
         WHERE s.slot_name = $5 AND s.active_pid = $6)";
 
-/// The new owner finds no records of events that its predecessor published without one.
+/// With `dispatch = exceptions`, the previous owner published events without a record. Raising
+/// `recorded_from` tells the new owner not to expect records of them.
 const TAKE_OVER: &str = "\
     UPDATE outbox.capture c SET slot = $2, since_lsn = NULL, \
         recorded_from = CASE WHEN EXISTS ( \
@@ -56,36 +57,38 @@ const FULL_FROM_HERE: &str = "\
 pub(crate) struct CaptureRecord {
     /// `schema.table` when it was first captured. Event ids are derived from it.
     pub(crate) identity: String,
-    /// Its current name.
+    /// The table's current name.
     pub(crate) table: QualifiedName,
     pub(crate) oid: u32,
-    /// The slot whose relay publishes its rows.
+    /// The slot that owns the table: its relay publishes the rows.
     pub(crate) slot: String,
-    /// The snapshot taken when capturing began: rows visible in it are never published. `None`: no row is
-    /// too old to publish.
+    /// The snapshot taken when capturing began. Rows visible in it are never published. `None`: all
+    /// rows are published, however old they are.
     pub(crate) since: Option<Snapshot>,
-    /// All rows of older transactions are resolved.
+    /// A transaction number. All rows of older transactions are resolved.
     pub(crate) floor: u64,
-    /// Rows up to this `seq` usually belong to transactions before `floor`. Only a hint where to
-    /// start reading: a writer may choose its own number, or draw one long before it inserts the
-    /// row.
+    /// Rows up to this `seq` usually belong to transactions before `floor`. This is only a hint where
+    /// to start reading: a writer may choose its own number, or draw a number long before it inserts
+    /// the row.
     pub(crate) floor_seq: Option<i64>,
-    /// The sequence that numbered the rows when `floor_seq` was noted. Another sequence may give
-    /// out lower numbers.
+    /// The sequence that numbered the rows when `floor_seq` was noted. If another sequence replaces
+    /// it, new rows may get lower numbers.
     pub(crate) numbering: Option<String>,
-    /// The partitions whose rows were compared, in the form in which `capture::shape` finds
-    /// them.
+    /// The OIDs of the partitions that an audit has compared, ascending and separated by commas.
     pub(crate) partitions: Option<String>,
     /// Whether the table has the column `inserted_xid`, from the start or added later.
     pub(crate) has_inserted_xid: bool,
     /// If the column was added later, its values in rows that are older than the column.
     pub(crate) added_xids: Vec<u64>,
-    /// Rows of older transactions may have been published without a record. All of them are resolved.
+    /// A transaction number. Rows of older transactions may have been published without a record, but
+    /// all of them are resolved.
     pub(crate) recorded_from: u64,
-    /// Fingerprint of the publication when capturing began; `None` in a record of an older version.
+    /// Fingerprint of the publication when capturing began. `None` if an older version of Postrider
+    /// wrote the record.
     pub(crate) publication: Option<String>,
-    /// The WAL position at which capturing began. A slot that no relay has used streams all our rows, unless
-    /// it is ahead of this position. `None` if a relay or an older version began capturing.
+    /// The WAL position at which capturing began. If a new slot is not ahead of this position, it streams
+    /// all rows that we must publish. `None` if a relay or an older version of Postrider began
+    /// capturing.
     pub(crate) since_lsn: Option<Lsn>,
 }
 
@@ -122,7 +125,7 @@ pub(crate) struct Resolved<'a> {
     pub(crate) identity: &'a str,
     pub(crate) floor: u64,
     /// The highest `seq` when all transactions below the floor had ended, and the sequence that
-    /// fills that column.
+    /// fills the column `seq`.
     pub(crate) floor_seq: Option<(i64, &'a str)>,
     pub(crate) partitions: Option<&'a str>,
 }
@@ -136,13 +139,13 @@ pub(crate) async fn read(sql: &impl GenericClient) -> Result<Vec<CaptureRecord>>
     rows.iter().map(CaptureRecord::from_row).collect()
 }
 
-/// The first position at which the capturing of a slot's tables began; see [`CaptureRecord::since_lsn`].
+/// The lowest [`CaptureRecord::since_lsn`] of the slot's tables.
 pub(crate) fn since_lsn(records: &[CaptureRecord], slot: &SlotName) -> Option<Lsn> {
     let of_slot = records.iter().filter(|known| known.slot == slot.as_str());
     of_slot.filter_map(|known| known.since_lsn).min()
 }
 
-/// Adds the records of tables that are captured from now on.
+/// Inserts the records of newly captured tables.
 ///
 /// # Errors
 /// Errors of a statement.
@@ -176,7 +179,7 @@ pub(crate) async fn insert(
     Ok(())
 }
 
-/// Notes that the table has a new name, or that a new table has its name.
+/// Updates the table's name and OID: the table was renamed, or another table now has its name.
 ///
 /// # Errors
 /// Errors of a statement.
@@ -187,7 +190,7 @@ pub(crate) async fn moved(sql: &impl GenericClient, record: &CaptureRecord) -> R
     Ok(())
 }
 
-/// Notes that the column `inserted_xid` was added after capturing began.
+/// Records that the column `inserted_xid` was added after capturing began.
 ///
 /// # Errors
 /// Errors of a statement.
@@ -197,7 +200,7 @@ pub(crate) async fn xids_added(sql: &impl GenericClient, record: &CaptureRecord)
     Ok(())
 }
 
-/// Captures the rows that are older than the relay, too.
+/// Makes the relay also publish the rows that existed before capturing began.
 ///
 /// # Errors
 /// Errors of a statement.
@@ -209,7 +212,7 @@ pub(crate) async fn capture_all(sql: &impl GenericClient, record: &CaptureRecord
     Ok(())
 }
 
-/// Notes how far rows are resolved. Has no effect when the session has lost the slot.
+/// Records how far the table's rows are resolved. Does nothing if the session has lost the slot.
 ///
 /// # Errors
 /// Errors of a statement.
@@ -235,8 +238,8 @@ pub(crate) async fn resolve(
     Ok(())
 }
 
-/// Notes that events get a full record again: all rows below the floors are resolved, some of them
-/// without a record.
+/// Records that every event gets a record from here on. All rows below the floors are resolved, some
+/// of them without a record.
 ///
 /// # Errors
 /// Errors of a statement.
@@ -259,9 +262,9 @@ pub(crate) async fn take_over(
     Ok(())
 }
 
-/// The record's table in a cluster that has taken over the records of another one. A dump gives
-/// tables other OIDs, so the name decides. A table that was renamed keeps its OID only if no other
-/// record's table has it now.
+/// The OID of a record's table, when the records come from another cluster. The table with the
+/// recorded name decides, because a restored dump has other OIDs. If no table has that name, the
+/// recorded OID stays, unless it now belongs to another record's table: then the OID is 0.
 const OID_HERE: &str = "\
     coalesce(pg_catalog.to_regclass(pg_catalog.format('%I.%I', c.schema_name, c.table_name))::oid, \
         CASE WHEN c.table_oid NOT IN ( \
@@ -269,8 +272,8 @@ const OID_HERE: &str = "\
                 pg_catalog.to_regclass(pg_catalog.format('%I.%I', k.schema_name, k.table_name)) o (oid) \
             WHERE o.oid IS NOT NULL) THEN c.table_oid ELSE 0::oid END)";
 
-/// Resets the floors and the OIDs of all records, because those of another cluster mean nothing
-/// here. So all rows are compared.
+/// Resets the floors and OIDs of all records, because the values of another cluster mean nothing
+/// here. The next comparison covers all rows.
 ///
 /// # Errors
 /// Errors of a statement.

@@ -1,4 +1,4 @@
-//! What the relay remembers in the database: the only SQL on the tables of the schema `outbox`.
+//! The relay's own tables in the schema `outbox`. All SQL on these tables is here.
 //!
 //! - [`dispatch`]: the outcome of each event, and the quarantine (`outbox.dispatch`).
 //! - [`capture_record`]: which rows of each captured table are ours, and how far they are resolved
@@ -7,13 +7,13 @@
 //!   `outbox.replay_event`).
 //! - [`relay_row`]: which relay serves a slot, and how far it got (`outbox.relay`).
 //!
-//! The relay can rebuild its memory from these tables and the slot.
+//! After a crash the relay rebuilds its state from these tables and the slot.
 //!
-//! **Invariants.** Nothing here writes to an outbox table. A statement that only the holder of the slot
-//! may run checks in the database that its session still holds it.
+//! **Invariants.** Nothing here writes to an outbox table. If only the holder of the slot may run a
+//! statement, the statement itself checks that the session still holds the slot.
 //!
-//! Not here: queries on captured tables (`capture`), the tables' definitions (`migrations/`), and what
-//! follows from a row.
+//! Not here: queries on captured tables (`capture`), the tables' definitions (`migrations/`), and
+//! decisions based on a row, which the callers make.
 
 pub(crate) mod capture_record;
 pub(crate) mod dispatch;

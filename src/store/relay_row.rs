@@ -1,9 +1,9 @@
 //! The relay's own row in `outbox.relay`: a tripwire, and information for operators.
 //!
-//! It never decides the position to resume from: only the slot does. It lets the relay notice that
-//! the slot is not the one that was served before (`recovery::loss`), and remember across crashes
-//! that a recovery has not ended (`mark`) and what audits have compared (`audits`). Commands read it
-//! with `shown`.
+//! The row never decides the position to resume from: only the slot does. From the row, the relay
+//! notices that a slot is not the one that it served before (`recovery::loss`). The row also
+//! remembers across crashes that a recovery has not ended (`mark`) and what audits have compared
+//! (`audits`). Commands read it with `shown`.
 
 pub(crate) mod audits;
 pub(crate) mod mark;
@@ -21,8 +21,8 @@ use crate::error::{Code, Error, Result};
 use crate::postgres::{Snapshot, Sql};
 use crate::settings::Dispatch;
 
-/// The last two columns make the statement fail on an older schema, before a standby starts to
-/// wait.
+/// The last two columns are only there to make the statement fail on an older schema, before a
+/// standby starts to wait.
 const SELECT: &str = "\
     SELECT system_identifier, timeline, confirmed_lsn, confirmed_is_final, recovering, dispatch, \
         audited_publication, database_oid, recovery_lsn, recovery_snapshot::text, pruned_at, \
@@ -31,7 +31,7 @@ const SELECT: &str = "\
 
 /// Makes the mode `exceptions` durable before anything is delivered. Only the auditor or a recovery
 /// switches back to `full`, once all events delivered without a row are below the floor. `$6` is
-/// true if the slot may have missed events, so that the auditor must compare everything.
+/// true if the slot may have missed events. The auditor must then compare everything.
 const TAKE: &str = "\
     INSERT INTO outbox.relay (slot, system_identifier, timeline, confirmed_lsn, instance, \
         dispatch, audited_publication, database_oid) \
@@ -47,21 +47,22 @@ const TAKE: &str = "\
         audited_publication = CASE WHEN NOT $6 \
             THEN coalesce(relay.audited_publication, excluded.audited_publication) END";
 
-/// A final position is the last write of a session: an update that arrives later is out of date.
+/// A final position is the last write of a session, so an update that arrives after it is ignored.
 const UPDATE: &str = "\
     UPDATE outbox.relay SET confirmed_lsn = $2, updated_at = now() \
     WHERE slot = $1 AND NOT confirmed_is_final";
 
-/// Written before a person moves the slot. `$2` is the last position that a relay has confirmed; only a relay
-/// with `dispatch = exceptions` needs it. After the move the slot lacks events that an unfinished recovery
-/// relies on, so that recovery must start again.
+/// Runs before a person moves the slot. `$2` is the last position that a relay has confirmed; only a relay
+/// with `dispatch = exceptions` needs it. After the move, the slot lacks events that an unfinished
+/// recovery relies on. Clearing `recovery_lsn` makes that recovery start again.
 const WRITE_LEFT: &str = "\
     UPDATE outbox.relay SET recovery_lsn = NULL, recovery_snapshot = NULL, updated_at = now(), \
         confirmed_lsn = CASE dispatch WHEN 'exceptions' THEN $2 ELSE confirmed_lsn END, \
         confirmed_is_final = confirmed_is_final OR dispatch = 'exceptions' \
     WHERE slot = $1 AND confirmed_lsn IS NOT NULL";
 
-/// Writes only if the row is still ours. While nothing holds the delivery up, writes only once.
+/// Writes only if the row is still ours. While delivery is not held up, only the first write changes
+/// the row.
 const WRITE_CONDITION: &str = "\
     UPDATE outbox.relay SET condition = $3::text::jsonb, condition_at = now() \
     WHERE slot = $1 AND instance = $2 AND (condition IS NOT NULL OR $3::text IS NOT NULL)";
@@ -83,8 +84,8 @@ const KEEP_SLOT: &str = "\
         database_oid = $6 \
     WHERE slot = $1";
 
-/// Some rows have a position that the WAL of this cluster has not reached yet. Moves them to a
-/// position where no commit can be.
+/// Moves rows with a position that the WAL of this cluster has not reached yet to a position where
+/// no commit can be.
 const MOVE_RECORDS: &str = "\
     WITH below AS ( \
         SELECT now.lsn, now.lsn - mod(now.lsn - '0/0'::pg_lsn, 8) - 1::numeric AS place \
@@ -97,23 +98,24 @@ const MOVE_RECORDS: &str = "\
           FROM outbox.dispatch, below WHERE commit_lsn >= below.lsn) place \
     WHERE d.commit_lsn = place.commit_lsn AND d.ordinal = place.old_ordinal";
 
-/// The row, as an earlier session has left it.
+/// The relay's row as an earlier session left it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Recorded {
     /// The database in which the row was written.
     pub(crate) origin: DatabaseOrigin,
     pub(crate) timeline: u32,
-    /// `None` if the slot was never served.
+    /// `None` if no relay has served the slot.
     pub(crate) confirmed_lsn: Option<Lsn>,
-    /// Whether nothing was confirmed after `confirmed_lsn`.
+    /// Whether it is certain that no relay has confirmed anything after `confirmed_lsn`.
     pub(crate) confirmed_is_final: bool,
-    /// The reason of a recovery that was begun or requested, and has not ended.
+    /// Why a recovery was begun or requested, if it has not ended.
     pub(crate) recovering: Option<String>,
     /// How that recovery can be continued, if it has created its slot.
     pub(crate) unfinished: Option<Unfinished>,
     /// Which events got a row in the last session.
     pub(crate) dispatch: Dispatch,
-    /// Fingerprint of the publication with which all events that have an outcome were delivered.
+    /// Fingerprint of the publication at the last audit, or when capturing began if there was none.
+    /// `None` if the auditor must compare everything.
     pub(crate) publication: Option<String>,
 }
 
@@ -121,7 +123,7 @@ pub(crate) struct Recorded {
 /// record.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Unfinished {
-    /// The consistent point of its slot.
+    /// The consistent point of the recovery's slot.
     pub(crate) consistent_point: Lsn,
     /// The slot streams every transaction that this snapshot does not show.
     pub(crate) snapshot: Snapshot,
@@ -189,17 +191,17 @@ fn outdated(error: tokio_postgres::Error) -> Error {
     }
 }
 
-/// The rows that the auditor compares first.
+/// Which rows the session's first audit compares.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Audit {
-    /// Only rows that it has not compared yet.
+    /// Only rows that earlier audits have not compared.
     Continue,
-    /// Everything: the slot is ahead of the recorded position, or has been through a failover. Both
-    /// are normal, but cannot be distinguished from a loss.
+    /// All rows, because the slot is ahead of the recorded position or has been through a failover.
+    /// Both are normal, but the relay cannot tell them from a loss.
     Everything,
 }
 
-/// How the session records, and the publication as it was before the session began.
+/// A dispatch mode, and the fingerprint of a publication.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Manner<'a> {
     pub(crate) dispatch: Dispatch,
@@ -243,12 +245,12 @@ pub(crate) async fn take(
     Ok(())
 }
 
-/// Records that a person moves the slot. The next session begins an unfinished recovery again. With
-/// `dispatch = exceptions` it notices the move by the recorded position; with full records it compares the
-/// tables anyway.
+/// Records that a person is about to move the slot. The next session restarts an unfinished recovery.
+/// With `dispatch = exceptions` the next session notices the move by the recorded position. With full
+/// records it compares the tables anyway.
 ///
 /// # Errors
-/// Errors of a statement; no error if no relay has ever served.
+/// Errors of a statement; no error if the table does not exist.
 pub(crate) async fn write_left(sql: &Sql, slot: &SlotName, confirmed: PgLsn) -> Result<()> {
     let written = sql.execute(WRITE_LEFT, &[&slot.as_str(), &confirmed]).await;
     match written {
@@ -258,14 +260,14 @@ pub(crate) async fn write_left(sql: &Sql, slot: &SlotName, confirmed: PgLsn) -> 
     }
 }
 
-/// Records how far the slot is confirmed.
+/// Records the slot's confirmed position.
 pub(crate) async fn update(sql: &Sql, slot: &SlotName, confirmed: PgLsn) -> Result<()> {
     sql.execute(UPDATE, &[&slot.as_str(), &confirmed]).await?;
     Ok(())
 }
 
-/// Records why the delivery is held up, or `None`, for commands that cannot ask the relay. Does nothing if
-/// another relay has the row.
+/// Records why delivery is held up (`None` if it is not), for commands that cannot ask the relay. Does
+/// nothing if another relay has the row.
 ///
 /// # Errors
 /// Database errors.
@@ -283,7 +285,7 @@ pub(crate) async fn write_condition(
     Ok(())
 }
 
-/// Records how a run of pruning ended, for commands that cannot ask the relay.
+/// Records how a pruning run ended, for commands that cannot ask the relay.
 ///
 /// # Errors
 /// Database errors.
@@ -305,7 +307,8 @@ pub(crate) async fn write_final(
     Ok(())
 }
 
-/// Lets the relay continue with the slot on this cluster. Every row in the tables must have an outcome.
+/// Lets the relay continue with the slot on this cluster. The caller has made sure that every row in
+/// the tables has an outcome.
 pub(crate) async fn keep_slot(
     sql: &impl GenericClient,
     slot: &SlotName,
@@ -329,8 +332,8 @@ pub(crate) async fn keep_slot(
     Ok(())
 }
 
-/// Moves records of another cluster out of the way, so that new events are not taken for recorded
-/// ones. Returns how many were moved.
+/// Moves the records of another cluster out of the way, so that the relay does not mistake new events
+/// for recorded ones. Returns how many records it has moved.
 pub(crate) async fn move_records(sql: &impl GenericClient) -> Result<u64> {
     Ok(sql.execute(MOVE_RECORDS, &[]).await?)
 }

@@ -1,8 +1,8 @@
-//! The tables of `postrider replay`: `outbox.replay` with a row for each replay, and
-//! `outbox.replay_event` with its events until they have been published again.
+//! The tables of `postrider replay`: `outbox.replay` has a row for each replay, and
+//! `outbox.replay_event` has the replay's events until they get an outcome.
 //!
-//! An event is released to the relay by its row in outbox.dispatch, as an event in quarantine is. So the
-//! relay finds it with the queries that it has anyway.
+//! A replay releases an event in the same way as `postrider quarantine` does: it sets the state in
+//! outbox.dispatch to `released`. The relay therefore needs no extra query to find replayed events.
 
 mod released;
 
@@ -17,10 +17,10 @@ use super::dispatch::history::{QueryParameters, RecordFilter, RecordPlace};
 use crate::error::{Code, Error, Result};
 use crate::postgres::Sql;
 
-/// Looks at the next records in order, and selects those that match and were published, also those that
-/// another replay is sending. The number of
-/// records, of selected ones, and of matching ones in quarantine; the last place, the earliest commit, and
-/// the first ids.
+/// A statement that reads the next page of records and selects those that match `which` and were
+/// published, including those that another replay is sending. It returns the number of records in the
+/// page, of selected records, and of matching records in quarantine; the last place of the page; and
+/// the earliest commit time and the first ids of the selected records.
 fn select_sql(which: &str, inserts: bool) -> String {
     let insert = if inserts {
         "insert into outbox.replay_event (replay, topic, ordering_key, commit_lsn, ordinal) \
@@ -60,11 +60,11 @@ const PLAN: &str = "\
 #[derive(Debug)]
 pub(crate) struct ReplayRow {
     pub(crate) name: String,
-    /// Which events, as JSON.
+    /// Which events to replay, as JSON.
     pub(crate) criteria: String,
-    /// Events committed from here on are not replayed.
+    /// The replay leaves out events committed from this position on.
     pub(crate) until: Lsn,
-    /// Whether all events are selected.
+    /// Whether the selection of events is complete.
     pub(crate) is_selected: bool,
     pub(crate) has_ended: bool,
 }
@@ -72,7 +72,7 @@ pub(crate) struct ReplayRow {
 /// A topic and an ordering key; both may be empty.
 pub(crate) type ReplayGroup = (String, String);
 
-/// Prepares a session.
+/// Sets the planner options for the statements of a replay.
 ///
 /// # Errors
 /// Database errors.
@@ -147,7 +147,7 @@ pub(crate) async fn unfinished(sql: &Sql) -> Result<Vec<String>> {
     Ok(rows.iter().map(|row| row.get(0)).collect())
 }
 
-/// Where to look for events to select.
+/// A page of records, and a filter for the events to select from it.
 #[derive(Debug)]
 pub(crate) struct SelectionPage<'a> {
     /// The last record of the page before.
@@ -162,7 +162,7 @@ pub(crate) struct SelectionPage<'a> {
     pub(crate) before: Option<&'a str>,
 }
 
-/// The records of a page, counted.
+/// The result of a selection from one page.
 #[derive(Debug)]
 pub(crate) struct SelectedPage {
     pub(crate) records: u64,
@@ -174,7 +174,8 @@ pub(crate) struct SelectedPage {
     pub(crate) first_ids: Vec<String>,
 }
 
-/// Selects the events of a page for the replay `name`, or only counts them without one. `None` at the end.
+/// Selects the events of a page for the replay `name`. Without a name, it only counts them. Returns
+/// `None` after the last page.
 ///
 /// # Errors
 /// Database errors.
@@ -221,7 +222,7 @@ pub(crate) async fn select_one(
     Ok(())
 }
 
-/// All events of the replay are selected.
+/// Records that the selection of events is complete.
 ///
 /// # Errors
 /// Database errors.
@@ -231,7 +232,8 @@ pub(crate) async fn selected(sql: &Sql, name: &str) -> Result<()> {
     Ok(())
 }
 
-/// Removes the events that are not released, and selects no more. Returns how many they were.
+/// Removes the events that are not released yet, and ends the selection. Returns how many events it
+/// has removed.
 ///
 /// # Errors
 /// Database errors.
@@ -241,7 +243,7 @@ pub(crate) async fn cancel(sql: &Sql, name: &str) -> Result<u64> {
     Ok(sql.execute(statement, &[&name]).await?)
 }
 
-/// The replay has ended.
+/// Records that the replay has ended.
 ///
 /// # Errors
 /// Database errors.

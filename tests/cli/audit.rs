@@ -78,7 +78,7 @@ async fn events_in_quarantine_are_counted_and_named() {
     let ran = database.run(&["audit"]).await;
     ran.assert_status(1);
     assert_contains(&ran.stdout, "         1  in quarantine");
-    assert_contains(&ran.stdout, "went out in more than one request");
+    assert_contains(&ran.stdout, "were sent in more than one request");
     assert_contains(&ran.stdout, "Nothing is missing");
 }
 

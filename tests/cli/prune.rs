@@ -131,7 +131,7 @@ async fn a_dry_run_counts_and_deletes_nothing() {
     assert_contains(&ran.stdout, "kept: 1 row without an outcome");
     assert_contains(
         &ran.stdout,
-        "489 old records of rows that are in an outbox table now",
+        "489 old records of rows that are still in an outbox table",
     );
     assert_contains(&ran.stdout, "Nothing was deleted: replace --dry-run");
     let rows = "select count(*) from outbox.events";

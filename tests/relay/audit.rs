@@ -151,7 +151,7 @@ async fn no_idle_position_is_confirmed_while_the_publication_is_wrong() {
 #[tokio::test(flavor = "multi_thread")]
 async fn no_idle_position_is_confirmed_while_the_publication_cannot_be_read() {
     let lock = "BEGIN; LOCK TABLE pg_publication IN ACCESS EXCLUSIVE MODE";
-    no_idle_position_is_confirmed_between(lock, "cannot look at the publication", "COMMIT").await;
+    no_idle_position_is_confirmed_between(lock, "cannot check the publication", "COMMIT").await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -23,7 +23,7 @@ pub(super) async fn check(sql: &Sql, settings: &Settings) -> Result<Vec<Finding>
     for table in &settings.tables {
         match shape::read(sql, table).await {
             Ok(Some(shape)) => findings.extend(columns(table, &shape)),
-            // Missing: the publication's check says so.
+            // The check of the publication reports a missing table.
             Ok(None) => {}
             Err(error) => findings.push(from_error(&error)),
         }
@@ -33,7 +33,8 @@ pub(super) async fn check(sql: &Sql, settings: &Settings) -> Result<Vec<Finding>
     Ok(findings)
 }
 
-/// Checks the server's encoding: PostgreSQL converts all text to UTF-8 for the relay.
+/// Checks the server's encoding. If it is not UTF-8, PostgreSQL converts all text for the relay, and the
+/// conversion may fail.
 async fn encoding(sql: &Sql) -> Result<Finding> {
     let encoding = cluster::server_encoding(sql).await?;
     let what = format!("server_encoding is {encoding}");
@@ -89,7 +90,8 @@ pub(in crate::cli) fn columns(table: &TableSettings, shape: &Shape) -> Vec<Findi
     findings
 }
 
-/// Code, description and remedy, if the column that numbers the rows is missing or of little use.
+/// Code, description and remedy if the column that numbers the rows is missing, has no index, or is not
+/// filled by a sequence with `cache 1`.
 fn seq_fault(table: &TableSettings, shape: &Shape) -> Option<(&'static str, String, String)> {
     let name = &table.table;
     match &shape.seq {

@@ -1,7 +1,8 @@
-//! Checks with a sample, and with the relay's own mapping, that a table's rows can become messages.
+//! Maps a sample of a table's rows with the relay's own mapping, to check that they can become messages.
 //!
-//! The table is described from the catalog as the stream would describe it. The sample comes from the
-//! end of the primary key, without payloads. The check of Pub/Sub looks up the sample's topics.
+//! The description of the table comes from the catalog, in the form in which the stream would describe
+//! it. The sample has the rows with the highest ids (if ids can be sorted), without payloads. `pubsub`
+//! looks up the topics of the sample.
 
 use std::collections::BTreeSet;
 
@@ -18,13 +19,13 @@ use crate::event::EventPosition;
 use crate::mapping::{MapError, Mapper, TableSettings};
 use crate::postgres::Sql;
 
-/// Rows of the sample; enough to include every usual kind of event.
+/// Maximum number of rows in the sample, enough to include every usual kind of event.
 const SAMPLE: usize = 500;
 
 /// Short, because the sample is optional: do not sort a table whose id has no index.
 const SAMPLE_TIMEOUT: &str = "set statement_timeout = '2s'";
 
-/// Placeholder for full topic names without a project; topics are then not looked up.
+/// Placeholder in topic names if no project is set. The check then does not look topics up.
 const NO_PROJECT: &str = "no-project";
 
 /// The findings and topics of one table.
@@ -35,7 +36,7 @@ pub(super) struct MappingCheck {
     pub(super) topics: BTreeSet<String>,
 }
 
-/// Checks one captured table; the publication's check reports a missing one.
+/// Checks one captured table. The check of the publication reports a missing table.
 pub(super) async fn check(
     sql: &Sql,
     settings: &TableSettings,
@@ -97,7 +98,7 @@ pub(super) async fn check(
     })
 }
 
-/// Warns if the id may not be unique: the relay records an event's outcome under its id.
+/// Warns if two rows can have the same id, because the relay records an event's outcome under its id.
 async fn not_unique(sql: &Sql, settings: &TableSettings, id: &str) -> Result<Option<Finding>> {
     let table = &settings.table;
     let is_unique = is_unique(sql, table, id).await?;
@@ -117,7 +118,7 @@ async fn not_unique(sql: &Sql, settings: &TableSettings, id: &str) -> Result<Opt
     }))
 }
 
-/// Topics that are known without a row.
+/// The topics that the settings name without a column, so that they are known without a row.
 fn plain_topics(settings: &TableSettings, project: &str) -> BTreeSet<String> {
     let template = Some(&settings.topic).filter(|topic| topic.columns().next().is_none());
     let plain = template.map(ToString::to_string);
@@ -151,9 +152,10 @@ async fn sample(
             if column.name == payload {
                 "null::text".to_owned()
             } else {
-                // The text form of the stream: a cast to text prints some types differently.
+                // `format` prints values as the stream has them. A cast to text prints some types
+                // differently.
                 let name = quoted_identifier(&column.name);
-                // `is not null` is false for a row with a null in it.
+                // `is not null` would be false for a composite value that contains a null.
                 format!("case when {name} is distinct from null then format('%s', {name}) end")
             }
         })

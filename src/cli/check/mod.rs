@@ -1,8 +1,8 @@
 //! `postrider check`: checks that PostgreSQL and Pub/Sub have everything that the relay needs.
 //!
 //! Changes nothing. Every problem is a finding, even an unreachable database; only unreadable settings
-//! are errors. `slot_manager::preflight` checks the database, `mapping` the settings of the tables,
-//! `capture` the columns that identify and order rows, `pubsub` topics and credentials.
+//! are errors. `slot_manager::preflight` checks the database, `mapping` checks the settings of the
+//! tables, `capture` the columns that identify and order rows, and `pubsub` topics and credentials.
 
 pub(super) mod capture;
 mod mapping;
@@ -67,7 +67,8 @@ pub(super) fn run(settings: &Settings, args: &CheckArgs) -> Result<ExitCode> {
     Ok(findings.exit_code())
 }
 
-/// The findings that need no connection. Settings that cannot be read have ended the command before.
+/// The findings that need no connection. Unreadable settings have already ended the command with an
+/// error.
 fn check_settings(settings: &Settings) -> Findings {
     let tables: Vec<String> = settings
         .tables
@@ -149,7 +150,7 @@ async fn check_database(sql: &Sql, settings: &Settings) -> Result<(Vec<Finding>,
         return Ok((findings, Vec::new()));
     }
     findings.extend(replication_session(sql, &findings).await);
-    // The table may be readable but of an older version.
+    // Read the table: it may exist with the schema of an older version.
     if findings.iter().any(|finding| finding.code == "relay-table") {
         let read = database::refuse_foreign_records(sql, settings).await;
         match read {
@@ -178,7 +179,8 @@ async fn check_database(sql: &Sql, settings: &Settings) -> Result<(Vec<Finding>,
     Ok((findings, topics))
 }
 
-/// Whether the relay may delete, if it prunes. Without the right it still delivers.
+/// If the relay prunes, checks that it may delete. Without this right it still delivers events, so this is
+/// only a warning.
 async fn pruning(sql: &Sql, settings: &Settings) -> Option<Finding> {
     settings.prune_after?;
     match require_rights(sql, settings, Pruning::Relay).await {
@@ -195,8 +197,8 @@ async fn pruning(sql: &Sql, settings: &Settings) -> Option<Finding> {
     }
 }
 
-/// Adds the finding about a lost slot. It replaces the milder finding that the slot is missing, which
-/// is normal before a first start.
+/// Adds the finding about a lost slot. This finding replaces the milder finding that the slot is missing,
+/// which is normal before a first start.
 fn with_a_lost_slot(findings: &mut Vec<Finding>, lost: Option<Finding>) {
     let Some(lost) = lost else { return };
     let is_milder = |known: &Finding| known.code == lost.code && known.severity < lost.severity;
@@ -206,15 +208,16 @@ fn with_a_lost_slot(findings: &mut Vec<Finding>, lost: Option<Finding>) {
     }
 }
 
-/// Checks that the server accepts a replication session. Skipped if a relay reads from the slot: it has
-/// such a session, and there may be no walsender for a second one.
+/// Checks that the server accepts a replication session. Skips the check if a relay reads from the slot:
+/// that relay already has such a session, and there may be no free walsender for a second session. Also
+/// skips it after other findings that would make it fail.
 async fn replication_session(sql: &Sql, known: &[Finding]) -> Option<Finding> {
     let reasons = [
         Code::SlotHeld,
         Code::ReplicationRight,
         Code::WalSendersUsedUp,
     ];
-    // A check that passed may have the code as its name.
+    // A check that passed has a finding with the same code.
     let mut problems = known
         .iter()
         .filter(|finding| finding.severity != Severity::Ok);

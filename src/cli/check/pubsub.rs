@@ -11,16 +11,16 @@ use crate::error::{Code, Error, Result};
 use crate::mapping::Ordering;
 use crate::settings::Settings;
 
-/// Limit of one call; the client itself would retry for longer.
+/// Time limit of one call. The client itself would retry for longer.
 const CALL_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Maximum number of topics to look up; each takes up to three calls, one after the other.
+/// Maximum number of topics to look up. Each topic takes up to three calls, one after the other.
 const LOOKED_UP_MAX: usize = 50;
 
-/// The topic to ask for, to see whether Pub/Sub answers. It need not exist.
+/// The topic with which we test whether Pub/Sub answers. It need not exist.
 const PROBE: &str = "postrider-check";
 
-/// Checks Pub/Sub; `topics` are the full names of the topics of the events in the tables.
+/// Checks Pub/Sub. `topics` are the full names of the topics of sampled events and of the settings.
 pub(super) async fn check(settings: &Settings, mut topics: Vec<String>) -> Vec<Finding> {
     let mut findings = Vec::new();
     match settings.dead_letter_topic() {
@@ -139,7 +139,7 @@ async fn look_up(client: &TopicAdmin, settings: &Settings, topics: &[String]) ->
     findings
 }
 
-/// Whether the topic exists, whether we may publish to it, and whether somebody listens.
+/// Checks whether the topic exists, whether we may publish to it, and whether it has a subscription.
 async fn look_up_one(
     client: &TopicAdmin,
     settings: &Settings,
@@ -228,7 +228,7 @@ async fn subscriptions(client: &TopicAdmin, topic: &str) -> Result<Finding> {
     ))
 }
 
-/// The answer to a question about this topic, within the limit.
+/// Waits for the result of a call about this topic, for at most [`CALL_TIMEOUT`].
 async fn in_time<T>(topic: &str, question: impl Future<Output = Result<T, Failure>>) -> Result<T> {
     match tokio::time::timeout(CALL_TIMEOUT, question).await {
         Ok(answer) => answer.map_err(|failure| Error::pubsub(&failure, topic)),

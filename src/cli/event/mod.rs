@@ -1,6 +1,6 @@
-//! `postrider event`: what has become of one event, or of the newest events of a key.
+//! `postrider event`: shows the outcome of one event, or lists the newest events.
 //!
-//! Looking up and judging is done in `ops::event`; `screen` is the text.
+//! `ops::event` finds the events and their states; `screen` formats the text.
 
 mod screen;
 

@@ -1,4 +1,4 @@
-//! Events as text.
+//! Formats events as text.
 
 use printable::{printable, start_of};
 
@@ -6,11 +6,12 @@ use crate::event::SHOWN_CHARS;
 use crate::ops::event::list::EventListing;
 use crate::ops::event::{EventReport, EventState};
 
-/// Characters of a key in the list, and of an event's name: a line fits into 80.
+/// Maximum number of characters of a key and of an event's name in the list. A line then fits into 80
+/// columns.
 const KEY_CHARS: usize = 13;
 const NAME_CHARS: usize = 36;
 
-/// Everything about each event.
+/// All details of each event.
 pub(super) fn details(events: &[EventReport]) -> String {
     let texts: Vec<String> = events.iter().map(detail).collect();
     texts.join("\n")
@@ -69,7 +70,7 @@ pub(super) fn not_found(id: &str) -> String {
     )
 }
 
-/// One line for each event, and what the list leaves out.
+/// One line for each event, followed by notes on what the list leaves out.
 pub(super) fn list(listing: &EventListing) -> String {
     let mut text = String::new();
     if listing.events.is_empty() {
@@ -79,7 +80,7 @@ pub(super) fn list(listing: &EventListing) -> String {
     }
     for event in &listing.events {
         let committed = event.record.as_ref().map(|record| &record.committed_at);
-        // `2026-11-27T08:30:00.123Z`: without year, `T` and milliseconds.
+        // Leave out year, `T` and milliseconds of `2026-11-27T08:30:00.123Z`.
         let committed =
             committed.and_then(|at| Some(format!("{} {}", at.get(5..10)?, at.get(11..19)?)));
         let name = event
@@ -98,7 +99,7 @@ pub(super) fn list(listing: &EventListing) -> String {
                  set aside are listed.\n";
     }
     if listing.more_wait {
-        text += "More events wait than were looked at: `postrider status` counts them.\n";
+        text += "More events may wait than are listed: `postrider status` counts them.\n";
     }
     let waits = |event: &EventReport| event.state == EventState::Waiting;
     if listing.events.iter().any(waits) {

@@ -1,5 +1,5 @@
-//! Log lines for Google Cloud Logging, which recognises the fields severity, time, message and place in the
-//! source. Other fields go to `jsonPayload`.
+//! Formats log lines for Google Cloud Logging, which recognises fields for severity, time, message and
+//! source location. Other fields go to `jsonPayload`.
 //!
 //! <https://cloud.google.com/logging/docs/structured-logging#special-payload-fields>
 
@@ -38,12 +38,12 @@ fn entry(event: &Event<'_>, time: String) -> Map<String, Value> {
     event.record(&mut fields);
     let mut entry = fields.0;
     let metadata = event.metadata();
-    // The special fields last, so that no field of an event replaces one.
+    // Insert the special fields last, so that no field of an event replaces a special field.
     entry.insert("severity".into(), severity(*metadata.level()).into());
     entry.insert("time".into(), time.into());
     entry.insert("target".into(), metadata.target().into());
     if let (Some(file), Some(line)) = (metadata.file(), metadata.line()) {
-        // Cloud Logging wants the line as a text.
+        // Cloud Logging wants the line number as a string.
         let place = json!({"file": file, "line": line.to_string()});
         entry.insert("logging.googleapis.com/sourceLocation".into(), place);
     }

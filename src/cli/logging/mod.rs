@@ -16,10 +16,10 @@ use cloud_logging::CloudLogging;
 /// The filter when `RUST_LOG` is not set: info from Postrider, warnings from other crates.
 const DEFAULT_FILTER: &str = "warn,postrider=info";
 
-/// Starts to log.
+/// Installs the logger.
 ///
 /// # Errors
-/// `setting-invalid` when `RUST_LOG` cannot be read.
+/// `setting-invalid` if `RUST_LOG` cannot be parsed.
 pub(super) fn start(format: LogFormat) -> Result<()> {
     let filter = match std::env::var("RUST_LOG") {
         Ok(text) if !text.is_empty() => filter(&text)?,
@@ -40,8 +40,8 @@ pub(super) fn start(format: LogFormat) -> Result<()> {
     Ok(())
 }
 
-/// Reads `RUST_LOG`. A bare word could also be the name of a crate, and then everything else would be
-/// silent. So a word that is neither a level nor ours is refused.
+/// Parses `RUST_LOG`. The filter would take a misspelt level for the name of a crate, and silence all
+/// other crates. So this refuses a bare word that is neither a level nor one of our crates.
 fn filter(text: &str) -> Result<EnvFilter> {
     let invalid = |what: String| {
         Error::new(Code::SettingInvalid, what).hint(

@@ -1,4 +1,5 @@
-//! Releases and discards events. Discarding says how many events it concerns, and requires `--yes`.
+//! Releases and discards events. Discarding requires `--yes`; without it, the command only says how many
+//! events it would discard.
 
 use std::process::ExitCode;
 

@@ -1,4 +1,4 @@
-//! `postrider quarantine list`: each key with its first event and that event's error.
+//! `postrider quarantine list`: shows each key with its first event and the error of that event.
 
 use std::process::ExitCode;
 use std::time::Duration;
@@ -14,7 +14,7 @@ use crate::error::Result;
 use crate::settings::Settings;
 use crate::store::dispatch::quarantine_commands::{self, QuarantineFilter, QuarantinedKey};
 
-/// Characters of a key on the screen.
+/// Maximum number of characters of a key on the screen.
 const SHOWN_KEY_CHARS: usize = 36;
 
 /// The arguments of `postrider quarantine list`.
@@ -42,7 +42,7 @@ struct ListedKey {
     events: i64,
     /// How many of these events are released but not published yet.
     released: i64,
-    /// The name of the first event that the other commands accept.
+    /// The first event, under a name that the other commands accept.
     first_event: String,
     /// Age of the first event's commit.
     since_seconds: u64,

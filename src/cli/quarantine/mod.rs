@@ -1,8 +1,8 @@
 //! `postrider quarantine`: lists, releases and discards quarantined events.
 //!
-//! The commands only write to the database. A running relay checks every two seconds which events
-//! were released or discarded; a stopped relay does so at its next start. `select` resolves which
-//! events a command means, `list` and `show` only read, `change` releases and discards.
+//! The commands use only the database. A running relay polls every two seconds for released and
+//! discarded events; a stopped relay reads them at its next start. `select` resolves which events a
+//! command means, `list` and `show` only read, `change` releases and discards.
 
 mod change;
 mod list;
@@ -18,7 +18,7 @@ use crate::error::Result;
 use crate::postgres::{Sql, connect};
 use crate::settings::Settings;
 
-/// Releasing a million events is one statement.
+/// Long, because one statement may release a million events.
 const STATEMENT_TIMEOUT: Duration = Duration::from_secs(600);
 
 /// The arguments of `postrider quarantine`.

@@ -1,4 +1,4 @@
-//! Resolves which events a command means: one by its id, those of a key, of a topic, or all.
+//! Resolves which events a command means: one event by its id, the events of a key or topic, or all.
 
 use printable::printable;
 use uuid::Uuid;
@@ -26,8 +26,8 @@ pub(super) struct Which {
     pub(super) all: bool,
 }
 
-/// The name of an event that a person can type as an argument: its source id, or its uuid if the id is
-/// long or has characters that a terminal cannot show.
+/// A name of the event that a person can type as an argument: its source id, or its uuid if the source
+/// id is long or has characters that a terminal cannot show.
 pub(super) fn name(source_id: Option<&str>, uuid: Uuid) -> String {
     let can_be_typed = |id: &&str| id.chars().nth(SHOWN_CHARS).is_none() && printable(id) == **id;
     source_id
@@ -42,8 +42,8 @@ pub(super) fn name(source_id: Option<&str>, uuid: Uuid) -> String {
 pub(super) async fn rows_of(sql: &Sql, id: &str) -> Result<Vec<EventRow>> {
     let mut rows = quarantine_commands::rows_in_quarantine(sql, id).await?;
     if rows.is_empty() {
-        // A search by `source_id` reads the whole table. The uuid cannot be computed from the id,
-        // because it also depends on the transaction.
+        // A search by `source_id` reads the whole table, but there is no other way: the uuid cannot be
+        // computed from the id, because it also depends on the transaction.
         rows = quarantine_commands::all_rows(sql, id).await?;
     }
     let mut uuids: Vec<Uuid> = rows.iter().map(|row| row.uuid).collect();
@@ -68,7 +68,7 @@ fn not_in_quarantine(what: String) -> Error {
 /// The row of an event in quarantine.
 ///
 /// # Errors
-/// Those of [`rows_of`]; `not-in-quarantine` when the event has another state.
+/// The errors of [`rows_of`]; `not-in-quarantine` if the event has another state.
 pub(super) async fn in_quarantine(sql: &Sql, id: &str) -> Result<EventRow> {
     let first = rows_of(sql, id).await?.swap_remove(0);
     if first.is_in_quarantine() {

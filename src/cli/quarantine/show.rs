@@ -28,7 +28,7 @@ pub(super) struct QuarantineShowArgs {
 struct Shown {
     /// `schema.table:id` where the id is not a uuid.
     event_id: String,
-    /// The attribute `event_id` of its message.
+    /// The event's uuid, which its message has in the attribute `event_id`.
     uuid: String,
     state: String,
     error: Option<String>,
@@ -40,14 +40,14 @@ struct Shown {
     committed_seconds_ago: u64,
     dispatched_seconds_ago: u64,
     message_id: Option<String>,
-    /// Events of its key in quarantine before and behind it.
+    /// Numbers of events of the same key that are in quarantine before and behind this event.
     earlier_in_quarantine: u64,
     later_in_quarantine: u64,
 }
 
 pub(super) async fn run(settings: &Settings, args: &QuarantineShowArgs) -> Result<ExitCode> {
     let sql = session(settings).await?;
-    // Show the first row if the event is in quarantine, otherwise the latest one.
+    // If the event is in quarantine, show its first row, otherwise its latest row.
     let mut rows = select::rows_of(&sql, &args.id).await?;
     let event = if rows[0].is_in_quarantine() {
         rows.swap_remove(0)

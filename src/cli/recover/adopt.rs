@@ -1,5 +1,5 @@
-//! `postrider recover --adopt`: decides whether this server may replace another one, and whether the
-//! relay can continue with the existing slot.
+//! `postrider recover --adopt`: decides whether this server may replace the server that the relay
+//! served before, and whether the relay can continue with the existing slot.
 
 use decoder::Lsn;
 use slot_manager::{SlotName, slots};
@@ -13,7 +13,8 @@ use crate::settings::Settings;
 use crate::store::capture_record as captures;
 use crate::store::relay_row::{Audit, Recorded};
 
-/// The slot's position, if a relay that stopped there on this cluster would continue to stream.
+/// The slot's position, if a relay that had stopped at this position, on this cluster, would simply
+/// continue to stream.
 pub(super) fn usable_from(seen: Seen<'_>) -> Option<Lsn> {
     let slot = seen.slot.filter(|slot| !slot.active)?;
     let left_here = Recorded {
@@ -38,8 +39,8 @@ pub(super) fn usable_from(seen: Seen<'_>) -> Option<Lsn> {
 }
 
 /// Returns the position from which the relay continues with the slot, or `None` if it has to recover.
-/// We keep the slot if every visible row has an outcome: the slot existed before we look at the rows, so
-/// it brings every row that is committed later. `pg_upgrade` leads to this state if everything was
+/// We keep the slot if every visible row has an outcome. The slot existed before we read the rows, so it
+/// streams every row that is committed later. `pg_upgrade` leads to this state if everything was
 /// delivered before.
 pub(super) async fn kept_from(situation: &Situation, settings: &Settings) -> Result<Option<Lsn>> {
     if !situation.is_foreign() || situation.owner.is_some() || situation.usable_from.is_none() {
@@ -49,8 +50,9 @@ pub(super) async fn kept_from(situation: &Situation, settings: &Settings) -> Res
     Ok(situation.usable_from.filter(|_| !waits))
 }
 
-/// Refuses a cluster whose transaction ids are below those in the tables. A cluster that a dump was
-/// restored into counts transactions from the beginning, so new rows would look older than the relay.
+/// Refuses a cluster with lower transaction ids than the rows in the tables. After a dump is restored
+/// into a new cluster, transactions are counted from the beginning, so new rows would seem to be older
+/// than capturing.
 pub(super) async fn refuse_lower_transactions(sql: &Sql, settings: &Settings) -> Result<()> {
     let now = current_snapshot(&**sql).await?.xmax();
     let records = captures::read(&**sql).await?;
@@ -90,12 +92,12 @@ pub(super) async fn refuse_lower_transactions(sql: &Sql, settings: &Settings) ->
 /// How many transactions one file of `pg_xact` covers: 32 pages of 8 KiB, 2 bits each.
 const XIDS_PER_FILE: u64 = 1 << 20;
 
-/// How far the lower 32 bits may move at once. PostgreSQL compares transactions modulo 2^32, and
-/// takes one that is more than 2^31 away for one of the future.
+/// How far the lower 32 bits may move at once. PostgreSQL compares transaction ids modulo 2^32, and would
+/// take an old id that is more than 2^31 away for a future one. 2^30 leaves a margin.
 const FARTHEST: u64 = 1 << 30;
 
-/// A transaction id to continue with, not before `wanted`, that begins a file of `pg_xact` which does
-/// not exist yet.
+/// The transaction id with which the cluster should continue. It is not below `wanted`, and is the first
+/// id in a file of `pg_xact` that does not exist yet.
 fn next_xid_to_set(now: u64, wanted: u64) -> u64 {
     const EPOCH: u64 = 1 << 32;
     let after_now = (now / XIDS_PER_FILE + 1) * XIDS_PER_FILE;
@@ -120,7 +122,8 @@ fn next_xid_to_set(now: u64, wanted: u64) -> u64 {
     }
 }
 
-/// Refuses while a relay reads the slot that owns the tables: it would keep publishing.
+/// Refuses to adopt while a relay reads the slot that owns the tables, because that relay would keep
+/// publishing.
 pub(super) async fn refuse_a_live_owner(sql: &Sql, owner: &SlotName) -> Result<()> {
     match slots::find(sql, owner).await? {
         Some(slot) if slot.active => Err(Error::new(

@@ -23,7 +23,7 @@ use crate::settings::{OnLoss, Settings};
 use crate::store::capture_record as captures;
 use crate::store::relay_row::{self, Recorded};
 
-/// Adopting may move many records.
+/// Long, because adopting may move many records.
 const STATEMENT_TIMEOUT: Duration = Duration::from_secs(3600);
 
 /// The arguments of `postrider recover`.
@@ -71,7 +71,7 @@ struct Situation {
     repeats: bool,
     /// Fingerprint of the publication.
     publication: String,
-    /// The slot's position, if a relay that stopped there would continue to stream.
+    /// The slot's position, if a relay that had stopped there would simply continue to stream.
     usable_from: Option<Lsn>,
     /// Why a relay would recover at its next session; `None` if it would only stream.
     why: Option<Why>,
@@ -133,12 +133,12 @@ impl Situation {
             publication: publication.fingerprint(),
             has_new_table: known.iter().any(Option::is_none),
             since_lsn: captures::since_lsn(&records, name),
-            // With full records the same rows are published either way.
+            // Ignore an unfinished recovery: continuing it publishes the same rows.
             can_continue: false,
         };
         let (repeats, why) = (loss::repeats(seen), situation.why(name, seen));
-        // Without the column, a relay does not recognise rows that were restored after the slot was
-        // created.
+        // Without the column `inserted_xid`, a relay does not recognise rows that were restored after
+        // the slot was created.
         let tells_restored_rows = found.iter().all(|found| found.shape.has_inserted_xid);
         let usable_from = adopt::usable_from(seen).filter(|_| tells_restored_rows);
         (situation.repeats, situation.why) = (repeats, why);
@@ -191,8 +191,8 @@ fn is_foreign(earlier: Option<&Recorded>, cluster: &Cluster) -> bool {
     earlier.is_some_and(|row| !row.origin.matches(cluster.origin()))
 }
 
-/// The finding of `postrider check` about a slot that is lost or was recreated. `None` also if a look at
-/// the database fails; another finding then says why.
+/// The finding of `postrider check` about a slot that is lost or was recreated. Also `None` if a query
+/// fails; another finding then says why.
 pub(super) async fn lost_slot(sql: &Sql, settings: &Settings) -> Option<Finding> {
     let situation = Situation::read(sql, settings).await.ok()?;
     let error = situation.why?.stops?;
@@ -217,7 +217,8 @@ pub(super) async fn lost_slot(sql: &Sql, settings: &Settings) -> Option<Finding>
     })
 }
 
-/// The reason that is recorded for the recovery. Adopting needs `--adopt`, and nothing else does.
+/// The reason that is recorded for the recovery. Adopting requires `--adopt`; otherwise `--adopt` is an
+/// error.
 fn reason(situation: &Situation, adopt: bool) -> Result<&'static str> {
     let is_anothers = situation.is_foreign() || situation.owner.is_some();
     match (is_anothers, adopt) {
@@ -349,11 +350,11 @@ fn confirmed(args: &RecoverArgs, what: &str) -> Result<()> {
 
 /// When the relay acts on the requested recovery.
 enum RelayReaction {
-    /// No relay runs: at the next start.
+    /// At its next start: no relay runs.
     Starts,
-    /// The relay's session was ended: it opens the next one at once.
+    /// Now: this command has ended the relay's session, and the relay opens the next session.
     BeginsAnew,
-    /// The relay keeps running, and this role may not end its session.
+    /// After a restart: this role may not end the relay's session.
     MustBeRestarted,
 }
 

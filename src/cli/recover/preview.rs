@@ -1,4 +1,4 @@
-//! Lists the rows that a recovery would publish now; reads and maps them with the recovery's own code.
+//! Lists the rows that a recovery would publish now. Reads and maps the rows with the recovery's code.
 
 use std::collections::BTreeMap;
 use std::process::ExitCode;
@@ -21,7 +21,7 @@ use crate::postgres::PatientSql;
 use crate::recovery::loss::Loss;
 use crate::settings::{Settings, Start};
 
-/// Event ids shown for each topic.
+/// Maximum number of event ids shown for each topic.
 const SHOWN_IDS: usize = 5;
 
 /// The output of `recover --dry-run --json`; programs depend on it.
@@ -30,7 +30,7 @@ struct Preview<'a> {
     slot_name: &'a SlotName,
     /// Whether a relay would recover at its next session.
     needed: bool,
-    /// The loss, in kebab case.
+    /// The reason in kebab case, such as `slot-missing`.
     why: Option<&'static str>,
     what: Option<&'a str>,
     tables: Vec<TablePreview>,
@@ -53,7 +53,7 @@ struct Topic {
     rows: u64,
     /// Total size of the encoded messages.
     bytes: u64,
-    /// Earliest and latest `occurred_at`; absent when the table has no such column.
+    /// Earliest and latest `occurred_at`; `None` if the table has no such column.
     oldest: Option<String>,
     newest: Option<String>,
     first_event_ids: Vec<String>,
@@ -85,13 +85,13 @@ pub(super) async fn show(
 /// # Errors
 /// Errors of a statement.
 pub(super) async fn any_row_waits(situation: &Situation, settings: &Settings) -> Result<bool> {
-    // The rows are only counted, so any project will do.
+    // The rows are only counted, so the project does not matter.
     let project = settings.project().unwrap_or("no-project");
     let tables = tables(situation, settings, project, 1).await?;
     Ok(tables.iter().any(|table| table.rows > 0))
 }
 
-/// What a recovery would publish, up to `limit` rows of each table.
+/// The rows that a recovery would publish, up to `limit` rows of each table.
 async fn tables(
     situation: &Situation,
     settings: &Settings,
@@ -134,7 +134,7 @@ async fn tables(
 }
 
 async fn read(mut unrecorded: Unrecorded<'_>, name: String, limit: u64) -> Result<TablePreview> {
-    // The mapping needs some position; nothing is published or recorded.
+    // The mapping needs a position. Any will do, because nothing is published or recorded.
     let place = CommitLsn::new(Lsn::new(1));
     let mut table = TablePreview {
         table: name,
@@ -182,7 +182,8 @@ async fn read(mut unrecorded: Unrecorded<'_>, name: String, limit: u64) -> Resul
 }
 
 impl Topic {
-    /// Compares as text: all times of one session have the same format.
+    /// Updates the earliest and latest time. Compares them as text, because all times of one session have
+    /// the same format.
     fn happened(&mut self, at: &str) {
         if self.oldest.as_deref().is_none_or(|oldest| at < oldest) {
             self.oldest = Some(at.to_owned());

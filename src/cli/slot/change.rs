@@ -1,5 +1,5 @@
-//! Creates, drops and advances the slot. If events would not be streamed afterwards, the command says
-//! so first, and does it only with `--yes`.
+//! Creates, drops and advances the slot. If events would not be streamed afterwards, the command needs
+//! `--yes`; without it, the command only says how many.
 
 use std::process::ExitCode;
 use std::time::Duration;
@@ -26,7 +26,7 @@ pub(super) struct CreateArgs {
     #[arg(long, value_name = "SECONDS", default_value_t = 30,
           value_parser = clap::value_parser!(u64).range(1..=3600))]
     wait_seconds: u64,
-    /// Create the slot even if the relay has used a slot of this name before that is now gone
+    /// Create the slot even if the relay has lost an earlier slot of this name
     #[arg(long)]
     yes: bool,
     /// Print JSON: {slot_name, created_at_lsn}
@@ -63,12 +63,12 @@ pub(super) struct AdvanceArgs {
 #[derive(Debug, Serialize)]
 struct LeftOut {
     slot_name: String,
-    /// The slot's position before a drop, or after an advance.
+    /// The slot's confirmed position, before a drop or after an advance.
     #[serde(serialize_with = "as_text")]
     confirmed_flush_lsn: Lsn,
     /// WAL that was not confirmed.
     lag_bytes: u64,
-    /// Events without a record; absent if unknown.
+    /// Number of events without a record; `None` if unknown.
     pending_events: Option<u64>,
 }
 
@@ -155,7 +155,8 @@ pub(super) async fn advance(settings: &Settings, args: &AdvanceArgs) -> Result<E
     let text = left_out.text();
     let left = PgLsn::from(left_out.confirmed_flush_lsn.as_u64());
     slots::can_advance(&sql, &settings.slot, to).await?;
-    // Before advancing: a relay with dispatch = exceptions could not notice the advance otherwise.
+    // Record the position before advancing. Otherwise a relay with dispatch = exceptions could not notice
+    // the advance.
     relay_row::write_left(&sql, &settings.slot, left).await?;
     left_out.confirmed_flush_lsn = slots::advance(&sql, &settings.slot, to).await?;
     if args.json {

@@ -1,4 +1,4 @@
-//! `postrider slot list`: every slot of the cluster.
+//! `postrider slot list`: lists every slot of the cluster.
 
 use std::process::ExitCode;
 
@@ -56,8 +56,8 @@ fn row(slot: &Slot) -> [String; 7] {
     ]
 }
 
-/// Columns as wide as their longest value; the last one is not padded. A database may have any name, so
-/// the values are escaped.
+/// Aligns the values in columns as wide as their longest value. The last column is not padded. Escapes
+/// the values, because a database may have any name.
 fn aligned(rows: &[[String; 7]]) -> String {
     let headings = HEADINGS.map(str::to_owned);
     let escaped = rows

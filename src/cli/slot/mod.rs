@@ -1,8 +1,8 @@
 //! `postrider slot`: shows, creates, drops and advances replication slots.
 //!
-//! `screen` formats the state of the slot (`ops::slot`) for a person, `show` prints text or JSON
-//! and sets the exit code. `change` has the commands that change a slot; they require `--yes` if
-//! events would not be streamed afterwards.
+//! `screen` formats the state of the slot (`ops::slot`) for a person. `show` prints text or JSON, and
+//! sets the exit code. `list` lists all slots. `change` has the commands that change a slot; they require
+//! `--yes` if events would not be streamed afterwards.
 
 mod change;
 mod list;
@@ -18,10 +18,12 @@ use crate::error::Result;
 use crate::postgres::{Sql, connect};
 use crate::settings::Settings;
 
-/// Short, because people look at a slot during an incident: an early answer beats a complete one.
+/// Short, because people inspect a slot during an incident, when an early answer is better than a complete
+/// one.
 const STATEMENT_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Creating a slot waits for running transactions; advancing one decodes all WAL in between.
+/// Long, because creating a slot waits for running transactions, and advancing a slot decodes all WAL in
+/// between.
 const CHANGE_TIMEOUT: Duration = Duration::from_secs(3600);
 
 /// The arguments of `postrider slot`.

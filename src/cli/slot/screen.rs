@@ -1,4 +1,4 @@
-//! A slot on one screen: health and what to do first, then the details.
+//! Formats the state of a slot for one screen: first the health and what to do, then the details.
 
 use std::io::IsTerminal;
 use std::time::Duration;
@@ -29,7 +29,7 @@ pub(super) fn text(snapshot: &SlotSnapshot, paint: Paint, width: Option<usize>) 
     let word = verdict.name.to_uppercase();
     let painted = paint.severity(verdict.severity, &word);
     let health = value_text(&headline(&word, &verdict), width);
-    // The word is in the first line, and takes more bytes than columns when it is painted.
+    // Paint the word only after wrapping, because escape codes would count as columns.
     text += &format!(
         "{:LABEL$}  {}\n",
         "health",
@@ -47,7 +47,7 @@ pub(super) fn text(snapshot: &SlotSnapshot, paint: Paint, width: Option<usize>) 
     text
 }
 
-/// The state, how long it has lasted, and what it means.
+/// The state, how long it has lasted, and its meaning.
 pub(in crate::cli) fn headline(word: &str, verdict: &Verdict) -> String {
     let lasts = verdict.lasts.map(figures::time);
     let lasts = lasts.map_or(String::new(), |time| format!(" for {time}"));
@@ -100,7 +100,7 @@ fn lines(snapshot: &SlotSnapshot) -> Vec<(&'static str, String)> {
     lines
 }
 
-/// The warning about the position at which the slot began, and what to do.
+/// The lines of the warning about a slot that is older than the publication, with the remedy.
 pub(in crate::cli) fn warning(
     label: &'static str,
     snapshot: &SlotSnapshot,

@@ -15,7 +15,7 @@ use crate::ops::slot::SlotSnapshot;
 use crate::postgres::Sql;
 use crate::settings::Settings;
 
-/// Exit code for a slot that is missing or cannot be inspected, as by the Nagios convention.
+/// Exit code for a slot that is missing or cannot be inspected, by the Nagios convention.
 const UNKNOWN: u8 = 3;
 
 /// The arguments of `postrider slot show`.

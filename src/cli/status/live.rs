@@ -1,8 +1,8 @@
 //! The full-screen view of `status --watch`: the same lines as `status`, with graphs of the last
-//! minutes. `q`, Escape and Ctrl-C leave it.
+//! minutes. `q`, Escape and Ctrl-C close the view.
 //!
-//! A thread reads the keyboard, because that blocks. The terminal is restored when the view ends, also
-//! by a panic (`ratatui::init` installs a hook).
+//! A thread reads the keyboard, because reading blocks. The terminal is restored when the view ends,
+//! even after a panic (`ratatui::try_init` installs a hook).
 
 use std::collections::VecDeque;
 use std::process::ExitCode;
@@ -23,19 +23,19 @@ use crate::cli::figures;
 use crate::error::{Code, Error, Result};
 use crate::ops::status::RelayStatus;
 
-/// Looks that the graphs remember: wider than any terminal.
+/// Maximum number of snapshots that the graphs remember, more than a terminal has columns.
 const REMEMBERED: usize = 600;
 
-/// Lines of a graph, with its border.
+/// Height of a graph with its border, in lines.
 const GRAPH_LINES: u16 = 5;
 
-/// Below this height there is no room for graphs.
+/// Minimum height of a terminal with graphs, in lines.
 const LINES_FOR_GRAPHS: u16 = 22;
 
 /// Width of the labels.
 const LABEL: usize = 11;
 
-/// The figures of one look; `None` for a gap.
+/// The figures of one snapshot. `None` leaves a gap in the graph.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 struct Figures {
     recorded_per_second: Option<u64>,
@@ -47,12 +47,12 @@ struct Figures {
 /// Selects the figure of a graph.
 type Figure = fn(&Figures) -> Option<u64>;
 
-/// What the view shows.
+/// The contents of the view.
 #[derive(Debug, Default)]
 struct View {
     history: VecDeque<Figures>,
     state: Option<ShownState>,
-    /// Why the last look failed.
+    /// Why the last snapshot failed; `None` if it succeeded.
     error: Option<String>,
 }
 
@@ -77,7 +77,7 @@ pub(super) async fn run(observer: &mut Observer<'_>, interval: Duration) -> Resu
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     let ended = 'view: loop {
         let observed = {
-            // A look may hang with the server; the keys must work meanwhile.
+            // A snapshot may hang together with the server. The keys must work in the meantime.
             let observing = async {
                 ticks.tick().await;
                 observer.observe().await
@@ -107,7 +107,7 @@ pub(super) async fn run(observer: &mut Observer<'_>, interval: Duration) -> Resu
     Ok(last.unwrap_or(ExitCode::from(super::UNKNOWN)))
 }
 
-/// Keys and changes of the size, until the terminal is gone.
+/// Receives key presses and changes of the terminal's size, until the terminal is gone.
 fn keyboard() -> mpsc::UnboundedReceiver<Event> {
     let (sender, receiver) = mpsc::unbounded_channel();
     std::thread::spawn(move || {
@@ -348,7 +348,7 @@ mod tests {
     }
 
     #[test]
-    fn a_failed_look_is_shown_and_leaves_a_gap_in_the_graphs() {
+    fn a_failed_snapshot_is_shown_and_leaves_a_gap_in_the_graphs() {
         let mut view = view();
         view.add(Err(Error::new(Code::PostgresUnreachable, "no connection")));
         assert_eq!(view.history.back(), Some(&Figures::default()));

@@ -1,6 +1,6 @@
-//! `postrider status`: the whole relay on one screen, once or live.
+//! `postrider status`: shows the whole relay on one screen, once or live.
 //!
-//! `screen` is the text, and `live` the full-screen view of `--watch` on a terminal.
+//! `screen` formats the text. `live` is the full-screen view of `--watch` on a terminal.
 
 mod live;
 mod screen;
@@ -19,11 +19,10 @@ use crate::ops::status::RelayStatus;
 use crate::postgres::{Sql, connect};
 use crate::settings::Settings;
 
-/// Limit of a statement. It is short, because during an incident an early answer is better than a
-/// complete one.
+/// Short, because during an incident an early answer is better than a complete one.
 const STATEMENT_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Exit code for a slot that is missing or cannot be inspected, as by the Nagios convention.
+/// Exit code for a slot that is missing or cannot be inspected, by the Nagios convention.
 const UNKNOWN: u8 = 3;
 
 /// The arguments of `postrider status`.
@@ -51,7 +50,7 @@ pub(super) fn run(settings: &Settings, args: &StatusArgs) -> Result<ExitCode> {
     })
 }
 
-/// Looks at the relay, over one session as long as that lasts.
+/// Takes snapshots of the relay. Keeps its SQL session until an error.
 struct Observer<'a> {
     settings: &'a Settings,
     sql: Option<Sql>,
@@ -67,7 +66,7 @@ impl<'a> Observer<'a> {
         }
     }
 
-    /// Looks once. After an error the next look opens a new session, and has no rates.
+    /// Takes a snapshot. After an error, the next snapshot uses a new SQL session and has no rates.
     async fn observe(&mut self) -> Result<&RelayStatus> {
         match self.try_observe().await {
             Ok(status) => Ok(self.last.insert(status)),
@@ -112,7 +111,7 @@ async fn once(observer: &mut Observer<'_>, args: &StatusArgs) -> ExitCode {
     }
 }
 
-/// Prints again and again, until the process is interrupted.
+/// Prints a snapshot at each interval, until the process is interrupted.
 async fn repeat(
     observer: &mut Observer<'_>,
     args: &StatusArgs,

@@ -1,4 +1,4 @@
-//! The whole relay on one screen: the state and what to do first, then the details.
+//! Formats the state of the relay for one screen: first the state and what to do, then the details.
 
 use std::time::Duration;
 
@@ -15,7 +15,7 @@ use crate::store::relay_row::shown::ShownPruning;
 /// Width of the labels.
 const LABEL: usize = 11;
 
-/// Failing topics that are listed.
+/// Maximum number of failing topics that are listed.
 const TOPICS_SHOWN: usize = 8;
 
 /// The whole text, wrapped at `width`.
@@ -23,7 +23,7 @@ pub(super) fn text(status: &RelayStatus, paint: Paint, width: Option<usize>) -> 
     let verdict = &status.verdict;
     let word = verdict.name.to_uppercase().replace('-', " ");
     let painted = paint.severity(verdict.severity, &word);
-    // The word is part of the first line, and takes more bytes than columns.
+    // Paint the word only after wrapping, because escape codes would count as columns.
     let headline = slot_screen::headline(&word, verdict);
     let verdict_text = wrapped(&printable(&headline), 0, width);
     let mut text = format!("{}\n", verdict_text.replacen(&word, &painted, 1));

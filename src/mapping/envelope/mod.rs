@@ -26,9 +26,9 @@ pub(super) struct EventContext<'a> {
     pub(super) row: &'a OutboxRow<'a>,
     /// The uuid by which consumers and the dispatch table identify the event.
     pub(super) event_id: &'a str,
-    /// The text of its id, if that is not a uuid.
+    /// The id in the table, if it is not a uuid.
     pub(super) source_id: Option<&'a str>,
-    /// Not empty in an envelope that needs it. In others, empty when null.
+    /// Empty if null. Never empty if the envelope needs it.
     pub(super) event_type: &'a str,
     /// The name of the payload column.
     pub(super) payload_column: &'a str,
@@ -49,7 +49,7 @@ impl EventContext<'_> {
     }
 }
 
-/// What an envelope needs an event type for, if it needs one.
+/// The purpose for which the envelope needs an event type; `None` if it does not need one.
 pub(super) fn needs_event_type(envelope: Envelope) -> Option<&'static str> {
     match envelope {
         Envelope::Raw | Envelope::Protobuf => None,

@@ -1,4 +1,4 @@
-//! The texts of the errors, and which faults belong to one row.
+//! Tests the texts, codes and hints of errors.
 
 use super::*;
 use outbox_event::TableIdentity;

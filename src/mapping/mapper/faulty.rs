@@ -1,4 +1,4 @@
-//! The facts that are known about a row that cannot become a message, for its error and for the
+//! Collects what is known about a row that cannot become a message, for its error and for the
 //! quarantine.
 
 use std::sync::Arc;

@@ -1,11 +1,11 @@
-//! The columns that are used to find rows when the table is read.
+//! The columns with which `capture` finds rows when it reads the table.
 
 use super::Mapper;
 use crate::mapping::columns::MappedColumn;
 use crate::mapping::timestamp::WithoutOffset;
 use crate::mapping::value::pg_type;
 
-/// The columns that are used to find rows when the table is read.
+/// The columns with which `capture` finds rows when it reads the table.
 #[derive(Debug, Clone, Copy)]
 pub struct TableColumns<'a> {
     /// Identity of the event.
@@ -16,7 +16,7 @@ pub struct TableColumns<'a> {
     pub id_has_order: bool,
     /// The column `occurred_at`.
     pub occurred_at: Option<&'a str>,
-    /// The meaning of its values.
+    /// The meaning of the values in `occurred_at`.
     pub time_kind: TimeKind,
 }
 
@@ -32,7 +32,7 @@ pub enum TimeKind {
 }
 
 impl Mapper {
-    /// The columns that are used to find rows when the table is read.
+    /// The columns with which `capture` finds rows when it reads the table.
     pub fn table_columns(&self) -> TableColumns<'_> {
         let columns = &self.columns;
         let id = &columns.id;

@@ -1,4 +1,4 @@
-//! Finds one event by its id: the uuid of the event, the id in its table, or `schema.table:id`.
+//! Finds an event by its id: the event's uuid, the id in its table, or `schema.table:id`.
 
 use std::time::Duration;
 
@@ -22,16 +22,17 @@ use crate::settings::{Dispatch, Settings};
 use crate::store::dispatch::history::{self, RecordedRow};
 use crate::store::relay_row;
 
-/// Limit of a statement. Only a search through outbox.dispatch comes near it.
+/// Statement timeout. Only a search through outbox.dispatch comes near it.
 pub(crate) const STATEMENT_TIMEOUT: Duration = Duration::from_secs(15);
 
-/// How long to wait until the slot has passed an event without a record.
+/// How long to wait for the slot to pass an event without a record.
 const WAIT: Duration = Duration::from_secs(2);
 
-/// A table may hold an id more than once, if the id is not its primary key.
+/// Maximum number of rows per table. A table may have the same id more than once if the id is not its
+/// primary key.
 const ROWS_SHOWN: usize = 20;
 
-/// A captured table, and the facts about its events without records.
+/// A captured table, and the reader of its rows.
 struct SearchedTable<'a> {
     settings: &'a TableSettings,
     captured: &'a Captured,
@@ -49,7 +50,7 @@ struct FoundRow {
     xid: u64,
 }
 
-/// The event with this id, or all events with it: several tables may have one with the same number.
+/// All events with this id. Several tables may have a row with the same number.
 ///
 /// # Errors
 /// `postgres-timeout` when a search takes too long; database errors.
@@ -103,7 +104,8 @@ pub(crate) async fn find(
     Ok(reports)
 }
 
-/// The records of the found rows and of the event with this uuid, or else of this source id.
+/// The records of the found rows and of the event with this uuid. If there are none, and no rows were
+/// found, the records with this source id.
 async fn recorded(
     sql: &Sql,
     tables: &[SearchedTable<'_>],
@@ -178,7 +180,7 @@ async fn rows_of(
     );
     let rows = match sql.query_typed(&statement, &[]).await {
         Ok(rows) => rows,
-        // The id cannot be one of this table, such as a text for a number.
+        // The id has the wrong type for this table, such as text instead of a number.
         Err(error) if is_of_another_type(&error) => return Ok(Vec::new()),
         Err(error) if error.code() == Some(&SqlState::QUERY_CANCELED) => {
             let what = format!("searching {} for the id took too long", settings.table);
@@ -210,7 +212,7 @@ fn is_of_another_type(error: &tokio_postgres::Error) -> bool {
         .is_some_and(|code| code.code().starts_with("22"))
 }
 
-/// The report of a record, without looking for its row.
+/// The report of a record. Does not search for its row.
 pub(crate) fn of_record_alone(found: RecordedRow) -> EventReport {
     let state = EventState::recorded(&found.record.state);
     let meaning = state.meaning(Some(&found.record), found.message_id.as_deref(), true);
@@ -258,7 +260,7 @@ async fn unrecorded(
         (_, is_passed) = progress::wait_until_confirmed(sql, &settings.slot, end, WAIT).await?;
         // A recovery publishes rows from the tables even if the slot has passed them.
         is_passed &= !is_recovering;
-        // The record may have been written meanwhile.
+        // In the meantime, the relay may have written the record.
         if let Some(found) = history::of_events(sql, &[row.event_id]).await?.pop() {
             return Ok(of_record(found, Some(row.row)));
         }
@@ -284,7 +286,7 @@ async fn unrecorded(
     })
 }
 
-/// Topic and ordering key that the event of a row gets; `None` if the row cannot become a message.
+/// The topic and ordering key of a row's event. `None` if the row is gone or cannot be mapped.
 async fn lane(
     sql: &PatientSql,
     table: &mut SearchedTable<'_>,
@@ -300,7 +302,7 @@ async fn lane(
     let Some(values) = rows::find(sql, &table.reader, &event_id).await? else {
         return Ok(None);
     };
-    // The mapping needs some position.
+    // The mapping needs a position, but topic and key do not depend on it.
     let event = table.reader.event(&values, CommitLsn::new(Lsn::new(1)), 1);
     Ok(event.ok().map(|event| {
         (

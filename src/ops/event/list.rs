@@ -1,8 +1,8 @@
 //! Lists the newest events of a key, of a topic, or since a time.
 //!
-//! The list has two parts: events that wait, from the tables, and events with a record, from
-//! outbox.dispatch along its primary key. With `dispatch = exceptions` published events have no record,
-//! so only events that were set aside are listed.
+//! The list has two parts: first the events that wait, from the tables, then the events with a record,
+//! from outbox.dispatch along its primary key. With `dispatch = exceptions` published events have no
+//! record, so the list contains only events that were set aside.
 
 use decoder::Lsn;
 use replication::CommitLsn;
@@ -21,7 +21,7 @@ use crate::postgres::PatientSql;
 use crate::settings::{Dispatch, Settings};
 use crate::store::dispatch::history;
 
-/// Maximum number of events without a record that the search reads, oldest first.
+/// The search stops after it has read this many events without a record in a table, oldest first.
 const WAITING_MAX: usize = 10_000;
 
 /// The newest events that match; its JSON form, on which programs depend.
@@ -31,7 +31,7 @@ pub(crate) struct EventListing {
     /// `full` or `exceptions`. With `exceptions`, published events have no record and are not
     /// listed.
     pub(crate) dispatch: &'static str,
-    /// Whether events are waiting that the search did not read.
+    /// Whether the search stopped at its limit, so that more events may be waiting.
     pub(crate) more_wait: bool,
 }
 
@@ -68,7 +68,7 @@ pub(crate) async fn list(
     })
 }
 
-/// The waiting events that match, newest first, and whether the search left some unread.
+/// The waiting events that match, newest first, and whether the search stopped at its limit.
 async fn waiting(
     sql: &PatientSql,
     settings: &Settings,

@@ -1,11 +1,11 @@
 //! From an outbox row to its outcome: looks up one event by its id, or lists the newest events.
 //!
-//! [`find`] starts from an id as a person knows it, and [`list`] from a key or a time. Both return
-//! [`EventReport`]s, which [`state`] judges.
+//! [`find`] looks an event up by its id, and [`list`] finds events by key, topic or time. Both return
+//! [`EventReport`]s. [`state`] decides and explains the state of an event.
 //!
-//! Every statement uses an index or has a time limit: the event id has one in outbox.dispatch, and the
-//! id of a captured table usually is its primary key. Only a numbered id whose row is gone needs a
-//! search through outbox.dispatch, since the event id depends on the row's transaction.
+//! Every statement uses an index or has a time limit. In outbox.dispatch there is an index on the event
+//! id, and the id of a captured table is usually its primary key. Only a numeric id of a deleted row
+//! needs a search through all of outbox.dispatch, because the event id depends on the row's transaction.
 
 pub(crate) mod find;
 pub(crate) mod list;
@@ -22,8 +22,8 @@ use crate::settings::{Dispatch, Settings};
 use crate::store::dispatch::history::{EventOutcome, RecordFilter};
 use crate::store::relay_row;
 
-/// Whether published events get no record: with `dispatch = exceptions`, by the settings of the command
-/// or of the relay.
+/// Whether published events may have no record, because the command's settings or the relay's row say
+/// `dispatch = exceptions`.
 ///
 /// # Errors
 /// Database errors.
@@ -37,14 +37,14 @@ pub(crate) async fn keeps_no_records(sql: &PatientSql, settings: &Settings) -> R
 #[derive(Debug)]
 pub(crate) struct EventQuery<'a> {
     pub(crate) key: Option<&'a str>,
-    /// A full name, or the last part of one.
+    /// The topic's full name or short name.
     pub(crate) topic: Option<&'a str>,
     /// Only events committed since then.
     pub(crate) since: Option<&'a Since>,
 }
 
 impl EventQuery<'_> {
-    /// The same condition on records.
+    /// The query as a filter on records.
     ///
     /// # Errors
     /// `setting-invalid` for a time that does not exist; database errors.
@@ -63,8 +63,7 @@ impl EventQuery<'_> {
         })
     }
 
-    /// If a search through outbox.dispatch took too long, adds a hint that says how to narrow the
-    /// search.
+    /// If a search through outbox.dispatch timed out, adds a hint how to narrow the search.
     pub(super) fn took_long(&self, error: Error) -> Error {
         if error.code() != Code::PostgresTimeout {
             return error;
@@ -83,9 +82,9 @@ impl EventQuery<'_> {
 /// One event; its JSON form, on which programs depend.
 #[derive(Debug, Clone, Serialize)]
 pub(crate) struct EventReport {
-    /// Its id in outbox.dispatch and in the attribute `event_id`.
+    /// The event's id in outbox.dispatch and in the attribute `event_id`.
     pub(crate) event_id: String,
-    /// `schema.table:id`, where ids are not uuids.
+    /// `schema.table:id`, if the table's ids are not uuids.
     pub(crate) source_id: Option<String>,
     pub(crate) state: EventState,
     /// The state in a sentence, and what to do.
@@ -94,7 +93,8 @@ pub(crate) struct EventReport {
     pub(crate) ordering_key: Option<String>,
     /// Pub/Sub's id of the message.
     pub(crate) message_id: Option<String>,
-    /// The row, while it is in the outbox. Always absent in lists of records, which do not look for rows.
+    /// The row, while it is in the outbox. Events with a record have no row here in lists, which do not
+    /// search for it.
     pub(crate) row: Option<EventTableRow>,
     /// The record in outbox.dispatch, if there is one.
     pub(crate) record: Option<EventOutcome>,

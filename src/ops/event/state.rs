@@ -1,4 +1,4 @@
-//! The state of an event, and its explanation. Pure.
+//! The state of an event, and its explanation. Without IO.
 
 use serde::Serialize;
 
@@ -9,32 +9,32 @@ use crate::store::dispatch::history::EventOutcome;
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum EventState {
     Published,
-    /// It has no record, and needs none: the slot has passed it with `dispatch = exceptions`.
+    /// The event has no record and needs none: the slot has passed it with `dispatch = exceptions`.
     PublishedWithoutRecord,
     Quarantined,
     /// Released from quarantine, and not published yet.
     Released,
     Discarded,
-    /// It has no record yet.
+    /// The event has no record yet.
     Waiting,
-    /// With `dispatch = exceptions`: it waits, or was published a moment ago.
+    /// With `dispatch = exceptions`: the event waits, or was published a moment ago.
     WaitingOrPublished,
-    /// The slot has passed it, and it has no record.
+    /// The slot has passed the event, but the event has no record.
     Missing,
-    /// It is older than capturing, so it is never published.
+    /// The event is older than capturing, so it is never published.
     NotCaptured,
 }
 
 /// The facts about the row of an event without a record.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct UnrecordedFacts {
-    /// Whether the relay has to publish it.
+    /// Whether the relay has to publish the event.
     pub(super) is_ours: bool,
-    /// Whether the slot has passed it.
+    /// Whether the slot has passed the event.
     pub(super) is_passed: bool,
-    /// Whether it may have been published without a record.
+    /// Whether the event may have been published without a record.
     pub(super) may_lack_record: bool,
-    /// Whether published events get no record now.
+    /// Whether published events currently get no record.
     pub(super) repeats: bool,
 }
 

@@ -1,12 +1,12 @@
-//! Publishes events again, by means of the relay that holds the slot.
+//! Publishes events again, through the relay that holds the slot.
 //!
-//! A replay has two steps, and each continues where it was stopped:
+//! A replay has two steps, and each can be stopped and resumed:
 //!
 //! 1. *Select*: one walk over the records notes every event that matches and was published.
-//! 2. *Release*: key by key, the records of the selected events become `released`, all those of a key in
-//!    one transaction. The relay publishes them like events released from quarantine: in order, and
-//!    before any newer event of their key. So replayed and new events of a key are never mixed. A limited
-//!    number of events is released at once, and keys follow each other at the wanted rate.
+//! 2. *Release*: key by key, the command marks the records of the selected events as `released`, all
+//!    events of a key in one transaction. The relay publishes them like events released from quarantine:
+//!    in order, and before any newer event of their key. So replayed and new events of a key are never
+//!    mixed. The command limits the number of events released at once, and the rate.
 //!
 //! Each message carries the name of the replay in the attribute `replay`. An event that Pub/Sub refuses
 //! goes into quarantine, like any other. An event whose row is gone stays published. The reasons are in
@@ -36,7 +36,7 @@ pub(crate) struct ReplayCriteria {
     pub(crate) id: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) key: Option<String>,
-    /// A full name, or the last part of one.
+    /// The topic's full name or short name.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) topic: Option<String>,
     /// Committed at this time or later.
@@ -45,10 +45,10 @@ pub(crate) struct ReplayCriteria {
     /// Committed before this time.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) until: Option<String>,
-    /// Commit position, inclusive.
+    /// The first commit position, inclusive.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) from_lsn: Option<String>,
-    /// Commit position, inclusive.
+    /// The last commit position, inclusive.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) to_lsn: Option<String>,
 }
@@ -58,8 +58,8 @@ pub(crate) struct ReplayCriteria {
 pub(crate) enum ReplayStep {
     /// Number of records read, and of events selected.
     Selecting { looked_at: u64, selected: u64 },
-    /// Events that the relay has published again, of all that are selected; `stalled` if it has not
-    /// published any for a while.
+    /// The relay has published `sent` of the `of` selected events again. `stalled` means that it has made
+    /// no progress for a while.
     Sending { sent: u64, of: u64, stalled: bool },
 }
 
@@ -70,13 +70,13 @@ pub(crate) type OnReplayStep<'a> = dyn FnMut(&ReplayStep) -> bool + 'a;
 #[derive(Debug, PartialEq, Eq, Serialize)]
 pub(crate) struct ReplayReport {
     pub(crate) name: String,
-    /// False if it was stopped, or if keys are left whose events are in quarantine.
+    /// False if the replay was stopped, or if keys are left that have events in quarantine.
     pub(crate) finished: bool,
-    /// Events that the relay has published again, of this replay since it began.
+    /// Events of this replay that the relay has published again, since the replay began.
     pub(crate) sent: u64,
     /// Events that Pub/Sub has refused this time, so that they are in quarantine.
     pub(crate) quarantined: u64,
-    /// Events that were left out: no longer published, without a row, or behind a refused event.
+    /// Events that were not sent: no longer published, without a row, or behind a refused event.
     pub(crate) not_sent: u64,
     /// Events that still have to be sent.
     pub(crate) waiting: u64,
@@ -97,7 +97,7 @@ pub(crate) async fn preview(
     select::run(sql, settings, criteria, until, None, on_step).await
 }
 
-/// Begins a replay, which [`run`] carries out. Without a name it is called by the time.
+/// Stores a new replay, which [`run`] carries out. Without a name, the current time becomes its name.
 ///
 /// # Errors
 /// As [`preview`]; `setting-invalid` when the name is taken. Nothing is stored then.
@@ -116,7 +116,7 @@ pub(crate) async fn begin(
         }
     };
     let mut criteria = criteria.clone();
-    // A duration before now means another time when the replay is resumed.
+    // Make durations absolute: "1h ago" would mean another time when the replay is resumed.
     let times = [&mut criteria.since, &mut criteria.until];
     for text in times.into_iter().flatten() {
         *text = read_time(text)?.fixed(sql).await?;
@@ -128,7 +128,7 @@ pub(crate) async fn begin(
     replay::begin(sql, &name, &text, until).await
 }
 
-/// The replay with this name, to be resumed or cancelled.
+/// The unfinished replay with this name.
 ///
 /// # Errors
 /// `setting-invalid` when it does not exist, or has ended; database errors.
@@ -152,10 +152,11 @@ pub(crate) async fn find(sql: &PatientSql, name: &str) -> Result<ReplayRow> {
     }
 }
 
-/// Carries a replay out, or continues it.
+/// Carries out a replay, or resumes it.
 ///
 /// # Errors
-/// `setting-invalid` when another command carries it out; database errors. The replay can be resumed.
+/// `setting-invalid` when another command is carrying it out; database errors. The replay can be resumed
+/// after an error.
 pub(crate) async fn run(
     sql: &PatientSql,
     settings: &Settings,
@@ -180,8 +181,8 @@ pub(crate) async fn run(
     release::run(sql, &row.name, rate, on_step).await
 }
 
-/// Gives up the events that are not released, and waits until the others are published. Returns how many
-/// events it gives up, and the result.
+/// Gives up the events that are not released yet, and waits until the released events are published.
+/// Returns how many events it has given up, and the result.
 ///
 /// # Errors
 /// As [`run`].
@@ -197,7 +198,7 @@ pub(crate) async fn cancel(
     Ok((given_up, report))
 }
 
-/// Refuses a replay that another command carries out.
+/// Refuses a replay that another command is carrying out.
 async fn lock(sql: &PatientSql, name: &str) -> Result<()> {
     if activity::try_advisory_lock(sql, lock_key(name)).await? {
         return Ok(());

@@ -8,17 +8,17 @@ use crate::postgres::Sql;
 use crate::store::dispatch::history::RecordPlace;
 use crate::store::replay::{self, ReplayCounts, ReplayGroup};
 
-/// Stop releasing while this many released events are not published yet.
+/// No more events are released while this many released events have no outcome yet.
 const RELEASED_AT_ONCE: u64 = 2_000;
 
 /// Poll interval for the relay's progress.
 const POLL_INTERVAL: Duration = Duration::from_millis(250);
 
-/// The command reports that the relay makes no progress after this time.
+/// After this time without progress of the relay, the command reports that it is stalled.
 const STALLED: Duration = Duration::from_secs(10);
 
-/// The command gives up after this many rounds over all keys, [`ROUND_PAUSE`] apart, that released nothing.
-/// Another replay may hold a key for a moment.
+/// The command gives up after this many rounds over all keys in which it released nothing, [`ROUND_PAUSE`]
+/// apart. It tries more than once because another replay may hold a key for a moment.
 const FRUITLESS_ROUNDS: u32 = 10;
 const ROUND_PAUSE: Duration = Duration::from_secs(1);
 
@@ -26,13 +26,13 @@ const ROUND_PAUSE: Duration = Duration::from_secs(1);
 struct Releasing<'a> {
     sql: &'a Sql,
     name: &'a str,
-    /// Selected events that are not released.
+    /// Selected events that are not released yet.
     selected: u64,
     /// Released events without an outcome.
     released: u64,
     counts: ReplayCounts,
     settled_at: Instant,
-    /// Where the next poll continues.
+    /// The place after which the next poll continues; `None`: at the beginning.
     settle_after: Option<RecordPlace>,
     /// When the relay last made progress.
     progressed: Instant,
@@ -55,7 +55,7 @@ impl<'a> Releasing<'a> {
         Ok(releasing)
     }
 
-    /// Checks which released events have an outcome now.
+    /// Polls the outcomes of released events.
     async fn settle(&mut self) -> Result<()> {
         let found = replay::settle(self.sql, self.name, self.settle_after).await?;
         self.released = self.released.saturating_sub(found.settled);
@@ -94,7 +94,7 @@ impl<'a> Releasing<'a> {
         }
     }
 
-    /// Releases the events of a group. Returns how many left the selection.
+    /// Releases the events of a group. Returns how many events it has taken from the selection.
     async fn release(&mut self, group: &ReplayGroup) -> Result<u64> {
         let (left, released) = replay::release(self.sql, self.name, group).await?;
         self.selected = self.selected.saturating_sub(left);
@@ -108,7 +108,7 @@ pub(super) async fn stopped(sql: &Sql, name: &str) -> Result<ReplayReport> {
     Ok(Releasing::begin(sql, name).await?.report(false))
 }
 
-/// Releases all selected events, and waits until the relay has published them.
+/// Releases all selected events, and waits until all of them have an outcome.
 pub(super) async fn run(
     sql: &Sql,
     name: &str,
@@ -149,7 +149,7 @@ pub(super) async fn run(
         if releasing.waiting() == 0 {
             break;
         }
-        // The round is over. A key that was busy may be free in the next one.
+        // The round over all keys is complete. A key that was busy may be free in the next round.
         fruitless = if in_round > 0 || releasing.released > 0 {
             0
         } else {

@@ -1,4 +1,4 @@
-//! Finds the events of a replay: one walk over the records, or a look-up of one id.
+//! Finds the events of a replay, with one walk over the records or by one id.
 
 use decoder::Lsn;
 use serde::Serialize;
@@ -14,21 +14,21 @@ use crate::store::replay::{self, SelectionPage};
 /// Records in a page.
 const PAGE_RECORDS: i64 = 5_000;
 
-/// Ids that are shown.
+/// Maximum number of ids that are shown.
 const SHOWN: usize = 10;
 
-/// What was selected, or would be; its JSON form, on which programs depend.
+/// The events that a replay has selected, or would select; its JSON form, on which programs depend.
 #[derive(Debug, Default, Serialize)]
 pub(crate) struct ReplaySelection {
-    /// False if it was stopped before the end.
+    /// False if the selection was stopped before its end.
     pub(crate) finished: bool,
     /// Events that match and were published.
     pub(crate) events: u64,
     /// Commit time of the earliest of these events, RFC 3339.
     pub(crate) oldest: Option<String>,
-    /// The uuids of the first ones.
+    /// The uuids of the first of these events.
     pub(crate) first_ids: Vec<String>,
-    /// Events that match and are in quarantine, or being released, so that they are not selected.
+    /// Events that match but are not selected, because they are in quarantine or being released.
     pub(crate) in_quarantine: u64,
 }
 
@@ -38,9 +38,9 @@ pub(super) struct Conditions {
     filter: RecordFilter,
     /// Only records committed before this time, an SQL expression.
     before: Option<String>,
-    /// Where records that can match begin.
+    /// The first commit position that can match.
     from: u64,
-    /// The last position that can match.
+    /// The last commit position that can match.
     to: Option<Lsn>,
 }
 
@@ -94,7 +94,7 @@ pub(super) async fn run(
     }
 }
 
-/// Selects all published events with this id: several tables may have one with the same number.
+/// Selects all published events with this id. Several tables may have a row with the same number.
 async fn one(
     sql: &PatientSql,
     settings: &Settings,
@@ -143,7 +143,7 @@ async fn several(
         .to
         .map(|to| Lsn::new(to.as_u64().saturating_add(1)));
     let mut page = SelectionPage {
-        // Before the first record of this position.
+        // Begins before the first record of this position.
         after: RecordPlace {
             commit: conditions.from,
             ordinal: -1,

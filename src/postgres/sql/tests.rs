@@ -1,4 +1,4 @@
-//! Tests the limit of a session with PostgreSQL and the real client.
+//! Tests the time limit for answers with a real PostgreSQL and the real client.
 
 use std::sync::LazyLock;
 use std::time::Instant;
@@ -18,10 +18,10 @@ static SERVER: LazyLock<ScratchPostgres> = LazyLock::new(|| {
         .expect("PostgreSQL starts")
 });
 
-/// Longer than a session may be silent.
+/// Longer than the time limit for answers.
 const TOO_LONG: Duration = Duration::from_secs(8);
 
-/// A session whose statements may take a second, through a proxy.
+/// A session through a proxy, with a statement timeout of one second.
 async fn session() -> (Sql, FaultProxy) {
     let address = format!("127.0.0.1:{}", SERVER.port());
     let proxy = FaultProxy::start(ProxyTarget::tcp(address)).await.unwrap();

@@ -1,4 +1,4 @@
-//! A table of cases: facts and settings, and how the session begins.
+//! A table of cases: for given facts and settings, how the session begins.
 
 use super::*;
 use crate::capture::claim::Captured;
@@ -238,7 +238,7 @@ fn a_recovery_is_continued_only_if_all_outcomes_have_records() {
     assert!(!continues(&no_slot_yet, Full, &table));
 }
 
-/// A row that is older than the column is found by its `xmin`, which an update changes.
+/// A row that is older than the column `inserted_xid` is found by its `xmin`, which an update changes.
 #[test]
 fn a_recovery_is_continued_only_if_its_rows_can_still_be_found() {
     let earlier = interrupted(Dispatch::Full);

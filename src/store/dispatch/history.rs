@@ -1,4 +1,4 @@
-//! The records of events in outbox.dispatch, for commands that ask what became of an event.
+//! Reads records in outbox.dispatch, for commands that show the outcome of events.
 
 use serde::Serialize;
 use tokio_postgres::Row;
@@ -24,7 +24,7 @@ pub(crate) struct EventOutcome {
     pub(crate) ordinal: i32,
     pub(crate) committed_at: String,
     pub(crate) recorded_at: String,
-    /// From the commit to the outcome, by the clocks of the server and of the relay.
+    /// Time from the commit, by the server's clock, to the outcome, by the relay's clock.
     pub(crate) took_ms: f64,
     pub(crate) attempts: i32,
     pub(crate) error: Option<String>,
@@ -43,7 +43,7 @@ pub(crate) struct RecordPlace {
 #[derive(Debug, Clone)]
 pub(crate) struct RecordedRow {
     pub(crate) place: RecordPlace,
-    /// When it was recorded, in microseconds since 1970.
+    /// When the row was recorded, in microseconds since 1970.
     pub(crate) recorded_micros: i64,
     pub(crate) event_id: Uuid,
     pub(crate) source_id: Option<String>,
@@ -64,11 +64,13 @@ impl RecordedRow {
 pub(crate) struct RecordFilter {
     pub(crate) key: Option<String>,
     pub(crate) topic: Option<String>,
-    /// Only records from this position on, and from this time on, as an SQL expression.
+    /// Only records from this position on that were also committed at or after this time, an SQL
+    /// expression.
     pub(crate) since: Option<(PgLsn, String)>,
 }
 
-/// The record of each of these events: the one in quarantine, or else the latest.
+/// One record for each of these events: the record in quarantine if there is one, otherwise the
+/// latest.
 pub(crate) async fn of_events(sql: &Sql, ids: &[Uuid]) -> Result<Vec<RecordedRow>> {
     let statement = format!(
         "select {COLUMNS} from outbox.dispatch d where d.event_id = any ($1) \
@@ -78,8 +80,8 @@ pub(crate) async fn of_events(sql: &Sql, ids: &[Uuid]) -> Result<Vec<RecordedRow
     Ok(one_per_event(rows.iter().map(recorded).collect()))
 }
 
-/// The records with one of these source ids. First those in quarantine, which have an index. The
-/// search through the others reads the whole table.
+/// The records with one of these source ids. Searches the quarantine first, which has an index. Only
+/// if it finds nothing there, it searches the whole table, without an index.
 pub(crate) async fn of_source_ids(sql: &Sql, source_ids: &[String]) -> Result<Vec<RecordedRow>> {
     for which in ["d.state in ('quarantined', 'released')", "true"] {
         let statement = format!(
@@ -97,7 +99,7 @@ pub(crate) async fn of_source_ids(sql: &Sql, source_ids: &[String]) -> Result<Ve
 pub(in crate::store) type QueryParameters<'a> = Vec<&'a (dyn ToSql + Sync)>;
 
 impl RecordFilter {
-    /// The condition on a row `d`. Adds its parameters.
+    /// The condition on a row `d`. Appends its values to `parameters`.
     pub(in crate::store) fn condition<'a>(
         &'a self,
         parameters: &mut QueryParameters<'a>,
@@ -162,8 +164,8 @@ pub(crate) async fn page(
     Ok(rows.iter().map(recorded).collect())
 }
 
-/// The places of the newest records from a place on, newest first, and when they were recorded, in
-/// microseconds.
+/// The places of the newest records at or after `from`, newest first, with the time at which each was
+/// recorded, in microseconds since 1970.
 pub(crate) async fn newest_places(
     sql: &Sql,
     filter: &RecordFilter,
@@ -243,7 +245,7 @@ fn code(error: &str) -> Option<String> {
     Some(code.name().to_owned())
 }
 
-/// Keeps one record of each event: the first in quarantine, or else the last.
+/// Keeps one record of each event: the first record in quarantine, or otherwise the last record.
 fn one_per_event(rows: Vec<RecordedRow>) -> Vec<RecordedRow> {
     let mut kept: Vec<RecordedRow> = Vec::new();
     for row in rows {
@@ -256,9 +258,9 @@ fn one_per_event(rows: Vec<RecordedRow>) -> Vec<RecordedRow> {
     kept
 }
 
-/// The first position committed at or after `since`, an SQL expression. Finds it
-/// by bisection, since positions and commit times grow together. Records of rows from a table have
-/// positions that are not multiples of 8, with older times, and are left out.
+/// The first commit position at or after `since`, an SQL expression for a time. Bisects the records,
+/// because positions and commit times grow together. Leaves out events that were published from their
+/// table: their positions are not multiples of 8, and their commit times are older.
 pub(crate) async fn first_commit(sql: &Sql, since: &str) -> Result<PgLsn> {
     let ends = "select min(commit_lsn), max(commit_lsn) from outbox.dispatch";
     let ends = sql.query_one(ends, &[]).await?;

@@ -1,16 +1,15 @@
-//! Fragments of SQL by which statements over captured tables ask what `outbox.dispatch` knows of an
-//! event.
+//! SQL fragments with which statements on captured tables look up an event in `outbox.dispatch`.
 //!
-//! They name the table `d`. Their argument is an SQL expression for the event's id.
+//! The fragments call that table `d`. The functions take an SQL expression for the event's id.
 
 use crate::error::Result;
 use crate::postgres::Sql;
 
-/// Touches every object of the schema `outbox` that statements over captured tables use.
+/// Uses every object of the schema `outbox` that statements on captured tables use.
 const OURS: &str = "SELECT outbox.event_uuid('', '', null) FROM outbox.dispatch LIMIT 0";
 
-/// Makes sure that these fragments can be used. Even when a statement asks for no rows, the server
-/// refuses it if a privilege is missing.
+/// Checks that our role may use these objects. The statement reads no rows, but the server still refuses
+/// it if a privilege is missing.
 ///
 /// # Errors
 /// `schema-missing`, `privilege-missing`.
@@ -23,8 +22,8 @@ pub(crate) fn has_no_row_sql(event_id: &str) -> String {
     format!("not exists (select from outbox.dispatch d where d.event_id = {event_id})")
 }
 
-/// What the rows of the event say: null without a row, `published` if all of them say so, otherwise
-/// `aside`.
+/// An expression for the event's state: null if it has no row, `published` if all its rows are
+/// published, otherwise `aside`.
 pub(crate) fn state_sql(event_id: &str) -> String {
     format!(
         "(select case when count(*) = 0 then null when bool_and(d.state = 'published') \
@@ -33,7 +32,7 @@ pub(crate) fn state_sql(event_id: &str) -> String {
     )
 }
 
-/// What outbox.dispatch says about a row `w`; `records` is 0 if it says nothing.
+/// A summary of the dispatch rows of a row `w`. `records` is 0 if there are none.
 pub(crate) const RECORD_OF_ROW: &str = "\
     select count(*) as records, \
         case when bool_or(d.state = 'quarantined') then 'quarantined' \

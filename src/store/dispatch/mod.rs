@@ -3,12 +3,15 @@
 //! [`writer`] records each [`outcome`] in batches, off the hot path, before its event's position is
 //! confirmed (G4). New outcomes become new [`rows`]; those of [`released`] events update their rows.
 //! After a restart, [`recorded`] finds the events that have an outcome already, so that they are not
-//! sent again (G3). Once the [`slot_reader`] has the slot, [`predecessor`] waits until it is safe to
-//! look, and [`successor`] decides when it is too late to record. [`quarantined`] has the relay's queries
-//! on the quarantine, and [`quarantine_commands`] those of a person. [`known`] has the fragments of SQL
-//! with which statements over captured tables look up events. [`history`] looks records up for commands,
-//! and [`pruning`] deletes them. Nothing here writes to the outbox. No outcome
-//! replaces another, except for released events.
+//! sent again (G3). Once the [`slot_reader`] has the slot, [`predecessor`] waits until the previous
+//! relay writes no more rows. [`successor`] finds out whether another relay has taken over, so that
+//! this relay must stop recording.
+//!
+//! [`quarantined`] has the relay's queries on the quarantine, and [`quarantine_commands`] the queries of
+//! `postrider quarantine`. [`known`] has SQL fragments with which statements on captured tables look up
+//! events. [`history`] reads records for commands, and [`pruning`] deletes records.
+//!
+//! Nothing here writes to an outbox table. No outcome replaces another, except for released events.
 //!
 //! Not here: finding rows of a captured table that have no outcome (`capture`).
 

@@ -27,7 +27,8 @@ pub(crate) enum Outcome {
     Published(MessageIds),
     /// Set aside in quarantine, with the reason.
     Quarantined(Arc<str>),
-    /// Set aside while earlier events of the same key are being released; released along with them.
+    /// Set aside because earlier events of the same key are being released. This event is released
+    /// along with them.
     Released(Arc<str>),
 }
 
@@ -39,7 +40,7 @@ pub(super) struct Told<'a> {
 }
 
 impl Record {
-    /// Bytes of the texts in its rows that can be long.
+    /// Total length in bytes of those texts in the rows that can be long.
     pub(crate) fn text_bytes(&self) -> usize {
         let error = match &self.outcome {
             Outcome::Published(_) => 0,

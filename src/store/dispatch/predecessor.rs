@@ -2,9 +2,9 @@
 //!
 //! PostgreSQL frees the slot when the previous relay's walsender ends, even if that relay still has a
 //! dispatch transaction open. If we read the table before that transaction commits, we publish its
-//! events again. A transaction that begins after we have the slot records nothing: the writer sees to
-//! that. A transaction that is stuck, because its relay or the network is stuck, could hold its rows
-//! back for hours, so we terminate its session.
+//! events again. A transaction that begins after we have the slot records nothing, because the writer
+//! checks who has the slot (`successor`). If the previous relay or the network hangs, its transaction
+//! could stay open for hours, so we terminate its session.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -22,11 +22,11 @@ const POLL_INTERVAL: Duration = Duration::from_millis(50);
 /// How long a terminated session may take to end.
 const END_LIMIT: Duration = Duration::from_secs(2);
 
-/// Bytes of an `application_name`; PostgreSQL cuts the rest.
+/// Maximum length of an `application_name` in bytes. PostgreSQL truncates longer names.
 const NAME_BYTES: usize = 63;
 
-/// The `application_name` of this slot's writer. A long slot name ends with a hash, so that slots whose
-/// names begin alike have different writers.
+/// The `application_name` of this slot's writer. If it would be too long, a hash replaces its end, so
+/// that slots with a common prefix get different names.
 pub(super) fn writer_name(slot: &SlotName) -> String {
     let name = format!("postrider dispatch {slot}");
     if name.len() <= NAME_BYTES {
@@ -39,8 +39,9 @@ pub(super) fn writer_name(slot: &SlotName) -> String {
     [start, &ending].concat()
 }
 
-/// Proof that a session has waited for the previous relay. The previous relay adds no more records, unless a
-/// warning in the log says that it may. Only with this proof can the session read which events are recorded.
+/// Proof that the session has waited for the previous relay. The previous relay adds no more records,
+/// unless a warning in the log says that it may. The session needs this proof to read which events are
+/// recorded.
 #[derive(Debug)]
 pub(crate) struct PredecessorGone(());
 
@@ -61,9 +62,9 @@ impl PredecessorGone {
     }
 }
 
-/// Waits until no other writer of this slot has a transaction open. Anybody can use the name of a
-/// writer, so it waits only for sessions of our own role. After `limit` it terminates the
-/// sessions that still have one, and PostgreSQL rolls their transactions back.
+/// Waits until no other writer of this slot has an open transaction. Any role can use the name of a
+/// writer, so it waits only for sessions of our own role. After `limit` it terminates the sessions
+/// that still have an open transaction, and PostgreSQL rolls their transactions back.
 ///
 /// # Errors
 /// Database errors.
@@ -104,7 +105,7 @@ async fn are_done_within(sql: &Sql, name: &str, limit: Duration) -> Result<bool>
     }
 }
 
-/// Warns, once per process, that another role has a session with our name.
+/// Warns, once per process, if another role has a session with the name of our writer.
 async fn warn_of_strangers(sql: &Sql, name: &str) -> Result<()> {
     static WARNED: AtomicBool = AtomicBool::new(false);
     let Some(stranger) = activity::session_of_another_role(sql, name).await? else {

@@ -1,6 +1,6 @@
-//! The queries of `postrider quarantine`: lists, releases and discards events on behalf of a person.
+//! The queries of `postrider quarantine`, with which a person lists, releases and discards events.
 //!
-//! A running relay finds out through its own queries (`quarantined`).
+//! A running relay notices the changes when it polls the quarantine (`quarantined`).
 
 use tokio_postgres::Row;
 use tokio_postgres::types::{PgLsn, ToSql};
@@ -28,7 +28,7 @@ pub(crate) struct EventRow {
     /// `schema.table:id` where the id is not a uuid.
     pub(crate) source_id: Option<String>,
     pub(crate) state: String,
-    /// Empty if the event has none.
+    /// Empty if the event has no topic.
     pub(crate) topic: String,
     pub(crate) key: String,
 }
@@ -90,9 +90,9 @@ pub(crate) struct QuarantinedKey {
     pub(crate) uuid: Uuid,
     /// Age of the first event's commit, by the server's clock.
     pub(crate) age_seconds: f64,
-    /// Why the first event is there.
+    /// Why the first event is in quarantine.
     pub(crate) error: Option<String>,
-    /// The number of all keys that match the filter, and of their events.
+    /// Totals over all keys that match the filter, not only the returned keys.
     pub(crate) total_keys: i64,
     pub(crate) total_events: i64,
 }
@@ -255,8 +255,8 @@ pub(crate) async fn count(sql: &Sql, filter: &QuarantineFilter) -> Result<u64> {
     Ok(u64::try_from(row.get::<_, i64>(0)).unwrap_or_default())
 }
 
-/// Releases one event, unless it has left the quarantine. Returns how many were released, as do the
-/// functions below.
+/// Releases one event, unless it has left the quarantine. Like the functions below, it returns how many
+/// events it has changed.
 ///
 /// # Errors
 /// Database errors.

@@ -2,9 +2,9 @@
 //! updates between the states.
 //!
 //! Every statement uses the partial index `dispatch_quarantine`, so polling costs next to nothing
-//! while the quarantine is empty, however large the table is. Groups are found one by one by skipping
-//! through the index, without reading all their rows. As in the index, an empty topic or key stands
-//! for null.
+//! while the quarantine is empty, however large the table is. The queries find groups one by one, by
+//! skipping through the index, without reading all rows of a group. As in the index, an empty topic or
+//! key stands for null.
 
 use std::collections::HashMap;
 
@@ -20,8 +20,8 @@ use crate::event::{EventId, EventRef, Group, OrderingKey, Standing};
 use crate::postgres::Sql;
 
 /// Maximum number of keys blocked at once, and of events set aside in one session that block no
-/// key. Beyond it, the events have a common cause, and a person must look at it before all traffic
-/// is in quarantine. With keys of usual length, 100,000 take about 20 MB.
+/// key. Beyond this number the events have a common cause, which a person must remove before all
+/// traffic is in quarantine. 100,000 keys of usual length take about 20 MB.
 pub(crate) const MAX_BLOCKED: usize = 100_000;
 
 /// Counting stops here: nobody needs an exact number above it.
@@ -33,8 +33,8 @@ const PG_EPOCH_MICROS: i64 = 946_684_800_000_000;
 /// Only groups after the one with this topic and key.
 const BEYOND: &str = "AND (coalesce(d.topic, ''), coalesce(d.ordering_key, '')) > ($2, $3)";
 
-/// The first row of each group in a state, in the order of the groups; `which` is a further
-/// condition.
+/// A query for the first row of each group in a state, ordered by group. `which` is a condition on the
+/// first group.
 fn groups_sql(state: &str, which: &str) -> String {
     format!(
         "WITH RECURSIVE g AS ( \
@@ -54,8 +54,8 @@ fn groups_sql(state: &str, which: &str) -> String {
     )
 }
 
-/// A released event with a message id was published before and is being replayed. A database that
-/// `postrider init` has not migrated yet lacks the column `replay`.
+/// A released event with a message id was published before and is being replayed. The query reads the
+/// column `replay` through JSON, because a database that is not migrated yet lacks it.
 const PAGE: &str = "\
     SELECT commit_lsn, ordinal, event_id, source_id, committed_at, error, \
         CASE WHEN message_id IS NOT NULL THEN coalesce(to_jsonb(d) ->> 'replay', '') END \
@@ -81,7 +81,7 @@ const VANISHED: &str = "\
       AND NOT EXISTS (SELECT FROM outbox.dispatch d WHERE d.state = 'released' \
               AND coalesce(d.topic, '') = u.topic AND coalesce(d.ordering_key, '') = u.key)";
 
-/// Counts no replayed event: a replayed event has a message id.
+/// Does not count replayed events, which have a message id.
 const COUNT: &str = "\
     SELECT count(*) FROM (SELECT FROM outbox.dispatch \
     WHERE state IN ('quarantined', 'released') AND message_id IS NULL LIMIT $1) q";
@@ -122,17 +122,17 @@ pub(crate) struct BlockedKey {
     pub(crate) group: Group,
     /// Commit LSN and ordinal of its first event in quarantine.
     pub(crate) since: (u64, u32),
-    /// The id of that event.
+    /// The id of that first event.
     pub(crate) first: EventId,
-    /// Why it is there.
+    /// Why the first event is in quarantine.
     pub(crate) error: Option<String>,
-    /// Whether events of the key are in quarantine, not only released ones.
+    /// Whether the key has quarantined events, not only released events.
     pub(crate) is_quarantined: bool,
     /// Whether the first event was published before: it is being replayed.
     pub(crate) is_replayed: bool,
 }
 
-/// Every key with events in quarantine, at most `limit`.
+/// All ordering keys with quarantined or released events.
 ///
 /// # Errors
 /// `schema-missing` before migration 0005; `quarantine-full` when there are more than `limit`.
@@ -189,8 +189,8 @@ fn blocked_key(row: &Row) -> BlockedKey {
     }
 }
 
-/// Up to `limit` groups that have released events, in order, and whether the first of these events
-/// is being replayed. With `after`, only groups that sort after it.
+/// Up to `limit` groups that have released events, in order, each with whether its first released
+/// event is being replayed. With `after`, only groups that sort after it.
 ///
 /// # Errors
 /// Database errors.
@@ -250,7 +250,7 @@ pub(crate) async fn page(
     Ok(rows.iter().map(event).collect())
 }
 
-/// Whether a replay released every released event of the group. Such events were published before.
+/// Whether all released events of the group come from replays, so that all were published before.
 ///
 /// # Errors
 /// Database errors.
@@ -278,7 +278,7 @@ pub(crate) async fn mark(sql: &Sql, group: &Group) -> Result<()> {
     change(sql, MARK, group).await
 }
 
-/// Marks the released events of the group as quarantined again.
+/// Marks the released events of the group as quarantined again, and replayed events as published.
 ///
 /// # Errors
 /// Database errors.

@@ -1,21 +1,22 @@
 //! Finds out which events of the stream have an outcome already, by merging two ordered lists.
 //!
-//! The stream is ordered by (commit LSN, ordinal), and so is the primary key of the dispatch table.
-//! So we read the rows after the slot's position page by page, just ahead of the stream, and hold
-//! only one page in memory, however many rows there are.
+//! The stream and the primary key of the dispatch table have the same order: (commit LSN, ordinal). So
+//! we read the rows after the slot's position page by page, just ahead of the stream. Only one page is
+//! in memory, however many rows there are.
 //!
 //! With `dispatch = exceptions`, published events have no row, so a restart publishes them again. If
-//! events with a row lie between them, those must be published again too: a replay may not leave any
-//! out. So in that mode only events in quarantine and discarded events are skipped.
+//! published events with a row lie between them, the relay publishes those again too, because a
+//! repeated sequence must not have gaps. So in that mode it skips only events that are in quarantine or
+//! discarded.
 //!
-//! PostgreSQL may decode a transaction differently the next time. If the publication was altered
-//! while the transaction was open, it can bring more rows or fewer, depending on what the same
-//! session decoded before it. Then the ordinals shift, and the ids reveal it: we look an event up by
+//! PostgreSQL may decode a transaction differently the second time. If the publication was altered
+//! while the transaction was open, PostgreSQL may send more or fewer rows, depending on what the same
+//! session decoded before. Then the ordinals shift, and we notice it by the ids. We look an event up by
 //! its id if the row at its place belongs to another event, or if its own row is at another place of
 //! the page.
 //!
-//! The table may hold rows whose events the stream does not bring, for example events that were
-//! published from their table. They are skipped.
+//! The table may have rows of events that the stream does not bring, for example events that were
+//! published from their table. The merge ignores these rows.
 
 use std::collections::{HashSet, VecDeque};
 
@@ -42,7 +43,7 @@ const IS_PUBLISHED: &str = "\
 pub(crate) enum Lookup {
     /// The event has an outcome: do not send it again.
     Done,
-    /// The event is published; it is sent again together with neighbours that have no row.
+    /// The event is published, but is sent again together with its neighbours that have no row.
     Repeated,
     /// The event has no outcome yet.
     New,
@@ -82,8 +83,8 @@ impl RecordedEvents {
         let start = PgLsn::from(confirmed.as_u64());
         let row = sql
             .query_one(
-                // Only commit LSNs divisible by 8: rows of events read from a table use LSNs in
-                // between, where the stream cannot have a commit.
+                // Only commit LSNs divisible by 8. Events that were published from their table have
+                // LSNs in between, where the stream cannot have a commit.
                 "SELECT max(commit_lsn) FROM outbox.dispatch \
                  WHERE commit_lsn >= $1 AND mod(commit_lsn - '0/0'::pg_lsn, 8) = 0",
                 &[&start],
@@ -142,14 +143,14 @@ impl RecordedEvents {
         Ok(())
     }
 
-    /// Looks an event up by its id alone, because its transaction was decoded differently.
+    /// Looks an event up by its id alone, if its transaction was decoded differently from last time.
     pub(crate) async fn look_up_by_id(&self, sql: &Sql, event_id: &[u8; 16]) -> Result<Lookup> {
         look_up_by_id(sql, event_id, self.repeats).await
     }
 
-    /// The stream has brought every transaction committed before `wal_end`, so earlier rows are no
-    /// longer needed. Otherwise trailing rows of events that were published from their table would
-    /// keep [`is_over`](Self::is_over) false until the next event.
+    /// Drops rows before `wal_end`, because the stream has brought every transaction that was committed
+    /// before it. Without this, rows of events that were published from their table could keep
+    /// [`is_over`](Self::is_over) false until the next event.
     pub(crate) fn passed(&mut self, wal_end: Lsn) {
         if self.last.is_some_and(|last| last < wal_end.as_u64()) {
             self.last = None;
@@ -169,7 +170,7 @@ impl RecordedEvents {
     }
 
     /// Looks up the next event of the stream by its place. `None` if its transaction was decoded
-    /// differently from last time: then look it up by its id.
+    /// differently from last time: the caller then looks the event up by its id.
     pub(crate) fn look_up(
         &mut self,
         commit: CommitLsn,
@@ -222,7 +223,7 @@ fn standing(is_published: bool, repeats: bool) -> Lookup {
     }
 }
 
-/// The last ordinal in use at a place; the next event gets a higher one.
+/// The highest ordinal that is in use at this commit LSN; 0 if there is none.
 pub(crate) async fn last_ordinal(sql: &Sql, place: CommitLsn) -> Result<u32> {
     const STATEMENT: &str =
         "SELECT coalesce(max(ordinal), 0) FROM outbox.dispatch WHERE commit_lsn = $1";

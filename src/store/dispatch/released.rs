@@ -1,7 +1,7 @@
-//! Writes the new outcomes of released events. Their rows exist already, so they are updated.
+//! Writes the new outcomes of released events. Their rows exist already, so this is an update.
 //!
-//! Released events are few compared with new ones, so one statement takes them as an array per
-//! column.
+//! Released events are few compared with new events, so one statement with an array per column is
+//! fast enough.
 
 use std::borrow::Cow;
 use std::time::SystemTime;
@@ -12,9 +12,9 @@ use super::outcome::Record;
 use super::rows::{Storing, row_key};
 use crate::event::{EventRef, Standing};
 
-/// A discarded event may have been in flight, and is published all the same: then its row says so.
-/// The last condition makes a retry idempotent: if the first attempt was committed and only its
-/// answer lost, the row already has this outcome's time.
+/// If an operator discards an event that is in flight, Pub/Sub may still store it. The row then
+/// becomes `published`. The last condition makes a retry idempotent: if the first attempt was
+/// committed and only its answer was lost, the row already has this outcome's time.
 pub(super) const UPDATE: &str = "\
     UPDATE outbox.dispatch d SET \
         state = u.state, topic = u.topic, ordering_key = u.ordering_key, \

@@ -1,8 +1,8 @@
 //! Encodes the rows of a batch for PostgreSQL's binary COPY.
 //!
-//! Rows go straight from the records into one buffer: no vectors by column, and nothing for the
-//! server to parse. Source: PostgreSQL manual, COPY, "Binary Format". Times are microseconds since
-//! 2000, log positions unsigned 64 bits, uuids 16 bytes, all big endian.
+//! Rows go straight from the records into one buffer, without vectors by column, and the server parses
+//! no text. Source: PostgreSQL manual, COPY, "Binary Format". Times are microseconds since 2000, WAL
+//! positions are unsigned 64-bit numbers, uuids are 16 bytes, all big endian.
 
 use std::borrow::Cow;
 use std::collections::HashSet;
@@ -13,13 +13,13 @@ use decoder::PgTimestamp;
 use super::outcome::Record;
 use crate::event::{EventRef, Standing};
 
-/// Which of our own texts the database can store.
+/// Which characters the database can store in error texts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Storing {
-    /// All of them: its encoding is UTF-8.
+    /// All characters: the database's encoding is UTF-8.
     Everything,
-    /// Any other encoding lacks some characters. Values that come from the database's own rows always
-    /// fit; the text of an error may contain anything.
+    /// Only ASCII is safe: any other encoding lacks some characters. Values from the database's own
+    /// rows always fit, but an error text may contain any character.
     Ascii,
 }
 
@@ -71,8 +71,8 @@ pub(super) fn row_key(event: &EventRef) -> RowKey {
     (event.commit.lsn().as_u64(), event.ordinal as i32)
 }
 
-/// Encodes the rows of all new events in `records`, except those that are `there` already; `None`
-/// when no such event is left.
+/// Encodes the rows of all new events in `records`, except the rows in `there`, which exist already.
+/// Returns `None` if there is no row to write.
 pub(super) fn encode(
     records: &[Record],
     there: &HashSet<RowKey>,
@@ -130,7 +130,7 @@ fn row(
 fn text(out: &mut BytesMut, text: Option<&str>) {
     match text {
         Some(text) => {
-            // Nothing that Pub/Sub accepts or returns comes near this bound.
+            // Pub/Sub neither accepts nor returns a text that comes near 2 GiB.
             out.put_i32(i32::try_from(text.len()).expect("invariant: a text of an event is short"));
             out.put_slice(text.as_bytes());
         }

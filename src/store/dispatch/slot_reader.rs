@@ -1,5 +1,6 @@
-//! Proof that our walsender has the slot. The dispatch writer needs this proof. The wait for the previous
-//! relay needs it too: before the slot is ours, a third relay could take it and begin to write.
+//! Proof that our walsender has the slot. The dispatch writer needs this proof. Waiting for the
+//! previous relay needs it too: before the slot is ours, a third relay could take it and begin to
+//! write.
 
 use decoder::Lsn;
 use slot_manager::{SystemIdentifier, cluster, slots};
@@ -8,10 +9,10 @@ use crate::error::{Code, Error, Result};
 use crate::postgres::{Sql, Target};
 use crate::store::relay_row::ServedSlot;
 
-/// Our walsender, which reads the slot, and the server on which it does.
+/// Our walsender, which reads the slot, and its server.
 #[derive(Debug, Clone)]
 pub(crate) struct SlotReader {
-    /// The server, where the writer connects too.
+    /// The server. The dispatch writer connects there too.
     pub(super) target: Target,
     /// The name of this relay in outbox.relay.
     pub(super) instance: String,
@@ -22,8 +23,9 @@ pub(crate) struct SlotReader {
 }
 
 impl SlotReader {
-    /// Our walsender, if it reads from the slot that stood at `confirmed` when it was free. `None` if
-    /// another relay has replaced that slot by a new one of the same name before our stream began.
+    /// Returns our walsender if it reads the slot, and the slot's position is still `confirmed`, as it
+    /// was before our stream began. Otherwise `None`: another relay has replaced the slot by a new one
+    /// of the same name in the meantime.
     ///
     /// # Errors
     /// Errors of a statement.
@@ -55,7 +57,7 @@ impl SlotReader {
 
     /// Checks that the writer is on the server on which the session began. A promoted standby may
     /// lack records that its primary had. If we recorded later events there, the next session would
-    /// repeat only the missing ones, out of order.
+    /// publish only the events with missing records again, out of order.
     ///
     /// # Errors
     /// `postgres-stopping` on another server than the session's; errors of a statement.

@@ -6,14 +6,15 @@
 //! reads the slot. But its name is still in outbox.relay, and it may have published the events that
 //! we are about to record.
 
-/// Asked once per batch: which process reads the slot, and whether another instance has begun to
-/// serve it. `$1` is the slot, `$2` our instance.
+/// Returns which process reads the slot, and whether another instance has begun to serve it. The
+/// writer runs it once per batch. `$1` is the slot, `$2` our instance.
 pub(super) const WHO_SERVES: &str = "\
     SELECT (SELECT s.active_pid FROM pg_catalog.pg_replication_slots s \
             WHERE s.slot_name = $1::text), \
         EXISTS (SELECT FROM outbox.relay r WHERE r.slot = $1::text AND r.instance <> $2::text)";
 
-/// Judges the answer to [`WHO_SERVES`]. `walsender` is the pid of ours, 0 when it is unknown.
+/// Whether the result of [`WHO_SERVES`] means that another relay has taken over. `walsender` is the
+/// pid of our own walsender, 0 if it is unknown.
 pub(super) fn is_there(
     reads_the_slot: Option<i32>,
     another_has_begun: bool,

@@ -1,21 +1,21 @@
-//! Records outcomes, in one transaction per batch, on a connection of its own.
+//! The dispatch writer: records outcomes on its own connection, with one transaction per batch.
 //!
-//! While one batch is being written the next one gathers, so batches grow with the load. Small
-//! batches keep a minimum distance (`batch`): each commit makes the server flush its log, and the
-//! commits of the services wait for that. The first batch after an idle time is not delayed. Nor is
-//! the rest that a large batch leaves over, unless a small one went just before. No publish ever
-//! waits for a row.
+//! While one batch is being written, outcomes gather for the next, so batches grow with the load.
+//! There is a minimum time between small batches (`batch`), because each commit makes the server flush
+//! its WAL, and the commits of the services wait for that flush. The first batch after an idle time is
+//! not delayed. A small batch after a large one is not delayed either, unless another small batch was
+//! written just before. Publishing never waits for a row.
 //!
-//! A batch that fails is written again, over a new connection if necessary. The first attempt may
-//! have been committed all the same, so rows that already exist are left as they are.
+//! If a batch fails, the writer writes it again, over a new connection if necessary. The first attempt
+//! may have been committed although its answer was lost, so rows that exist already stay as they are.
 //!
-//! A relay that has lost the slot must not record anything: its successor has already read the table
-//! and publishes every event that had no row then. Rows that appear later would make a part of these
-//! events look done. So each transaction first asks who serves the slot (`successor`), and a
-//! successor waits for transactions that began before it came (`predecessor`).
+//! A relay that has lost the slot must not record anything. Its successor has already read the table,
+//! and publishes every event that had no row at that time. Rows that appear later would make some of
+//! these events look done. So each transaction first checks who serves the slot (`successor`), and a
+//! successor waits for transactions that began before it had the slot (`predecessor`).
 //!
-//! An event that was released from quarantine has a row already: its new outcome is an update. So a
-//! batch that is written twice cannot undo an operator's command that came in between.
+//! A released event has a row already, so its new outcome is an update (`released`). The update has
+//! conditions, so that a batch that is written twice cannot undo an operator's command in between.
 
 mod batch;
 mod transaction;
@@ -119,7 +119,7 @@ async fn run(
         let gathering = incoming.recv_many(&mut gathered, room);
         let is_over = match batch.recorded.events {
             0 => gathering.await == 0,
-            // A timeout also counts as over: the batch is due, with no more records for it.
+            // A timeout also means that the batch is due and gets no more records.
             _ => timeout_at(pacing.earliest, gathering).await.unwrap_or(0) == 0,
         };
         if is_over && batch.recorded.events == 0 {

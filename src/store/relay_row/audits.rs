@@ -33,7 +33,7 @@ pub(crate) struct AuditHistory {
     pub(crate) repeats: bool,
 }
 
-/// Reads what earlier audits have recorded.
+/// Reads the results of earlier audits.
 pub(crate) async fn earlier(sql: &Sql, slot: &SlotName) -> Result<AuditHistory> {
     let row = sql.query_one(EARLIER, &[&slot.as_str()]).await?;
     Ok(AuditHistory {
@@ -43,9 +43,9 @@ pub(crate) async fn earlier(sql: &Sql, slot: &SlotName) -> Result<AuditHistory> 
     })
 }
 
-/// Records that every row below the floors is resolved, with the publication of `manner`, and that
-/// later rows are recorded as `manner` says. Does nothing when the session, which reads through
-/// `walsender`, has lost the slot.
+/// Records that an audit has finished: every row below the floors is resolved. Also records the
+/// publication's fingerprint and the dispatch mode of `manner`. Does nothing if `walsender`, the
+/// session's process, no longer reads the slot.
 pub(crate) async fn audited(
     sql: &Sql,
     slot: &SlotName,
@@ -60,7 +60,7 @@ pub(crate) async fn audited(
     Ok(())
 }
 
-/// Makes the next session begin with a recovery, unless another relay has taken the slot.
+/// Makes the next session begin with a recovery. Does nothing if another relay has taken the slot.
 pub(crate) async fn mark_broken(
     sql: &Sql,
     slot: &SlotName,

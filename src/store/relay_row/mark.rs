@@ -1,5 +1,4 @@
-//! The mark of a recovery in `outbox.relay`: until it is removed, every session begins with a
-//! recovery.
+//! The recovery mark in `outbox.relay`. While it is set, every session begins with a recovery.
 
 use decoder::Lsn;
 use slot_manager::{Cluster, SlotName};
@@ -10,8 +9,8 @@ use super::{Manner, ServedSlot, Unfinished, names, outdated};
 use crate::error::{Code, Error, Result};
 use crate::postgres::Sql;
 
-/// Not while a relay reads the slot: it has already recovered, and our mark would outlive its
-/// recovery.
+/// Does not mark a slot that a relay reads. That relay has already recovered, and our mark would
+/// cause another recovery.
 const MARK_RECOVERING: &str = "\
     INSERT INTO outbox.relay (slot, system_identifier, timeline, instance, recovering, \
         database_oid) \
@@ -22,7 +21,8 @@ const MARK_RECOVERING: &str = "\
     WHERE NOT EXISTS ( \
         SELECT FROM pg_catalog.pg_replication_slots s WHERE s.slot_name = $1 AND s.active)";
 
-/// Not while another relay reads the slot: it finds out by itself whether the slot can be read.
+/// Does not mark a slot that another relay reads. That relay finds out by itself whether it can read
+/// the slot.
 const MARK_STUCK: &str = "\
     INSERT INTO outbox.relay (slot, system_identifier, timeline, instance, recovering, \
         database_oid) \
@@ -37,7 +37,7 @@ const IS_ANOTHERS: &str = "\
     SELECT FROM outbox.relay r JOIN pg_catalog.pg_replication_slots s ON s.slot_name = r.slot \
     WHERE r.slot = $1 AND r.instance <> $2 AND s.active";
 
-/// Keeps the `instance` of the relay that serves the slot.
+/// Does not change `instance`, the name of the relay that serves the slot.
 const REQUEST: &str = "\
     INSERT INTO outbox.relay (slot, system_identifier, timeline, instance, recovering, \
         database_oid) \
@@ -53,8 +53,8 @@ const WRITE_UNFINISHED: &str = "\
     UPDATE outbox.relay SET recovery_lsn = $3, recovery_snapshot = $4::text::pg_snapshot \
     WHERE slot = $1 AND instance = $2 AND recovering IS NOT NULL";
 
-/// Ends the recovery whose slot has this consistent point. Every new mark clears
-/// `recovery_lsn`, and then the next session recovers again.
+/// Ends the recovery whose slot has this consistent point. Every new mark clears `recovery_lsn`, so
+/// the statement does not remove a newer mark.
 const RECOVERED: &str = "\
     UPDATE outbox.relay r SET recovering = NULL, recovery_lsn = NULL, recovery_snapshot = NULL, \
         audited_at = now(), updated_at = now(), dispatch = $3::text, \
@@ -66,7 +66,7 @@ const RECOVERED: &str = "\
 /// mark keeps its reason.
 ///
 /// # Errors
-/// `slot-held`, without a mark, when somebody reads from the slot by now.
+/// `slot-held` if a relay reads the slot; the slot is then not marked.
 pub(crate) async fn mark_recovering(sql: &Sql, served: ServedSlot<'_>, why: &str) -> Result<()> {
     let marked = mark(sql, MARK_RECOVERING, served, why).await?;
     match marked {
@@ -80,7 +80,7 @@ fn taken_over(slot: &SlotName) -> Error {
     Error::new(Code::SlotHeld, what)
 }
 
-/// Whether another relay than `instance` has taken the slot and reads from it.
+/// Whether a relay other than `instance` has taken the slot and reads from it.
 pub(crate) async fn is_anothers(sql: &Sql, slot: &SlotName, instance: &str) -> Result<bool> {
     let row = sql
         .query_opt(IS_ANOTHERS, &[&slot.as_str(), &instance])
@@ -94,7 +94,7 @@ pub(crate) async fn mark_stuck(sql: &Sql, served: ServedSlot<'_>, why: &str) -> 
     Ok(mark(sql, MARK_STUCK, served, why).await? == 1)
 }
 
-/// Runs one of the two statements that mark the slot. Returns how many rows it has written.
+/// Runs `statement`, which marks the slot. Returns how many rows it has written.
 async fn mark(
     sql: &Sql,
     statement: &str,
@@ -151,8 +151,8 @@ pub(crate) async fn write_unfinished(
     }
 }
 
-/// Removes the mark: every event that the slot will not bring is resolved, with the publication as it
-/// was before. Returns whether the mark was still that of this recovery.
+/// Removes the mark. The caller has resolved every event that the slot will not stream. Returns
+/// whether the mark still belonged to this recovery; if not, it stays.
 pub(crate) async fn recovered(
     sql: &Sql,
     slot: &SlotName,

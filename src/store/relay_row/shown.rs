@@ -13,11 +13,11 @@ use crate::condition::{Condition, PruneRun};
 use crate::error::Result;
 use crate::postgres::Sql;
 
-/// A condition older than this is out of date: while one lasts, the relay writes it every 30
-/// seconds.
+/// A condition older than this is out of date: the relay writes a lasting condition every 30 seconds.
 const SAID_FOR: Duration = Duration::from_secs(75);
 
-/// Reads the columns of migrations 15 and 17 as JSON, so that the query also works before these migrations.
+/// Reads the columns of migrations 15 and 17 through JSON, so that the query also works without these
+/// migrations.
 const RELAY: &str = "\
     select instance, to_char(since at time zone 'UTC', 'YYYY-MM-DD\"T\"HH24:MI:SS\"Z\"'), \
            system_identifier, confirmed_lsn, confirmed_is_final, recovering, dispatch, database_oid, \
@@ -40,13 +40,13 @@ pub(crate) struct RelayRow {
     confirmed_lsn: Option<Lsn>,
     #[serde(skip)]
     confirmed_is_final: bool,
-    /// Why a recovery is due or running; absent if none is.
+    /// Why a recovery is due or running; `None` if there is none.
     pub(crate) recovering: Option<String>,
     /// Which events get a row in outbox.dispatch: `full` or `exceptions`.
     pub(crate) dispatch: String,
-    /// Why the delivery is held up, as the relay recently wrote; `None` if it is not.
+    /// Why delivery is held up, as the relay recently wrote; `None` if it is not held up.
     pub(crate) condition: Option<Condition>,
-    /// How the relay's last run of pruning ended; `None` if `prune_after` is off.
+    /// How the relay's last pruning run ended; `None` if there was none.
     pub(crate) pruning: Option<ShownPruning>,
 }
 
@@ -122,8 +122,9 @@ impl RelayRow {
     }
 }
 
-/// The position up to which the relay of this slot has confirmed; `None` if none ever ran. If one did, a
-/// missing slot means a gap. `None` also when the relay's tables do not exist or this role may not read them.
+/// The last confirmed position of this slot's relay. If a relay has ever run, a missing slot means a
+/// gap. `None` if no relay has ever run, and also if the relay's tables do not exist or this role may
+/// not read them.
 ///
 /// # Errors
 /// Errors of a statement.

@@ -1,4 +1,4 @@
-//! Releases the selected events of a replay to the relay, and counts what became of them.
+//! Releases the selected events of a replay to the relay, and counts their outcomes.
 
 use tokio_postgres::Row;
 use tokio_postgres::types::{PgLsn, ToSql};
@@ -8,19 +8,19 @@ use crate::error::Result;
 use crate::postgres::Sql;
 use crate::store::dispatch::history::RecordPlace;
 
-/// The next events of a group that are not released.
+/// The next events of a group that are not released yet.
 const NEXT_EVENTS: &str = "\
     select commit_lsn, ordinal from outbox.replay_event \
     where replay = $1 and topic = $2 and ordering_key = $3 and dispatched_at is null \
     order by commit_lsn, ordinal limit $4";
 
-/// Waits until no other replay releases events of this key. A statement of its own, so that those after it
-/// see what the other has done.
+/// Waits until no other replay releases events of this key. This is a separate statement, so that the
+/// statements after it see the changes of the other replay.
 const LOCK_GROUP: &str = "\
     select pg_advisory_xact_lock(pg_catalog.hashtextextended($1::text || chr(10) || $2::text, 1886352239))";
 
-/// Whether the key has quarantined or released events. The relay would release the quarantined ones, and mix
-/// the released ones with ours.
+/// Whether the key has quarantined or released events. If so, its replay must wait: the relay would
+/// release the quarantined events too, and mix the released events with ours.
 const IS_BUSY: &str = "\
     select exists (select from outbox.dispatch d where d.state = 'quarantined' \
             and coalesce(d.topic, '') = $1 and coalesce(d.ordering_key, '') = $2) \
@@ -39,14 +39,14 @@ const NOTE: &str = "\
     where e.replay = $1 and e.topic = $2 and e.ordering_key = $3 \
       and e.commit_lsn = u.commit_lsn and e.ordinal = u.ordinal";
 
-/// Removes those of these events that were not released.
+/// Removes those of the given events that `RELEASE` has not released.
 const LEAVE_OUT: &str = "\
     delete from outbox.replay_event e using unnest($4::pg_lsn[], $5::int[]) u (commit_lsn, ordinal) \
     where e.replay = $1 and e.topic = $2 and e.ordering_key = $3 \
       and e.commit_lsn = u.commit_lsn and e.ordinal = u.ordinal and e.dispatched_at is null";
 
-/// Looks at the next released events, removes those that have an outcome, and adds their outcomes to the
-/// totals. The relay changes `dispatched_at` when it records an outcome.
+/// Reads the next 2,000 released events, removes those that have an outcome, and adds their outcomes
+/// to the totals. The relay changes `dispatched_at` when it records an outcome.
 const SETTLE: &str = "\
     with looked as materialized ( \
         select e.topic, e.ordering_key, e.commit_lsn, e.ordinal, e.dispatched_at \
@@ -75,16 +75,17 @@ const SETTLE: &str = "\
     from counted c left join \
         (select commit_lsn, ordinal from looked order by 1 desc, 2 desc limit 1) last on true";
 
-/// Events that one statement releases.
+/// Maximum number of events that one statement releases.
 const RELEASED_IN_A_STATEMENT: i64 = 1_000;
 
-/// What became of the events of a replay so far.
+/// The outcomes of a replay's events so far.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct ReplayCounts {
     pub(crate) sent: u64,
     /// Refused by Pub/Sub this time.
     pub(crate) quarantined: u64,
-    /// Left out: no longer published, without a row, or behind a refused event.
+    /// Not sent: the record is no longer `published`, the row is gone, or an earlier event of the key
+    /// was refused.
     pub(crate) not_sent: u64,
 }
 
@@ -106,11 +107,11 @@ pub(crate) struct Settled {
     pub(crate) counts: ReplayCounts,
     /// Events that got an outcome since the last poll.
     pub(crate) settled: u64,
-    /// Where the next look continues; `None`: at the beginning.
+    /// The place after which the next poll continues; `None`: at the beginning.
     pub(crate) next: Option<RecordPlace>,
 }
 
-/// Counts the outcomes of released events since the last look: of the next ones after this place.
+/// Polls the next 2,000 released events after this place, and counts those that have got an outcome.
 ///
 /// # Errors
 /// Database errors.
@@ -132,7 +133,7 @@ pub(crate) async fn settle(sql: &Sql, name: &str, after: Option<RecordPlace>) ->
     })
 }
 
-/// The next group with selected events, after this one.
+/// The next group after `after` that has selected events to release.
 ///
 /// # Errors
 /// Database errors.
@@ -157,13 +158,14 @@ pub(crate) async fn next_group(
     Ok(row.map(|row| (row.get(0), row.get(1))))
 }
 
-/// Releases the events of a group in one transaction: all of them if it has an ordering key, and some of
-/// them otherwise. Returns how many events left the selection, and how many of these are released. An event
-/// that is no longer published only leaves the selection. Does nothing while the key has quarantined or
-/// released events.
+/// Releases the events of a group in one transaction: all events if the group has an ordering key,
+/// otherwise up to 1,000. Returns how many events it has taken from the selection, and how many of
+/// these it has released. An event that is no longer published is taken out but not released. Does
+/// nothing while the ordering key has quarantined or released events.
 ///
 /// # Errors
-/// Database errors. Nothing is released then, but the session still has an open transaction: end it.
+/// Database errors. Then nothing is released, but the connection still has an open transaction, so the
+/// caller must close it.
 pub(crate) async fn release(sql: &Sql, name: &str, group: &ReplayGroup) -> Result<(u64, u64)> {
     let (topic, key) = group;
     sql.batch_execute("begin").await?;
@@ -184,7 +186,7 @@ pub(crate) async fn release(sql: &Sql, name: &str, group: &ReplayGroup) -> Resul
     Ok(totals)
 }
 
-/// Releases the next events of a group.
+/// Releases up to 1,000 more events of a group.
 async fn release_some(sql: &Sql, name: &str, (topic, key): &ReplayGroup) -> Result<(u64, u64)> {
     let next = sql
         .query(NEXT_EVENTS, &[&name, topic, key, &RELEASED_IN_A_STATEMENT])

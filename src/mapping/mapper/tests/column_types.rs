@@ -1,4 +1,4 @@
-//! Domains, and types without an order.
+//! Tests columns with domains, and with types that cannot be sorted.
 
 use super::*;
 use crate::mapping::column_types::ColumnType;

@@ -1,4 +1,4 @@
-//! All envelopes except `raw`.
+//! Tests all envelopes except `raw`.
 
 use super::*;
 

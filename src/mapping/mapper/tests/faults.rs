@@ -1,4 +1,4 @@
-//! Rows and settings that are refused, and the text of the error.
+//! Tests which rows and settings are refused, and the text of the error.
 
 use super::*;
 

@@ -1,4 +1,4 @@
-//! The ids by which consumers deduplicate.
+//! Tests the ids by which consumers deduplicate.
 
 use super::*;
 

@@ -1,4 +1,4 @@
-//! Body, ordering key and attributes of messages.
+//! Tests body, ordering key and attributes of messages.
 
 use super::*;
 use crate::mapping::TupleValues;

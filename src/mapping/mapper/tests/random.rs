@@ -1,4 +1,4 @@
-//! Random rows, compared with an expectation that is computed independently.
+//! Compares the messages of random rows with an expectation that is computed independently.
 
 use super::*;
 

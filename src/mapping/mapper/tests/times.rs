@@ -1,4 +1,4 @@
-//! The time of an event, in every envelope.
+//! Tests the time of an event in every envelope.
 
 use super::*;
 

@@ -1,4 +1,4 @@
-//! The topic of a row, and the columns that a template may name.
+//! Tests the topic of a row, and which columns a template may name.
 
 use super::*;
 

@@ -1,4 +1,4 @@
-//! Which events are skipped after a restart, by example and against a model.
+//! Tests which events are skipped after a restart, with examples and against a model.
 
 use proptest::prelude::*;
 
@@ -43,7 +43,7 @@ fn only_recorded_events_are_skipped() {
 }
 
 #[test]
-fn rows_of_events_that_are_not_replayed_are_skipped() {
+fn rows_of_events_that_the_stream_does_not_bring_are_ignored() {
     let mut recorded = recorded(&[row(10, 1), row(10, 2), row(30, 1)], None);
     assert_eq!(look_up(&mut recorded, 30, 1), Some(Lookup::Done));
 }
@@ -106,12 +106,12 @@ fn the_next_page_is_read_once_the_stream_is_past_this_one() {
     assert!(!needs(60, 1));
 }
 
-/// A table of rows, and a stream that is replayed from an earlier point.
+/// A table of rows, and a stream that starts again from an earlier point.
 #[derive(Debug, Clone)]
 struct Restart {
     /// Place of each event, and its row: its own (`Some(true)`), another event's, or none.
     events: Vec<((u64, u32), Option<bool>)>,
-    /// Rows whose events are not replayed, such as those of an aborted or filtered transaction.
+    /// Places of rows whose events the stream does not bring again.
     strangers: Vec<(u64, u32)>,
     page: usize,
 }

@@ -1,4 +1,4 @@
-//! A batch of outcomes, and when it is due.
+//! A batch of outcomes, and the rule that decides when to write it.
 
 use std::time::Duration;
 
@@ -10,19 +10,20 @@ use crate::event::Standing;
 
 /// Rows per transaction: enough to spread the cost of a commit, few enough to be quick.
 pub(super) const MAX_ROWS: usize = 8_000;
-/// A batch with this many bytes of text is full. It limits memory when rows have long texts,
-/// because sending a batch needs a second copy of it.
+/// A batch with this many bytes of text is full. This limits memory when rows have long texts, because
+/// sending a batch needs a second copy of its texts.
 const MAX_TEXT_BYTES: usize = 4 << 20;
 /// A batch of this many rows is written at once: its commit is cheap compared to writing the rows.
 const ENOUGH_ROWS: usize = 2_000;
-/// Minimum time between two small batches. Events published during this time are not confirmed
-/// until it has passed, and a crash repeats them.
+/// Minimum time between two small batches. Events published during this time are confirmed only after
+/// it, so a crash publishes them again.
 const MIN_INTERVAL: Duration = Duration::from_millis(50);
 
-/// What one batch has made durable.
+/// The contents of a batch that is durable now.
 #[derive(Debug, Default)]
 pub(crate) struct Written {
-    /// Per transaction, how many of its events got their first outcome.
+    /// Per transaction, how many of its events are resolved by this batch. Released events do not
+    /// count: they were resolved before.
     pub(crate) commits: Vec<(CommitLsn, u64)>,
     /// Events in the batch.
     pub(crate) events: usize,
@@ -33,8 +34,8 @@ pub(crate) struct Written {
 }
 
 impl Written {
-    /// Counts one more first outcome of `commit`; merges it with the previous entry if that is the
-    /// same one.
+    /// Counts one more resolved event of the transaction `commit`, in the last entry if that is the
+    /// same transaction.
     pub(crate) fn count(&mut self, commit: CommitLsn) {
         match self.commits.last_mut() {
             Some((last, count)) if *last == commit => *count += 1,
@@ -58,7 +59,7 @@ impl Batch {
         self.recorded.text_bytes += record.text_bytes();
         for event in &record.events {
             match event.standing {
-                // A repeated event gets no row, but it resolves only after the events before it.
+                // A repeated event gets no new row, but it must not resolve before earlier events.
                 Standing::New | Standing::Repeated => self.recorded.count(event.commit),
                 Standing::Released => self.holds_released = true,
             }
@@ -89,7 +90,7 @@ impl Pacing {
         events >= ENOUGH_ROWS || (events > 0 && now >= self.earliest)
     }
 
-    /// A batch of `events` events, which was not full, has been written.
+    /// Notes that a batch of `events` events has been written before it was full.
     pub(super) fn written(&mut self, events: usize, now: Instant) {
         if events < ENOUGH_ROWS {
             self.earliest = now + MIN_INTERVAL;

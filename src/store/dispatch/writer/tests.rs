@@ -30,8 +30,8 @@ const PATIENCE: Duration = Duration::from_secs(60);
 #[derive(Debug, Clone)]
 enum Step {
     /// Outcomes of `events` events of one key, all published or all quarantined. The first `there`
-    /// of them already have a row, as after a lost answer to the writer. They are followed by
-    /// `repeated` events that were published before and must not get a row.
+    /// of them already have a row, as if the answer to the writer's commit was lost. After them come
+    /// `repeated` events, which were published before and must not get a row.
     Outcome {
         key: u8,
         publishes: bool,
@@ -39,9 +39,10 @@ enum Step {
         there: usize,
         repeated: usize,
     },
-    /// An operator releases an event that was set aside; it is published or set aside again.
+    /// A released event gets its outcome: it is published or quarantined again. The operator may have
+    /// discarded the event while it was in flight.
     Release { which: usize, publishes: bool },
-    /// An operator discards an event that was set aside.
+    /// An operator discards a quarantined event.
     Discard { which: usize },
     /// The writer's session is terminated.
     Cut,
@@ -77,7 +78,7 @@ struct World {
     written: u64,
     /// The model of the table.
     rows: BTreeMap<RowKey, Row>,
-    /// The expected number of first outcomes of each transaction, by commit LSN.
+    /// The expected number of resolved events of each transaction, by commit LSN.
     commits: BTreeMap<u64, u64>,
     recorded: BTreeMap<u64, u64>,
 }
@@ -150,7 +151,7 @@ impl World {
                 self.hand_over(record);
             }
             Step::Release { which, publishes } => {
-                // An operator, and so the relay, sees only durable rows.
+                // An operator can release or discard only events with a durable row.
                 self.wait_until_written().await;
                 let states = ["quarantined", "discarded"];
                 let Some(at) = self.nth(which, &states) else {

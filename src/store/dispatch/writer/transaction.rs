@@ -21,7 +21,7 @@ use crate::event::Standing;
 use crate::postgres::{Sql, connect};
 
 const STATEMENT_TIMEOUT: Duration = Duration::from_secs(30);
-/// How often a batch may run into rows that did not exist just before.
+/// Number of attempts to write a batch. Each attempt may fail because rows of the batch exist already.
 const MAX_CONFLICTS: u32 = 3;
 const HAS_SUCCESSOR: &str = "another session has taken over the slot: events in flight are not \
     recorded by this session, and the next session on the slot publishes them again";
@@ -30,7 +30,8 @@ const HAS_SUCCESSOR: &str = "another session has taken over the slot: events in 
 const SLOT_IS_ANOTHERS: &str =
     "another session serves the slot, so the dispatch writer has stopped";
 
-/// An open transaction of ours that is stuck delays our successor.
+/// If a transaction of ours hangs, it delays our successor. PostgreSQL therefore ends it after 5
+/// seconds.
 const BE_QUICK: &str = "SET idle_in_transaction_session_timeout = '5s'";
 
 const WHICH_ARE_THERE: &str = "\
@@ -38,7 +39,7 @@ const WHICH_ARE_THERE: &str = "\
     JOIN unnest($1::pg_lsn[], $2::int[]) u (commit_lsn, ordinal) \
         ON d.commit_lsn = u.commit_lsn AND d.ordinal = u.ordinal";
 
-/// Under which name the writer connects, and for which slot and session.
+/// The name under which the writer connects, its slot, and its session's walsender.
 pub(super) struct WriterContext {
     pub(super) name: String,
     pub(super) slot: String,
@@ -82,13 +83,13 @@ pub(super) async fn write(
     let mut there = HashSet::new();
     for _ in 0..MAX_CONFLICTS {
         match attempt(place, connected, batch, &there).await {
-            // The batch was written before and only the answer was lost. PostgreSQL rolls the
-            // transaction back. The connection is still usable: the server has read the whole COPY.
+            // An earlier attempt was committed, and only its answer was lost. PostgreSQL rolls this
+            // transaction back. The connection stays usable: the server has read the whole COPY.
             Err(error) if error.code() == Some(&SqlState::UNIQUE_VIOLATION) => {
                 there = rows_that_are_there(&connected.sql, batch).await?;
             }
             Ok(Attempt::SlotIsAnothers) => {
-                // The session may be over already, and nobody receives the error: log it here.
+                // Log it here: if the session has already ended, nobody receives the error.
                 tracing::warn!("{HAS_SUCCESSOR}");
                 return Err(Error::new(Code::LeaseLost, SLOT_IS_ANOTHERS));
             }
@@ -107,7 +108,7 @@ enum Attempt {
     SlotIsAnothers,
 }
 
-/// Writes the whole batch in one transaction, except new rows that are `there` already.
+/// Writes the whole batch in one transaction, except the new rows in `there`, which exist already.
 async fn attempt(
     place: &WriterContext,
     connected: &mut Connected,
@@ -146,8 +147,8 @@ async fn attempt(
 /// Returns the keys of the batch's new events that already have a row.
 ///
 /// # Errors
-/// `internal` when the row at an event's place belongs to another event: the event must not count as
-/// recorded. The next session looks up the events of such a transaction by their ids.
+/// `internal` if the row at an event's place belongs to another event. That row must not make the event
+/// count as recorded. The next session looks up the events of such a transaction by their ids.
 async fn rows_that_are_there(sql: &Sql, batch: &Batch) -> Result<HashSet<RowKey>> {
     let events = batch.records.iter().flat_map(|record| &record.events);
     let new = events.filter(|event| event.standing == Standing::New);
