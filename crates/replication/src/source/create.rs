@@ -44,7 +44,8 @@ pub struct CreateSlot<'a> {
     pub limit: Duration,
 }
 
-/// A new slot, and its snapshot, which lasts as long as this value.
+/// A new slot and its exported snapshot. Other sessions can import the snapshot until this value is
+/// closed or dropped.
 pub struct CreatedSlot {
     /// Every transaction that commits after this point is streamed.
     pub consistent_point: Lsn,
