@@ -77,7 +77,7 @@ fn read_keepalive(mut reader: Reader<'_>) -> Result<Frame<'_>, DecodeError> {
 }
 
 /// The client's report of its progress. The server moves the slot's `confirmed_flush_lsn` to
-/// `flushed` and may remove WAL before it. It never sends anything up to that position again.
+/// `flushed`, may remove WAL before that position, and never sends anything before it again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct StandbyStatus {
     /// The position up to which the client has received everything.
