@@ -12,7 +12,7 @@ use crate::ground::{self, Database};
 use crate::plan::WorkloadPlan;
 use crate::random::Random;
 
-/// DDL waits for writers; it must not make them wait long.
+/// DDL waits for the locks of writers, and later writers wait behind it. The timeout keeps this short.
 const SESSION: &str = "SET lock_timeout = '200ms'; SET client_min_messages = 'error'";
 
 const DDL: [&str; 8] = [
