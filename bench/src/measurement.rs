@@ -167,7 +167,7 @@ pub(crate) fn run(args: &BenchArgs) -> Result<(), String> {
         }
         return Ok(());
     }
-    // Fails now if the file cannot be written, instead of hours later.
+    // Write the file once before measuring: if it cannot be written, fail now and not hours later.
     write_json(args, &[])?;
     if !args.no_build {
         process::build_relay()?;
@@ -187,7 +187,8 @@ pub(crate) fn run(args: &BenchArgs) -> Result<(), String> {
     }
 }
 
-/// Without this check a measurement would fail only after its backlog was written.
+/// Checks that the programs are built. Without this check a measurement would fail only after its
+/// backlog was written.
 fn is_built() -> Result<(), String> {
     for program in [process::binary(), peers::binary()] {
         if !program.is_file() {
@@ -208,8 +209,8 @@ fn write_json(args: &BenchArgs, lines: &[Line]) -> Result<(), String> {
     }
 }
 
-/// Returns the lines, and the measurements that failed. A failure does not lose the hours of the
-/// others.
+/// Returns the lines, and the measurements that failed. If one fails, the results of the others are
+/// kept, which may have taken hours.
 async fn measure_all(
     measurements: &[Measurement],
     extent: Extent,
