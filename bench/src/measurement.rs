@@ -100,7 +100,7 @@ impl Measurement {
         }
     }
 
-    /// The reason to skip it, if there is one.
+    /// The reason to skip this measurement, if there is one.
     fn left_out(&self, full: bool) -> Result<Option<&'static str>, String> {
         let (full_only, needs) = match self {
             Self::Drain(scenario) => (scenario.full_only, scenario.needs),

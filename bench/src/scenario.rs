@@ -75,7 +75,7 @@ impl Unit {
     }
 }
 
-/// All scenarios, for backlogs of `events` where nothing else is said.
+/// All scenarios. A backlog has `events` rows, unless its scenario uses another number.
 pub(crate) fn all(events: u64) -> Vec<Scenario> {
     let mut all = Vec::new();
     reading(events, &mut all);
@@ -171,7 +171,7 @@ fn delivering(events: u64, all: &mut Vec<Scenario>) {
     }
 }
 
-/// As many keys as rows, and another publisher instead of ours.
+/// Backlogs in which each row has its own key; and another publisher instead of ours.
 fn many_keys(events: u64, all: &mut Vec<Scenario>) {
     let own = Backlog::new(events, ROW, OWN_KEYS);
     let least = Aim::RatioAtLeast(0.90);

@@ -82,7 +82,7 @@ fn read_keepalive(mut reader: Reader<'_>) -> Result<Frame<'_>, DecodeError> {
 pub struct StandbyStatus {
     /// The position up to which the client has received everything.
     pub written: Lsn,
-    /// The position up to which everything is durable. Only this one moves the slot.
+    /// The position up to which everything is durable. Only this field moves the slot.
     pub flushed: Lsn,
     /// The position up to which everything is applied. Shown in `pg_stat_replication`, and awaited
     /// by `synchronous_commit = remote_apply`.

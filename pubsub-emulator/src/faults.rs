@@ -125,7 +125,7 @@ impl Faults {
         self.hide_topics(false);
     }
 
-    /// While on, the caller may not look topics up: `GetTopic` answers PERMISSION_DENIED.
+    /// While on, the caller may not read topics: `GetTopic` answers PERMISSION_DENIED.
     pub fn hide_topics(&self, hide: bool) {
         self.inner.topics_hidden.store(hide, Ordering::Release);
     }

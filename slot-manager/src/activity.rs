@@ -1,4 +1,4 @@
-//! What the server's sessions are doing: those of a relay, and those that hold a lock.
+//! Reads what sessions of the server do: the sessions of a relay, and the sessions that hold a lock.
 
 use std::fmt;
 use std::time::SystemTime;
@@ -35,7 +35,7 @@ pub async fn last_reply(client: &Client, walsender: i32) -> Result<LastReply, Sl
     Ok(sent_at.map_or(LastReply::Hidden, LastReply::SentAt))
 }
 
-/// Identifies a server process, also after its pid has been reused.
+/// Identifies a server process by its pid and start time, because pids are reused.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ServerProcess {
     pid: i32,

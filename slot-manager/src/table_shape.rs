@@ -14,7 +14,7 @@ use crate::{QualifiedName, SlotError, query};
 pub struct ShapeColumns<'a> {
     /// The columns that may give the order of insertion, in order of preference.
     pub seq: &'a [&'a str],
-    /// The one of these columns that counts only if a sequence fills it; empty if there is none.
+    /// The column of `seq` that counts only if a sequence fills it; empty if each column of `seq` counts.
     pub only_if_numbered: &'a str,
     /// The version of a row.
     pub version: &'a str,
@@ -75,7 +75,7 @@ pub struct SeqColumn {
     pub numbering: Option<String>,
 }
 
-/// Looks a table up; `None` when it does not exist.
+/// Reads the shape of a table; `None` when the table does not exist.
 ///
 /// # Errors
 /// [`SlotError::Database`].

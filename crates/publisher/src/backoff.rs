@@ -24,7 +24,7 @@ pub struct Backoff {
 }
 
 impl Backoff {
-    /// Jitter from this seed.
+    /// A value whose jitter depends only on this seed.
     pub fn new(seed: u64) -> Self {
         Self { state: seed | 1 }
     }

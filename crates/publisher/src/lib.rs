@@ -7,7 +7,7 @@
 //! - A [`Publisher`] makes attempts, over a few HTTP/2 connections to an [`Endpoint`].
 //! - A [`Failure`] has a [`Class`], which says how to react, from one table by gRPC code and error details.
 //! - [`Backoff`] computes the pause before the next attempt.
-//! - [`TopicAdmin`] creates topics, looks them up, and asks for permissions.
+//! - [`TopicAdmin`] creates topics, and checks whether a topic exists and may be published to.
 //!
 //! ```
 //! use std::time::{Duration, Instant};

@@ -37,9 +37,9 @@ pub(crate) enum Cause {
     Cut,
     /// Pub/Sub closed the connection after a GOAWAY, right after the answer.
     Closed,
-    /// Nothing was recorded, and the session ended before its last position was confirmed.
+    /// Without records, the session ended before its last position was confirmed.
     SessionEnded,
-    /// Nothing was recorded, and a relay restarted from the events it had not vouched for.
+    /// Without records, a relay recovered and published again all events that it had not vouched for.
     Recovered,
     /// Pub/Sub answered a stored request with an error, or with too few ids.
     StoredButFailed,

@@ -7,7 +7,7 @@
 use super::parameters::invalid;
 use crate::error::Result;
 
-/// For SQL sessions and replication sessions alike.
+/// Settings of both SQL sessions and replication sessions.
 const COMMON: &[(&str, &str)] = &[
     // Names in Postrider's statements must refer to PostgreSQL's own functions, operators, types and
     // tables, never to objects that another role created in a schema of the search path. Postrider's
@@ -34,7 +34,7 @@ const COMMON: &[(&str, &str)] = &[
     ("tcp_user_timeout", "0"),
 ];
 
-/// For SQL sessions.
+/// Further settings of SQL sessions.
 const SQL: &[(&str, &str)] = &[
     // With `on`, a policy silently hides rows; with `off`, the server refuses the query (42501).
     ("row_security", "off"),
