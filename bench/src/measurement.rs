@@ -22,8 +22,8 @@ use crate::{idle, peers, process, start};
 
 #[derive(Debug, Args)]
 pub(crate) struct BenchArgs {
-    /// Only scenarios with one of these names; a name that matches none selects every scenario that
-    /// contains it
+    /// Only scenarios with one of these names; a text that is no scenario's name selects every scenario
+    /// whose name contains it
     #[arg(long, value_name = "TEXT", value_delimiter = ',')]
     only: Vec<String>,
     /// Events in a backlog; payloads and lengths scale with it

@@ -60,8 +60,8 @@ pub(crate) struct Writers {
 }
 
 impl Writers {
-    /// `makes_slots`: slots are created while the writers write. Then the noise
-    /// in their database rewrites no table.
+    /// `makes_slots`: slots are created while the writers write. Then the noise in their database
+    /// rewrites no table.
     pub(crate) fn start(
         database: &Database,
         plan: &WorkloadPlan,
