@@ -59,8 +59,8 @@ pub struct Target {
     pub ssl_sni: bool,
     /// libpq's `channel_binding`: whether the login is bound to the TLS channel.
     pub channel_binding: ChannelBinding,
-    /// PEM file of the trusted authorities; `None` means those of the operating system. `verify-ca`
-    /// always has a file.
+    /// PEM file of the trusted authorities; `None` means those of the operating system. Over TCP,
+    /// `verify-ca` always has a file.
     pub ssl_root_cert: Option<PathBuf>,
     /// PEM files of the client's certificate and key.
     pub ssl_client: Option<(PathBuf, PathBuf)>,
