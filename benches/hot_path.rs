@@ -2,8 +2,8 @@
 //!
 //! `cargo bench --bench hot_path` prints the time of a round of 1,000 events. With the name of a
 //! part and a number of rounds it runs only that part that many times and prints nothing. `cargo
-//! xtask instructions` counts the instructions of such a run, which tells a slower change from a
-//! busy machine.
+//! xtask instructions` counts the instructions of such a run. The count does not depend on how busy the
+//! machine is, unlike the time.
 //!
 //! Not here: the whole pipeline with PostgreSQL and Pub/Sub. `cargo xtask bench` measures that.
 

@@ -1,6 +1,6 @@
 //! Writes the manual pages of all commands into a folder: `cargo xtask man` runs it.
 //!
-//! An example, because then the product does not contain the generator.
+//! This is an example, so that the product does not contain the generator.
 
 use std::io;
 use std::path::PathBuf;

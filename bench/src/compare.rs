@@ -1,4 +1,5 @@
-//! A scenario: both sides drain their backlogs in turn, and the medians make a line of the report.
+//! Measures a scenario: both sides drain their backlogs in turn, and the medians become a line of the
+//! report.
 
 use std::path::PathBuf;
 

@@ -1,4 +1,4 @@
-//! An idle relay: its CPU, and the WAL that it causes the server to write.
+//! Measures an idle relay: its CPU, and the WAL that it causes the server to write.
 //!
 //! Windows with and without the relay alternate on the same server. The baseline is needed because
 //! the server's own bookkeeping writes some WAL.

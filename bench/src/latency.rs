@@ -1,4 +1,4 @@
-//! From commit to delivery, at a steady rate of one-row transactions.
+//! Measures the latency from commit to delivery, at a steady rate of one-row transactions.
 //!
 //! A latency begins with the server's commit time of the row (`track_commit_timestamp`). The server
 //! takes this time before it flushes the commit to disk, so both latencies include the flush. A
@@ -70,7 +70,7 @@ const WARM_UP: Duration = Duration::from_secs(1);
 /// How long after the last commit every row must have arrived.
 const ARRIVAL_LIMIT: Duration = Duration::from_secs(60);
 
-/// The last twelve digits of an id are the row's number.
+/// The start of every row's id. The twelve digits after it are the row's number.
 pub(crate) const ID_PREFIX: &str = "00000000-0000-4000-8000-";
 
 /// Latencies of one run in milliseconds, sorted.

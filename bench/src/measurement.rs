@@ -22,8 +22,8 @@ use crate::{idle, peers, process, start};
 
 #[derive(Debug, Args)]
 pub(crate) struct BenchArgs {
-    /// Only scenarios with one of these names; a name that matches none selects every scenario that
-    /// contains it
+    /// Only scenarios with one of these names; a text that is no scenario's name selects every scenario
+    /// whose name contains it
     #[arg(long, value_name = "TEXT", value_delimiter = ',')]
     only: Vec<String>,
     /// Events in a backlog; payloads and lengths scale with it
@@ -100,7 +100,7 @@ impl Measurement {
         }
     }
 
-    /// The reason to skip it, if there is one.
+    /// The reason to skip this measurement, if there is one.
     fn left_out(&self, full: bool) -> Result<Option<&'static str>, String> {
         let (full_only, needs) = match self {
             Self::Drain(scenario) => (scenario.full_only, scenario.needs),
@@ -167,7 +167,7 @@ pub(crate) fn run(args: &BenchArgs) -> Result<(), String> {
         }
         return Ok(());
     }
-    // Fails now if the file cannot be written, instead of hours later.
+    // Write the file once before measuring: if it cannot be written, fail now and not hours later.
     write_json(args, &[])?;
     if !args.no_build {
         process::build_relay()?;
@@ -187,7 +187,8 @@ pub(crate) fn run(args: &BenchArgs) -> Result<(), String> {
     }
 }
 
-/// Without this check a measurement would fail only after its backlog was written.
+/// Checks that the programs are built. Without this check a measurement would fail only after its
+/// backlog was written.
 fn is_built() -> Result<(), String> {
     for program in [process::binary(), peers::binary()] {
         if !program.is_file() {
@@ -208,8 +209,8 @@ fn write_json(args: &BenchArgs, lines: &[Line]) -> Result<(), String> {
     }
 }
 
-/// Returns the lines, and the measurements that failed. A failure does not lose the hours of the
-/// others.
+/// Returns the lines, and the measurements that failed. If one fails, the results of the others are
+/// kept, which may have taken hours.
 async fn measure_all(
     measurements: &[Measurement],
     extent: Extent,

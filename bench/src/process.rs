@@ -54,7 +54,7 @@ impl Running {
 
 impl Drop for Running {
     fn drop(&mut self) {
-        // It may have exited by itself.
+        // Errors are expected if the process has exited by itself.
         let _ = self.0.kill();
         let _ = self.0.wait();
     }

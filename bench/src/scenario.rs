@@ -75,7 +75,7 @@ impl Unit {
     }
 }
 
-/// All scenarios, for backlogs of `events` where nothing else is said.
+/// All scenarios. A backlog has `events` rows, unless its scenario uses another number.
 pub(crate) fn all(events: u64) -> Vec<Scenario> {
     let mut all = Vec::new();
     reading(events, &mut all);
@@ -171,11 +171,11 @@ fn delivering(events: u64, all: &mut Vec<Scenario>) {
     }
 }
 
-/// As many keys as rows, and another publisher instead of ours.
+/// Backlogs in which each row has its own key; and another publisher instead of ours.
 fn many_keys(events: u64, all: &mut Vec<Scenario>) {
     let own = Backlog::new(events, ROW, OWN_KEYS);
     let least = Aim::RatioAtLeast(0.90);
-    // Scenarios that are limited by the requests in flight take long.
+    // The number of requests in flight limits these scenarios, so they use fewer events to save time.
     let fewer = Backlog::new(events / 4, ROW, OWN_KEYS);
     let few = Backlog::new(events / 20, ROW, OWN_KEYS);
     for (name, backlog, delay_ms, cores, aim) in [
@@ -241,9 +241,8 @@ fn late_answers(events: u64, all: &mut Vec<Scenario>) {
     }
 }
 
-/// Payloads of many sizes. A backlog has at most four kilobytes for each event asked for, so that
-/// every size drains for about as long as the small ones, and no transaction is larger than a
-/// megabyte.
+/// Payloads of many sizes. The payloads of a backlog add up to at most 4 kB times `events`, so that
+/// large payloads drain in about the same time as small ones. No transaction is larger than a megabyte.
 fn payloads(events: u64, all: &mut Vec<Scenario>) {
     for (name, bytes, rows) in [
         ("payload-100-B", 100, 100),

@@ -1,4 +1,4 @@
-//! The time from the start of the program to streaming, and the size of the binary.
+//! Measures the time from the start of the program to streaming, and the size of the binary.
 //!
 //! The relay streams when its port reports ready, `pg_recvlogical` when the slot is active.
 
@@ -25,7 +25,7 @@ const LIMIT: Duration = Duration::from_secs(30);
 const START_AIM_MS: f64 = 150.0;
 const SIZE_AIM_MB: f64 = 20.0;
 
-/// Returns a line for each of the two.
+/// Returns a line for the start time, and one for the size of the binary.
 pub(crate) async fn measure(runs: u32) -> Result<Vec<Line>, String> {
     let database = Database::start(&process::binary()).await?;
     let emulator = Emulator::start(0, false, Cores::Shared)?;

@@ -77,12 +77,12 @@ fn read_keepalive(mut reader: Reader<'_>) -> Result<Frame<'_>, DecodeError> {
 }
 
 /// The client's report of its progress. The server moves the slot's `confirmed_flush_lsn` to
-/// `flushed` and may remove WAL before it. It never sends anything up to that position again.
+/// `flushed`, may remove WAL before that position, and never sends anything before it again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct StandbyStatus {
     /// The position up to which the client has received everything.
     pub written: Lsn,
-    /// The position up to which everything is durable. Only this one moves the slot.
+    /// The position up to which everything is durable. Only this field moves the slot.
     pub flushed: Lsn,
     /// The position up to which everything is applied. Shown in `pg_stat_replication`, and awaited
     /// by `synchronous_commit = remote_apply`.

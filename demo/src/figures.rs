@@ -13,7 +13,7 @@ pub(crate) fn grouped(number: u64) -> String {
     text
 }
 
-/// In kB, the unit that PostgreSQL uses for small sizes.
+/// A size in bytes, or from 1,024 bytes on in kB, the unit that PostgreSQL uses for small sizes.
 pub(crate) fn size(bytes: u64) -> String {
     if bytes < 1024 {
         format!("{bytes} B")

@@ -63,7 +63,7 @@ impl Totals {
     }
 }
 
-/// Changes since the last look.
+/// Changes since the previous call of [`Ledger::window`].
 #[derive(Debug, Default)]
 pub(crate) struct Window {
     pub(crate) committed: u64,
@@ -180,7 +180,7 @@ impl Ledger {
         self.totals
     }
 
-    /// Returns the changes since the last look.
+    /// Returns the changes since the previous call.
     pub(crate) fn window(&mut self) -> Window {
         let before = std::mem::replace(&mut self.at_last_look, self.totals);
         Window {

@@ -27,7 +27,7 @@ impl Session {
             .await
             .map_err(|e| failed("cannot connect to PostgreSQL").caused_by(e))?;
         let driver = tokio::spawn(async move {
-            // The statement that an error interrupts reports it too.
+            // Ignore an error: the statement that it interrupts reports it too.
             let _ = connection.await;
         });
         Ok(Self { client, driver })

@@ -6,7 +6,7 @@ use tokio::sync::watch;
 
 use crate::error::{Result, failed};
 
-/// Turns true at the first signal.
+/// Returns a flag that turns true at the first signal.
 pub(crate) fn watch() -> Result<watch::Receiver<bool>> {
     let cannot = |e| failed("cannot watch for signals").caused_by(e);
     let mut terminate = signal(SignalKind::terminate()).map_err(cannot)?;

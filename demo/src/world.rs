@@ -20,7 +20,7 @@ pub(crate) const PROJECT: &str = "demo";
 pub(crate) const TOPIC: &str = "projects/demo/topics/order.events";
 pub(crate) const SUBSCRIPTION: &str = "projects/demo/subscriptions/order.events";
 
-/// Address of the relay's HTTP port, if people are to look at it and the port is free.
+/// The preferred address of the relay's HTTP port, for people to open.
 const HTTP_ADDR: &str = "127.0.0.1:9464";
 
 /// A relay starts within a second, but may need much longer on a machine under load.

@@ -16,7 +16,7 @@ resource "google_pubsub_topic_iam_member" "relay_publishes" {
   depends_on = [google_pubsub_topic.events, google_pubsub_topic.relay_dead_letter]
 }
 
-# `postrider check` looks each topic up, and its subscriptions.
+# `postrider check` reads each topic and lists its subscriptions.
 resource "google_pubsub_topic_iam_member" "relay_looks" {
   for_each = local.published
   project  = var.project

@@ -16,7 +16,7 @@ locals {
     }
   ]...)
 
-  # Those that move messages to a dead-letter topic.
+  # The subscriptions that move messages to a dead-letter topic.
   dead_lettered = {
     for name, subscription in local.subscriptions :
     name => subscription if subscription.max_delivery_attempts != null
@@ -78,7 +78,7 @@ resource "google_pubsub_subscription" "events" {
   ack_deadline_seconds       = each.value.ack_deadline_seconds
   message_retention_duration = "604800s"
 
-  # Never deleted for lack of use.
+  # The subscription never expires, even if nobody uses it.
   expiration_policy {
     ttl = ""
   }

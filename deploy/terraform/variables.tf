@@ -17,8 +17,8 @@ variable "topics" {
       # Who consumes: members such as serviceAccount:billing@my-project.iam.gserviceaccount.com
       consumers            = optional(list(string), [])
       ack_deadline_seconds = optional(number, 60)
-      # After this many failed deliveries Pub/Sub moves the message to the dead-letter topic, and later
-      # messages of its key go on. Null: Pub/Sub retries forever, and the order per key holds.
+      # After this many failed deliveries Pub/Sub moves the message to the dead-letter topic, and delivers
+      # later messages of its key. Null: Pub/Sub retries forever, and the order per key holds.
       max_delivery_attempts = optional(number)
     })), {})
   }))

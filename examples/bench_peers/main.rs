@@ -4,8 +4,8 @@
 //! and because a release build of one example is faster than of four:
 //!
 //! - `null` reads a slot through the relay's own source, decoder and mapper, and publishes nothing.
-//! - `pgwire` reads it with the crate pgwire-replication.
-//! - `official` is the same with Google's own Publisher behind it.
+//! - `pgwire` reads a slot with the crate pgwire-replication.
+//! - `official` is `null` with Google's own Publisher behind it.
 //! - `bare` sends requests of one message each with a plain tonic client, from memory.
 //! - `emulator` is our emulator, which prints a report when its input ends.
 //!
@@ -24,7 +24,7 @@ use clap::{Parser, Subcommand};
 use postrider::environment::Environment;
 use postrider::settings::Settings;
 
-/// As many as the relay has (`src/cli/run.rs`).
+/// Worker threads of the runtime: as many as the relay has (`src/cli/run.rs`).
 const WORKERS: usize = 2;
 
 type Done<T = ()> = Result<T, Box<dyn Error + Send + Sync>>;

@@ -99,7 +99,7 @@ pub(crate) async fn serve(
     }
 }
 
-/// Connects as soon as a packet would get through.
+/// Connects as soon as the current flow lets packets through in both directions.
 async fn connect(
     target: watch::Receiver<Target>,
     mut switch: watch::Receiver<Switch>,

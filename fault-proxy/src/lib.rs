@@ -1,4 +1,5 @@
-//! A TCP proxy inside the test's own process that does to connections what networks do.
+//! A TCP proxy inside the test's own process. It causes the faults of a network: delays, partitions, lost
+//! bytes, broken and refused connections.
 //!
 //! ```no_run
 //! # async fn example() -> std::io::Result<()> {

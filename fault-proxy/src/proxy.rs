@@ -174,7 +174,8 @@ impl Acceptor {
             if refuse {
                 listener = None;
             } else if listener.is_none() {
-                // Retried at the next change. The port is reserved, so it will work.
+                // If this fails, it is retried at the next change. No failure is expected, because the
+                // port is reserved.
                 listener = bind(self.addr)
                     .and_then(|socket| socket.listen(BACKLOG))
                     .ok();

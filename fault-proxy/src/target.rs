@@ -1,4 +1,4 @@
-//! The server to which the proxy leads.
+//! The server behind the proxy.
 
 use std::io;
 use std::net::SocketAddr;

@@ -1,5 +1,5 @@
-//! For any table, settings and row: no panic, the same message each time, and no message that
-//! Pub/Sub would refuse.
+//! Maps any row of any table with any settings. Checks that nothing panics, that the message is the same
+//! each time, and that Pub/Sub would accept it.
 //!
 //! Names usually come from a short list; otherwise tables and settings would never match.
 
@@ -91,7 +91,7 @@ const ENVELOPES: [&str; 4] = [
 ];
 
 impl Settings<'_> {
-    /// `None` if a text is refused before there is a mapper.
+    /// `None` if a text is refused already when it is parsed.
     fn build(&self) -> Option<TableSettings> {
         let named = |n: usize| self.named[n].as_ref().map(|name| name.text().to_owned());
         let mut settings = TableSettings {

@@ -1,5 +1,6 @@
-//! For any file, environment and flags: no panic, the same result each time, only the error codes
-//! that settings have, and never the database password in an error.
+//! Loads settings from any file, environment and flags. Checks that nothing panics, that the result is
+//! the same each time, that an error has one of the codes of settings, and that no error shows the
+//! database password.
 
 #![no_main]
 

@@ -113,19 +113,19 @@ impl Faults {
         self.change(|script| script.inject(fault))
     }
 
-    /// Ends one fault. Answers that are already delayed or withheld stay so.
+    /// Ends one fault. Answers that are already delayed or withheld stay delayed or withheld.
     pub fn lift(&self, id: FaultId) {
         self.change(|script| script.lift(id));
     }
 
-    /// Ends all faults, restores all topics, shows them, and accepts connections again.
+    /// Ends all faults, restores all topics and makes them visible, and accepts connections again.
     pub fn lift_all(&self) {
         self.change(Script::lift_all);
         self.refuse_connections(false);
         self.hide_topics(false);
     }
 
-    /// While on, the caller may not look topics up: `GetTopic` answers PERMISSION_DENIED.
+    /// While on, the caller may not read topics: `GetTopic` answers PERMISSION_DENIED.
     pub fn hide_topics(&self, hide: bool) {
         self.inner.topics_hidden.store(hide, Ordering::Release);
     }

@@ -3,7 +3,7 @@
 //! The language is that of <https://cloud.google.com/pubsub/docs/subscription-message-filter>:
 //! `attributes:key`, `attributes.key = "v"`, `attributes.key != "v"`,
 //! `hasPrefix(attributes.key, "v")`, `NOT` (or `-`), `AND`, `OR`, parentheses. `AND` and `OR` may
-//! not stand side by side without parentheses. Evaluated once per message, when it is published.
+//! not be combined without parentheses. Evaluated once per message, when it is published.
 
 use std::iter::Peekable;
 use std::str::Chars;

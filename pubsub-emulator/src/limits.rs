@@ -1,4 +1,4 @@
-//! The requests that the service refuses to publish, in its words as far as they are known.
+//! The requests that the service refuses to publish, with the service's wording where it is known.
 //!
 //! The limits are those of <https://cloud.google.com/pubsub/quotas#resource_limits>. A request is
 //! accepted or refused as a whole, and the first violation found is reported.

@@ -85,7 +85,7 @@ impl Consumer<'_> {
     ) -> Result<(), Status> {
         let mut next_heartbeat = Instant::now() + HEARTBEAT;
         let mut next_expiry = None;
-        // Whether there may be messages to take; otherwise it waits for a wake-up.
+        // Whether there may be messages to take. If not, the stream waits for a wake-up.
         let mut look = true;
         let subscription = self.subscription;
         let mut changed = Box::pin(subscription.changed().notified());
@@ -103,8 +103,8 @@ impl Consumer<'_> {
                 },
                 permit = responses.reserve(), if look => {
                     let Ok(permit) = permit else { return Ok(()) };
-                    // Registers for the wake-up before looking, so that no message is missed in
-                    // between.
+                    // Register for the wake-up before taking messages, so that no message is missed
+                    // in between.
                     changed.set(subscription.changed().notified());
                     changed.as_mut().enable();
                     let taken =

@@ -190,7 +190,8 @@ impl Subscriber for SubscriberService {
     }
 }
 
-/// A client wrote down the time of a seek to "now" a moment ago, by its own clock.
+/// How far in the past a seek still counts as a seek to "now": the client read the time a moment ago,
+/// from its own clock.
 const SEEK_TOLERANCE: Duration = Duration::from_secs(10);
 
 async fn pull(
@@ -218,7 +219,7 @@ async fn pull(
         }
         let next_expiry = taken.next_expiry.map(tokio::time::Instant::from_std);
         let wake = next_expiry.map_or(give_up, |expiry| expiry.min(give_up));
-        // With or without a wake-up, there may be something now.
+        // Try again after a wake-up or the timeout: a lease may have expired.
         let _ = tokio::time::timeout_at(wake, changed).await;
     }
 }

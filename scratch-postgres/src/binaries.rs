@@ -28,7 +28,7 @@ impl Binaries {
         Self::search(named.map(PathBuf::from), Path::new(DEBIAN_LAYOUT), &on_path)
     }
 
-    /// Looks in this folder only.
+    /// Searches this folder only.
     pub(crate) fn in_named_folder(folder: &Path) -> Result<Self, Error> {
         Self::in_folder(folder).ok_or_else(|| Error::NoServerPrograms {
             looked_in: folder.display().to_string(),

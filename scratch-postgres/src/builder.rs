@@ -122,7 +122,7 @@ impl Builder {
     }
 
     /// Makes a hot standby of a *stopped* server, which may be started again afterwards. The
-    /// standby gets none of its slots.
+    /// standby gets none of the primary's slots.
     #[must_use]
     pub fn standby_of(mut self, primary: &ScratchPostgres) -> Self {
         let conninfo = format!(

@@ -1,4 +1,4 @@
-//! What the server's sessions are doing: those of a relay, and those that hold a lock.
+//! Reads what sessions of the server do: the sessions of a relay, and the sessions that hold a lock.
 
 use std::fmt;
 use std::time::SystemTime;
@@ -35,7 +35,7 @@ pub async fn last_reply(client: &Client, walsender: i32) -> Result<LastReply, Sl
     Ok(sent_at.map_or(LastReply::Hidden, LastReply::SentAt))
 }
 
-/// Identifies a server process, also after its pid has been reused.
+/// Identifies a server process by its pid and start time, because pids are reused.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ServerProcess {
     pid: i32,
@@ -55,12 +55,12 @@ pub async fn own_process(client: &Client) -> Result<ServerProcess, SlotError> {
     })
 }
 
-/// Whether the server process exists, does not wait for its client and has not answered yet.
+/// Whether the server process exists and is running a statement, without waiting for its client.
 ///
 /// # Errors
 /// [`SlotError::Database`].
 pub async fn is_at_work(client: &Client, process: &ServerProcess) -> Result<bool, SlotError> {
-    let action = "looking at a server process";
+    let action = "reading the state of a server process";
     let parameters = [
         (&process.pid as _, Type::INT4),
         (&process.started as _, Type::TEXT),
@@ -151,12 +151,12 @@ pub async fn try_advisory_lock(client: &Client, key: i64) -> Result<bool, SlotEr
     get(&row, "pg_try_advisory_lock")
 }
 
-/// Gives the advisory lock back.
+/// Releases the advisory lock.
 ///
 /// # Errors
 /// [`SlotError::Database`].
 pub async fn advisory_unlock(client: &Client, key: i64) -> Result<(), SlotError> {
-    let action = "giving back an advisory lock";
+    let action = "releasing an advisory lock";
     let parameters = [(&key as _, Type::INT8)];
     query::single(client, action, sql::ADVISORY_UNLOCK, &parameters).await?;
     Ok(())

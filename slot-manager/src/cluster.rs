@@ -55,7 +55,7 @@ impl Serialize for SystemIdentifier {
 pub struct DatabaseOrigin {
     /// The cluster.
     pub system_identifier: SystemIdentifier,
-    /// The database; `None` in a record of an older version.
+    /// The database; `None` in a record that an older version of Postrider wrote.
     pub database_oid: Option<u32>,
 }
 
@@ -137,8 +137,9 @@ pub async fn inspect(client: &Client) -> Result<Cluster, SlotError> {
     })
 }
 
-/// Sizes in bytes of a WAL page, of its header, and of the header of a segment's first page. Right
-/// after a header, the end of the WAL seems to be further than the end of the last record.
+/// Sizes in bytes of a WAL page, of its header, and of the header of a segment's first page. If the
+/// last record ends with its page, the server reports a position after the header of the next page,
+/// which lies beyond the end of the record.
 const WAL_PAGE: u64 = 8_192;
 const PAGE_HEADERS: [u64; 2] = [24, 40];
 

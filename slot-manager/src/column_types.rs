@@ -13,7 +13,7 @@ use crate::{QualifiedName, SlotError, query};
 pub struct CatalogType {
     /// The type that the stream has named.
     pub named: Oid,
-    /// Its base type. For a type that has been dropped, that of the column.
+    /// Its base type. For a type that has been dropped, the base type of the column.
     pub base: Oid,
     /// Its name.
     pub name: String,

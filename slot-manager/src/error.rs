@@ -40,7 +40,7 @@ pub enum SlotError {
     SlotInUse {
         /// The slot.
         slot: SlotName,
-        /// The session that reads from it, if it was still there when we looked.
+        /// The session that reads from it; `None` if it had ended before we read its details.
         holder: Option<Box<Holder>>,
     },
     /// The slot was not free in time.
@@ -119,7 +119,7 @@ pub enum SlotError {
         slot: SlotName,
         /// How long we waited.
         timeout: Duration,
-        /// The transactions that were running when we looked.
+        /// The transactions that were running right after the timeout.
         blockers: Vec<WalHolder>,
     },
     /// Every slot of the cluster is taken.

@@ -175,8 +175,8 @@ fn endangered(
     }
 }
 
-/// Whether less than a quarter of the WAL that the slot may keep is left. With a small limit the rest
-/// may be a single segment, so at least some WAL must be kept already.
+/// Whether less than a quarter of the WAL that the slot may keep is left. With a small limit, a quarter
+/// may be a single segment, so the slot must also keep at least [`NEARLY_FULL_BYTES`].
 fn is_nearly_full(slot: &Slot) -> bool {
     let (Some(left), Some(kept)) = (slot.safe_wal_size, slot.retained_bytes) else {
         return false;

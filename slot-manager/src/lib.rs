@@ -1,8 +1,8 @@
 //! Creates, inspects and judges logical replication slots on PostgreSQL 14 to 18.
 //!
 //! Everything takes a plain [`tokio_postgres::Client`] connected to the database of the slot. No
-//! replication connection is needed. The relay's other questions to the catalogue and the statistics
-//! are here too. A tour:
+//! replication connection is needed. The relay's other queries of the catalog and the statistics are
+//! here too. A tour:
 //!
 //! - [`slots`]: [`list`](slots::list), [`find`](slots::find), [`create`](slots::create),
 //!   [`drop`](slots::drop), [`advance`](slots::advance) and

@@ -12,7 +12,7 @@ use crate::{SlotError, query};
 pub struct OwnPrivileges {
     /// Our role.
     pub role: String,
-    /// Whether it has all of them.
+    /// Whether the role has all needed privileges on all tables.
     pub are_granted: bool,
 }
 

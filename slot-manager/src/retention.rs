@@ -2,8 +2,8 @@
 //! slot.
 //!
 //! A slot's `restart_lsn` cannot pass the start of a transaction that was running at the confirmed
-//! position. So even a reader that confirms everything keeps WAL back to the oldest of them. Only
-//! transactions that have written (and so have an xid) count.
+//! position. So even a reader that confirms everything keeps WAL back to the oldest of these
+//! transactions. Only transactions that have written (and so have an xid) count.
 
 use std::fmt;
 use std::time::Duration;

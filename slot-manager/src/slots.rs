@@ -204,7 +204,7 @@ pub async fn advance(client: &Client, name: &SlotName, to: Lsn) -> Result<Lsn, S
     }
 }
 
-/// Whether the slot can be advanced now.
+/// Checks that the slot can be advanced to this position now.
 ///
 /// # Errors
 /// Those of [`advance`].
@@ -244,7 +244,8 @@ async fn free_and_ours(client: &Client, name: &SlotName) -> Result<Slot, SlotErr
     Ok(slot)
 }
 
-/// Another session took the slot between our look and the statement.
+/// The error of a statement that failed although the check before it had passed. Usually another
+/// session has taken the slot in the meantime.
 async fn changed_meanwhile(
     client: &Client,
     name: &SlotName,

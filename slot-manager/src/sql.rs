@@ -65,7 +65,7 @@ order by s.slot_name";
 /// One simple-protocol message: the statements share an implicit transaction. The timeout ends with
 /// that transaction, and applies to the second statement separately.
 ///
-/// The fifth argument exists from PostgreSQL 17 on, and is left out unless it is needed.
+/// The argument `failover` exists from PostgreSQL 17 on, so it is left out unless it is needed.
 pub(crate) fn create_slot(name: &SlotName, failover: bool, timeout: Duration) -> String {
     // 0 would mean "no timeout".
     let timeout_ms = i32::try_from(timeout.as_millis())
@@ -87,7 +87,7 @@ pub(crate) const DROP_SLOT: &str = "select pg_catalog.pg_drop_replication_slot($
 pub(crate) const ADVANCE_SLOT: &str =
     "select end_lsn from pg_catalog.pg_replication_slot_advance($1, $2)";
 
-/// The setting that may be why the server refuses logical decoding as "prerequisite missing".
+/// The setting to check if the server refuses logical decoding with OBJECT_NOT_IN_PREREQUISITE_STATE.
 pub(crate) const WAL_LEVEL: &str = "select pg_catalog.current_setting('wal_level')";
 
 /// Parameters: slot name or NULL (text), minimum age in seconds (float8).
@@ -122,7 +122,7 @@ order by age_seconds desc nulls last, kind, pid, name";
 
 /// Parameters: publication (text), schemas and names of the captured tables (two text[]).
 ///
-/// One row per table, or a single row when there is none. `xmin` of a catalog row changes with
+/// One row per table, or a single row if no table is given. `xmin` of a catalog row changes with
 /// every ALTER, even if the change is undone before the next check.
 pub(crate) const PUBLICATION: &str = "
 select p.oid, p.puballtables, p.pubinsert, p.pubupdate, p.pubdelete, p.pubtruncate, p.pubviaroot,

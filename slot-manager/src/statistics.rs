@@ -1,7 +1,7 @@
 //! How many rows have been inserted into tables, by PostgreSQL's cumulative statistics.
 //!
-//! They lag behind by up to a second, and a crash of the server resets them. So they are good for
-//! rates, not for counts.
+//! The statistics lag behind by up to a second, and a crash of the server resets them. So they are
+//! good for rates, not for counts.
 
 use tokio_postgres::Client;
 use tokio_postgres::types::Type;

@@ -71,7 +71,7 @@ pub async fn type_of_column(
 pub struct LookupColumn {
     /// Its type; for a domain, the base type.
     pub type_oid: u32,
-    /// Whether an index finds one value of it.
+    /// Whether an index can find the rows with one value of this column.
     pub is_indexed: bool,
 }
 
@@ -116,7 +116,7 @@ pub async fn is_unique(
     row.map(|row| get(&row, "is_unique")).transpose()
 }
 
-/// The invalid indexes on `seq` of a table, which builds that were cut off have left behind.
+/// The invalid indexes on `seq` of a table. Index builds that were interrupted leave them behind.
 ///
 /// # Errors
 /// [`SlotError::Database`].

@@ -14,7 +14,7 @@ use crate::{QualifiedName, SlotError, query};
 pub struct ShapeColumns<'a> {
     /// The columns that may give the order of insertion, in order of preference.
     pub seq: &'a [&'a str],
-    /// The one of these columns that counts only if a sequence fills it; empty if there is none.
+    /// The column of `seq` that counts only if a sequence fills it; empty if each column of `seq` counts.
     pub only_if_numbered: &'a str,
     /// The version of a row.
     pub version: &'a str,
@@ -33,7 +33,7 @@ pub struct TableShape {
     pub partitions: String,
     /// The OIDs of those partitions that are not empty.
     pub filled: Vec<u32>,
-    /// `oid:file number` of each of them.
+    /// `oid:file number` of each partition, or of the table itself, separated by commas.
     pub files: String,
     /// Blocks of the largest partition, or of the table.
     pub blocks: u32,
@@ -66,7 +66,7 @@ pub struct SeqColumn {
     /// Whether a sequence hands out its numbers one by one. If so, once a number is visible, every
     /// smaller number has been handed out.
     pub is_steady: bool,
-    /// Whether an index has its order.
+    /// Whether an index is ordered by this column.
     pub is_indexed: bool,
     /// Whether a row may have no number.
     pub is_nullable: bool,
@@ -75,7 +75,7 @@ pub struct SeqColumn {
     pub numbering: Option<String>,
 }
 
-/// Looks a table up; `None` when it does not exist.
+/// Reads the shape of a table; `None` when the table does not exist.
 ///
 /// # Errors
 /// [`SlotError::Database`].

@@ -11,7 +11,8 @@ use xtask::step;
 use crate::schedule::Outcome;
 use crate::verdict::{Event, Evidence, Violation};
 
-/// Per kind of violation. Usually only the end of a log is kept, so it must be short.
+/// Violations shown of each kind. People usually keep only the end of a log, so the summary must be
+/// short.
 const VIOLATIONS_SHOWN: usize = 2;
 const LOG_LINES_SHOWN: usize = 60;
 const LOG_LINES_SUMMED_UP: usize = 4;

@@ -45,7 +45,7 @@ pub(crate) enum Fault {
     Release,
 }
 
-/// The state of the relay while something happens without its knowledge.
+/// The state of the relay at the moment of the fault.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Down {
     Running,
@@ -114,7 +114,7 @@ pub(crate) enum Outage {
 }
 
 impl Fault {
-    /// Whether an attempt ends only by the relay's own timeout.
+    /// Whether attempts to publish end only by the relay's own timeout.
     pub(crate) fn withholds_answers(&self) -> bool {
         matches!(
             self,
@@ -132,8 +132,8 @@ impl Fault {
         )
     }
 
-    /// Whether omitted rows are delivered after later rows of their key: in a gap that the stream
-    /// has passed, or with a slot that looks as if it had only moved on.
+    /// Whether rows that the stream omits are delivered after later rows of their key. That happens
+    /// after a gap in the publication, and if the relay takes a recreated slot for its old slot.
     pub(crate) fn leaves_late_rows(&self) -> bool {
         match self {
             Fault::Gap(..) => true,
@@ -147,7 +147,8 @@ impl Fault {
         matches!(self, Fault::SlotLost(..) | Fault::TooLong)
     }
 
-    /// Whether the relay has to recognise a recreated slot by what a clean stop left behind.
+    /// Whether the relay can recognise a recreated slot only by the final position that its clean
+    /// stop recorded.
     pub(crate) fn follows_a_clean_stop(&self) -> bool {
         matches!(self, Fault::SlotLost(Down::Stopped, Loss::Recreated))
     }

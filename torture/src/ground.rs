@@ -178,7 +178,7 @@ impl Database {
         connect(&self.url).await
     }
 
-    /// The relay's URL of this database at another address.
+    /// The URL of this database for a relay that connects to another address, such as a proxy.
     pub(crate) fn url_at(&self, address: SocketAddr) -> String {
         url(RELAY, address, &self.name)
     }
@@ -194,7 +194,8 @@ pub(crate) async fn connect(url: &str) -> Result<Client, String> {
     loop {
         match tokio_postgres::connect(url, NoTls).await {
             Ok((client, connection)) => {
-                // Ends with the client or the server; the client notices either.
+                // The task ends when the client is dropped or the connection breaks. In the second
+                // case the client's next statement fails.
                 tokio::spawn(connection);
                 return Ok(client);
             }

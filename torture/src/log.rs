@@ -3,8 +3,8 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-/// Log lines of a relay that has the slot, or has delivered the rows from the tables that came
-/// before it.
+/// Log lines of a relay that streams from the slot, or that has delivered the rows from the tables
+/// before the stream.
 const STREAMS: [&str; 2] = ["streaming slot=", "recovered: every row"];
 /// Log line of a relay that begins to deliver from the tables.
 const RECOVERS: &str = "every row without a record in outbox.dispatch";
@@ -45,7 +45,7 @@ pub(crate) struct Life {
     pub(crate) pid: u32,
     pub(crate) born: Duration,
     pub(crate) died: Option<Duration>,
-    /// When it logged that it streams. A little earlier it has read the existing records.
+    /// When the relay logged that it streams. It reads the existing dispatch rows shortly before.
     pub(crate) streams: Vec<Duration>,
 }
 

@@ -14,7 +14,7 @@ use crate::ground::execute;
 use crate::relay::{Relay, binary};
 use crate::stage::Stage;
 
-/// The time limit for everything here that ends by itself.
+/// Limit for each wait for PostgreSQL or a relay.
 pub(crate) const LIMIT: Duration = Duration::from_secs(60);
 
 pub(crate) const POLL_INTERVAL: Duration = Duration::from_millis(10);
@@ -33,7 +33,8 @@ const UNDELIVERED: &str =
     "SELECT count(*) FROM outbox.dispatch WHERE state IN ('quarantined', 'released')";
 
 impl Stage<'_> {
-    /// Waits until a relay has served the slot. Losing it before that would be a first start.
+    /// Waits until a relay has served the slot. If the slot were lost before that, the next relay
+    /// would treat this as its first start.
     pub(crate) async fn served(&mut self) -> Result<(), String> {
         let client = self.database.connect().await?;
         let deadline = Instant::now() + LIMIT;
@@ -76,8 +77,8 @@ impl Stage<'_> {
         let seat = self.take_down(down).await?;
         let client = self.database.connect().await?;
         let slot = &self.database.name;
-        // A relay that was stopped before its session began leaves no position behind. It would not
-        // notice a recreated slot, which is not what the plan intends.
+        // A relay that was stopped before its session began records no position, so it would not
+        // notice that the slot was recreated. In that case only drop the slot.
         let is_told = down != Down::Stopped || count(&client, LEFT).await? > 0;
         match loss {
             Loss::Dropped => drop_slot(&client, slot).await?,
@@ -86,7 +87,7 @@ impl Stage<'_> {
                 drop_slot(&client, slot).await?;
                 let create =
                     format!("SELECT pg_create_logical_replication_slot('{slot}', 'pgoutput')");
-                // A running relay may have been faster.
+                // An error is expected if a running relay has already recreated the slot.
                 let _ = client.batch_execute(&create).await;
             }
             Loss::Invalidated => invalidate(&client).await?,
@@ -173,7 +174,8 @@ impl Stage<'_> {
     }
 }
 
-/// Terminates the slot's reader and drops the slot, repeatedly, in case a reader is faster.
+/// Terminates the slot's reader and drops the slot. Repeats this until it succeeds, because a new
+/// reader may take the slot in between.
 async fn drop_slot(client: &Client, slot: &str) -> Result<(), String> {
     let deadline = Instant::now() + LIMIT;
     let throw_out = format!(

@@ -179,8 +179,8 @@ impl Plan {
         }
         let table = TablePlan::draw(temper.loses_rows(), &mut beside);
         let mut workload = WorkloadPlan::draw(temper, has_poison, &mut random);
-        // Without records, a moved row that was delivered looks the same as one that was not, and a
-        // row that the stream left out may be delivered as a moved one.
+        // Without records, the relay cannot tell whether a moved row was delivered, and it may deliver
+        // a row that the stream left out as if it had been moved.
         let can_move = !exceptions && !matches!(temper, Temper::Tables | Temper::Publication);
         let late = |step: &Step| step.fault.leaves_late_rows();
         let can_move = can_move && !steps.iter().any(late);
@@ -209,8 +209,9 @@ impl Plan {
         self.temper.loses_rows()
     }
 
-    /// Whether rows that the stream left out are delivered after later rows of their key. A relay
-    /// without records notices a recreated slot before it reads anything from it.
+    /// Whether rows that the stream left out are delivered after later rows of their key. Without
+    /// records (`exceptions`) a lost slot does not cause this: the relay notices a recreated slot
+    /// before it reads from it.
     pub(crate) fn leaves_late_rows(&self) -> bool {
         let late = |step: &Step| match step.fault {
             Fault::SlotLost(..) if self.relay.exceptions => false,
@@ -250,9 +251,9 @@ impl Plan {
 impl RelayPlan {
     fn draw(temper: Temper, steps: &[Step], random: &mut Random) -> Self {
         let has = |wanted: fn(&Fault) -> bool| steps.iter().any(|step| wanted(&step.fault));
-        // Short where the test must wait for an answer or a session to time out, long elsewhere, so
-        // that a slow machine does not look like a fault. An attempt must be shorter than a quarter
-        // of the lease.
+        // The timeouts are short where the test must wait for an answer or a session to time out.
+        // Elsewhere they are long, so that a slow machine does not look like a fault. An attempt must
+        // be shorter than a quarter of the lease.
         let (publish, lease) = match () {
             () if has(Fault::tries_the_lease) => (1, 5),
             () if has(Fault::withholds_answers) => (1, 12),
@@ -262,7 +263,7 @@ impl RelayPlan {
         };
         Self {
             count: match temper {
-                // A clean stop decides the state of a slot only if no other relay takes the slot.
+                // The position that a clean stop records is final only if no other relay takes the slot.
                 Temper::Loss if has(Fault::follows_a_clean_stop) => 1,
                 Temper::Standby => 2,
                 Temper::Everything => random.pick(&[1, 2]),

@@ -1,7 +1,7 @@
 //! The relays of a schedule: `postrider run` processes and their logs.
 //!
-//! They end when we end, however that happens: by `Drop`, or by a shell that waits on a pipe from
-//! us.
+//! No relay outlives the harness: `Drop` kills the relays, and if the harness itself is killed, a shell
+//! kills them as soon as its pipe from the harness closes.
 
 use std::io::Write;
 use std::os::unix::process::ExitStatusExt;
@@ -108,7 +108,7 @@ impl Launch {
         }
     }
 
-    /// The same with another setting: this outbox table instead of `outbox.events`.
+    /// The same launch, but the settings name this outbox table instead of `outbox.events`.
     pub(crate) fn with_table(&self, table: &str) -> Self {
         let mut other = self.clone();
         (other.environment).push(("POSTRIDER_TABLE", table.to_owned()));
@@ -227,7 +227,8 @@ impl Relay {
 
 impl Drop for Relay {
     fn drop(&mut self) {
-        // The child is killed right after this. If the shell is gone, there is nobody to tell.
+        // The child is killed right after this, so the shell need not do it. An error means that the
+        // shell has ended.
         let _ = watchdog(&format!("-{}", self.pid));
     }
 }

@@ -49,7 +49,7 @@ pub(crate) struct Outcome {
     pub(crate) recoveries: u64,
     pub(crate) took: Duration,
     pub(crate) relay_log: Vec<String>,
-    /// Only of a failed schedule, like the next field.
+    /// Kept only for a failed schedule, like `history`.
     pub(crate) attempts: Vec<Attempt>,
     /// A line for each event.
     pub(crate) history: Vec<String>,
@@ -151,7 +151,7 @@ fn refused_ids(plan: &Plan) -> HashSet<String> {
         .collect()
 }
 
-/// Everything that the judges look at.
+/// Collects everything that the judges need.
 async fn evidence(
     plan: &Plan,
     stage: &Stage<'_>,
@@ -219,7 +219,8 @@ async fn play(stage: &mut Stage<'_>, plan: &Plan, random: &mut Random) -> Result
     })
 }
 
-/// Only a slot that was served can be lost, and no promise covers rows from before the first start.
+/// Starts the relays before the writers: only a slot that was served can be lost, and no guarantee
+/// covers rows from before the first start.
 async fn serve_first(stage: &mut Stage<'_>, plan: &Plan) -> Result<(), String> {
     stage.start_relays()?;
     stage.served().await?;
@@ -252,8 +253,8 @@ async fn end(
     stage.stop_relays().await
 }
 
-/// Waits until every event has its record, or is stored where that is enough, and the slot has
-/// confirmed everything.
+/// Waits until every event has its record (with `exceptions`: until it is recorded or stored), and the
+/// slot has confirmed everything.
 async fn deliver(stage: &mut Stage<'_>, exceptions: bool) -> Result<(), String> {
     let client = stage.database.connect().await?;
     let target: PgLsn = one(&client, "SELECT pg_current_wal_lsn()").await?;

@@ -22,7 +22,8 @@ const STORED_LIMIT: Duration = Duration::from_millis(400);
 
 const WALSENDER: &str = "pg_stat_replication";
 
-/// The dispatch writer, supervisor and main session. The walsender is not a client backend.
+/// The relay's SQL sessions: dispatch writer, supervisor and main session. The walsender is excluded,
+/// because it is not a client backend.
 const SQL_SESSIONS: &str = "pg_stat_activity WHERE datname = current_database() \
     AND application_name LIKE 'postrider%' AND backend_type = 'client backend'";
 
@@ -49,7 +50,7 @@ pub(crate) struct Stage<'a> {
     pub(crate) slow: Option<FaultId>,
     /// Faults of the plan that may still be active.
     pub(crate) injected: Vec<FaultId>,
-    /// The refused events. They come before all other faults.
+    /// The faults that refuse single events. They are injected before all other faults.
     pub(crate) poison: Vec<FaultId>,
     /// The ends of the WAL before and after the publication was altered.
     pub(crate) gaps: Vec<(u64, u64)>,
@@ -80,7 +81,7 @@ impl Stage<'_> {
                     let wanted = self.journal.counts().stored_messages + more;
                     let reached =
                         |counts: &pubsub_emulator::Counts| counts.stored_messages >= wanted;
-                    // Whether the messages came or the wait timed out, the moment is reached.
+                    // The step is due in both cases: the messages came, or the wait timed out.
                     let _ = self.journal.wait_until(STORED_LIMIT, reached).await;
                 }
             }

@@ -36,8 +36,8 @@ const OTHER: &str = "\
     GRANT SELECT ON shop.other TO postrider_relay; \
     ALTER PUBLICATION postrider ADD TABLE shop.other";
 
-/// As hexadecimal text, which PostgreSQL sends, this is longer than the 64 MiB that the relay reads
-/// at once. No message needs the column.
+/// PostgreSQL sends the `bytea` column as hexadecimal text, which is longer than the 64 MiB that the
+/// relay reads at once. No message needs the column.
 const TOO_LONG: &str = "\
     INSERT INTO outbox.events (aggregatetype, aggregateid, event_type, version, payload, scan) \
     VALUES ('order', 'too-long', 'Scanned', 1, jsonb_build_object('t', 'too-long'), \

@@ -1,9 +1,9 @@
 //! Observes what can only be seen while it happens: how far the slot was confirmed, and which
 //! events were recorded.
 //!
-//! One connection looks at the slot every few milliseconds. Times are by the journal's clock and
-//! are taken *after* the answer, so that an observation never seems earlier than it was. An error of
-//! the relay may go unnoticed for a millisecond, but a correct relay is never blamed.
+//! One connection polls the slot every few milliseconds. Times are by the journal's clock and are taken
+//! *after* the answer, so that an observation never seems earlier than it was. An error of the relay
+//! may go unnoticed for a millisecond, but a correct relay is never blamed.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -20,7 +20,7 @@ const POLL_INTERVAL: Duration = Duration::from_millis(4);
 
 const RECORDS_BELOW: &str = "SELECT count(*) FROM outbox.dispatch WHERE commit_lsn < $1";
 
-/// The recorded events are read in full once every this many looks.
+/// After this many polls, the watch also reads the ids of all recorded events.
 const RECORDS_EVERY: u32 = 40;
 
 /// An observation of the slot.
@@ -52,8 +52,8 @@ pub(crate) struct Watch {
 }
 
 impl Watch {
-    /// Rows from a table have records at positions behind the slot's from the beginning. Where
-    /// there may be such rows, the count has to leave them out.
+    /// `has_table_rows`: some rows may be read from their table. The positions in their dispatch rows
+    /// are ones that the slot has already passed, so the count of dispatch rows leaves them out.
     pub(crate) fn start(database: Database, journal: Journal, has_table_rows: bool) -> Self {
         let seen = Arc::new(Mutex::new(Seen::default()));
         let records_below = if has_table_rows {

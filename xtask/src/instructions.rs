@@ -17,7 +17,7 @@ use serde::Deserialize;
 
 use xtask::step;
 
-/// A part may take this times its reference count.
+/// A part may cost at most this multiple of its reference count.
 const ALLOWED_GROWTH: f64 = 1.05;
 
 /// In a small part, 5 % is less than one call that the compiler no longer inlines, and that can

@@ -5,7 +5,8 @@
 use xtask::step;
 
 pub(crate) fn run() -> Result<(), String> {
-    // No page of a command that no longer exists stays. An error means that there is no folder yet.
+    // Remove old pages, so that no page of a removed command stays. An error means that there is no folder
+    // yet.
     let _ = std::fs::remove_dir_all("target/man");
     // In release mode it shares most of its build with the program.
     let example = step::cargo(&[

@@ -6,7 +6,7 @@
 
 use xtask::step;
 
-/// Makes that test write the page instead of comparing it.
+/// With this variable, the tests write the files instead of comparing them.
 const UPDATE_VARIABLE: &str = "UPDATE_DOCS";
 
 pub(crate) fn run(check: bool) -> Result<(), String> {

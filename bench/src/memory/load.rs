@@ -59,7 +59,7 @@ impl Load {
         database.copy_slot("postrider").await?;
         let emulator = Emulator::start(0, false, Cores::Shared)?;
         let host = emulator.host.clone();
-        // During the outage nobody listens at the emulator's address: dropping it ends it.
+        // For the load `Outage`, drop the emulator. That ends it, so nobody listens at its address.
         let mut emulator = (self != Self::Outage).then_some(emulator);
         let mut relay = process::relay(binary, &database.url(), &host)?;
         // The rows arrive while the relay runs.

@@ -23,7 +23,7 @@ pub(crate) fn check(website: &Path) -> Result<usize, String> {
         .collect();
     let (mut checked, mut broken) = (0, Vec::new());
     for (page, html) in &pages {
-        // mdBook's page for a wrong address has links from the root.
+        // mdBook's page for a wrong address has links that start at the root of the website.
         if page.ends_with("404.html") {
             continue;
         }

@@ -88,7 +88,7 @@ fn run(args: &BookArgs) -> Result<(), String> {
     Ok(())
 }
 
-/// The program, from the tools folder or from the path.
+/// The program `mdbook`, from the tools folder or from `PATH`. With `fetch` it is built if missing.
 fn mdbook(fetch: bool) -> Option<PathBuf> {
     let on_path = std::env::var_os("PATH").unwrap_or_default();
     let fetched = step::tools_folder().map(|tools| tools.join("mdbook-0.5.4"));
@@ -135,7 +135,7 @@ impl Book {
         write(&self.source.join("SUMMARY.md"), &self.contents)
     }
 
-    /// The parts and pages that `docs/README.md` names, in its order.
+    /// Adds the parts and pages that `docs/README.md` names, in its order.
     fn documents(&mut self) -> Result<(), String> {
         let text = read(&step::root().join("docs/README.md"))?;
         self.contents.push_str("\n---\n\n");
@@ -156,7 +156,7 @@ impl Book {
         Ok(())
     }
 
-    /// A page for the folder that lists its pages, and below it these.
+    /// Adds a page that lists the pages of the folder, and these pages below it.
     fn folder(&mut self, folder: &Path) -> Result<(), String> {
         let pages = markdown_below(&step::root().join(folder))?;
         let name = folder.file_name().unwrap_or_default().to_string_lossy();
@@ -246,7 +246,8 @@ impl Book {
     }
 }
 
-/// The place of a page in the book: mdBook finds the first page of a folder only under this name.
+/// The path of a page in the book. A README becomes `index.md`, because mdBook finds the first page of
+/// a folder only under that name.
 fn in_book(page: &Path) -> PathBuf {
     if page.ends_with("README.md") {
         page.with_file_name("index.md")

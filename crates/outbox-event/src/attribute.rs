@@ -61,7 +61,7 @@ pub const TRACE_ALIASES: [(&str, &str); 2] = [
     (TRACESTATE, "googclient_tracestate"),
 ];
 
-/// The name of the replay, on a message that an operator had published again.
+/// The name of the replay. Only messages that an operator has replayed have this attribute.
 pub const REPLAY: &str = "replay";
 
 #[cfg(test)]

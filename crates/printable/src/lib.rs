@@ -26,7 +26,7 @@ pub fn printable(text: &str) -> Cow<'_, str> {
     escaped(text, is_unsafe)
 }
 
-/// The same for a message of Postrider's own that quotes untrusted text: line breaks stay.
+/// Like [`printable`], but keeps line breaks: for Postrider's own messages that quote untrusted text.
 pub fn printable_lines(text: &str) -> Cow<'_, str> {
     escaped(text, |c| is_unsafe(c) && c != '\n')
 }

@@ -26,7 +26,8 @@ pub(super) fn status(mut headers: HeaderMap) -> Option<Result<(), Status>> {
     })
 }
 
-/// The status for an answer without one, which came from a proxy between us and Pub/Sub.
+/// The status for an answer without a gRPC status. Such an answer came from a proxy between us and
+/// Pub/Sub.
 pub(super) fn without_status(http: StatusCode) -> Status {
     let code = match http {
         StatusCode::BAD_REQUEST => Code::Internal,

@@ -1,4 +1,5 @@
-//! Pauses between attempts: exponential backoff with full jitter, without a last attempt.
+//! Pauses between attempts: exponential backoff with full jitter, and no limit on the number of
+//! attempts.
 
 use std::time::Duration;
 
@@ -8,21 +9,22 @@ use super::Class;
 const FIRST: Duration = Duration::from_millis(100);
 const GROWTH: u32 = 4;
 
-/// The last ceiling. Google's is 60 s. Ours is shorter: a waiting request blocks its key, and during an
-/// outage the caller's limit of concurrent requests already keeps the number of attempts down.
+/// The highest ceiling. Google's is 60 s. Ours is shorter: a waiting request blocks its key, and during
+/// an outage the caller's limit of concurrent requests already keeps the number of attempts down.
 const LAST: Duration = Duration::from_secs(10);
 
 /// Failures that only a person can fix are retried slowly and evenly.
 const ENVIRONMENT: Duration = Duration::from_secs(5);
 
-/// The source of jitter: a small generator, seeded by the caller (xorshift64*; Vigna 2016).
+/// Computes pauses. The jitter comes from a small random number generator that the caller seeds
+/// (xorshift64*; Vigna 2016).
 #[derive(Debug, Clone)]
 pub struct Backoff {
     state: u64,
 }
 
 impl Backoff {
-    /// Jitter from this seed.
+    /// A value whose jitter depends only on this seed.
     pub fn new(seed: u64) -> Self {
         Self { state: seed | 1 }
     }

@@ -44,7 +44,7 @@ impl RequestBody {
         let all = field(TOPIC, topic.len()) + all.sum::<usize>();
         let own_parts = messages.clone().filter(|message| message.len() >= OWN_PART);
         let copied = all - own_parts.map(Bytes::len).sum::<usize>();
-        // Exactly this size: freezing a full buffer into a part needs no further allocation.
+        // Allocate exactly this size: freezing a full buffer into a part needs no further allocation.
         let mut copies = BytesMut::with_capacity(GRPC_HEADER + copied);
         header(all, &mut copies);
         key(TOPIC, topic.len(), &mut copies);

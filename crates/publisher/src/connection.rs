@@ -42,7 +42,7 @@ const BUFFERED: usize = 1 << 20;
 const USER_AGENT: HeaderValue =
     HeaderValue::from_static(concat!("postrider/", env!("CARGO_PKG_VERSION")));
 
-/// A connection; it is open as long as [`PublishConnection::is_open`] says so.
+/// A connection to Pub/Sub. It may have closed: check [`PublishConnection::is_open`] before use.
 #[derive(Debug, Clone)]
 pub(super) struct PublishConnection {
     requests: SendRequest<RequestBody>,
@@ -57,7 +57,7 @@ struct Traffic {
     /// Requests so far.
     sent: AtomicU64,
     ended: AtomicU64,
-    /// Grows with everything that arrives for a request.
+    /// Parts of answers (headers or data) that have arrived so far.
     heard: AtomicU64,
 }
 
@@ -197,7 +197,8 @@ impl PublishConnection {
         Ok(head)
     }
 
-    /// Whether it takes new requests. A server announces when it is about to close the connection.
+    /// Whether the connection takes new requests. A server announces when it is about to close the
+    /// connection.
     pub(super) async fn is_open(&mut self) -> bool {
         poll_fn(|cx| self.requests.poll_ready(cx)).await.is_ok()
     }
@@ -226,7 +227,8 @@ async fn until_silent(
         let ended = traffic.ended.load(Ordering::Relaxed);
         let sent_now = traffic.sent.load(Ordering::Relaxed);
         let heard_now = traffic.heard.load(Ordering::Relaxed);
-        // Servers consider pings without any requests an abuse.
+        // Ping only if a request is unanswered or was sent since the last check: servers treat other
+        // pings as abuse.
         let asks = sent_now != sent || sent_now != ended;
         if asks && heard_now == heard {
             if since.elapsed() < after {
@@ -284,7 +286,7 @@ impl Sending {
             }
             match self.stream.poll_capacity(cx) {
                 Poll::Ready(Some(Ok(_))) => {}
-                // The server wants no more; its answer says why.
+                // The server reads no more of this request; its answer says why.
                 Poll::Ready(Some(Err(_)) | None) => self.body = RequestBody::default(),
                 Poll::Pending => return,
             }

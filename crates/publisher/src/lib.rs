@@ -7,7 +7,7 @@
 //! - A [`Publisher`] makes attempts, over a few HTTP/2 connections to an [`Endpoint`].
 //! - A [`Failure`] has a [`Class`], which says how to react, from one table by gRPC code and error details.
 //! - [`Backoff`] computes the pause before the next attempt.
-//! - [`TopicAdmin`] creates topics, looks them up, and asks for permissions.
+//! - [`TopicAdmin`] creates topics, and checks whether a topic exists and may be published to.
 //!
 //! ```
 //! use std::time::{Duration, Instant};
@@ -145,8 +145,8 @@ impl Publisher {
     /// because the process may stall after `asked_at` and lose its right to send in the meantime.
     ///
     /// # Errors
-    /// A [`Failure`] with its class. Unless that is [`Class::Content`] or [`Class::Environment`], the
-    /// messages may have been stored all the same.
+    /// A [`Failure`] with its class. Unless the class is [`Class::Content`] or [`Class::Environment`],
+    /// the messages may have been stored despite the failure.
     pub async fn publish<'a>(
         &self,
         topic: &str,
@@ -186,7 +186,8 @@ impl Publisher {
         if tokio::time::Instant::now() >= deadline {
             return Err(Failure::unknown(format!("not sent in {:?}", self.timeout)));
         }
-        // Not earlier: while no connection opens, the messages should not be in memory twice.
+        // Build the body only now: while no connection opens, the messages should not be in memory
+        // twice.
         let body = RequestBody::publish(topic, messages);
         let answer = connection.unary(METHOD, headers, body).await;
         let answer = answer.map_err(|status| Failure::from_status(&status))?;

@@ -1,4 +1,4 @@
-//! Topics: does one exist, does it have a subscription, and create one.
+//! Checks whether a topic exists, has a subscription and may be published to; and creates topics.
 //!
 //! Uses the same gRPC connections as `Publish`. Google's own client library uses REST for these
 //! calls, which emulators may not offer.
@@ -88,7 +88,7 @@ impl TopicAdmin {
         }
     }
 
-    /// Whether the topic has a subscription; without one it keeps no messages.
+    /// Whether the topic has a subscription. A topic without a subscription keeps no messages.
     ///
     /// # Errors
     /// A [`Failure`], for example because the topic or the right is missing.
@@ -102,8 +102,9 @@ impl TopicAdmin {
         Ok(!page.await?.subscriptions.is_empty())
     }
 
-    /// Whether we may publish to the topic. False also if it does not exist, since nobody may see that
-    /// without a further permission. `None` if the server does not know the question, as emulators may not.
+    /// Whether we may publish to the topic. Also false if the topic does not exist, because Pub/Sub
+    /// reveals that only with a further permission. `None` if the server does not support the call, like
+    /// some emulators.
     ///
     /// # Errors
     /// A [`Failure`], for example because Pub/Sub does not answer.

@@ -13,7 +13,7 @@ pub enum ErrorKind {
     InvalidTarget,
     /// No server answers, or not in time.
     Unreachable,
-    /// There is no TLS connection as `sslmode` requires it.
+    /// A TLS connection of the kind that `sslmode` requires could not be opened.
     Tls,
     /// The command that prints the password has failed.
     PasswordCommand,
@@ -52,7 +52,7 @@ pub enum ErrorKind {
     RowTooLarge,
     /// The server sent something that is not in the protocol.
     Protocol,
-    /// The system refused a thread, or there is a bug here.
+    /// The operating system refused to start a thread, or this crate has a bug.
     Internal,
 }
 
@@ -102,7 +102,7 @@ impl ReplicationError {
         &self.kind
     }
 
-    /// What the operator should run or change; empty if only the kind says it.
+    /// What the operator should run or change. Empty if the error has no hint of its own.
     pub fn hint_text(&self) -> &str {
         self.hint.as_deref().unwrap_or_default()
     }

@@ -24,7 +24,7 @@ use decoder::{Lsn, PgTimestamp};
 /// Freeing the memory of fewer entries than this is not worth the trouble.
 const KEPT: usize = 64;
 
-/// A position that may be reported to PostgreSQL as flushed. Only this module makes one.
+/// A position that may be reported to PostgreSQL as flushed. Only this module can construct it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Confirmable(Lsn);
 
@@ -154,7 +154,7 @@ impl Watermark {
         });
     }
 
-    /// `events` events of `transaction` have a durable outcome.
+    /// Records that `events` more events of `transaction` have a durable outcome.
     #[inline]
     pub fn resolve(&mut self, transaction: CommitLsn, events: u64) {
         if let Some(open) = self.open.as_mut().filter(|open| open.commit == transaction) {
@@ -260,7 +260,8 @@ impl Watermark {
         first.or_else(|| self.open.as_ref().map(|open| open.commit_time))
     }
 
-    /// When the newest resolved transaction with events was committed.
+    /// The latest commit time of a resolved transaction; `None` until one is resolved. A transaction
+    /// without events counts as resolved at its Commit.
     #[inline]
     pub fn last_resolved_commit_time(&self) -> Option<PgTimestamp> {
         self.last_resolved_commit_time

@@ -15,7 +15,7 @@ fuzz_target!(|payload: &[u8]| {
     match decoder::decode(payload) {
         Ok(message) => {
             let owned = OwnedMessage::from(message);
-            // This name has two forms on the wire: itself and the empty string.
+            // The schema `pg_catalog` has two forms on the wire: its name and the empty string.
             let names_pg_catalog = match &owned {
                 OwnedMessage::Relation(relation) => relation.namespace == "pg_catalog",
                 OwnedMessage::Type { namespace, .. } => namespace == "pg_catalog",

@@ -89,7 +89,7 @@ fn in_our_terms(message: Theirs) -> Option<OwnedMessage> {
     })
 }
 
-/// The same for the messages that change rows, and for logical messages.
+/// Converts messages that change rows, and logical messages; `None` for any other message.
 fn change_in_our_terms(message: Theirs) -> Option<OwnedMessage> {
     Some(match message {
         Theirs::Insert { relation_id, tuple } => OwnedMessage::Insert {
@@ -140,7 +140,7 @@ fn change_in_our_terms(message: Theirs) -> Option<OwnedMessage> {
     })
 }
 
-/// On the wire `pg_catalog` is the empty string, and the other decoder keeps it like that.
+/// On the wire, the schema `pg_catalog` is the empty string. The other decoder returns it unchanged.
 fn schema(namespace: &str) -> String {
     match namespace {
         "" => "pg_catalog".to_owned(),

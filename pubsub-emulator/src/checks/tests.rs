@@ -229,7 +229,7 @@ fn a_long_request_is_compared_with_every_later_one() {
 }
 
 #[test]
-fn a_given_up_request_may_be_noticed_late_but_not_much() {
+fn a_cancelled_request_may_overlap_the_next_one_but_only_briefly() {
     let mut script = Script::default()
         .attempt("k", &["1"], false, Answer::Never)
         .ok("k", &["1"]);

@@ -39,7 +39,7 @@ pub struct Attempt {
 /// The answer that a client got to its attempt.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Answer {
-    /// None yet.
+    /// No answer has been sent yet.
     Pending,
     /// The message ids. Whether the answer reached the client is not known here.
     MessageIds,

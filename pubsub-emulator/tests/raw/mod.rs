@@ -18,7 +18,7 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::transport::{Channel, Endpoint};
 use tonic::{Code, Status, Streaming};
 
-/// Far more than anything here needs, for busy machines.
+/// Limit of each wait: far more than any test needs, for busy machines.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
 
 /// Clients of both services, and a project for the test.

@@ -21,7 +21,7 @@ pub enum Health {
     Lagging(Lag),
     /// No session reads from it, so WAL accumulates.
     Inactive(Lag),
-    /// All WAL is kept, but at the current rate not for long.
+    /// All required WAL is kept, but the slot will soon reach its limit.
     Reserved(Headroom),
     /// The same as `Reserved`, and more than `max_wal_size` is kept.
     Extended(Headroom),

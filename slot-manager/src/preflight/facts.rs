@@ -35,7 +35,7 @@ pub(super) struct Facts {
     pub(super) may_replicate: bool,
     pub(super) may_read_stats: bool,
     pub(super) connections: ConnectionLimits,
-    /// Whether a session reads from the slot, which then is the relay itself.
+    /// Whether a session reads from the slot. The checks take that session for the relay's own.
     pub(super) is_read: bool,
     pub(super) wal_senders: i64,
     pub(super) slot_count: i64,

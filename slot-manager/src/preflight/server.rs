@@ -90,7 +90,8 @@ fn replication_right(facts: &Facts) -> Finding {
     )
 }
 
-/// Only such roles can see what the server has received from a relay.
+/// Only a role with the privileges of `pg_read_all_stats` can see what the server has received from a
+/// relay.
 fn statistics_right(facts: &Facts) -> Finding {
     let role = &facts.role;
     if facts.may_read_stats {
@@ -200,8 +201,8 @@ fn server_limit(facts: &Facts) -> Finding {
     )
 }
 
-/// Whether a limit leaves enough connections for a relay. With `is_read` the relay has them
-/// already.
+/// Whether a limit leaves enough connections for a relay. If `is_read`, the relay already has its
+/// connections.
 fn places(
     code: &'static str,
     whose: &str,
@@ -260,7 +261,7 @@ fn wal_sender_timeout(facts: &Facts) -> Finding {
     }
 }
 
-/// PostgreSQL 18 and newer.
+/// This setting exists in PostgreSQL 18 and newer.
 fn idle_slot_timeout(facts: &Facts) -> Option<Finding> {
     let setting = "idle_replication_slot_timeout";
     let seconds = facts.settings.number(setting)?;
@@ -277,8 +278,9 @@ fn idle_slot_timeout(facts: &Facts) -> Option<Finding> {
     ))
 }
 
-/// PostgreSQL 17 and newer. The stream waits for the standbys of these slots. After a promotion the
-/// setting often remains on the new primary, and only the server's log mentions the wait.
+/// This setting exists in PostgreSQL 17 and newer. The stream waits for the standbys that read the
+/// slots named in it. After a promotion the setting often remains on the new primary, and only the
+/// server's log mentions the wait.
 fn synchronized_standby_slots(facts: &Facts) -> Option<Finding> {
     let setting = "synchronized_standby_slots";
     let names: Vec<&str> = facts

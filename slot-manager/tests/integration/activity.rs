@@ -67,7 +67,7 @@ async fn only_sessions_with_an_open_transaction_are_busy_and_ended() {
         (busy().await == 1).then_some(())
     })
     .await;
-    // It waits for its client.
+    // The transaction is open, but the process waits for its client.
     assert!(!activity::is_at_work(&client, &process).await.expect("look"));
     let own = activity::own_process(&client).await.expect("process");
     assert!(activity::is_at_work(&client, &own).await.expect("look"));

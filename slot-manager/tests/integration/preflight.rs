@@ -157,7 +157,7 @@ async fn row_level_security_that_applies_to_the_role_is_reported_with_its_remedy
         let sql = format!("alter table outbox.{table} enable row level security");
         run(&client, &sql).await;
     }
-    // Rights are missing, too; these findings are about the rows.
+    // The role lacks grants as well; keep only the findings about hidden rows.
     let hidden = |found: &[Finding]| -> Vec<Finding> {
         let about_rows = found.iter().filter(|finding| {
             finding.code == "privilege-missing" && finding.what.contains("row-level security")

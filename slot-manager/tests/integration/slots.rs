@@ -199,7 +199,7 @@ async fn waiting_shows_the_holder_and_ends_when_it_disconnects() {
     let mut seen = Vec::new();
     let slot = slots::wait_until_free(&client, &name, None, |slot| {
         seen.push(slot.active_pid);
-        reader = None; // disconnects at the first look
+        reader = None; // disconnects at the first poll
     })
     .await
     .expect("free");

@@ -104,7 +104,7 @@ fn draw_fault(temper: Temper, random: &mut Random) -> Fault {
         ),
         Family::Network => draw_network(random),
         Family::Lease => {
-            // Sometimes so long that PostgreSQL gives the slot to the other relay.
+            // Some of these faults last so long that PostgreSQL gives the slot to the other relay.
             let span = if random.per_mille(300) {
                 random.millis(5_500..=7_500)
             } else {
@@ -131,8 +131,9 @@ enum Family {
     Lease,
 }
 
-/// Rows that a recreated slot omits, without the relay noticing, are delivered late. One such loss
-/// leaves one stretch of each key whose order can be judged, so the schedule has no other loss.
+/// If the relay does not notice that the slot was recreated, the rows that the new slot omits are
+/// delivered late. Their order can be judged only if this happens once, so a schedule with such a loss
+/// has no other.
 fn draw_losses(random: &mut Random) -> Vec<Fault> {
     if random.per_mille(350) {
         let down = random.pick(&[Down::Running, Down::Killed]);
@@ -199,10 +200,10 @@ fn draw_network(random: &mut Random) -> Fault {
     Fault::Network(side, trouble, random.millis(50..=700))
 }
 
-/// Nothing is stored, and the relay gets an error that says so.
+/// Draws a fault after which nothing is stored, and the relay gets an error that says so.
 fn draw_refusal(random: &mut Random) -> Fault {
-    // The relay asks about events that wait for an operator only every few seconds. Rarely used,
-    // because it makes a schedule long.
+    // Drawn rarely, because it makes a schedule long: the relay retries only every few seconds after an
+    // error that an operator has to fix.
     if random.per_mille(60) {
         let span = random.millis(50..=400);
         return if random.per_mille(500) {
@@ -227,7 +228,7 @@ fn draw_refusal(random: &mut Random) -> Fault {
     }
 }
 
-/// The messages may be stored, and the relay cannot know.
+/// Draws a fault after which the relay cannot know whether the messages were stored.
 fn draw_unanswered(random: &mut Random) -> Fault {
     let times = random.within(1..=4);
     match random.within(0..=9) {

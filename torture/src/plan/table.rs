@@ -22,7 +22,8 @@ impl TablePlan {
         let rows = random.pick(&[1, 200, 2_000, 12_000]);
         Self {
             history: if has_history { rows } else { 0 },
-            // Writers that start together with the relay also write rows from before its start.
+            // Not if the writers start together with the relay: then some of their rows would be
+            // committed before the relay captures the table.
             captured_by_relay: random.per_mille(400) && is_served_first,
             lagging_slot: random.per_mille(200),
         }

@@ -1,4 +1,4 @@
-//! What the plans of a run add up to.
+//! Checks that the plans of a run together cover all faults and settings.
 
 use std::collections::BTreeMap;
 

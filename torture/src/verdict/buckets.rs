@@ -19,7 +19,8 @@ pub(super) fn key(aggregate: &str, buckets: u64) -> String {
 }
 
 /// Splits each request into one per run of events of the same aggregate, with the aggregate as its
-/// key. Events published under a key that is not their bucket's end up where none is expected.
+/// key. An event that was published under the key of another bucket ends up in a stream where no event
+/// is expected.
 pub(super) fn apart(evidence: &Evidence, attempts: &[Attempt]) -> Vec<Attempt> {
     let events = evidence.events.iter();
     let events: HashMap<&str, &Event> = events.map(|event| (event.id.as_str(), event)).collect();

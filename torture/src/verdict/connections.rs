@@ -1,8 +1,8 @@
 //! When each connection to Pub/Sub was opened, and when it brought its last request.
 //!
-//! A fault that kills a relay or breaks its connections does not explain what a living relay does
-//! over its own connections. It can only explain something between a connection that ended with the
-//! fault and one that was opened since.
+//! A fault that kills a relay or breaks its connections does not explain what a living relay does over
+//! its own connections. It can explain a repeat only if one copy came over a connection that ended with
+//! the fault, and the other over a connection that was opened afterwards.
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
@@ -45,9 +45,9 @@ impl Connections {
         self.0.get(&connection).map(|(opened, _)| *opened)
     }
 
-    /// Whether the connection of one attempt may have ended with the fault while that of the other
-    /// attempt is younger. With several relays the other may also be older: that of a relay that
-    /// served earlier.
+    /// Whether one of the attempts came over a connection that may have ended with the fault, and the
+    /// other over a connection that was opened after the fault began. With several relays, the second
+    /// connection may also be older, because a relay that served earlier may have opened it.
     pub(super) fn are_parted_by(
         &self,
         occurrence: &Occurrence,

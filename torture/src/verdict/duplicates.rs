@@ -2,7 +2,7 @@
 //!
 //! A copy whose answer was an error, or had too few ids, must be repeated. A copy with a good
 //! answer may be repeated only if the relay died, or lost its connections or its database, between
-//! the two. `senders` judges that a recorded copy is not repeated.
+//! the two. `senders` checks that a recorded copy is not repeated.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
@@ -27,7 +27,8 @@ pub(crate) enum Cause {
     Frozen,
     /// The relay's session was ended from outside, and another relay took over.
     TakenOver,
-    /// The relay's session was ended from outside, and the relay first saw that its slot was free.
+    /// The relay's session was ended from outside, and the relay noticed that PostgreSQL had released
+    /// its slot before it read the reason.
     GivenUp,
     /// The relay's session was ended from outside, while the session that recreated the slot held
     /// it.
@@ -36,9 +37,9 @@ pub(crate) enum Cause {
     Cut,
     /// Pub/Sub closed the connection after a GOAWAY, right after the answer.
     Closed,
-    /// Nothing was recorded, and the session ended before its last position was confirmed.
+    /// Without records, the session ended before its last position was confirmed.
     SessionEnded,
-    /// Nothing was recorded, and a relay restarted from the events it had not vouched for.
+    /// Without records, a relay recovered and published again all events that it had not vouched for.
     Recovered,
     /// Pub/Sub answered a stored request with an error, or with too few ids.
     StoredButFailed,
@@ -52,14 +53,14 @@ impl fmt::Display for Cause {
             Cause::Killed => "after kill -9",
             Cause::ServerDown => "after PostgreSQL was down or out of reach",
             Cause::Frozen => "after a freeze",
-            Cause::TakenOver => "after a take-over from a living relay",
-            Cause::GivenUp => "after the end of a session whose slot was free already",
-            Cause::Succeeded => "after the end of a session whose slot another had for a moment",
+            Cause::TakenOver => "after a takeover from a living relay",
+            Cause::GivenUp => "after a session whose slot was released before it ended",
+            Cause::Succeeded => "after a session whose slot another session held for a moment",
             Cause::Cut => "after cut connections",
-            Cause::Closed => "after a connection that was closed behind its last answers",
+            Cause::Closed => "after a connection that was closed right after its last answers",
             Cause::SessionEnded => "after the end of a session without records",
             Cause::Recovered => "after a recovery without records",
-            Cause::StoredButFailed => "after a failure that had stored",
+            Cause::StoredButFailed => "after an error for a request that was stored",
             Cause::NoAnswer => "after no answer in time",
         })
     }
@@ -111,8 +112,9 @@ fn cause(
         return Some(Cause::StoredButFailed);
     }
     let by_fault = blamed(evidence, connections, before, again).min();
-    // The relay starts its timeout when it sends a request, the journal when it has read the request.
-    // On a busy machine that is later, so the journal may see a wait shorter than the timeout.
+    // The relay's timeout starts when the relay sends the request, the journal's time when the emulator
+    // has read it. On a busy machine the emulator reads late, so the wait in the journal may be shorter
+    // than the timeout.
     let timeout = evidence.publish_timeout;
     let at_least = (timeout.mul_f64(0.9)).min(timeout.saturating_sub(Duration::from_millis(500)));
     let waited = again.received.saturating_sub(before.received);
@@ -209,7 +211,8 @@ pub(super) fn blamed<'a>(
     })
 }
 
-/// The cause that a fault gives when it happens between two copies.
+/// The cause of a duplicate if this fault happened between its two copies; `None` if the fault explains
+/// no duplicate.
 pub(super) fn blame(evidence: &Evidence, fault: &Fault) -> Option<Cause> {
     match fault {
         Fault::Kill(_) => Some(Cause::Killed),
@@ -227,8 +230,8 @@ pub(super) fn blame(evidence: &Evidence, fault: &Fault) -> Option<Cause> {
         Fault::TerminateWalsender | Fault::SlotLost(..) if evidence.relays > 1 => {
             Some(Cause::TakenOver)
         }
-        // Behind a transaction that is half delivered nothing can be confirmed, not even by a clean
-        // stop.
+        // Without records, not even a clean stop can confirm anything after a transaction that is only
+        // partly delivered.
         Fault::Stop(_)
         | Fault::TerminateWalsender
         | Fault::TerminateSql

@@ -1,8 +1,9 @@
 //! Events that were read from their table, because the stream did not bring them (G9).
 //!
-//! The position in their records shows it. Such events are allowed only where the plan takes the
-//! stream away, or where a relay without records has recovered. They are never allowed for a
-//! transaction that ended before the publication was altered, unless the slot had to be recreated.
+//! The position in its record shows whether an event was read from its table. Such events are allowed
+//! only where the plan takes the stream away, or where a relay without records has recovered. They are
+//! never allowed for a transaction that ended before the publication was altered, unless the slot had
+//! to be recreated.
 
 use std::collections::{HashMap, HashSet};
 use std::time::Duration;
@@ -89,8 +90,9 @@ fn left_out(evidence: &Evidence) -> HashSet<&str> {
 }
 
 /// Whether a repeat after a recovery without records skipped only events of a long transaction. The
-/// id of that transaction is older than the commits before its own, so the relay may have vouched
-/// for it and not for them (docs/adr/0013-exceptions.md).
+/// relay vouches for rows by the age of their transaction id. A long transaction has an older id than
+/// transactions that committed before it, so the relay may have vouched for the long transaction and
+/// not for the others (docs/adr/0013-exceptions.md).
 pub(super) fn leaves_out_what_is_vouched_for(
     evidence: &Evidence,
     found: &checks::Violation,
@@ -152,9 +154,10 @@ fn was_open(evidence: &Evidence, event: &Event) -> bool {
     })
 }
 
-/// Such a transaction may also contain fewer rows when it is decoded again. If the first session
-/// published them and ended before it recorded them, they are repeated from their table, among the
-/// rows that the stream left out. Returns since when such an event counts as one of those.
+/// A transaction that was open while the publication was altered may also contain fewer rows when
+/// PostgreSQL decodes it again. If the first session published the missing rows and ended before it
+/// recorded them, they are repeated from their table, among the rows that the stream left out. Returns,
+/// for each such event, since when it counts as an event that the stream left out.
 pub(super) fn repeated_from_table(evidence: &Evidence) -> HashMap<&str, Duration> {
     let mut copies: HashMap<&str, (Duration, Duration)> = HashMap::new();
     for attempt in evidence
@@ -198,7 +201,7 @@ fn overtaken(evidence: &Evidence) -> Vec<Overtaken<'_>> {
         if stream.ordering_key.is_empty() {
             continue;
         }
-        // From last to first, with the earliest first copy of the events behind.
+        // Go from the last event to the first. `earliest` is the earliest first copy of the later events.
         let mut earliest = (u64::MAX, u64::MAX);
         for event in events.into_iter().rev() {
             let Some(copy) = copies.get(&*event.id).copied() else {

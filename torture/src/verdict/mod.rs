@@ -5,7 +5,7 @@
 //!
 //! - `order`: the expected events and their order.
 //! - `positions`: nothing was confirmed too early.
-//! - `records`: the dispatch table is true.
+//! - `records`: the dispatch table is correct.
 //! - `quarantine`: only refused events and the events behind them are set aside.
 //! - `from_table`: only events that the stream could not bring are read from a table.
 //! - `duplicates`: every repeat has its reason in the plan.

@@ -21,7 +21,8 @@ pub(super) fn check(evidence: &Evidence) -> Report {
     let mut report = check_attempts(evidence, &attempts);
     let is_skip = |found: &Violation| matches!(found, Violation::Skipped { .. });
     if report.violations.iter().any(is_skip) {
-        // If a straggler alone causes a step back, the next request looks like a skip.
+        // A straggler repeats an old event, so the request after it looks like a skip. Keep only skips
+        // that are also found without stragglers.
         let living = stragglers::without(evidence, &attempts);
         let among_the_living = check_attempts(evidence, &living).violations;
         report
@@ -31,7 +32,7 @@ pub(super) fn check(evidence: &Evidence) -> Report {
     if evidence.buckets.is_some() {
         report.attempts = evidence.attempts.len();
         report.violations.retain(|found| !is_of_requests(found));
-        // Errors of requests as such are judged on the requests as they came.
+        // Check the rules about whole requests on the original requests, not on their parts.
         let of_requests = checks::check(&evidence.attempts, &Expected::new()).violations;
         let of_requests = of_requests.into_iter().filter(is_of_requests);
         report.violations.extend(of_requests);
@@ -69,7 +70,7 @@ fn check_attempts(evidence: &Evidence, attempts: &[Attempt]) -> Report {
     let of_late = checks::check(&only(attempts, counts), &expected(evidence, is_late));
     report.stored_messages += of_late.stored_messages;
     report.duplicates.extend(of_late.duplicates);
-    // Errors of requests as such were found above.
+    // Violations of the rules about whole requests were found above.
     let found = of_late.violations.into_iter();
     report
         .violations
@@ -134,7 +135,7 @@ fn too_early(evidence: &Evidence, attempts: &[Attempt], late: &HashSet<&str>) ->
         if stream.ordering_key.is_empty() {
             continue;
         }
-        // The last to come of the earlier events that are not late.
+        // Of the earlier events that are not late: the one whose first copy came last.
         let mut last: Option<(u64, u64, &Event)> = None;
         for event in events {
             let Some((message, sequence)) = first.get(&*event.id).copied() else {

@@ -5,9 +5,9 @@
 //! transaction is known from its writer, which asked for the position right after COMMIT, and more
 //! exactly from the dispatch row, which has the position of the commit record.
 //!
-//! Two kinds of events are behind the position from the beginning: events that wait in quarantine,
-//! which are recorded, and events that the stream does not bring. A position that no relay
-//! confirmed says nothing, such as that of a recreated slot before a relay takes it.
+//! The slot may pass two kinds of events before they are stored, so they are not checked: events that
+//! wait in quarantine, which are recorded, and events that the stream does not bring. A position that no
+//! relay confirmed proves nothing, such as that of a recreated slot before a relay takes it.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -40,9 +40,9 @@ fn is_of_a_lost_slot(evidence: &Evidence, at: Duration) -> bool {
     })
 }
 
-/// Without records, events from the tables cannot be recognised by a record, so the position says
-/// nothing while a relay recovers. The same holds while a relay itself replaces a slot that cannot
-/// deliver a row.
+/// Whether the position proves nothing at this time because a relay recovers. Without records, nothing
+/// shows which events are read from the tables meanwhile. The same holds while a relay itself replaces
+/// a slot that cannot deliver a row.
 fn is_of_a_recovery(evidence: &Evidence, at: Duration) -> bool {
     let lives = evidence.log.lives.iter();
     let streams: Vec<Duration> = lives.flat_map(|life| life.streams.clone()).collect();
@@ -63,7 +63,7 @@ fn before_stored(evidence: &Evidence, mut samples: Vec<Sample>) -> Vec<Violation
         .map(|record| (record.event_id.as_str(), record))
         .collect();
     let concerned = quarantine::concerned(evidence);
-    // Events by the first position that proves them confirmed.
+    // Each event with the lowest confirmed position that proves that the event is confirmed.
     let mut events: Vec<(u64, &str)> = Vec::new();
     for event in &evidence.events {
         let record = records.get(event.id.as_str());
@@ -103,8 +103,8 @@ fn before_stored(evidence: &Evidence, mut samples: Vec<Sample>) -> Vec<Violation
     violations
 }
 
-/// Rows that were missing when a sample was taken show up in the count: in the end there are more
-/// rows than there were.
+/// Compares the number of dispatch rows before each sampled position with the number in the end. If
+/// there are more in the end, some were missing when the position was sampled.
 fn before_recorded(evidence: &Evidence, samples: &[Sample]) -> Vec<Violation> {
     let mut commits: Vec<u64> = evidence
         .records

@@ -1,4 +1,4 @@
-//! The dispatch table is true: one row for each event, for a message that exists, in the order of
+//! The dispatch table is correct: one row for each event, for a message that exists, in the order of
 //! the log. With `dispatch = exceptions`, only events that are or were set aside have a row.
 
 use std::collections::{HashMap, HashSet};
@@ -22,8 +22,8 @@ pub(super) fn check(evidence: &Evidence) -> Vec<Violation> {
             });
         };
         let is_first = recorded.insert(&record.event_id);
-        // When a slot is dropped while a relay lives, its last records may become durable just
-        // after the snapshot in which another relay looks for unrecorded rows.
+        // When a slot is dropped while a relay lives, the relay's last records may become durable just
+        // after another relay has taken the snapshot in which it searches for unrecorded rows.
         let is_of_two_relays = evidence.relays > 1 && record.is_from_table();
         if !is_first && !is_of_two_relays {
             complain("it is not the only one");

@@ -1,11 +1,10 @@
 //! No relay sends an event that it must know is recorded (G3).
 //!
-//! Before a relay streams, it looks once for the dispatch rows of events after the slot's position.
-//! So a process must know the rows that existed when it started, and those from its own requests.
-//! It cannot know the rows that the connection of a killed or superseded relay commits after that
-//! look; the journal does not show these, so nothing is claimed about them. Events released from
-//! quarantine have a record and are still sent, and so are requests that a frozen relay had in its
-//! buffers.
+//! Before a relay streams, it reads once the dispatch rows of events after the slot's position. So a
+//! process must know the rows that existed when it started, and those from its own requests. It cannot
+//! know the rows that the connection of a killed or superseded relay commits after that read. The
+//! journal does not show such rows, so this check ignores them. Events released from quarantine have a
+//! record and are still sent, and so are requests that a frozen relay had in its buffers.
 
 use std::collections::{HashMap, HashSet};
 use std::time::Duration;

@@ -12,7 +12,7 @@ use crate::ground::{self, Database};
 use crate::plan::WorkloadPlan;
 use crate::random::Random;
 
-/// DDL waits for writers; it must not make them wait long.
+/// DDL waits for the locks of writers, and later writers wait behind it. The timeout keeps this short.
 const SESSION: &str = "SET lock_timeout = '200ms'; SET client_min_messages = 'error'";
 
 const DDL: [&str; 8] = [
@@ -26,8 +26,8 @@ const DDL: [&str; 8] = [
     "ANALYZE outbox.events",
 ];
 
-/// Without statements that rewrite a table, such as `TRUNCATE`: PostgreSQL 15 can create an
-/// unreadable slot in the middle of one ("could not map filenode").
+/// Noise without statements that rewrite a table, such as `TRUNCATE`. While such a statement runs,
+/// PostgreSQL 15 can create a slot that cannot be read ("could not map filenode").
 const MILD_NOISE: [&str; 3] = [
     "INSERT INTO noise SELECT i, repeat('n', 50) FROM generate_series(1, 500) i",
     "UPDATE noise SET pad = pad || 'u' WHERE n < 50",

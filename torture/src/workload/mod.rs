@@ -25,8 +25,8 @@ const SESSION: &str = "SET lock_timeout = '1s'; SET client_min_messages = 'error
 /// Asked right before BEGIN and right after COMMIT: the transaction lies between these positions.
 const POSITION: &str = "SELECT (pg_current_wal_insert_lsn() - '0/0')::bigint";
 
-/// Writers continue while faults are still to come, but for at most this many times their number of
-/// transactions.
+/// While faults are still to come, writers continue beyond their planned number of transactions, up to
+/// this multiple of it.
 const MOST_ROUNDS: u64 = 2;
 
 /// What the writers know.
@@ -60,7 +60,8 @@ pub(crate) struct Writers {
 }
 
 impl Writers {
-    /// `makes_slots`: slots are created while the writers write.
+    /// `makes_slots`: slots are created while the writers write. Then the noise in their database
+    /// rewrites no table.
     pub(crate) fn start(
         database: &Database,
         plan: &WorkloadPlan,

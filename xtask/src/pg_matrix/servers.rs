@@ -31,9 +31,9 @@ fn release(major: u32) -> Option<&'static str> {
 
 /// The folder with `initdb` and `postgres` of `major`.
 ///
-/// Looks at the arguments, the variable `POSTRIDER_PG_BIN_<major>`, Debian's layout, a folder that
-/// an earlier run has fetched, and the registry, in this order. It is an error if a named folder
-/// has another major.
+/// Searches, in this order: the arguments, the variable `POSTRIDER_PG_BIN_<major>`, Debian's layout, a
+/// folder that an earlier run has fetched, and the registry. It is an error if a named folder has
+/// another major.
 pub(super) fn folder(
     major: u32,
     named: &[(u32, PathBuf)],

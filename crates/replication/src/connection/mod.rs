@@ -1,10 +1,10 @@
 //! Opens connections to the database, for replication sessions and SQL sessions.
 //!
-//! [`Servers`] are the servers of the settings; a session is on one of them, a [`Target`]. Both kinds of session
-//! use the same TLS configuration and report the same errors. [`open`] opens the byte stream, and the caller
-//! logs in on it. [`password`], [`session_settings`] and [`transaction_timeout`] help callers that log in to SQL
-//! sessions themselves. This module also overrides settings of the role or database that would disturb a
-//! session.
+//! [`Servers`] are the servers that the settings name. A session connects to one of them, a [`Target`].
+//! Replication and SQL sessions use the same TLS configuration and report the same errors. [`open`] opens the
+//! byte stream, and the caller logs in on it. [`password`], [`session_settings`] and [`transaction_timeout`]
+//! help callers that log in to SQL sessions themselves. This module also overrides settings of the role or
+//! database that would disturb a session.
 //!
 //! **Invariants.** Only `tls/verifier.rs` decides how much of a certificate is verified. A session
 //! finds only PostgreSQL's own objects by name, because its search path is set when it starts. Errors

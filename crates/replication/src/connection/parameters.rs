@@ -17,7 +17,8 @@ pub(super) type Parameters = BTreeMap<&'static str, String>;
 pub(super) enum Usage {
     /// `Target` reads it.
     Honoured,
-    /// Only these values, which Postrider satisfies anyway; other values are refused with this hint.
+    /// Accepted with these values, which ask for what Postrider does anyway. Any other value is
+    /// refused with this hint.
     OnlyWith(&'static [&'static str], &'static str),
     /// Refused, with this hint.
     Refused(&'static str),

@@ -1,8 +1,9 @@
 //! Reads a service of libpq's service files: connection parameters under a name.
 //!
-//! Like libpq, it looks in the file of `servicefile` (`PGSERVICEFILE`), or else in `~/.pg_service.conf`, and
-//! then in `pg_service.conf` in the folder of `PGSYSCONFDIR`. Unlike libpq, it has no built-in system folder for
-//! when `PGSYSCONFDIR` is not set. A file may contain passwords, so errors show only its path and the line number.
+//! As in libpq, the files are read in this order: the one that `servicefile` (`PGSERVICEFILE`) names, or
+//! `~/.pg_service.conf` if none is named; then `pg_service.conf` in the folder that `PGSYSCONFDIR` names. Unlike
+//! libpq, there is no built-in system folder if `PGSYSCONFDIR` is not set. A file may contain passwords, so
+//! errors show only its path and the line number.
 //!
 //! Source: <https://www.postgresql.org/docs/current/libpq-pgservice.html>
 

@@ -7,36 +7,38 @@
 use super::parameters::invalid;
 use crate::error::Result;
 
-/// For SQL sessions and replication sessions alike.
+/// Settings of both SQL sessions and replication sessions.
 const COMMON: &[(&str, &str)] = &[
     // Names in Postrider's statements must refer to PostgreSQL's own functions, operators, types and
     // tables, never to objects that another role created in a schema of the search path. Postrider's
     // own objects are written with their schema.
     ("search_path", "pg_catalog,pg_temp"),
-    // An administrator may turn it on for all roles, or a managed service when its disk is full. The
-    // relay must record outcomes even then, because only after that can the server remove WAL.
+    // An administrator may make sessions read-only for all roles, and managed services do so when the
+    // disk is full. The relay must record outcomes even then: until it has, the server cannot remove
+    // WAL.
     ("default_transaction_read_only", "off"),
     // The relay sets its own limits where it needs them.
     ("lock_timeout", "0"),
     ("idle_in_transaction_session_timeout", "0"),
     ("idle_session_timeout", "0"),
     ("timezone", "UTC"),
-    // The text of a value must not depend on the role: ids of events are made from it.
+    // The text of a value must not depend on the role, because event ids are derived from it.
     ("datestyle", "ISO"),
     ("intervalstyle", "postgres"),
     ("extra_float_digits", "1"),
     ("quote_all_identifiers", "off"),
     ("bytea_output", "hex"),
-    // The relay logs what the walsender sends as a warning.
+    // The relay logs every notice of the walsender as a warning, so the server must send no lesser
+    // ones.
     ("client_min_messages", "warning"),
     ("tcp_user_timeout", "0"),
 ];
 
-/// For SQL sessions.
+/// Further settings of SQL sessions.
 const SQL: &[(&str, &str)] = &[
     // With `on`, a policy silently hides rows; with `off`, the server refuses the query (42501).
     ("row_security", "off"),
-    // A second query in the same transaction has to see newly committed rows.
+    // A second query in the same transaction must see rows that were committed since the first.
     ("default_transaction_isolation", "read\\ committed"),
     ("synchronous_commit", "on"),
     ("standard_conforming_strings", "on"),

@@ -38,7 +38,8 @@ pub struct Target {
     pub password_command: Option<String>,
     /// The file to read at each login if no password is set.
     pub password_file: Option<PathBuf>,
-    /// The file to read, if it can be read, when no other is set.
+    /// The file to read if neither a password nor `password_file` is set. If it cannot be used, it is
+    /// ignored.
     pub default_password_file: Option<PathBuf>,
     /// Database.
     pub database: String,
@@ -58,8 +59,8 @@ pub struct Target {
     pub ssl_sni: bool,
     /// libpq's `channel_binding`: whether the login is bound to the TLS channel.
     pub channel_binding: ChannelBinding,
-    /// PEM file of the trusted authorities; `None` means those of the operating system. `verify-ca`
-    /// always has a file.
+    /// PEM file of the trusted authorities; `None` means those of the operating system. Over TCP,
+    /// `verify-ca` always has a file.
     pub ssl_root_cert: Option<PathBuf>,
     /// PEM files of the client's certificate and key.
     pub ssl_client: Option<(PathBuf, PathBuf)>,
@@ -220,9 +221,9 @@ impl fmt::Debug for Target {
     }
 }
 
-/// Whether `target_session_attrs` makes us refuse a standby while connecting; `None` if it is not set. The relay
-/// always needs a primary, and checks that after connecting. `read-write` and `primary` mean the same here:
-/// Postrider turns `default_transaction_read_only` off for its sessions.
+/// Whether to refuse a standby while connecting, as `target_session_attrs` says; `None` if it is not set. The
+/// relay always needs a primary, and checks this again after connecting. `read-write` and `primary` mean the same
+/// here, because Postrider turns `default_transaction_read_only` off for its sessions.
 fn primary_only(found: &Parameters) -> Result<Option<bool>> {
     match found.get("target_session_attrs").map(String::as_str) {
         None => Ok(None),

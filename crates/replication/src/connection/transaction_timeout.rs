@@ -1,18 +1,20 @@
-//! Turns `transaction_timeout` off, which PostgreSQL 17 and newer have.
+//! Turns off the setting `transaction_timeout` of PostgreSQL 17 and newer.
 //!
-//! A role or database may set it, and it ends long transactions together with their session. A
-//! walsender counts as being in a transaction, so the timeout would end the stream repeatedly.
+//! A role or database may set this timeout, which ends long transactions together with their
+//! session. A walsender counts as being in a transaction, so the timeout would end the stream again
+//! and again.
 //!
-//! Older servers refuse a session whose startup options contain an unknown setting. So it is turned
-//! off with a statement, on servers that have it.
+//! The setting cannot be part of the startup options, because a server before 17 refuses a session
+//! with an unknown setting. A statement turns the timeout off after login, on servers that have it.
 
-/// The first major version that has it.
+/// The first major version that has the setting.
 const MAJOR: u32 = 17;
 
-/// The statement that turns it off for a session.
+/// The statement that turns the timeout off for a session.
 pub const OFF: &str = "SET transaction_timeout = 0";
 
-/// Whether a server has it, by its parameter `server_version`, such as `17.5 (Debian 17.5-1)`.
+/// Whether a server of this version has the setting. `server_version` is the server's parameter of
+/// that name, such as `17.5 (Debian 17.5-1)`.
 pub fn exists(server_version: Option<&str>) -> bool {
     let major = server_version.and_then(|version| {
         let digits = version.split(|c: char| !c.is_ascii_digit()).next()?;

@@ -1,5 +1,5 @@
-//! Opens the byte stream to the server, for both kinds of session: TCP or Unix socket, with TLS as
-//! `sslmode` requires.
+//! Opens the byte stream to the server, for replication and SQL sessions: TCP or Unix socket, with
+//! TLS as `sslmode` requires.
 
 use std::io;
 use std::net::SocketAddr;
@@ -45,7 +45,7 @@ impl Wire {
     }
 }
 
-/// When a silent connection counts as dead, unless the operator sets it.
+/// When a silent connection counts as dead. The operator's connection parameters override these values.
 #[derive(Debug, Clone, Copy)]
 pub struct Liveness {
     /// Idle time before the first keepalive.
@@ -57,8 +57,8 @@ pub struct Liveness {
     pub user_timeout: Duration,
 }
 
-/// Opens the stream. A host name may stand for several addresses: as in libpq, they are tried one
-/// after the other, each within `connect_timeout`, until one can be reached.
+/// Opens the stream. A host name may have several addresses: as in libpq, they are tried one after
+/// the other, each within `connect_timeout`, until one can be reached.
 ///
 /// # Errors
 /// `Unreachable`, `Tls`.
@@ -136,7 +136,8 @@ async fn connect(
     if !target.may_use_tls() {
         return Ok(Wire::plain(stream));
     }
-    // Before the handshake: an unreadable file must be an error, not a fallback to plain text.
+    // Read the TLS files before the handshake: an unreadable file must be an error, and must not
+    // cause a fallback to plain text.
     let connector = TlsConnector::from(Arc::new(tls::client_config(target)?));
     let may_be_plain =
         target.ssl_mode == SslMode::Prefer && target.channel_binding != ChannelBinding::Require;
@@ -144,7 +145,7 @@ async fn connect(
         // As in libpq, sslmode=prefer falls back to plain text if the TLS handshake fails.
         Err(error) if *error.kind() == ErrorKind::Tls && may_be_plain => {
             let why = error.with_cause();
-            // The name under which Postrider explains this error.
+            // `postrider explain` knows the error by this code.
             tracing::warn!(
                 target: LOG_TARGET, code = "postgres-tls",
                 "{why}; continuing without TLS, as sslmode=prefer allows"

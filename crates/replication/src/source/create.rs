@@ -44,7 +44,8 @@ pub struct CreateSlot<'a> {
     pub limit: Duration,
 }
 
-/// A new slot, and its snapshot, which lasts as long as this value.
+/// A new slot and its exported snapshot. Other sessions can import the snapshot until this value is
+/// closed or dropped.
 pub struct CreatedSlot {
     /// Every transaction that commits after this point is streamed.
     pub consistent_point: Lsn,
@@ -54,8 +55,8 @@ pub struct CreatedSlot {
 }
 
 impl CreatedSlot {
-    /// Ends the connection and waits until its walsender has exited, because only one walsender may
-    /// be running for the stream. Sessions that have imported the snapshot keep it.
+    /// Ends the connection and waits until its walsender has exited, because the server may have no
+    /// second walsender for the stream. Sessions that have imported the snapshot keep it.
     pub async fn close(self) {
         self.connection.close().await;
     }
@@ -64,7 +65,7 @@ impl CreatedSlot {
 /// Creates the slot; returns `None` if running transactions delayed it past the limit.
 ///
 /// # Errors
-/// `SlotRefused` (42710 when another session is creating a slot of this name, 53400 when no slot is
+/// `SlotRefused` (42710 when a slot of this name exists or is being created, 53400 when no slot is
 /// left), and those of the connection.
 pub async fn create_slot(wanted: CreateSlot<'_>) -> Result<Option<CreatedSlot>> {
     let mut connection = in_time(connect(wanted)).await?;

@@ -16,14 +16,15 @@ const STATUS_INTERVAL: Duration = Duration::from_millis(20);
 /// How often a session with traffic checks its lease.
 pub(super) const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
-/// A server that has been silent for this long has nothing urgent to hear from us, so both
-/// intervals are then lengthened to [`QUIET_INTERVAL`]. A walsender that is busy decoding changes
-/// it does not send reads no status messages either, and a Unix socket has room for only a few
-/// hundred of them.
+/// After this much silence from the server, both intervals above are lengthened to
+/// [`QUIET_INTERVAL`]: an idle server has nothing urgent to hear from us. Or the walsender is silent
+/// because it decodes changes that it does not send. Then it reads no status messages, and a Unix
+/// socket has room for only a few hundred of them.
 const QUIET_AFTER: Duration = Duration::from_secs(1);
 const QUIET_INTERVAL: Duration = Duration::from_millis(250);
 
-/// How often a write tests the connection while the reader is held back and cannot hear the server.
+/// How often to send a status message while reading is held back. The session cannot hear the
+/// server then, and a failed write is the only sign of a broken connection.
 const PROBE_INTERVAL: Duration = Duration::from_millis(250);
 
 /// The action that is due.

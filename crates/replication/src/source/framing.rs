@@ -12,8 +12,8 @@ use crate::error::{ErrorKind, ReplicationError, Result};
 const HEADER: usize = 5;
 const COPY_DATA: u8 = b'd';
 
-/// Longer frames are refused, so memory is bounded. No event may exceed 10 MB, and the text of one cannot
-/// grow to this size on the wire.
+/// Longer frames are refused, so memory is bounded. No event may exceed 10 MB, and on the wire the text of
+/// such an event is still shorter than this limit.
 const MAX_FRAME: usize = 64 << 20;
 
 /// PostgreSQL sends no message longer than this, 1 GiB.

@@ -54,8 +54,8 @@ pub(super) struct Login<'a> {
     pub(super) wal_sender_timeout: Duration,
 }
 
-/// How long a replication connection may be silent. The system's interval between TCP keepalives is
-/// good enough, because the protocol has keepalives of its own.
+/// TCP settings that detect a dead server after `silence`. The operating system's default interval
+/// between TCP keepalives is good enough, because the protocol has keepalives of its own.
 pub(super) fn liveness(silence: Duration) -> Liveness {
     Liveness {
         idle: silence,
@@ -122,8 +122,8 @@ impl ReplicationConnection {
     async fn authenticate(&mut self, target: &Target, end_point: Option<Vec<u8>>) -> Result<()> {
         let mut has_to_be_bound = target.channel_binding == ChannelBinding::Require;
         let mut scram: Option<ScramSha256> = None;
-        // Only one exchange is allowed: a second one would not know the mechanisms that the server
-        // offered to the first.
+        // Only one SASL exchange is allowed: a second one would choose its binding without knowing
+        // which mechanisms the server offered in the first.
         let mut end_point = Some(end_point);
         loop {
             let mut reply = BytesMut::new();
@@ -306,8 +306,8 @@ impl ReplicationConnection {
                 self.message().await?;
             }
         };
-        // This always ends in an error, the closed connection. The server also notices a broken
-        // connection.
+        // `closing` always ends in an error, because the server closes the connection. A timeout is
+        // ignored as well: the server itself notices that the connection is gone.
         let _: Result<Result<()>, _> = tokio::time::timeout(CLOSE_LIMIT, closing).await;
     }
 
@@ -320,8 +320,8 @@ impl ReplicationConnection {
     }
 }
 
-/// START_REPLICATION at 0/0: the server then starts from the slot's own position. It would obey a
-/// later position, and skip data.
+/// The START_REPLICATION command. It names position 0/0, so that the server starts at the slot's own
+/// position. If it named a later position, the server would obey and skip data.
 fn start_statement(options: &StreamOptions) -> String {
     // `publication_names` is a list of identifiers inside a string literal, so both levels are
     // quoted.

@@ -15,7 +15,7 @@
 //!   message. This is the only proof while we read nothing, or while we read old data.
 //!
 //! The lease cannot be shorter than three quarters: while a walsender decodes a large transaction
-//! and sends none of it, it reads our messages only every half of its timeout.
+//! and sends none of it, it reads our messages only once per half of its timeout.
 
 use std::time::{Duration, Instant};
 

@@ -45,10 +45,11 @@ pub use proof::LeaseProof;
 /// larger than the buffer takes the whole channel.
 const CHUNKS: usize = 4;
 
-/// How long a graceful shutdown of the session may take.
+/// Limit for writing one status message, and for the closing handshake.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(3);
 
-/// How long to look for the server's reason after our walsender has lost the slot.
+/// After our walsender has lost the slot: how long to search the rest of the stream for the server's
+/// error message.
 const LAST_WORD_LIMIT: Duration = Duration::from_secs(1);
 
 /// Whole CopyData frames, as the walsender sent them.
@@ -205,7 +206,7 @@ impl Source {
         if self.control.lease.has_expired() {
             return lease_lost();
         }
-        // The session's thread is still looking for the reason, and may have to wake up first.
+        // The session's thread searches the stream for the reason, and may have to wake up first.
         let last_word = self.end_within(LAST_WORD_LIMIT * 2).await;
         last_word.unwrap_or_else(slot_given_up)
     }
@@ -231,7 +232,7 @@ impl Source {
         self.control.is_behind.store(is_behind, Ordering::Relaxed);
     }
 
-    /// Reports the last position and shuts the session down gracefully. Gives up after 3 s.
+    /// Reports the last position and shuts the session down gracefully. Gives up after 6 s.
     pub async fn close(mut self) {
         self.chunks.close();
         if let Some(close) = self.close.take() {

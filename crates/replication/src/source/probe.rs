@@ -12,7 +12,7 @@ const LIMIT: Duration = Duration::from_secs(20);
 /// Whether the server accepts a replication session. The probe occupies a walsender for a moment.
 ///
 /// # Errors
-/// Those of [`Source::open`](crate::Source::open).
+/// Those of [`Source::open`](crate::Source::open), except that no slot is opened.
 pub async fn probe(target: &Target, application_name: &str) -> Result<()> {
     let probing = async {
         let wire = connection::open(target, handshake::liveness(LIMIT)).await?;

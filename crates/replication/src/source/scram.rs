@@ -12,8 +12,8 @@ use crate::connection::ChannelBinding;
 pub(super) enum Binding {
     /// Bound to this hash of the server's certificate.
     Bound(Vec<u8>),
-    /// Not bound, because the server does not offer it. The server detects it if a third party
-    /// removed the offer.
+    /// Not bound, because the server does not offer binding. We report that we could bind, so the
+    /// server detects a third party that removed its offer.
     NotOffered,
     /// Not bound, because we cannot bind or are configured not to.
     Unbound,

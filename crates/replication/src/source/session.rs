@@ -1,4 +1,5 @@
-//! The loop of the replication session: it reads while there is room, and always reports.
+//! The loop of the replication session. It reads only while the caller has room for more chunks, but
+//! it always sends status messages.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -181,7 +182,8 @@ impl ReplicationSession {
             }
             self.cut(chunks)?;
             if let Some(linger) = linger {
-                // The thread belongs to the session alone, and tokio's timers are too coarse.
+                // Blocking is safe, because the thread runs only this session. Tokio's timers are
+                // too coarse for 200 µs.
                 std::thread::sleep(linger);
             }
         }
@@ -233,9 +235,9 @@ impl ReplicationSession {
         }
     }
 
-    /// Finds out why PostgreSQL has released the slot. It sends the reason at the end of the
-    /// stream, after data that this session skips and the next one gets again. It sends no reason
-    /// if it no longer hears us or cannot write to us.
+    /// Finds out why PostgreSQL has released the slot. PostgreSQL sends the reason at the end of the
+    /// stream. This session skips the data before it; PostgreSQL sends that data again to the next
+    /// session. PostgreSQL sends no reason if it no longer hears us or cannot write to us.
     async fn last_word(&mut self) -> ReplicationError {
         let reading = async {
             loop {
@@ -332,7 +334,8 @@ impl ReplicationSession {
         let closing = async {
             self.connection.stream.write_all(&message).await?;
             self.connection.stream.flush().await?;
-            // The remaining data is irrelevant: the server ends with CommandComplete.
+            // Skip the remaining data up to ReadyForQuery, which the server sends after it has
+            // processed both messages.
             loop {
                 let seen = self
                     .connection

@@ -59,8 +59,8 @@ async fn a_large_frame_waits_until_the_channel_to_the_relay_is_empty() {
     assert!(in_time(READ_BUFFER + 1).await.unwrap().is_none());
 }
 
-/// A session that does not read for now, so that the slot is found free before the session reads why it ended.
-/// Also returns an SQL session on the same server.
+/// Opens a session and fills its channel, so that it stops reading. A test can then report the slot as
+/// released before the session has read the reason. Also returns an SQL session on the same server.
 async fn held_back(server: &ScratchPostgres, url: &str) -> (Source, Client) {
     let sql = sql(server).await;
     for statement in [
@@ -100,7 +100,7 @@ async fn the_reason_for_the_end_is_found_behind_data_that_was_not_read_yet() {
     assert!(why.to_string().contains("administrator command"), "{why}");
 }
 
-/// Even an idle session does so, although it checks its lease only four times a second.
+/// An idle session reports at once too, although it wakes up only four times a second.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_confirmed_position_is_reported_at_once() {
     let server = ScratchPostgres::builder().start().unwrap();
@@ -123,7 +123,7 @@ async fn a_confirmed_position_is_reported_at_once() {
         }
         waits.push(began.elapsed());
     }
-    // Most of them: a busy machine delays some.
+    // Only the median has to be short, because a busy machine delays some of the reports.
     waits.sort_unstable();
     assert!(
         waits[waits.len() / 2] < Duration::from_millis(60),
@@ -132,7 +132,8 @@ async fn a_confirmed_position_is_reported_at_once() {
     source.close().await;
 }
 
-/// A walsender ends like this when it has not heard from us for too long.
+/// The proxy closes the connection without an error message, as a walsender does when it has not heard
+/// from us for too long.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_slot_that_was_released_without_a_reason_counts_as_lost_to_another_relay() {
     let server = ScratchPostgres::builder().start().unwrap();

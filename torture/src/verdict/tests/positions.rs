@@ -6,7 +6,8 @@ use super::*;
 fn a_position_past_an_unstored_event_is_found_by_the_writers_knowledge() {
     let mut evidence = evidence();
     evidence.records.clear();
-    // Just below what the writer knows of the second transaction, which proves nothing.
+    // Just below the position by which, as its writer knows, the second transaction had ended: this
+    // proves nothing.
     evidence.samples[0].confirmed = 2_029;
     let early = |evidence: &Evidence| {
         let is_early = |v: &Violation| matches!(v, Violation::ConfirmedBeforeStored { .. });

@@ -33,7 +33,7 @@ fn after_recorded(attempt: u64) -> Violation {
 #[test]
 fn an_event_recorded_before_a_relay_started_may_not_be_sent_by_it() {
     assert_eq!(sent_again(349, 2), [after_recorded(3), after_recorded(4)]);
-    // The connection of the killed relay may have recorded it after the new relay looked.
+    // The connection of the killed relay may have recorded it after the new relay read the rows.
     assert_eq!(sent_again(351, 2), []);
 }
 

@@ -47,8 +47,8 @@ pub(super) async fn while_logging<T>(
     result
 }
 
-/// Logs each line, up to a limit, and drops the rest so that the command does not end for a closed pipe.
-/// `line` holds the beginning of a line that is not logged yet.
+/// Logs the first lines, then reads and drops the rest: a closed pipe would make the command fail. `line` holds
+/// the beginning of a line that is not logged yet.
 async fn log_lines(stderr: ChildStderr, line: &mut Vec<u8>) -> std::io::Result<()> {
     let mut reader = BufReader::new(stderr);
     for _ in 0..LOGGED_LINES {

@@ -16,8 +16,8 @@ use super::{Roots, roots, tls_error};
 use crate::connection::target::{SslMode, Target};
 use crate::error::Result;
 
-/// Signature schemes that servers use and that ring cannot verify. Offered only if the certificate is
-/// not verified either.
+/// Signature schemes that servers use and that ring cannot verify. We offer them only if the certificate
+/// is not verified either.
 const UNVERIFIABLE: [SignatureScheme; 5] = [
     SignatureScheme::ECDSA_NISTP521_SHA512,
     SignatureScheme::ED448,
