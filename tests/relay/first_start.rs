@@ -1,5 +1,5 @@
-//! A first start on a slot that somebody has created before: the rows since that slot are
-//! delivered.
+//! A first start on a slot that somebody has created before: the relay delivers the rows that were
+//! committed after the creation of the slot.
 
 use crate::harness::{self, Database, Relay};
 

@@ -1,4 +1,5 @@
-//! A load that continues through every fault. A single writer, so insertion order is commit order.
+//! A load that continues through every fault. One writer at a time, so insertion order is commit
+//! order.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};

@@ -122,7 +122,7 @@ async fn no_row_is_read_while_its_transaction_is_committing() {
     relay.wait_for_log("just being committed").await;
     tokio::time::sleep(TIME_FOR_A_MISTAKE).await;
     let before = stored(&emulator).len();
-    // By then, only a standby can be the reason for the wait.
+    // The relay has waited long enough: only a standby can be the reason.
     relay.wait_for_log("wait for a synchronous standby").await;
     is_over.store(true, Ordering::Relaxed);
     database

@@ -247,7 +247,7 @@ async fn a_transaction_begun_before_others_were_confirmed_is_delivered_after_a_r
         .await
         .unwrap();
     tokio::spawn(connection);
-    // Its row comes in the WAL before those of the transactions that commit before it.
+    // This transaction's row is in the WAL before the rows of transactions that commit earlier.
     early
         .batch_execute(
             "BEGIN; INSERT INTO outbox.events \

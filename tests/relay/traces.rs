@@ -26,7 +26,7 @@ const PARENT: &str = "b7ad6b7169203331";
 struct Collector(Arc<Mutex<Vec<ExportTraceServiceRequest>>>);
 
 impl Collector {
-    /// Starts it; returns its address as a setting.
+    /// Starts the collector; returns the setting that points to it.
     async fn start(&self) -> String {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let url = format!("http://{}/v1/traces", listener.local_addr().unwrap());

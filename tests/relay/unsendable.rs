@@ -159,7 +159,8 @@ async fn values_larger_than_any_message_are_quarantined_in_little_memory() {
     relay.stop().await;
 }
 
-/// The log is outdated, but the table is right, and the settings name its current columns.
+/// Alters the table after rows were logged. The stream cannot bring these rows, but the table has
+/// them, and the settings name its current columns.
 async fn altered(alter: &str, columns: &str) {
     let database = Database::private().await;
     let emulator = harness::emulator().await;

@@ -37,7 +37,8 @@ async fn rows_with_zeros_in_every_column_are_published() {
     }
 }
 
-/// As rows of a dump from a server that has counted further.
+/// `inserted_xid` names a transaction that does not exist yet, as after a restored dump of a server
+/// with higher transaction ids.
 #[tokio::test(flavor = "multi_thread")]
 async fn rows_of_a_transaction_that_cannot_be_are_published_from_the_table_too() {
     let (mut world, relay) = World::served(Kind::Events, 20).await;
@@ -49,7 +50,8 @@ async fn rows_of_a_transaction_that_cannot_be_are_published_from_the_table_too()
     world.assert_published_once(relay).await;
 }
 
-/// The server reaches that transaction while the row waits, and another relay continues the recovery.
+/// `inserted_xid` is 50 ids ahead. The server reaches that id while the row waits, and another
+/// relay continues the recovery.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_row_slightly_ahead_keeps_its_place_in_a_recovery_that_is_continued() {
     const AHEAD: &str = "(pg_current_xact_id()::text::bigint + 50)::text::xid8";
@@ -69,7 +71,7 @@ async fn a_row_slightly_ahead_keeps_its_place_in_a_recovery_that_is_continued() 
     world.assert_published_once(relay).await;
 }
 
-/// One high number must not hide the rows that are numbered as usual from a recovery.
+/// One row with a very high `seq` must not make a recovery miss rows with ordinary numbers.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_number_far_ahead_leaves_a_recovery_in_order() {
     let (mut world, relay) = World::served(Kind::Events, 20).await;
@@ -95,7 +97,8 @@ async fn a_number_far_ahead_leaves_a_recovery_in_order() {
     world.assert_published_once(relay).await;
 }
 
-/// Only `xmin` is left to tell such a row by, and it names the savepoint, which no snapshot lists.
+/// With `inserted_xid` = 0 only `xmin` identifies the row's transaction. It holds the id of the
+/// savepoint's subtransaction, which no snapshot lists.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_row_with_a_zero_from_a_savepoint_that_is_open_at_the_first_start_is_published() {
     let mut world = World::new(Kind::Events, 20).await.without_slot().await;
@@ -107,7 +110,8 @@ async fn a_row_with_a_zero_from_a_savepoint_that_is_open_at_the_first_start_is_p
         .await
         .unwrap();
     world.next = 2;
-    // These have higher transaction ids, so the snapshot of the first start is above the savepoint's.
+    // These rows take higher transaction ids, so the `xmax` of the first start's snapshot is above
+    // the savepoint's id.
     world.insert("old", 5).await;
     world
         .execute("DELETE FROM outbox.events WHERE event_type = 'New'")

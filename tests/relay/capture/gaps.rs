@@ -101,7 +101,7 @@ async fn a_gap_is_closed_after_the_relay_is_killed_right_after_it() {
     }
 }
 
-/// Old pages have room for new rows. The relay finds a row in any page.
+/// The new rows reuse room in old pages. The relay finds a row in any page.
 #[tokio::test(flavor = "multi_thread")]
 async fn rows_of_a_gap_in_reused_pages_are_found() {
     for kind in [Kind::Numbered, Kind::Uuid] {
@@ -156,7 +156,7 @@ async fn rows_missed_during_a_long_transaction_are_published_soon_after_it_ends(
         (world.database.text(audited).await != with_gap).then_some(())
     })
     .await;
-    // After that audit, the auditor looks once more and then pauses.
+    // The auditor audits once more and then pauses.
     let pauses = "SELECT count(*) FROM pg_stat_activity \
                   WHERE application_name = 'postrider auditor' \
                     AND clock_timestamp() - state_change > '2500 ms'";

@@ -31,8 +31,9 @@ struct History {
     partitions: u32,
     /// Whether the table may have unpublished rows that the stream left out.
     has_gap: bool,
-    /// The keys of rows that are written now. Rows written while the settings lacked the table come
-    /// from the table, concurrently with the stream, so rows written later get other keys.
+    /// The prefix of the keys that are written now. It changes after the settings have lacked the
+    /// table: rows of that time come from the table, concurrently with the stream, and have no
+    /// order relative to later rows.
     keys: String,
 }
 
@@ -169,9 +170,10 @@ impl History {
             None => {
                 self.say("start");
                 let relay = self.world.relay();
-                // A publication that is wrong at startup ends the relay, which another test covers.
-                // The server may still be creating a slot for the previous relay while it waits for
-                // our open transaction; then this relay is a standby.
+                // Wait before the next step: it may break the publication, and a relay that finds a
+                // wrong publication at startup exits, which another test covers. While the server
+                // still creates a slot for the previous relay and waits for our open transaction,
+                // this relay is a standby.
                 eventually("the relay has begun", || async {
                     let log = relay.log();
                     let has_begun = |word| log.contains(word);
@@ -195,8 +197,8 @@ impl History {
         self.end_sessions().await;
     }
 
-    /// While the server creates a slot it waits for open transactions, and does not notice that the
-    /// relay is gone.
+    /// Ends all sessions of the relay on the server. A session that waits for open transactions
+    /// while it creates a slot does not notice that its relay is gone.
     async fn end_sessions(&self) {
         let end = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity \
                    WHERE application_name LIKE 'postrider%'";
@@ -240,14 +242,15 @@ impl History {
         self.has_gap = true;
     }
 
-    /// A row that a gap left out is published when it is moved, perhaps before older ones of the gap.
+    /// Waits until the rows of earlier gaps are published. Otherwise a row that is moved would be
+    /// published at once, perhaps before older rows of its gap.
     async fn settle_gaps(&mut self) {
         if self.has_gap {
             self.settle().await;
         }
     }
 
-    /// Some rows go to another partition, whether they have been published or not.
+    /// Moves some rows to another partition, published or not.
     async fn move_rows(&mut self) {
         if self.world.kind != Kind::Partitioned {
             return;
@@ -263,7 +266,7 @@ impl History {
         self.world.execute(&sql).await;
     }
 
-    /// For a while the relay runs with other settings that lack the table.
+    /// Runs the relay for a while with settings that lack the table.
     async fn take_out_of_the_settings(&mut self) {
         self.say("settings without the table");
         if let Some(relay) = self.relay.take() {
@@ -338,7 +341,8 @@ impl History {
         self.has_gap = false;
     }
 
-    /// Without records a row that is moved soon after it was published is repeated alone.
+    /// Whether moved rows may be repeated alone: without records, a row that is moved soon after it
+    /// was published is sent again.
     fn repeats_moved_rows(&self) -> bool {
         let is_without_records =
             |(name, value): &(&str, String)| *name == "POSTRIDER_DISPATCH" && value == "exceptions";

@@ -58,7 +58,7 @@ async fn a_recreated_table_whose_slot_is_also_lost_loses_nothing() {
     made_anew(Meanwhile::SlotIsLost).await;
 }
 
-/// Waits until the relay serves the slot and has looked at the table's numbers.
+/// Waits until the relay has published and audited all rows, then stops it.
 async fn settle(world: &mut World, relay: Relay) {
     world.note().await;
     world.wait_until_published(&relay).await;
@@ -66,8 +66,8 @@ async fn settle(world: &mut World, relay: Relay) {
     relay.stop().await;
 }
 
-/// After numbers restart, the numbers seen before mean nothing. Tested right after the restart, and
-/// after the relay has seen new numbers.
+/// After a sequence restarts, the numbers that the relay has recorded are no longer valid. Tests a
+/// recovery right after the restart, and one after the relay has audited rows with new numbers.
 async fn numbers_that_begin_again_hide_no_row_from_a_recovery(begin_again: &str, publish: &str) {
     for is_seen in [false, true] {
         numbers_begin_again(begin_again, publish, is_seen).await;
@@ -77,7 +77,7 @@ async fn numbers_that_begin_again_hide_no_row_from_a_recovery(begin_again: &str,
 async fn numbers_begin_again(begin_again: &str, publish: &str, is_seen: bool) {
     let (mut world, relay) = World::served(Kind::Numbered, 200).await;
     relay.stop().await;
-    // The relay looks a second time at how far the numbers have come.
+    // A second session audits again, and so learns how far the numbers have come.
     let relay = world.streaming().await;
     settle(&mut world, relay).await;
     world.execute(begin_again).await;

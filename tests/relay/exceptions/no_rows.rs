@@ -73,7 +73,8 @@ async fn an_idle_relay_writes_nothing() {
     database.execute("CREATE TABLE other (n int)").await;
     // Every write creates a new row version.
     let versions = "SELECT string_agg(t.xmin::text || t.ctid::text, ' ') FROM outbox.relay t";
-    // Work in progress may still be recorded; wait longer than the time from one vouch to the next.
+    // The relay may still record earlier work, so wait longer than the interval between two
+    // vouches.
     let mut before = eventually("the relay's row no longer changes", || async {
         let row = database.text(versions).await;
         tokio::time::sleep(Duration::from_secs(14)).await;

@@ -46,7 +46,7 @@ fn upgraded(
 ) -> Result<ScratchPostgres, scratch_postgres::Error> {
     ScratchPostgres::builder()
         .programs(programs)
-        // The same as on the old server.
+        // Without checksums, as on the old server.
         .initdb_arg("--no-data-checksums")
         .upgrade_of(old)
         .start()
@@ -85,7 +85,7 @@ async fn after_pg_upgrade_the_relay_continues_with_the_copied_slot() {
     let (mut database, emulator, relay) = served_on(&old_programs).await;
     let host = emulator.addr().to_string();
 
-    // In the order of the page: the server stops first, while the relay reads, then the relay.
+    // Stop in the order of the page: first the server, while the relay reads, then the relay.
     stop(&mut database);
     relay.stop().await;
     let new = upgraded(database.server(), &new_programs).unwrap();
