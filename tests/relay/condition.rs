@@ -274,7 +274,7 @@ async fn a_relay_that_was_killed_while_it_was_blocked_is_down_and_not_blocked() 
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_topic_that_the_relay_creates_in_vain_is_named() {
+async fn a_topic_that_the_relay_fails_to_create_is_named() {
     let database = Database::start().await;
     let emulator = harness::emulator().await;
     let missing = Fault::new(Action::Fail(Code::NotFound)).on_topic("order.events");

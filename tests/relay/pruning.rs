@@ -6,7 +6,7 @@ use pubsub_emulator::RunningEmulator;
 use crate::exceptions::{BAD, poison, stored, wait_until_vouched};
 use crate::harness::{self, Database, Relay, eventually, postrider};
 
-/// More rows than one step looks at.
+/// More rows than one step reads.
 const OLD: u32 = 12_000;
 
 /// The result of `postrider prune --older-than 7d --yes --json`: exit code and output.

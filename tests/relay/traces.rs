@@ -81,7 +81,7 @@ async fn insert_traced(database: &Database, id: &str, key: &str, flags: &str) {
     database.execute(&sql).await;
 }
 
-/// Inserts events whose trace context is not one of W3C.
+/// Inserts events whose trace context is not valid by W3C's rules.
 async fn insert_with_a_wrong_context(database: &Database) {
     let nothing = "0".repeat(32);
     for wrong in [

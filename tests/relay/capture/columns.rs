@@ -69,7 +69,7 @@ async fn a_column_that_was_dropped_and_added_by_init_repeats_nothing() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_table_made_anew_without_the_column_repeats_nothing_after_init() {
+async fn a_recreated_table_without_the_column_repeats_nothing_after_init() {
     let (world, relay) = World::served(Kind::Uuid, 20).await;
     relay.stop().await;
     world

@@ -1,5 +1,5 @@
-//! The same promises with `dispatch = exceptions`, where published events get no record: rows may
-//! be repeated, but none is lost, and no old row is published.
+//! Captured tables with `dispatch = exceptions`, where published events get no record: rows may be
+//! repeated, but none is lost, and no old row is published.
 
 use pubsub_emulator::{Action, Fault};
 use tonic::Code;
@@ -88,7 +88,7 @@ async fn rows_of_a_gap_are_published_without_records_even_after_a_crash() {
     }
 }
 
-const ANEW: &str = "\
+const RECREATE: &str = "\
     DROP TABLE public.numbered; \
     CREATE TABLE public.numbered (id bigserial PRIMARY KEY, aggregatetype text, aggregateid text, \
         event_type text, payload jsonb, \
@@ -104,7 +104,7 @@ async fn a_recreated_table_loses_nothing_without_records() {
             relay.stop().await;
             None
         };
-        world.execute(ANEW).await;
+        world.execute(RECREATE).await;
         world.insert("a", 30).await;
         world
             .execute("ALTER PUBLICATION postrider ADD TABLE TABLE_NAME")

@@ -137,8 +137,8 @@ async fn a_gap_and_a_lost_slot_together_lose_nothing() {
 }
 
 /// The relay cannot compare the rows of a gap while an older transaction runs. It compares them
-/// soon after that transaction ends, although the comparison triggered by the change of the
-/// publication is over by then.
+/// soon after that transaction ends, even though the comparison that the change of the publication
+/// triggered has already ended.
 #[tokio::test(flavor = "multi_thread")]
 async fn rows_missed_during_a_long_transaction_are_published_soon_after_it_ends() {
     let (mut world, relay) = World::served(Kind::Numbered, 40).await;

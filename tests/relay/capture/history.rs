@@ -302,7 +302,7 @@ impl History {
         self.end_all().await;
         self.settle().await;
         self.say("recreate the table");
-        self.world.execute(super::replaced::ANEW).await;
+        self.world.execute(super::replaced::RECREATE).await;
         let key = format!("anew{}", self.step);
         self.world.insert(&key, 5).await;
         self.world.execute(IN).await;

@@ -4,7 +4,7 @@
 //!
 //! | file | incidents |
 //! |---|---|
-//! | `pubsub` | Pub/Sub away; topic missing, no permission, quota used up, credentials refused |
+//! | `pubsub` | Pub/Sub unreachable; topic missing, no permission, quota used up, credentials refused |
 //! | `events` | a schema refuses an event, events that can never be published |
 //! | `slot` | dropped under the relay, lost, unreserved, held back by a long transaction |
 //! | `database` | PostgreSQL stopped, disk full, table out of the publication, publication dropped, `INSERT` revoked |

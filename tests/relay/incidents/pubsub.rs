@@ -43,7 +43,7 @@ const REFUSED: [(&str, Option<Code>, &str, &str); 4] = [
 ];
 
 #[tokio::test(flavor = "multi_thread")]
-async fn pubsub_is_away() {
+async fn pubsub_is_unreachable() {
     let emulator = harness::emulator().await;
     let proxy = FaultProxy::start(emulator.addr()).await.unwrap();
     let pubsub = proxy.addr().to_string();
