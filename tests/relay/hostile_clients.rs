@@ -122,7 +122,7 @@ async fn slow_clients_lose_their_connections_and_keep_nobody_out() {
             assert_alive(&addr, &format!("{n} slow connections")).await;
         }
     }
-    // The server closes the connections that it replaces with a short delay.
+    // After a short delay the server closes the connections that it has replaced.
     let bound = before + CONNECTIONS_MAX + 8;
     harness::eventually("the oldest connections are closed", || async {
         (relay.open_files() <= bound).then_some(())

@@ -47,7 +47,7 @@ async fn rights(database: &Database, table: &str) -> String {
         .await
 }
 
-/// A claim about the role's rights, and a query that counts the violations.
+/// Claims about the role's rights, each with a query that counts the violations.
 const CLAIMS: [(&str, &str); 6] = [
     (
         "has no right to anything else in the schema",

@@ -99,7 +99,7 @@ async fn rows_under_savepoints_are_delivered_unless_rolled_back() {
     }
 }
 
-/// When the transaction ends that was open at the first start.
+/// When the transaction that was open at the first start ends.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum EndsAfter {
     Streaming,
