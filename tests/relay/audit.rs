@@ -189,7 +189,7 @@ async fn a_row_written_in_a_gap_and_committed_long_after_is_delivered() {
     .unwrap();
     database.execute(IN).await;
     insert_gap(&database, 5).await;
-    // The whole table was compared while this row was not yet visible.
+    // The relay compares the whole table while this row is not visible yet.
     relay.wait_for_log("comparing the tables").await;
     database.wait_until_recorded().await;
     slow.batch_execute("COMMIT").await.unwrap();

@@ -85,7 +85,7 @@ async fn wait_until_pruned(database: &Database) {
     .await;
 }
 
-/// A service writes all the time, while relays that prune are restarted, and the slot is lost.
+/// Restarts relays that prune, and drops the slot, while a service keeps writing.
 async fn prune_while_events_flow(
     database: &Database,
     emulator: &RunningEmulator,

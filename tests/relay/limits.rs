@@ -1,6 +1,6 @@
 //! A server with few free connections or slots, or a limit on the relay's role. Each limit has its
-//! own error code, the relay continues by itself once there is room, and it uses no more than the
-//! docs say.
+//! own error code, and the relay continues by itself once there is room. The relay uses no more
+//! connections than the docs say.
 
 use pubsub_emulator::RunningEmulator;
 use scratch_postgres::{ScratchPostgres, StopMode};

@@ -63,7 +63,7 @@ impl Load {
         .await;
     }
 
-    /// Stops the load. Everything that was committed counts.
+    /// Stops the load after the current round. Committed rows must be delivered.
     pub(crate) async fn stop(self) {
         self.stop.store(true, Ordering::SeqCst);
         self.task.await.unwrap();

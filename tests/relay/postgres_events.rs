@@ -156,8 +156,8 @@ async fn a_column_renamed_and_renamed_back_without_a_row_in_between_loses_nothin
     database
         .execute("ALTER TABLE outbox.events RENAME COLUMN aggregateid TO aggregate_id")
         .await;
-    // The guard notices the change without a row, and a new session does not start until the name
-    // is back.
+    // The supervisor notices the change although no row is written. A new session does not start
+    // until the column has its name back.
     relay.wait_for_log("publication-drift").await;
     database
         .execute("SELECT pg_terminate_backend(pid) FROM pg_stat_replication")

@@ -136,7 +136,7 @@ const LIBRARY_LINES: [&str; 3] = [
 ];
 
 async fn publish_attempts_and_the_walsender_fail(database: &Database, emulator: &RunningEmulator) {
-    // Failed and ambiguous publish attempts, and a terminated walsender.
+    // Provoke failed publish attempts, some with an unknown outcome, and a terminated walsender.
     for action in [
         Action::Fail(Code::Unavailable),
         Action::StoreThenFail(Code::Internal),

@@ -30,7 +30,7 @@ async fn insert(database: &Database, key: &str, payload: &str) {
         .await;
 }
 
-/// In WIN1252 the byte 0x81 is text that no other encoding has.
+/// In WIN1252 the byte 0x81 is valid, but it has no form in UTF-8.
 const NO_UTF8: &str = "to_jsonb(convert_from('\\x81', 'WIN1252'))";
 
 async fn states(database: &Database) -> String {

@@ -76,7 +76,7 @@ fn poller(url: &str, stop: Arc<AtomicBool>) -> JoinHandle<Vec<i64>> {
 struct Shop {
     database: Database,
     emulator: RunningEmulator,
-    /// The file is deleted when this is dropped.
+    /// Keeps the settings file, which is deleted on drop.
     _settings: NamedTempFile,
 }
 
@@ -249,7 +249,7 @@ async fn old_rows_are_published_if_only_init_ran_with_start_all() {
     relay.stop().await;
 }
 
-/// The dry run that the page tells people to check before they start the relay.
+/// Runs the dry run of step 5 of the page, before the relay starts.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_dry_run_counts_the_rows_the_poller_has_not_sent() {
     let builder = ScratchPostgres::builder().setting("wal_level", "logical");

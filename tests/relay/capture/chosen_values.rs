@@ -79,7 +79,7 @@ async fn a_very_high_seq_does_not_change_the_order_of_a_recovery() {
     world.insert("a", 20).await;
     world.note().await;
     world.wait_until_published(&relay).await;
-    // The floors rise past that row.
+    // The floors rise past the row with the high number.
     relay.stop().await;
     let relay = world.streaming().await;
     world.insert("b", 5).await;
@@ -97,8 +97,8 @@ async fn a_very_high_seq_does_not_change_the_order_of_a_recovery() {
     world.assert_published_once(relay).await;
 }
 
-/// With `inserted_xid` = 0 only `xmin` identifies the row's transaction. It holds the id of the
-/// savepoint's subtransaction, which no snapshot lists.
+/// With `inserted_xid` = 0 only `xmin` identifies the row's transaction. Here `xmin` is the id of
+/// the savepoint's subtransaction, which no snapshot lists.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_row_with_inserted_xid_0_from_a_savepoint_open_at_the_first_start_is_published() {
     let mut world = World::new(Kind::Events, 20).await.without_slot().await;

@@ -257,8 +257,8 @@ async fn a_gap_before_the_first_session_is_noticed_without_records() {
     world.assert_published(relay).await;
 }
 
-/// Events that were published without a record are not repeated when records are written again, for any
-/// reason that makes the relay compare the whole table.
+/// After a switch back to full records, the relay does not repeat events that were published
+/// without a record, for any reason that makes it compare the whole table.
 #[tokio::test(flavor = "multi_thread")]
 async fn back_at_full_records_nothing_that_was_published_without_one_is_repeated() {
     for kind in [Kind::Numbered, Kind::Partitioned] {

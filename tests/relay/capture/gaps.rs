@@ -8,7 +8,7 @@ use crate::privileges::login_role;
 
 const OUT: &str = "ALTER PUBLICATION postrider DROP TABLE TABLE_NAME";
 const IN: &str = "ALTER PUBLICATION postrider ADD TABLE TABLE_NAME";
-/// Keeps the publication from becoming empty.
+/// Adds another table, so that the publication never becomes empty.
 const ANOTHER: &str = "CREATE TABLE public.another (id int); \
                        ALTER PUBLICATION postrider ADD TABLE public.another";
 

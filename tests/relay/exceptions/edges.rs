@@ -111,7 +111,7 @@ async fn events_with_the_ordering_key_of_a_blocked_event_wait_behind_it_after_a_
     let relay = start_with(&database, &emulator, &one_bucket);
     insert(&database, 1, 20).await;
     insert_bad(&database, 21).await;
-    // An aggregate that sorts before the bad event's aggregate in any order.
+    // An aggregate that sorts before the bad event's aggregate in every collation.
     insert_one(&database, WAITS, "a", 1).await;
     eventually("both are quarantined", || async {
         (rows(&database, "quarantined").await == 2).then_some(())

@@ -1,4 +1,4 @@
-//! Published events get no row, and neither a crash nor an idle time leaves a trace of one.
+//! Published events get no row, also when relays are killed, and an idle relay writes nothing.
 
 use std::time::Duration;
 
@@ -46,7 +46,8 @@ async fn kill_9_under_load_loses_nothing_and_repeats_completely_and_in_order() {
     for round in 1..=5 {
         let relay = start(&database, &emulator);
         let target = emulator.journal().counts().stored_messages + 300;
-        // The relay before may already have delivered and confirmed everything.
+        // Insert more, because the previous relay may already have delivered and confirmed
+        // everything.
         insert(&database, 2_601 + round * 400, 300).await;
         eventually("some more events are stored", || async {
             (emulator.journal().counts().stored_messages >= target).then_some(())

@@ -18,7 +18,7 @@ pub(super) struct Desk {
     pub(super) emulator: RunningEmulator,
     /// The relay; `None` while it is down.
     pub(super) relay: Option<Relay>,
-    /// Where the relay finds Pub/Sub.
+    /// The address at which the relay looks for Pub/Sub.
     pub(super) pubsub: String,
     /// The URL with which the relay logs in.
     pub(super) relay_url: String,

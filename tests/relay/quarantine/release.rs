@@ -309,7 +309,7 @@ async fn hundreds_of_released_keys_of_a_missing_topic_hold_up_no_other_key() {
     let emulator = harness::emulator().await;
     let poisoned = poison(&emulator, BAD);
     let relay = Relay::start(&database, &emulator);
-    // In topic order, the missing topic comes first.
+    // The missing topic comes first in topic order.
     database
         .execute(
             "INSERT INTO outbox.events (aggregatetype, aggregateid, event_type, headers) \

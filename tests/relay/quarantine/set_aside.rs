@@ -200,7 +200,8 @@ async fn unmappable_rows_are_quarantined_with_their_key_if_it_is_known() {
             ("TooLarge", "event-too-large", topic, Some("big")),
         ]
     );
-    // o-0 waits from its bad event on. The events before that, and all of o-1, were published.
+    // The key o-0 waits from its bad event on. Its earlier events, and all events of o-1, were
+    // published.
     assert_eq!(
         in_state(&database, "published").await,
         30,

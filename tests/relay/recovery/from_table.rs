@@ -1,4 +1,5 @@
-//! Which rows come from the tables, in which order, and when the log cannot bring them.
+//! Recoveries: which rows come from the tables, in which order, and what happens when the log is
+//! unreadable.
 
 use super::*;
 

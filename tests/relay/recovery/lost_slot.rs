@@ -53,7 +53,7 @@ async fn a_slot_recreated_after_a_crash_of_the_relay_loses_nothing() {
     database.wait_until_recorded().await;
     relay.kill_9();
     database.drop_slot().await;
-    // Rows under keys of their own, because after a crash the audit finds the loss, concurrently
+    // These rows get keys of their own, because after a crash the audit delivers them concurrently
     // with the stream.
     database.execute(&insert_sql("gap", 201, 300)).await;
     create_slot(&database).await;

@@ -33,7 +33,7 @@ fn insert_sql(key: &str, first: u32, count: u32) -> String {
     )
 }
 
-/// Creates a slot at the end of the WAL, as if it had always existed.
+/// Creates a slot under the relay's name at the end of the WAL, as if nothing had been lost.
 async fn create_slot(database: &Database) {
     let slot = database.slot();
     database

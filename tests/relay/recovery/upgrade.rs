@@ -141,7 +141,7 @@ async fn pg_upgrade_refuses_the_slot_of_a_relay_stopped_before_its_server() {
         "{refused}"
     );
 
-    // Again in the right order, as the page says.
+    // Stop again, now in the order of the page.
     database.server().start_again().unwrap();
     database.reconnect().await;
     let relay = Relay::start(&database, &emulator);

@@ -248,7 +248,7 @@ async fn published_events_are_recorded_even_if_the_free_slot_is_seen_first() {
     let (proxy, url) = proxied(&database).await;
     let settings = [
         ("DATABASE_URL", &*url),
-        // The relay checks every eighth of this.
+        // The relay checks once in an eighth of this timeout.
         ("POSTRIDER_WAL_SENDER_TIMEOUT_S", "7"),
         ("POSTRIDER_PUBLISH_TIMEOUT_S", "1"),
     ];

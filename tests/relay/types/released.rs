@@ -1,5 +1,5 @@
-//! Events are released from quarantine whatever the type of their id, and no cast of a type's owner
-//! is called.
+//! Events are released from quarantine regardless of the type of their id, and the relay calls no
+//! cast that the owner of a type has defined.
 
 use super::World;
 use crate::harness::eventually;
