@@ -1,9 +1,6 @@
-//! Random histories, checked against a plain model. The relay must publish every row that a
-//! committed transaction inserted since capturing began, and no other row, whatever happens to the
-//! relay, its slot, its publication, its settings and its table in between. The order per key holds
-//! for rows that no gap left out.
-//!
-//! `POSTRIDER_HISTORY_SEED` replays one history.
+//! Random histories, checked against a plain model: the relay publishes every row that a committed
+//! transaction inserted since capturing began, and no other row. Each key is in order, except for
+//! rows of gaps. `POSTRIDER_HISTORY_SEED` replays one history.
 
 mod random;
 
@@ -32,8 +29,7 @@ struct History {
     /// Whether the table may have unpublished rows that the stream left out.
     has_gap: bool,
     /// The prefix of the keys that are written now. It changes after the settings have lacked the
-    /// table: rows of that time come from the table, concurrently with the stream, and have no
-    /// order relative to later rows.
+    /// table, because rows of that time have no order relative to later rows.
     keys: String,
 }
 
@@ -65,7 +61,7 @@ impl History {
         history.end().await;
     }
 
-    /// Prints each step, to help with debugging a failure.
+    /// Prints each step, for debugging.
     fn say(&mut self, what: &str) {
         println!("{}: {what}", self.step);
     }
@@ -170,10 +166,9 @@ impl History {
             None => {
                 self.say("start");
                 let relay = self.world.relay();
-                // Wait before the next step: it may break the publication, and a relay that finds a
-                // wrong publication at startup exits, which another test covers. While the server
-                // still creates a slot for the previous relay and waits for our open transaction,
-                // this relay is a standby.
+                // Wait for this: the next step may break the publication, and a relay that starts
+                // without a correct publication exits. A relay is a standby here while the server
+                // still creates a slot for the previous relay.
                 eventually("the relay has begun", || async {
                     let log = relay.log();
                     let has_begun = |word| log.contains(word);
