@@ -17,7 +17,7 @@ use scratch_postgres::ScratchPostgres;
 use tokio_postgres::error::{DbError, SqlState};
 use tokio_postgres::{AsyncMessage, Client, NoTls};
 
-/// In the order in which a migration tool applies them.
+/// The first migrations, in the order in which a migration tool applies them.
 const MIGRATIONS: [&str; 5] = [
     include_str!("../migrations/0001_events.sql"),
     include_str!("../migrations/0002_dispatch.sql"),
@@ -79,7 +79,8 @@ async fn migrate(client: &Client) {
     }
 }
 
-/// The migrations that `outbox.relay` needs in addition to [`MIGRATIONS`].
+/// The other migrations, which create and change `outbox.relay`, `outbox.capture` and
+/// `outbox.replay`.
 const OF_THE_RELAY: [&str; 12] = [
     include_str!("../migrations/0006_recovery.sql"),
     include_str!("../migrations/0007_audit.sql"),

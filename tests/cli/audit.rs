@@ -25,7 +25,8 @@ async fn advance(database: &Database) {
         .await;
 }
 
-/// The audit, with the slot at the end of the WAL, to which other tests write meanwhile.
+/// Runs the audit with the slot at the end of the WAL. Tries again when other tests have written
+/// WAL in between.
 async fn after_advance(database: &Database) -> serde_json::Value {
     for _ in 0..100 {
         advance(database).await;

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use crate::support::{Database, LOCKED_PASSWORD, LOCKED_ROLE, Ran, assert_contains, postrider};
 
-/// Settings with which `run` gives up soon, and which need neither a port nor Pub/Sub.
+/// Settings with which `run` gives up soon and needs neither a port nor Pub/Sub.
 pub(crate) const FAST: [(&str, &str); 3] = [
     ("POSTRIDER_START_TIMEOUT_S", "1"),
     ("POSTRIDER_HTTP_ADDR", "off"),

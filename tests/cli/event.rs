@@ -106,7 +106,7 @@ async fn without_records_an_event_that_the_slot_has_passed_counts_as_published()
         &ran.stdout,
         "the slot has passed this one, so it was published",
     );
-    // With full records, the same event is missing.
+    // With full records, the command reports the same event as missing.
     assert_contains(&passed(&[]).await.stdout, "state      missing");
 }
 
@@ -167,7 +167,7 @@ async fn a_numbered_id_is_found_with_and_without_its_table_and_by_its_uuid() {
         assert_eq!(json["events"][0]["message_id"], "m-2", "{id}");
         assert_eq!(json["events"][0]["row"]["table"], "public.legacy", "{id}");
     }
-    // The row is gone: outbox.dispatch is searched for its source id.
+    // The row is gone, so the command searches outbox.dispatch for its source id.
     database
         .execute("delete from public.legacy where id = 1")
         .await;

@@ -7,7 +7,7 @@ use regex_lite::Regex;
 
 use crate::support::{assert_contains, postrider};
 
-/// Where findings are made.
+/// The source files that create findings.
 const SOURCES: [&str; 6] = [
     "slot-manager/src/preflight",
     "slot-manager/src/preflight.rs",
@@ -17,7 +17,7 @@ const SOURCES: [&str; 6] = [
     "src/ops/slot.rs",
 ];
 
-/// The calls that take the code of a finding.
+/// Patterns of the calls that take the code of a finding.
 const CALLS: [&str; 6] = [
     r#"(?:Finding::(?:ok|info|warning|error)|places|warn)\(\s*"([a-z0-9-]+)""#,
     r#"finding(?:_with_remedy)?\(\s*Severity::\w+,\s*"([a-z0-9-]+)""#,

@@ -25,13 +25,13 @@ async fn fill(database: &Database, events: u32) {
         ))
         .await;
     database
-        // Not the oldest open transaction: that may be one of another test on the same server.
+        // Use `xmax`: the oldest open transaction may belong to another test on the same server.
         .execute("update outbox.capture set floor = pg_snapshot_xmax(pg_current_snapshot())")
         .await;
     advance(database).await;
 }
 
-/// As if a relay had read everything.
+/// Advances the slot, as if a relay had read everything.
 async fn advance(database: &Database) {
     database
         .execute(&format!(
@@ -97,7 +97,8 @@ async fn no_chunk_reads_a_whole_table_and_each_row_is_looked_at_once() {
     tokio::time::sleep(Duration::from_millis(1_100)).await;
     database.execute("select pg_stat_clear_snapshot()").await;
     assert_eq!(database.number(scans).await, scans_before);
-    // Per row: itself and its record, and again to delete it; then the record, twice.
+    // Index fetches per row: the row and its record to judge them, both again to delete the row,
+    // and then the record twice. The limit leaves some room.
     let fetched = database.number(fetched).await - fetched_before;
     assert!(fetched < 200_000 * 8, "{fetched}");
     assert_eq!(
@@ -245,10 +246,10 @@ async fn numbered_rows_of_a_partitioned_table_are_deleted_through_its_root() {
         )
         .await;
     database
-        // Not the oldest open transaction: that may be one of another test on the same server.
+        // Use `xmax`: the oldest open transaction may belong to another test on the same server.
         .execute("update outbox.capture set floor = pg_snapshot_xmax(pg_current_snapshot())")
         .await;
-    // Two rows that are there again keep their records.
+    // The loop inserts two rows again. Their records stay.
     let prune = [
         "prune",
         "--older-than",

@@ -1,5 +1,6 @@
-//! `postrider prune` and `audit` where the command sees other ids or another mode than the relay, and with
-//! ids at the edges of their types: nothing may go that is still needed.
+//! `postrider prune` and `audit` when the command maps other ids or has another mode than the
+//! relay, and with ids at the edges of their types. The command deletes nothing that is still
+//! needed.
 
 use std::time::Instant;
 
@@ -10,8 +11,8 @@ use crate::support::{Database, PATIENCE, assert_contains};
 
 const PRUNE: [&str; 5] = ["prune", "--older-than", "30d", "--yes", "--json"];
 
-/// Prunes until the records are not postponed because of the slot's position. Nobody reads the slot, so it
-/// is moved between two runs.
+/// Prunes until the slot's position no longer postpones the records. Nobody reads the slot, so the
+/// test advances it between two runs.
 async fn prune(database: &Database, env: &[(&str, &str)]) -> Value {
     let began = Instant::now();
     loop {

@@ -175,7 +175,7 @@ async fn every_command_takes_the_names_that_list_shows() {
 #[tokio::test]
 async fn an_id_of_two_events_is_refused_as_ambiguous() {
     let database = Database::initialised().await;
-    // Between the two events the table was recreated, so its numbers restarted at 1.
+    // The table was recreated between the two events, so both have the number 1.
     let first = with_numbered(&database, 10, "1", 700).await;
     let second = with_numbered(&database, 20, "1", 900).await;
     assert_ne!(first, second);
@@ -194,7 +194,7 @@ async fn an_id_of_two_events_is_refused_as_ambiguous() {
         .run(&["quarantine", "discard", &first, "--yes"])
         .await
         .assert_status(0);
-    // From now on the id means the remaining event, although the discarded one still has a row.
+    // The id now means the remaining event, although the discarded one still has a row.
     database
         .run(&["quarantine", "release", "public.a:1"])
         .await

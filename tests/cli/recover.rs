@@ -139,8 +139,8 @@ async fn adopted_records_make_room_for_the_new_log_and_keep_their_contents() {
         .run(&["recover", "--adopt", "--yes"])
         .await
         .assert_status(0);
-    // The records are in their order, after all that stay and before all that follow, at positions
-    // where no commit can be.
+    // The moved records keep their order. They come after all other records, at positions below the
+    // end of the log where no commit can be.
     let row = database
         .client
         .query_one(
@@ -174,7 +174,8 @@ async fn slot_show_recognises_a_recreated_slot() {
 #[tokio::test]
 async fn records_of_another_cluster_belong_to_tables_by_name_not_by_oid() {
     let database = served().await;
-    // As a dump leaves it: the old OIDs, which other tables have here.
+    // As after a restored dump: the records have the old cluster's OIDs, which other tables have
+    // here.
     database
         .execute(
             "create table public.other (id int); create table public.gone (id int); \

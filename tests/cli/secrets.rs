@@ -1,5 +1,5 @@
-//! No command prints any part of a secret: whatever characters the secret has, wherever it is
-//! given, right or wrong, even with everything logged.
+//! No command prints any part of a secret: whatever characters it has, however it is given, whether
+//! it is right or wrong, even when everything is logged.
 
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};

@@ -43,7 +43,7 @@ impl Database {
         Self::on(server()).await
     }
 
-    /// Creates it on the test's own server, which has no other slot.
+    /// Creates the database on the test's own server, which has no other slot.
     pub(crate) async fn on(server: &ScratchPostgres) -> Self {
         static COUNT: AtomicU32 = AtomicU32::new(0);
         let name = format!("cli_{}", COUNT.fetch_add(1, Ordering::Relaxed));
@@ -57,7 +57,7 @@ impl Database {
         }
     }
 
-    /// The same, after `postrider init --apply`.
+    /// Creates the database and runs `postrider init --apply`.
     pub(crate) async fn initialised() -> Self {
         let database = Self::new().await;
         database.run(&["init", "--apply"]).await.assert_status(0);
@@ -110,7 +110,7 @@ impl Database {
         self.run_with(args, &[]).await
     }
 
-    /// With more variables, or with other values for the same ones.
+    /// Like `run`, with more variables, or with other values for the same ones.
     pub(crate) async fn run_with(&self, args: &[&str], env: &[(&str, &str)]) -> Ran {
         let env: Vec<(&str, &str)> = self.env().into_iter().chain(env.iter().copied()).collect();
         postrider(args, &env).await

@@ -73,14 +73,15 @@ async fn each_record_is_shown_once_whatever_the_order_in_which_they_appear() {
     assert_contains(&line, &id(4));
     assert_contains(&line, "  order.events    a ");
     assert!(line.chars().count() <= 80, "{line}");
-    // Slower keys: an earlier event of the same commit, and one of an earlier commit.
+    // Records of slower keys arrive later: an earlier event of the same commit, and one of an
+    // earlier commit.
     record(&database, "FFFF/40", 1, 2, "b\u{1b}[31m").await;
     let line = tailing.line().await;
     assert_contains(&line, &id(2));
     assert_contains(&line, "  b\\u{1b}[31m ");
     record(&database, "FFFF/30", 1, 3, "a").await;
     assert_contains(&tailing.line().await, &id(3));
-    // Its second outcome.
+    // The event gets a second outcome.
     let set_aside = format!(
         "update outbox.dispatch set state = 'quarantined', error = 'event-refused: no', \
              dispatched_at = now() \
@@ -110,7 +111,7 @@ async fn confirmed_records_are_forgotten_and_filters_hold() {
     let advance = "select pg_replication_slot_advance($1::text::name, pg_current_wal_lsn())";
     let slot = &database.name;
     database.client.query(advance, &[slot]).await.unwrap();
-    // A late record below the confirmed position cannot be one of the stream.
+    // The stream cannot bring a record below the confirmed position, so `tail` does not show it.
     record(&database, "0/10", 1, 5, "a").await;
     record(&database, "FFFF/10", 1, 2, "b").await;
     record_in(&database, "FFFF/18", 1, 4, "a", "other.events").await;
@@ -148,7 +149,7 @@ async fn since_begins_earlier_and_message_shows_what_was_sent() {
     let attributes = &lines[0]["message"]["attributes"];
     assert_eq!(attributes["event_type"], "OrderPlaced");
     assert_eq!(attributes["event_id"], id(1));
-    // Its row is gone.
+    // The row of the second event does not exist.
     assert_eq!(lines[1]["event_id"], id(2));
     assert_eq!(lines[1].get("message"), Some(&serde_json::Value::Null));
 
@@ -192,7 +193,7 @@ async fn notes_say_why_nothing_or_not_everything_appears() {
     stderr.unwrap().read_to_string(&mut noted).await.unwrap();
     assert_contains(&noted, "more than 10,000 records wait for the slot");
     assert!(!noted.contains("are skipped"), "{noted}");
-    // More new records than one look reads.
+    // More new records than one poll reads.
     let mut tailing = Tailing::start(&database, &["--limit", "10000"]).await;
     database.execute(&fill.replace("FFFF/10", "FFFF/40")).await;
     let stderr = tailing.child.stderr.take();
@@ -214,7 +215,7 @@ async fn a_lost_connection_shows_no_record_twice_and_misses_none() {
     record(&database, "FFFF/10", 1, 1, "a").await;
     assert_contains(&tailing.line().await, &id(1));
     for round in 0..3_u32 {
-        // In some rounds the connection is lost between two looks.
+        // In some rounds the connection is lost between two polls.
         tokio::time::sleep(Duration::from_millis(u64::from(round) * 170)).await;
         let first = 2 + round * 7;
         for number in first..first + 7 {

@@ -1,5 +1,5 @@
-//! Every alert has a section of the runbook and a test. That the metrics of the rules exist is a test
-//! of `tests/docs/main.rs`.
+//! Every alert has a section in the runbook and a test. `tests/docs/main.rs` checks that the
+//! metrics in the rules exist.
 
 use std::collections::BTreeSet;
 

@@ -37,7 +37,8 @@ pub(crate) fn all() -> Vec<PathBuf> {
     found
 }
 
-/// Every file with this extension, except the templates of Helm, which are no YAML yet.
+/// Every file with this extension, except the templates of Helm, which are not YAML before Helm
+/// fills them in.
 pub(crate) fn with_extension(extensions: &[&str]) -> Vec<PathBuf> {
     let is_one = |path: &PathBuf| {
         let extension = path.extension().unwrap_or_default().to_string_lossy();

@@ -19,8 +19,8 @@ use files::{all, containers, documents, each_object, read, root, with_extension}
 
 const VERSION: &str = env!("CARGO_PKG_VERSION");
 
-/// Variables with the prefix that are no settings: read by the command line, by the build and by
-/// deploy/compose.yaml.
+/// Variables that begin with `POSTRIDER_` and are not settings: the command line, the build and
+/// deploy/compose.yaml read them.
 const NO_SETTINGS: [&str; 4] = [
     "POSTRIDER_CONFIG",
     "POSTRIDER_COMMIT",
@@ -238,8 +238,8 @@ fn every_command_and_flag_exists() {
 
 #[test]
 fn systemd_restarts_the_relay_after_every_exit_whose_cause_can_pass() {
-    // These stop the relay, but nobody has to touch its settings for it to work again: another
-    // process frees the port, a database is restored, a migration adds the column.
+    // These errors stop the relay, but can pass without a change of its settings: another process
+    // frees the port, a database is restored, a migration adds the column.
     let passing = [
         Code::PortInUse,
         Code::DatabaseUrlInvalid,

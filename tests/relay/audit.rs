@@ -18,8 +18,8 @@ const CREATE: &str = "CREATE PUBLICATION postrider FOR TABLE outbox.events \
 const OUT: &str = "ALTER PUBLICATION postrider DROP TABLE outbox.events";
 const IN: &str = "ALTER PUBLICATION postrider ADD TABLE outbox.events";
 
-/// Rows under keys of their own, so that their order can be checked apart from the streamed rows. A
-/// test uses each prefix only once, because the auditor delivers a table in `version` order.
+/// Inserts rows whose keys begin with `prefix`. Use a prefix that no streamed row has, so that the
+/// order of these rows can be checked separately.
 async fn insert(database: &Database, prefix: &str, rows: u32) {
     database
         .execute(&format!(
@@ -72,7 +72,7 @@ async fn a_gap_of_many_large_rows_is_delivered_in_little_memory() {
     insert_orders(&database, 20, 5).await;
     database.wait_until_audited().await;
     database.execute(OUT).await;
-    // The auditor reads in key order: many small rows first, then the large ones.
+    // The auditor reads in insertion order: many small rows first, then the large ones.
     insert(&database, "a", 300).await;
     database
         .execute(&format!(
@@ -99,8 +99,8 @@ async fn resting_position(database: &Database) -> i64 {
     .await
 }
 
-/// Checks that the relay confirms no idle position after `break_it` and before `repair`, and delivers
-/// everything afterwards. `found` is what the relay logs each time it looks at the broken
+/// Checks that the relay confirms no idle position after `break_it` and before `repair`, and
+/// delivers everything afterwards. `found` is the log line of each check that finds the broken
 /// publication.
 async fn no_idle_position_is_confirmed_between(break_it: &str, found: &str, repair: &str) {
     let database = Database::private().await;
@@ -112,14 +112,14 @@ async fn no_idle_position_is_confirmed_between(break_it: &str, found: &str, repa
     database.wait_until_confirmed().await;
     let breaker = harness::connect(&database.url).await;
     breaker.batch_execute(break_it).await.unwrap();
-    // After the second look the session knows the result of the first.
-    eventually("the relay has looked twice", || async {
+    // When the relay logs the second check, the session knows the result of the first.
+    eventually("the relay has checked twice", || async {
         (relay.log().matches(found).count() >= 2).then_some(())
     })
     .await;
     let resting = resting_position(&database).await;
-    // WAL without a transaction: since PostgreSQL 14 the server streams transactions of other
-    // tables as empty ones.
+    // Write WAL that belongs to no transaction: PostgreSQL 14 streams even a transaction on other
+    // tables, as an empty transaction.
     for _ in 0..5 {
         database
             .execute("SELECT pg_logical_emit_message(false, 'filler', repeat('x', 900000))")
@@ -189,7 +189,7 @@ async fn a_row_written_in_a_gap_and_committed_long_after_is_delivered() {
     .unwrap();
     database.execute(IN).await;
     insert_gap(&database, 5).await;
-    // The whole table was compared while this row was not yet visible.
+    // The relay compares the whole table while this row is not visible yet.
     relay.wait_for_log("comparing the tables").await;
     database.wait_until_recorded().await;
     slow.batch_execute("COMMIT").await.unwrap();
@@ -242,7 +242,7 @@ async fn a_row_the_stream_skipped_is_found_without_any_change_of_the_publication
     database.wait_until_recorded().await;
     relay.stop().await;
     insert_orders(&database, 20, 5).await;
-    // As if the stream had left out one of the new rows: the row is confirmed but has no record.
+    // Lose the record of a confirmed row, as if the stream had left that row out.
     let relay = Relay::start(&database, &emulator);
     database.wait_until_recorded().await;
     database.wait_until_confirmed().await;

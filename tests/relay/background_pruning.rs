@@ -1,5 +1,5 @@
-//! `prune_after`: the relay prunes by itself, while events flow, and only while it holds the slot. It deletes
-//! nothing that is needed again, and errors of pruning do not affect delivery.
+//! `prune_after`: the relay prunes by itself while events flow, and only while it holds the slot.
+//! It deletes no row that is still needed, and errors of pruning do not affect delivery.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -77,7 +77,7 @@ async fn wait_until_pruned(database: &Database) {
                  WHERE w.seq <= {last})"
     );
     eventually("old rows and records are deleted", || async {
-        // Makes PostgreSQL log the running transactions, from which restart_lsn follows.
+        // A checkpoint logs the running transactions, which lets `restart_lsn` advance.
         database.execute("CHECKPOINT").await;
         tokio::time::sleep(Duration::from_millis(200)).await;
         (database.number(&left).await == 0).then_some(())
@@ -85,7 +85,7 @@ async fn wait_until_pruned(database: &Database) {
     .await;
 }
 
-/// A service writes all the time, while relays that prune are restarted, and the slot is lost.
+/// Restarts relays that prune, and drops the slot, while a service keeps writing.
 async fn prune_while_events_flow(
     database: &Database,
     emulator: &RunningEmulator,
@@ -156,7 +156,7 @@ async fn without_records_a_relay_that_prunes_while_events_flow_loses_nothing() {
     assert!(report.is_clean(), "{report}");
 }
 
-/// Starts a relay that prunes, with further settings.
+/// Starts a relay that prunes and has the settings `more`.
 fn start(database: &Database, emulator: &RunningEmulator, more: &[(&str, &str)]) -> Relay {
     let settings = [&[PRUNE_AFTER], more].concat();
     Relay::start_with(database, &emulator.addr().to_string(), &settings)
@@ -207,7 +207,7 @@ async fn a_missing_right_to_delete_is_named_everywhere_and_delivery_goes_on() {
         "{shown}"
     );
 
-    // As the owner.
+    // Run `init` as the owner of the tables, who may grant the right to delete.
     let owner = [("DATABASE_URL", database.url.as_str()), PRUNE_AFTER];
     let init = postrider(&["init", "--apply"], &owner).output().unwrap();
     assert!(init.status.success(), "{init:?}");

@@ -1,5 +1,5 @@
-//! What the relay says about itself when it cannot deliver: on the HTTP port, in the metrics, in the log,
-//! and in the commands, which read the database only.
+//! How the relay reports that it cannot deliver: on the HTTP port, in the metrics, in the log, and
+//! in the commands, which read the database only.
 
 use std::process::Output;
 use std::time::Duration;
@@ -11,7 +11,7 @@ use tonic::Code;
 use crate::harness::{self, Database, Relay, eventually, insert_orders};
 use crate::http::{free_addr, get, metric};
 
-/// Runs a command with the relay's settings. No command reaches the relay's HTTP port.
+/// Runs a command with the relay's settings. Commands never ask the relay's HTTP port.
 fn command(database: &Database, arguments: &[&str]) -> Output {
     let environment = [
         ("DATABASE_URL", database.url.as_str()),
@@ -42,7 +42,8 @@ async fn wait_for_state(addr: &str, state: &str) -> Value {
     .await
 }
 
-/// Waits until `postrider status` says so: the relay tells the database every few seconds.
+/// Waits until `postrider status` shows this state. The command reads the state from the database,
+/// where the relay writes it within seconds.
 async fn wait_for_command(database: &Database, state: &str) -> Output {
     eventually(&format!("the command says {state}"), || async {
         let ran = command(database, &["status", "--json"]);
@@ -197,7 +198,7 @@ async fn outcomes_that_cannot_be_recorded_block_the_relay_on_the_database() {
     let relay = Relay::start_with(&database, &host, &[("POSTRIDER_HTTP_ADDR", &addr)]);
     insert_orders(&database, 10, 5).await;
     database.wait_until_recorded().await;
-    // A trigger of somebody else refuses new rows.
+    // A trigger that somebody else has created refuses new rows.
     database
         .execute(
             "CREATE FUNCTION public.refuse() RETURNS trigger LANGUAGE plpgsql AS \
@@ -273,7 +274,7 @@ async fn a_relay_that_was_killed_while_it_was_blocked_is_down_and_not_blocked() 
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_topic_that_the_relay_creates_in_vain_is_named() {
+async fn a_topic_that_the_relay_fails_to_create_is_named() {
     let database = Database::start().await;
     let emulator = harness::emulator().await;
     let missing = Fault::new(Action::Fail(Code::NotFound)).on_topic("order.events");

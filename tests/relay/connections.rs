@@ -1,5 +1,5 @@
-//! Every kind of connection to PostgreSQL that libpq's `sslmode` knows, for the relay as a whole,
-//! and passwords that must not show. `src/postgres/tests.rs` tests each kind of session by itself.
+//! Connections of a whole relay under each `sslmode` of libpq, and passwords that nothing may
+//! print. `src/postgres/tests.rs` tests each kind of session separately.
 
 use rcgen::{
     BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair,

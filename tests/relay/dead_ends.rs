@@ -8,7 +8,8 @@ use crate::harness::{self, Database, Relay, eventually, insert_orders};
 use crate::load::proxied;
 use crate::standby::insert_much;
 
-/// From now on nothing passes on the connection of this name, once `where_` holds for it.
+/// Waits until the session `name` meets the condition `where_`, then lets its connection swallow
+/// all data.
 async fn swallow(database: &Database, proxy: &FaultProxy, name: &str, where_: &str) {
     let port = format!(
         "SELECT coalesce(max(client_port), 0)::bigint FROM pg_stat_activity \
@@ -68,8 +69,7 @@ async fn a_recovery_with_a_silent_connection_is_given_up_and_restarted() {
         ("POSTRIDER_PUBLISH_TIMEOUT_S", "2"),
     ];
     let relay = Relay::start_with(&database, &host, &environment);
-    // In the middle of the rows, where the recovery waits for Pub/Sub and holds no transaction
-    // open.
+    // The recovery has read some of the rows. It waits for Pub/Sub and holds no transaction open.
     relay.wait_for_log("pubsub-unreachable").await;
     let name = "postrider recovery";
     swallow(

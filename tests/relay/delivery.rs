@@ -103,7 +103,8 @@ async fn an_idle_relay_retains_no_wal_and_writes_nothing_while_other_tables_are_
         let create = "CREATE TABLE other (n int)";
         client.batch_execute(create).await.unwrap();
     }
-    // Alternately, so that neither client helps the other.
+    // Write in the two databases alternately, so that WAL of neither can move the slot for the
+    // other.
     for _ in 0..5 {
         for client in clients {
             let fill = "INSERT INTO other SELECT generate_series(1, 20000)";
@@ -128,7 +129,8 @@ async fn an_idle_relay_retains_no_wal_and_writes_nothing_while_other_tables_are_
     );
     // While the lag is unknown the metric is absent, not 0.
     assert_eq!(metric(&port, "postrider_lag_seconds").await, Some(0.0));
-    // Measured every five seconds; the server itself may write a little at that moment.
+    // The relay measures the lag every five seconds. The server itself may have written a little
+    // WAL.
     eventually("the lag in bytes is small", || async {
         let bytes = metric(&port, "postrider_slot_lag_bytes").await?;
         (bytes < 65_536.0).then_some(())
@@ -218,7 +220,7 @@ async fn a_table_of_the_same_name_in_another_schema_is_not_the_outbox() {
 async fn a_partly_recorded_batch_is_completed_and_no_row_is_replaced() {
     let database = Database::start().await;
     let emulator = harness::emulator().await;
-    // Holds back delivery until the test has written one of the rows before the relay does.
+    // Hold back delivery until the test has written one of the dispatch rows itself.
     emulator.faults().refuse_connections(true);
     let peek = format!("{}_peek", database.slot());
     database

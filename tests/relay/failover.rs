@@ -73,7 +73,7 @@ async fn a_failover_to_a_standby_with_synchronised_slots_loses_nothing_and_repea
     })
     .await;
     wait_for_more(&pair.database, 200).await;
-    // Without this wait, records of events that the slot has confirmed on the standby are lost with
+    // Without this wait, the standby's slot could have confirmed events whose records are lost with
     // the primary.
     let written = pair.database.current_wal().await;
     eventually("the standby has all WAL", || async {
@@ -95,8 +95,9 @@ async fn a_failover_to_a_standby_with_synchronised_slots_loses_nothing_and_repea
     load.stop().await;
     pair.database.wait_until_recorded().await;
     pair.database.wait_until_confirmed().await;
-    // An event that the primary had streamed but not yet sent to the standby would be only in the
-    // journal, and the check would name it. `synchronized_standby_slots` prevents that.
+    // An event that the primary had streamed but not yet sent to the standby would be missing from
+    // the database although the journal has it, and the check would name it.
+    // `synchronized_standby_slots` prevents that.
     let report = harness::check_streamed(&pair.database, &emulator).await;
     let log = relay.log();
     assert!(report.is_clean(), "{report}\n{log}");

@@ -1,9 +1,10 @@
-//! A first start on a slot that somebody has created before: the rows since that slot are
-//! delivered.
+//! A first start on a slot that somebody has created before: the relay delivers the rows that were
+//! committed after the creation of the slot.
 
 use crate::harness::{self, Database, Relay};
 
-/// Rows under keys of their own, because rows from the table come later than streamed rows.
+/// Inserts rows whose keys begin with `prefix`. Rows from the table arrive later than streamed
+/// rows, so the two need different keys.
 async fn insert(database: &Database, prefix: &str, rows: u32) {
     database
         .execute(&format!(

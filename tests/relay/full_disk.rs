@@ -20,7 +20,8 @@ pub(crate) struct SmallDisk {
 impl SmallDisk {
     const MIB: usize = 16;
 
-    /// Mounts it for the owner of `like`; `None` for a user who may not mount one.
+    /// Mounts the file system and gives it to the owner of `like`. `None` if this user may not
+    /// mount.
     pub(crate) fn mount(like: &Path) -> Option<Self> {
         static COUNT: AtomicU32 = AtomicU32::new(0);
         let count = COUNT.fetch_add(1, Ordering::Relaxed);
@@ -44,7 +45,7 @@ impl SmallDisk {
             .then_some(disk)
     }
 
-    /// Moves outbox.dispatch onto it.
+    /// Moves outbox.dispatch onto the small disk.
     pub(crate) async fn hold_dispatch(&self, database: &Database) {
         let folder = self.folder.display();
         let create = format!("CREATE TABLESPACE small LOCATION '{folder}'");
@@ -134,7 +135,7 @@ async fn the_relay_waits_out_a_dispatch_table_without_room() {
     let relay = Relay::start(&database, &emulator);
     let load = Load::start(&database);
     wait_for_more(&database, 50).await;
-    // The error with which a full disk answers a statement that needs a new page.
+    // Raise the error that a full disk causes in a statement that needs a new page.
     database
         .execute(
             "CREATE FUNCTION outbox.full_disk() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN \

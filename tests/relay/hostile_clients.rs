@@ -122,13 +122,13 @@ async fn slow_clients_lose_their_connections_and_keep_nobody_out() {
             assert_alive(&addr, &format!("{n} slow connections")).await;
         }
     }
-    // The server closes the connections that it pushed out a moment later.
+    // After a short delay the server closes the connections that it has replaced.
     let bound = before + CONNECTIONS_MAX + 8;
     harness::eventually("the oldest connections are closed", || async {
         (relay.open_files() <= bound).then_some(())
     })
     .await;
-    // The newest connection was not pushed out. It runs into the timeout although it keeps sending.
+    // The newest connection was not replaced. It runs into the timeout although it keeps sending.
     let mut youngest = slow.pop().unwrap();
     let began = Instant::now();
     let mut answer = Vec::new();
@@ -211,7 +211,7 @@ async fn the_port_shows_no_setting_role_key_or_payload() {
             let answer = send(addr, request.as_bytes()).await;
             let answer = String::from_utf8(answer).unwrap();
             assert!(answer.starts_with("HTTP/1.1 "), "{path}");
-            // The metric about the build is meant to show the version.
+            // The metric about the build may show the version.
             let lines = answer.lines();
             let lines = lines.filter(|line| !line.starts_with("postrider_build_info{"));
             let answer = lines.collect::<Vec<_>>().join("\n");

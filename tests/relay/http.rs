@@ -67,7 +67,7 @@ async fn the_port_shows_phase_lag_and_counts_and_a_pubsub_outage_leaves_the_rela
         "# TYPE postrider_events_published counter\n",
     );
     assert!(metrics.contains(as_text) && !metrics.contains("# EOF"));
-    // As Prometheus asks.
+    // The header that Prometheus sends.
     let accept = "Accept: application/openmetrics-text;version=1.0.0,text/plain;q=0.5\r\n";
     let (_, openmetrics) = ask(&addr, "/metrics", &format!("Host: x\r\n{accept}")).await;
     assert!(openmetrics.contains("content-type: application/openmetrics-text; version=1.0.0"));

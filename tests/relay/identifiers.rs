@@ -30,7 +30,7 @@ fn literal(text: &str) -> String {
     format!("'{}'", text.replace('\'', "''"))
 }
 
-/// A settings file whose table, columns and publication have such names.
+/// A settings file in which the table, its columns and the publication have names that contain SQL.
 fn settings_file(table: &str) -> NamedTempFile {
     let mut settings = toml::Table::new();
     settings.insert("publication".into(), EVIL.into());
@@ -52,7 +52,7 @@ fn settings_file(table: &str) -> NamedTempFile {
     file
 }
 
-/// A database in which every name is such a name.
+/// A database in which every name contains SQL.
 struct World {
     database: Database,
     emulator: RunningEmulator,
@@ -254,9 +254,9 @@ fn assert_every_audit_ended(relay: &Relay) {
     assert!(!log.contains("cannot compare the tables"), "{log}");
 }
 
-/// Events with such ids come from the stream, from the table after a lost slot, from quarantine,
-/// and from a gap of the publication. Each comes once and in order, and no other event comes in its
-/// place.
+/// Publishes events with such ids from the stream, from the table after a lost slot, from
+/// quarantine, and from a gap of the publication. Checks that each is published once and in order,
+/// and no other event instead.
 async fn evil_ids_are_streamed_recovered_and_released(world: &World) {
     let [streamed, recovered, released, audited] =
         ["one", "two", "three", "four"].map(|part| EVIL_IDS.map(|id| format!("{part} {id}")));

@@ -1,6 +1,6 @@
 //! A server with few free connections or slots, or a limit on the relay's role. Each limit has its
-//! own error code, the relay continues by itself once there is room, and it uses no more than the
-//! docs say.
+//! own error code, and the relay continues by itself once there is room. The relay uses no more
+//! connections than the docs say.
 
 use pubsub_emulator::RunningEmulator;
 use scratch_postgres::{ScratchPostgres, StopMode};
@@ -9,7 +9,7 @@ use tokio_postgres::Client;
 use crate::harness::{self, Database, Relay, eventually, insert_orders, postrider};
 use crate::privileges::login_role;
 
-/// The number in docs/reference/postgresql.md.
+/// The limit that docs/reference/postgresql.md promises.
 const CONNECTIONS: i64 = 6;
 
 /// A database on a server with these settings, and a URL for the relay's role.
@@ -94,7 +94,8 @@ async fn one_slot_one_walsender_and_six_connections_are_enough_for_the_relay() {
         !log.contains("connection-limit") && !log.contains("used-up"),
         "{log}"
     );
-    // The walsender of the killed relay may outlive it by a moment; the next relay waits for that.
+    // The walsender of the killed relay may run for a moment longer; the next relay waits for its
+    // end.
     relay.kill_9();
     database.drop_slot().await;
     insert_orders(&database, 20, 5).await;
@@ -195,7 +196,7 @@ async fn each_connection_limit_has_its_code_and_the_relay_continues_once_one_is_
     let (mut database, emulator, url) = server_with(&settings).await;
     let version = "SELECT current_setting('server_version_num')::bigint";
     if database.number(version).await >= 160_000 {
-        // The same number, of both kinds.
+        // Reserve the same number of connections, half of them by `reserved_connections`.
         let server = database.server();
         server.set("superuser_reserved_connections", "2").unwrap();
         server.set("reserved_connections", "2").unwrap();

@@ -1,4 +1,5 @@
-//! A load that continues through every fault. A single writer, so insertion order is commit order.
+//! A load that continues through every fault. One writer at a time, so insertion order is commit
+//! order.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -62,7 +63,7 @@ impl Load {
         .await;
     }
 
-    /// Stops the load. Everything that was committed counts.
+    /// Stops the load after the current round. Committed rows must be delivered.
     pub(crate) async fn stop(self) {
         self.stop.store(true, Ordering::SeqCst);
         self.task.await.unwrap();

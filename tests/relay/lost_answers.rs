@@ -13,7 +13,7 @@ use crate::load::proxied;
 /// The advisory lock that the test holds and the trigger waits for.
 const LOCK: i64 = 4_711;
 
-/// Assigns the transaction its id before the wait, even if nothing is written yet.
+/// The transaction gets its id before the wait, even if it has written nothing yet.
 const TRIGGER: &str = "\
     CREATE FUNCTION hold_up() RETURNS trigger LANGUAGE plpgsql AS $$ \
     BEGIN \
@@ -22,12 +22,12 @@ const TRIGGER: &str = "\
         RETURN new; \
     END $$; ";
 
-/// Waits at a row in the middle of a COPY.
+/// Makes the writer wait at a row in the middle of a COPY.
 const IN_COPY: &str = "\
     CREATE TRIGGER hold_up BEFORE INSERT ON outbox.dispatch FOR EACH ROW \
         WHEN (new.ordering_key = 'o-3') EXECUTE FUNCTION hold_up()";
 
-/// A deferred trigger fires when COMMIT arrives.
+/// Makes the writer wait at COMMIT: a deferred trigger fires when COMMIT arrives.
 const AT_COMMIT: &str = "\
     CREATE CONSTRAINT TRIGGER hold_up AFTER INSERT ON outbox.dispatch \
         DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION hold_up()";

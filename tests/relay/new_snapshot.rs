@@ -17,7 +17,7 @@ use crate::harness::{self, Database, Relay, eventually};
 /// Longer than the relay takes to read the table.
 const TIME_FOR_A_MISTAKE: Duration = Duration::from_secs(1);
 
-/// A database that lost its slot after it had events without records.
+/// A database that has lost its slot, with published events that have no record.
 async fn without_slot() -> (Database, RunningEmulator) {
     let database = Database::private().await;
     let emulator = harness::emulator().await;
@@ -29,7 +29,7 @@ async fn without_slot() -> (Database, RunningEmulator) {
     (database, emulator)
 }
 
-/// A transaction that has its transaction id.
+/// Begins a transaction, and returns its connection and its transaction id.
 async fn begin(database: &Database) -> (Client, String) {
     let client = harness::connect(&database.url).await;
     client.batch_execute("BEGIN").await.unwrap();
@@ -122,7 +122,7 @@ async fn no_row_is_read_while_its_transaction_is_committing() {
     relay.wait_for_log("just being committed").await;
     tokio::time::sleep(TIME_FOR_A_MISTAKE).await;
     let before = stored(&emulator).len();
-    // By then, only a standby can be the reason for the wait.
+    // The relay has waited long enough: only a standby can be the reason.
     relay.wait_for_log("wait for a synchronous standby").await;
     is_over.store(true, Ordering::Relaxed);
     database

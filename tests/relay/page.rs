@@ -84,7 +84,8 @@ async fn data_needs_a_local_host_name_or_the_token() {
     }
 }
 
-/// A search that hangs refuses others meanwhile, and ends with a code and a hint.
+/// While one search hangs, the relay refuses others. The hanging search ends with a code and a
+/// hint.
 async fn one_search_at_a_time(database: &Database, addr: &str, headers: &str) {
     let lock = "begin; lock table outbox.dispatch in access exclusive mode";
     database.client.batch_execute(lock).await.unwrap();
@@ -92,7 +93,7 @@ async fn one_search_at_a_time(database: &Database, addr: &str, headers: &str) {
         ask(addr, "/events?key=a", headers),
         ask(addr, "/events?id=1", headers)
     );
-    // Whichever comes first hangs.
+    // The search that the relay receives first hangs.
     let (hanging, refused) = if one.0 == 429 {
         (other, one)
     } else {
@@ -159,7 +160,7 @@ async fn a_browser_shows_state_graphs_topics_and_quarantine_without_running_what
     let _relay = Relay::start_with(&database, &host, &[("POSTRIDER_HTTP_ADDR", &addr)]);
     insert_orders(&database, 200, 5).await;
     database.wait_until_recorded().await;
-    // A bad event whose key would be a script.
+    // A bad event with a script as its key.
     let script = "<script>document.title=\"owned\"</script>";
     let bad = format!(
         "INSERT INTO outbox.events (aggregatetype, aggregateid, event_type, headers) \

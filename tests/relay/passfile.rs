@@ -12,7 +12,7 @@ fn write(file: &Path, password: &str) {
     std::fs::set_permissions(file, PermissionsExt::from_mode(0o600)).unwrap();
 }
 
-/// Like a token that is valid for an hour and that another program renews in the file.
+/// The file holds a token that is valid for an hour, and another program renews it.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_relay_logs_in_with_the_current_password_of_the_password_file() {
     with_a_new_password("file", |file| ("PGPASSFILE", file.to_owned())).await;

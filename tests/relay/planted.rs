@@ -121,7 +121,7 @@ async fn calls(database: &Database) -> i64 {
         .await
 }
 
-/// Protects the test's own session.
+/// Keeps the test's own session from calling planted objects.
 async fn pin(database: &Database) {
     database
         .execute("SET search_path = pg_catalog, pg_temp")
@@ -146,7 +146,7 @@ fn calls_nothing_planted(path: &str, arguments: &[&str], environment: &[(&str, &
 async fn no_command_and_no_relay_calls_planted_objects() {
     for path in PATHS {
         let server = planted(path).await;
-        // `init --apply`, as a superuser.
+        // `Database::on` runs `init --apply`, as a superuser.
         let database = Database::on(server).await;
         pin(&database).await;
         assert_eq!(calls(&database).await, 0, "init with {path}");
@@ -194,7 +194,7 @@ async fn no_command_and_no_relay_calls_planted_objects() {
         .await;
         commands(&[&["quarantine", "discard", "--all", "--yes"]]);
         relay.stop().await;
-        // A recovery.
+        // A recovery calls no planted object either.
         database.drop_slot().await;
         insert_orders(&database, 50, 5).await;
         commands(&[&["recover", "--dry-run"], &["recover", "--yes"]]);

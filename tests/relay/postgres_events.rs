@@ -156,8 +156,8 @@ async fn a_column_renamed_and_renamed_back_without_a_row_in_between_loses_nothin
     database
         .execute("ALTER TABLE outbox.events RENAME COLUMN aggregateid TO aggregate_id")
         .await;
-    // The guard notices the change without a row, and a new session does not start until the name
-    // is back.
+    // The supervisor notices the change although no row is written. A new session does not start
+    // until the column has its name back.
     relay.wait_for_log("publication-drift").await;
     database
         .execute("SELECT pg_terminate_backend(pid) FROM pg_stat_replication")
@@ -280,7 +280,7 @@ async fn timeouts_of_the_role_and_a_lock_on_the_dispatch_table_delay_and_lose_no
     let relay = Relay::start(&database, &emulator);
     relay.wait_for_log("streaming").await;
     insert_orders(&database, 100, 5).await;
-    // For the walsender this is one transaction too, and it takes longer than the role allows.
+    // The walsender sends these rows as one transaction, for longer than the role's timeouts.
     database
         .execute(
             "INSERT INTO outbox.events (aggregatetype, aggregateid, event_type, version, payload) \
@@ -293,7 +293,7 @@ async fn timeouts_of_the_role_and_a_lock_on_the_dispatch_table_delay_and_lose_no
         .execute("BEGIN; LOCK TABLE outbox.dispatch IN ACCESS EXCLUSIVE MODE")
         .await;
     insert_orders_in_another_session(&database).await;
-    // In a session without a transaction, because a transaction would always show the same
+    // Watch from a session without a transaction: a transaction would always show the same
     // statistics.
     let watcher = harness::connect(&database.url).await;
     eventually("the writer waits for the lock", || async {
@@ -307,7 +307,7 @@ async fn timeouts_of_the_role_and_a_lock_on_the_dispatch_table_delay_and_lose_no
     assert!(!relay.log().contains("SQLSTATE"), "{}", relay.log());
     database.execute("COMMIT").await;
     all_is_delivered(&database, &emulator, &relay).await;
-    // Idle for longer than the role's sessions may be.
+    // Idle for longer than the role's timeouts for idle sessions.
     tokio::time::sleep(Duration::from_secs(1)).await;
     insert_orders(&database, 100, 5).await;
     all_is_delivered(&database, &emulator, &relay).await;
@@ -320,7 +320,7 @@ async fn timeouts_of_the_role_and_a_lock_on_the_dispatch_table_delay_and_lose_no
 async fn a_short_statement_timeout_of_the_role_ends_no_statement_waiting_for_a_lock() {
     let database = Database::private().await;
     let emulator = harness::emulator().await;
-    // Opened before the settings change, so they do not apply to it.
+    // This session begins before the settings change, so they do not apply to it.
     let locker = harness::connect(&database.url).await;
     database
         .execute(
@@ -343,7 +343,7 @@ async fn a_short_statement_timeout_of_the_role_ends_no_statement_waiting_for_a_l
         (database.number(waiting).await > 0).then_some(())
     })
     .await;
-    // Several times as long as the role's statements may run.
+    // Several times as long as the role's `statement_timeout`.
     tokio::time::sleep(Duration::from_secs(1)).await;
     locker.batch_execute("COMMIT").await.unwrap();
     all_is_delivered(&database, &emulator, &relay).await;

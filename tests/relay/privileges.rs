@@ -47,7 +47,7 @@ async fn rights(database: &Database, table: &str) -> String {
         .await
 }
 
-/// What the role must not have, and a query that counts it.
+/// Claims about the role's rights, each with a query that counts the violations.
 const CLAIMS: [(&str, &str); 6] = [
     (
         "has no right to anything else in the schema",

@@ -6,7 +6,7 @@ use pubsub_emulator::RunningEmulator;
 use crate::exceptions::{BAD, poison, stored, wait_until_vouched};
 use crate::harness::{self, Database, Relay, eventually, postrider};
 
-/// More rows than one step looks at.
+/// More rows than one step reads.
 const OLD: u32 = 12_000;
 
 /// The result of `postrider prune --older-than 7d --yes --json`: exit code and output.
@@ -48,29 +48,29 @@ async fn wait_until_stored(emulator: &RunningEmulator, count: u32) {
     .await;
 }
 
-/// A week passes for everything that is recorded.
+/// Makes all records look eight days old.
 async fn age_records(database: &Database) {
     database
         .execute("UPDATE outbox.dispatch SET dispatched_at = now() - interval '8 days'")
         .await;
 }
 
-/// Waits until a crash of PostgreSQL would not make it forget the position of any record, and until the
-/// floor is above all rows.
+/// Waits until `restart_lsn` is above every record, so that a crash of PostgreSQL cannot set the
+/// slot back before one of them, and until the floor is above all rows.
 async fn wait_until_settled(database: &Database) {
     let settled = "SELECT count(*) FROM pg_replication_slots s, outbox.capture c \
         WHERE s.slot_name = c.slot \
           AND s.restart_lsn > coalesce((SELECT max(commit_lsn) FROM outbox.dispatch), '0/0') \
           AND NOT EXISTS (SELECT FROM outbox.events e WHERE e.inserted_xid >= c.floor)";
     eventually("the position is durable and the floor is up", || async {
-        // Makes PostgreSQL log the running transactions, from which restart_lsn follows.
+        // A checkpoint logs the running transactions, which lets `restart_lsn` advance.
         database.execute("CHECKPOINT").await;
         (database.number(settled).await == 1).then_some(())
     })
     .await;
 }
 
-/// The audit that moves the floor runs soon after the start of a relay.
+/// Restarts the relay, because the audit that moves the floor runs soon after a start.
 async fn restarted(database: &Database, relay: Relay, run: &impl Fn() -> Relay) -> Relay {
     relay.stop().await;
     let relay = run();

@@ -70,7 +70,8 @@ impl World {
         self.ends_well_but_for(|_, _| false).await
     }
 
-    /// The same, but a request and its repeat may be in flight together.
+    /// Like `ends_well`, but a request and its repeat may be in flight together if `excused` says
+    /// so.
     async fn ends_well_but_for(
         self,
         excused: impl Fn(&Attempt, &Attempt) -> bool,
@@ -160,7 +161,8 @@ async fn a_connection_that_dies_silently_is_replaced_while_the_others_continue()
 
 #[tokio::test(flavor = "multi_thread")]
 async fn requests_that_arrive_late_after_a_stall_are_repeats_in_order() {
-    // With several connections, a request may even arrive after those that follow its repeat.
+    // One connection: with several, a late request may even arrive after the requests that follow
+    // its repeat.
     let world = World::start(&[("POSTRIDER_PUBSUB_CHANNELS", "1")]).await;
     let mut ends = Vec::new();
     for _ in 0..2 {
@@ -242,8 +244,8 @@ async fn front_ends_that_keep_sending_goaway_lose_and_swap_nothing() {
     assert!(lost == 0 || failed, "{report}\n{log}");
 }
 
-/// For tests in which every answer comes: a busy machine that reads one late must not cause a
-/// repeat.
+/// A long publish timeout, for tests in which Pub/Sub answers every request: an answer that a busy
+/// machine reads late must not cause a repeat.
 const PATIENT: (&str, &str) = ("POSTRIDER_PUBLISH_TIMEOUT_S", "10");
 
 #[tokio::test(flavor = "multi_thread")]
@@ -268,7 +270,7 @@ async fn a_key_that_keeps_failing_takes_neither_memory_nor_speed_from_the_others
     let others = format!("{RECORDED} WHERE ordering_key <> 'o-0'");
     let before = world.database.number(&others).await;
     let began = Instant::now();
-    // Keys that the load does not write, so that one session decides the order of each key.
+    // The load does not write these keys, so one session decides the order of each key.
     let of_their_own = harness::insert_orders_sql(3_000, 1_000).replace("'o-'", "'p-'");
     world.database.execute(&of_their_own).await;
     eventually("the other keys are recorded", || async {

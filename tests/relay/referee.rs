@@ -247,7 +247,7 @@ impl Referee {
         self.assert_order(database, relay, true).await;
     }
 
-    /// The same, and that no event came twice.
+    /// Like `assert_all_came_in_order`, and checks that no event came twice.
     pub(crate) async fn assert_all_came_once_in_order(
         &mut self,
         database: &Database,

@@ -157,7 +157,7 @@ async fn a_fast_shutdown_during_writes_does_not_wait_for_the_relay_and_loses_not
             .unwrap();
         tokio::spawn(connection);
         let insert = harness::insert_orders_sql(2_000_000, 50);
-        // The shutdown cuts the insert off; everything committed until then counts.
+        // The shutdown interrupts the insert. Rows committed before that must be delivered.
         let writing = tokio::spawn(async move { writer.batch_execute(&insert).await });
         let before = database
             .number("SELECT count(*) FROM outbox.dispatch")
@@ -247,7 +247,7 @@ async fn a_transaction_begun_before_others_were_confirmed_is_delivered_after_a_r
         .await
         .unwrap();
     tokio::spawn(connection);
-    // Its row comes in the WAL before those of the transactions that commit before it.
+    // This transaction's row is in the WAL before the rows of transactions that commit earlier.
     early
         .batch_execute(
             "BEGIN; INSERT INTO outbox.events \

@@ -136,7 +136,7 @@ const LIBRARY_LINES: [&str; 3] = [
 ];
 
 async fn publish_attempts_and_the_walsender_fail(database: &Database, emulator: &RunningEmulator) {
-    // Failed and ambiguous publish attempts, and a terminated walsender.
+    // Provoke failed publish attempts, some with an unknown outcome, and a terminated walsender.
     for action in [
         Action::Fail(Code::Unavailable),
         Action::StoreThenFail(Code::Internal),
@@ -272,7 +272,7 @@ async fn no_secret_is_printed_at_trace_level_for_rows_read_by_sql() {
         .create_topic("projects/demo/topics/dead")
         .await
         .unwrap();
-    // Not as a dead letter, which has the same event id.
+    // Refuse the event on its own topic only: its dead letter has the same event id.
     let event_id = BAD.to_owned();
     let poison = Fault::new(Action::Poison { event_id }).on_topic("order.events");
     emulator.faults().inject(poison);

@@ -78,7 +78,7 @@ pub(crate) async fn tls_in_front_of(target: String) -> (u16, String) {
             tokio::spawn(async move {
                 let mut plain = TcpStream::connect(target).await.unwrap();
                 if let Ok(mut secure) = acceptor.accept(stream).await {
-                    // Ends when either side does.
+                    // Ends when either side closes its connection.
                     let _ = tokio::io::copy_bidirectional(&mut secure, &mut plain).await;
                 }
             });

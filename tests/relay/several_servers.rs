@@ -7,7 +7,7 @@ use tokio_postgres::Client;
 use crate::harness::{self, Database, Relay, eventually, insert_orders};
 use crate::load::{Load, wait_for_more};
 
-/// The relay's sessions, with their kinds.
+/// Counts the relay's sessions of the kind whose name is appended.
 const SESSIONS: &str = "SELECT count(*) FROM pg_stat_activity \
     WHERE application_name LIKE 'postrider%' AND backend_type = ";
 

@@ -94,7 +94,8 @@ async fn sigterm_during_a_big_transaction() {
         .faults()
         .inject(Fault::new(Action::Delay(Duration::from_millis(200))));
     let host = emulator.addr().to_string();
-    // With the default shutdown timeout, because events cut short may be repeated.
+    // Keep the default shutdown timeout: a shorter one may cut off requests, whose events are then
+    // repeated.
     let little = [("POSTRIDER_IN_FLIGHT_MIB", "1")];
     let relay = Relay::start_with(&database, &host, &little);
     relay.wait_for_log("streaming").await;

@@ -26,7 +26,7 @@ const PARENT: &str = "b7ad6b7169203331";
 struct Collector(Arc<Mutex<Vec<ExportTraceServiceRequest>>>);
 
 impl Collector {
-    /// Starts it; returns its address as a setting.
+    /// Starts the collector; returns the setting that points to it.
     async fn start(&self) -> String {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let url = format!("http://{}/v1/traces", listener.local_addr().unwrap());
@@ -81,7 +81,7 @@ async fn insert_traced(database: &Database, id: &str, key: &str, flags: &str) {
     database.execute(&sql).await;
 }
 
-/// Inserts events whose trace context is not one of W3C.
+/// Inserts events whose trace context is not valid by W3C's rules.
 async fn insert_with_a_wrong_context(database: &Database) {
     let nothing = "0".repeat(32);
     for wrong in [

@@ -30,7 +30,7 @@ async fn insert(database: &Database, key: &str, payload: &str) {
         .await;
 }
 
-/// In WIN1252 the byte 0x81 is text that no other encoding has.
+/// In WIN1252 the byte 0x81 is valid, but it has no form in UTF-8.
 const NO_UTF8: &str = "to_jsonb(convert_from('\\x81', 'WIN1252'))";
 
 async fn states(database: &Database) -> String {
@@ -159,7 +159,8 @@ async fn values_larger_than_any_message_are_quarantined_in_little_memory() {
     relay.stop().await;
 }
 
-/// The log is outdated, but the table is right, and the settings name its current columns.
+/// Alters the table after rows were logged. The stream cannot bring these rows, but the table has
+/// them, and the settings name its current columns.
 async fn altered(alter: &str, columns: &str) {
     let database = Database::private().await;
     let emulator = harness::emulator().await;

@@ -76,7 +76,7 @@ pub(crate) fn product() -> Vec<PathBuf> {
     folders.map(|folder| folder.join("src")).collect()
 }
 
-/// The packages of this workspace that other ones use.
+/// The packages of this workspace on which a manifest depends.
 fn our_packages(manifest: &str) -> Vec<&str> {
     let ours = manifest.lines().filter(|line| line.contains("{ path = "));
     ours.filter_map(|line| line.split(' ').next()).collect()

@@ -32,7 +32,8 @@ const LAYERS: [&str; 22] = [
     "cli",
 ];
 
-/// The largest share of the lines of `src` in one folder. A larger one has several nouns.
+/// The largest share of the lines of `src` that one folder may have, in per cent. A larger folder
+/// is about several subjects.
 const FOLDER_PERCENT_MAX: usize = 20;
 
 /// The paths in a use tree: `a::{b, c::D}` is `a::b` and `a::c::D`.
@@ -63,7 +64,7 @@ fn paths_in(prefix: &str, tree: &str, paths: &mut Vec<String>) {
     }
 }
 
-/// What a file imports or names by a path from `crate` or `super`, as a path from the root.
+/// The paths that a file imports or names from `crate` or `super`, resolved from the root.
 fn imports(file: &SourceFile) -> Vec<Vec<String>> {
     let is_path = |c: char| c.is_alphanumeric() || c == '_' || c == ':';
     let mut paths = Vec::new();
@@ -121,7 +122,8 @@ fn a_folder_imports_only_folders_of_lower_layers() {
     );
 }
 
-/// A circle among modules that have the same parent, if there is one below `from`.
+/// Whether modules that can be reached from the end of `trail` import each other in a circle. If
+/// so, `trail` then holds the circle.
 fn circle<'a>(
     edges: &BTreeMap<&'a [String], BTreeSet<&'a [String]>>,
     trail: &mut Vec<&'a [String]>,
@@ -159,7 +161,8 @@ fn modules_that_stand_side_by_side_form_no_circle() {
     assert!(edges.iter().sum::<usize>() > 100, "{edges:?}");
 }
 
-/// Returns how many modules import one that stands next to them.
+/// Checks that modules with the same parent do not import each other in a circle. Returns how many
+/// modules import such a sibling.
 fn check_circles(folder: &Path) -> usize {
     let files = modules_in(folder);
     let imported: Vec<(&SourceFile, Vec<Vec<String>>)> =

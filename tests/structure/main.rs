@@ -1,6 +1,6 @@
-//! Checks the shape of the code: a type's name says which type is meant, without its path. Files are
-//! short, folders form layers, crates use only crates below them, one folder has the SQL on our own tables,
-//! and one crate the queries on the catalogue.
+//! Checks the shape of the code: each type name is unique, files are short, folders form layers,
+//! crates use only crates below them, one folder has the SQL on our own tables, and one crate the
+//! queries on the catalogue.
 
 mod crates;
 mod layers;
@@ -19,7 +19,7 @@ const ALIAS_PER_CRATE: &str = "Result";
 /// The longest file. A longer one is two ideas: split it by them, `x.rs` into `x.rs` and `x/part.rs`.
 const LINES_MAX: usize = 400;
 
-/// The name of the type or trait that a line defines. Associated types are not meant.
+/// The name of the type or trait that a line defines. Associated types do not count.
 fn defined(line: &str) -> Option<&str> {
     let is_indented = line.starts_with(' ');
     let line = line.trim_start();

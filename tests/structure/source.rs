@@ -88,7 +88,7 @@ pub(crate) fn modules() -> Vec<SourceFile> {
     modules_in(&root().join("src"))
 }
 
-/// The same for the crate with this folder of source.
+/// The modules of the crate with this source folder, with the same exceptions.
 pub(crate) fn modules_in(folder: &Path) -> Vec<SourceFile> {
     let files: Vec<(PathBuf, String)> = rust_files(folder)
         .into_iter()

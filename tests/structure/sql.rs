@@ -50,8 +50,8 @@ fn only_the_store_has_sql_on_our_own_tables() {
     );
 }
 
-/// Functions that look at one value of a row, at its transaction or at our own transaction. Pages of
-/// rows and DDL need them.
+/// Functions that read one value of a row, its transaction or our own transaction. Scans of a table
+/// and DDL need them.
 const NOT_OF_THE_CATALOGUE: [&str; 7] = [
     "pg_advisory_xact_lock",
     "pg_column_size",
@@ -77,8 +77,9 @@ fn is_catalogue_query(literal: &str) -> bool {
     })
 }
 
-/// The places that ask the catalogue without `slot-manager`, and why. In `src/store/` only a statement on
-/// our own tables may do so: in two statements, the state of the server could change in between.
+/// The places that may query the catalogue without `slot-manager`, each with the reason. In
+/// `src/store/` only a statement on our own tables may do so: in two statements, the state of the
+/// server could change in between.
 const MAY_ASK_THE_CATALOGUE: [(&str, &str); 7] = [
     (
         "src/cli/init/script",
@@ -110,7 +111,7 @@ const MAY_ASK_THE_CATALOGUE: [(&str, &str); 7] = [
     ),
 ];
 
-/// The place that allows this statement to ask the catalogue.
+/// The place that allows this statement to query the catalogue.
 fn allowing_place(path: &str, literal: &str) -> Option<&'static str> {
     let mut places = MAY_ASK_THE_CATALOGUE.iter().map(|(place, _)| *place);
     let place = places.find(|place| path.starts_with(place))?;

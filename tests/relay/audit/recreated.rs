@@ -10,7 +10,7 @@ async fn dropping_and_recreating_the_publication_loses_no_event() {
     let emulator = harness::emulator().await;
     let relay = Relay::start(&database, &emulator);
     insert_orders(&database, 100, 5).await;
-    // A relay that finds no publication at startup exits.
+    // Wait until the relay streams: a relay that finds no publication at startup exits.
     relay.wait_for_log("streaming").await;
     database.execute(DROP).await;
     insert_gap(&database, 50).await;

@@ -20,7 +20,7 @@ const TABLE: &str = "\
 
 const SETTINGS: &str = "start = \"all\"\n[[tables]]\ntable = \"public.outbox\"\n";
 
-/// The query that docs/how-to/adopting.md gives.
+/// The statement of docs/how-to/adopting.md that records the rows that the poller has sent.
 fn what_was_sent() -> String {
     let page = include_str!("../../../docs/how-to/adopting.md");
     let (_, rest) = page.split_once("```sql\n").unwrap();
@@ -76,7 +76,7 @@ fn poller(url: &str, stop: Arc<AtomicBool>) -> JoinHandle<Vec<i64>> {
 struct Shop {
     database: Database,
     emulator: RunningEmulator,
-    /// The file is deleted when this is dropped.
+    /// Keeps the settings file, which is deleted on drop.
     _settings: NamedTempFile,
 }
 
@@ -145,7 +145,8 @@ async fn each_row_is_sent_once_by_the_poller_or_by_the_relay_that_replaces_it() 
     stop_poller.store(true, Ordering::Relaxed);
     let sent = polling.await.unwrap();
     shop.database.execute(&what_was_sent()).await;
-    // Step 5 may lead back to it.
+    // Step 5 of the page may lead back to step 4: run the statement again when some records are
+    // missing.
     let unmarked = "DELETE FROM outbox.dispatch WHERE ordinal % 3 = 0";
     shop.database.execute(unmarked).await;
     shop.database.execute(&what_was_sent()).await;
@@ -164,7 +165,7 @@ async fn each_row_is_sent_once_by_the_poller_or_by_the_relay_that_replaces_it() 
     shop.database.wait_until_confirmed().await;
     relay.stop().await;
     assert_each_once(&shop, &sent).await;
-    // A second start behaves like any other.
+    // A second start streams and does not recover, although `start = all` is still set.
     shop.database.execute(&row("later")).await;
     let relay = Relay::start_with(&shop.database, &host, &more);
     shop.wait_until_published(&relay).await;
@@ -248,7 +249,7 @@ async fn old_rows_are_published_if_only_init_ran_with_start_all() {
     relay.stop().await;
 }
 
-/// The dry run that the page tells people to check before they start the relay.
+/// Runs the dry run of step 5 of the page, before the relay starts.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_dry_run_counts_the_rows_the_poller_has_not_sent() {
     let builder = ScratchPostgres::builder().setting("wal_level", "logical");

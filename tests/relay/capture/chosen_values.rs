@@ -1,11 +1,11 @@
-//! Writers that fill the columns `inserted_xid` and `seq` by themselves, as an ORM that writes every
-//! column does. Whatever they write, each row is published, and no other row suffers.
+//! Writers that fill the columns `inserted_xid` and `seq` themselves, as an ORM that writes every column
+//! does. Each row is published regardless of these values, and the other rows are not affected.
 
 use super::World;
 use super::table::Kind;
 use crate::harness;
 
-/// Rows of one transaction each, with these values in the two columns.
+/// Inserts `rows` rows with these values in the two columns, one transaction per row.
 async fn insert_with(world: &mut World, key: &str, inserted_xid: &str, seq: &str, rows: u32) {
     for _ in 0..rows {
         let sql = format!(
@@ -20,7 +20,7 @@ async fn insert_with(world: &mut World, key: &str, inserted_xid: &str, seq: &str
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn rows_with_zeros_in_every_column_are_published() {
+async fn rows_with_zeros_in_inserted_xid_and_seq_are_published() {
     for loses_slot in [false, true] {
         let (mut world, relay) = World::served(Kind::Events, 20).await;
         if loses_slot {
@@ -37,9 +37,10 @@ async fn rows_with_zeros_in_every_column_are_published() {
     }
 }
 
-/// As rows of a dump from a server that has counted further.
+/// `inserted_xid` names a transaction that does not exist yet, as after a restored dump of a server
+/// with higher transaction ids.
 #[tokio::test(flavor = "multi_thread")]
-async fn rows_of_a_transaction_that_cannot_be_are_published_from_the_table_too() {
+async fn rows_of_a_future_transaction_are_published_from_the_table_too() {
     let (mut world, relay) = World::served(Kind::Events, 20).await;
     relay.stop().await;
     insert_with(&mut world, "future", "'1000000000000'", "DEFAULT", 10).await;
@@ -49,9 +50,10 @@ async fn rows_of_a_transaction_that_cannot_be_are_published_from_the_table_too()
     world.assert_published_once(relay).await;
 }
 
-/// The server reaches that transaction while the row waits, and another relay continues the recovery.
+/// `inserted_xid` is 50 ids ahead. The server reaches that id while the row waits, and another
+/// relay continues the recovery.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_row_slightly_ahead_keeps_its_place_in_a_recovery_that_is_continued() {
+async fn a_row_of_a_near_future_transaction_keeps_its_place_in_a_continued_recovery() {
     const AHEAD: &str = "(pg_current_xact_id()::text::bigint + 50)::text::xid8";
     let (mut world, relay) = World::served(Kind::Events, 20).await;
     relay.stop().await;
@@ -69,15 +71,15 @@ async fn a_row_slightly_ahead_keeps_its_place_in_a_recovery_that_is_continued() 
     world.assert_published_once(relay).await;
 }
 
-/// One high number must not hide the rows that are numbered as usual from a recovery.
+/// One row with a very high `seq` must not make a recovery miss rows with ordinary numbers.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_number_far_ahead_leaves_a_recovery_in_order() {
+async fn a_very_high_seq_does_not_change_the_order_of_a_recovery() {
     let (mut world, relay) = World::served(Kind::Events, 20).await;
     insert_with(&mut world, "ahead", "DEFAULT", "9223372036854775806", 1).await;
     world.insert("a", 20).await;
     world.note().await;
     world.wait_until_published(&relay).await;
-    // The floors rise past that row.
+    // The floors rise past the row with the high number.
     relay.stop().await;
     let relay = world.streaming().await;
     world.insert("b", 5).await;
@@ -95,9 +97,10 @@ async fn a_number_far_ahead_leaves_a_recovery_in_order() {
     world.assert_published_once(relay).await;
 }
 
-/// Only `xmin` is left to tell such a row by, and it names the savepoint, which no snapshot lists.
+/// With `inserted_xid` = 0 only `xmin` identifies the row's transaction. Here `xmin` is the id of
+/// the savepoint's subtransaction, which no snapshot lists.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_row_with_a_zero_from_a_savepoint_that_is_open_at_the_first_start_is_published() {
+async fn a_row_with_inserted_xid_0_from_a_savepoint_open_at_the_first_start_is_published() {
     let mut world = World::new(Kind::Events, 20).await.without_slot().await;
     let slow = harness::connect(&world.database.url).await;
     let insert = "INSERT INTO outbox.events (aggregatetype, aggregateid, event_type, payload, \
@@ -107,7 +110,8 @@ async fn a_row_with_a_zero_from_a_savepoint_that_is_open_at_the_first_start_is_p
         .await
         .unwrap();
     world.next = 2;
-    // These have higher transaction ids, so the snapshot of the first start is above the savepoint's.
+    // These rows take higher transaction ids, so the `xmax` of the first start's snapshot is above
+    // the savepoint's id.
     world.insert("old", 5).await;
     world
         .execute("DELETE FROM outbox.events WHERE event_type = 'New'")
@@ -120,7 +124,7 @@ async fn a_row_with_a_zero_from_a_savepoint_that_is_open_at_the_first_start_is_p
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn rows_with_a_zero_in_a_partition_survive_a_lost_slot() {
+async fn rows_with_inserted_xid_0_in_a_partition_survive_a_lost_slot() {
     let (mut world, relay) = World::served(Kind::Partitioned, 20).await;
     relay.stop().await;
     let insert = "INSERT INTO public.parts (aggregatetype, aggregateid, event_type, payload, day, \

@@ -3,7 +3,7 @@
 use super::World;
 use super::table::Kind;
 
-/// Adds the columns, which `init` says to be complete.
+/// Runs `init`, which adds the missing columns and reports that the table has them all.
 fn init(world: &World) {
     let done = world.run(&["init", "--apply"], &[]);
     let said = String::from_utf8_lossy(&done.stdout);
@@ -13,7 +13,8 @@ fn init(world: &World) {
     );
 }
 
-/// Starts the relay, and changes the publication, so that everything is compared.
+/// Checks that the relay repeats no row when it compares whole tables: after a restart, a change of
+/// the publication, and a change of a column.
 async fn assert_nothing_repeats(mut world: World) {
     for sql in [
         "SELECT 1",
@@ -56,7 +57,7 @@ async fn a_column_that_was_dropped_and_added_by_init_repeats_nothing() {
             world
                 .execute("ALTER TABLE TABLE_NAME DROP COLUMN inserted_xid")
                 .await;
-            // Without the column, too.
+            // Let a relay run without the column, too.
             let relay = world.streaming().await;
             world.wait_until_compared(&relay).await;
             relay.stop().await;
@@ -68,7 +69,7 @@ async fn a_column_that_was_dropped_and_added_by_init_repeats_nothing() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_table_made_anew_without_the_column_repeats_nothing_after_init() {
+async fn a_recreated_table_without_the_column_repeats_nothing_after_init() {
     let (world, relay) = World::served(Kind::Uuid, 20).await;
     relay.stop().await;
     world

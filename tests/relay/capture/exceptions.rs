@@ -1,5 +1,5 @@
-//! The same promises with `dispatch = exceptions`, where published events get no record: rows may
-//! be repeated, but none is lost, and no old row is published.
+//! Captured tables with `dispatch = exceptions`, where published events get no record: rows may be
+//! repeated, but none is lost, and no old row is published.
 
 use pubsub_emulator::{Action, Fault};
 use tonic::Code;
@@ -88,7 +88,7 @@ async fn rows_of_a_gap_are_published_without_records_even_after_a_crash() {
     }
 }
 
-const ANEW: &str = "\
+const RECREATE: &str = "\
     DROP TABLE public.numbered; \
     CREATE TABLE public.numbered (id bigserial PRIMARY KEY, aggregatetype text, aggregateid text, \
         event_type text, payload jsonb, \
@@ -104,7 +104,7 @@ async fn a_recreated_table_loses_nothing_without_records() {
             relay.stop().await;
             None
         };
-        world.execute(ANEW).await;
+        world.execute(RECREATE).await;
         world.insert("a", 30).await;
         world
             .execute("ALTER PUBLICATION postrider ADD TABLE TABLE_NAME")
@@ -134,7 +134,7 @@ async fn renaming_a_table_loses_nothing_without_records() {
     }
 }
 
-/// The rows of a partition that was filled before the last vouch and attached after it.
+/// The partition was filled before the last vouch and is attached after it.
 #[tokio::test(flavor = "multi_thread")]
 async fn rows_of_a_partition_filled_long_before_are_published_without_records() {
     let (mut world, relay) = served(Kind::Partitioned).await;
@@ -195,7 +195,7 @@ async fn a_table_can_be_altered_while_a_recovery_without_records_waits() {
     world.assert_published(relay).await;
 }
 
-/// It was filled just now, so its rows are younger than the floor.
+/// The partition was filled just now, so its rows are above the floor.
 #[tokio::test(flavor = "multi_thread")]
 async fn rows_of_a_partition_filled_just_before_it_is_attached_are_published_without_records() {
     let (mut world, relay) = served(Kind::Partitioned).await;
@@ -257,8 +257,8 @@ async fn a_gap_before_the_first_session_is_noticed_without_records() {
     world.assert_published(relay).await;
 }
 
-/// Events that were published without a record are not repeated when records are written again, for any
-/// reason that makes the relay compare the whole table.
+/// After a switch back to full records, the relay does not repeat events that were published
+/// without a record, for any reason that makes it compare the whole table.
 #[tokio::test(flavor = "multi_thread")]
 async fn back_at_full_records_nothing_that_was_published_without_one_is_repeated() {
     for kind in [Kind::Numbered, Kind::Partitioned] {
@@ -315,7 +315,7 @@ async fn a_partition_created_together_with_its_rows_repeats_nothing_without_reco
     relay.stop().await;
 }
 
-/// The other way round: one transaction fills the partition and then attaches it.
+/// One transaction fills the table and then attaches it as a partition.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_partition_filled_and_attached_by_one_transaction_is_published_without_records() {
     let (mut world, relay) = served(Kind::Partitioned).await;
@@ -332,7 +332,7 @@ async fn a_partition_filled_and_attached_by_one_transaction_is_published_without
     world.assert_published(relay).await;
 }
 
-/// Their records do not exist, and their transactions are older than full records.
+/// The moved rows have no records, because they were published before full records resumed.
 #[tokio::test(flavor = "multi_thread")]
 async fn back_at_full_records_rows_that_are_moved_to_another_partition_are_not_repeated() {
     let (mut world, relay) = served(Kind::Partitioned).await;

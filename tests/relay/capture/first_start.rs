@@ -55,8 +55,8 @@ async fn a_long_history_in_partitions_costs_nothing_at_the_first_start() {
     a_long_history_costs_nothing(Kind::Partitioned).await;
 }
 
-/// The slot is dropped before or after the first relay has done any work, and an operator also asks
-/// for a recovery.
+/// Drops the slot before a relay has run (`by_init`) or after a first start, and requests a
+/// recovery. Then drops the slot once more.
 async fn no_old_row_is_published_after_a_loss(kind: Kind, by_init: bool) {
     let mut world = World::new(kind, 2_000).await;
     if !by_init {
@@ -185,8 +185,8 @@ async fn init_can_run_again_at_any_time() {
     world.assert_published_once(relay).await;
 }
 
-/// PostgreSQL makes the slot only when the transactions that are open have ended. What is committed
-/// meanwhile is published, and in order.
+/// PostgreSQL creates a slot only when all open transactions have ended. Rows that are committed
+/// during this wait are published in order.
 #[tokio::test(flavor = "multi_thread")]
 async fn rows_committed_while_the_first_slot_is_made_keep_their_order() {
     for kind in [Kind::Events, Kind::Partitioned] {
@@ -205,7 +205,8 @@ async fn rows_committed_while_the_first_slot_is_made_keep_their_order() {
     }
 }
 
-/// The record of a table that cannot be read yet must not make the next start think it is served.
+/// The first start may not read the table. The next start must not take the table for one that a
+/// relay has served.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_first_start_with_all_that_lacks_a_right_begins_again_in_order() {
     let mut world = World::new(Kind::Numbered, 0).await.without_slot().await;
@@ -227,8 +228,8 @@ async fn a_first_start_with_all_that_lacks_a_right_begins_again_in_order() {
     world.assert_published_once(relay).await;
 }
 
-/// A first start whose rows wait for a topic has begun long ago. It must not turn `start = all`, set for
-/// another table, into the history of this one.
+/// A first start waits for the topic of one row. A restart with `start = all`, which is meant for new
+/// tables, must not publish the old rows of this table.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_first_start_that_waits_for_a_topic_never_publishes_old_rows_later() {
     let mut world = World::new(Kind::Events, 100).await.without_slot().await;

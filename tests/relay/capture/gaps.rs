@@ -8,7 +8,7 @@ use crate::privileges::login_role;
 
 const OUT: &str = "ALTER PUBLICATION postrider DROP TABLE TABLE_NAME";
 const IN: &str = "ALTER PUBLICATION postrider ADD TABLE TABLE_NAME";
-/// Keeps the publication from becoming empty.
+/// Adds another table, so that the publication never becomes empty.
 const ANOTHER: &str = "CREATE TABLE public.another (id int); \
                        ALTER PUBLICATION postrider ADD TABLE public.another";
 
@@ -101,7 +101,7 @@ async fn a_gap_is_closed_after_the_relay_is_killed_right_after_it() {
     }
 }
 
-/// Old pages have room for new rows. The relay finds a row in any page.
+/// The new rows reuse room in old pages. The relay finds a row in any page.
 #[tokio::test(flavor = "multi_thread")]
 async fn rows_of_a_gap_in_reused_pages_are_found() {
     for kind in [Kind::Numbered, Kind::Uuid] {
@@ -137,8 +137,8 @@ async fn a_gap_and_a_lost_slot_together_lose_nothing() {
 }
 
 /// The relay cannot compare the rows of a gap while an older transaction runs. It compares them
-/// soon after that transaction ends, although the comparison triggered by the change of the
-/// publication is over by then.
+/// soon after that transaction ends, even though the comparison that the change of the publication
+/// triggered has already ended.
 #[tokio::test(flavor = "multi_thread")]
 async fn rows_missed_during_a_long_transaction_are_published_soon_after_it_ends() {
     let (mut world, relay) = World::served(Kind::Numbered, 40).await;
@@ -156,7 +156,7 @@ async fn rows_missed_during_a_long_transaction_are_published_soon_after_it_ends(
         (world.database.text(audited).await != with_gap).then_some(())
     })
     .await;
-    // After that audit, the auditor looks once more and then pauses.
+    // The auditor audits once more and then pauses.
     let pauses = "SELECT count(*) FROM pg_stat_activity \
                   WHERE application_name = 'postrider auditor' \
                     AND clock_timestamp() - state_change > '2500 ms'";

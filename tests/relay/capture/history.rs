@@ -1,9 +1,6 @@
-//! Random histories, checked against a plain model. The relay must publish every row that a
-//! committed transaction inserted since capturing began, and no other row, whatever happens to the
-//! relay, its slot, its publication, its settings and its table in between. The order per key holds
-//! for rows that no gap left out.
-//!
-//! `POSTRIDER_HISTORY_SEED` replays one history.
+//! Random histories, checked against a plain model: the relay publishes every row that a committed
+//! transaction inserted since capturing began, and no other row. Each key is in order, except for
+//! rows of gaps. `POSTRIDER_HISTORY_SEED` replays one history.
 
 mod random;
 
@@ -31,8 +28,8 @@ struct History {
     partitions: u32,
     /// Whether the table may have unpublished rows that the stream left out.
     has_gap: bool,
-    /// The keys of rows that are written now. Rows written while the settings lacked the table come
-    /// from the table, concurrently with the stream, so rows written later get other keys.
+    /// The prefix of the keys that are written now. It changes after the settings have lacked the
+    /// table, because rows of that time have no order relative to later rows.
     keys: String,
 }
 
@@ -64,7 +61,7 @@ impl History {
         history.end().await;
     }
 
-    /// Prints each step, to help with debugging a failure.
+    /// Prints each step, for debugging.
     fn say(&mut self, what: &str) {
         println!("{}: {what}", self.step);
     }
@@ -169,9 +166,9 @@ impl History {
             None => {
                 self.say("start");
                 let relay = self.world.relay();
-                // A publication that is wrong at startup ends the relay, which another test covers.
-                // The server may still be creating a slot for the previous relay while it waits for
-                // our open transaction; then this relay is a standby.
+                // Wait for this: the next step may break the publication, and a relay that starts
+                // without a correct publication exits. A relay is a standby here while the server
+                // still creates a slot for the previous relay.
                 eventually("the relay has begun", || async {
                     let log = relay.log();
                     let has_begun = |word| log.contains(word);
@@ -195,8 +192,8 @@ impl History {
         self.end_sessions().await;
     }
 
-    /// While the server creates a slot it waits for open transactions, and does not notice that the
-    /// relay is gone.
+    /// Ends all sessions of the relay on the server. A session that waits for open transactions
+    /// while it creates a slot does not notice that its relay is gone.
     async fn end_sessions(&self) {
         let end = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity \
                    WHERE application_name LIKE 'postrider%'";
@@ -240,14 +237,15 @@ impl History {
         self.has_gap = true;
     }
 
-    /// A row that a gap left out is published when it is moved, perhaps before older ones of the gap.
+    /// Waits until the rows of earlier gaps are published. Otherwise a row that is moved would be
+    /// published at once, perhaps before older rows of its gap.
     async fn settle_gaps(&mut self) {
         if self.has_gap {
             self.settle().await;
         }
     }
 
-    /// Some rows go to another partition, whether they have been published or not.
+    /// Moves some rows to another partition, published or not.
     async fn move_rows(&mut self) {
         if self.world.kind != Kind::Partitioned {
             return;
@@ -263,7 +261,7 @@ impl History {
         self.world.execute(&sql).await;
     }
 
-    /// For a while the relay runs with other settings that lack the table.
+    /// Runs the relay for a while with settings that lack the table.
     async fn take_out_of_the_settings(&mut self) {
         self.say("settings without the table");
         if let Some(relay) = self.relay.take() {
@@ -299,7 +297,7 @@ impl History {
         self.end_all().await;
         self.settle().await;
         self.say("recreate the table");
-        self.world.execute(super::replaced::ANEW).await;
+        self.world.execute(super::replaced::RECREATE).await;
         let key = format!("anew{}", self.step);
         self.world.insert(&key, 5).await;
         self.world.execute(IN).await;
@@ -338,7 +336,8 @@ impl History {
         self.has_gap = false;
     }
 
-    /// Without records a row that is moved soon after it was published is repeated alone.
+    /// Whether moved rows may be repeated alone: without records, a row that is moved soon after it
+    /// was published is sent again.
     fn repeats_moved_rows(&self) -> bool {
         let is_without_records =
             |(name, value): &(&str, String)| *name == "POSTRIDER_DISPATCH" && value == "exceptions";

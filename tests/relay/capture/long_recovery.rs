@@ -31,7 +31,7 @@ async fn assert_nothing_is_held(world: &World) {
     let began = Instant::now();
     while began.elapsed() < WATCHES_FOR {
         assert_eq!(world.database.number(old).await, 0, "an old transaction");
-        // Somebody else's transaction, so that a snapshot that the relay keeps would grow old.
+        // Use up a transaction id, so that a snapshot that the relay holds visibly ages.
         world.execute("SELECT pg_current_xact_id()").await;
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
@@ -112,7 +112,7 @@ async fn a_recovery_that_is_killed_twice_resends_only_unrecorded_rows() {
     let copies = super::stored(&world.emulator);
     let is_repeated = |id: &&String| copies.get(*id).copied() > Some(1);
     let allowed: usize = report.duplicates.len();
-    // A row that was sent and not recorded is sent again. That is at most the rows in flight.
+    // The relay sends rows again that it had sent and not recorded: at most the rows in flight.
     assert!(allowed < 30_000, "{allowed} repeats");
     let sent_again = |killed: &HashSet<String>, before: &HashSet<String>| {
         let fresh = killed.iter().filter(|id| !before.contains(*id));

@@ -91,7 +91,8 @@ impl World {
         }
     }
 
-    /// As if `init` had created no slot: the relay creates it at its first start.
+    /// Removes the slot and the capture records, as if `init` had created no slot: the relay
+    /// creates it at its first start.
     async fn without_slot(self) -> Self {
         self.database.drop_slot().await;
         self.database.execute("DELETE FROM outbox.capture").await;
@@ -242,8 +243,8 @@ impl World {
         self.database.wait_until_confirmed().await;
     }
 
-    /// Every row now in the table was published once and in order, also after a restart, and no
-    /// other row was.
+    /// Checks that every row now in the table is published once and in order, also after a restart,
+    /// and that no other row is.
     async fn assert_published_once(&mut self, relay: Relay) {
         let relay = self.published_all(relay).await;
         let report = self.report();
@@ -255,7 +256,7 @@ impl World {
         relay.stop().await;
     }
 
-    /// The same, but rows that were delivered may be repeated.
+    /// Like `assert_published_once`, but published rows may be repeated.
     async fn assert_published(&mut self, relay: Relay) {
         let relay = self.published_all(relay).await;
         let report = self.report();

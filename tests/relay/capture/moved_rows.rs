@@ -10,7 +10,8 @@ use super::World;
 use super::table::Kind;
 use crate::harness::{self, eventually};
 
-/// A partition whose rows the stream does not bring under the table's name.
+/// Creates, fills and attaches a partition. Its rows are not in the stream, because they were
+/// inserted before it belonged to the captured table.
 const ATTACH: &str = "\
     CREATE TABLE public.more (LIKE public.parts INCLUDING ALL); \
     INSERT_ROWS; \
@@ -30,7 +31,7 @@ async fn attach(world: &mut World, rows: u32) {
     world.execute(&ATTACH.replace("INSERT_ROWS", &insert)).await;
 }
 
-/// The next audit publishes them. It runs soon after a start and then every few minutes.
+/// The next audit publishes the rows. An audit runs soon after a start and then every few minutes.
 #[tokio::test(flavor = "multi_thread")]
 async fn rows_of_a_partition_attached_under_a_running_relay_are_published() {
     let (mut world, relay) = World::served(Kind::Partitioned, 50).await;
@@ -250,8 +251,8 @@ async fn rows_of_an_unlogged_partition_are_published_once_it_is_logged() {
     world.assert_published_once(relay).await;
 }
 
-/// The relay has read the rows from their table, and they wait for Pub/Sub, when the stream brings them
-/// as moved rows.
+/// The relay has read the rows from their table, and they wait for Pub/Sub. Meanwhile the stream
+/// brings the same rows as moved rows.
 #[tokio::test(flavor = "multi_thread")]
 async fn rows_that_move_while_a_recovery_publishes_them_are_published_once() {
     let (mut world, relay) = World::served(Kind::Partitioned, 60).await;
@@ -272,7 +273,8 @@ async fn rows_that_move_while_a_recovery_publishes_them_are_published_once() {
     world.assert_published_once(relay).await;
 }
 
-/// A row is found by the transaction that inserted it, so it may change in any way that keeps that.
+/// A continued recovery identifies rows by `inserted_xid`, so rows may change in any way that
+/// leaves `inserted_xid` as it is.
 async fn changed_before_a_recovery_is_continued(kind: Kind, changes: &[&str]) {
     let (mut world, relay) = World::served(kind, 60).await;
     relay.stop().await;

@@ -1,10 +1,12 @@
-//! A slot that was moved forward, or replaced by a copy of another one, after `init` and before the first
-//! start. No relay has recorded a position yet, so only the capture records show it.
+//! A slot that was moved forward, or replaced by a copy of another slot, after `init` and before
+//! the first start. No relay has recorded a position yet, so only the capture records show that the
+//! slot has skipped rows.
 
 use super::World;
 use super::table::Kind;
 
-/// `skip` moves the slot over the rows that were committed before.
+/// `skip` makes the slot skip the rows that were committed before. The relay publishes these from
+/// the table.
 async fn rows_that_the_slot_skips_come_from_the_table(
     dispatch: &str,
     skip: impl AsyncFnOnce(&World),

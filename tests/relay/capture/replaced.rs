@@ -8,7 +8,7 @@ use crate::harness::Relay;
 const PUBLISH: &str = "ALTER PUBLICATION postrider ADD TABLE TABLE_NAME";
 
 /// The table as its service recreates it, with the columns that `init` had added.
-pub(super) const ANEW: &str = "\
+pub(super) const RECREATE: &str = "\
     DROP TABLE public.numbered; \
     CREATE TABLE public.numbered (id bigserial PRIMARY KEY, aggregatetype text, aggregateid text, \
         event_type text, payload jsonb, \
@@ -22,7 +22,7 @@ enum Meanwhile {
     SlotIsLost,
 }
 
-async fn made_anew(meanwhile: Meanwhile) {
+async fn recreated(meanwhile: Meanwhile) {
     let (mut world, relay) = World::served(Kind::Numbered, 50).await;
     let relay = match meanwhile {
         Meanwhile::RelayRuns => Some(relay),
@@ -31,7 +31,7 @@ async fn made_anew(meanwhile: Meanwhile) {
             None
         }
     };
-    world.execute(ANEW).await;
+    world.execute(RECREATE).await;
     // The publication does not have the new table yet.
     world.insert("a", 30).await;
     world.execute(PUBLISH).await;
@@ -45,20 +45,20 @@ async fn made_anew(meanwhile: Meanwhile) {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_table_recreated_under_a_running_relay_loses_nothing() {
-    made_anew(Meanwhile::RelayRuns).await;
+    recreated(Meanwhile::RelayRuns).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_table_recreated_while_the_relay_is_down_loses_nothing() {
-    made_anew(Meanwhile::RelayIsDown).await;
+    recreated(Meanwhile::RelayIsDown).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_recreated_table_whose_slot_is_also_lost_loses_nothing() {
-    made_anew(Meanwhile::SlotIsLost).await;
+    recreated(Meanwhile::SlotIsLost).await;
 }
 
-/// Waits until the relay serves the slot and has looked at the table's numbers.
+/// Waits until the relay has published and audited all rows, then stops it.
 async fn settle(world: &mut World, relay: Relay) {
     world.note().await;
     world.wait_until_published(&relay).await;
@@ -66,8 +66,8 @@ async fn settle(world: &mut World, relay: Relay) {
     relay.stop().await;
 }
 
-/// After numbers restart, the numbers seen before mean nothing. Tested right after the restart, and
-/// after the relay has seen new numbers.
+/// After a sequence restarts, the numbers that the relay has recorded are no longer valid. Tests a
+/// recovery right after the restart, and one after the relay has audited rows with new numbers.
 async fn numbers_that_begin_again_hide_no_row_from_a_recovery(begin_again: &str, publish: &str) {
     for is_seen in [false, true] {
         numbers_begin_again(begin_again, publish, is_seen).await;
@@ -77,7 +77,7 @@ async fn numbers_that_begin_again_hide_no_row_from_a_recovery(begin_again: &str,
 async fn numbers_begin_again(begin_again: &str, publish: &str, is_seen: bool) {
     let (mut world, relay) = World::served(Kind::Numbered, 200).await;
     relay.stop().await;
-    // The relay looks a second time at how far the numbers have come.
+    // A second session audits again, and so learns how far the numbers have come.
     let relay = world.streaming().await;
     settle(&mut world, relay).await;
     world.execute(begin_again).await;
@@ -96,7 +96,7 @@ async fn numbers_begin_again(begin_again: &str, publish: &str, is_seen: bool) {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_recovery_finds_the_rows_of_a_table_recreated_before() {
-    numbers_that_begin_again_hide_no_row_from_a_recovery(ANEW, PUBLISH).await;
+    numbers_that_begin_again_hide_no_row_from_a_recovery(RECREATE, PUBLISH).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

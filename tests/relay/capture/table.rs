@@ -99,7 +99,7 @@ impl Kind {
         )
     }
 
-    /// The same rows in one transaction.
+    /// Like `insert`, but all rows in one transaction.
     pub(super) fn insert_at_once(self, table: &str, prefix: &str, first: u32, rows: u32) -> String {
         let insert = self.values(table, &format!("'{prefix}-' || i % 5"), "New", "i");
         format!(

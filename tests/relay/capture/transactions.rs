@@ -99,7 +99,7 @@ async fn rows_under_savepoints_are_delivered_unless_rolled_back() {
     }
 }
 
-/// When a transaction ends that was open before the relay captured the table.
+/// When the transaction that was open at the first start ends.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum EndsAfter {
     Streaming,
@@ -164,7 +164,7 @@ async fn a_transaction_open_at_the_first_start_is_delivered_by_a_recovery() {
     open_at_the_first_start(Kind::Partitioned, EndsAfter::LostSlot).await;
 }
 
-/// Several audits run while it is open; the floor waits for it.
+/// Several audits run while the transaction is open. The floor does not pass it.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_transaction_that_outlives_several_audits_is_delivered_after_a_crash_and_a_lost_slot() {
     for kind in [Kind::Events, Kind::Numbered, Kind::Uuid] {

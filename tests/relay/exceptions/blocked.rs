@@ -11,7 +11,7 @@ use super::{
 };
 use crate::harness::{self, Database, eventually};
 
-/// Keys that have events in quarantine and earlier events without a row, which are repeated.
+/// Keys have events in quarantine, and earlier events that have no row and are repeated.
 #[tokio::test(flavor = "multi_thread")]
 async fn events_before_a_blocked_event_are_repeated_before_it_when_the_slot_is_lost() {
     let database = Database::start().await;
@@ -87,7 +87,7 @@ async fn kill_9_during_a_release_keeps_the_order_of_the_key() {
         (left == 0).then_some(())
     })
     .await;
-    // Repeats everything once more, the released events among their neighbours.
+    // The next relay repeats everything once more, the released events among their neighbours.
     relay.kill_9();
     harness::wait_until_killed_relays_are_gone(&database, &emulator).await;
     relay = start(&database, &emulator);

@@ -11,9 +11,9 @@ use super::{
 };
 use crate::harness::{self, Database, Relay, eventually};
 
-/// Longer than the relay takes to confirm, or to vouch for, a position that it believes delivered.
+/// Long enough for a faulty relay to confirm a position, or to vouch for it, by mistake.
 const TIME_FOR_A_MISTAKE: Duration = Duration::from_secs(2);
-/// The same for vouching, which runs every ten seconds.
+/// Longer than the interval between two vouches, ten seconds.
 const A_ROUND: Duration = Duration::from_secs(12);
 
 async fn insert_one(database: &Database, id: &str, key: &str, version: u32) {
@@ -81,7 +81,7 @@ async fn a_slot_recreated_while_a_session_ends_is_not_vouched_for() {
     let never = Action::Delay(Duration::from_secs(600));
     emulator.faults().inject(Fault::new(never));
     insert(&database, 201, 100).await;
-    // The relay begins to wait until everything is confirmed.
+    // A vouch begins, and waits until the slot has confirmed everything.
     tokio::time::sleep(A_ROUND).await;
     let slot = database.slot().to_owned();
     database
@@ -98,7 +98,8 @@ async fn a_slot_recreated_while_a_session_ends_is_not_vouched_for() {
     assert_whole_and_in_order(&database, &emulator, &relay).await;
 }
 
-/// The order of the aggregates does not matter.
+/// Events wait behind a blocked event of their ordering key, regardless of the order in which a
+/// recovery reads the aggregates.
 #[tokio::test(flavor = "multi_thread")]
 async fn events_with_the_ordering_key_of_a_blocked_event_wait_behind_it_after_a_lost_slot() {
     const WAITS: &str = "00000000-0000-4000-8000-00000000af02";
@@ -110,7 +111,7 @@ async fn events_with_the_ordering_key_of_a_blocked_event_wait_behind_it_after_a_
     let relay = start_with(&database, &emulator, &one_bucket);
     insert(&database, 1, 20).await;
     insert_bad(&database, 21).await;
-    // An aggregate that sorts before the bad event's aggregate in any order.
+    // An aggregate that sorts before the bad event's aggregate in every collation.
     insert_one(&database, WAITS, "a", 1).await;
     eventually("both are quarantined", || async {
         (rows(&database, "quarantined").await == 2).then_some(())

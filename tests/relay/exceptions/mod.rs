@@ -1,5 +1,5 @@
-//! `dispatch = exceptions`: published events have no row. Still nothing is lost, and repeats are
-//! complete and in order.
+//! `dispatch = exceptions`: published events have no row. Nothing is lost, and repeats are complete
+//! and in order. The relay *vouches* for events by raising the floor of their table above them.
 
 mod blocked;
 mod edges;
@@ -114,7 +114,8 @@ pub(crate) async fn rows(database: &Database, state: &str) -> i64 {
     database.number(&sql).await
 }
 
-/// Every event that is not in quarantine was published in order, and repeats were complete.
+/// Compares the journal with the events that are not in quarantine: published in order, and repeats
+/// complete.
 pub(crate) async fn check(database: &Database, emulator: &RunningEmulator) -> Report {
     let mut expected = database.expected().await;
     let aside = "SELECT event_id::text FROM outbox.dispatch WHERE state <> 'published'";
@@ -135,7 +136,8 @@ pub(crate) async fn assert_whole_and_in_order(
     assert!(report.is_clean(), "{report}\n{}", relay.log());
 }
 
-/// The same, and nothing was repeated, except where a lost slot cut a repetition short.
+/// Like `assert_whole_and_in_order`, and nothing was repeated, unless the relay lost its lease with
+/// requests in flight.
 pub(crate) async fn assert_once_and_in_order(
     database: &Database,
     emulator: &RunningEmulator,

@@ -1,4 +1,4 @@
-//! Published events get no row, and neither a crash nor an idle time leaves a trace of one.
+//! Published events get no row, also when relays are killed, and an idle relay writes nothing.
 
 use std::time::Duration;
 
@@ -46,7 +46,8 @@ async fn kill_9_under_load_loses_nothing_and_repeats_completely_and_in_order() {
     for round in 1..=5 {
         let relay = start(&database, &emulator);
         let target = emulator.journal().counts().stored_messages + 300;
-        // The relay before may already have delivered and confirmed everything.
+        // Insert more, because the previous relay may already have delivered and confirmed
+        // everything.
         insert(&database, 2_601 + round * 400, 300).await;
         eventually("some more events are stored", || async {
             (emulator.journal().counts().stored_messages >= target).then_some(())
@@ -73,7 +74,8 @@ async fn an_idle_relay_writes_nothing() {
     database.execute("CREATE TABLE other (n int)").await;
     // Every write creates a new row version.
     let versions = "SELECT string_agg(t.xmin::text || t.ctid::text, ' ') FROM outbox.relay t";
-    // Work in progress may still be recorded; wait longer than the time from one vouch to the next.
+    // The relay may still record earlier work, so wait longer than the interval between two
+    // vouches.
     let mut before = eventually("the relay's row no longer changes", || async {
         let row = database.text(versions).await;
         tokio::time::sleep(Duration::from_secs(14)).await;

@@ -9,7 +9,7 @@ use pubsub_emulator::RunningEmulator;
 
 use super::{Database, PATIENCE, eventually};
 
-/// The binary under test, with no environment but this.
+/// The binary under test, with `environment` and no other variables.
 pub(crate) fn postrider(arguments: &[&str], environment: &[(&str, &str)]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_postrider"));
     command
@@ -62,7 +62,8 @@ impl Relay {
         self.log.lock().unwrap().join("\n")
     }
 
-    /// Whether a session of this relay found its slot lost. Requests then in flight are repeated.
+    /// Whether a session of this relay lost its lease on the slot. The requests that were in flight
+    /// are repeated.
     pub(crate) fn has_lost_its_slot(&self) -> bool {
         self.log().contains("code=lease-lost")
     }
@@ -82,8 +83,8 @@ impl Relay {
             .await;
     }
 
-    /// Before the relay handles SIGTERM the system ends the process, which has touched nothing by
-    /// then.
+    /// Waits until the relay handles SIGTERM. Before that, the system ends the process at a
+    /// SIGTERM; the relay has changed nothing yet.
     pub(crate) async fn wait_until_it_takes_sigterm(&self) {
         const SIGTERM: u32 = 15;
         let path = format!("/proc/{}/status", self.child.id());

@@ -1,4 +1,4 @@
-//! PostgreSQL is away, full, or altered.
+//! PostgreSQL is unreachable, full, or altered.
 
 use std::time::Duration;
 
@@ -47,7 +47,7 @@ async fn the_disk_is_full() {
     disk.hold_dispatch(&database).await;
     let desk = Desk::on(database).await;
     disk.fill();
-    // The pages that the table already has are soon full.
+    // Fill the pages that the table already has, so that a new page is needed.
     insert_orders(&desk.database, 400, 8).await;
     let full = Expected {
         status: ("blocked-on-database", 1),

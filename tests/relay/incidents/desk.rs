@@ -1,4 +1,4 @@
-//! The operator's desk: a database, Pub/Sub and a relay, and looks at all six views.
+//! The operator's desk: a database, Pub/Sub, a relay, and a reader of all six views.
 
 use std::time::{Duration, Instant};
 
@@ -9,16 +9,16 @@ use super::sight::{CommandView, Expected, Sight};
 use crate::harness::{self, Database, Relay, insert_orders, postrider};
 use crate::http::{free_addr, get};
 
-/// Pause between two looks.
+/// Pause between two reads of all views.
 const POLL_INTERVAL: Duration = Duration::from_millis(200);
 
-/// What an incident needs.
+/// The parts that an incident needs.
 pub(super) struct Desk {
     pub(super) database: Database,
     pub(super) emulator: RunningEmulator,
     /// The relay; `None` while it is down.
     pub(super) relay: Option<Relay>,
-    /// Where the relay finds Pub/Sub.
+    /// The address at which the relay looks for Pub/Sub.
     pub(super) pubsub: String,
     /// The URL with which the relay logs in.
     pub(super) relay_url: String,
@@ -28,7 +28,7 @@ pub(super) struct Desk {
 }
 
 impl Desk {
-    /// A relay that streams and has delivered a few events.
+    /// A desk whose relay streams and has delivered a few events.
     pub(super) async fn new() -> Self {
         Self::on(Database::start().await).await
     }
@@ -41,7 +41,7 @@ impl Desk {
         desk
     }
 
-    /// Without a relay yet.
+    /// A desk whose relay has not been started.
     pub(super) fn prepared(database: Database, emulator: RunningEmulator, pubsub: String) -> Self {
         Self {
             relay_url: database.url.clone(),
@@ -86,12 +86,12 @@ impl Desk {
         relay.wait().await.code()
     }
 
-    /// Events that the incident holds up.
+    /// Writes events, which the incident holds up.
     pub(super) async fn write_events(&self) {
         insert_orders(&self.database, 40, 8).await;
     }
 
-    /// Looks until all views show what they should.
+    /// Reads all views until they show what is expected.
     pub(super) async fn sees(&self, expected: Expected) -> Sight {
         let deadline = Instant::now() + Duration::from_secs(20);
         loop {
@@ -106,13 +106,13 @@ impl Desk {
         }
     }
 
-    /// All is delivered again, and every view says so.
+    /// Waits until everything is delivered and every view shows that.
     pub(super) async fn sees_all_delivered(&self) -> Sight {
         self.database.wait_until_recorded().await;
         self.sees(Expected::HEALTHY).await
     }
 
-    /// The same, and the log contains these texts.
+    /// Like `sees_all_delivered`, and the log must contain these texts.
     pub(super) async fn sees_all_delivered_and_logs(&self, log: &'static [&'static str]) {
         self.database.wait_until_recorded().await;
         self.sees(Expected::HEALTHY.log(log)).await;

@@ -1,10 +1,10 @@
-//! The incidents of a night on call, replayed. Each test says what the operator sees on all six views
-//! (`status`, `slot show`, `/status`, `/readyz`, the log, the metrics) while the incident lasts and after the
-//! repair. No view may say that all is well while nothing is delivered.
+//! The incidents of a night on call, replayed. Each test checks all six views of the operator
+//! (`status`, `slot show`, `/status`, `/readyz`, the log, the metrics) during the incident and
+//! after the repair. No view may report health while nothing is delivered.
 //!
 //! | file | incidents |
 //! |---|---|
-//! | `pubsub` | Pub/Sub away; topic missing, no permission, quota used up, credentials refused |
+//! | `pubsub` | Pub/Sub unreachable; topic missing, no permission, quota used up, credentials refused |
 //! | `events` | a schema refuses an event, events that can never be published |
 //! | `slot` | dropped under the relay, lost, unreserved, held back by a long transaction |
 //! | `database` | PostgreSQL stopped, disk full, table out of the publication, publication dropped, `INSERT` revoked |

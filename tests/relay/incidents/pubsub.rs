@@ -1,4 +1,4 @@
-//! Pub/Sub is away, or does not take the events of some topics.
+//! Pub/Sub is unreachable, or refuses the events of some topics.
 
 use fault_proxy::{Cut, FaultProxy};
 use pubsub_emulator::{Action, Fault};
@@ -43,7 +43,7 @@ const REFUSED: [(&str, Option<Code>, &str, &str); 4] = [
 ];
 
 #[tokio::test(flavor = "multi_thread")]
-async fn pubsub_is_away() {
+async fn pubsub_is_unreachable() {
     let emulator = harness::emulator().await;
     let proxy = FaultProxy::start(emulator.addr()).await.unwrap();
     let pubsub = proxy.addr().to_string();
@@ -115,7 +115,7 @@ async fn pubsub_refuses_topics() {
             assert!(text.contains(part), "{part}: {sight}");
         }
     }
-    // The topic exists again, too.
+    // Lifting all faults also restores the deleted topic.
     faults.lift_all();
     desk.sees_all_delivered_and_logs(&[
         "works again topic=\"projects/demo/topics/missing.events\"",

@@ -1,4 +1,4 @@
-//! The relay is down, locked out, or not alone.
+//! The relay is down, cannot log in, or is not the only one.
 
 use super::desk::Desk;
 use super::sight::Expected;

@@ -1,10 +1,11 @@
-//! What an operator sees: all six views at one moment, and what they should show.
+//! The six views of an operator at one moment, and the expected content of each.
 
 use std::fmt;
 
 use serde_json::Value;
 
-/// One look at `status`, `slot show`, `/status`, `/readyz`, the log and the metrics.
+/// The content of `status`, `slot show`, `/status`, `/readyz`, the log and the metrics at one
+/// moment.
 pub(super) struct Sight {
     pub(super) status: CommandView,
     pub(super) slot: CommandView,
@@ -16,7 +17,7 @@ pub(super) struct Sight {
     pub(super) log: String,
 }
 
-/// A command as a person and as a program see it.
+/// The output of a command, for a person and as JSON.
 pub(super) struct CommandView {
     pub(super) exit: Option<i32>,
     /// Standard output and standard error.
@@ -24,7 +25,7 @@ pub(super) struct CommandView {
     pub(super) json: Value,
 }
 
-/// What all views should show. A field that does not matter is `None` or empty.
+/// The expected content of all views. A field that does not matter is `None` or empty.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Expected {
     /// State and exit code of `postrider status`.
@@ -37,7 +38,7 @@ pub(super) struct Expected {
     pub(super) ready: Option<u16>,
     /// The error code: in `/status`, in the log, and on both screens.
     pub(super) code: Option<&'static str>,
-    /// What `postrider status` says in addition: what waits, since when, what to do.
+    /// Further text of `postrider status`: the waiting events, since when they wait, the remedy.
     pub(super) says: &'static [&'static str],
     pub(super) log: &'static [&'static str],
     /// Events in quarantine, at `/status`.
@@ -100,7 +101,7 @@ impl Expected {
 }
 
 impl Sight {
-    /// Every way in which the views differ from what they should show.
+    /// All differences between the views and their expected content.
     pub(super) fn faults(&self, expected: &Expected) -> Vec<String> {
         let mut faults = Vec::new();
         let mut is = |view: &str, found: String, wanted: String| {
@@ -189,7 +190,7 @@ impl Sight {
             .collect()
     }
 
-    /// The views that say that events are delivered, although an incident holds them up.
+    /// The views that claim that events are delivered, although an incident holds them up.
     fn claims_of_health(&self) -> Vec<String> {
         let ready = self.ready.as_ref().map_or("", |(_, body)| body);
         let claims = [

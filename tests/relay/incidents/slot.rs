@@ -8,7 +8,7 @@ use super::desk::Desk;
 use super::sight::Expected;
 use crate::harness::{Database, connect, eventually};
 
-/// A server on which a slot is soon in danger.
+/// A server on which a little WAL puts a slot in danger.
 async fn impatient(limit: &str, max_wal_size: &str) -> Database {
     let server = ScratchPostgres::builder()
         .initdb_arg("--wal-segsize=1")

@@ -93,7 +93,8 @@ async fn init_refuses_a_schema_in_which_strangers_may_create_objects() {
     }
 }
 
-/// The stranger made the table while it had the right, and commits once `init` has looked.
+/// A stranger creates the table while it has the right, and commits after `init` has checked the
+/// schema.
 #[tokio::test(flavor = "multi_thread")]
 async fn init_fires_no_trigger_of_a_table_that_is_committed_while_it_runs() {
     let server = ScratchPostgres::builder().start().unwrap();

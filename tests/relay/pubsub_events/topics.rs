@@ -71,7 +71,7 @@ async fn a_right_that_is_revoked_and_granted_again_holds_up_only_its_topic() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_topic_that_fails_a_precondition_for_a_while_holds_up_only_itself() {
-    // For example, because the key that encrypts the topic is unavailable.
+    // Pub/Sub answers so when the key that encrypts the topic is unavailable, for example.
     let hint = "roles/pubsub.publisher";
     a_refusal_holds_up_only_its_topic(Code::FailedPrecondition, "pubsub-permission", hint).await;
 }
@@ -92,7 +92,8 @@ async fn credentials_that_pubsub_refuses_for_a_while_are_named_and_retried() {
     .await;
 }
 
-/// The refusal is logged with a hint, and delivery continues as soon as it is lifted.
+/// Checks that the refusal is logged with a hint, holds up only its topic, and that delivery
+/// continues as soon as it is lifted.
 async fn a_refusal_holds_up_only_its_topic(code: Code, name: &str, hint: &str) {
     let world = world_with_payments().await;
     let refusal = Fault::new(Action::Fail(code)).on_topic("order.events");

@@ -71,7 +71,7 @@ async fn expected_published(database: &Database) -> Expected {
     expected
 }
 
-/// Compares the journal with the events that the table calls published, in commit order.
+/// Compares the journal with the events that outbox.dispatch marks as published, in commit order.
 async fn check_published(database: &Database, emulator: &RunningEmulator) -> Report {
     let expected = expected_published(database).await;
     checks::check(&emulator.journal().attempts(), &expected)

@@ -274,7 +274,8 @@ async fn a_bad_event_that_arrives_during_a_release_gets_a_dead_letter_and_its_tu
     })
     .await;
     emulator.faults().lift(slow);
-    // The events before it are sent. It stays in quarantine, with the events behind it.
+    // The events before the new bad event are sent. The bad event stays in quarantine, with the
+    // events behind it.
     wait_for_state(&database, "quarantined", 11).await;
     wait_for_state(&database, "released", 0).await;
     let attempts = emulator.journal().attempts();
@@ -308,7 +309,7 @@ async fn hundreds_of_released_keys_of_a_missing_topic_hold_up_no_other_key() {
     let emulator = harness::emulator().await;
     let poisoned = poison(&emulator, BAD);
     let relay = Relay::start(&database, &emulator);
-    // In topic order, the missing topic comes first.
+    // The missing topic comes first in topic order.
     database
         .execute(
             "INSERT INTO outbox.events (aggregatetype, aggregateid, event_type, headers) \

@@ -200,7 +200,8 @@ async fn unmappable_rows_are_quarantined_with_their_key_if_it_is_known() {
             ("TooLarge", "event-too-large", topic, Some("big")),
         ]
     );
-    // o-0 waits from its bad event on. The events before that, and all of o-1, were published.
+    // The key o-0 waits from its bad event on. Its earlier events, and all events of o-1, were
+    // published.
     assert_eq!(
         in_state(&database, "published").await,
         30,
@@ -222,7 +223,7 @@ async fn a_dead_letter_is_sent_for_the_bad_event_and_not_for_those_that_wait() {
     let emulator = harness::emulator().await;
     let dead = "projects/demo/topics/dead";
     emulator.create_topic(dead).await.unwrap();
-    // Refused only on its own topic, because the dead letter has the same event id.
+    // Refuse the event on its own topic only: its dead letter has the same event id.
     let event_id = BAD.to_owned();
     let fault = Fault::new(Action::Poison { event_id }).on_topic("order.events");
     emulator.faults().inject(fault);
@@ -279,7 +280,7 @@ async fn kill_9_during_the_bisection_keeps_the_key_blocked_and_loses_nothing() {
     let slow = emulator.faults().inject(Fault::new(slow));
     for errors in 1..5 {
         let relay = Relay::start(&database, &emulator);
-        // The search ends early if the bad event is alone in its request.
+        // The bisection may already be over, if the bad event was alone in its request.
         eventually("the bisection has begun", || async {
             let refused = emulator.journal().counts().error_answers;
             let found = in_state(&database, "quarantined").await > 0;

@@ -3,7 +3,7 @@
 
 use super::*;
 
-/// Production with undelivered events, which a relay on a copy would find in the tables.
+/// Production has undelivered events. A relay on a copy finds these events in the tables.
 async fn production() -> (Database, RunningEmulator) {
     let (database, emulator) = served_by(Database::private().await).await;
     insert(&database, 201, 50).await;

@@ -1,4 +1,5 @@
-//! Which rows come from the tables, in which order, and when the log cannot bring them.
+//! Recoveries: which rows come from the tables, in which order, and what happens when the log is
+//! unreadable.
 
 use super::*;
 
@@ -33,7 +34,7 @@ async fn start_all_delivers_the_rows_of_the_table_while_writers_continue() {
     assert_nothing_is_lost_or_repeated(&database, &emulator, &relay).await;
     assert!(relay.log().contains("first-start"), "{}", relay.log());
     relay.stop().await;
-    // A second start is no first start.
+    // Only the first start publishes the tables, although `start = all` is still set.
     let relay = Relay::start_with(&database, &host, &[("POSTRIDER_START", "all")]);
     relay.wait_for_log("streaming").await;
     assert!(!relay.log().contains("recovering"), "{}", relay.log());
@@ -98,8 +99,8 @@ async fn rows_written_without_a_publication_come_from_the_table() {
     let columns = "SELECT string_agg(tablename, ',') FROM pg_publication_tables";
     assert_eq!(database.text(columns).await, "events");
     database.execute("DROP PUBLICATION postrider").await;
-    // Rows under keys of their own, because PostgreSQL 18 silently skips them and the audit finds
-    // them.
+    // These rows get keys of their own: PostgreSQL 18 silently skips them, and the audit delivers
+    // them later than the stream.
     database.execute(&insert_sql("gap", 201, 100)).await;
     database
         .execute("CREATE PUBLICATION postrider FOR TABLE outbox.events WITH (publish = 'insert', publish_via_partition_root = true)")
@@ -110,7 +111,7 @@ async fn rows_written_without_a_publication_come_from_the_table() {
     relay.wait_for_log("publication-gap").await;
 }
 
-/// 200 events are delivered, and the log can be read only to the middle of the 300 that follow.
+/// Delivers 200 events, then damages the log so that only half of the next 300 can be streamed.
 async fn served_with_a_damaged_log() -> (Database, RunningEmulator) {
     let (mut database, emulator) = served_by(Database::private().await).await;
     let place = "SELECT file_name || ' ' || file_offset \
@@ -244,7 +245,8 @@ async fn a_recovery_quarantines_an_unmappable_row_which_blocks_only_its_key() {
     relay.stop().await;
 }
 
-/// The row waits for its topic, and its key with it. The stream of all other keys goes on.
+/// A recovered row waits for its topic, and only its key waits with it. All other keys are
+/// streamed.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_recovered_row_whose_topic_is_missing_holds_up_its_key_alone() {
     let (database, emulator) = served_and_stopped().await;
@@ -256,14 +258,14 @@ async fn a_recovered_row_whose_topic_is_missing_holds_up_its_key_alone() {
     let relay = Relay::start(&database, &emulator);
     relay.wait_for_log("topic-missing").await;
     insert(&database, 251, 50).await;
-    // These wait behind those that came from the table.
+    // These events wait behind the events of their key that came from the table.
     database.execute(&lost.replace("1, 3", "4, 6")).await;
     insert(&database, 301, 50).await;
     eventually("the stream of other keys is published", || async {
         (recorded(&database).await == 350).then_some(())
     })
     .await;
-    // A relay that dies now begins the recovery again.
+    // The next relay continues the recovery.
     relay.kill_9();
     harness::wait_until_killed_relays_are_gone(&database, &emulator).await;
     let relay = Relay::start(&database, &emulator);
@@ -274,7 +276,7 @@ async fn a_recovered_row_whose_topic_is_missing_holds_up_its_key_alone() {
     assert_nothing_is_lost_or_repeated(&database, &emulator, &relay).await;
 }
 
-/// An unrelated key can be released meanwhile.
+/// An unrelated key can be released while the recovered row waits.
 #[tokio::test(flavor = "multi_thread")]
 async fn quarantined_events_are_released_while_a_recovered_row_waits_for_its_topic() {
     let (database, emulator) = served_and_stopped().await;

@@ -49,7 +49,7 @@ async fn a_pubsub_outage_during_a_recovery_only_adds_lag() {
     insert(&database, 201, 2_000).await;
     emulator.faults().refuse_connections(true);
     let relay = Relay::start(&database, &emulator);
-    // From then on the stream brings new events.
+    // Once the table is read, new events come from the stream.
     relay.wait_for_log("finished reading the table").await;
     insert(&database, 2_201, 1).await;
     let first_ends = database
@@ -73,7 +73,7 @@ async fn a_standby_completes_a_recovery_when_the_first_relay_dies() {
     insert(&database, 201, 2_000).await;
     emulator.faults().refuse_connections(true);
     let first = Relay::start(&database, &emulator);
-    // From then on the first relay holds the new slot.
+    // Once the table is read, the first relay holds the new slot.
     first.wait_for_log("finished reading the table").await;
     let second = Relay::start(&database, &emulator);
     second.wait_for_log("standby").await;
@@ -84,8 +84,9 @@ async fn a_standby_completes_a_recovery_when_the_first_relay_dies() {
     assert_nothing_is_lost_or_repeated(&database, &emulator, &second).await;
 }
 
-/// Its slot still has everything that was committed meanwhile: a row that its own transaction deleted
-/// is nowhere else. And unlike a new slot, it does not wait for open transactions.
+/// The slot of the unfinished recovery has everything that was committed since its creation. A row
+/// that its own transaction deleted is nowhere else. And the relay need not wait for open
+/// transactions, as it would for a new slot.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_restart_continues_an_unfinished_recovery_with_its_slot() {
     const SERIES: &str = "\
@@ -134,8 +135,8 @@ async fn a_restart_continues_an_unfinished_recovery_with_its_slot() {
     assert!(report.duplicates.is_empty(), "{report}");
 }
 
-/// Events that the stream has brought have no record, so only a new slot repeats all that came after
-/// the waiting row, in order.
+/// The events that the stream has brought have no records. So only a new slot lets the relay
+/// repeat, in order, everything after the waiting row.
 #[tokio::test(flavor = "multi_thread")]
 async fn without_records_a_restart_begins_an_unfinished_recovery_again() {
     let (database, emulator) = served_and_stopped().await;
@@ -177,7 +178,7 @@ async fn killed_in_a_recovery() -> (Database, RunningEmulator) {
     (database, emulator)
 }
 
-/// The next relay makes a new slot, and publishes everything once.
+/// Checks that the next relay creates a new slot and publishes everything once.
 async fn assert_begins_again(database: &Database, emulator: &RunningEmulator) {
     let relay = Relay::start(database, emulator);
     relay.wait_for_log("dropped the old slot").await;
@@ -185,7 +186,7 @@ async fn assert_begins_again(database: &Database, emulator: &RunningEmulator) {
     assert_nothing_is_lost_or_repeated(database, emulator, &relay).await;
 }
 
-/// Nor does it after an advance of the slot, which leaves rows to the tables.
+/// After `slot advance` the skipped rows are only in the tables, so the relay needs a new slot.
 #[tokio::test(flavor = "multi_thread")]
 async fn after_an_advance_of_the_slot_an_unfinished_recovery_begins_again() {
     let (database, emulator) = killed_in_a_recovery().await;
@@ -241,7 +242,7 @@ async fn a_relay_that_finds_the_slot_missing_too_late_marks_no_recovery() {
     database.drop_slot().await;
     let mut other = harness::connect(&database.url).await;
     let lock = other.transaction().await.unwrap();
-    // A kind of lock that needs no transaction id, because the new slot would wait for one.
+    // This lock needs no transaction id; the new slot would wait for a transaction that has one.
     lock.batch_execute("LOCK TABLE outbox.relay IN SHARE MODE")
         .await
         .unwrap();

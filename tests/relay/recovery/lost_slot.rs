@@ -53,7 +53,7 @@ async fn a_slot_recreated_after_a_crash_of_the_relay_loses_nothing() {
     database.wait_until_recorded().await;
     relay.kill_9();
     database.drop_slot().await;
-    // Rows under keys of their own, because after a crash the audit finds the loss, concurrently
+    // These rows get keys of their own, because after a crash the audit delivers them concurrently
     // with the stream.
     database.execute(&insert_sql("gap", 201, 300)).await;
     create_slot(&database).await;
@@ -130,8 +130,8 @@ async fn a_slot_invalidated_during_a_pubsub_outage_is_replaced_by_the_running_re
     assert_nothing_is_lost_or_repeated(&database, &emulator, &relay).await;
 }
 
-/// A session that looks like the dispatch writer of another relay and runs a statement. A relay
-/// that opens the slot waits for it. It ends when it is cancelled.
+/// Opens a session that looks like the dispatch writer of another relay, and runs a long statement
+/// in it. A relay that opens the slot waits until the statement ends or is cancelled.
 async fn busy_writer(database: &Database) {
     let writer = harness::connect(&database.url).await;
     let name = format!(
@@ -146,7 +146,8 @@ async fn busy_writer(database: &Database) {
     .await;
 }
 
-/// A relay that has looked at the slot but not opened it yet, because it waits for the writer.
+/// A relay that has read the state of the slot but not opened it yet, because it waits for the
+/// writer.
 async fn opening_relay(database: &Database, emulator: &RunningEmulator) -> Relay {
     let host = emulator.addr().to_string();
     let patient = [

@@ -33,7 +33,7 @@ fn insert_sql(key: &str, first: u32, count: u32) -> String {
     )
 }
 
-/// Creates a slot at the end of the WAL, as if it had always existed.
+/// Creates a slot under the relay's name at the end of the WAL, as if nothing had been lost.
 async fn create_slot(database: &Database) {
     let slot = database.slot();
     database
@@ -72,8 +72,9 @@ async fn wait_until_recovered(database: &Database) {
     .await;
 }
 
-/// Checks that every event came once and in order, except those that a lost slot cut short, and
-/// that the relay streams.
+/// Waits until the recovery is over and everything is confirmed. Checks that every event was
+/// published once and in order; a relay that lost its lease may have repeated the requests in
+/// flight.
 async fn assert_nothing_is_lost_or_repeated(
     database: &Database,
     emulator: &RunningEmulator,

@@ -46,7 +46,7 @@ fn upgraded(
 ) -> Result<ScratchPostgres, scratch_postgres::Error> {
     ScratchPostgres::builder()
         .programs(programs)
-        // The same as on the old server.
+        // Without checksums, as on the old server.
         .initdb_arg("--no-data-checksums")
         .upgrade_of(old)
         .start()
@@ -85,7 +85,7 @@ async fn after_pg_upgrade_the_relay_continues_with_the_copied_slot() {
     let (mut database, emulator, relay) = served_on(&old_programs).await;
     let host = emulator.addr().to_string();
 
-    // In the order of the page: the server stops first, while the relay reads, then the relay.
+    // Stop in the order of the page: first the server, while the relay reads, then the relay.
     stop(&mut database);
     relay.stop().await;
     let new = upgraded(database.server(), &new_programs).unwrap();
@@ -141,7 +141,7 @@ async fn pg_upgrade_refuses_the_slot_of_a_relay_stopped_before_its_server() {
         "{refused}"
     );
 
-    // Again in the right order, as the page says.
+    // Stop again, now in the order of the page.
     database.server().start_again().unwrap();
     database.reconnect().await;
     let relay = Relay::start(&database, &emulator);

@@ -54,7 +54,8 @@ async fn a_refused_event_goes_into_quarantine_and_the_others_stay_published() {
     assert!((22..=39).contains(&sent), "{report}");
     let aside = "SELECT count(*) FROM outbox.dispatch WHERE state <> 'published'";
     assert_eq!(database.number(aside).await, 1);
-    // Its key is blocked, and a replay does not release what an operator has not released.
+    // The key of the refused event is blocked. Only an operator releases such events, never a
+    // replay.
     insert_orders(&database, 4, 2).await;
     eventually("two events wait", || async {
         (database.number(aside).await == 3).then_some(())

@@ -12,8 +12,8 @@ use crate::harness::{self, Database, Relay, eventually, insert_orders};
 
 const RECORDS: &str = "SELECT count(*) FROM outbox.dispatch";
 
-/// Three events whose answers reach the first relay late. By then the second relay has the slot,
-/// and it gets no answer until the fault is lifted.
+/// Publishes three events whose answers reach the first relay only after the second relay has taken
+/// over the slot. The second relay gets no answer until the fault is lifted.
 async fn taken_over_before_the_answers_come() -> (Database, RunningEmulator, Relay, Relay, FaultId)
 {
     let database = Database::private().await;
@@ -23,7 +23,7 @@ async fn taken_over_before_the_answers_come() -> (Database, RunningEmulator, Rel
     let host = emulator.addr().to_string();
     let second = Relay::start_with(&database, &host, &with(&[]));
     second.wait_for_log("standby").await;
-    // No longer than a relay waits for answers after its session has ended.
+    // Shorter than the time that a relay waits for answers after its session has ended.
     let late = Action::Delay(Duration::from_secs(9));
     emulator.faults().inject(Fault::new(late).times(3));
     let withheld = emulator.faults().inject(Fault::new(Action::NeverAnswer));

@@ -131,8 +131,8 @@ async fn backpressure_keeps_the_lease_as_long_as_postgresql_hears_the_relay() {
     assert_eq!(emulator.journal().counts().attempts, attempts);
 }
 
-/// The relay's role cannot see when the walsender last heard from it, and its other connections
-/// work.
+/// The relay's role may not see when the walsender last heard from the relay, and its other
+/// connections still work.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_relay_without_rights_to_statistics_stops_in_time_when_only_its_stream_is_cut() {
     let database = Database::private().await;
@@ -240,7 +240,7 @@ async fn a_standby_with_a_silent_connection_notices_and_still_takes_over() {
     database.wait_until_recorded().await;
 }
 
-/// The server's last message arrives late, after a check that finds the slot free.
+/// PostgreSQL's last message arrives late, after a check has found the slot free.
 #[tokio::test(flavor = "multi_thread")]
 async fn published_events_are_recorded_even_if_the_free_slot_is_seen_first() {
     let database = Database::private().await;
@@ -248,7 +248,7 @@ async fn published_events_are_recorded_even_if_the_free_slot_is_seen_first() {
     let (proxy, url) = proxied(&database).await;
     let settings = [
         ("DATABASE_URL", &*url),
-        // The relay checks every eighth of this.
+        // The relay checks once in an eighth of this timeout.
         ("POSTRIDER_WAL_SENDER_TIMEOUT_S", "7"),
         ("POSTRIDER_PUBLISH_TIMEOUT_S", "1"),
     ];

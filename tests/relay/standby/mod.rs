@@ -21,7 +21,7 @@ const SHORT_LEASE: [(&str, &str); 2] = [
 ];
 const LEASE: Duration = Duration::from_secs(12);
 
-/// For a standby that checks twice a second, on a machine that is busy with other work.
+/// The limit for a takeover. A standby checks twice a second, and the machine may be busy.
 const LEEWAY: Duration = Duration::from_secs(5);
 
 fn with<'a>(more: &[(&'a str, &'a str)]) -> Vec<(&'a str, &'a str)> {
@@ -56,7 +56,8 @@ async fn a_standby_names_the_holder_in_its_log_and_on_its_port() {
     assert_eq!(metric(&addr, "postrider_holds_slot").await, Some(0.0));
 }
 
-/// Otherwise its gauges would alert people about a slot that another relay holds.
+/// Otherwise the gauges of the first relay would alert people about a slot that the second relay
+/// holds.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_relay_that_lost_the_slot_to_its_standby_no_longer_shows_slot_metrics() {
     const OF_THE_SLOT: [&str; 5] = [
@@ -106,7 +107,7 @@ async fn a_rolling_deploy_under_load_loses_and_repeats_nothing_and_takes_over_in
         took.push(stopped.elapsed());
         current = next;
     }
-    // The machine may stall once.
+    // Ignore the slowest takeover, because the machine may stall once.
     took.sort();
     assert!(took[1] < LEEWAY, "{took:?}");
     wait_for_more(&database, 200).await;
@@ -121,7 +122,7 @@ async fn a_rolling_deploy_under_load_loses_and_repeats_nothing_and_takes_over_in
     );
 }
 
-/// When the walsender that now holds the slot began, by the journal's clock.
+/// The start time of the walsender that holds the slot now, by the journal's clock.
 async fn session_began(database: &Database, emulator: &RunningEmulator) -> Duration {
     let row = database
         .client
@@ -136,8 +137,8 @@ async fn session_began(database: &Database, emulator: &RunningEmulator) -> Durat
     emulator.journal().now() - Duration::from_secs_f64(age)
 }
 
-/// Inserts 80 MB, which is more than a relay that publishes nothing reads, including all that the
-/// system may buffer. 32 MiB on each side of a proxy are usual.
+/// Inserts 80 MB. A relay that publishes nothing reads less than that, including all that the
+/// system buffers: 32 MiB on each side of a proxy are usual.
 pub(crate) async fn insert_much(database: &Database) {
     database
         .execute(

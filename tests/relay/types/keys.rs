@@ -100,7 +100,7 @@ async fn ids_and_keys_of_any_type_are_streamed_audited_recovered_and_checked() {
     let stored = world.emulator.journal().counts().stored_messages;
     assert_eq!(stored, 2 * each as u64, "{}", relay.log());
     each_row_is_known_by_its_text(&world).await;
-    // A quarantined row is found again by its id.
+    // A released row is found again by its id.
     relay.stop().await;
     world
         .database
@@ -112,7 +112,8 @@ async fn ids_and_keys_of_any_type_are_streamed_audited_recovered_and_checked() {
     assert_eq!(stored, 4 * each as u64, "{}", relay.log());
 }
 
-/// Each row is known by the text that the stream uses, whether it came from the stream or the table.
+/// Checks that each row is recorded under the text form of its id that the stream uses, whether the
+/// row came from the stream or the table.
 async fn each_row_is_known_by_its_text(world: &World) {
     for (n, (of, _)) in TYPES
         .iter()

@@ -1,12 +1,13 @@
-//! Events are released from quarantine whatever the type of their id, and no cast of a type's owner
-//! is called.
+//! Events are released from quarantine regardless of the type of their id, and the relay calls no
+//! cast that the owner of a type has defined.
 
 use super::World;
 use crate::harness::eventually;
 use crate::mapping::{Subscriber, attributes};
 
-/// Names of tables, with the type of their ids and an id. An operator `=` for the first types is in
-/// the schema public. A name of the next three may change, as may the label of an enum.
+/// Names of tables, with the type of their ids and an id. The operator `=` of the first four types
+/// is in the schema `public`. The text of a `regclass`, a `regtype` or an enum value changes when
+/// its object is renamed.
 const IDS: [(&str, &str, &str); 10] = [
     ("a", "ltree", "top.sub"),
     ("b", "hstore", "\"k\"=>\"v\""),

@@ -1,4 +1,4 @@
-//! A small generator of random numbers: a seed gives the same history again.
+//! A small generator of random numbers: the same seed gives the same history.
 
 /// SplitMix64.
 pub(super) struct Random(pub(super) u64);
