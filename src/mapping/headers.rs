@@ -50,20 +50,20 @@ impl Headers {
     /// Reads an object in which all values are strings without escapes. Nearly all producers write such
     /// headers, and this takes a quarter of a parser's time. `None` for any other text, valid or not.
     fn read_plain(&mut self, json: &str) -> Option<()> {
-        let mut rest = Plain { text: json, at: 0 };
-        rest.token(b'{')?;
-        if rest.token(b'}').is_none() {
+        let mut rest = Plain(json);
+        rest.token('{')?;
+        if rest.token('}').is_none() {
             loop {
                 self.text.push_str(rest.string()?);
                 let name_end = self.text.len();
-                rest.token(b':')?;
+                rest.token(':')?;
                 self.text.push_str(rest.string()?);
                 self.ends.push((name_end, self.text.len()));
-                if rest.token(b',').is_none() {
+                if rest.token(',').is_none() {
                     break;
                 }
             }
-            rest.token(b'}')?;
+            rest.token('}')?;
         }
         rest.is_over().then_some(())
     }
@@ -97,52 +97,35 @@ impl Headers {
     }
 }
 
-/// A JSON text that is read without a parser, and the position of the next byte.
-struct Plain<'a> {
-    text: &'a str,
-    at: usize,
-}
+/// The unread rest of a JSON text, read without a parser.
+struct Plain<'a>(&'a str);
 
 impl<'a> Plain<'a> {
-    fn next_byte(&self) -> Option<u8> {
-        self.text.as_bytes().get(self.at).copied()
-    }
-
-    #[inline]
-    fn skip_space(&mut self) {
-        while matches!(self.next_byte(), Some(b' ' | b'\n' | b'\r' | b'\t')) {
-            self.at += 1;
-        }
-    }
+    const SPACE: [char; 4] = [' ', '\n', '\r', '\t'];
 
     /// Consumes this character, and any whitespace before it, if it comes next.
     #[inline]
-    fn token(&mut self, token: u8) -> Option<()> {
-        self.skip_space();
-        if self.next_byte() != Some(token) {
-            return None;
-        }
-        self.at += 1;
+    fn token(&mut self, token: char) -> Option<()> {
+        self.0 = match self.0.strip_prefix(token) {
+            Some(rest) => rest,
+            None => self.0.trim_start_matches(Self::SPACE).strip_prefix(token)?,
+        };
         Some(())
     }
 
     /// Consumes a string without escapes.
     #[inline]
     fn string(&mut self) -> Option<&'a str> {
-        self.token(b'"')?;
+        self.token('"')?;
         // A control character is an error. The parser will report its position.
-        let ends = |byte: &u8| matches!(byte, b'"' | b'\\' | 0..0x20);
-        let rest = self.text.as_bytes().get(self.at..)?;
-        let end = self.at + rest.iter().position(ends)?;
-        let string = self.text.get(self.at..end)?;
-        self.at = end;
-        self.token(b'"')?;
+        let ends = |byte| matches!(byte, b'"' | b'\\' | 0..0x20);
+        let (string, rest) = self.0.split_at_checked(self.0.bytes().position(ends)?)?;
+        self.0 = rest.strip_prefix('"')?;
         Some(string)
     }
 
-    fn is_over(&mut self) -> bool {
-        self.skip_space();
-        self.at == self.text.len()
+    fn is_over(&self) -> bool {
+        self.0.trim_start_matches(Self::SPACE).is_empty()
     }
 }
 
