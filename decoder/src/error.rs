@@ -16,7 +16,7 @@ pub struct DecodeError {
     pub offset: usize,
     /// What the protocol expects at this position, in words.
     pub expected: &'static str,
-    /// How the bytes differ from that.
+    /// How the bytes differ from what is expected.
     pub fault: Fault,
 }
 
@@ -70,7 +70,7 @@ pub enum Fault {
 }
 
 impl DecodeError {
-    /// What the operator can do about it, in one sentence.
+    /// What the operator can do about the error, in one sentence.
     pub const fn hint(&self) -> &'static str {
         match self.fault {
             Fault::LaterProtocol { .. } => {

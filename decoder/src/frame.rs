@@ -16,9 +16,9 @@ use crate::{Lsn, MessageKind, PgTimestamp};
 pub enum Frame<'a> {
     /// A piece of the stream. With `pgoutput` it is exactly one message.
     XLogData {
-        /// Position of the message in the WAL; 0/0 for a message without one (Relation, Type).
-        /// Positions are not ordered across transactions, so they must not be used to confirm or to
-        /// skip.
+        /// Position of the message in the WAL; 0/0 for a message without a position (Relation,
+        /// Type). Positions are not ordered across transactions, so they must not be used to
+        /// confirm or to skip.
         wal_start: Lsn,
         /// The server's position in the WAL. With logical decoding it equals `wal_start`.
         wal_end: Lsn,
@@ -33,8 +33,8 @@ pub enum Frame<'a> {
         wal_end: Lsn,
         /// Send time, by the server's clock.
         sent_at: PgTimestamp,
-        /// Whether the server wants a [`StandbyStatus`] now. Without one, it ends the session after
-        /// `wal_sender_timeout`.
+        /// Whether the server wants a [`StandbyStatus`] now. Without a reply, the server ends the
+        /// session after `wal_sender_timeout`.
         reply_requested: bool,
     },
 }
@@ -77,7 +77,8 @@ fn read_keepalive(mut reader: Reader<'_>) -> Result<Frame<'_>, DecodeError> {
 }
 
 /// The client's report of its progress. The server moves the slot's `confirmed_flush_lsn` to
-/// `flushed`, may remove WAL before that position, and never sends anything before it again.
+/// `flushed`, may remove WAL before that position, and never again sends changes before that
+/// position.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct StandbyStatus {
     /// The position up to which the client has received everything.

@@ -10,7 +10,7 @@
 //!    [`Begin`], its changes, and a [`Commit`].
 //! 3. The server describes a table in a [`Relation`] before the first change to it in a session, and
 //!    again after its shape has changed. [`RelationCache`] stores these descriptions, and reports
-//!    which ones differ from the previous one.
+//!    whether a new description differs from the previous description of the same table.
 //! 4. A change holds a [`Tuple`], whose columns are in the order of that relation. Each is a
 //!    [`Value`] that points into the input.
 //!

@@ -9,8 +9,8 @@ use crate::reader::Reader;
 /// Bytes from an application. Sent only when the stream was started with `messages 'true'`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LogicalMessage<'a> {
-    /// Whether it belongs to the surrounding transaction. If not, it was sent between transactions
-    /// as soon as it was written, even if the transaction that wrote it was rolled back.
+    /// Whether the message belongs to the surrounding transaction. If not, the server sends it
+    /// between transactions, even if the transaction that wrote it is rolled back.
     pub is_transactional: bool,
     /// Its position in the WAL.
     pub lsn: Lsn,

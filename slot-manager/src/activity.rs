@@ -1,4 +1,5 @@
-//! Reads what sessions of the server do: the sessions of a relay, and the sessions that hold a lock.
+//! Sessions and locks of the server: finds sessions, terminates a relay's sessions, takes and
+//! releases advisory locks, and finds out who holds a lock.
 
 use std::fmt;
 use std::time::SystemTime;
@@ -15,7 +16,8 @@ use crate::{SlotError, query};
 pub enum LastReply {
     /// The walsender does not read from a slot.
     NoSlot,
-    /// It reads from a slot. Without the privileges of `pg_read_all_stats` the time is hidden.
+    /// The walsender reads from a slot, but the time is not visible, usually because our role lacks
+    /// the privileges of `pg_read_all_stats`.
     Hidden,
     /// When the reader sent the message, by the clock of the reader.
     SentAt(SystemTime),
@@ -95,7 +97,7 @@ pub async fn end_busy_sessions(client: &Client, application_name: &str) -> Resul
 /// A session of another role than ours.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct OtherRolesSession {
-    /// Its server process.
+    /// The pid of its server process.
     pub pid: i32,
     /// The role; `None` for a process without a role.
     pub role: Option<String>,
@@ -124,9 +126,9 @@ pub async fn session_of_another_role(
 /// The holder of a lock.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LockHolder {
-    /// Its server process; `None` for a prepared transaction.
+    /// The pid of its server process; `None` for a prepared transaction.
     pub pid: Option<i32>,
-    /// The role of its session, if it can be seen.
+    /// The role of its session, if our role may see it.
     pub role: Option<String>,
 }
 
@@ -140,7 +142,8 @@ impl fmt::Display for LockHolder {
     }
 }
 
-/// Takes the advisory lock with this key for the session, if nobody holds it. Returns whether it did.
+/// Takes the advisory lock with this key for our session, if no other session holds it. Returns
+/// whether our session has the lock.
 ///
 /// # Errors
 /// [`SlotError::Database`].
@@ -151,7 +154,7 @@ pub async fn try_advisory_lock(client: &Client, key: i64) -> Result<bool, SlotEr
     get(&row, "pg_try_advisory_lock")
 }
 
-/// Releases the advisory lock.
+/// Releases the advisory lock with this key.
 ///
 /// # Errors
 /// [`SlotError::Database`].

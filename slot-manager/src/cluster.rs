@@ -1,8 +1,8 @@
 //! Identifies the cluster and the database that we are connected to.
 //!
 //! A copy of the server's files has the system identifier of its original. A new cluster with the same
-//! data (dump and restore, major upgrade) has a different one. A copy of the database on the same
-//! cluster has a different oid. The timeline grows with each promotion.
+//! data (dump and restore, major upgrade) has a different system identifier. A copy of the database on
+//! the same cluster has a different oid. The timeline grows with each promotion.
 
 use std::fmt;
 use std::num::ParseIntError;
@@ -60,7 +60,7 @@ pub struct DatabaseOrigin {
 }
 
 impl DatabaseOrigin {
-    /// Whether both may be the same database.
+    /// Whether the two origins may be the same database. An unknown oid matches every oid.
     #[must_use]
     pub fn matches(self, other: Self) -> bool {
         let databases = self.database_oid.zip(other.database_oid);
@@ -89,11 +89,11 @@ impl Serialize for DatabaseOrigin {
 pub struct Cluster {
     /// The identity of the cluster.
     pub system_identifier: SystemIdentifier,
-    /// The timeline; on a standby, as of the last restart point.
+    /// The timeline; on a standby server, as of the last restart point.
     pub timeline: u32,
     /// The version as a number, such as 150013 for 15.13.
     pub version_num: u32,
-    /// Whether it is a standby.
+    /// Whether the server is a standby server.
     pub in_recovery: bool,
     /// The database that we are connected to.
     pub database: String,
@@ -143,10 +143,11 @@ pub async fn inspect(client: &Client) -> Result<Cluster, SlotError> {
 const WAL_PAGE: u64 = 8_192;
 const PAGE_HEADERS: [u64; 2] = [24, 40];
 
-/// The end of the WAL of a primary, flushed or not: every visible transaction lies before it.
+/// The position up to which a primary has written WAL, flushed or not. Every visible transaction lies
+/// before this position.
 ///
 /// # Errors
-/// [`SlotError::Database`], also on a standby: it writes no WAL.
+/// [`SlotError::Database`], also on a standby server, which writes no WAL.
 pub async fn wal_end(client: &Client) -> Result<Lsn, SlotError> {
     let row = query::single(client, "asking for the end of the WAL", sql::WAL_END, &[]).await?;
     let end: PgLsn = get(&row, "wal_end")?;
@@ -155,11 +156,11 @@ pub async fn wal_end(client: &Client) -> Result<Lsn, SlotError> {
     Ok(Lsn::new(end - header.unwrap_or(0)))
 }
 
-/// The end of the WAL of a primary that has been written to the operating system. The slots of this
-/// server are not beyond it.
+/// The position up to which a primary has written WAL to the operating system. No slot of this server
+/// is beyond this position.
 ///
 /// # Errors
-/// [`SlotError::Database`], also on a standby: it writes no WAL.
+/// [`SlotError::Database`], also on a standby server, which writes no WAL.
 pub async fn written_wal_end(client: &Client) -> Result<Lsn, SlotError> {
     let action = "asking for the end of the written WAL";
     let row = query::single(client, action, sql::WRITTEN_WAL_END, &[]).await?;

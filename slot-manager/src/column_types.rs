@@ -1,4 +1,4 @@
-//! The types behind the columns of a table.
+//! Looks up the types of a table's columns in the catalog.
 
 use decoder::Oid;
 use tokio_postgres::Client;
@@ -8,16 +8,16 @@ use crate::slot::get;
 use crate::sql::table as sql;
 use crate::{QualifiedName, SlotError, query};
 
-/// A type that the stream has named, as the catalog has it now.
+/// A type from the stream, as the catalog describes it now.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CatalogType {
-    /// The type that the stream has named.
+    /// The type's oid in the stream.
     pub named: Oid,
-    /// Its base type. For a type that has been dropped, the base type of the column.
+    /// Its base type. If the type has been dropped, the base type that the column has now.
     pub base: Oid,
     /// Its name.
     pub name: String,
-    /// Whether its values can be sorted, and read again from their texts.
+    /// Whether PostgreSQL can sort values of the base type, and parse their text again.
     pub has_order: bool,
 }
 

@@ -67,7 +67,8 @@ pub struct RecordedPosition {
 }
 
 impl RecordedPosition {
-    /// The position of a slot that no relay has used: it stays where the slot began.
+    /// The record for a slot that no relay has used: the slot is still at the position where it was
+    /// created.
     #[must_use]
     pub fn unused(origin: DatabaseOrigin, created_at: Option<Lsn>) -> Option<Self> {
         created_at.map(|at| Self {
@@ -94,7 +95,7 @@ pub struct Thresholds {
 }
 
 impl Default for Thresholds {
-    /// 256 MiB (16 segments) or 5 minutes of lag, and an hour to react before the slot is lost.
+    /// Warns at a lag of 256 MiB (16 segments) or 5 minutes, and an hour before the slot is lost.
     fn default() -> Self {
         Self {
             warn_lag_bytes: 256 << 20,
@@ -148,9 +149,9 @@ fn gone(slot: &Slot) -> Option<Health> {
     Some(Health::Invalidated { cause })
 }
 
-/// A position *behind* the record is normal: after a crash, a server returns to the position that
-/// it last saved, and a promoted standby to the one that it last synchronised. Only a position
-/// ahead of the record skips events.
+/// A position *behind* the record is normal: after a crash, a server returns to the position that it
+/// last saved. A promoted standby server returns to the position that it last synchronised. Only a
+/// position ahead of the record skips events.
 fn recreated(slot: &Slot, recorded: Option<&RecordedPosition>) -> Option<Health> {
     let recorded = recorded.filter(|r| r.is_final)?.confirmed_lsn?;
     let found = slot.confirmed_flush_lsn?;
@@ -224,7 +225,7 @@ fn lag(slot: &Slot, time: Option<Duration>, thresholds: &Thresholds) -> Lag {
     }
 }
 
-/// The room left before the slot is lost, and the time it lasts at the rate since the earlier
+/// The room left before the slot is lost, and how long this room lasts at the rate since the earlier
 /// observation.
 #[must_use]
 pub fn headroom(slot: &Slot, earlier: Option<SlotObservation<'_>>) -> Headroom {

@@ -1,8 +1,8 @@
 //! Creates, inspects and judges logical replication slots on PostgreSQL 14 to 18.
 //!
-//! Everything takes a plain [`tokio_postgres::Client`] connected to the database of the slot. No
-//! replication connection is needed. The relay's other queries of the catalog and the statistics are
-//! here too. A tour:
+//! Functions with IO take a plain [`tokio_postgres::Client`] connected to the database of the slot. No
+//! replication connection is needed. The relay's other queries of the catalog and the statistics are here
+//! too. A tour:
 //!
 //! - [`slots`]: [`list`](slots::list), [`find`](slots::find), [`create`](slots::create),
 //!   [`drop`](slots::drop), [`advance`](slots::advance) and
@@ -17,12 +17,13 @@
 //! - [`activity`]: the sessions of a relay, and the holders of locks.
 //! - [`table`], [`table_shape`], [`column_types`]: a captured table as the catalog describes it.
 //! - [`privileges`]: what roles may do.
-//! - [`preflight`]: checks all of the above, the server's settings and the grants, and returns
+//! - [`preflight`]: checks the server, its settings, the slot, the publication and the grants, and returns
 //!   [`Finding`]s.
 //!
-//! **Invariants.** Decisions rest on SQLSTATEs and catalog columns, never on message texts. Every
-//! statement is in `sql.rs` or `sql/`. Statements are sent unnamed, in one round trip, so they leave nothing
-//! behind in a session. No function retries, logs or reconnects; the caller does.
+//! **Invariants.** Decisions rest on SQLSTATEs and catalog columns, never on message texts. Every statement
+//! is in `sql.rs` or `sql/`. Statements are sent unnamed, in one round trip, so they leave nothing behind in
+//! a session. No function logs or reconnects. Only [`publication::inspect`] retries, when an object is
+//! dropped while it reads.
 //!
 //! **Not here:** streaming from a slot, confirming positions, and the snapshot that a slot can
 //! export (a replication command).

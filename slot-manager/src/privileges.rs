@@ -25,7 +25,8 @@ pub enum NeededPrivileges {
     SelectAndDelete,
 }
 
-/// Whether our role has the privileges on all tables, whose names are quoted as in SQL.
+/// Returns our role, and whether it has the needed privileges on all `tables`. The names are quoted
+/// as in SQL.
 ///
 /// # Errors
 /// [`SlotError::Database`], also when a table does not exist.
@@ -50,9 +51,9 @@ pub async fn on_tables(
 /// The rights of a role that matter to a relay.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RoleRights {
-    /// Whether it may log in.
+    /// Whether the role may log in.
     pub may_log_in: bool,
-    /// Whether it may use replication slots.
+    /// Whether the role may use replication slots.
     pub may_replicate: bool,
 }
 

@@ -67,10 +67,10 @@ pub struct TableState {
     /// Whether rows are stored in tables that inherit from it, such as the chunks of a TimescaleDB
     /// hypertable. Such rows are streamed under the names of those tables.
     pub has_children: bool,
-    /// A table whose rows PostgreSQL never streams, either this one or one of its partitions: the kind, such as
-    /// `unlogged table`, and the name.
+    /// A table whose rows PostgreSQL never streams, either this table or one of its partitions: the kind, such
+    /// as `unlogged table`, and the name.
     pub unstreamed: Option<(String, QualifiedName)>,
-    /// Another captured table that this one is a partition of.
+    /// Another captured table, of which this table is a partition.
     pub captured_root: Option<QualifiedName>,
     /// Its columns.
     pub columns: Vec<String>,
@@ -81,7 +81,7 @@ pub struct TableState {
     pub stored_are_published: bool,
     /// The stored generated columns, if the server can publish them.
     pub generated: Vec<String>,
-    /// How it is published, if it is.
+    /// How the table is published; `None` when it is not in the publication.
     pub published: Option<PublishedTable>,
     /// Whether a removal from the publication leaves a trace, even if the table is added again.
     pub traced: bool,
@@ -98,11 +98,11 @@ pub struct PublishedTable {
     pub has_column_list: bool,
 }
 
-/// The column that names the transaction which inserted a row. A table that has this column must
-/// publish it, because the identity of an event is derived from it.
+/// The column that names the transaction which inserted a row. A table that has this column must publish it,
+/// because the identity of an event is derived from this column.
 const INSERTED_XID: &str = "inserted_xid";
 
-/// Maximum number of attempts, for a publication that is dropped and created again all the time.
+/// Maximum number of attempts to read a publication that somebody drops and creates again all the time.
 const ATTEMPTS: u32 = 5;
 
 /// Reads the state of a publication, with one statement.
@@ -255,7 +255,7 @@ impl TableState {
         }
         let publication = publication.to_owned();
         let Some(published) = &self.published else {
-            // Without the option, the catalog lists the partitions instead of the root.
+            // Without `publish_via_partition_root`, the catalog lists the partitions instead of the root.
             return Some(if self.is_partitioned && !via_partition_root {
                 Problem::NotViaPartitionRoot { publication, table }
             } else {

@@ -48,7 +48,7 @@ pub struct ParseQualifiedNameError {
 }
 
 impl QualifiedName {
-    /// A name from its parts, exactly as they are in the catalog.
+    /// Builds a name from its parts, exactly as they are in the catalog.
     #[must_use]
     pub fn new(schema: impl Into<String>, name: impl Into<String>) -> Self {
         Self {
@@ -95,7 +95,7 @@ impl FromStr for QualifiedName {
     }
 }
 
-/// Consumes one identifier: quoted (taken literally) or bare (folded to lower case).
+/// Splits off the identifier at the start: quoted (taken literally) or bare (folded to lower case).
 fn identifier(input: &str) -> Result<(String, &str), &'static str> {
     let (name, rest) = match input.strip_prefix('"') {
         Some(quoted) => quoted_part(quoted)?,
@@ -118,7 +118,7 @@ fn bare_part(input: &str) -> Result<(String, &str), &'static str> {
     Ok((name.to_ascii_lowercase(), rest))
 }
 
-/// The rest of a quoted identifier, after the opening quote. A doubled quote is one quote.
+/// Reads a quoted identifier after its opening quote. A doubled quote is one quote.
 fn quoted_part(input: &str) -> Result<(String, &str), &'static str> {
     let mut name = String::new();
     let mut rest = input;

@@ -50,7 +50,7 @@ pub enum WalHolderKind {
 }
 
 impl WalHolder {
-    /// What to do about it.
+    /// What to do so that it no longer keeps WAL.
     #[must_use]
     pub fn remedy(&self) -> String {
         let name = self.name.as_deref().unwrap_or_default().replace('\'', "''");
@@ -121,7 +121,7 @@ impl fmt::Display for WalHolder {
 }
 
 /// Lists the holders of WAL for `slot`, oldest first: transactions that have been open for at least
-/// `older_than`, and slots that keep older WAL than this one.
+/// `older_than`, and other slots that keep older WAL than `slot`.
 ///
 /// # Errors
 /// [`SlotError::Database`].

@@ -55,11 +55,12 @@ pub struct Slot {
     pub invalidation_reason: Option<String>,
     /// Since when no session has read from it (RFC 3339, UTC).
     pub inactive_since: Option<String>,
-    /// Whether it is synchronised to standbys.
+    /// Whether it is synchronised to standby servers.
     pub failover: Option<bool>,
     /// Whether it was synchronised from a primary.
     pub synced: Option<bool>,
-    /// The server's position: the end of the written WAL, or on a standby, of the received WAL.
+    /// The server's position: the end of the written WAL, or on a standby server, of the received
+    /// WAL.
     #[serde(serialize_with = "lsn_text")]
     pub server_lsn: Option<Lsn>,
     /// `server_lsn - confirmed_flush_lsn`: WAL that the reader has not confirmed.

@@ -17,7 +17,7 @@ const POLL_INTERVAL: Duration = Duration::from_millis(500);
 /// The options of a new slot.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct CreateOptions {
-    /// Synchronise it to standbys (PostgreSQL 17 and newer).
+    /// Whether the server synchronises the slot to standby servers (PostgreSQL 17 and newer).
     pub failover: bool,
 }
 

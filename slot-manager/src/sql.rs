@@ -1,10 +1,11 @@
-//! Every SQL statement of this crate. Here are those on slots, publications and the server.
+//! Every SQL statement of this crate. This file has the statements on slots, publications and the
+//! server.
 //!
 //! Each statement runs unchanged on PostgreSQL 14 to 18. Columns that only later versions have are
-//! read from `to_jsonb(row)`, where a missing column is NULL instead of an error. So no statement
-//! depends on the version. Catalog functions and tables are schema-qualified, so that a
-//! `search_path` cannot put another object in front of them. For operators and common functions such
-//! as `count` the caller pins `search_path`.
+//! read from `to_jsonb(row)`, where a missing column is NULL instead of an error. So each statement
+//! has one form for all versions, except `create_slot`. Catalog tables and most catalog functions are
+//! schema-qualified, so that a `search_path` cannot put another object in front of them. For
+//! operators and functions without a schema, such as `count`, the caller pins `search_path`.
 //!
 //! Times are returned as text in UTC (RFC 3339) for people, and as an age in seconds for
 //! arithmetic. So the clocks of the server and the client need not agree.
@@ -18,8 +19,8 @@ pub(crate) mod table;
 
 /// Parameters: slot name or NULL for all (text).
 ///
-/// On a standby `pg_current_wal_lsn()` is an error. There the position is the received one or, if
-/// WAL comes from an archive, the replayed one.
+/// On a standby server, `pg_current_wal_lsn()` is an error. There the position is the later of the
+/// received and the replayed position, because WAL from an archive is only replayed.
 pub(crate) const SLOTS: &str = "
 with server as materialized (
     select case
@@ -62,8 +63,8 @@ left join pg_catalog.pg_stat_activity a on a.pid = s.active_pid
 where $1 is null or s.slot_name = $1
 order by s.slot_name";
 
-/// One simple-protocol message: the statements share an implicit transaction. The timeout ends with
-/// that transaction, and applies to the second statement separately.
+/// Two statements in one simple-protocol message, which share an implicit transaction. The timeout
+/// ends with that transaction, and applies to the second statement separately.
 ///
 /// The argument `failover` exists from PostgreSQL 17 on, so it is left out unless it is needed.
 pub(crate) fn create_slot(name: &SlotName, failover: bool, timeout: Duration) -> String {
@@ -93,8 +94,8 @@ pub(crate) const WAL_LEVEL: &str = "select pg_catalog.current_setting('wal_level
 /// Parameters: slot name or NULL (text), minimum age in seconds (float8).
 ///
 /// A transaction matters once it has an xid: a new slot waits for it, and an existing slot must be
-/// able to decode it from its start. An age that our role may not see is NULL, and such a
-/// transaction is listed too.
+/// able to decode it from its start. A transaction whose age our role may not see is listed too, with
+/// the age NULL.
 pub(crate) const RETENTION: &str = "
 select kind, pid, name, database, user_name, application_name, age_seconds
 from (
@@ -192,7 +193,7 @@ left join pg_catalog.pg_publication_tables t
 left join lateral (select pg_catalog.to_jsonb(t) as columns) j on true
 order by w.place";
 
-/// The timeline of a standby is known only as of its last restart point.
+/// The timeline of a standby server is known only as of its last restart point.
 pub(crate) const CLUSTER: &str = "
 select (select system_identifier from pg_catalog.pg_control_system()) as system_identifier,
        case

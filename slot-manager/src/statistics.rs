@@ -1,4 +1,4 @@
-//! How many rows have been inserted into tables, by PostgreSQL's cumulative statistics.
+//! Counts the rows inserted into tables, from PostgreSQL's cumulative statistics.
 //!
 //! The statistics lag behind by up to a second, and a crash of the server resets them. So they are
 //! good for rates, not for counts.
@@ -13,7 +13,7 @@ use crate::{QualifiedName, SlotError, sql};
 /// does not exist counts as empty.
 ///
 /// # Errors
-/// Database errors.
+/// [`SlotError::Database`].
 pub async fn inserted_rows(client: &Client, tables: &[QualifiedName]) -> Result<u64, SlotError> {
     let names: Vec<String> = tables.iter().map(ToString::to_string).collect();
     let rows = client

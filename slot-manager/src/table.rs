@@ -116,7 +116,7 @@ pub async fn is_unique(
     row.map(|row| get(&row, "is_unique")).transpose()
 }
 
-/// The invalid indexes on `seq` of a table. Index builds that were interrupted leave them behind.
+/// Lists the invalid indexes on `seq` of a table, which interrupted index builds leave behind.
 ///
 /// # Errors
 /// [`SlotError::Database`].

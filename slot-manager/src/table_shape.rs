@@ -37,7 +37,7 @@ pub struct TableShape {
     pub files: String,
     /// Blocks of the largest partition, or of the table.
     pub blocks: u32,
-    /// The first of the wanted `seq` columns that is a whole number.
+    /// The first of [`ShapeColumns::seq`] that is in the table, holds whole numbers and counts.
     pub seq: Option<SeqColumn>,
     /// Whether it has a column called `seq`, of any type.
     pub has_column_seq: bool,

@@ -1,14 +1,14 @@
 //! Checks every link of the built website: its file exists, and its page has the anchor.
 //!
-//! It reads the HTML that readers get, so it also finds a link that mdBook changed. Not here: links to
-//! other websites.
+//! The check reads the HTML that readers get, so it also finds a link that mdBook has broken. Not
+//! here: links to other websites.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 use crate::{files_below, normal, read};
 
-/// Returns how many links lead to a place of this website.
+/// Checks all links below `website`, and returns how many lead to a page or file of this website.
 pub(crate) fn check(website: &Path) -> Result<usize, String> {
     let mut pages = BTreeMap::new();
     for file in files_below(website)? {
@@ -66,7 +66,7 @@ fn place<'a>(website: &Path, page: &Path, link: &'a str) -> Option<(PathBuf, &'a
     Some((file, anchor))
 }
 
-/// The values of an attribute, wherever a tag has it.
+/// The values of `attribute` in all tags of a page.
 fn values<'a>(html: &'a str, attribute: &'a str) -> impl Iterator<Item = &'a str> {
     html.split('<')
         .skip(1)

@@ -1,10 +1,11 @@
-//! `cargo xtask book`: the documents as a website with search, by mdBook, and a check of every link in it.
+//! `cargo xtask book`: builds a website of the documents with mdBook, with search, and checks every link in
+//! it.
 //!
 //! mdBook needs all pages in one folder, and a list of them. This program makes both from the repository. The
 //! pages keep their relative paths, so links between pages work, and files that a page links to are copied as
 //! well. The list comes from `docs/README.md`, so there is no second list to maintain.
 //!
-//! Not here: links to other websites, which need a network. `links.rs` checks the rest.
+//! Not here: links to other websites, which need a network. `links.rs` checks all other links.
 
 mod links;
 
@@ -16,7 +17,7 @@ use std::process::{Command, ExitCode};
 use clap::Parser;
 use xtask::step;
 
-/// The version that `--fetch` installs, without the optional features for watching and serving.
+/// The arguments with which `--fetch` installs mdBook, without the optional features for watching and serving.
 const INSTALL: [&str; 8] = [
     "install",
     "--quiet",
@@ -88,7 +89,7 @@ fn run(args: &BookArgs) -> Result<(), String> {
     Ok(())
 }
 
-/// The program `mdbook`, from the tools folder or from `PATH`. With `fetch` it is built if missing.
+/// The program `mdbook`, from `PATH` or from the tools folder. With `fetch`, a missing program is built first.
 fn mdbook(fetch: bool) -> Option<PathBuf> {
     let on_path = std::env::var_os("PATH").unwrap_or_default();
     let fetched = step::tools_folder().map(|tools| tools.join("mdbook-0.5.4"));

@@ -51,11 +51,11 @@ pub const CE_SUBJECT: &str = "ce-subject";
 
 /// The W3C trace context, from the headers or from the column `tracingspancontext`.
 pub const TRACEPARENT: &str = "traceparent";
-/// The vendor's part of the trace context, from the same place.
+/// The vendor's part of the trace context, from the headers or from the column `tracingspancontext`.
 pub const TRACESTATE: &str = "tracestate";
 
-/// The trace context under its own names, each with the name under which Google's client libraries look
-/// for it. A message has both.
+/// Each attribute of the trace context, with a second name under which Google's client libraries look for it.
+/// A message has the attribute under both names.
 pub const TRACE_ALIASES: [(&str, &str); 2] = [
     (TRACEPARENT, "googclient_traceparent"),
     (TRACESTATE, "googclient_tracestate"),

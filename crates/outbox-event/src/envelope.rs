@@ -38,7 +38,7 @@ const NAMES: [(&str, Envelope); 4] = [
     ("protobuf", Envelope::Protobuf),
 ];
 
-/// A text that is not an [`Envelope`].
+/// A text that is not the name of an [`Envelope`].
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 #[error(
     "{input:?} is not an envelope: write raw, cloudevents-binary, cloudevents-structured or protobuf"

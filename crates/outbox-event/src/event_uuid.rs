@@ -16,8 +16,8 @@ use uuid::Uuid;
 
 /// The name `schema.table` that identifies a table in the ids of its events.
 ///
-/// Event ids that are not uuids are derived from it. So it has to stay the same for as long as the
-/// table is captured, even if the table is renamed.
+/// If the id of a row is not a uuid, the row's `event_id` is derived from this name. So the name has to stay
+/// the same for as long as the table is captured, even if the table is renamed.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct TableIdentity {
     name: Arc<str>,
@@ -25,7 +25,8 @@ pub struct TableIdentity {
 }
 
 impl TableIdentity {
-    /// The table with this name: its current one, or the one under which it was first captured.
+    /// The identity of a table by its name: the current name, or the name under which the table was first
+    /// captured.
     pub fn new(schema_and_table: &str) -> Self {
         Self {
             name: schema_and_table.into(),
@@ -33,8 +34,8 @@ impl TableIdentity {
         }
     }
 
-    /// Adds the transactions that created the column `inserted_xid`. Rows older than that column
-    /// all show one of these transactions in it.
+    /// Adds the transactions that created the column `inserted_xid`. In rows older than that column, it names
+    /// one of these transactions.
     #[must_use]
     pub fn with_added_xids(self, added_xids: &[u64]) -> Self {
         Self {
@@ -76,7 +77,7 @@ pub struct EventUuids {
 }
 
 impl EventUuids {
-    /// For the table with this identity.
+    /// Prepares the computation for the table with this identity.
     pub fn new(table: &TableIdentity) -> Self {
         Self {
             table: table.clone(),

@@ -44,7 +44,8 @@
 //! **Invariants.** Plain values and pure functions, without PostgreSQL and without Pub/Sub. Names and ids
 //! never change, since messages live longer than programs; new versions only add.
 //!
-//! **Not here:** how a row becomes a message, which row fits a message, and how a message is sent.
+//! **Not here:** how a row becomes a message, whether a row fits into a message, and how a message is
+//! sent.
 
 #![cfg_attr(test, allow(clippy::unwrap_used, reason = "a test fails by panicking"))]
 

@@ -1,9 +1,9 @@
 //! Makes untrusted text safe to show in a terminal or a log.
 //!
-//! A service that inserts a row chooses its id, its key and text that errors quote. Control characters
-//! in them could move the cursor, forge a line, or change the terminal, so they are shown as escapes
-//! such as `\n` or `\u{1b}`. Characters that reverse the direction of writing are escaped too, because
-//! they can make one text look like another.
+//! A service that inserts a row chooses the row's id and key, and other text that errors quote.
+//! Control characters in such text could move the cursor, forge a line, or change the terminal, so
+//! they are shown as escapes such as `\n` or `\u{1b}`. Characters that reverse the direction of
+//! writing are escaped too, because they can make one text look like another.
 //!
 //! ```
 //! assert_eq!(printable::printable("order-7\r\u{1b}[2J"), "order-7\\r\\u{1b}[2J");
@@ -21,7 +21,8 @@ use std::borrow::Cow;
 
 pub use shown_path::shown_path;
 
-/// Escapes every control character; the result is one line.
+/// Escapes every control character, and every character that changes the direction of writing. The
+/// result is one line.
 pub fn printable(text: &str) -> Cow<'_, str> {
     escaped(text, is_unsafe)
 }

@@ -10,7 +10,8 @@ use tonic::{Code, Status};
 use super::body::GRPC_HEADER;
 use super::details;
 
-/// More than any answer needs: a thousand message ids take 24 KiB.
+/// The longest answer that is accepted. This is more than any answer needs: a thousand message ids
+/// take 24 KiB.
 const MOST_BYTES: usize = 4 << 20;
 
 /// The status that an answer carries in its headers or trailers, if any.

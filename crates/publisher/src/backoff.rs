@@ -13,7 +13,8 @@ const GROWTH: u32 = 4;
 /// an outage the caller's limit of concurrent requests already keeps the number of attempts down.
 const LAST: Duration = Duration::from_secs(10);
 
-/// Failures that only a person can fix are retried slowly and evenly.
+/// The longest pause after a failure that only a person can fix. The shortest is half of it, and the
+/// pause does not grow.
 const ENVIRONMENT: Duration = Duration::from_secs(5);
 
 /// Computes pauses. The jitter comes from a small random number generator that the caller seeds
@@ -24,7 +25,7 @@ pub struct Backoff {
 }
 
 impl Backoff {
-    /// A value whose jitter depends only on this seed.
+    /// Creates a `Backoff` whose jitter depends only on `seed`.
     pub fn new(seed: u64) -> Self {
         Self { state: seed | 1 }
     }

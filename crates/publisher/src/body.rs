@@ -63,7 +63,7 @@ impl RequestBody {
         body
     }
 
-    /// The body of any other request.
+    /// The body of any request other than `Publish`.
     pub(super) fn of(request: &impl Message) -> Self {
         let len = request.encoded_len();
         let mut bytes = BytesMut::with_capacity(GRPC_HEADER + len);
@@ -165,7 +165,7 @@ mod tests {
         (request, messages)
     }
 
-    /// The bytes of a body that is consumed in pieces of these sizes, in turn.
+    /// Consumes a body in pieces of these sizes, in turn, and returns all its bytes.
     fn taken_off(mut body: RequestBody, pieces: &[usize]) -> Vec<u8> {
         let mut all = Vec::new();
         for piece in pieces.iter().cycle() {

@@ -66,7 +66,7 @@ impl Channel {
     /// result. The attempt continues even if all of them give up.
     ///
     /// # Errors
-    /// UNAVAILABLE if it cannot be opened.
+    /// UNAVAILABLE if the connection cannot be opened.
     pub(super) async fn connection(&self) -> Result<PublishConnection, Status> {
         let asked_at = Instant::now();
         if let Some(known) = self.state.lock().await.known(asked_at).await {

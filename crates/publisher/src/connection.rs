@@ -204,7 +204,7 @@ impl PublishConnection {
     }
 }
 
-/// The error of a request that got no answer. Its outcome is unknown.
+/// The error of a request that got no answer. The outcome of the request is unknown.
 fn broken(error: h2::Error) -> Status {
     let mut status = Status::unavailable("the request got no answer");
     status.set_source(Arc::new(error));
@@ -255,8 +255,8 @@ async fn is_answered(pings: &mut PingPong, timeout: Duration) -> bool {
     false
 }
 
-/// A body that is being sent. The rest stays here until the server's flow control has room for it,
-/// and is dropped when the request is given up.
+/// A body that is being sent. The bytes that are not sent yet stay here until the server's flow
+/// control has room for them. They are dropped when the caller abandons the request.
 #[derive(Debug)]
 struct Sending {
     stream: SendStream<RequestBody>,
@@ -286,7 +286,7 @@ impl Sending {
             }
             match self.stream.poll_capacity(cx) {
                 Poll::Ready(Some(Ok(_))) => {}
-                // The server reads no more of this request; its answer says why.
+                // The server reads no more of this request. The server's answer says why.
                 Poll::Ready(Some(Err(_)) | None) => self.body = RequestBody::default(),
                 Poll::Pending => return,
             }

@@ -1,4 +1,4 @@
-//! Application Default Credentials, or none for an emulator.
+//! Application Default Credentials for Pub/Sub. An emulator or an endpoint without TLS gets none.
 
 use google_cloud_auth::credentials::{
     Builder, CacheableResource, Credentials as GoogleCredentials,
@@ -32,7 +32,7 @@ impl Credentials {
         }
     }
 
-    /// Headers for one call.
+    /// The authorization headers for one call.
     pub(super) async fn headers(&self) -> Result<HeaderMap, Failure> {
         let Some(credentials) = &self.0 else {
             return Ok(HeaderMap::new());
@@ -48,9 +48,9 @@ impl Credentials {
     }
 }
 
-/// Checks that the variable names a readable file. When Google's library cannot open the file, its
-/// error shows the variable's value, and some users put the content of the key file there, private
-/// key included.
+/// Checks that [`CREDENTIALS_VARIABLE`], if set, names a readable file. When Google's library cannot
+/// open the file, its error shows the variable's value, and some users put the content of the key
+/// file there, private key included.
 ///
 /// # Errors
 /// [`SetupError::CredentialsUnreadable`].

@@ -1,11 +1,11 @@
-//! Google's error details, which refine the gRPC code. Reads the `google.rpc.Status` in the trailers,
-//! as far as it affects how we react.
+//! Google's error details, which refine the gRPC code. Reads only the parts of `google.rpc.Status`
+//! that change how we react, and the reason's name for people.
 //!
 //! Sources: google/rpc/status.proto and error_details.proto; google/api/error_reason.proto, which
-//! reserves the error domain `googleapis.com` for Google's service infrastructure (API disabled,
-//! billing, keys, locations, consumers): it never concerns the content of a message. Pub/Sub itself
-//! uses the domain `pubsub.googleapis.com`. For a message that does not fit its topic's schema, the
-//! reason is something like INVALID_JSON_AVRO_MESSAGE.
+//! reserves the error domain `googleapis.com` for Google's service infrastructure. An error in this
+//! domain comes from there (API disabled, billing, keys, locations, consumers), so the messages are
+//! never at fault. Pub/Sub itself uses the domain `pubsub.googleapis.com`. For a message that does
+//! not fit its topic's schema, the reason is something like INVALID_JSON_AVRO_MESSAGE.
 
 use base64::Engine;
 use base64::alphabet;
@@ -29,7 +29,7 @@ const BASE64: GeneralPurpose = GeneralPurpose::new(
     GeneralPurposeConfig::new().with_decode_padding_mode(DecodePaddingMode::Indifferent),
 );
 
-/// Removes details that are not base64: tonic panics on them.
+/// Removes error details that are not base64, because tonic panics on them.
 pub(super) fn remove_unreadable(headers: &mut HeaderMap) {
     let details = headers.get(Status::GRPC_STATUS_DETAILS);
     if details.is_some_and(|text| BASE64.decode(text).is_err()) {

@@ -33,7 +33,7 @@ impl Endpoint {
     }
 }
 
-/// A connection that is opened on first use and reopened after a break.
+/// Prepares a connection that is opened on first use and reopened after a break.
 ///
 /// # Errors
 /// [`SetupError::Endpoint`].

@@ -22,7 +22,7 @@ use super::details::Details;
 pub enum Class {
     /// The messages may or may not be stored: retry the same batch, in the same order, without end.
     UnknownOutcome,
-    /// Pub/Sub asks to slow down: retry the same, with fewer concurrent requests.
+    /// Pub/Sub asks to slow down: retry the same batch, with fewer concurrent requests.
     Throttled,
     /// A topic, a grant or a credential is missing: retry slowly until a person fixes it.
     Environment,
@@ -98,8 +98,9 @@ impl fmt::Display for Failure {
 
 impl std::error::Error for Failure {}
 
-/// The table. Sources: Google's retry settings for `Publish` (the first two rows), and the codes in
-/// the API's error reference. The details can only take the blame off the messages.
+/// The table from gRPC code to class. Sources: Google's retry settings for `Publish` (the first two
+/// rows), and the codes in the API's error reference. The details can only take the blame off the
+/// messages.
 fn class_of(code: Code, not_the_messages: bool) -> Class {
     match code {
         Code::Unavailable

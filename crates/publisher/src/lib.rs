@@ -196,8 +196,8 @@ impl Publisher {
     }
 }
 
-/// Characters that a routing header's value escapes: all that URLs reserve. A project name may have a
-/// colon, a topic name a plus or a percent sign.
+/// Characters that a routing header's value escapes: all except letters, digits and `-._~`. A project name may
+/// have a colon, a topic name a plus or a percent sign.
 const RESERVED: &AsciiSet = &NON_ALPHANUMERIC
     .remove(b'-')
     .remove(b'.')

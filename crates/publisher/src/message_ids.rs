@@ -1,7 +1,7 @@
 //! Pub/Sub's answer: the ids of the stored messages.
 //!
 //! All ids are in one string, with the offset of each: millions of ids pass through here, and each is
-//! only copied into its dispatch row. An answer with one id is just that string.
+//! only copied into its dispatch row. For an answer with one id, the string is that id.
 //!
 //! Source: google/pubsub/v1/pubsub.proto, `PublishResponse { repeated string message_ids = 1; }`.
 
@@ -54,7 +54,7 @@ impl MessageIds {
         self.text.push_str(id);
     }
 
-    /// Marks the end of the text so far as the beginning of another id.
+    /// Begins another id at the end of the text so far.
     fn begin(&mut self) {
         if self.count > 0 {
             self.later.push(self.text.len());

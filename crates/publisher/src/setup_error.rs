@@ -31,7 +31,7 @@ pub enum SetupError {
     /// [`CREDENTIALS_VARIABLE`] is set, and its value is not the path of a readable file.
     #[error("{CREDENTIALS_VARIABLE} does not name a readable file")]
     CredentialsUnreadable {
-        /// The value.
+        /// The value of the variable.
         path: UnshownPath,
         /// Why it cannot be read.
         source: io::Error,
@@ -47,7 +47,7 @@ impl UnshownPath {
         Self(path.into())
     }
 
-    /// The path. Check that it looks like one before you show it.
+    /// The path. Check that the value looks like a path before you show it.
     pub fn as_path(&self) -> &Path {
         &self.0
     }

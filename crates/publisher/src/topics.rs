@@ -1,7 +1,7 @@
 //! Checks whether a topic exists, has a subscription and may be published to; and creates topics.
 //!
-//! Uses the same gRPC connections as `Publish`. Google's own client library uses REST for these
-//! calls, which emulators may not offer.
+//! Uses one of the gRPC connections of `Publish`. Google's own client library uses REST for these calls,
+//! which emulators may not offer.
 
 use googleapis_tonic_google_pubsub_v1::google::pubsub::v1::{
     GetTopicRequest, ListTopicSubscriptionsRequest, ListTopicSubscriptionsResponse, Topic,
@@ -103,8 +103,8 @@ impl TopicAdmin {
     }
 
     /// Whether we may publish to the topic. Also false if the topic does not exist, because Pub/Sub
-    /// reveals that only with a further permission. `None` if the server does not support the call, like
-    /// some emulators.
+    /// reveals only with a further permission that a topic does not exist. `None` if the server does not
+    /// support the call, like some emulators.
     ///
     /// # Errors
     /// A [`Failure`], for example because Pub/Sub does not answer.

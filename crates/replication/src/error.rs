@@ -11,22 +11,23 @@ use thiserror::Error;
 pub enum ErrorKind {
     /// The URL, a connection parameter or a variable of libpq is wrong.
     InvalidTarget,
-    /// No server answers, or not in time.
+    /// No server can be reached, or it does not answer in time.
     Unreachable,
     /// A TLS connection of the kind that `sslmode` requires could not be opened.
     Tls,
     /// The command that prints the password has failed.
     PasswordCommand,
-    /// We cannot log in: no password, a file that others may read, a method that is not supported, or a
-    /// server that does not prove who it is.
+    /// We cannot log in: no password, a password file that others may read, a login method that is not
+    /// supported, or a server that does not prove who it is.
     Authentication,
-    /// The server is a standby, but `target_session_attrs` requires a primary.
+    /// The server is a standby server, but `target_session_attrs` requires a primary.
     Standby,
     /// The server refused the login.
     LoginRefused {
         /// SQLSTATE.
         sqlstate: String,
-        /// The function of the server that reported the error. Several limits share one SQLSTATE.
+        /// The function of the server that reported the error. It tells apart several limits that
+        /// share one SQLSTATE.
         routine: String,
     },
     /// The server refused a command, such as START_REPLICATION.

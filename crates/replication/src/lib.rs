@@ -3,11 +3,10 @@
 //!
 //! A tour:
 //!
-//! - [`Target`] says which server, and how to log in: from a URL and libpq's variables. [`connection`]
-//!   opens the byte stream, with TLS, also for SQL sessions.
-//! - [`Source`] runs a replication session on its own thread. It passes on chunks of whole frames, which
-//!   [`frames`] reads, and it reports to the server, so that nothing in the caller can delay a status
-//!   message.
+//! - [`Target`] says which server to connect to and how to log in. It is read from a URL and libpq's
+//!   variables. [`connection`] opens the byte stream, with TLS, for replication and SQL sessions.
+//! - [`Source`] runs a replication session on its own thread. The thread passes on chunks of whole frames,
+//!   which [`frames`] reads. It also sends the status messages, so that nothing in the caller can delay them.
 //! - The slot is a lease: [`Source::lease_is_over`] says when another session may get it, and
 //!   [`LeaseProof`] takes evidence that the server hears us.
 //! - [`Watermark`] computes the [`Confirmable`] position: everything before it has a durable outcome.
@@ -20,7 +19,7 @@
 //! retries: a session ends with an error, and the caller opens the next one.
 //!
 //! **Not here:** decoding (the crate `decoder`), inspecting and managing slots (`slot-manager`), SQL sessions,
-//! and the handling of a row.
+//! and what happens to a row.
 //!
 //! # Example
 //!

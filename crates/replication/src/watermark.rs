@@ -7,8 +7,8 @@
 //! - With protocol 1, transactions arrive whole and in commit order. The slot can resume at a
 //!   Commit's `end_lsn`: PostgreSQL then never sends that transaction, or an earlier one, again. If
 //!   we confirmed its `commit_lsn`, PostgreSQL would send it again.
-//! - A keepalive's `wal_end` says that everything before it has been sent. It may be confirmed only
-//!   if nothing earlier in the stream is still pending.
+//! - A keepalive's `wal_end` says that the server has sent everything before this position. `wal_end`
+//!   may be confirmed only if nothing earlier in the stream is still pending.
 //! - So each transaction keeps its *floor*: the position that was safe just before its Begin. The
 //!   watermark is the floor of the first unresolved transaction, or the last position of the stream
 //!   when everything is resolved.
@@ -21,7 +21,7 @@ use std::collections::VecDeque;
 
 use decoder::{Lsn, PgTimestamp};
 
-/// Freeing the memory of fewer entries than this is not worth the trouble.
+/// An empty ledger keeps memory for this many entries, because freeing less is not worth the trouble.
 const KEPT: usize = 64;
 
 /// A position that may be reported to PostgreSQL as flushed. Only this module can construct it.
@@ -90,7 +90,7 @@ pub struct Watermark {
     /// transaction.
     position: Lsn,
     open: Option<OpenTransaction>,
-    /// In commit order; the first one is unresolved.
+    /// Ended transactions in commit order. The first one is always unresolved.
     pending: VecDeque<EndedTransaction>,
     /// How many entries of `pending` are resolved.
     resolved: usize,
@@ -109,7 +109,7 @@ impl Watermark {
         }
     }
 
-    /// A transaction begins; `xid` is its id in the log.
+    /// Records that a transaction begins. `xid` is its id in the log.
     #[inline]
     pub fn begin(&mut self, transaction: CommitLsn, commit_time: PgTimestamp, xid: u32) {
         debug_assert!(self.open.is_none(), "transactions come one after the other");
@@ -127,7 +127,7 @@ impl Watermark {
         });
     }
 
-    /// The open transaction has one more event to resolve.
+    /// Records one more unresolved event of the open transaction.
     #[inline]
     pub fn add_event(&mut self) {
         if let Some(open) = &mut self.open {
@@ -135,7 +135,7 @@ impl Watermark {
         }
     }
 
-    /// The open transaction ends; `end_lsn` is from its Commit.
+    /// Records the end of the open transaction. `end_lsn` is from its Commit.
     #[inline]
     pub fn commit(&mut self, end_lsn: Lsn) {
         let floor = self.position;
@@ -204,8 +204,8 @@ impl Watermark {
     }
 
     /// Removes resolved entries: those at the front at once, the others when they outnumber the
-    /// unresolved ones. That keeps the queue short behind a stuck transaction, at a constant cost per
-    /// entry in any order.
+    /// unresolved ones. So the queue stays short behind a stuck transaction. The cost per entry is
+    /// constant, in whatever order transactions are resolved.
     #[inline]
     fn take_resolved_away(&mut self) {
         while self
@@ -224,7 +224,7 @@ impl Watermark {
         }
     }
 
-    /// A keepalive said that everything before `wal_end` has been sent.
+    /// Records a keepalive, which says that the server has sent everything before `wal_end`.
     ///
     /// The caller must not call this while the publication is wrong or unknown.
     #[inline]
@@ -247,7 +247,7 @@ impl Watermark {
         self.open.is_some()
     }
 
-    /// Transactions that are open or have unresolved events.
+    /// How many transactions are open or have unresolved events.
     #[inline]
     pub fn pending_transactions(&self) -> usize {
         self.pending.len() - self.resolved + usize::from(self.open.is_some())

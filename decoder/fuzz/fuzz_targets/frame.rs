@@ -1,5 +1,6 @@
-//! Decodes any bytes as a frame: no panic, an error offset within the input, and an accepted frame
-//! encodes back to the same bytes. The payload of WAL data is covered by the target `message`.
+//! Decodes any bytes as a frame. Checks that decoding does not panic, that the offset of an error
+//! lies within the input, and that an accepted frame encodes back to the same bytes. The target
+//! `message` covers the payload of WAL data.
 
 #![no_main]
 

@@ -1,6 +1,6 @@
-//! Decodes any bytes as a message: no panic, an error offset within the input, and an accepted
-//! message encodes back to the same bytes. The initial corpus is the messages captured from
-//! servers.
+//! Decodes any bytes as a message. Checks that decoding does not panic, that the offset of an error
+//! lies within the input, and that an accepted message encodes back to the same bytes. The initial
+//! corpus consists of messages captured from servers.
 
 #![no_main]
 

@@ -10,20 +10,20 @@ use crate::{DatabaseOrigin, Holder, Severity};
 /// The state of a slot. Serialises as its [`name`](Health::name).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Health {
-    /// A session reads from it, and it is up to date.
+    /// A session reads from the slot, and the slot is up to date.
     Active,
-    /// Another relay reads from it, and we would take over.
+    /// Another session reads from the slot, and our relay waits to take over.
     StandbyHeld {
-        /// The session that reads from it; `None` if we may not see it.
+        /// The session that reads from the slot; `None` if the server does not report it.
         holder: Option<Holder>,
     },
-    /// A session reads from it, but it is behind by more than the thresholds allow.
+    /// A session reads from the slot, but the slot is behind by more than the thresholds allow.
     Lagging(Lag),
-    /// No session reads from it, so WAL accumulates.
+    /// No session reads from the slot, so WAL accumulates.
     Inactive(Lag),
     /// All required WAL is kept, but the slot will soon reach its limit.
     Reserved(Headroom),
-    /// The same as `Reserved`, and more than `max_wal_size` is kept.
+    /// Like `Reserved`, and the server already keeps more WAL than `max_wal_size`.
     Extended(Headroom),
     /// The next checkpoint may remove required WAL.
     Unreserved(Headroom),
@@ -36,8 +36,8 @@ pub enum Health {
     },
     /// There is no slot of this name.
     Missing,
-    /// The slot is at a position that the relay never confirmed: it was dropped and created again,
-    /// or advanced by somebody else. Events between the two positions were not streamed.
+    /// The slot is at a position that the relay never confirmed: somebody dropped and created it
+    /// again, or advanced it. Events between the two positions were not streamed.
     Recreated {
         /// The last position that the relay confirmed.
         recorded: Lsn,
@@ -70,7 +70,7 @@ pub struct Headroom {
     /// Bytes of WAL that can still be written; negative when the limit is exceeded, `None` without
     /// a limit.
     pub bytes: Option<i64>,
-    /// The time this lasts at the current rate; `None` when unknown or when the room is not
+    /// How long these bytes last at the current rate; `None` when unknown or when the room is not
     /// shrinking.
     pub time_to_loss: Option<Duration>,
     /// Whether a session reads from the slot.
@@ -80,15 +80,15 @@ pub struct Headroom {
 /// Why the server invalidated a slot.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum InvalidationCause {
-    /// Vacuum removed catalog rows that decoding needs (on a standby).
+    /// Vacuum removed catalog rows that decoding needs (on a standby server).
     RowsRemoved,
     /// `wal_level` was lowered.
     WalLevelInsufficient,
-    /// No session read from it for longer than `idle_replication_slot_timeout`.
+    /// No session read from the slot for longer than `idle_replication_slot_timeout`.
     IdleTimeout,
     /// A conflict with recovery, which PostgreSQL 16 does not explain further.
     Conflict,
-    /// A reason of a newer server, as it reports it.
+    /// Another reason, as a newer server reports it.
     Other(String),
 }
 

@@ -9,7 +9,7 @@ use super::Expectation;
 use crate::slot::get;
 use crate::{Cluster, QualifiedName, Slot, SlotError, slots, sql};
 
-/// The settings that the checks need. The last three exist only from 16, 17 and 18 on.
+/// The settings that the checks need. The last three exist only from PostgreSQL 16, 17 and 18 on.
 const SETTINGS: [&str; 10] = [
     "wal_level",
     "max_wal_senders",
@@ -112,7 +112,8 @@ impl Facts {
 }
 
 impl Expectation {
-    /// The captured tables, then dispatch if it is used, then relay and capture.
+    /// The captured tables, then the dispatch table if it is used, then the relay and capture
+    /// tables.
     pub(super) fn all_tables(&self) -> Vec<&QualifiedName> {
         let captured = self.tables.iter().map(|t| &t.name);
         captured

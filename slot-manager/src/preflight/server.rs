@@ -1,11 +1,12 @@
-//! Checks of the server: version, role in replication, settings, free connections.
+//! Checks of the server: version, primary or standby server, rights of the role, settings, free
+//! connections, and no pooler in between.
 
 use super::facts::Facts;
 use super::{CONNECTIONS, NEWEST_MAJOR, OLDEST_MAJOR};
 use crate::{Finding, quoted_identifier};
 
-/// In MB, the unit of `pg_settings`. Below this limit, one busy minute can lose the slot: a server
-/// can write 10-100 MB of WAL a second.
+/// If `max_slot_wal_keep_size` is below this limit, one busy minute can lose the slot: a server can
+/// write 10-100 MB of WAL a second. In MB, the unit of `pg_settings`.
 const SMALL_KEEP_SIZE_MB: i64 = 1024;
 
 pub(super) fn version(major: u32) -> Finding {
@@ -278,9 +279,9 @@ fn idle_slot_timeout(facts: &Facts) -> Option<Finding> {
     ))
 }
 
-/// This setting exists in PostgreSQL 17 and newer. The stream waits for the standbys that read the
-/// slots named in it. After a promotion the setting often remains on the new primary, and only the
-/// server's log mentions the wait.
+/// This setting exists in PostgreSQL 17 and newer. The stream waits for the standby servers that read
+/// the slots named in the setting. After a promotion the setting often remains on the new primary,
+/// and only the server's log mentions the wait.
 fn synchronized_standby_slots(facts: &Facts) -> Option<Finding> {
     let setting = "synchronized_standby_slots";
     let names: Vec<&str> = facts
@@ -315,7 +316,7 @@ fn synchronized_standby_slots(facts: &Facts) -> Option<Finding> {
     ))
 }
 
-/// Proves that there is a pooler, but not that there is none: an idle pooler may use the same
+/// Can prove that there is a pooler, but not that there is none: an idle pooler may use the same
 /// process each time.
 fn pooler(backend_pids: &[i32]) -> Finding {
     if backend_pids.windows(2).all(|pair| pair[0] == pair[1]) {

@@ -1,4 +1,4 @@
-//! Checks of the slot: whether it is ours, usable, free, and kept on standbys.
+//! Checks of the slot: whether it is ours, usable, free, and kept on standby servers.
 
 use super::facts::Facts;
 use crate::health::{self, Observation, Thresholds, Viewer};

@@ -48,8 +48,8 @@ pub(super) fn check_rights(facts: &Facts, expectation: &Expectation) -> Vec<Find
     findings.flatten().collect()
 }
 
-/// Row-level security does not affect the stream. But PostgreSQL refuses a recovery or an audit,
-/// which read the table, if a policy could hide rows.
+/// Row-level security does not affect the stream. But a recovery or an audit reads the table, and
+/// PostgreSQL refuses this if a policy could hide rows.
 fn hidden_rows(role: &str, table: &QualifiedName, rights: &TableRights) -> Option<Finding> {
     rights.hides_rows.then(|| {
         Finding::error(

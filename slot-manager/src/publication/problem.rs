@@ -218,7 +218,7 @@ impl Problem {
         }
     }
 
-    /// The SQL or the change that fixes it, to be run as the owner of the publication.
+    /// The SQL or the change that fixes the problem, to be run as the owner of the publication.
     #[must_use]
     pub fn remedy(&self) -> String {
         match self {

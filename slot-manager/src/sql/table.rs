@@ -78,9 +78,9 @@ from pg_catalog.pg_roles r where r.rolname = $1";
 /// Parameters: OIDs of types, the columns that have them (oid[], text[]), schema and table (text).
 ///
 /// Only PostgreSQL's own scalar types count as sortable. Arrays and rows do not, because they may contain
-/// values that cannot be sorted. Types from elsewhere do not, because any user may have created their
-/// operators, in any schema. `regclass` and enums do not, because PostgreSQL cannot parse their text again
-/// after the object or label is renamed.
+/// values that cannot be sorted. Types outside `pg_catalog` do not, because any user may have created
+/// their operators, in any schema. `regclass` and enums do not, because PostgreSQL cannot parse their text
+/// again after the object or label is renamed.
 pub(crate) const BASE_TYPES: &str = "
 with recursive asked as (
     select w.type_oid, coalesce(t.oid, a.atttypid) as oid
@@ -117,8 +117,8 @@ from made_from m where m.typtype <> 'd'";
 /// Parameters: schema, table, the possible `seq` columns in order of preference (text[]), the
 /// version column, and the column that counts as `seq` only if a sequence numbers it.
 ///
-/// `attmissingval` holds the value that a column has in rows older than the column. Each partition
-/// has its own.
+/// `attmissingval` holds the value that a column has in rows older than the column. Each partition has its
+/// own value.
 pub(crate) const SHAPE: &str = "
 with root as (
     select c.oid, c.relkind from pg_catalog.pg_class c

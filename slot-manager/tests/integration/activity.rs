@@ -1,4 +1,4 @@
-//! Sessions, the slots that they read, and locks.
+//! Tests of sessions, the slots that they read, and locks.
 
 use slot_manager::activity::{self, LastReply};
 use slot_manager::slots::{self, CreateOptions};

@@ -1,4 +1,4 @@
-//! Identifying clusters.
+//! Tests that identify clusters.
 
 use scratch_postgres::StopMode;
 use slot_manager::cluster;

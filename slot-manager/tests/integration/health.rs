@@ -1,4 +1,4 @@
-//! States of a slot that only a real server can produce.
+//! Tests states of a slot that only a real server can produce.
 
 use std::time::{Duration, Instant};
 
@@ -33,7 +33,7 @@ async fn judged(client: &Client, slot: &Slot, earlier: Option<SlotObservation<'_
     judge(&observation, &Thresholds::default())
 }
 
-/// A little over 1 MB of WAL.
+/// Writes a little over 1 MB of WAL.
 async fn write_wal(client: &Client) {
     run(
         client,

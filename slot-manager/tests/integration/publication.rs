@@ -1,4 +1,4 @@
-//! The problems that the check of the publication finds.
+//! Tests each problem that the check of the publication finds.
 
 mod generated;
 

@@ -1,4 +1,4 @@
-//! Transactions and slots that keep WAL.
+//! Tests the list of transactions and slots that keep WAL.
 
 use std::time::Duration;
 

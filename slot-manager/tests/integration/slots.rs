@@ -1,4 +1,4 @@
-//! Creating, finding, dropping and advancing slots, and waiting for a slot in use.
+//! Tests of creating, finding, dropping and advancing slots, and of waiting for a slot in use.
 
 mod creation;
 

@@ -20,8 +20,8 @@ pub(crate) fn builder() -> Builder {
         .setting("max_prepared_transactions", "5")
 }
 
-/// The server for all tests that do not disturb each other. A static is never dropped; its watchdog
-/// removes the server when the test process ends.
+/// The server for all tests that do not disturb each other. A static is never dropped, so the
+/// server's watchdog removes the server when the test process ends.
 pub(crate) fn shared_server() -> &'static ScratchPostgres {
     static SERVER: OnceLock<ScratchPostgres> = OnceLock::new();
     SERVER.get_or_init(|| builder().start().expect("start the shared server"))
@@ -37,8 +37,8 @@ pub(crate) async fn superuser(server: &ScratchPostgres) -> Client {
     connect(&server.url("postgres")).await
 }
 
-/// A new database on the shared server: its name, which is also a valid slot name, and a
-/// connection.
+/// Creates a database on the shared server. Returns its name, which is also a valid slot name, and
+/// a connection.
 pub(crate) async fn new_database() -> (String, Client) {
     static COUNT: AtomicU32 = AtomicU32::new(0);
     let name = format!("test_{}", COUNT.fetch_add(1, Ordering::Relaxed));

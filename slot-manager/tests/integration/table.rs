@@ -1,4 +1,4 @@
-//! Captured tables as the catalog describes them, and the privileges on them.
+//! Tests what the catalog says about captured tables, and the privileges on them.
 
 use decoder::Oid;
 use slot_manager::privileges::{self, NeededPrivileges};

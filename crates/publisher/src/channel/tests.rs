@@ -1,4 +1,4 @@
-//! Tests against local listeners.
+//! Tests the channel against local listeners.
 
 use std::sync::Arc;
 

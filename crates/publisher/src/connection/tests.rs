@@ -161,8 +161,8 @@ async fn error_details_that_are_not_base64_are_ignored() {
     }
 }
 
-/// The status that results from an answer with this HTTP code and no gRPC status. With `has_data` it
-/// carries [`ANSWER`].
+/// The status that results from an answer with this HTTP code and no gRPC status. With `has_data`,
+/// the answer carries [`ANSWER`].
 async fn without_status(http: StatusCode, has_data: bool) -> Status {
     let (publishing, mut answer) = asked().await;
     let mut head = Response::new(());

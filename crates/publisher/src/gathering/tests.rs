@@ -9,7 +9,8 @@ use proptest::prelude::*;
 
 use super::*;
 
-/// What the connection does, call by call. Afterwards it accepts everything and has nothing to read.
+/// A connection that does what the test says, call by call. After that it accepts everything and has
+/// nothing to read.
 #[derive(Debug, Default)]
 struct Scripted {
     /// How many bytes it accepts of each write, from the last entry to the first; 0 means not ready.

@@ -1,16 +1,16 @@
-//! libpq's parameter `channel_binding`. `end_point.rs` has the hash to which a login is bound.
+//! libpq's parameter `channel_binding`. `end_point.rs` computes the hash that a login is bound to.
 
-/// Whether a login is bound to the TLS channel.
+/// When a login is bound to the TLS channel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ChannelBinding {
-    /// Never.
+    /// Never bound.
     Disable,
-    /// When both sides can.
+    /// Bound if the server and Postrider both can.
     Prefer,
-    /// A login that cannot be bound fails.
+    /// Always bound. A login that cannot be bound fails.
     Require,
 }
 
-/// The hint if `channel_binding=require` cannot be satisfied.
+/// Hint for a login that cannot satisfy `channel_binding=require`.
 pub const CHANNEL_BINDING_HINT: &str = "channel_binding=require needs TLS, a role with a SCRAM-SHA-256 password, and \
     a certificate whose signature names its hash; otherwise use channel_binding=prefer";

@@ -1,7 +1,7 @@
-//! Hashes the server's certificate, to bind a login to it (channel binding).
+//! Computes the hash of the server's certificate to which a login is bound (channel binding).
 //!
-//! Source: RFC 5929, "Channel Binding Type tls-server-end-point". The hash function is the one of the
-//! certificate's signature, with SHA-256 instead of SHA-1.
+//! Source: RFC 5929, "Channel Binding Type tls-server-end-point". It uses the hash function of the
+//! certificate's signature, except that SHA-256 replaces SHA-1.
 
 use rustls::pki_types::CertificateDer;
 use sha2::{Digest, Sha256, Sha384, Sha512};
@@ -15,8 +15,9 @@ use x509_cert::der::oid::db::rfc5912::{
 
 use super::tls::proves_its_key;
 
-/// The hash. `None` if the signature names no hash function, as with Ed25519, or if the server did not
-/// have to prove that it owns the certificate: then anybody could present it.
+/// Returns the hash. `None` if the signature algorithm is not in the list below (Ed25519, for example,
+/// names no hash function), or if the server did not have to prove that it owns the certificate's key.
+/// Without that proof, anybody could present the certificate.
 pub(super) fn of(certificate: &CertificateDer<'_>) -> Option<Vec<u8>> {
     if !proves_its_key(certificate) {
         return None;

@@ -1,8 +1,8 @@
 //! Parses a connection string of the form `host=db.example dbname=shop` into libpq's parameters.
 //!
-//! A password with an unquoted space or quote would end too early, and its rest would become a parameter.
-//! So this parser refuses what libpq accepts in two cases: text directly after a closing quote, and a
-//! backslash at the end. No error shows any part of the text except libpq's own parameter names.
+//! An unquoted space or quote ends a password too early, and the rest of the password becomes a
+//! parameter. So this parser refuses two things that libpq accepts: text directly after a closing quote,
+//! and a backslash at the end. No error shows any part of the text except libpq's own parameter names.
 //!
 //! Source: <https://www.postgresql.org/docs/current/libpq-connect.html#LIBPQ-CONNSTRING-KEYWORD-VALUE>
 
@@ -15,7 +15,7 @@ use crate::error::{ReplicationError, Result};
 const QUOTE: &str = "put a value with spaces, quotes or backslashes into single quotes, and write a \
     backslash before each quote and backslash in it: password='it\\'s'";
 
-/// Parses the text. A parameter that occurs twice has its last value, as in libpq.
+/// Parses the text. If a parameter occurs twice, its last value counts, as in libpq.
 ///
 /// # Errors
 /// `InvalidTarget`.
@@ -53,7 +53,7 @@ fn name(rest: &mut Peekable<Chars<'_>>) -> String {
     std::iter::from_fn(|| rest.next_if(|c| !ends(c))).collect()
 }
 
-/// The value after an opening quote, up to the closing one.
+/// Reads a value after its opening quote, and the closing quote.
 fn quoted(rest: &mut Peekable<Chars<'_>>, place: &str) -> Result<String> {
     let mut value = String::new();
     loop {
@@ -73,7 +73,7 @@ fn quoted(rest: &mut Peekable<Chars<'_>>, place: &str) -> Result<String> {
     }
 }
 
-/// The value up to the next space.
+/// Reads a value without quotes, up to the next space.
 fn unquoted(rest: &mut Peekable<Chars<'_>>, place: &str) -> Result<String> {
     let mut value = String::new();
     while let Some(c) = rest.next_if(|c| !c.is_ascii_whitespace()) {
@@ -85,7 +85,7 @@ fn unquoted(rest: &mut Peekable<Chars<'_>>, place: &str) -> Result<String> {
     Ok(value)
 }
 
-/// The character after a backslash.
+/// Reads the character after a backslash.
 fn escaped(rest: &mut Peekable<Chars<'_>>, place: &str) -> Result<char> {
     let escaped = rest.next();
     escaped.ok_or_else(|| refused(format!("{place} ends with a single backslash")))

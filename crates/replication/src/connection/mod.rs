@@ -35,7 +35,7 @@ pub use wire::{Liveness, Wire, open, unreachable, within_connect_timeout};
 
 use crate::error::{ErrorKind, ReplicationError, Result};
 
-/// Refuses a standby if `target_session_attrs` requires a primary. `in_hot_standby` is the server's
+/// Refuses a standby server if `target_session_attrs` requires a primary. `in_hot_standby` is the server's
 /// parameter of that name.
 ///
 /// # Errors

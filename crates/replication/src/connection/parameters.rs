@@ -1,6 +1,8 @@
-//! libpq's connection parameters: those that Postrider supports, and the hints for those it refuses.
+//! Lists all connection parameters of libpq. Says which ones Postrider supports, and has a hint for
+//! each parameter or value that it refuses.
 //!
-//! No parameter is ignored silently. A parameter that is missing here does not exist in libpq.
+//! Only `fallback_application_name` is ignored silently. A parameter that is missing here does not
+//! exist in libpq.
 //!
 //! Source: <https://www.postgresql.org/docs/18/libpq-connect.html#LIBPQ-PARAMKEYWORDS>
 
@@ -9,13 +11,13 @@ use std::collections::BTreeMap;
 use crate::error::{ErrorKind, ReplicationError, Result};
 use strsim::levenshtein;
 
-/// Values by parameter name.
+/// The values of connection parameters, by parameter name.
 pub(super) type Parameters = BTreeMap<&'static str, String>;
 
 /// What Postrider does with a parameter.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Usage {
-    /// `Target` reads it.
+    /// Supported: Postrider uses the value.
     Honoured,
     /// Accepted with these values, which ask for what Postrider does anyway. Any other value is
     /// refused with this hint.
@@ -28,7 +30,8 @@ pub(super) enum Usage {
 #[derive(Debug)]
 pub(super) struct Parameter {
     pub(super) name: &'static str,
-    /// The environment variable to read if the URL omits the parameter; empty if there is none.
+    /// The environment variable to read if neither `DATABASE_URL` nor the service sets the
+    /// parameter. Empty if there is no such variable.
     pub(super) variable: &'static str,
     pub(super) usage: Usage,
 }
@@ -99,7 +102,8 @@ pub(super) const PARAMETERS: &[Parameter] = &[
     honoured("sslsni", "PGSSLSNI"),
     honoured("ssl_min_protocol_version", "PGSSLMINPROTOCOLVERSION"),
     honoured("ssl_max_protocol_version", "PGSSLMAXPROTOCOLVERSION"),
-    // Has no effect: libpq uses it only for sessions without a name.
+    // Has no effect: libpq uses it only for sessions without an `application_name`, and Postrider's
+    // sessions have one.
     honoured("fallback_application_name", ""),
     refused("application_name", "", NAMES),
     only_with(
@@ -202,11 +206,12 @@ pub(super) const PARAMETERS: &[Parameter] = &[
     refused("oauth_scope", "", NO_OAUTH),
 ];
 
-/// The parameter called `name`. `place` says where the name is.
+/// Returns the parameter called `name`. `place` says where the settings contain the name.
 ///
 /// # Errors
-/// `InvalidTarget`. It does not show the name, which may be a piece of a password; `hint` is the
-/// hint if no parameter has a similar name.
+/// `InvalidTarget` if libpq has no such parameter. The error does not show `name`, which may be a
+/// piece of a password. Its hint shows the parameter with the most similar name, or is `hint` if no
+/// name is similar.
 pub(super) fn named(name: &str, place: &str, hint: &str) -> Result<&'static Parameter> {
     let found = PARAMETERS.iter().find(|parameter| parameter.name == name);
     found.ok_or_else(|| {
@@ -218,7 +223,8 @@ pub(super) fn named(name: &str, place: &str, hint: &str) -> Result<&'static Para
     })
 }
 
-/// The parameter with the name most similar to the unknown `name`.
+/// The parameter whose name is most similar to the unknown `name`. `None` if all names differ in
+/// more than two characters.
 fn nearest(name: &str) -> Option<&'static str> {
     let names = PARAMETERS.iter().map(|parameter| parameter.name);
     let with_distance = names.map(|known| (levenshtein(known, name), known));
@@ -226,10 +232,12 @@ fn nearest(name: &str) -> Option<&'static str> {
     (distance <= 2).then_some(known)
 }
 
-/// Sets a parameter that `place` names. Ignores an empty value, as libpq does.
+/// Sets a parameter to `value`. `place` says where the settings set it. An empty value of a
+/// supported parameter is ignored, as in libpq.
 ///
 /// # Errors
-/// `InvalidTarget`: Postrider does not support the parameter or this value.
+/// `InvalidTarget`: Postrider does not support the parameter or this value, or the value contains a
+/// NUL character.
 pub(super) fn set(
     found: &mut Parameters,
     parameter: &Parameter,
@@ -269,7 +277,7 @@ pub(super) fn invalid(what: impl Into<String>) -> ReplicationError {
     ReplicationError::new(ErrorKind::InvalidTarget, what)
 }
 
-/// Whether this environment variable is one of libpq's that Postrider reads or refuses.
+/// Whether `name` is an environment variable of libpq that Postrider reads or refuses.
 pub fn is_connection_variable(name: &str) -> bool {
     let mut variables = PARAMETERS.iter().map(|parameter| parameter.variable);
     !name.is_empty() && (name == "PGSYSCONFDIR" || variables.any(|variable| variable == name))

@@ -1,4 +1,4 @@
-//! The password of a session: from a command, from the settings, otherwise from libpq's password file
+//! Gets the password of a session: from `password_command`, from the settings, or from libpq's password file
 //! (`PGPASSFILE`, by default `~/.pgpass`).
 //!
 //! Each session runs the command or reads the file again. So the relay survives a rotated password, and tokens
@@ -24,7 +24,8 @@ use crate::LOG_TARGET;
 use crate::error::{ErrorKind, ReplicationError, Result};
 use standard_error::while_logging;
 
-/// Permission bits for group and others. Like libpq, refuse a file that has any of them.
+/// Permission bits of the group and of other users. Like libpq, Postrider refuses a password file that has any
+/// of these bits.
 const OTHERS: u32 = 0o077;
 
 /// Time limit for the command. It is shorter than the limit for connecting, so that the error names the command
@@ -37,8 +38,8 @@ const LINE_MAX: u64 = 64 << 10;
 /// The password to log in with; `None` if there is none.
 ///
 /// # Errors
-/// `PasswordCommand`: the command fails. `Authentication`: the file that is set cannot be read, or
-/// others may read it.
+/// `PasswordCommand`: the command fails. `Authentication`: the password file that the settings name cannot be
+/// read, or other users may access it.
 pub async fn password(target: &Target) -> Result<Option<String>> {
     if let Some(command) = &target.password_command {
         let limit = COMMAND_LIMIT.min(target.connect_timeout * 3 / 4);
@@ -54,8 +55,9 @@ pub async fn password(target: &Target) -> Result<Option<String>> {
     Ok(default.and_then(|path| of_default_file(path, target)))
 }
 
-/// The first line that the command prints. Its errors show neither the command nor its output, which may
-/// contain secrets. The command's standard error goes to the log, or to our standard error if there is no log.
+/// Runs the command and returns the first line that it prints. Errors show neither the command nor its output,
+/// which may contain secrets. The command's standard error goes to the log, or to our standard error if there
+/// is no log.
 async fn of_command(command: &str, limit: Duration) -> Result<String> {
     let failed = |what: &str| {
         ReplicationError::new(
@@ -107,8 +109,9 @@ async fn of_command(command: &str, limit: Duration) -> Result<String> {
     Ok(password.to_owned())
 }
 
-/// Waits until the command has ended, and returns its first line; `None` if that is too long. Does not wait for
-/// programs that the command leaves in the background, which may keep the pipe open.
+/// Waits until the command has ended, and returns its exit status and first line. Returns `None` without
+/// waiting if the line reaches [`LINE_MAX`]. Does not wait for programs that the command leaves in the
+/// background, which may keep the pipe open.
 async fn first_line(child: &mut Child) -> std::io::Result<Option<(ExitStatus, Vec<u8>)>> {
     let mut line = Vec::new();
     let Some(stdout) = child.stdout.take() else {
@@ -132,10 +135,10 @@ async fn first_line(child: &mut Child) -> std::io::Result<Option<(ExitStatus, Ve
     Ok(Some((status, line)))
 }
 
-/// Ends the command and the programs that it has started.
+/// Kills the command's process group: the command and the programs that it started.
 fn end_group(group: Option<u32>) {
     if let Some(group) = group {
-        // An error means that there is nothing left to end.
+        // An error means that the group has no process left.
         let _ = std::process::Command::new("/bin/sh")
             .args(["-c", &format!("kill -9 -{group}")])
             .stderr(Stdio::null())
@@ -162,7 +165,8 @@ fn read(path: &Path) -> Result<Vec<u8>> {
     Ok(text)
 }
 
-/// Like libpq, ignores `~/.pgpass` if it cannot be used: many logins need no password.
+/// Reads the password from `~/.pgpass`. Like libpq, ignores a file that cannot be used, because many logins
+/// need no password. Only the first such failure is logged.
 fn of_default_file(path: &Path, target: &Target) -> Option<String> {
     static WARNED: AtomicBool = AtomicBool::new(false);
     if !path.exists() {
@@ -179,14 +183,14 @@ fn of_default_file(path: &Path, target: &Target) -> Option<String> {
     }
 }
 
-/// The password in the first line that matches. Lines that are not UTF-8 match nothing.
+/// Returns the password in the first line that matches the target. Lines that are not UTF-8 match nothing.
 fn of_file(text: &[u8], target: &Target) -> Option<String> {
     text.split(|byte| *byte == b'\n')
         .filter_map(|line| std::str::from_utf8(line).ok())
         .find_map(|line| of_line(line.trim_end_matches('\r'), target))
 }
 
-/// The password in a line `host:port:database:user:password`, if the line matches the target.
+/// Returns the password in a line `host:port:database:user:password` if the line matches the target.
 fn of_line(line: &str, target: &Target) -> Option<String> {
     if line.starts_with('#') {
         return None;
@@ -208,7 +212,7 @@ fn of_line(line: &str, target: &Target) -> Option<String> {
     Some(unescaped(rest))
 }
 
-/// Takes a field and the colon after it; `None` if there is no colon.
+/// Takes the next field and the colon after it from `rest`. `None` if there is no colon.
 fn field(rest: &mut &str) -> Option<String> {
     let mut is_escaped = false;
     let end = rest.find(|c| {

@@ -1,9 +1,10 @@
 //! The servers of the database, in the order in which to try them.
 //!
 //! As in libpq, a session goes to the first server that can be reached and, if `target_session_attrs` requires
-//! it, is a primary. A failed login ends the search: the next server would hide why the login failed. Two
-//! things differ from libpq. With several hosts the default is `target_session_attrs=primary`, because
-//! Postrider can do nothing on a standby. A server that closes the connection before the login is skipped.
+//! it, is a primary. A failed login ends the search, because an error of the next server would hide why the
+//! login failed. Two things differ from libpq. With several hosts the default is
+//! `target_session_attrs=primary`, because Postrider can do nothing on a standby server. A server that closes
+//! the connection before the login is skipped.
 //!
 //! An SQL session chooses a server. A replication session gets the [`Target`] of an SQL session, so both are
 //! on the same server.
@@ -29,10 +30,10 @@ pub struct Servers(Vec<Target>);
 
 impl Servers {
     /// Reads `text` (a URL or `name=value` pairs, or empty), a service file and the environment. `None` if
-    /// they name no database.
+    /// `text` is empty and the environment names neither a host nor a database.
     ///
     /// # Errors
-    /// `InvalidTarget`; no value is shown.
+    /// `InvalidTarget`. The error shows no value.
     pub fn from_settings(text: &str, env: &Environment) -> Result<Option<Self>> {
         let found = gather(text, env)?;
         let names_a_database = ["host", "hostaddr", "dbname"];
@@ -55,7 +56,7 @@ impl Servers {
         Ok(Some(Self(targets)))
     }
 
-    /// Whether a password is set, apart from password files.
+    /// Whether the settings contain a password. A password file or command does not count.
     pub fn have_password(&self) -> bool {
         self.0.iter().any(|target| target.password.is_some())
     }
@@ -187,7 +188,7 @@ impl Target {
     /// Reads settings that name one server, like [`Servers::from_settings`].
     ///
     /// # Errors
-    /// `InvalidTarget`, also if they name several.
+    /// `InvalidTarget`, also if the settings name several servers.
     pub fn from_settings(text: &str, env: &Environment) -> Result<Option<Self>> {
         let Some(Servers(targets)) = Servers::from_settings(text, env)? else {
             return Ok(None);

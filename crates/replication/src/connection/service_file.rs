@@ -1,9 +1,9 @@
 //! Reads a service of libpq's service files: connection parameters under a name.
 //!
-//! As in libpq, the files are read in this order: the one that `servicefile` (`PGSERVICEFILE`) names, or
-//! `~/.pg_service.conf` if none is named; then `pg_service.conf` in the folder that `PGSYSCONFDIR` names. Unlike
-//! libpq, there is no built-in system folder if `PGSYSCONFDIR` is not set. A file may contain passwords, so
-//! errors show only its path and the line number.
+//! As in libpq, the files are read in this order: first the file that `servicefile` (`PGSERVICEFILE`) names, or
+//! `~/.pg_service.conf` if none is named, then `pg_service.conf` in the folder that `PGSYSCONFDIR` names.
+//! Unlike libpq, there is no built-in system folder if `PGSYSCONFDIR` is not set. A service file may contain
+//! passwords, so errors show only the file's path and the line number.
 //!
 //! Source: <https://www.postgresql.org/docs/current/libpq-pgservice.html>
 
@@ -21,7 +21,8 @@ const FORMAT: &str =
 /// The parameters of the service called `name`.
 ///
 /// # Errors
-/// `InvalidTarget`: no file has the service, or it has a line that Postrider does not support.
+/// `InvalidTarget`: no file has the service, a file cannot be read, or the service has a line that Postrider
+/// does not support.
 pub(super) fn read(name: &str, file: Option<&str>, env: &Environment) -> Result<Parameters> {
     let of_user = match file {
         Some(path) => Some(PathBuf::from(path)),
@@ -50,7 +51,8 @@ pub(super) fn read(name: &str, file: Option<&str>, env: &Environment) -> Result<
     ))
 }
 
-/// The path of `file` in the absolute folder that the variable names.
+/// The path of `file` in the folder that the variable names. `None` if the variable is not set or its path is
+/// not absolute.
 pub(super) fn in_folder(env: &Environment, variable: &str, file: &str) -> Option<PathBuf> {
     let folder = Path::new(env.get(variable)?);
     folder.is_absolute().then(|| folder.join(file))
@@ -91,8 +93,8 @@ fn of_text(name: &str, text: &str, path: &str) -> Result<Option<Parameters>> {
     Ok(found)
 }
 
-/// One `name=value`. As in libpq, the value is neither quoted nor trimmed at its start, and the first
-/// value of a name counts.
+/// Adds the parameter of one line `name=value` to `found`. As in libpq, the value is neither quoted nor trimmed
+/// at its start, and the first value of a parameter counts.
 fn parameter(found: &mut Parameters, line: &str, place: &str) -> Result<()> {
     let refused =
         |what: &str| -> ReplicationError { invalid(format!("{place} {what}")).hint(FORMAT) };

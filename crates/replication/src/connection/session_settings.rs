@@ -28,8 +28,8 @@ const COMMON: &[(&str, &str)] = &[
     ("extra_float_digits", "1"),
     ("quote_all_identifiers", "off"),
     ("bytea_output", "hex"),
-    // The relay logs every notice of the walsender as a warning, so the server must send no lesser
-    // ones.
+    // The relay logs every notice of the walsender as a warning, so the server must not send notices
+    // below that level.
     ("client_min_messages", "warning"),
     ("tcp_user_timeout", "0"),
 ];
@@ -38,7 +38,7 @@ const COMMON: &[(&str, &str)] = &[
 const SQL: &[(&str, &str)] = &[
     // With `on`, a policy silently hides rows; with `off`, the server refuses the query (42501).
     ("row_security", "off"),
-    // A second query in the same transaction must see rows that were committed since the first.
+    // A second query in the same transaction must see rows that were committed after the first query.
     ("default_transaction_isolation", "read\\ committed"),
     ("synchronous_commit", "on"),
     ("standard_conforming_strings", "on"),

@@ -1,9 +1,9 @@
 //! Gathers libpq's parameters from `DATABASE_URL`, a service and the environment, in this order: an earlier
 //! source wins.
 //!
-//! As in libpq, each source fills in what the earlier ones omit. There is one exception: a later source
-//! cannot redirect a host that an earlier one names to another address, because a variable that somebody
-//! set for `psql` would then silently send a relay to another server.
+//! As in libpq, each source fills in what the earlier ones omit. There is one exception: if an earlier
+//! source names the host, a later source cannot set the host's address. Otherwise a variable that somebody
+//! set for `psql` could silently send a relay to another server.
 
 use super::parameters::{self, Parameter, Parameters, invalid};
 use super::{key_value, service_file, url};

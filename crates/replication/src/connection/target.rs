@@ -83,7 +83,8 @@ pub(super) struct Address {
     pub(super) port: u16,
 }
 
-/// libpq's `keepalives` parameters; for `None` Postrider chooses the value.
+/// libpq's `keepalives` parameters. `None` means Postrider's default, or the operating system's if Postrider
+/// has none.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Keepalives {
     /// Whether keepalives are sent.
@@ -141,8 +142,8 @@ impl FromStr for SslMode {
 }
 
 impl Target {
-    /// The server at `address` with these parameters. `prefers_primary` says whether the server must be a
-    /// primary if `target_session_attrs` is not set.
+    /// Builds the target for the server at `address` from the parameters in `found`. `prefers_primary` says
+    /// whether the server must be a primary if `target_session_attrs` is not set.
     ///
     /// # Errors
     /// `InvalidTarget`, which shows no value.
@@ -221,9 +222,9 @@ impl fmt::Debug for Target {
     }
 }
 
-/// Whether to refuse a standby while connecting, as `target_session_attrs` says; `None` if it is not set. The
-/// relay always needs a primary, and checks this again after connecting. `read-write` and `primary` mean the same
-/// here, because Postrider turns `default_transaction_read_only` off for its sessions.
+/// Whether to refuse a standby server while connecting, as `target_session_attrs` says. `None` if the parameter
+/// is not set. The relay always needs a primary, and checks this again after connecting. `read-write` and
+/// `primary` mean the same here, because Postrider turns `default_transaction_read_only` off for its sessions.
 fn primary_only(found: &Parameters) -> Result<Option<bool>> {
     match found.get("target_session_attrs").map(String::as_str) {
         None => Ok(None),

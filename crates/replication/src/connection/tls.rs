@@ -1,4 +1,4 @@
-//! TLS for both kinds of session, with libpq's meaning of `sslmode`.
+//! TLS for replication and SQL sessions, with libpq's meaning of `sslmode`.
 //!
 //! Uses one rustls provider (ring). All decisions about verification are in `tls/verifier.rs`.
 //! `tls/explain.rs` explains failures; `tls/public_key.rs` reads the key of a certificate that webpki
@@ -62,7 +62,8 @@ pub(super) fn server_name(host: &str, target: &Target) -> Result<ServerName<'sta
     match ServerName::try_from(host.to_owned()) {
         Ok(name) => Ok(name),
         Err(_) if target.ssl_mode != SslMode::VerifyFull => {
-            // A placeholder: an address is not sent to the server, and nothing compares it.
+            // A placeholder. rustls sends no IP address to the server, and this `sslmode` compares no
+            // name.
             Ok(ServerName::from(IpAddr::from(Ipv4Addr::UNSPECIFIED)))
         }
         Err(e) => Err(failed(target, "no certificate can name this host").caused_by(e)),
@@ -111,7 +112,7 @@ fn roots(file: Option<&Path>) -> Result<Roots> {
     let listed = match file {
         Some(path) => {
             let listed = certificates(path)?;
-            // A certificate that cannot be an authority is skipped; it may be the server's own.
+            // Skips a certificate that cannot be an authority. It may be the server's own certificate.
             store.add_parsable_certificates(listed.iter().cloned());
             listed
         }

@@ -46,7 +46,7 @@ pub(super) fn parse(url: &str) -> Result<Parameters> {
     Ok(found)
 }
 
-/// The part before the `@`, and the rest.
+/// Splits the URL at the `@` into the login and the text after it.
 fn split_login(url: &str) -> Result<(Option<&str>, &str)> {
     let Some((login, rest)) = url.split_once('@') else {
         return Ok((None, url));
@@ -59,7 +59,7 @@ fn split_login(url: &str) -> Result<(Option<&str>, &str)> {
     Ok((Some(login), rest))
 }
 
-/// The lists of hosts and ports. Without any port the second list is empty.
+/// Returns the list of hosts and the list of ports. The list of ports is empty if no host has a port.
 fn split_servers(servers: &str) -> Result<(String, String)> {
     let pairs = servers.split(',').map(split_server);
     let (hosts, ports): (Vec<&str>, Vec<&str>) = pairs.collect::<Result<_>>()?;
@@ -72,7 +72,7 @@ fn split_servers(servers: &str) -> Result<(String, String)> {
     Ok((hosts.join(","), ports))
 }
 
-/// Host and port; a host in brackets is an IPv6 address.
+/// Splits a server into host and port. A host in brackets is an IPv6 address.
 fn split_server(server: &str) -> Result<(&str, &str)> {
     if let Some(inner) = server.strip_prefix('[') {
         let (address, behind) = inner
@@ -97,7 +97,7 @@ fn split_server(server: &str) -> Result<(&str, &str)> {
     Ok((host, port))
 }
 
-/// One `name=value` of the query.
+/// Adds one `name=value` of the query to `found`.
 fn parameter(found: &mut Parameters, nth: usize, pair: &str) -> Result<()> {
     let place = format!("parameter {nth} after the ? of DATABASE_URL");
     let (name, value) = pair

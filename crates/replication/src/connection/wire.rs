@@ -89,10 +89,10 @@ async fn first_of(
     Err(failed)
 }
 
-/// The result of `step`, within `connect_timeout`.
+/// Returns the result of `step`, which may take up to `connect_timeout`.
 ///
 /// # Errors
-/// Those of `step`; `Unreachable`.
+/// `Unreachable` if `step` takes longer, and the errors of `step`.
 pub async fn within_connect_timeout<T, E: From<ReplicationError>>(
     target: &Target,
     step: impl Future<Output = Result<T, E>>,
@@ -183,7 +183,7 @@ fn keep_alive(stream: &TcpStream, target: &Target, liveness: Liveness) -> io::Re
     socket.set_tcp_keepalive(&keepalive)
 }
 
-/// Asks the server for TLS (source: manual, "SSL Session Encryption").
+/// Asks the server for TLS, and runs the TLS handshake (source: manual, "SSL Session Encryption").
 async fn encrypt(
     mut stream: TcpStream,
     host: &str,

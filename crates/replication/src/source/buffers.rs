@@ -12,18 +12,18 @@ use bytes::BytesMut;
 /// The largest read, unless a single frame is longer. This is room for hundreds of small rows.
 pub(super) const READ_BUFFER: usize = 256 << 10;
 
-/// Bytes of free buffers to keep: enough for all the regular buffers that the caller may hold at
-/// once, plus a few that a row of a megabyte has enlarged.
+/// How many bytes of buffers to keep: enough for all the regular buffers that the caller may hold
+/// at once, plus a few that a row of a megabyte has enlarged.
 const MOST_KEPT: usize = 4 << 20;
 
-/// The buffers that are not being read into at the moment.
+/// The buffers that the session is not reading into at the moment.
 #[derive(Debug, Default)]
 pub(super) struct Buffers {
-    /// Each buffer with its size, in the order in which they were read into.
+    /// Each buffer with its size, in the order in which the session filled them.
     used: VecDeque<(usize, BytesMut)>,
     /// The sum of the sizes in `used`.
     kept: usize,
-    /// Size of the buffer that is being read into; 0 if that buffer did not come from here.
+    /// Size of the buffer that is being read into; 0 if this pool did not allocate that buffer.
     size: usize,
 }
 
@@ -46,8 +46,8 @@ impl Buffers {
         self.size = next_size;
     }
 
-    /// The most recently used free buffer of at least this size: it is the likeliest to be in the
-    /// CPU cache.
+    /// Takes the most recently used free buffer of at least this size, because it is the likeliest
+    /// to be in the CPU cache.
     fn free(&mut self, size: usize) -> Option<(usize, BytesMut)> {
         let is_free = |(_, buffer): &mut (usize, BytesMut)| buffer.try_reclaim(size);
         let last = self.used.iter_mut().rposition(is_free)?;
@@ -56,9 +56,9 @@ impl Buffers {
         Some(found)
     }
 
-    /// Keeps a buffer for later, and drops the oldest ones above the limit. A very large buffer is
-    /// not kept, since it would displace all others. Nor is the first buffer of a session, which
-    /// did not come from here.
+    /// Keeps a buffer for reuse, and drops the oldest buffers above the limit [`MOST_KEPT`]. A
+    /// buffer of more than half that size is not kept, because it would displace the others. The
+    /// first buffer of a session is not kept either, because this pool did not allocate it.
     fn keep(&mut self, size: usize, buffer: BytesMut) {
         if size == 0 || size > MOST_KEPT / 2 {
             return;

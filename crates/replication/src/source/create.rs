@@ -24,7 +24,8 @@ use crate::error::{ErrorKind, ReplicationError, Result};
 
 const COMMAND: &str = "CREATE_REPLICATION_SLOT";
 
-/// Limit for connecting, for logging in, and for a cancelled command to end.
+/// Limit for connecting and logging in together, for sending a cancel request, and for the cancelled command
+/// to end.
 const STEP_LIMIT: Duration = Duration::from_secs(20);
 
 /// The slot to create.
@@ -34,7 +35,7 @@ pub struct CreateSlot<'a> {
     pub target: &'a Target,
     /// The name of the slot.
     pub slot: &'a str,
-    /// Keep the slot in sync on standbys (PostgreSQL 17 and newer).
+    /// Whether standby servers keep a copy of the slot in sync (PostgreSQL 17 and newer).
     pub failover: bool,
     /// The name of the session in `pg_stat_replication`.
     pub application_name: &'a str,
@@ -78,8 +79,8 @@ pub async fn create_slot(wanted: CreateSlot<'_>) -> Result<Option<CreatedSlot>> 
         Ok(answered) => answered?,
         Err(_) => {
             in_time(cancel(&connection, wanted)).await?;
-            // Either the cancel succeeded and the server has removed the slot, or the slot was
-            // created just before.
+            // Either the cancel succeeded and the server has removed the slot, or the server created the slot
+            // just before.
             match in_time(answer(&mut connection, wanted.slot, &mut row)).await {
                 Ok(()) => {}
                 Err(error) if is_cancelled(error.kind()) => return Ok(None),
@@ -109,7 +110,7 @@ async fn connect(wanted: CreateSlot<'_>) -> Result<ReplicationConnection> {
     handshake::log_in(wire, login).await
 }
 
-/// The form with parentheses exists from PostgreSQL 15 on, the option FAILOVER from 17 on.
+/// Options in parentheses exist from PostgreSQL 15 on, the option FAILOVER from 17 on.
 fn statement(wanted: CreateSlot<'_>) -> String {
     let options = if wanted.failover {
         "(SNAPSHOT 'export', FAILOVER)"

@@ -2,7 +2,7 @@
 //!
 //! A state machine without IO; the clock is passed in. The walsender ends a session that has been
 //! silent for `wal_sender_timeout`. If we hear nothing for an eighth of that time, we ask for a
-//! reply. How long the slot is ours in the meantime is in [`Lease`].
+//! reply. [`Lease`] decides how long we may use the slot while we wait for the reply.
 
 use std::time::{Duration, Instant};
 
@@ -17,9 +17,9 @@ const STATUS_INTERVAL: Duration = Duration::from_millis(20);
 pub(super) const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
 /// After this much silence from the server, both intervals above are lengthened to
-/// [`QUIET_INTERVAL`]: an idle server has nothing urgent to hear from us. Or the walsender is silent
-/// because it decodes changes that it does not send. Then it reads no status messages, and a Unix
-/// socket has room for only a few hundred of them.
+/// [`QUIET_INTERVAL`]. If the server is idle, nothing that we report is urgent. If the walsender
+/// decodes changes that it does not send, it reads no status messages meanwhile, and a Unix socket
+/// has room for only a few hundred of them.
 const QUIET_AFTER: Duration = Duration::from_secs(1);
 const QUIET_INTERVAL: Duration = Duration::from_millis(250);
 
@@ -31,7 +31,7 @@ const PROBE_INTERVAL: Duration = Duration::from_millis(250);
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Due {
     Nothing,
-    /// Send a status message, asking for a reply or not.
+    /// Send a status message. `ask` says whether it asks for a reply.
     Status {
         ask: bool,
     },
@@ -73,21 +73,21 @@ impl Feedback {
         }
     }
 
-    /// Frames arrived from the server.
+    /// Records that frames arrived from the server.
     pub(super) fn heard(&mut self, words: Words, now: Instant) {
         self.heard_at = now;
         self.lease.words(words, now);
     }
 
-    /// PostgreSQL has shown that it received a status message which we sent at `sent_at`.
+    /// Records the proof that PostgreSQL received a status message which we sent at `sent_at`.
     pub(super) fn proven(&mut self, sent_at: Instant) {
         self.lease.proven(sent_at);
     }
 
-    /// Our walsender held the slot at that time. This is weak evidence, because a walsender keeps
-    /// the slot for a while without hearing from us. It is the only evidence while reading is held
-    /// back, so it counts then. While we read, the stream itself gives better evidence, so it is
-    /// ignored.
+    /// Records that our walsender held the slot at the time `at`. This is weak evidence, because a
+    /// walsender keeps the slot for a while without hearing from us. It counts only while reading is
+    /// held back, when the stream gives no better evidence, and not after the server has reported
+    /// that it does not hear us.
     pub(super) fn has_slot(&mut self, at: Instant, reading: Reading) {
         match reading {
             Reading::HeldBack if !self.lease.is_unheard() => self.lease.proven(at),
@@ -95,17 +95,17 @@ impl Feedback {
         }
     }
 
-    /// When sending has to stop.
+    /// The time at which sending has to stop.
     pub(super) fn lease_ends_at(&self) -> Instant {
         self.lease.ends_at()
     }
 
-    /// A keepalive has asked for a reply.
+    /// Records that a keepalive has asked for a reply.
     pub(super) fn reply_requested(&mut self) {
         self.owes_reply = true;
     }
 
-    /// What to do at `now`, with `confirmed` as the position to report.
+    /// Returns what to do at `now`, with `confirmed` as the position to report.
     pub(super) fn due(&self, now: Instant, confirmed: Lsn, reading: Reading) -> Due {
         let silent = now.saturating_duration_since(self.heard_at);
         let since_status = now.saturating_duration_since(self.sent_at);
@@ -146,7 +146,7 @@ impl Feedback {
         rests.then(|| QUIET_INTERVAL.min(status_due))
     }
 
-    /// A status message with `confirmed` went out.
+    /// Records that a status message with `confirmed` was sent.
     pub(super) fn sent(&mut self, now: Instant, confirmed: Lsn) {
         self.sent_at = now;
         self.sent = confirmed;

@@ -8,7 +8,7 @@ use decoder::frame::{Frame, decode_frame};
 use super::lease::Words;
 use crate::error::{ErrorKind, ReplicationError, Result};
 
-/// Tag and length.
+/// Bytes of a frame's tag and length.
 const HEADER: usize = 5;
 const COPY_DATA: u8 = b'd';
 
@@ -24,9 +24,9 @@ const MAX_MESSAGE: usize = 1 << 30;
 pub(super) struct FrameScan {
     /// Length in bytes of the whole CopyData frames at the front.
     pub(super) copy_data: usize,
-    /// Whether one of them is a keepalive that asks for a reply.
+    /// Whether one of these frames is a keepalive that asks for a reply.
     pub(super) reply_requested: bool,
-    /// The times and keepalives in these frames.
+    /// The send time of the last of these frames, and the last keepalive among them.
     pub(super) words: Words,
     /// The bytes after these frames.
     pub(super) then: Then,
@@ -76,8 +76,8 @@ pub(super) fn scan(buffer: &[u8]) -> Result<FrameScan> {
     };
     words.last_sent_at = match decode_frame(&buffer[last]) {
         Ok(Frame::XLogData { sent_at, .. } | Frame::Keepalive { sent_at, .. }) => Some(sent_at),
-        // There is no complete frame, or it is malformed; the caller reports that when it decodes
-        // the frame.
+        // There is no complete frame, or the last frame is malformed. The caller reports a malformed frame
+        // when it decodes the frame.
         Err(_) => None,
     };
     Ok(FrameScan {

@@ -1,4 +1,4 @@
-//! Takes an open byte stream to a streaming walsender: start-up, login, START_REPLICATION.
+//! Starts a replication session on an open byte stream: start-up, login, START_REPLICATION.
 //!
 //! Source: manual, "Message Flow" and "Streaming Replication Protocol".
 
@@ -46,7 +46,7 @@ struct Server {
     in_hot_standby: Option<String>,
 }
 
-/// Who logs in, and where.
+/// Where to log in, and the name and timeout of the session.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Login<'a> {
     pub(super) target: &'a Target,
@@ -118,7 +118,7 @@ impl ReplicationConnection {
         self.send(&message).await
     }
 
-    /// Authenticates us, and the server too where the method allows it.
+    /// Authenticates us to the server. With SCRAM, the server also authenticates itself to us.
     async fn authenticate(&mut self, target: &Target, end_point: Option<Vec<u8>>) -> Result<()> {
         let mut has_to_be_bound = target.channel_binding == ChannelBinding::Require;
         let mut scram: Option<ScramSha256> = None;
@@ -128,7 +128,8 @@ impl ReplicationConnection {
         loop {
             let mut reply = BytesMut::new();
             match self.message().await? {
-                // Without its proof the server may be an impostor.
+                // The SCRAM exchange is not finished. Without its proof the server may be an
+                // impostor.
                 Message::AuthenticationOk if scram.is_some() => {
                     return Err(refused(
                         target,
@@ -178,7 +179,7 @@ impl ReplicationConnection {
                     return Err(login_refused(body.fields(), target));
                 }
                 Message::NoticeResponse(_) => {}
-                // None of these may arrive before the login is accepted.
+                // None of these messages may arrive before the server accepts the login.
                 Message::ReadyForQuery(_)
                 | Message::BackendKeyData(_)
                 | Message::ParameterStatus(_) => return Err(unexpected("login")),
@@ -195,7 +196,7 @@ impl ReplicationConnection {
         }
     }
 
-    /// Reads what the server reports about itself until it is ready.
+    /// Reads what the server reports about itself, until the server is ready for a command.
     async fn greeting(&mut self, target: &Target) -> Result<Server> {
         let mut server = Server::default();
         loop {
@@ -295,8 +296,8 @@ impl ReplicationConnection {
         }
     }
 
-    /// Ends the session and waits until the server process has exited: it releases its walsender
-    /// and connection slots before it closes the connection.
+    /// Ends the session and waits up to [`CLOSE_LIMIT`] for the server to close the connection.
+    /// Before that, the server process releases its walsender and connection slots.
     pub(super) async fn close(mut self) {
         let mut message = BytesMut::new();
         frontend::terminate(&mut message);
@@ -360,13 +361,13 @@ fn binding_for(
     })
 }
 
-/// The answer to a request for the password itself.
+/// Writes the answer to a request for the plain password into `reply`.
 async fn plain_answer(target: &Target, reply: &mut BytesMut) -> Result<()> {
     let password = password(target).await?;
     frontend::password_message(password.as_bytes(), reply).map_err(protocol)
 }
 
-/// The answer to a request for the password's hash.
+/// Writes the answer to a request for the password's MD5 hash into `reply`.
 async fn md5_answer(target: &Target, salt: [u8; 4], reply: &mut BytesMut) -> Result<()> {
     let password = password(target).await?;
     let hash = md5_hash(target.user.as_bytes(), password.as_bytes(), salt);

@@ -2,8 +2,8 @@
 //!
 //! A walsender releases the slot when it has not heard from us for `wal_sender_timeout`. So the
 //! slot is a lease, and it starts when we *sent* the last status message that the server received.
-//! The arrival time of its answer proves nothing, since proxies and full buffers deliver late. We
-//! stop sending after three quarters of the timeout. A publish attempt is shorter than the
+//! The arrival time of the server's answer proves nothing, since proxies and full buffers deliver
+//! late. We stop sending after three quarters of the timeout. A publish attempt is shorter than the
 //! remaining quarter, so every attempt has ended before another session can get the slot. Two
 //! things prove that the server has heard us:
 //!
@@ -41,7 +41,7 @@ pub(super) struct Lease {
     runs_from: Instant,
     /// The frame with the least delay: its arrival time and its send time.
     reference: Option<(Instant, PgTimestamp)>,
-    /// The last keepalive asked for a reply: the server does not hear us.
+    /// Whether the last keepalive asked for a reply, which means that the server does not hear us.
     unheard: bool,
 }
 
@@ -55,7 +55,7 @@ impl Lease {
         }
     }
 
-    /// When we have to stop sending.
+    /// The time at which we have to stop sending.
     pub(super) fn ends_at(&self) -> Instant {
         self.runs_from + self.wal_sender_timeout / 8 * 6
     }
@@ -65,12 +65,12 @@ impl Lease {
         self.unheard
     }
 
-    /// The server has received a status message which we sent at that time.
+    /// Records that the server has received a status message which we sent at `sent_at`.
     pub(super) fn proven(&mut self, sent_at: Instant) {
         self.runs_from = self.runs_from.max(sent_at);
     }
 
-    /// Frames arrived.
+    /// Records that frames arrived at `now`.
     pub(super) fn words(&mut self, words: Words, now: Instant) {
         if let Some((sent_at, asks)) = words.keepalive {
             self.unheard = asks;
@@ -91,8 +91,8 @@ impl Lease {
         }
     }
 
-    /// Converts the send time of a frame to our clock. The result is at most `now`. It is too late
-    /// by the delay of the reference frame, which is unknown.
+    /// Converts the send time of a frame to our clock. The result is at most `now`. It is later
+    /// than the true time by the delay of the reference frame, which is unknown.
     fn on_our_clock(&mut self, sent_at: PgTimestamp, now: Instant) -> Instant {
         let Some((came, reference)) = self.reference else {
             self.reference = Some((now, sent_at));
@@ -145,7 +145,7 @@ mod tests {
             PgTimestamp::from_micros(((3_600.0 + seconds) * 1e6) as i64)
         }
 
-        /// A data frame, with its send and arrival times.
+        /// A data frame arrives. `sent` and `came` are its send and arrival times, in seconds.
         fn data(&mut self, sent: f64, came: f64) {
             let words = Words {
                 last_sent_at: Some(Self::stamp(sent)),
@@ -162,7 +162,7 @@ mod tests {
             self.lease.words(words, self.at(came));
         }
 
-        /// Seconds after the start.
+        /// The end of the lease, in seconds after the start.
         fn ends(&self) -> f64 {
             (self.lease.ends_at() - self.start).as_secs_f64()
         }

@@ -4,8 +4,8 @@
 //! status messages that keep the walsender alive and the slot ours. The caller receives [`Chunk`]s
 //! through a short bounded channel, and reports its progress through [`Source::confirm`].
 //!
-//! *Not* here: this module does not decode pgoutput and interprets no LSN of the stream. The only
-//! LSN that it reports is the [`Confirmable`] made by the watermark.
+//! *Not* here: decoding of pgoutput. This module interprets no LSN of the stream, and reports only
+//! the [`Confirmable`] LSN that the watermark computes.
 
 mod buffers;
 mod create;
@@ -76,8 +76,8 @@ pub struct StreamOptions {
 #[derive(Debug)]
 pub struct Source {
     chunks: mpsc::Receiver<Chunk>,
-    /// Why the session ended. A channel of its own, so that the caller sees the end even while it
-    /// takes no chunks.
+    /// Receives the reason when the session ends. This channel is separate from `chunks`, so that
+    /// the caller sees the end even while it takes no chunks.
     ended: oneshot::Receiver<ReplicationError>,
     control: Arc<Control>,
     walsender: i32,
@@ -177,8 +177,8 @@ impl Source {
         &self.target
     }
 
-    /// The channel for the end of the session, and the channel of chunks. They are separate, so
-    /// that the caller sees the end even while it takes no chunks.
+    /// The channel for the end of the session, and the channel of chunks. The channels are separate,
+    /// so that the caller sees the end even while it takes no chunks.
     #[inline]
     pub fn split(
         &mut self,
@@ -189,7 +189,7 @@ impl Source {
         (&mut self.ended, &mut self.chunks)
     }
 
-    /// Why the session ended, if it ends within `limit`.
+    /// Waits up to `limit` for the end of the session, and returns why it ended.
     pub async fn end_within(&mut self, limit: Duration) -> Option<ReplicationError> {
         let ended = tokio::time::timeout(limit, &mut self.ended).await;
         ended.ok().and_then(|word| word.ok())
@@ -201,7 +201,7 @@ impl Source {
         self.control.lease.is_over()
     }
 
-    /// Why sending had to stop.
+    /// Returns why sending had to stop.
     pub async fn why_lease_is_over(&mut self) -> ReplicationError {
         if self.control.lease.has_expired() {
             return lease_lost();
@@ -232,7 +232,7 @@ impl Source {
         self.control.is_behind.store(is_behind, Ordering::Relaxed);
     }
 
-    /// Reports the last position and shuts the session down gracefully. Gives up after 6 s.
+    /// Reports the last position and shuts the session down gracefully. Stops waiting after 6 s.
     pub async fn close(mut self) {
         self.chunks.close();
         if let Some(close) = self.close.take() {

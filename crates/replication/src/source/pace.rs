@@ -2,7 +2,7 @@
 //! otherwise at once.
 //!
 //! The walsender makes one `send` call per message. A reader that waits on the socket is woken by
-//! each of them, which costs both sides more than the message itself. A reader that sleeps briefly
+//! each call, which costs both sides more than the message itself. A reader that sleeps briefly
 //! finds many messages at once. Measurements: `docs/reference/performance.md`. A state machine
 //! without IO; the clock is passed in.
 
@@ -35,7 +35,7 @@ impl Pace {
         }
     }
 
-    /// Records a read of `bytes` bytes and returns how long to wait before the next one. `is_full`
+    /// Records a read of `bytes` bytes and returns how long to wait before the next read. `is_full`
     /// says that the read filled the buffer, so more data is ready. A stream that is behind is read
     /// in bulk even at a low rate, because being woken for each message may be the very reason that
     /// the rate is low.

@@ -1,4 +1,4 @@
-//! What the session's thread and the caller share about the lease.
+//! The state of the lease that the session's thread and the caller share.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -33,7 +33,7 @@ impl LeaseProof {
         }))
     }
 
-    /// PostgreSQL has received a status message which we sent at `sent_at`.
+    /// Records that PostgreSQL has received a status message which we sent at `sent_at`.
     pub fn prove(&self, sent_at: Instant) {
         self.0
             .proven
@@ -45,7 +45,8 @@ impl LeaseProof {
         self.time(&self.0.proven)
     }
 
-    /// Our walsender held the slot at that time. This does not show whether it has heard from us.
+    /// Records that our walsender held the slot at the time `at`. This does not show whether the
+    /// walsender has heard from us.
     pub fn seen(&self, at: Instant) {
         self.0.seen.fetch_max(self.micros(at), Ordering::AcqRel);
     }
@@ -55,7 +56,7 @@ impl LeaseProof {
         self.time(&self.0.seen)
     }
 
-    /// Our walsender no longer holds the slot, and will not get it back.
+    /// Records that our walsender no longer holds the slot, and will not get it back.
     pub fn give_up(&self) {
         self.0.given_up.store(true, Ordering::Release);
     }
@@ -84,9 +85,10 @@ impl LeaseProof {
         self.is_given_up() || self.has_expired()
     }
 
-    /// Whether the lease has expired, by whichever clock is ahead. A wall clock that is set ahead
-    /// costs one session; setting it back changes nothing. Only the session's thread moves the end,
-    /// so the lease also expires if that thread hangs.
+    /// Whether the lease has expired by the monotonic clock or by the wall clock. If somebody sets
+    /// the wall clock ahead, one session ends early. If somebody sets it back, the monotonic clock
+    /// still ends the lease. Only the session's thread moves the end, so the lease also expires if
+    /// that thread hangs.
     #[inline]
     pub(super) fn has_expired(&self) -> bool {
         self.has_expired_at(Instant::now(), SystemTime::now())

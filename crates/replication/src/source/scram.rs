@@ -22,9 +22,9 @@ pub(super) enum Binding {
 /// Why no login is possible.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Refusal {
-    /// The login has to be bound, and cannot be.
+    /// The login has to be bound to the TLS channel, and cannot be bound.
     Unbound,
-    /// The server offers only other mechanisms.
+    /// The server offers no SCRAM-SHA-256.
     NoScram,
 }
 

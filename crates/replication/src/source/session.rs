@@ -30,7 +30,7 @@ const START_TIMEOUT: Duration = Duration::from_secs(20);
 /// The session's side of the channels to the caller.
 pub(super) struct Ends {
     pub(super) chunks: mpsc::Sender<Chunk>,
-    /// Receives the pid of the walsender.
+    /// Sends the pid of the walsender, or the reason why the session did not start.
     pub(super) started: oneshot::Sender<Result<i32>>,
     pub(super) end: oneshot::Sender<ReplicationError>,
     pub(super) close: oneshot::Receiver<()>,
@@ -126,12 +126,12 @@ struct ReplicationSession {
     control: Arc<Control>,
     buffers: Buffers,
     pace: Pace,
-    /// A chunk that the caller had no room for.
+    /// A chunk for which the channel to the caller had no room.
     waiting: Option<Chunk>,
 }
 
 impl ReplicationSession {
-    /// Streams until the server ends the session (an error) or `close` fires.
+    /// Streams until the session ends with an error, or until the caller closes it.
     async fn stream(
         &mut self,
         chunks: &mpsc::Sender<Chunk>,
@@ -218,7 +218,8 @@ impl ReplicationSession {
         Ok(())
     }
 
-    /// A frame that is not CopyData: a notice, or the end.
+    /// Handles a frame that is not CopyData: logs a notice, and returns an error at the end of the
+    /// stream.
     fn other(&mut self) -> Result<()> {
         let unreadable = |e| {
             ReplicationError::new(ErrorKind::Protocol, "cannot parse PostgreSQL's answer")
@@ -236,8 +237,9 @@ impl ReplicationSession {
     }
 
     /// Finds out why PostgreSQL has released the slot. PostgreSQL sends the reason at the end of the
-    /// stream. This session skips the data before it; PostgreSQL sends that data again to the next
-    /// session. PostgreSQL sends no reason if it no longer hears us or cannot write to us.
+    /// stream. This session skips the data before the reason, because PostgreSQL sends that data
+    /// again to the next session. PostgreSQL sends no reason if it no longer hears us or cannot
+    /// write to us.
     async fn last_word(&mut self) -> ReplicationError {
         let reading = async {
             loop {

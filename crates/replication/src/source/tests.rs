@@ -1,4 +1,5 @@
-//! What a session reports, what the caller learns about its end, and that no server can skip the login.
+//! Tests what a session reports, how the caller learns why a session ended, and that no server can skip
+//! the login.
 
 use std::io::{Read, Write};
 use std::net::SocketAddr;
@@ -147,7 +148,8 @@ async fn a_slot_that_was_released_without_a_reason_counts_as_lost_to_another_rel
     assert_eq!(why.kind(), &ErrorKind::LeaseLost, "{why}");
 }
 
-/// A server without TLS that answers each message, of any kind, with the next of `answers`.
+/// Starts a server without TLS that answers each message, whatever its kind, with the next element of
+/// `answers`. Returns its URL.
 fn impostor(answers: &'static [&'static [u8]]) -> String {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let port = listener.local_addr().unwrap().port();

@@ -1,4 +1,4 @@
-//! Errors and notices of the walsender, as typed errors and as log lines.
+//! Turns errors of the walsender into typed errors, and logs its notices.
 
 use fallible_iterator::FallibleIterator;
 use postgres_protocol::message::backend::ErrorFields;
@@ -14,13 +14,13 @@ pub(super) fn server_error(fields: ErrorFields<'_>, what: &str) -> ReplicationEr
     ReplicationError::new(ErrorKind::CommandRefused { sqlstate }, what)
 }
 
-/// What happened, in the words of the server.
+/// Describes a failure: our words, then the server's message and SQLSTATE.
 pub(super) fn with_sqlstate(what: &str, message: &str, sqlstate: &str) -> String {
     format!("{what}: {message} (SQLSTATE {sqlstate})")
 }
 
-/// Some faults are visible only as notices of the walsender. PostgreSQL 18, for example, skips the
-/// changes of a missing publication with nothing but a warning.
+/// Logs a notice of the walsender, because some faults are visible only as notices. PostgreSQL 18,
+/// for example, skips the changes of a missing publication with nothing but a warning.
 pub(super) fn log_notice(fields: ErrorFields<'_>) {
     let (sqlstate, message) = code_and_message(fields);
     let message = printable(&message);
@@ -40,7 +40,7 @@ pub(super) struct Reported {
     pub(super) sqlstate: String,
     /// The message, followed by its detail.
     pub(super) message: String,
-    /// The server function that reported it.
+    /// The server function that reported the error.
     pub(super) routine: String,
 }
 
@@ -79,7 +79,7 @@ pub(super) fn lost(what: &str) -> ReplicationError {
     )
 }
 
-/// An error that ends the stream.
+/// The error for an ErrorResponse that ends the stream.
 pub(super) fn stream_error(fields: ErrorFields<'_>) -> ReplicationError {
     let (sqlstate, message) = code_and_message(fields);
     let what = with_sqlstate("the replication session ended", &message, &sqlstate);

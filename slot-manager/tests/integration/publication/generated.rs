@@ -1,4 +1,5 @@
-//! Generated columns: never published before PostgreSQL 18, and stored ones only by an option.
+//! Tests of generated columns. PostgreSQL publishes none before 18. From 18 on it publishes stored
+//! generated columns, if an option says so.
 
 use super::*;
 

@@ -1,4 +1,4 @@
-//! Creating a slot when the server, the role or an open transaction stands in the way.
+//! Tests of creating a slot when the server, the role or an open transaction prevents or delays it.
 
 use super::*;
 

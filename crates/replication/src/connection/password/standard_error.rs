@@ -1,6 +1,6 @@
-//! Logs what `password_command` writes to standard error, so that it has the form of the log.
+//! Logs what `password_command` writes to standard error, so that this output has the format of the log.
 //!
-//! Not here: its standard output, which is the password.
+//! Not here: the command's standard output, which is the password.
 
 use std::time::Duration;
 
@@ -17,8 +17,8 @@ const LOGGED_BYTES: u64 = 1 << 10;
 /// How long to wait for the rest of standard error after the command has ended.
 const LAST_WORDS_LIMIT: Duration = Duration::from_millis(100);
 
-/// Waits for `running`, and logs the command's standard error meanwhile. This does not wait
-/// for programs that the command leaves in the background.
+/// Waits for `running`, and logs the command's standard error meanwhile. Does not wait for programs that the
+/// command leaves in the background.
 pub(super) async fn while_logging<T>(
     stderr: Option<ChildStderr>,
     running: impl Future<Output = T>,
@@ -34,13 +34,13 @@ pub(super) async fn while_logging<T>(
         let (mut running, mut logging) = (std::pin::pin!(running), std::pin::pin!(logging));
         let result = tokio::select! {
             result = &mut running => result,
-            // An unreadable pipe is no reason to fail.
+            // Standard error has ended or cannot be read. Neither is a reason to fail.
             _ = &mut logging => return running.await,
         };
         let _ = tokio::time::timeout(LAST_WORDS_LIMIT, logging).await;
         result
     };
-    // The last line may have no end, while a program in the background keeps the pipe open.
+    // The last line may be incomplete, if a program in the background keeps the pipe open.
     if !line.is_empty() {
         log_line(&line);
     }

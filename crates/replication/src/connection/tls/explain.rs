@@ -27,7 +27,7 @@ pub(in crate::connection) fn of_io(error: &io::Error) -> Option<TlsError> {
         .cloned()
 }
 
-/// Converts a TLS error into the operator's error.
+/// Converts a TLS error into an error for the operator.
 pub(in crate::connection) fn explain(error: TlsError, target: &Target) -> ReplicationError {
     let (why, hint) = match &error {
         TlsError::InvalidCertificate(error) => of_certificate(error, target),

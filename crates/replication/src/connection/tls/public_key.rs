@@ -1,7 +1,7 @@
 //! Reads the public key of a certificate, and ignores everything else in it.
 //!
-//! Needed for `sslmode=prefer` and `require`, which accept any certificate: webpki returns no key for a
-//! certificate with a version before 3, an unknown critical extension, and in other cases.
+//! Needed for `sslmode=prefer` and `require`, which accept any certificate: webpki returns no key for
+//! some certificates, for example with a version before 3 or with an unknown critical extension.
 
 use rustls::SignatureScheme;
 use rustls::crypto::WebPkiSupportedAlgorithms;
@@ -24,7 +24,7 @@ pub(super) struct PublicKey<'a> {
 }
 
 impl<'a> PublicKey<'a> {
-    /// `None` if the bytes are not a certificate.
+    /// Reads the key. `None` if the bytes are not a certificate.
     ///
     /// Source: RFC 5280, 4.1. SubjectPublicKeyInfo follows version, serial number, signature, issuer,
     /// validity and subject.

@@ -30,8 +30,8 @@ const UNVERIFIABLE: [SignatureScheme; 5] = [
 /// Verifies the server's certificate according to `sslmode`.
 #[derive(Debug)]
 pub(super) enum Verifier {
-    /// Accepts any certificate. The server must still prove that it owns the key, if ring can verify
-    /// that, because the login may be bound to the certificate.
+    /// Accepts any certificate. The server must still prove that it owns the key, if ring can verify the
+    /// proof, because the login may be bound to the certificate.
     Anything(WebPkiSupportedAlgorithms),
     /// Requires a certificate of a trusted authority.
     Trusted {
@@ -70,8 +70,8 @@ impl Verifier {
         })
     }
 
-    /// Verifies the signature by which the server proves that it owns the key; the same in TLS 1.2 and
-    /// 1.3.
+    /// Verifies the signature by which the server proves that it owns the key, in TLS 1.2 and 1.3.
+    /// Accepts any signature if ring does not support the key.
     fn verify_signature(
         algorithms: &WebPkiSupportedAlgorithms,
         message: &[u8],

@@ -1,6 +1,6 @@
-//! Compares the confirmable position, step by step, with a plain list of the stream: long open
-//! transactions, outcomes that arrive before their Commit and in any order, several at a time, and
-//! keepalives in between.
+//! Compares the confirmable position after every step with the position that a plain list of the
+//! stream gives. The steps contain long open transactions, outcomes that arrive before the Commit
+//! and in any order, several outcomes at a time, and keepalives.
 
 use proptest::prelude::*;
 use proptest::sample::Index;
@@ -51,11 +51,11 @@ impl Sent {
     }
 }
 
-/// Everything that was ever sent, in order.
+/// Everything that the server has sent, in order.
 #[derive(Debug, Default)]
 struct Stream {
     transactions: Vec<Sent>,
-    /// Positions with the number of transactions that had begun before them.
+    /// Each position, with the number of transactions that had begun before it.
     positions: Vec<(u64, usize)>,
 }
 
