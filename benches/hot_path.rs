@@ -1,4 +1,4 @@
-//! The cost of the hot path per event, part by part: decoder, mapping, lanes, watermark.
+//! Measures the cost of the hot path per event, part by part: decoder, mapping, lanes, watermark.
 //!
 //! `cargo bench --bench hot_path` prints the time of a round of 1,000 events. With the name of a
 //! part and a number of rounds it runs only that part that many times and prints nothing. `cargo
@@ -26,7 +26,7 @@ use replication::{CommitLsn, Confirmable, Watermark};
 /// Events in one round.
 const EVENTS: u32 = 1_000;
 
-/// The number of ordering keys among them.
+/// The number of ordering keys of these events.
 const KEYS: u32 = 50;
 
 /// A part: its name, and a function that creates the code of one round.

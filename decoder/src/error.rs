@@ -34,7 +34,7 @@ pub enum Fault {
     /// A string without its terminating zero byte.
     #[error("but the terminating zero byte is missing")]
     UnterminatedString,
-    /// A name that is not UTF-8. The offset is that of the first invalid byte.
+    /// A name that is not UTF-8. The error's offset is the position of the first invalid byte.
     #[error("but it is not UTF-8")]
     InvalidUtf8,
     /// A negative count or length.

@@ -23,7 +23,7 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// The same position, now that the tag has identified the message.
+    /// Continues at the same position, after the tag has identified the message as `message`.
     pub(crate) fn within(self, message: MessageKind) -> Self {
         Self { message, ..self }
     }

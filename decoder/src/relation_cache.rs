@@ -1,7 +1,7 @@
 //! The relations that the server has described in the current session.
 //!
 //! The server repeats a Relation whenever something *may* have changed, for example after an
-//! `ANALYZE`. The cache compares each one with the previous description. So code that derives
+//! `ANALYZE`. The cache compares each new description with the previous one. So code that derives
 //! something from a relation, such as column positions, does so again only when the relation has
 //! really changed.
 
@@ -9,9 +9,9 @@ use std::collections::HashMap;
 
 use crate::{Column, Oid, Relation, ReplicaIdentity};
 
-/// Relations by their OID, owned.
+/// Owned copies of the described relations, by OID.
 ///
-/// It holds one entry per published table of the session, as the walsender itself does.
+/// The cache holds one entry per relation that the server has described in the session.
 #[derive(Debug, Clone, Default)]
 pub struct RelationCache {
     relations: HashMap<Oid, OwnedRelation>,
@@ -84,7 +84,7 @@ impl RelationCache {
         self.relations.get(&oid)
     }
 
-    /// All relations, in no order.
+    /// All relations, in no particular order.
     pub fn iter(&self) -> impl Iterator<Item = &OwnedRelation> {
         self.relations.values()
     }
@@ -99,8 +99,8 @@ impl RelationCache {
         self.relations.is_empty()
     }
 
-    /// Forgets everything. To be called on each reconnect: the server describes all relations again
-    /// in each session, and an OID may belong to another table by then.
+    /// Forgets everything. Call this on each reconnect: the server describes all relations again in
+    /// each session, and an OID may belong to another table in the new session.
     pub fn clear(&mut self) {
         self.relations.clear();
     }

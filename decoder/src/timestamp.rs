@@ -91,8 +91,8 @@ impl fmt::Display for PgTimestamp {
 
 /// Year, month and day in the Gregorian calendar, from the number of days since 2000-01-01.
 ///
-/// It counts from 2000-03-01 instead. Then the leap day is the last day of a year, and the start of
-/// a month is a linear function: 153 days per five months.
+/// The computation counts from 2000-03-01 instead. Then the leap day is the last day of a year, and
+/// the start of a month is a linear function: 153 days per five months.
 fn civil_date(days_since_2000: i64) -> (i64, i64, i64) {
     const DAYS_PER_400_YEARS: i64 = 146_097;
     let days = days_since_2000 - 60;

@@ -1,8 +1,8 @@
-//! A bare tonic client that sends the same number of requests of one message, with as many in
-//! flight.
+//! A bare tonic client that sends a given number of requests of one message each. It keeps as many
+//! requests in flight as the relay does by default.
 //!
-//! It has nothing to read, no order to keep and nothing to record, so it shows the least that a
-//! request costs.
+//! The client has nothing to read, no order to keep and nothing to record, so it shows the lowest
+//! possible cost of a request.
 
 use std::collections::HashMap;
 use std::sync::Arc;

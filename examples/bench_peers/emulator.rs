@@ -1,7 +1,7 @@
-//! Our emulator, which prints a report when its input ends.
+//! Our emulator, which prints a report when its standard input ends.
 //!
-//! Its first line is the address on which it listens. Its last line is JSON: the totals, and with
-//! `--arrivals` the arrival of each event, as microseconds since 1970 by event id.
+//! The first line of its output is the address on which it listens. The last line is JSON: the
+//! totals, and with `--arrivals` the arrival of each event, as microseconds since 1970 by event id.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;

@@ -7,7 +7,7 @@
 //! - `pgwire` reads a slot with the crate pgwire-replication.
 //! - `official` is `null` with Google's own Publisher behind it.
 //! - `bare` sends requests of one message each with a plain tonic client, from memory.
-//! - `emulator` is our emulator, which prints a report when its input ends.
+//! - `emulator` is our emulator, which prints a report when its standard input ends.
 //!
 //! Settings come from the environment, as for `postrider run`. Not for users.
 

@@ -1,4 +1,5 @@
-//! The null publisher: decodes and maps until a position of the WAL, and counts.
+//! The null publisher: decodes and maps the stream up to a position of the WAL, and counts the
+//! events.
 
 use decoder::Lsn;
 use postrider::session::MappedStream;
@@ -10,7 +11,7 @@ pub(crate) struct Args {
     /// Position of the WAL at which to end
     #[arg(long)]
     until: Lsn,
-    /// Events that must have arrived by then
+    /// Events that must have arrived by that position
     #[arg(long)]
     events: u64,
 }

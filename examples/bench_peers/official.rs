@@ -1,4 +1,4 @@
-//! The relay's reading with Google's own Publisher instead of ours.
+//! The relay's own source, decoder and mapper, with Google's own Publisher instead of ours.
 //!
 //! The Publisher takes messages as its own type, so each message is decoded once more here. This
 //! costs about a microsecond that the relay does not spend. Unlike the relay, this program writes

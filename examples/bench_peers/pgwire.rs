@@ -1,6 +1,6 @@
-//! The crate `pgwire-replication` instead of our replication session: it reads until a position of
-//! the WAL and counts rows. It decodes only the first byte and maps nothing, so it has less to do
-//! than `null`.
+//! Reads a slot with the crate `pgwire-replication` instead of our replication session, up to a
+//! position of the WAL, and counts rows. This program decodes only the first byte of each message
+//! and maps nothing, so it has less to do than `null`.
 
 use pgwire_replication::{Lsn, ReplicationClient, ReplicationConfig, ReplicationEvent, TlsConfig};
 use tokio_postgres::config::Host;
@@ -18,7 +18,7 @@ pub(crate) struct Args {
     /// Position of the WAL at which to end
     #[arg(long)]
     until: String,
-    /// Events that must have arrived by then
+    /// Events that must have arrived by that position
     #[arg(long)]
     events: u64,
 }

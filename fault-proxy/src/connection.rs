@@ -45,7 +45,7 @@ impl Traffic {
     }
 }
 
-/// Counts a connection as open for as long as it lives.
+/// Counts a connection as open for as long as this value lives.
 struct Counted(Arc<Traffic>);
 
 impl Counted {

@@ -13,10 +13,10 @@
 //! # Ok(()) }
 //! ```
 //!
-//! `proxy.rs` listens and holds the handle, `switch.rs` is the state that all connections watch,
-//! and `connection.rs` moves the bytes of one connection. The proxy does not understand the bytes
-//! that pass through it: faults of a protocol belong in the server behind it (`pubsub-emulator` has
-//! those of Pub/Sub). Only for tests: it is as fast as one task per connection, and never encrypts.
+//! `proxy.rs` listens and holds the handle, `switch.rs` is the state that all connections watch, and
+//! `connection.rs` moves the bytes of one connection. The proxy does not understand the bytes that pass
+//! through it: faults of a protocol belong in the server behind it (`pubsub-emulator` has those of
+//! Pub/Sub). Only for tests: one task moves all bytes of a connection, and the proxy never encrypts.
 
 mod connection;
 mod proxy;

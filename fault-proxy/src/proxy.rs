@@ -16,7 +16,7 @@ use crate::target::Target;
 /// Connections that may wait to be accepted.
 const BACKLOG: u32 = 128;
 
-/// A running proxy. Its connections and its port close when it is dropped.
+/// A running proxy. Dropping the proxy closes its connections and its port.
 #[derive(Debug)]
 pub struct FaultProxy {
     addr: SocketAddr,
@@ -33,7 +33,7 @@ impl FaultProxy {
     /// # Errors
     /// If no port is available.
     pub async fn start(target: impl Into<Target>) -> io::Result<Self> {
-        // A second socket keeps the port while no listener does.
+        // A second socket keeps the port while the proxy has no listener.
         let holder = bind(SocketAddr::from((Ipv4Addr::LOCALHOST, 0)))?;
         let addr = holder.local_addr()?;
         let listener = bind(addr)?.listen(BACKLOG)?;
@@ -75,9 +75,9 @@ impl FaultProxy {
             .send_modify(|switch| switch.set_flow(direction, flow));
     }
 
-    /// Sets what happens to bytes of the one connection that reaches a TCP target from this local
-    /// port (see [`FaultProxy::cut_one`]), in both directions. It takes precedence over the other
-    /// settings.
+    /// Sets what happens to bytes, in both directions, on the connection that the proxy opened to a
+    /// TCP target from local port `port` (see [`FaultProxy::cut_one`]). This takes precedence over
+    /// [`FaultProxy::set_flow`] and [`FaultProxy::set_flow_of`].
     pub fn set_flow_of_one(&self, port: u16, flow: Flow) {
         self.switch
             .send_modify(|switch| switch.of_one = Some((port, flow)));
@@ -91,15 +91,15 @@ impl FaultProxy {
         open
     }
 
-    /// Breaks the one connection that reaches a TCP target from this local port. The target knows
-    /// it as its client's port: `client_port` in PostgreSQL's `pg_stat_activity`.
+    /// Breaks the connection that the proxy opened to a TCP target from local port `port`. The target
+    /// sees `port` as its client's port: `client_port` in PostgreSQL's `pg_stat_activity`.
     pub fn cut_one(&self, port: u16, how: Cut) {
         self.switch
             .send_modify(|switch| switch.cut(Some(port), how));
     }
 
-    /// Closes the port within moments ("connection refused"). Existing connections stay; see
-    /// [`FaultProxy::cut`].
+    /// Closes the port within moments ("connection refused"). Existing connections stay open;
+    /// [`FaultProxy::cut`] breaks them.
     pub fn refuse(&self) {
         self.switch.send_modify(|switch| switch.refuse = true);
     }

@@ -14,17 +14,18 @@ pub enum Direction {
 /// What happens to bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Flow {
-    /// They pass.
+    /// Bytes pass.
     #[default]
     Open,
-    /// They pass this much later, in order. At most 1 MiB is in flight per connection and
+    /// Bytes pass this much later, in order. At most 1 MiB is in flight per connection and
     /// direction; beyond that the sender is blocked.
     Delayed(Duration),
-    /// They wait, like during a partition that heals later. The sender's buffers fill, nothing is
-    /// closed, not even if the other side ends, and all bytes arrive when the flow is open again.
+    /// Bytes wait, like during a partition that heals later. The sender's buffers fill. The proxy
+    /// closes nothing, even if one side ends the connection. All bytes arrive when the flow is open
+    /// again.
     Stalled,
-    /// They are read and discarded. Nothing is closed, not even if the other side ends. A
-    /// connection that has lost bytes this way breaks (reset) when the flow changes.
+    /// Bytes are read and discarded. The proxy closes nothing, even if one side ends the
+    /// connection. A connection that has lost bytes this way breaks (reset) when the flow changes.
     Swallowed,
 }
 
@@ -37,7 +38,7 @@ pub enum Cut {
     Finish,
 }
 
-/// The state. Connections hold a receiver of it.
+/// The state of the proxy. Each connection holds a receiver of the state.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Switch {
     pub(crate) to_target: Flow,

@@ -1,4 +1,4 @@
-//! The proxy in front of an echo server.
+//! Tests the proxy in front of an echo server.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -17,7 +17,7 @@ const SILENCE: Duration = Duration::from_millis(200);
 
 async fn echo(stream: impl AsyncRead + AsyncWrite) {
     let (mut from, mut to) = tokio::io::split(stream);
-    // Ends with the connection.
+    // Copying ends with the connection.
     let _ = tokio::io::copy(&mut from, &mut to).await;
     let _ = to.shutdown().await;
 }
@@ -121,7 +121,7 @@ async fn a_refused_client_gets_nothing_and_open_connections_stay() {
     comes_back(&mut stream, b"before").await;
     proxy.refuse();
     let refused = async {
-        // A connection attempt that meets the closing of the port may be reset instead.
+        // A client that connects while the port is closing may get a reset instead of a refusal.
         while TcpStream::connect(proxy.addr())
             .await
             .map_err(|e| e.kind())

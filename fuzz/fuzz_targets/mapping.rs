@@ -91,7 +91,7 @@ const ENVELOPES: [&str; 4] = [
 ];
 
 impl Settings<'_> {
-    /// `None` if a text is refused already when it is parsed.
+    /// `None` if one of the texts cannot be parsed.
     fn build(&self) -> Option<TableSettings> {
         let named = |n: usize| self.named[n].as_ref().map(|name| name.text().to_owned());
         let mut settings = TableSettings {
@@ -220,7 +220,7 @@ fuzz_target!(|input: Input<'_>| {
     for row in &input.rows {
         let texts = texts(row);
         let values = values(row, &texts);
-        // Compares a mapper that has seen other rows with one that has not.
+        // Compares a mapper that has seen other rows with a fresh mapper.
         let mapped = mapper.map_row(&values, at);
         let again = fresh.clone().map_row(&values, at);
         match (mapped, again) {

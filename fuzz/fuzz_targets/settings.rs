@@ -196,7 +196,8 @@ fuzz_target!(|input: Input<'_>| {
     }
 });
 
-/// If the database URL is given where it belongs, no error shows its password.
+/// Checks that no error shows the password, if the password occurs only in the variables for the
+/// database URL.
 fn check_secrecy(input: &Input<'_>, error: &postrider::error::Error) {
     let is_own_place = |variable: &Variable<'_>| {
         matches!(

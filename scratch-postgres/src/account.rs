@@ -58,7 +58,7 @@ impl Account {
     }
 }
 
-/// A number printed by `id`; `None` when the account does not exist.
+/// Runs `id` and returns the number that it prints; `None` when the account does not exist.
 fn id(arguments: &[&str]) -> Result<Option<u32>, Error> {
     let output = Command::new("id")
         .args(arguments)

@@ -91,16 +91,16 @@ impl Builder {
         self
     }
 
-    /// Adds a line to `pg_hba.conf`, before the default ones (which trust every local user).
-    /// Example: `host all alice 127.0.0.1/32 scram-sha-256`.
+    /// Adds a line to `pg_hba.conf`, before the default lines (which trust every local user). Example:
+    /// `host all alice 127.0.0.1/32 scram-sha-256`.
     #[must_use]
     pub fn hba_line(mut self, line: &str) -> Self {
         self.hba_lines.push(line.to_owned());
         self
     }
 
-    /// Turns TLS on. The default rules then refuse TCP connections without it. The Unix socket
-    /// stays open.
+    /// Turns TLS on. The default rules then refuse TCP connections without TLS. The Unix socket stays
+    /// open.
     #[must_use]
     pub fn tls(mut self, tls: Tls) -> Self {
         self.tls = Some(tls);
@@ -121,8 +121,8 @@ impl Builder {
         self
     }
 
-    /// Makes a hot standby of a *stopped* server, which may be started again afterwards. The
-    /// standby gets none of the primary's slots.
+    /// Makes a hot standby server of a *stopped* server, which may be started again afterwards. The
+    /// standby server gets none of the primary's slots.
     #[must_use]
     pub fn standby_of(mut self, primary: &ScratchPostgres) -> Self {
         let conninfo = format!(
@@ -145,8 +145,8 @@ impl Builder {
     }
 
     /// Upgrades a *stopped* server of an older major version: `pg_upgrade` copies its data into a new
-    /// cluster. Both folders of [`programs`](Self::programs) need `pg_upgrade` and the programs that it
-    /// calls.
+    /// cluster. The new server's [`programs`](Self::programs) folder must contain `pg_upgrade`. The old
+    /// and the new folder must contain the programs that `pg_upgrade` calls.
     #[must_use]
     pub fn upgrade_of(mut self, server: &ScratchPostgres) -> Self {
         self.data = Data::UpgradeOf {
@@ -205,13 +205,13 @@ impl Builder {
         process::run(Command::new("cp").arg("-a").arg(source).arg(folder.data()))?;
         match &self.data {
             Data::Initdb | Data::CopyOf(_) | Data::UpgradeOf { .. } => Ok(()),
-            // A standby has its own slots, or copies that it keeps in sync by itself.
+            // A standby server has its own slots, or copies that it keeps in sync by itself.
             Data::StandbyOf { .. } => remove_slots(&folder.data()),
         }
     }
 
-    /// Runs after the settings are written, because the new server needs room for the slots that
-    /// `pg_upgrade` copies.
+    /// Runs `pg_upgrade`. This comes after the settings are written, because the new server needs room
+    /// for the slots that `pg_upgrade` copies.
     fn upgrade(&self, binaries: &Binaries, account: Account, folder: &Folder) -> Result<(), Error> {
         let Data::UpgradeOf { data_dir, programs } = &self.data else {
             return Ok(());

@@ -62,7 +62,7 @@ pub enum Error {
         /// The last lines of the server log.
         log_tail: String,
     },
-    /// The server is still shutting down, and continues to.
+    /// The server did not stop in time. The shutdown continues.
     #[error(
         "the server did not stop within {timeout:?} of a {mode:?} shutdown: a client or a \
          walsender delays it; disconnect it, wait longer or stop with StopMode::Immediate"

@@ -1,6 +1,6 @@
 //! The temporary folder of one server: `data/`, `log` and the Unix socket.
 //!
-//! The folder is removed by the watchdog, not here. That way there is only one clean-up, whether a
+//! The watchdog removes the folder, not this module. So there is only one clean-up, whether a
 //! server is dropped or its owner is killed.
 
 use std::os::unix::fs::PermissionsExt;

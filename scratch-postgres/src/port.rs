@@ -2,8 +2,8 @@
 //!
 //! A port cannot be reserved for another process. So the choice is a guess, which the caller checks
 //! by starting the server on it. Scratch servers claim their ports among themselves with an
-//! abstract Unix socket named after the port. So no other scratch server can take a port while its
-//! server is down between two starts.
+//! abstract Unix socket named after the port. So no other scratch server can take a port while the
+//! server that claimed it is down between two starts.
 
 use std::collections::hash_map::RandomState;
 use std::hash::{BuildHasher, Hasher};

@@ -22,14 +22,15 @@ use crate::{Error, process};
 /// Crash recovery of a test's WAL takes seconds, but may take much longer on a machine under load.
 const START_TIMEOUT: Duration = Duration::from_secs(120);
 
-/// For the stop inside [`ScratchPostgres::restart`].
+/// Time limit for the stop inside [`ScratchPostgres::restart`].
 const RESTART_STOP_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// An immediate shutdown takes milliseconds. After this time the server is killed.
+/// After this time we kill a server that we stop by dropping it. The immediate shutdown usually
+/// takes milliseconds.
 const DROP_STOP_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Another process can take a free port before the server binds it. Then we try another, at most
-/// this often.
+/// Another process can take a free port before the server binds it. Then we try another port. This
+/// is the maximum number of attempts.
 const PORT_TRIES: u32 = 10;
 
 /// How a server is asked to stop.
@@ -38,7 +39,7 @@ const PORT_TRIES: u32 = 10;
 pub enum StopMode {
     /// Waits for every client to disconnect.
     Smart,
-    /// Ends client sessions, sends all WAL to the walsenders, then stops.
+    /// Ends client sessions, lets the walsenders send all WAL, then stops.
     Fast,
     /// Stops without a checkpoint. The next start recovers from the WAL.
     Immediate,
@@ -201,7 +202,8 @@ impl ScratchPostgres {
         self.watchdog.server_stopped()
     }
 
-    /// Starts a stopped or crashed server on the same data and port.
+    /// Starts the server again after [`stop`](Self::stop) or [`kill_9`](Self::kill_9), on the same
+    /// data and port.
     ///
     /// # Errors
     /// [`Error::Running`], or [`Error::DidNotStart`] with the end of the log.
@@ -215,7 +217,7 @@ impl ScratchPostgres {
     /// Stops and starts the server.
     ///
     /// # Errors
-    /// The same as for [`stop`](Self::stop), with a timeout of a minute, and
+    /// Those of [`stop`](Self::stop), which waits for up to a minute here, and of
     /// [`start_again`](Self::start_again).
     pub fn restart(&mut self, mode: StopMode) -> Result<(), Error> {
         self.stop(mode, RESTART_STOP_TIMEOUT)?;
@@ -340,8 +342,8 @@ impl Drop for ScratchPostgres {
     }
 }
 
-/// Line 1 of `postmaster.pid` is the pid, since the file may be left over from a crashed server.
-/// Line 8 is the status.
+/// Reads line 8 of `postmaster.pid`, the status. Line 1 must be our server's pid, because the file
+/// may be left over from a crashed server.
 fn pid_file_says_ready(data_dir: &Path, pid: u32) -> bool {
     let Ok(text) = fs::read_to_string(data_dir.join("postmaster.pid")) else {
         return false;

@@ -4,8 +4,8 @@
 //! the owner ends, even by SIGKILL. The shell then sees the end of its input and cleans up. This
 //! needs no polling, and no pid of the owner that might have been reused.
 //!
-//! The owner writes the server's pid when it starts a server, and an empty line when it has stopped
-//! one. So the shell never signals a stale pid.
+//! The owner writes the server's pid when it starts a server, and an empty line when the server has
+//! stopped. So the shell never signals a stale pid.
 
 use std::io::Write;
 use std::os::unix::process::CommandExt;
@@ -35,7 +35,7 @@ pub(crate) struct Watchdog {
 }
 
 impl Watchdog {
-    /// Removes `folder` when this value is dropped or our process ends.
+    /// Stops the server and removes `folder` when this value is dropped or our process ends.
     pub(crate) fn watch(folder: &Path) -> Result<Self, Error> {
         let shell = Command::new("sh")
             .args(["-c", SCRIPT, "sh"])

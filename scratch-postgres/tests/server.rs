@@ -1,4 +1,4 @@
-//! Tests of scratch servers, each on a real one.
+//! Tests of scratch servers. Each test starts real servers.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
@@ -10,7 +10,7 @@ use scratch_postgres::{Error, ScratchPostgres, StopMode};
 
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// Set in the process that acts as the owner and gets killed.
+/// Environment variable that marks the process which acts as the owner and gets killed.
 const OWNER_ROLE: &str = "SCRATCH_POSTGRES_TEST_OWNER";
 
 fn started() -> ScratchPostgres {
@@ -127,7 +127,8 @@ fn a_smart_stop_delayed_by_a_client_is_reported_and_can_be_followed_by_a_fast_on
     ));
 }
 
-/// A session up to the answer to its start-up message, which is enough to delay a smart stop.
+/// Opens a session and waits for the answer to its start-up message. This is enough to delay a
+/// smart stop.
 fn raw_session(server: &ScratchPostgres) -> TcpStream {
     let mut stream = TcpStream::connect((server.host(), server.port())).expect("connect");
     let body = b"\0\x03\0\0user\0postgres\0database\0postgres\0\0";

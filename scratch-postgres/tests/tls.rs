@@ -1,4 +1,4 @@
-//! Tests of scratch servers with TLS, each on a real one.
+//! Tests of scratch servers with TLS. Each test starts a real server.
 
 use std::io::{Read, Write};
 use std::net::TcpStream;

@@ -2,7 +2,8 @@
 
 use serde::Serialize;
 
-/// How bad a finding is. Ordered, so the worst of several is their maximum.
+/// How bad a finding is. The variants are ordered, so the worst of several severities is their
+/// maximum.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Severity {

@@ -335,10 +335,9 @@ impl PublicationState {
         published.filter(|t| !t.traced).map(|t| &t.wanted.name)
     }
 
-    /// The identities and versions of the publication, of its captured tables and of their
-    /// membership, with their names. It stays the same as long as
-    /// [`has_changed_since`](Self::has_changed_since) is false. Only for comparison; it has no
-    /// meaning by itself.
+    /// The identities and versions of the publication, of its captured tables and of their membership, with
+    /// their names. The fingerprint stays the same as long as [`has_changed_since`](Self::has_changed_since)
+    /// is false. Only for comparison; it has no meaning by itself.
     #[must_use]
     pub fn fingerprint(&self) -> &str {
         &self.fingerprint

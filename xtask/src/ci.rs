@@ -1,4 +1,5 @@
-//! `cargo xtask ci`: everything that must pass, cheapest first, stopping at the first failure.
+//! `cargo xtask ci`: runs everything that must pass, cheapest first, and stops at the first step
+//! that fails.
 //!
 //! All steps share one profile: lints and documentation share their artifacts, and the tests build
 //! on top of them. The tests start PostgreSQL themselves.

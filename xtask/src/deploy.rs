@@ -66,7 +66,8 @@ pub(crate) fn run(args: &DeployArgs) -> Result<(), String> {
     }
 }
 
-/// The folder of the Python tools in these versions. It appears only once it is complete.
+/// The name of the folder for the Python tools in these versions. The folder appears only once it is
+/// complete.
 fn python_folder() -> String {
     let versions = FROM_PYPI.map(|tool| tool.split_once("==").map_or(tool, |(_, version)| version));
     format!("python-{}", versions.join("-"))

@@ -1,12 +1,13 @@
-//! `cargo xtask instructions`: what the hot path costs per event, in instructions.
+//! `cargo xtask instructions`: counts the instructions that the hot path takes per event.
 //!
 //! The instruction count is the same on a busy and an idle machine, so CI can refuse a change that
-//! costs more, where a time would not be reliable. Cachegrind counts. Each part runs twice with
-//! different numbers of rounds, and the difference excludes start and end of the process. The C
-//! library must not choose its copy functions by the processor, or the counts of two machines would
-//! differ by several percent. The reference counts are in `benches/instructions.json`.
+//! costs more, where a time would not be reliable. Cachegrind counts the instructions. Each part
+//! runs twice with different numbers of rounds, and the difference excludes start and end of the
+//! process. The C library must not choose its copy functions by the processor, or the counts of two
+//! machines would differ by several percent. The reference counts are in
+//! `benches/instructions.json`.
 //!
-//! Not here: the measured code. That is `benches/hot_path.rs`.
+//! Not here: the measured code, which is in `benches/hot_path.rs`.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -20,8 +21,8 @@ use xtask::step;
 /// A part may cost at most this multiple of its reference count.
 const ALLOWED_GROWTH: f64 = 1.05;
 
-/// In a small part, 5 % is less than one call that the compiler no longer inlines, and that can
-/// follow from a change elsewhere in the crate. So every part may grow by this many instructions.
+/// A change elsewhere in the crate can make the compiler inline one call less. In a small part,
+/// this costs more than 5 %. So every part may grow by this many instructions.
 const ALLOWED_CALL: f64 = 20.0;
 
 /// Makes glibc use the copy functions that every x86-64 processor has.

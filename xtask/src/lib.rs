@@ -1,3 +1,3 @@
-//! How the automation runs cargo. It is a library because `torture/` and `bench/` use it too.
+//! Runs cargo for the automation. This is a library because `torture/` and `bench/` use it too.
 
 pub mod step;

@@ -1,8 +1,9 @@
 //! `cargo xtask settings-doc`: writes or checks `docs/reference/settings.md` and
 //! `docs/reference/settings.schema.json`.
 //!
-//! Tests of the root package (`tests/docs/settings.rs`) render both, because they can access the table
-//! of settings. So xtask need not build the whole program just to check the formatting.
+//! Tests of the root package (`tests/docs/settings.rs`) render both files, because they can access the
+//! table of settings. So xtask does not depend on the program, and its other commands need not build
+//! the program.
 
 use xtask::step;
 

@@ -16,13 +16,13 @@ pub fn root() -> &'static Path {
     root.expect("invariant: xtask is a folder of the root")
 }
 
-/// The folder in which cargo puts its output. `CARGO_TARGET_DIR` may name another one.
+/// The folder in which cargo puts its output: `CARGO_TARGET_DIR` if it is set, otherwise `target`.
 pub fn target_folder() -> PathBuf {
     let folder = std::env::var_os("CARGO_TARGET_DIR").unwrap_or_else(|| "target".into());
     root().join(folder)
 }
 
-/// Where fetched tools are: in the home folder, since others could write to a shared one.
+/// Where fetched tools are: in the home folder, since other users could write to a shared folder.
 pub fn tools_folder() -> Option<PathBuf> {
     let home = std::env::var_os("HOME").filter(|home| !home.is_empty())?;
     Some(Path::new(&home).join(".cache/postrider-tools"))

@@ -1,8 +1,8 @@
 //! The names of a message's attributes.
 //!
 //! Producers choose further names by their headers and by the setting `attributes`. If two attributes have
-//! the same name, the first one in this order wins: those of [`FIXED`], those of the envelope, columns of the
-//! setting, headers, the trace context of the column `tracingspancontext`.
+//! the same name, the first one in this order wins: attributes in [`FIXED`], attributes of the envelope,
+//! columns of the setting, headers, the trace context of the column `tracingspancontext`.
 
 /// The event's uuid, by which consumers deduplicate.
 pub const EVENT_ID: &str = "event_id";
@@ -18,7 +18,7 @@ pub const AGGREGATE_ID: &str = "aggregate_id";
 pub const VERSION: &str = "version";
 /// The version of the payload's schema.
 pub const SCHEMA_VERSION: &str = "schema_version";
-/// When the event happened, in RFC 3339 if it is a point in time.
+/// When the event happened. In RFC 3339 if the column contains a point in time.
 pub const OCCURRED_AT: &str = "occurred_at";
 
 /// The attributes that every message has if the row has the value, in the order in which they are added.

@@ -1,12 +1,12 @@
 //! The `event_id` of a row whose id is not a uuid.
 //!
-//! The dispatch table and the subscribers identify events by uuid. If the id is a uuid, it is used as it
-//! is. Any other id (a `bigserial`, a text) becomes
-//! `md5('schema.table:' || id || ':' || inserted_xid)` read as a uuid. This uuid is the same on every run,
-//! differs between tables, and equals the result of `outbox.event_uuid('schema.table', id, inserted_xid)`
-//! in SQL. The transaction is included because a table that was dropped and created again may number its
-//! rows from 1 again. For a table without the column `inserted_xid`, only the id is hashed. Whether an id
-//! is hashed depends on the column's type alone, never on the value, because SQL has to agree.
+//! The dispatch table and the subscribers identify events by uuid. An id that is a uuid is used unchanged. Any
+//! other id (a `bigserial`, a text) becomes `md5('schema.table:' || id || ':' || inserted_xid)` read as a uuid.
+//! This uuid is the same on every run, differs between tables, and equals the result of
+//! `outbox.event_uuid('schema.table', id, inserted_xid)` in SQL. The transaction is included because a table
+//! that was dropped and created again may number its rows from 1 again. For a table without the column
+//! `inserted_xid`, only the id is hashed. Whether an id is hashed depends on the column's type alone, never on
+//! the value, because SQL has to agree.
 
 use std::fmt;
 use std::sync::Arc;
@@ -34,8 +34,8 @@ impl TableIdentity {
         }
     }
 
-    /// Adds the transactions that created the column `inserted_xid`. In rows older than that column, it names
-    /// one of these transactions.
+    /// Adds the transactions that created the column `inserted_xid`. In rows that are older than the column,
+    /// the column names one of these transactions.
     #[must_use]
     pub fn with_added_xids(self, added_xids: &[u64]) -> Self {
         Self {
@@ -68,7 +68,7 @@ impl fmt::Display for TableIdentity {
     }
 }
 
-/// Computes the `event_id`s of one table whose ids are not uuids.
+/// Computes the `event_id` of each row of a table whose row ids are not uuids.
 #[derive(Debug, Clone)]
 pub struct EventUuids {
     table: TableIdentity,
@@ -86,7 +86,7 @@ impl EventUuids {
     }
 
     /// The `event_id` of the row with this id. `inserted_xid` is the transaction that inserted the row, or
-    /// `None` for a table without that column. Both are in PostgreSQL's text form.
+    /// `None` for a table without that column. `id` and `inserted_xid` are in PostgreSQL's text form.
     #[inline]
     pub fn event_uuid(&self, id: &str, inserted_xid: Option<&str>) -> Uuid {
         let mut hash = self.seeded.clone().chain_update(id);

@@ -23,7 +23,7 @@ const INFRASTRUCTURE: &str = "googleapis.com";
 /// The field of a `PublishRequest` that names the topic; it is not a part of the messages.
 const TOPIC_FIELD: &str = "topic";
 
-/// Accepts base64 with and without padding: both occur.
+/// Accepts base64 with and without padding, because both forms occur.
 const BASE64: GeneralPurpose = GeneralPurpose::new(
     &alphabet::STANDARD,
     GeneralPurposeConfig::new().with_decode_padding_mode(DecodePaddingMode::Indifferent),

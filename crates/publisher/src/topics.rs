@@ -31,7 +31,7 @@ struct TestIamPermissionsRequest {
     permissions: Vec<String>,
 }
 
-/// `google.iam.v1.TestIamPermissionsResponse`: those of the permissions that the caller has.
+/// `google.iam.v1.TestIamPermissionsResponse`: the requested permissions that the caller has.
 #[derive(Clone, PartialEq, Message)]
 struct TestIamPermissionsResponse {
     #[prost(string, repeated, tag = "1")]
@@ -46,7 +46,7 @@ pub struct TopicAdmin {
 }
 
 impl TopicAdmin {
-    /// Uses one of the publisher's connections.
+    /// Creates an administrator that uses one of the connections of `publisher`.
     pub fn new(publisher: &Publisher) -> Self {
         Self {
             channel: publisher.channels[0].clone(),

@@ -6,7 +6,8 @@ use crate::encoder::OwnedMessage;
 use crate::fixture::{Captured, every_scenario, scenarios};
 use crate::rendering::Renderer;
 
-/// The major version whose rendering is kept as snapshots, and with which the others are compared.
+/// The major version whose rendering is kept as snapshots, and with which the other versions are
+/// compared.
 const REFERENCE_MAJOR: u32 = 15;
 
 fn render(messages: &[Captured]) -> String {

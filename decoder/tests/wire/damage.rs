@@ -1,5 +1,5 @@
-//! Invalid input: random bytes, and messages that are truncated, changed, or followed by more
-//! bytes.
+//! Tests of invalid input: random bytes, and messages that are truncated, changed, or followed by
+//! more bytes.
 //!
 //! No input may cause a panic. The offset of an error must be within the input. An accepted message
 //! must represent exactly these bytes: encoding it gives the same bytes.

@@ -1,6 +1,6 @@
-//! Compares the decoder with an independent one, `pg_walstream`, whose parser can be used without
-//! its connection. Compares field by field: every captured message, generated messages, and damaged
-//! ones that both decoders accept.
+//! Compares our decoder, field by field, with the independent decoder `pg_walstream`, whose parser
+//! can be used without its connection. The input is every captured message, generated messages, and
+//! damaged messages that our decoder accepts.
 //!
 //! These tests cannot find an error that both decoders share. The tests in `captured.rs` compare
 //! with the values reported by the server itself.

@@ -9,7 +9,8 @@ use decoder::{Column, Message, Oid, OldRow, OwnedRelation, Relation, RelationCac
 /// Longer texts are shortened to their start and their length.
 const LONGEST_TEXT: usize = 60;
 
-/// Renders a stream of messages: one line per message, and one for each column or row.
+/// Renders a stream of messages: one line per message, and one line for each of its columns or
+/// rows.
 #[derive(Default)]
 pub(crate) struct Renderer {
     relations: RelationCache,

@@ -325,7 +325,7 @@ async fn relations_whose_rows_are_never_streamed_are_refused_before_there_is_a_p
         let table = captured(&format!("public.{name}"), &["id"]);
         let alone = read(&client, "none", &table).await.problems();
         assert_eq!(alone, std::slice::from_ref(&unfit));
-        // If another table can be published, the remedy for the publication names only that one.
+        // If another table can be published, the remedy for the publication names only that table.
         let both = [table.clone(), captured("public.good", &["id"])];
         let problems = inspect(&client, "pub", &both)
             .await

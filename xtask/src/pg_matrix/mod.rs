@@ -52,7 +52,7 @@ fn parse_folder(text: &str) -> Result<(u32, PathBuf), String> {
     Ok((major, folder.into()))
 }
 
-/// One line of the table.
+/// One row of the printed table.
 struct Row {
     major: u32,
     version: String,

@@ -1,4 +1,5 @@
-//! The suites: built once, run as programs, and counted from the output of the test harness.
+//! Builds the suites once, runs them as programs, and counts their tests from the output of the
+//! test harness.
 
 use std::fmt;
 use std::fs;
@@ -26,7 +27,7 @@ pub(super) struct Outcome {
     passed: usize,
     skipped: usize,
     pub(super) failures: Vec<String>,
-    /// The program ended without its summary line.
+    /// Whether the program ended without its summary line.
     broken: bool,
 }
 
@@ -111,7 +112,8 @@ pub(super) fn build(wanted: impl Fn(&str) -> bool) -> Result<Vec<Suite>, String>
     if suites.is_empty() {
         return Err("no suite has such a name".into());
     }
-    // With the features of the whole workspace, so that the artifacts of its tests are reused.
+    // Build with the features of the whole workspace, so that cargo reuses the artifacts of its
+    // tests.
     let mut command = step::cargo(&["test", "--locked", "--workspace", "--no-run"]);
     command.args(["--message-format", "json-render-diagnostics"]);
     for name in &suites {

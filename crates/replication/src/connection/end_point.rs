@@ -1,7 +1,7 @@
 //! Computes the hash of the server's certificate to which a login is bound (channel binding).
 //!
-//! Source: RFC 5929, "Channel Binding Type tls-server-end-point". It uses the hash function of the
-//! certificate's signature, except that SHA-256 replaces SHA-1.
+//! Source: RFC 5929, "Channel Binding Type tls-server-end-point". The hash function is the one that
+//! the certificate's signature uses, except that SHA-256 replaces SHA-1.
 
 use rustls::pki_types::CertificateDer;
 use sha2::{Digest, Sha256, Sha384, Sha512};

@@ -1,8 +1,8 @@
 //! The servers of the database, in the order in which to try them.
 //!
-//! As in libpq, a session goes to the first server that can be reached and, if `target_session_attrs` requires
-//! it, is a primary. A failed login ends the search, because an error of the next server would hide why the
-//! login failed. Two things differ from libpq. With several hosts the default is
+//! As in libpq, a session goes to the first server that can be reached. If `target_session_attrs` requires a
+//! primary, standby servers are skipped. A failed login ends the search, because an error of the next server
+//! would hide why the login failed. Two things differ from libpq. With several hosts the default is
 //! `target_session_attrs=primary`, because Postrider can do nothing on a standby server. A server that closes
 //! the connection before the login is skipped.
 //!

@@ -47,8 +47,8 @@ const SQL: &[(&str, &str)] = &[
     ("tcp_keepalives_count", "2"),
 ];
 
-/// Settings whose value the caller chooses: the first for SQL sessions, the second for replication
-/// sessions.
+/// Settings whose value the caller chooses: `statement_timeout` for SQL sessions,
+/// `wal_sender_timeout` for replication sessions.
 const STATEMENT_TIMEOUT: &str = "statement_timeout";
 const WAL_SENDER_TIMEOUT: &str = "wal_sender_timeout";
 

@@ -59,7 +59,7 @@ pub struct Target {
     pub ssl_sni: bool,
     /// libpq's `channel_binding`: whether the login is bound to the TLS channel.
     pub channel_binding: ChannelBinding,
-    /// PEM file of the trusted authorities; `None` means those of the operating system. Over TCP,
+    /// PEM file of the trusted authorities; `None` means the operating system's authorities. Over TCP,
     /// `verify-ca` always has a file.
     pub ssl_root_cert: Option<PathBuf>,
     /// PEM files of the client's certificate and key.

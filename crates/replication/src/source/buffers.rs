@@ -29,8 +29,8 @@ pub(super) struct Buffers {
 
 impl Buffers {
     /// Makes sure that `buffer` can hold `frame` bytes, and at least [`READ_BUFFER`], including the
-    /// bytes that it holds already. Grows it in place if no chunk refers to it, otherwise swaps it
-    /// for another buffer.
+    /// bytes that it holds already. Grows `buffer` in place if no chunk refers to its memory,
+    /// otherwise moves those bytes to another buffer.
     pub(super) fn make_room(&mut self, buffer: &mut BytesMut, frame: usize) {
         let size = frame.max(READ_BUFFER);
         if buffer.try_reclaim(size.saturating_sub(buffer.len())) {

@@ -113,10 +113,11 @@ impl Control {
 impl Source {
     /// Connects, starts replication and returns once the server streams.
     ///
-    /// `on_status` is called, on the session's thread, after every status message.
+    /// `on_status` is called once when the server streams, and then, on the session's thread, after
+    /// every status message.
     ///
     /// # Errors
-    /// Those of the connection; `CommandRefused` with 55006 when another session has the slot.
+    /// Errors of the connection; `CommandRefused` with 55006 when another session has the slot.
     pub async fn open(
         options: StreamOptions,
         on_status: impl Fn() + Send + Sync + 'static,
@@ -189,7 +190,8 @@ impl Source {
         (&mut self.ended, &mut self.chunks)
     }
 
-    /// Waits up to `limit` for the end of the session, and returns why it ended.
+    /// Waits up to `limit` for the end of the session, and returns why it ended. `None` if it has
+    /// not ended by then.
     pub async fn end_within(&mut self, limit: Duration) -> Option<ReplicationError> {
         let ended = tokio::time::timeout(limit, &mut self.ended).await;
         ended.ok().and_then(|word| word.ok())
@@ -216,8 +218,8 @@ impl Source {
         (self.control.lease.clone(), self.walsender)
     }
 
-    /// Reports `position` as flushed in the next status message. That message is sent at once, or
-    /// as soon as the minimum interval since the last one has passed.
+    /// Reports `position` as flushed in the next status message. The session sends that message at
+    /// once, or as soon as the minimum interval since the previous message has passed.
     #[inline]
     pub fn confirm(&self, position: Confirmable) {
         let position = position.lsn().as_u64();
@@ -226,7 +228,7 @@ impl Source {
         }
     }
 
-    /// Tells the session whether the stream is behind, so that it may read in bulk.
+    /// Tells the session whether the stream is behind. If it is, the session may read in bulk.
     #[inline]
     pub fn set_behind(&self, is_behind: bool) {
         self.control.is_behind.store(is_behind, Ordering::Relaxed);

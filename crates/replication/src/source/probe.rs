@@ -13,7 +13,7 @@ const LIMIT: Duration = Duration::from_secs(20);
 /// moment.
 ///
 /// # Errors
-/// Those of [`Source::open`](crate::Source::open), except those of the slot, which the probe does
+/// Those of [`Source::open`](crate::Source::open), except errors of the slot, which the probe does
 /// not open.
 pub async fn probe(target: &Target, application_name: &str) -> Result<()> {
     let probing = async {
