@@ -1,4 +1,4 @@
-//! `Update`: a changed row, with its old version as far as it was sent.
+//! `Update`: a changed row, with its old version as far as the server sends it.
 
 use crate::error::DecodeError;
 use crate::reader::Reader;
@@ -9,9 +9,10 @@ use crate::{Oid, Tuple};
 pub struct Update<'a> {
     /// The relation, described by a [`Relation`](crate::Relation) earlier in the session.
     pub relation: Oid,
-    /// The row before. `None` when the key is unchanged and the replica identity is not full.
+    /// The row before the update. `None` when the key is unchanged and the replica identity is not
+    /// full.
     pub old: Option<OldRow<'a>>,
-    /// The row after. Large values that did not change are
+    /// The row after the update. Large values that did not change are
     /// [`UnchangedToast`](crate::Value::UnchangedToast).
     pub new: Tuple<'a>,
 }

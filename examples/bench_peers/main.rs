@@ -1,7 +1,7 @@
 //! The programs that `cargo xtask bench` runs along with the relay and compares it with.
 //!
 //! They share one example of the root package, because they need its library and its dependencies,
-//! and because a release build of one example is faster than of four:
+//! and because a release build of one example is faster than of several:
 //!
 //! - `null` reads a slot through the relay's own source, decoder and mapper, and publishes nothing.
 //! - `pgwire` reads a slot with the crate pgwire-replication.

@@ -1,4 +1,4 @@
-//! The listener and the handle.
+//! The proxy's listener, and the handle through which a test controls the proxy.
 
 use std::io;
 use std::net::{Ipv4Addr, SocketAddr};

@@ -159,8 +159,9 @@ impl Builder {
     /// Creates the data folder, starts the server and waits until it accepts connections.
     ///
     /// # Errors
-    /// No server programs, no account for them, no usable temp folder, `initdb` failed, or the
-    /// server did not start (the error contains the end of its log).
+    /// No server programs, no account for them, no usable temp folder, a source server that is running,
+    /// a helper program that failed (such as `initdb`), or a server that did not start (the error
+    /// contains the end of its log).
     pub fn start(self) -> Result<ScratchPostgres, Error> {
         let binaries = match &self.programs {
             Some(folder) => Binaries::in_named_folder(folder)?,

@@ -166,8 +166,8 @@ impl ScratchPostgres {
         Ok(process::text(&bytes))
     }
 
-    /// Writes a setting to `postgresql.auto.conf`. It takes effect at [`reload`](Self::reload) or
-    /// at the next start, depending on the setting.
+    /// Writes a setting to `postgresql.auto.conf`. The setting takes effect at
+    /// [`reload`](Self::reload) or at the next start, depending on the setting.
     ///
     /// # Errors
     /// The file cannot be written.
@@ -231,11 +231,11 @@ impl ScratchPostgres {
     pub fn kill_9(&mut self) -> Result<(), Error> {
         let postmaster = self.postmaster.as_mut().ok_or(Error::NotRunning)?;
         let pid = postmaster.id();
-        process::signal("STOP", &[pid])?; // it must not fork while we list its children
+        process::signal("STOP", &[pid])?; // the postmaster must not fork while we list its children
         let mut pids = process::children_of(pid);
         pids.push(pid);
         for pid in &pids {
-            let _ = process::signal("KILL", &[*pid]); // it may have ended by itself
+            let _ = process::signal("KILL", &[*pid]); // the process may have ended by itself
         }
         postmaster
             .wait()

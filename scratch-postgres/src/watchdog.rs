@@ -44,7 +44,7 @@ impl Watchdog {
             .stdout(Stdio::null())
             .stderr(Stdio::null())
             .current_dir("/")
-            .process_group(0) // a Ctrl-C on the terminal must not reach it
+            .process_group(0) // a Ctrl-C on the terminal must not reach the shell
             .spawn()
             .map_err(Error::io("starting the watchdog shell"))?;
         Ok(Self { shell })

@@ -143,8 +143,8 @@ pub async fn inspect(client: &Client) -> Result<Cluster, SlotError> {
 const WAL_PAGE: u64 = 8_192;
 const PAGE_HEADERS: [u64; 2] = [24, 40];
 
-/// The position up to which a primary has written WAL, flushed or not. Every visible transaction lies
-/// before this position.
+/// The insert position of a primary: the end of its WAL, whether flushed or not. Every visible
+/// transaction lies before this position.
 ///
 /// # Errors
 /// [`SlotError::Database`], also on a standby server, which writes no WAL.

@@ -38,7 +38,7 @@ pub struct Observation<'a> {
 pub struct SlotObservation<'a> {
     /// The slot at that time.
     pub slot: &'a Slot,
-    /// How long ago.
+    /// How long ago the slot was read.
     pub ago: Duration,
 }
 

@@ -1,9 +1,9 @@
 //! Checks whether the publication carries every row of the captured tables.
 //!
-//! PostgreSQL uses a publication as it was at the WAL position being decoded. Rows written while
-//! the publication did not exist, or did not include the table, are never streamed. PostgreSQL 18
-//! reports this only in a notice. So the relay checks by itself every few seconds, with one cheap
-//! statement, and confirms nothing while there is a [`Problem`].
+//! PostgreSQL uses a publication as it was at the WAL position being decoded. Rows written while the
+//! publication did not exist, or did not include the table, are never streamed. PostgreSQL does not report
+//! such rows. PostgreSQL 18 reports a missing publication, but only in a warning. So the relay checks by
+//! itself every few seconds, with one cheap statement, and confirms nothing while there is a [`Problem`].
 //! [`PublicationState::has_changed_since`] finds a change that was undone between two checks.
 //!
 //! See <https://www.postgresql.org/docs/current/sql-createpublication.html>.

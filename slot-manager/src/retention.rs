@@ -120,8 +120,9 @@ impl fmt::Display for WalHolder {
     }
 }
 
-/// Lists the holders of WAL for `slot`, oldest first: transactions that have been open for at least
-/// `older_than`, and other slots that keep older WAL than `slot`.
+/// Lists the holders of WAL for `slot`: transactions that have been open for at least `older_than`,
+/// oldest first, then transactions whose age our role may not see, and other slots that keep older
+/// WAL than `slot`.
 ///
 /// # Errors
 /// [`SlotError::Database`].

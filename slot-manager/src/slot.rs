@@ -35,7 +35,7 @@ pub struct Slot {
     /// Whether the required WAL is kept.
     pub wal_status: Option<WalStatus>,
     /// Bytes of WAL that can be written before the slot is lost; `None` without a limit
-    /// (`max_slot_wal_keep_size`). Negative when the limit is exceeded.
+    /// (`max_slot_wal_keep_size`), or if the slot is lost. Negative when the limit is exceeded.
     pub safe_wal_size: Option<i64>,
     /// Whether prepared transactions are decoded at PREPARE.
     pub two_phase: bool,
@@ -90,13 +90,13 @@ pub struct Holder {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum WalStatus {
-    /// Within `max_wal_size`.
+    /// The kept WAL is within `max_wal_size`.
     Reserved,
-    /// Beyond `max_wal_size`, but still kept.
+    /// The kept WAL exceeds `max_wal_size`.
     Extended,
-    /// No longer kept: the next checkpoint may remove it.
+    /// The required WAL exceeds the slot's limit, and the next checkpoint may remove it.
     Unreserved,
-    /// Removed. The slot can never be read again.
+    /// Required WAL was removed. The slot can never be read again.
     Lost,
 }
 

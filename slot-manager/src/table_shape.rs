@@ -16,7 +16,7 @@ pub struct ShapeColumns<'a> {
     pub seq: &'a [&'a str],
     /// The column of `seq` that counts only if a sequence fills it; empty if each column of `seq` counts.
     pub only_if_numbered: &'a str,
-    /// The version of a row.
+    /// The column with the version of an event's aggregate.
     pub version: &'a str,
 }
 
@@ -31,7 +31,7 @@ pub struct TableShape {
     pub missing_xids: Vec<u64>,
     /// The OIDs of its partitions, or its own OID, ascending and separated by commas.
     pub partitions: String,
-    /// The OIDs of those partitions that are not empty.
+    /// The OIDs of those partitions, or of the table, whose files are not empty.
     pub filled: Vec<u32>,
     /// `oid:file number` of each partition, or of the table itself, separated by commas.
     pub files: String,
@@ -48,13 +48,13 @@ pub struct TableShape {
 /// The column `inserted_xid` of a table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum InsertedXid {
-    /// There is none.
+    /// The table has no such column.
     Missing,
-    /// It is `xid8 not null` and PostgreSQL fills it in.
+    /// The column is `xid8 not null` and PostgreSQL fills it in.
     FilledIn,
-    /// It is not of type `xid8`.
+    /// The column is not of type `xid8`.
     OtherType,
-    /// It is `xid8`, but is nullable or has another default.
+    /// The column is `xid8`, but is nullable or is not filled in by PostgreSQL.
     OtherValue,
 }
 
@@ -68,7 +68,7 @@ pub struct SeqColumn {
     pub is_steady: bool,
     /// Whether an index is ordered by this column.
     pub is_indexed: bool,
-    /// Whether a row may have no number.
+    /// Whether a row may have NULL in this column.
     pub is_nullable: bool,
     /// The sequence's OID and file number; RESTART changes the file number. `None` when the column
     /// has no sequence.

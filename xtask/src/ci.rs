@@ -76,7 +76,8 @@ fn steps() -> Vec<(&'static str, Command)> {
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     tests.env("RUST_TEST_THREADS", (2 * cores).to_string());
     steps.push(("tests", tests));
-    // This step uses the binary that the tests have built. Missing tools are fetched only in CI.
+    // The deploy step uses the binary that the tests have built. Missing tools are fetched only in
+    // CI.
     let mut deploy = step::cargo(&["xtask", "deploy"]);
     let mut book = step::cargo(&["xtask", "book"]);
     if std::env::var_os("CI").is_some() {

@@ -26,13 +26,13 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Everything that must pass before a change is merged: formatting, lints, documentation,
-    /// licences, tests
+    /// Run everything that must pass before a change is merged: formatting, lints, documentation,
+    /// licences, instruction counts, tests, files of deploy/, website, schedules of faults
     Ci,
     /// Drain a backlog and compare with pg_recvlogical: events per second, ratio, peak memory
     #[command(disable_help_flag = true)]
     Bench(Forwarded),
-    /// Seeded schedules of crashes, outages and faults against the relay, judged afterwards
+    /// Run seeded schedules of crashes, outages and faults against the relay, and judge each one
     #[command(disable_help_flag = true)]
     Torture(Forwarded),
     /// Count the instructions of the hot path per event, and fail when they have grown

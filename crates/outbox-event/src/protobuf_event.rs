@@ -41,7 +41,7 @@ pub struct ProtobufEvent {
     /// When its transaction was committed.
     #[prost(message, optional, tag = "9")]
     pub committed_at: Option<Timestamp>,
-    /// Position of the commit in the write-ahead log, bytes.
+    /// Position of the commit in the write-ahead log, in bytes.
     #[prost(uint64, tag = "10")]
     pub commit_lsn: u64,
     /// Number of the insert within its transaction.

@@ -17,7 +17,8 @@ use prost::encoding::{WireType, encode_key, encode_varint, encoded_len_varint, k
 const TOPIC: u32 = 1;
 const MESSAGES: u32 = 2;
 
-/// Length of the gRPC header: one byte that says whether the message is compressed, and its length.
+/// Length of the gRPC header: one byte that says whether the message is compressed, and four bytes
+/// with the message's length.
 pub(super) const GRPC_HEADER: usize = 5;
 
 /// A message of at least this many bytes is a part of its own.

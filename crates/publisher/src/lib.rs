@@ -138,8 +138,8 @@ impl Publisher {
         })
     }
 
-    /// Makes one attempt to publish encoded `PubsubMessage`s of one ordering key to a topic, which is a full name
-    /// such as `projects/P/topics/T`. Returns the ids in the order of the messages.
+    /// Makes one attempt to publish encoded `PubsubMessage`s of one ordering key. `topic` is a full name such
+    /// as `projects/P/topics/T`. Returns the ids in the order of the messages.
     ///
     /// The deadline is `asked_at` plus the timeout. Nothing is handed to the connection after the deadline,
     /// because the process may stall after `asked_at` and lose its right to send in the meantime.

@@ -57,7 +57,7 @@ impl TopicAdmin {
     /// Creates a topic; an existing one counts as success.
     ///
     /// # Errors
-    /// A [`Failure`], for example because the right is missing.
+    /// A [`Failure`], for example because a permission is missing.
     pub async fn create(&self, topic: &str) -> Result<(), Failure> {
         let request = Topic {
             name: topic.into(),
@@ -76,7 +76,7 @@ impl TopicAdmin {
     /// Whether the topic exists.
     ///
     /// # Errors
-    /// A [`Failure`], for example because the right is missing.
+    /// A [`Failure`], for example because a permission is missing.
     pub async fn exists(&self, topic: &str) -> Result<bool, Failure> {
         let request = GetTopicRequest {
             topic: topic.into(),
@@ -91,7 +91,7 @@ impl TopicAdmin {
     /// Whether the topic has a subscription. A topic without a subscription keeps no messages.
     ///
     /// # Errors
-    /// A [`Failure`], for example because the topic or the right is missing.
+    /// A [`Failure`], for example because the topic or a permission is missing.
     pub async fn has_subscription(&self, topic: &str) -> Result<bool, Failure> {
         let request = ListTopicSubscriptionsRequest {
             topic: topic.into(),

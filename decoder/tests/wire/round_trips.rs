@@ -1,4 +1,4 @@
-//! Round trips: an encoded value is decoded as the same value.
+//! Tests round trips: an encoded value is decoded as the same value.
 
 use decoder::frame::{Frame, StandbyStatus, decode_frame};
 use decoder::{Lsn, PgTimestamp, decode};

@@ -137,8 +137,8 @@ impl Health {
                                 them)";
         let text = match self {
             Self::Active | Self::StandbyHeld { .. } => return None,
-            Self::Lagging(_) => "look in the relay's log or its /status whether Pub/Sub is slow \
-                                 or refuses events, and in `postrider slot show` for what keeps WAL"
+            Self::Lagging(_) => "check in the relay's log or its /status whether Pub/Sub is slow \
+                                 or refuses events, and in `postrider slot show` what keeps WAL"
                 .to_owned(),
             Self::Inactive(_) => "start the relay (`postrider run`); if it will never run again, \
                                   `postrider slot drop` releases the WAL"
@@ -180,7 +180,7 @@ impl InvalidationCause {
     fn remedy(&self) -> &'static str {
         match self {
             Self::RowsRemoved | Self::Conflict => {
-                "set hot_standby_feedback = on on the standby that served the slot"
+                "set hot_standby_feedback = on on the standby server that served the slot"
             }
             Self::WalLevelInsufficient => "set wal_level = logical and restart the server",
             Self::IdleTimeout => "raise idle_replication_slot_timeout or set it to 0",

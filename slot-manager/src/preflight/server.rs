@@ -58,7 +58,7 @@ fn standby(facts: &Facts) -> Finding {
     }
     Finding::error(
         "postgres-standby",
-        "the server is a standby: outcomes cannot be recorded on it",
+        "the server is a standby server: outcomes cannot be recorded on it",
         "connect to the primary (libpq: target_session_attrs=read-write)",
     )
 }
@@ -301,7 +301,7 @@ fn synchronized_standby_slots(facts: &Facts) -> Option<Finding> {
         .collect();
     if stalled.is_empty() {
         let what = format!(
-            "the standbys of {setting} ({}) are connected",
+            "the standby servers of {setting} ({}) are connected",
             names.join(", ")
         );
         return Some(Finding::ok("synchronized-standby-slots", what));
@@ -309,10 +309,10 @@ fn synchronized_standby_slots(facts: &Facts) -> Option<Finding> {
     Some(Finding::error(
         "synchronized-standby-slots-stalled",
         format!(
-            "{setting} names {}, which no standby reads: delivery waits for it",
+            "{setting} names {}, which no standby server reads: delivery waits for it",
             stalled.join(", ")
         ),
-        format!("bring the standby back, or remove the name from {setting} and reload"),
+        format!("bring the standby server back, or remove the name from {setting} and reload"),
     ))
 }
 

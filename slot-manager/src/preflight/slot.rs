@@ -109,12 +109,15 @@ fn failover(facts: &Facts, slot: &Slot) -> Option<Finding> {
         return None;
     }
     Some(if slot.failover == Some(true) {
-        Finding::ok("slot-failover", format!("slot {name} is kept on standbys"))
+        Finding::ok(
+            "slot-failover",
+            format!("slot {name} is kept on standby servers"),
+        )
     } else {
         Finding::info(
             "slot-failover-off",
-            format!("slot {name} is not kept on standbys: a promotion loses it"),
-            "if there are standbys, create the slot with slot_failover = true; without it, events \
+            format!("slot {name} is not kept on standby servers: a promotion loses it"),
+            "if there are standby servers, create the slot with slot_failover = true; without it, events \
              not delivered before a promotion are only in the outbox table",
         )
     })

@@ -1,4 +1,5 @@
-//! `cargo xtask pg-matrix`: the suites that need a server, on every supported major of PostgreSQL.
+//! `cargo xtask pg-matrix`: runs the suites that need a server, on every supported major of
+//! PostgreSQL.
 //!
 //! The test programs are built once and run for each major; `POSTRIDER_PG_BIN` tells them which
 //! server to start. Majors that this machine lacks are fetched (`servers`). The result is a table

@@ -87,7 +87,7 @@ fn fetch(major: u32, cache: &Path) -> Result<PathBuf, String> {
     // Unpacked next to its final place and then moved there, so an interrupted run leaves nothing
     // half done.
     let unpacking = cache.with_extension("unpacking");
-    let _ = std::fs::remove_dir_all(&unpacking); // of an interrupted run, if any
+    let _ = std::fs::remove_dir_all(&unpacking); // left by an interrupted run, if any
     std::fs::create_dir_all(&unpacking).map_err(|e| e.to_string())?;
     output(
         Command::new("npm")

@@ -13,7 +13,8 @@ use super::*;
 /// nothing to read.
 #[derive(Debug, Default)]
 struct Scripted {
-    /// How many bytes it accepts of each write, from the last entry to the first; 0 means not ready.
+    /// How many bytes the connection accepts of each write, from the last entry to the first; 0
+    /// means not ready.
     takes: Vec<usize>,
     to_read: Vec<u8>,
     is_broken: bool,

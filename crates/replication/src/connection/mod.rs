@@ -44,7 +44,7 @@ pub fn refuse_a_standby(target: &Target, in_hot_standby: Option<&str>) -> Result
     if target.primary_only && in_hot_standby == Some("on") {
         Err(ReplicationError::new(
             ErrorKind::Standby,
-            format!("{target} is a standby, and a primary is needed"),
+            format!("{target} is a standby server, and a primary is needed"),
         ))
     } else {
         Ok(())

@@ -1,8 +1,9 @@
 //! Settings with which Postrider starts its sessions, so that settings of the role or the database do
 //! not change its behaviour.
 //!
-//! They are sent in the startup packet, which overrides the role and the database. The operator's
-//! connection parameter `options` comes before them, and must not contain any of them.
+//! Postrider sends these settings in the startup packet, which overrides the role and the database.
+//! The operator's connection parameter `options` comes before them, and must not contain any of these
+//! settings.
 
 use super::parameters::invalid;
 use crate::error::Result;
@@ -22,7 +23,7 @@ const COMMON: &[(&str, &str)] = &[
     ("idle_in_transaction_session_timeout", "0"),
     ("idle_session_timeout", "0"),
     ("timezone", "UTC"),
-    // The text of a value must not depend on the role, because event ids are derived from it.
+    // The text of a value must not depend on the role, because event ids are derived from that text.
     ("datestyle", "ISO"),
     ("intervalstyle", "postgres"),
     ("extra_float_digits", "1"),

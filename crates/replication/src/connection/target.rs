@@ -24,7 +24,7 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 /// One PostgreSQL server, a database on it, and how to log in.
 #[derive(Clone)]
 pub struct Target {
-    /// Server.
+    /// The address or name of the server, or the folder of its socket.
     pub host: Host,
     /// libpq's `hostaddr`: the address to connect to, instead of resolving `host`.
     pub host_addr: Option<IpAddr>,
@@ -231,7 +231,7 @@ fn primary_only(found: &Parameters) -> Result<Option<bool>> {
         Some("any") => Ok(Some(false)),
         Some("read-write" | "primary") => Ok(Some(true)),
         Some("read-only" | "standby" | "prefer-standby") => {
-            Err(invalid("target_session_attrs asks for a standby")
+            Err(invalid("target_session_attrs asks for a standby server")
                 .hint("Postrider writes to the primary: use target_session_attrs=primary"))
         }
         Some(_) => Err(invalid("target_session_attrs has an unknown value")

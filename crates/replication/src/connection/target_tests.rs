@@ -1,4 +1,4 @@
-//! Targets as users write them: URLs, environment variables and their faults.
+//! Tests of targets as users write them: URLs, environment variables, and mistakes in both.
 
 use super::*;
 use crate::error::ErrorKind;

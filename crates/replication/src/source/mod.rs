@@ -86,13 +86,13 @@ pub struct Source {
     thread: Option<std::thread::JoinHandle<()>>,
 }
 
-/// What the caller and the session's thread share.
+/// The state that the caller and the session's thread share.
 struct Control {
     /// The position to report as flushed.
     confirmed: AtomicU64,
     /// Signals that `confirmed` has advanced.
     has_moved: Notify,
-    /// The caller is catching up with old commits, so the session may read in bulk.
+    /// Whether the caller is catching up with old commits. If so, the session may read in bulk.
     is_behind: AtomicBool,
     on_status: Box<dyn Fn() + Send + Sync>,
     lease: LeaseProof,

@@ -15,8 +15,8 @@ struct Times {
     proven: AtomicU64,
     seen: AtomicU64,
     end: AtomicU64,
-    /// The end by wall clock, in microseconds after 1970. The monotonic clock stops while the
-    /// machine is suspended.
+    /// The end of the lease by wall clock, in microseconds after 1970. The monotonic clock stops
+    /// while the machine is suspended.
     end_by_calendar: AtomicU64,
     given_up: AtomicBool,
 }
