@@ -1,4 +1,5 @@
-//! Decoding errors: which message, at which byte, and what was expected there.
+//! Decoding errors: the message, the position in it, and the content that the protocol expects
+//! there.
 //!
 //! An error contains positions and single bytes, never a column's value, so it is safe to log.
 
@@ -16,7 +17,7 @@ pub struct DecodeError {
     pub offset: usize,
     /// What the protocol expects at this position, in words.
     pub expected: &'static str,
-    /// How the bytes differ from what is expected.
+    /// How the bytes differ from the expected content.
     pub fault: Fault,
 }
 

@@ -11,7 +11,7 @@ pub(crate) struct Args {
     /// Position of the WAL at which to end
     #[arg(long)]
     until: Lsn,
-    /// Events that must have arrived by that position
+    /// Events that must have arrived up to that position
     #[arg(long)]
     events: u64,
 }

@@ -30,7 +30,8 @@ impl Backoff {
         Self { state: seed | 1 }
     }
 
-    /// How long to wait after `failed_attempts` (one or more) failures of this class.
+    /// How long to wait after a failure of this class. `failed_attempts` counts all failed attempts so
+    /// far, so it is at least 1.
     pub fn pause(&mut self, class: Class, failed_attempts: u32) -> Duration {
         match class {
             Class::Environment => ENVIRONMENT / 2 + self.jitter(ENVIRONMENT / 2),

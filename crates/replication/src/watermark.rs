@@ -205,7 +205,7 @@ impl Watermark {
 
     /// Removes resolved entries: those at the front at once, the others when they outnumber the
     /// unresolved ones. So the queue stays short behind a stuck transaction. The cost per entry is
-    /// constant, in whatever order transactions are resolved.
+    /// constant, and does not depend on the order in which transactions are resolved.
     #[inline]
     fn take_resolved_away(&mut self) {
         while self

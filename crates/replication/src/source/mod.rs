@@ -190,8 +190,8 @@ impl Source {
         (&mut self.ended, &mut self.chunks)
     }
 
-    /// Waits up to `limit` for the end of the session, and returns why it ended. `None` if it has
-    /// not ended by then.
+    /// Waits up to `limit` for the end of the session, and returns why it ended. `None` if the
+    /// session has not ended within `limit`.
     pub async fn end_within(&mut self, limit: Duration) -> Option<ReplicationError> {
         let ended = tokio::time::timeout(limit, &mut self.ended).await;
         ended.ok().and_then(|word| word.ok())

@@ -148,7 +148,7 @@ async fn a_slot_that_was_released_without_a_reason_counts_as_lost_to_another_rel
     assert_eq!(why.kind(), &ErrorKind::LeaseLost, "{why}");
 }
 
-/// Starts a server without TLS that answers each message, whatever its kind, with the next element of
+/// Starts a server without TLS that answers each message, of any kind, with the next element of
 /// `answers`. Returns its URL.
 fn impostor(answers: &'static [&'static [u8]]) -> String {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
