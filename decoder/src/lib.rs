@@ -25,11 +25,12 @@
 //! # Ok::<(), decoder::DecodeError>(())
 //! ```
 //!
-//! **Invariants.** Any input results in a value or a [`DecodeError`], never in a panic. A message
-//! is checked as a whole when it is decoded, so that iterating over its tuple, columns or relations
-//! cannot fail. Only [`RelationCache`] allocates memory, in proportion to its input. A count or a
-//! length from the wire is never trusted before its bytes have been seen. Trailing bytes, flags
-//! that protocol 1 does not define, and messages of later protocols are errors.
+//! **Invariants.** Any input results in a value or a [`DecodeError`], never in a panic. A message is
+//! checked as a whole when it is decoded, so that iterating over its tuple, columns or relations
+//! cannot fail. When decoding, only [`RelationCache`] allocates memory, in proportion to its
+//! input. A count or a length from the wire is never trusted before its bytes have been seen.
+//! Trailing bytes, flags that protocol 1 does not define, and messages of later protocols are
+//! errors.
 //!
 //! **Not here:** the connection and its authentication, `CopyData` framing, which position may be
 //! confirmed to the server and when, and the meaning of columns in an outbox.

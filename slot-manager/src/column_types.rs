@@ -21,7 +21,8 @@ pub struct CatalogType {
     pub has_order: bool,
 }
 
-/// Looks up the types of some columns of a table. A type that the catalog does not know is left out.
+/// Looks up the types of some columns of a table. A type is left out if both the type and its column
+/// have been dropped.
 ///
 /// The stream describes a table as it was when its rows were written. A type that has been dropped
 /// since is no longer in the catalog. The column has another type now, and its old values can be

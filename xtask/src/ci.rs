@@ -1,5 +1,5 @@
-//! `cargo xtask ci`: runs everything that must pass, cheapest first, and stops at the first step
-//! that fails.
+//! `cargo xtask ci`: runs everything that must pass, and stops at the first step that fails. Cheap
+//! steps come first, unless they need the binary that the tests build.
 //!
 //! All steps share one profile: lints and documentation share their artifacts, and the tests build
 //! on top of them. The tests start PostgreSQL themselves.

@@ -13,10 +13,10 @@
 //! - [`create_slot`] creates a slot together with a snapshot of the rows that it will not stream; [`probe`]
 //!   checks that the server accepts a replication session.
 //!
-//! **Invariants.** Only `watermark.rs` creates a confirmable position. State machines are pure: the
-//! clock is passed in. Memory is bounded, by buffers and a short channel. Failures are a
-//! [`ReplicationError`]; its [`ErrorKind`] and SQLSTATE are all that a caller branches on. Nothing here
-//! retries: a session ends with an error, and the caller opens the next one.
+//! **Invariants.** Only `watermark.rs` creates a confirmable position. State machines are pure: the clock is
+//! passed in. Memory is bounded, by buffers and a short channel. Failures are a [`ReplicationError`]; its
+//! [`ErrorKind`] and SQLSTATE are all that a caller branches on. Nothing here restarts a session: a session
+//! ends with an error, and the caller opens the next session.
 //!
 //! **Not here:** decoding (the crate `decoder`), inspecting and managing slots (`slot-manager`), SQL sessions,
 //! and what happens to a row.
