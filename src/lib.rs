@@ -22,7 +22,8 @@
 //! show it. [`traces`] exports spans, `ops` answers the questions of operators, and [`cli`] has the
 //! commands.
 //!
-//! The folders form layers, and none imports one above it; `tests/structure/layers.rs` lists them.
+//! The folders form layers. No folder imports a folder of a layer above it;
+//! `tests/structure/layers.rs` lists the layers.
 
 #![cfg_attr(test, allow(clippy::unwrap_used, reason = "a test fails by panicking"))]
 

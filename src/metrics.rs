@@ -196,8 +196,9 @@ impl Metrics {
         self.events_published.get() + self.events_recorded.get()
     }
 
-    /// Age of the oldest event without an outcome, 0 if there is none, `None` if unknown. It is unknown
-    /// also while the publication may leave out rows, because the relay does not see those.
+    /// Age of the oldest event without an outcome, 0 if there is none, `None` if unknown. The age is
+    /// also unknown while the publication may leave out rows, because the relay does not see those
+    /// rows.
     pub(crate) fn lag_seconds(&self) -> Option<f64> {
         match self.troubles.publication() {
             Some(_) => None,

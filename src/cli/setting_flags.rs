@@ -1,7 +1,8 @@
 //! Adds a flag for each setting that a command uses, from the table of settings.
 //!
-//! A command refuses flags of settings that it does not use: `postrider status --in-flight-mib 8` is an
-//! error. In a settings file and in the environment, which all commands share, it ignores such settings.
+//! A command refuses flags of settings that it does not use: `postrider status --in-flight-mib 8` is
+//! an error. But the command ignores such settings in the settings file and in the environment,
+//! because all commands share these.
 
 use clap::builder::{PossibleValue, StringValueParser, TypedValueParser, ValueParser};
 use clap::{Arg, ArgMatches, Command};
@@ -25,7 +26,7 @@ const EVENTS: &[&str] = &[
 /// The settings with which a command creates a slot.
 const NEW_SLOT: &[&str] = &["slot", "publication", "slot_failover", "start", "table"];
 
-/// The setting that decides whether the relay may delete.
+/// The setting that tells `init` whether to grant the relay the right to delete.
 const PRUNING: &[&str] = &["prune_after"];
 
 /// The settings that a command uses, in groups; `None` if it uses all settings.
@@ -204,7 +205,7 @@ mod tests {
             for name in used_by(&path).into_iter().flatten().flatten() {
                 assert!(KEYS.iter().any(|key| key.name == *name), "{path:?}: {name}");
             }
-            // A command with subcommands, or without settings.
+            // These commands have only subcommands, or use no settings.
             let is_plain = ["", "quarantine", "explain", "completions"].contains(&&*path.join(" "));
             let uses_some = used_by(&path).is_none_or(|used| !used.is_empty());
             assert_ne!(is_plain, uses_some, "{path:?}");

@@ -57,7 +57,7 @@ pub(super) struct TailArgs {
     json: bool,
 }
 
-/// An event with its message; its JSON form, on which programs depend.
+/// An event with its message. Programs depend on the JSON form.
 #[derive(Debug, Serialize)]
 struct TailedEvent {
     #[serde(flatten)]

@@ -227,7 +227,8 @@ struct LineBudget {
 }
 
 impl LineBudget {
-    /// Whether a line may be written, and how many were left out since the last one.
+    /// Returns the number of lines left out since the last written line, or `None` if no line may be
+    /// written now.
     fn take(&mut self, now: Instant) -> Option<u64> {
         let is_over = |began: Instant| now.saturating_duration_since(began) >= LOG_INTERVAL;
         if self.began.is_none_or(is_over) {

@@ -53,7 +53,7 @@ pub async fn listen(addr: SocketAddr) -> Result<TcpListener> {
     })
 }
 
-/// Answers requests until it is dropped.
+/// Answers requests until the future is dropped.
 pub async fn serve(
     listener: TcpListener,
     settings: Arc<Settings>,
@@ -128,9 +128,9 @@ fn prefers_openmetrics(accept: &str) -> bool {
     openmetrics > 0.0 && openmetrics >= weight("text/plain")
 }
 
-/// 200 unless the session hangs. A working session sends status messages to PostgreSQL all the time, so
-/// it hangs if the last one is too old. An outage of Pub/Sub or PostgreSQL is no reason to restart the
-/// relay.
+/// Answers 200 unless the session hangs. A working session sends status messages to PostgreSQL all
+/// the time, so a session hangs if its last message is older than `wal_sender_timeout`. An outage of
+/// Pub/Sub or PostgreSQL is no reason to restart the relay.
 async fn livez(Shared(port): Shared<Port>) -> (StatusCode, String) {
     let silent = port.metrics.last_status.age();
     match (port.state.phase(), silent) {
@@ -149,7 +149,7 @@ async fn livez(Shared(port): Shared<Port>) -> (StatusCode, String) {
     }
 }
 
-/// 200 if the relay delivers at least some topics, or is a standby for another relay.
+/// Answers 200 if the relay delivers at least some topics, or is a standby for another relay.
 async fn readyz(Shared(port): Shared<Port>) -> (StatusCode, String) {
     let condition = port.condition();
     let mut text = condition.state.name().to_owned();

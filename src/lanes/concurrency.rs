@@ -80,7 +80,8 @@ impl SlowTopics {
         slow.parked.drain(..going).collect()
     }
 
-    /// Raises the topic's limit after a success. At `max` the topic is no longer throttled.
+    /// Raises the topic's limit after a success. Once the limit reaches `max` and no lane is parked,
+    /// the topic is no longer throttled.
     pub(super) fn succeeded(&mut self, topic: &str, max: usize) {
         let Some(slow) = self.find(topic) else { return };
         slow.limit += 1;

@@ -34,7 +34,7 @@ pub(super) struct Lane {
     /// Bytes of the messages in `queue`, with their framing.
     bytes: usize,
     /// A failed request, retried unchanged before everything else. Boxed, because there are many
-    /// lanes and few of them have one.
+    /// lanes and few of them have a failed request.
     again: Option<Box<Request>>,
     /// How many events at the front are known to include one that Pub/Sub refuses; 0 when no bisection
     /// is under way.

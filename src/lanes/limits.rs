@@ -15,7 +15,7 @@ pub(super) const MAX_BYTES: usize = 9_000_000;
 pub(super) const MESSAGE_FRAMING: usize = 6;
 
 /// With this many messages a lane is served even while more input is available: in a request of this
-/// size, a message costs hardly more than in the largest one.
+/// size, a message costs hardly more than in the largest request.
 pub(super) const WORTHWHILE_MESSAGES: usize = 100;
 
 /// A lane with this many bytes of messages is served too: copying this many bytes costs several times

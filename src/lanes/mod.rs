@@ -1,11 +1,11 @@
 //! Lanes: one queue per (topic, ordering key), because order matters only within a key.
 //!
-//! A lane has at most one request in flight. Its next request takes everything that waits in it, in
-//! order. A failed request stays whole and is retried before anything later. If Pub/Sub refuses a
-//! request for good, the lane bisects it to find the bad event (`lane`). Lanes take turns under one
-//! global limit on requests in flight, plus one limit per throttled topic (`concurrency`). A lane
-//! exists only while it has work, so memory grows with the events in the lanes, not with the number
-//! of keys.
+//! A lane has at most one request in flight. The next request takes everything that waits in the
+//! lane, in order. A failed request stays whole and is retried before anything later. If Pub/Sub
+//! refuses a request for good, the lane bisects it to find the bad event (`lane`). Lanes take turns
+//! under one global limit on requests in flight, plus one limit per throttled topic (`concurrency`).
+//! A lane exists only while it has work, so memory grows with the events in the lanes, not with the
+//! number of keys.
 //!
 //! Messages without an ordering key have no order to keep: each topic has a few lanes for them, so
 //! that they can be sent in parallel.
@@ -60,7 +60,7 @@ pub struct Lanes {
     concurrency: Concurrency,
     slow_topics: SlowTopics,
     next_unordered: u32,
-    /// Who had the first choice at the last turn: full lanes, and due retries.
+    /// Whether full lanes, and whether due retries, had the first choice at the last turn.
     full_lane_was_last: bool,
     failed_was_last: bool,
     /// The time of the last call of [`next_request`](Self::next_request).
@@ -68,7 +68,7 @@ pub struct Lanes {
 }
 
 impl Lanes {
-    /// No lanes yet; at most `max_in_flight` requests in flight.
+    /// Creates the lanes, without events and with at most `max_in_flight` requests in flight.
     pub fn new(max_in_flight: usize) -> Self {
         Self {
             places: Vec::new(),
@@ -200,9 +200,9 @@ impl Lanes {
         None
     }
 
-    /// A request with everything that waits in the lane, as far as it fits. `None` when the lane is
-    /// not ready, may not send, or is gone. A place can be in both lists, so its lane may have been
-    /// served through the other one.
+    /// Returns a request with everything that waits in the lane, as far as it fits. `None` when the
+    /// lane is not ready, may not send, or is gone. A place can be in both `ready` and `worthwhile`,
+    /// so its lane may have been served through the other list.
     fn take(&mut self, place: usize) -> Option<Request> {
         let lane = self.places[place].lane.as_mut()?;
         if lane.state != LaneState::Ready || lane.is_empty() {
@@ -254,7 +254,7 @@ impl Lanes {
         bad
     }
 
-    /// Removes a lane that has no request in flight, and returns all its events.
+    /// Removes a lane, which must have no request in flight, and returns its events.
     pub fn close(&mut self, key: &LaneKey) -> Vec<Event> {
         let Some(place) = self.index.remove(key) else {
             return Vec::new();

@@ -57,13 +57,13 @@ pub enum SettingFault {
     /// A setting uses a column that another setting switches off.
     #[error("`{setting}` needs the column that `{column_setting}` switches off")]
     ColumnNeeded {
-        /// The setting that uses it.
+        /// The setting that uses the column.
         setting: &'static str,
         /// The setting that is empty.
         column_setting: String,
     },
-    /// The settings do not say in which time zone a time without an offset is. It could be off by up to 26
-    /// hours.
+    /// The settings do not name the time zone of times without an offset. Such a time could be off
+    /// by up to 26 hours.
     #[error(
         "`columns.occurred_at` is column {column:?} of type timestamp without time zone, and \
          `time_zone` does not say what its values mean"
@@ -129,8 +129,8 @@ pub struct FaultyRow {
 }
 
 impl EventFault {
-    /// Whether only this row is at fault. Otherwise the table, its settings or the server is at fault.
-    /// Then every row would fail, so the relay must not quarantine them.
+    /// Whether only this row is at fault. Otherwise the table, its settings or the server is at
+    /// fault. Every row would then fail, so the relay must not quarantine the rows.
     pub fn is_of_the_row(&self) -> bool {
         match self {
             Self::Null { .. }
@@ -328,8 +328,8 @@ impl SettingFault {
 impl EventError {
     fn hint(&self) -> String {
         let table = &self.table;
-        // An event without a readable id is identified by its position in the log. After a correction of
-        // its row, it would be another event.
+        // An event without a readable id is identified by its position in the log. A correction of
+        // the row would give it another identity, so the relay could not release this event.
         if self.event_id.is_none() && self.fault.is_of_the_row() {
             return format!(
                 "insert the event again into {table}, with an id that can be read, and discard this one"

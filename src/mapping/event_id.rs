@@ -34,7 +34,8 @@ pub(super) enum EventIds {
 }
 
 impl EventIds {
-    /// For a table with this identity. `is_uuid` says whether its id column has type uuid.
+    /// Makes the rule for a table with this identity. `is_uuid` says whether its id column has type
+    /// uuid.
     pub(super) fn new(table: &TableIdentity, is_uuid: bool) -> Self {
         if is_uuid {
             return Self::Uuid;

@@ -75,7 +75,7 @@ pub(super) fn to_rfc3339(
     Some(time)
 }
 
-/// The time, and the decimals of its second as written, at most six.
+/// Returns the time, and the decimals of its second as written, at most six.
 fn parse(text: &str, without_offset: WithoutOffset) -> Option<(CivilTime, &str)> {
     let (clock, rest) = text.as_bytes().split_first_chunk::<SECONDS_END>()?;
     if !matches!(
@@ -134,7 +134,8 @@ fn parse(text: &str, without_offset: WithoutOffset) -> Option<(CivilTime, &str)>
     Some((time, &text[start..start + kept]))
 }
 
-/// Seconds east of UTC: nothing, `Z`, `+HH`, `+HHMM`, `+HH:MM` or `+HH:MM:SS`, either sign.
+/// Reads an offset from UTC, in seconds to the east. The forms are nothing, `Z`, `+HH`, `+HHMM`,
+/// `+HH:MM` and `+HH:MM:SS`, with either sign.
 fn offset(zone: &[u8]) -> Option<i64> {
     let (sign, digits) = match zone {
         [] | b"Z" | b"z" | b"+00" => return Some(0),

@@ -71,7 +71,7 @@ impl Since {
     /// The point in time in absolute form (UTC), so that it means the same when it is read later.
     ///
     /// # Errors
-    /// As [`resolve`](Self::resolve).
+    /// The errors of [`resolve`](Self::resolve).
     pub(crate) async fn fixed(&self, sql: &Sql) -> Result<String> {
         let time = self.resolve(sql).await?;
         let utc = format!(

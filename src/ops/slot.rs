@@ -36,7 +36,7 @@ pub(crate) struct SlotSnapshot {
     /// Transactions and slots that hold back WAL, oldest first.
     pub(crate) holders: Vec<WalHolder>,
     pub(crate) relay: Option<RelayRow>,
-    /// A warning about the position at which the slot began.
+    /// A warning if the slot is older than the publication.
     pub(crate) warning: Option<Finding>,
     /// Rates since the previous snapshot.
     pub(crate) rates: Option<Rates>,
@@ -82,10 +82,10 @@ pub(crate) struct FoundSlot<'a> {
 }
 
 impl SlotSnapshot {
-    /// Takes a snapshot, and compares it with the previous snapshot.
+    /// Takes a snapshot, and computes the rates since the previous snapshot.
     ///
     /// # Errors
-    /// `slot-foreign` when the name belongs to a slot that no relay can use.
+    /// `slot-foreign` when the name belongs to a slot that no relay can use; database errors.
     pub(crate) async fn take(
         sql: &Sql,
         settings: &Settings,
@@ -191,8 +191,8 @@ impl SlotSnapshot {
     }
 }
 
-/// Warns if the slot is behind the position at which capturing began, so that it is older than the
-/// publication.
+/// Warns if the slot is older than the publication: its confirmed position lies before the position
+/// at which capturing began.
 pub(crate) fn before_publication(slot: &Slot, records: &[CaptureRecord]) -> Option<Finding> {
     let name = &slot.slot_name;
     let of_slot = records.iter().filter(|known| known.slot == *name);

@@ -267,7 +267,7 @@ async fn quarantine(sql: &Sql) -> Result<Option<QuarantineStatus>> {
 }
 
 impl EventRates {
-    /// `None` when no time has passed, or when the statistics were reset in between.
+    /// Returns `None` when no time has passed, or when the statistics were reset in between.
     fn between(before: RowCounts, now: RowCounts) -> Option<Self> {
         let seconds = now.at.saturating_duration_since(before.at).as_secs_f64();
         let rate = |before: u64, now: u64| {

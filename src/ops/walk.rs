@@ -73,7 +73,7 @@ impl WalkedPage {
 enum WalkPlace {
     /// Among the rows with `seq`, after this row.
     Numbered(i64, u32, String),
-    /// Among the other rows, at this block.
+    /// Among the rows without an indexed `seq`: the block that the next page begins with.
     Blocks(u32),
     Done,
 }
@@ -96,8 +96,8 @@ pub(super) async fn prepare(sql: &Sql) -> Result<()> {
 }
 
 impl<'a> TableWalk<'a> {
-    /// A walk over all rows. `verdict` is an SQL expression over the columns of a row with its record;
-    /// see [`row_sql`](Self::row_sql).
+    /// Creates a walk over all rows. `verdict` is an SQL expression over the columns of a row with
+    /// its record; see [`row_sql`](Self::row_sql).
     pub(super) fn new(
         captured: &'a Captured,
         reader: &'a TableReader,
@@ -119,7 +119,7 @@ impl<'a> TableWalk<'a> {
         }
     }
 
-    /// Begins at the rows with this `seq`, and so leaves out the rows with a lower one.
+    /// Begins at the rows with this `seq`, and leaves out the rows with a lower `seq`.
     pub(super) fn skip_to_seq(&mut self, seq: i64) {
         self.place = WalkPlace::Numbered(seq, 0, "(0,0)".to_owned());
     }
@@ -129,8 +129,8 @@ impl<'a> TableWalk<'a> {
         matches!(self.place, WalkPlace::Blocks(_))
     }
 
-    /// Ends the part with the rows that have a `seq`. Continues with the rows without one, if there may
-    /// be any.
+    /// Ends the part with the rows that have a `seq`. Continues with the rows without a `seq`, if
+    /// there may be any.
     pub(super) fn end_numbered(&mut self) {
         let nullable = self
             .captured

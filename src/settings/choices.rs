@@ -57,7 +57,7 @@ impl ByWord for OnLoss {
 pub enum Dispatch {
     /// All events.
     Full,
-    /// Only quarantined events. After a crash, all events since the confirmed position are published
+    /// Only quarantined events. After a crash, all events after the confirmed position are published
     /// again.
     Exceptions,
 }

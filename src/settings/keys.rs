@@ -137,7 +137,7 @@ pub const KEYS: &[SettingKey] = &[
         SettingKind::Switch,
         "false",
         &[],
-        "Create the slot with `failover`: PostgreSQL 17 and newer then copy it to standbys",
+        "Create the slot with `failover`: PostgreSQL 17 and newer then copy it to standby servers",
     ),
     key(
         "start",
@@ -349,7 +349,8 @@ pub(super) fn find(name: &str) -> Option<&'static SettingKey> {
     KEYS.iter().find(|key| key.name == name)
 }
 
-/// The name among `known` that is most similar to a misspelt one, if any is similar enough.
+/// Returns the name in `known` that is most similar to the misspelt `name`, if one is similar
+/// enough.
 pub(super) fn nearest<'k>(name: &str, known: impl Iterator<Item = &'k str>) -> Option<&'k str> {
     known
         .map(|key| (levenshtein(name, key), key))

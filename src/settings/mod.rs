@@ -46,7 +46,8 @@ pub struct Settings {
     pub slot: SlotName,
     /// Publication name, as PostgreSQL stores it.
     pub publication: String,
-    /// Whether the relay creates its slot with `failover`, so that PostgreSQL copies it to standbys.
+    /// Whether the relay creates its slot with `failover`, so that PostgreSQL copies it to standby
+    /// servers.
     pub slot_failover: bool,
     /// What the first start delivers.
     pub start: Start,

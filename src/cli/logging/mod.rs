@@ -40,8 +40,8 @@ pub(super) fn start(format: LogFormat) -> Result<()> {
     Ok(())
 }
 
-/// Parses `RUST_LOG`. The filter would take a misspelt level for the name of a crate, and silence all
-/// other crates. So this refuses a bare word that is neither a level nor one of our crates.
+/// Parses `RUST_LOG`. Refuses a bare word that is neither a level nor one of our crates. `EnvFilter`
+/// would take a misspelt level for the name of a crate, and silence all other crates.
 fn filter(text: &str) -> Result<EnvFilter> {
     let invalid = |what: String| {
         Error::new(Code::SettingInvalid, what).hint(

@@ -119,7 +119,8 @@ async fn tables(
         let reader = sql.answer(resolving).await?;
         let window = ScanWindow::unresolved(captured, repeats);
         let window = if situation.is_foreign() {
-            // The floor counts transactions of another cluster, so it resolves nothing here.
+            // The floor counts transactions of another cluster, so no row here is resolved because
+            // of the floor.
             ScanWindow {
                 from_xid: 0,
                 ..window

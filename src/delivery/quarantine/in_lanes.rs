@@ -29,7 +29,7 @@ impl ReleasedInLanes {
         self.events.is_empty()
     }
 
-    /// Bytes of all these events, as the budget counts them.
+    /// Bytes of all released events in lanes, as the budget counts them.
     pub(crate) fn bytes(&self) -> usize {
         self.bytes
     }

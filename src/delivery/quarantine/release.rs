@@ -29,7 +29,7 @@ enum PageState {
 #[derive(Debug)]
 pub(super) struct Release {
     pub(super) stage: Stage,
-    /// The place of the last row read.
+    /// The position of the last row read.
     after: EventPlace,
     page: PageState,
     /// How many records were durable when the last page was requested.

@@ -46,14 +46,15 @@ pub(crate) enum Ask {
 #[derive(Debug)]
 pub(crate) enum QuarantineAnswer {
     Polled {
-        /// The groups with released rows, and whether the first of these events is a replayed one.
+        /// The groups with released rows. The flag says whether the first released event of the
+        /// group is replayed.
         released: Vec<(Group, bool)>,
         vanished: Vec<Group>,
         durable: u64,
         count: Option<i64>,
     },
     Marked(Group),
-    /// The group was not marked, because all its released events are replayed ones.
+    /// The group was not marked, because all its released events are replayed.
     OnlyReplayed(Group),
     SentBack(Group),
     /// The event of a row of the group's page.

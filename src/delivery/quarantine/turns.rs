@@ -63,8 +63,8 @@ impl ReleaseTurns {
         self.begun(group, Stage::Paging);
     }
 
-    /// Fails a release: all released events of the group are replayed ones, and a bad event that came later
-    /// blocks the key.
+    /// Fails a release: all released events of the group are replayed, and a bad event that came
+    /// later blocks the key.
     pub(crate) fn only_replayed(&mut self, group: &Group) {
         self.begun(group, Stage::Failed);
     }
