@@ -140,7 +140,8 @@ impl TypedValueParser for ChoiceParser {
     }
 }
 
-/// The flag of a setting. Its help is one sentence; with `explain`, `--help` also gives the reasons.
+/// Makes the flag of a setting. The flag's help is one sentence; with `explain`, `--help` also gives
+/// the reasons.
 fn flag(key: &'static SettingKey, explain: bool) -> Arg {
     let arg = Arg::new(key.name).long(key.flag()).help_heading("Settings");
     let arg = match key.kind {

@@ -124,7 +124,7 @@ impl Troubles {
         board.publication = trouble;
     }
 
-    /// Adds a trouble to the recent ones.
+    /// Adds a trouble to the recent troubles.
     pub fn remember(&self, trouble: &Trouble) {
         self.lock().remember(trouble.clone());
     }

@@ -296,7 +296,8 @@ impl Delivery {
         });
     }
 
-    /// Drops an event that was published before and cannot be published again. Its row stays as it is.
+    /// Drops an event that was published before and cannot be published again now. The event's row
+    /// stays as it is.
     fn leave_published(&mut self, event: &Event, why: &dyn std::fmt::Display) {
         stays_published(&event.origin.event_id, why);
         self.budget.give_back_messages(1, event.message.len());
@@ -325,7 +326,8 @@ impl Delivery {
         }
     }
 
-    /// Drops a released event that was in a lane, without a new outcome. Its row stays as it is.
+    /// Drops a released event that was in a lane, without a new outcome. The event's row stays as it
+    /// is.
     fn drop_released(&mut self, event: &Event) {
         self.budget.give_back_messages(1, event.message.len());
         self.budget.give_back_records(1);

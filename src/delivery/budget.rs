@@ -125,8 +125,8 @@ impl Budget {
         debug_assert!(self.on_its_way <= self.undelivered() + self.messages * RECORD);
     }
 
-    /// Notes that a request with these events was answered, with success or failure: it is no longer in
-    /// flight.
+    /// Notes that a request with these events was answered, with success or failure. The request is
+    /// no longer in flight.
     pub(super) fn answered(&mut self, events: &[Event]) {
         let answered = events.iter().map(weight).sum();
         debug_assert!(self.on_its_way >= answered);

@@ -13,8 +13,8 @@ use crate::event::{EventRef, Standing};
 use crate::settings::{Dispatch, Settings};
 use crate::store::dispatch::{DispatchWriter, Record, SlotReader, WriterEvent, Written};
 
-/// Minimum time for writing dispatch rows when a session ends. It ensures that the answers that arrived
-/// are recorded even if another answer never arrives.
+/// Minimum time for writing dispatch rows when a session ends. With this minimum, the answers that
+/// arrived are recorded even if another answer never arrives.
 const WRITER_LIMIT: Duration = Duration::from_secs(3);
 
 /// The writer of `outbox.dispatch`, and the events that are resolved.
@@ -59,10 +59,10 @@ impl Recorder {
 }
 
 impl Delivery {
-    /// Whether events that get no row may be resolved at once. They may not while a record is still
-    /// being written, because the record may belong to a released event that comes before them. If a
-    /// crash lost this record, the released event would be published again, after the events behind
-    /// it.
+    /// Whether events that get no row may be resolved at once. They may not be resolved while a
+    /// record is still being written, because the record may belong to a released event that comes
+    /// before these events. If a crash lost this record, the released event would be published
+    /// again, after the events behind it.
     pub(super) fn resolves_at_once(&self, events: &[EventRef]) -> bool {
         let is_released = |event: &EventRef| event.standing == Standing::Released;
         self.quarantine.is_settled() && !events.iter().any(is_released)

@@ -37,7 +37,7 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 impl Error {
     /// An error with the code's own hint.
     ///
-    /// `what` says what happened and where. It must not contain a password, token or payload.
+    /// `what` says what happened and where. `what` must not contain a password, token or payload.
     pub fn new(code: Code, what: impl Into<String>) -> Self {
         Self {
             code,

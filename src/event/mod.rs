@@ -35,8 +35,9 @@ pub enum Standing {
     /// already says `published`, and the event is sent again only to keep the order with neighbours that
     /// have no row.
     Repeated,
-    /// The event was released from quarantine, or is replayed. Its row exists, and its outcome changes
-    /// that row. For the position in the log it has been resolved since the row was written.
+    /// The event was released from quarantine, or is replayed. Its row exists, and its outcome
+    /// changes that row. For the confirmed position, the event has been resolved since its row was
+    /// written.
     Released,
 }
 

@@ -48,7 +48,7 @@ const SEARCH_CHARS: usize = 1_100;
 /// Maximum time for a search. The port closes the connection two seconds later.
 const SEARCH_TIME: Duration = Duration::from_secs(8);
 
-/// How far back a search by key goes. It is limited because the keys have no index.
+/// How far back a search by key goes. The search is limited because the keys have no index.
 const KEY_SEARCH_AGE: Duration = Duration::from_secs(24 * 3600);
 
 /// Maximum number of events that a search by key shows, newest first.

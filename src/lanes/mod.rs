@@ -36,7 +36,7 @@ use limits::{LONGEST_WAIT, UNORDERED_LANES};
 #[derive(Debug, Default)]
 struct LaneSlot {
     lane: Option<Lane>,
-    /// Whether this place is in `ready`; it is there at most once.
+    /// Whether this place is in `ready`, which contains each place at most once.
     listed: bool,
     /// When this place was added to `ready`, if known.
     listed_at: Option<Instant>,
@@ -227,8 +227,8 @@ impl Lanes {
         self.shrink_when_empty();
     }
 
-    /// Notes that a request failed. It is retried unchanged at `again_at`, before everything else in its
-    /// lane.
+    /// Notes that a request failed. The request is retried unchanged at `again_at`, before
+    /// everything else in its lane.
     pub fn failed(&mut self, mut request: Request, again_at: Instant, load: Load) {
         request.count_failure();
         let (place, topic) = (request.lane, request.key.topic.clone());

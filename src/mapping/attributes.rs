@@ -1,8 +1,8 @@
 //! The attributes of a message, written in wire format as they are added.
 //!
-//! This module checks Pub/Sub's limits on attributes. It refuses a value that is too long, and never
-//! truncates a value. The first attribute of a name wins: the caller adds the fixed attributes first, so
-//! no header can replace them.
+//! This module checks Pub/Sub's limits on attributes. A value that is too long is refused, never
+//! truncated. The first attribute of a name wins: the caller adds the fixed attributes first, so no
+//! header can replace them.
 
 use std::ops::Range;
 

@@ -41,7 +41,7 @@ const USUAL: [Oid; 25] = [
     pg_type::JSONB,
 ];
 
-/// A type that is not one of the common ones.
+/// A type that is not one of the common built-in types.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ColumnType {
     /// The type that values of this type behave as: the base type of a domain, or the type itself.

@@ -1,7 +1,7 @@
 //! Errors of a table, its settings or one of its rows.
 //!
-//! An error names the table, the row and the limit, and says what to do next. It never contains a
-//! payload, or the value of a header or an attribute, because errors end up in logs.
+//! An error names the table, the row and the limit, and says what to do next. An error never
+//! contains a payload, or the value of a header or an attribute, because errors end up in logs.
 
 use std::fmt;
 use std::sync::Arc;

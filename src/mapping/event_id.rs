@@ -10,8 +10,8 @@ use uuid::Uuid;
 use super::error::EventFault;
 use crate::event::{EventId, EventPosition};
 
-/// The identity of a row with an unreadable id. It is made from the row's position in the log, as
-/// `schema.table@commit LSN/ordinal`.
+/// Returns the identity of a row with an unreadable id. The identity is made from the row's position
+/// in the log, as `schema.table@commit LSN/ordinal`.
 pub(super) fn id_of_place(table: &TableIdentity, at: EventPosition) -> EventId {
     let source_id = format!("{table}@{}/{}", at.commit_lsn, at.ordinal);
     EventId {

@@ -57,7 +57,8 @@ pub struct TableSettings {
 pub enum TimeZone {
     /// The time is in UTC.
     Utc,
-    /// The time is in an unknown time zone. It is not a point in time, and is sent as the column has it.
+    /// The time zone is unknown, so the time is not a point in time. The text of the column is sent
+    /// unchanged.
     Local,
 }
 
@@ -103,10 +104,10 @@ impl Default for TableSettings {
 
 /// The names that the table uses for the columns of an outbox.
 ///
-/// A field that is not set, except `topic`, means a column with the field's name. An empty text means that the table
-/// has no such column. If `version`, `schema_version`, `headers`, `tracingspancontext` or
-/// `occurred_at` is not set, the table need not have the column. A column that *is* named must
-/// exist.
+/// A field that is not set, except `topic`, means a column with the field's name. An empty text
+/// means that the table has no such column. If `version`, `schema_version`, `headers`,
+/// `tracingspancontext` or `occurred_at` is not set, the table need not have the column. A column
+/// that *is* named must exist.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct ColumnSettings {

@@ -205,8 +205,8 @@ fn judge(
     }
 }
 
-/// Raises the severity if events wait in quarantine. They need a person, even if the relay delivers all
-/// other events.
+/// Raises the severity if events wait in quarantine. These events need a person, even if the relay
+/// delivers all other events.
 fn with_quarantine(verdict: Verdict, quarantine: Option<&QuarantineStatus>) -> Verdict {
     let keys = quarantine.map_or(0, |quarantine| quarantine.keys.len());
     if keys == 0 || verdict.severity >= Severity::Warning {

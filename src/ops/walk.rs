@@ -68,7 +68,7 @@ impl WalkedPage {
     }
 }
 
-/// The place of a walk in its table.
+/// The position of a walk in its table.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum WalkPlace {
     /// Among the rows with `seq`, after this row.
@@ -258,7 +258,8 @@ impl<'a> TableWalk<'a> {
         }
     }
 
-    /// The columns that a verdict may use, together with those of [`RECORD_OF_ROW`].
+    /// Returns the query for the columns that a verdict may use, in addition to the columns of
+    /// [`RECORD_OF_ROW`].
     fn row_sql(&self, seq: &str) -> String {
         let Captured { record, shape } = self.captured;
         format!(

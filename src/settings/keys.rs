@@ -12,7 +12,7 @@ pub enum SettingKind {
     Text(&'static str),
     /// One of these words.
     Choice(&'static [&'static str]),
-    /// A whole number from the first to the second, both included.
+    /// A whole number from the first number to the second, inclusive.
     Number(u64, u64),
     /// `true` or `false`.
     Switch,

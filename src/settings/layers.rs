@@ -180,7 +180,7 @@ impl Layers {
         read.map_err(|e| self.invalid(name).caused_by(e))
     }
 
-    /// The error for a value that is not valid. It does not show the value.
+    /// Returns the error for a value that is not valid. The error does not show the value.
     pub(super) fn invalid(&self, name: &str) -> Error {
         self.error(name, &format!("setting `{name}` is not valid"))
     }

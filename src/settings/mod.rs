@@ -34,7 +34,8 @@ use crate::mapping::{TableSettings, TimeZone};
 use crate::postgres::Servers;
 use layers::{Layers, TableSection};
 
-/// OpenTelemetry's variable for the URL of a trace collector. Its library reads its other variables.
+/// OpenTelemetry's variable for the URL of a trace collector. The OpenTelemetry library reads its
+/// other variables.
 pub(crate) const TRACES_VARIABLE: &str = "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT";
 
 /// All settings, checked.

@@ -1,8 +1,9 @@
-//! Maps a sample of a table's rows with the relay's own mapping, to check that they can become messages.
+//! Maps a sample of a table's rows with the relay's own mapping, to check that the rows can become
+//! messages.
 //!
 //! The description of the table comes from the catalog, in the form in which the stream would
 //! describe it. The sample has the rows with the highest ids, or any rows if PostgreSQL cannot sort
-//! the ids. It leaves payloads out. `pubsub` looks up the topics of the sample.
+//! the ids. The sample leaves payloads out. `pubsub` looks up the topics of the sample.
 
 use std::collections::BTreeSet;
 

@@ -17,7 +17,7 @@ const CALL_TIMEOUT: Duration = Duration::from_secs(5);
 /// Maximum number of topics to look up. Each topic takes up to three calls, one after the other.
 const LOOKED_UP_MAX: usize = 50;
 
-/// The topic with which we test whether Pub/Sub answers. It need not exist.
+/// The topic with which we test whether Pub/Sub answers. The topic need not exist.
 const PROBE: &str = "postrider-check";
 
 /// Checks Pub/Sub. `topics` are the full names of the topics of sampled events and of the settings.

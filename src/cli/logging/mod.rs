@@ -28,7 +28,7 @@ pub(super) fn start(format: LogFormat) -> Result<()> {
     let builder = tracing_subscriber::fmt()
         .with_env_filter(filter)
         .with_writer(std::io::stderr);
-    // An error means that a subscriber is already set, as in a test. It can stay.
+    // An error means that a subscriber is already set, as in a test. Keep that subscriber.
     let _ = match format {
         LogFormat::Json => builder.json().flatten_event(true).try_init(),
         LogFormat::CloudLogging => builder.event_format(CloudLogging).try_init(),

@@ -96,8 +96,8 @@ const XIDS_PER_FILE: u64 = 1 << 20;
 /// take an old id that is more than 2^31 away for a future one. 2^30 leaves a margin.
 const FARTHEST: u64 = 1 << 30;
 
-/// The transaction id with which the cluster should continue. It is not below `wanted`, and is the first
-/// id in a file of `pg_xact` that does not exist yet.
+/// Returns the transaction id with which the cluster should continue. The id is not below `wanted`,
+/// and is the first id in a file of `pg_xact` that does not exist yet.
 fn next_xid_to_set(now: u64, wanted: u64) -> u64 {
     const EPOCH: u64 = 1 << 32;
     let after_now = (now / XIDS_PER_FILE + 1) * XIDS_PER_FILE;

@@ -1,7 +1,8 @@
 //! `postrider recover`: previews a recovery, or requests one.
 //!
 //! The relay does the recovery itself, because it holds the slot and knows which events are in
-//! flight. This command marks the slot and ends the relay's session, so that the relay opens a new one.
+//! flight. This command marks the slot for recovery in `outbox.relay`, and ends the relay's session,
+//! so that the relay opens a new one.
 
 mod adopt;
 mod preview;
@@ -32,8 +33,8 @@ pub(super) struct RecoverArgs {
     /// Only show whether recovery is needed and which rows it would publish; changes nothing
     #[arg(long, conflicts_with_all = ["yes", "adopt"])]
     dry_run: bool,
-    /// This server replaces the one that the relay served before, or this slot replaces another one:
-    /// let the relay continue here
+    /// Let the relay continue on a server that replaces its previous server, or with a slot that
+    /// replaces another slot
     #[arg(long)]
     adopt: bool,
     /// Do it without asking

@@ -13,7 +13,7 @@ use crate::store::dispatch::quarantined::{BEHIND_A_RELEASE, MAX_BLOCKED};
 /// A blocked key.
 #[derive(Debug)]
 pub(super) struct BlockedState {
-    /// Whether the key is blocked only until its release ends. Then the key has no event in
+    /// Whether the key is blocked only until its release ends. If so, the key has no event in
     /// quarantine.
     pub(super) for_release: bool,
     /// The position from which on the key is blocked, usually that of its first event in quarantine.

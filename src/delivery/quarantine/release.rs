@@ -113,8 +113,8 @@ impl Release {
         QuarantineQuery::Page(group.clone(), self.after)
     }
 
-    /// Whether all events that were read have a durable outcome. Then every row that is still released was
-    /// released later, by another replay, and may precede the rows already read.
+    /// Whether all events that were read have a durable outcome. If so, every row that is still
+    /// released was released later, by another replay, and may precede the rows already read.
     fn is_idle(&self, durable: u64) -> bool {
         self.in_lanes == 0 && durable >= self.last_record
     }
@@ -165,8 +165,8 @@ impl Release {
         }
     }
 
-    /// Whether the release has ended and none of its events is in a lane. Its last outcomes may not be
-    /// durable yet.
+    /// Whether the release has ended and none of its events is in a lane. The last outcomes may not
+    /// be durable yet.
     pub(super) fn has_left_lanes(&self) -> bool {
         matches!(self.stage, Stage::Ended) && self.in_lanes == 0
     }

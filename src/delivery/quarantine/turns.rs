@@ -8,8 +8,8 @@ use super::release::{Release, Stage};
 use super::{PAGE, QuarantineQuery};
 use crate::event::{Event, Group, OrderingKey};
 
-/// Maximum number of releases that read pages at once. Releases that wait for Pub/Sub do not count: they
-/// need no queries, and their events count against the budget of bytes in flight.
+/// Maximum number of releases that read pages at once. Releases that wait for Pub/Sub do not count:
+/// such releases need no queries, and their events count against the budget of bytes in flight.
 pub(super) const MAX_RELEASES: usize = 256;
 
 /// The releases, by group.

@@ -2,9 +2,9 @@
 //!
 //! The list has two parts: first the events that wait, from the tables, then the events with a
 //! record, from outbox.dispatch along its primary key. With `dispatch = exceptions` the list leaves
-//! out the first part, because a waiting event looks like a published event without a record. It
-//! then has the events that were set aside, and the events that were published while `dispatch` was
-//! `full`.
+//! out the first part, because a waiting event looks like a published event without a record. The
+//! list then has the events that were set aside, and the events that were published while `dispatch`
+//! was `full`.
 
 use decoder::Lsn;
 use replication::CommitLsn;

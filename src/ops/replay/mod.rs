@@ -28,7 +28,7 @@ use crate::postgres::PatientSql;
 use crate::settings::Settings;
 use crate::store::replay::{self, ReplayRow};
 
-/// Selects the events to replay: those that meet all of these conditions.
+/// The conditions that an event must meet to be replayed.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct ReplayCriteria {
     /// The id of one event, as `postrider event` takes it.

@@ -19,7 +19,7 @@ const STALLED: Duration = Duration::from_secs(10);
 
 /// A round over all keys is fruitless if the command releases nothing and no released event is
 /// waiting. The command gives up after this many fruitless rounds and one more, [`ROUND_PAUSE`]
-/// apart. It does not give up at once, because another replay may hold a key for a moment.
+/// apart. The command does not give up at once, because another replay may hold a key for a moment.
 const FRUITLESS_ROUNDS: u32 = 10;
 const ROUND_PAUSE: Duration = Duration::from_secs(1);
 
