@@ -1,4 +1,4 @@
-//! The version and commit from which this program was built.
+//! Provides the version and commit from which this program was built.
 //!
 //! The build of a release sets `POSTRIDER_COMMIT` and `POSTRIDER_COMMIT_DATE`.
 

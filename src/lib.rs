@@ -4,7 +4,7 @@
 //! A tour that follows an event:
 //!
 //! 1. [`settings`] reads the settings; [`postgres`] opens SQL sessions.
-//! 2. [`session`] is the main loop: it opens sessions on the slot, and runs the pipeline of each one.
+//! 2. [`session`] is the main loop: it opens sessions on the slot, and runs a pipeline in each session.
 //! 3. [`replication::Source`] runs the replication session, on its own thread, and passes on chunks of
 //!    the stream. The crate [`decoder`] parses them.
 //! 4. `capture` turns the stream into events ([`event`]). It also reads the tables, for rows that the

@@ -1,4 +1,4 @@
-//! The relay's metrics, for Prometheus and for `/status`.
+//! Holds the relay's metrics, for Prometheus and for `/status`.
 //!
 //! The metrics are created once and shared. Cloning them is cheap, and no method waits for IO. Names
 //! follow Prometheus: base units last, `_total` for counters.
@@ -127,12 +127,12 @@ impl RecentLatency {
 pub struct LastTime(Arc<Mutex<Option<Instant>>>);
 
 impl LastTime {
-    /// Notes that it happens now.
+    /// Sets the time to now.
     pub fn now(&self) {
         *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(Instant::now());
     }
 
-    /// The time since it last happened; `None` if it has not happened yet.
+    /// Time since the last call of [`now`](Self::now); `None` if there was no call.
     pub fn age(&self) -> Option<Duration> {
         self.0
             .lock()

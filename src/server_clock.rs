@@ -1,4 +1,4 @@
-//! The relay's estimate of PostgreSQL's clock.
+//! Estimates PostgreSQL's clock.
 //!
 //! Commit times come from the server, and the relay's own clock may differ from the server's by minutes.
 //! Every frame of the stream has the time at which the server sent it. The frame then travels for a while,

@@ -1,6 +1,6 @@
-//! Writes the capture records after a command has created the slot. With `start = new`, rows that
-//! were committed before the slot existed are older than capturing, so they are never published. The
-//! slot streams every later row.
+//! Refuses tables that another slot captures, and writes the capture records after a command has
+//! created the slot. With `start = new`, rows that were committed before the slot existed are older
+//! than capturing, so they are never published. The slot streams every later row.
 
 use decoder::Lsn;
 use slot_manager::publication;

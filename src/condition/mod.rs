@@ -1,5 +1,5 @@
-//! The condition of the relay: one answer to "is it delivering, and if not, why", for the log, the
-//! HTTP port, `outbox.relay` and the command line.
+//! Decides the condition of the relay: one answer to "is it delivering, and if not, why", for the
+//! log, the HTTP port, `outbox.relay` and the command line.
 //!
 //! [`judge`] derives the condition from the [`RelayFacts`] that a running relay knows. It is a pure
 //! function, so all of these places show the same condition. While delivery is held up, the relay

@@ -1,4 +1,5 @@
-//! Troubles: errors that last, and that the relay retries while its session continues.
+//! Keeps track of troubles: errors that last, and that the relay retries while its session
+//! continues.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

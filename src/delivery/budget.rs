@@ -1,4 +1,4 @@
-//! The budget of bytes in flight: one owner, one limit. This is where backpressure begins.
+//! Keeps the budget of bytes in flight, with one owner and one limit. Backpressure begins here.
 //!
 //! An event counts with its message until Pub/Sub has stored it, and with its record until its
 //! dispatch row is durable. When the budget is spent, the session stops reading from PostgreSQL:

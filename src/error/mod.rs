@@ -1,4 +1,4 @@
-//! The one error type of the relay and its commands: a code, what happened, and a hint.
+//! Defines the one error type of the relay and its commands: a code, what happened, and a hint.
 //!
 //! Library crates and modules have their own error enums. An error that reaches the operator becomes
 //! an [`Error`]. The program's reaction depends only on its [`Code`] ([`Code::disposition`]), never on

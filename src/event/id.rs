@@ -1,4 +1,4 @@
-//! The id of an event.
+//! Defines the id of an event.
 
 use std::fmt;
 

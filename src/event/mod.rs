@@ -1,4 +1,4 @@
-//! The vocabulary of events, which every other part shares.
+//! Defines the vocabulary of events, which every other part shares.
 //!
 //! An [`Event`] has an identity that PostgreSQL gave it: its [position](EventPosition) in the log.
 //! It also has an [id](EventId) by which consumers and `outbox.dispatch` know it. Events with the

@@ -1,4 +1,5 @@
-//! The HTTP port: `/metrics`, `/livez`, `/readyz` and `/status`, and a page for people (`page`).
+//! Serves the HTTP port: `/metrics`, `/livez`, `/readyz` and `/status`, and a page for people
+//! (`page`).
 //!
 //! The first four need no authentication, so they show nothing that helps an intruder: no payload, key
 //! or secret, and no role or address of the database. `listener` limits the resources that a client can

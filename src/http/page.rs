@@ -1,5 +1,5 @@
-//! The page for people: condition, graphs, failing topics, quarantine, recent errors, and a search for
-//! events. Read-only, and part of this binary.
+//! Serves the page for people: condition, graphs, failing topics, quarantine, recent errors, and a
+//! search for events. The page is read-only, and part of this binary.
 //!
 //! The page shows more than `/metrics` and `/status`: names of keys and events, and messages of
 //! errors. So its data is served only on a loopback address, or to those who know `http_token`. On a

@@ -1,4 +1,4 @@
-//! Limits on requests in flight: one global limit, plus one per throttled topic.
+//! Limits the requests in flight: one global limit, plus one limit per throttled topic.
 //!
 //! The global limit is halved on every failure that affects Pub/Sub as a whole, and doubled again on
 //! success. In an outage one request at a time then probes whether Pub/Sub is back, instead of a

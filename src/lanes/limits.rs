@@ -1,5 +1,6 @@
-//! The sizes and times that decide when a lane sends, and two choices of the caller: which lanes may
-//! send now ([`Serve`]), and how a failure changes the limits on requests in flight ([`Load`]).
+//! Defines the sizes and times that decide when a lane sends, and two choices of the caller: which
+//! lanes may send now ([`Serve`]), and how a failure changes the limits on requests in flight
+//! ([`Load`]).
 
 use std::time::Duration;
 

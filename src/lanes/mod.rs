@@ -327,8 +327,8 @@ impl Lanes {
         }
     }
 
-    /// When the next retry is due. `None` while the global limit allows no request: then a retry has to
-    /// wait for an answer first.
+    /// When the next retry is due. `None` if no lane waits for a retry, or if the global limit allows no
+    /// request, because a retry then has to wait for an answer first.
     pub fn next_due(&self) -> Option<Instant> {
         if self.in_flight >= self.concurrency.limit() {
             return None;

@@ -1,4 +1,4 @@
-//! The attributes of a message, written in wire format as they are added.
+//! Collects the attributes of a message, and writes them in wire format as they are added.
 //!
 //! This module checks Pub/Sub's limits on attributes. A value that is too long is refused, never
 //! truncated. The first attribute of a name wins: the caller adds the fixed attributes first, so no

@@ -1,4 +1,4 @@
-//! The types of a table's columns, as far as the mapping needs them.
+//! Describes the types of a table's columns, as far as the mapping needs them.
 //!
 //! The stream describes a column by the OID of its type. The common built-in types are known here; the
 //! catalog describes all other types. A domain behaves like its base type. A value of any other type is

@@ -1,4 +1,4 @@
-//! The data of a message: bytes that are copied, or hexadecimal digits that are decoded during the copy.
+//! Writes the data of a message: copies bytes, or decodes hexadecimal digits during the copy.
 
 /// The message's data, not yet copied.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

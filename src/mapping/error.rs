@@ -1,4 +1,4 @@
-//! Errors of a table, its settings or one of its rows.
+//! Defines the errors of a table, its settings or one of its rows.
 //!
 //! An error names the table, the row and the limit, and says what to do next. An error never
 //! contains a payload, or the value of a header or an attribute, because errors end up in logs.

@@ -1,4 +1,4 @@
-//! The identity of an event.
+//! Computes the identity of an event.
 //!
 //! If the id column is a uuid, this uuid identifies the event. Any other id is hashed to a uuid
 //! ([`EventUuids`]), and the dispatch table also records the id as text, `schema.table:id`.

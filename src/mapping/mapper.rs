@@ -1,5 +1,5 @@
-//! The mapper of one table. It is built when the server describes the table, and then called for every
-//! row.
+//! Maps the rows of one table. A mapper is built when the server describes the table, and then
+//! called for every row.
 
 mod faulty;
 mod table_columns;

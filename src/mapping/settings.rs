@@ -1,4 +1,4 @@
-//! The settings of one outbox table: one `[[tables]]` section of the settings file.
+//! Defines the settings of one outbox table: one `[[tables]]` section of the settings file.
 //!
 //! The defaults match `outbox.events`. Debezium's outbox takes two lines:
 //!

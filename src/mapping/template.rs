@@ -1,4 +1,4 @@
-//! A text with column names in braces: `{aggregatetype}.events`.
+//! Parses a text with column names in braces: `{aggregatetype}.events`.
 //!
 //! Braces cannot be escaped, because no topic name contains a brace. Not here: the check that the
 //! columns exist (`topic.rs`).

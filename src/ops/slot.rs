@@ -1,4 +1,4 @@
-//! A snapshot of the slot with the row of its relay, and its JSON form.
+//! Takes a snapshot of the slot with the row of its relay, and defines its JSON form.
 
 use std::time::{Duration, Instant};
 

@@ -1,4 +1,4 @@
-//! A snapshot of the whole relay: slot, delivery, publication, quarantine and rates.
+//! Takes a snapshot of the whole relay: slot, delivery, publication, quarantine and rates.
 
 use std::time::Instant;
 

@@ -1,5 +1,5 @@
-//! One verdict for the slot and its relay together. The slot shows whether somebody reads from it, but
-//! only the relay knows whether the events reach Pub/Sub.
+//! Gives one verdict for the slot and its relay together. The slot shows whether somebody reads from
+//! it, but only the relay knows whether the events reach Pub/Sub.
 
 use std::time::Duration;
 

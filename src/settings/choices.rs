@@ -1,4 +1,4 @@
-//! The types of settings that choose one of a few options.
+//! Defines the types of settings that choose one of a few options.
 
 /// A setting that chooses one of a few options. A word stands for each option.
 pub(super) trait ByWord: Copy + 'static {

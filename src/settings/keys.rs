@@ -1,4 +1,4 @@
-//! The table of all settings: name, kind, bound, default, reason.
+//! Defines the table of all settings: name, kind, bound, default, reason.
 //!
 //! Each row defines the key in the TOML file, the environment variable `POSTRIDER_<NAME>`, the flag
 //! `--<name>`, the help text and the entry in `docs/reference/settings.md`.
@@ -44,7 +44,7 @@ fn one_of(words: &[&str]) -> String {
 pub struct SettingKey {
     /// Name in the TOML file; ends with the unit, if any.
     pub name: &'static str,
-    /// The values that it accepts.
+    /// The values that the setting accepts.
     pub kind: SettingKind,
     /// The default, as a user writes it; empty if there is none.
     pub default: &'static str,

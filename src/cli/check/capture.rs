@@ -1,5 +1,5 @@
-//! Checks the server's encoding, the columns that identify and order rows, and which slot captures
-//! the tables.
+//! Checks the server's encoding, the columns that identify and order rows, which slot captures the
+//! tables, and whether the slot is older than the publication.
 
 use slot_manager::table_shape::SeqColumn;
 use slot_manager::{Finding, Severity, SlotName, cluster, quoted_identifier, slots};

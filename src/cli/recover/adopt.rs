@@ -13,8 +13,8 @@ use crate::settings::Settings;
 use crate::store::capture_record as captures;
 use crate::store::relay_row::{Audit, Recorded};
 
-/// Returns the slot's confirmed position if a relay could simply continue to stream from there. The
-/// check assumes that the relay stopped at this position, on this cluster.
+/// Returns the slot's confirmed position if nobody reads the slot, and a relay could simply continue
+/// to stream from there. The check assumes that the relay stopped at this position, on this cluster.
 pub(super) fn usable_from(seen: Seen<'_>) -> Option<Lsn> {
     let slot = seen.slot.filter(|slot| !slot.active)?;
     let left_here = Recorded {

@@ -135,7 +135,7 @@ async fn tables(
 }
 
 async fn read(mut unrecorded: Unrecorded<'_>, name: String, limit: u64) -> Result<TablePreview> {
-    // The mapping needs a position. Any will do, because nothing is published or recorded.
+    // The mapping needs a position. Any position will do, because nothing is published or recorded.
     let place = CommitLsn::new(Lsn::new(1));
     let mut table = TablePreview {
         table: name,

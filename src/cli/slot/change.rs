@@ -1,6 +1,6 @@
 //! Creates, drops and advances the slot. Drop and advance need `--yes`, because some events may not
-//! be streamed afterwards. Without `--yes` they only say how much that would be. Create needs
-//! `--yes` only if the relay has lost an earlier slot of this name.
+//! be streamed afterwards. Without `--yes` they only show how many events and how much WAL are not
+//! confirmed. Create needs `--yes` only if the relay has lost an earlier slot of this name.
 
 use std::process::ExitCode;
 use std::time::Duration;

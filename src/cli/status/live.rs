@@ -1,5 +1,5 @@
-//! The full-screen view of `status --watch`: the same lines as `status`, with graphs of the last
-//! minutes. `q`, Escape and Ctrl-C close the view.
+//! Draws the full-screen view of `status --watch`: the same lines as `status`, with graphs of the
+//! last minutes. `q`, Escape and Ctrl-C close the view.
 //!
 //! A thread reads the keyboard, because reading blocks. The terminal is restored when the view ends,
 //! even after a panic (`ratatui::try_init` installs a hook).

@@ -1,4 +1,5 @@
-//! The dead letter: the message on the dead-letter topic that reports a bad event.
+//! Encodes dead letters, and keeps track of the dead letters in flight. A dead letter is a message
+//! on the dead-letter topic that reports a bad event.
 //!
 //! A dead letter has the event's data and attributes, as far as they fit. Further attributes say which
 //! event it is, where it should have gone, and why it could not be published. The letter has no ordering

@@ -1,4 +1,4 @@
-//! Released events in lanes, and how much of the budget they take.
+//! Keeps track of the released events in lanes, and of the bytes that they take from the budget.
 
 use std::collections::HashMap;
 

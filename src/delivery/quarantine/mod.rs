@@ -1,5 +1,5 @@
-//! The quarantine, as a state machine without IO: which events are set aside, which keys they block,
-//! and how they are released.
+//! Decides which events are set aside, which keys they block, and how they are released. The
+//! quarantine is a state machine without IO.
 //!
 //! Under `quarantine_key` a bad event blocks its key: events that wait behind it, and all that arrive
 //! later, are recorded as quarantined too, to keep the order of the key. Events *before* the bad one

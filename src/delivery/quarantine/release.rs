@@ -1,4 +1,5 @@
-//! The release of one key, as a state machine. The steps are in the header of the parent module.
+//! Runs the release of one group, as a state machine. The steps are in the header of the parent
+//! module.
 
 use super::keys::BlockedState;
 use super::{EventPlace, PAGE, QuarantineQuery};

@@ -1,5 +1,5 @@
-//! A task that reads released rows from `outbox.dispatch` over its own connection, one question at a
-//! time.
+//! Runs a task that reads released rows from `outbox.dispatch`, and marks rows as released or
+//! quarantined. The task has its own connection, and answers one question at a time.
 //!
 //! The task looks up the rows of a page in their captured tables one by one, so it holds only one row in
 //! memory, however large the rows are. The session takes each event when it has room. The task reports a

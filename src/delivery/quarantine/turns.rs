@@ -1,4 +1,4 @@
-//! The releases of one session, and which of them may query the table next.
+//! Keeps the releases of one session, and decides which of them may query the table next.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;

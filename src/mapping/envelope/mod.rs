@@ -1,4 +1,4 @@
-//! The envelope: the form of a message's data, and the attributes that the form adds.
+//! Applies the envelope: the form of a message's data, and the attributes that the form adds.
 //!
 //! | envelope | data | additional attributes |
 //! |---|---|---|

@@ -1,4 +1,4 @@
-//! From an outbox row to its outcome: looks up one event by its id, or lists the newest events.
+//! Finds the outcome of an outbox row: looks up one event by its id, or lists the newest events.
 //!
 //! [`find`] looks an event up by its id, and [`list`] finds events by key, topic or time. Both return
 //! [`EventReport`]s. [`state`] decides and explains the state of an event.
