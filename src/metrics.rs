@@ -102,7 +102,7 @@ impl OldestPending {
     }
 }
 
-/// The latencies since somebody last took their mean.
+/// The latencies since the last call of [`take_mean`](Self::take_mean).
 #[derive(Debug, Clone, Default)]
 pub struct RecentLatency(Arc<(AtomicU64, AtomicU64)>);
 
@@ -184,7 +184,7 @@ pub struct Metrics {
     pub latency: Histogram,
     /// Spans of events: started, exported or failed.
     pub trace_spans: Family<KindLabel, Counter>,
-    /// The latencies since somebody last took them, for graphs.
+    /// The latencies since the last sample of the history, for the graphs of the page.
     pub recent_latency: RecentLatency,
     /// When the last status message was sent to PostgreSQL; `/livez` checks its age.
     pub last_status: LastTime,

@@ -11,7 +11,7 @@ use super::paint::Paint;
 use super::{explain, output, wrap};
 use crate::error::Error;
 
-/// Minimum width in columns of the text next to its code.
+/// Minimum width, in columns, of a finding's text next to its code.
 const NARROWEST_COLUMN: usize = 40;
 
 /// Findings under headings.

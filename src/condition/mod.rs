@@ -44,7 +44,7 @@ pub enum ConditionKind {
     Starting,
     /// The relay delivers each event soon after its commit.
     Streaming,
-    /// The relay delivers, but events wait because it was away or slower than the services.
+    /// The relay delivers, but events wait because the relay was away or slower than the services.
     CatchingUp,
     /// Pub/Sub does not take the events of one or more topics.
     BlockedOnPubsub,

@@ -6,11 +6,11 @@
 //! enough for a request. Lanes stop lingering when more events would not make requests larger
 //! (`budget`), or when a pause shows that the stream has caught up.
 //!
-//! After a keepalive a short pause is enough: the server sends one before it waits for more WAL. But
-//! it also sends keepalives within a backlog (`WalSndWaitForWal` and `WalSndUpdateProgress` in its
-//! walsender.c), so a keepalive alone does not prove that the stream has caught up. While reading is
-//! stopped, the pause is longest. The age of a transaction is the difference of two server times, so
-//! our own clock does not matter.
+//! After a keepalive a short pause is enough: the server sends a keepalive before it waits for more
+//! WAL. But the server also sends keepalives within a backlog (`WalSndWaitForWal` and
+//! `WalSndUpdateProgress` in its walsender.c), so a keepalive alone does not prove that the stream
+//! has caught up. While reading is stopped, the pause is longest. The age of a transaction is the
+//! difference of two server times, so our own clock does not matter.
 
 use std::time::{Duration, Instant};
 
@@ -27,8 +27,8 @@ const BEHIND: Duration = Duration::from_secs(1);
 /// pause, they would send small requests.
 const PAUSE: Duration = Duration::from_millis(40);
 
-/// The pause that is long enough after a keepalive. A short pause is enough, because a server that
-/// only lacks cores sends no keepalive.
+/// A stream that sends nothing for this long after a keepalive has caught up. A short pause is
+/// enough, because a server that only lacks cores sends no keepalive.
 const SHORT_PAUSE: Duration = Duration::from_millis(5);
 
 /// How long lanes linger while reading is stopped. Reading usually resumes sooner, when Pub/Sub

@@ -270,7 +270,7 @@ impl Delivery {
     }
 
     /// Records an event of a blocked key, so that it waits in quarantine or behind the released
-    /// events of the key. Only drops an event that was published before.
+    /// events of the key. If the event was published before, drops it without a record.
     pub(super) fn set_aside_behind(
         &mut self,
         topic: Arc<str>,

@@ -24,7 +24,7 @@ const CHEAP_COUNT: i64 = 1_000;
 /// Pause after a failure.
 const RETRY_PAUSE: Duration = Duration::from_secs(1);
 
-/// Blocked keys that one poll checks: 5 ms of the server's time.
+/// Maximum number of blocked keys that one poll checks. These checks take 5 ms of the server's time.
 const KEYS_PER_POLL: usize = 1_000;
 
 /// Decides when to ask the [`Releaser`], and what.

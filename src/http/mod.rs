@@ -212,7 +212,7 @@ struct Status {
 #[derive(Debug, Serialize)]
 struct PruningStatus {
     prune_after_seconds: f64,
-    /// How long ago the latest run ended; `null` if none has.
+    /// How long ago the latest run ended; `null` if no run has ended.
     ended_seconds_ago: Option<f64>,
     /// Rows of the outbox tables, and of outbox.dispatch, that the latest run deleted.
     rows: u64,

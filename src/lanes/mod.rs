@@ -133,7 +133,8 @@ impl Lanes {
             return None;
         }
         // Alternate between retries and new requests. Otherwise, while the limit is one, a few lanes
-        // that keep failing would use it up, and no success of another lane could raise it.
+        // that keep failing would use up the limit, and no success of another lane could raise the
+        // limit.
         self.failed_was_last = !self.failed_was_last;
         if self.failed_was_last {
             self.due(now).or_else(|| self.fresh(now, serve))

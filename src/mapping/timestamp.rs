@@ -1,4 +1,4 @@
-//! The time of an event: converts the text of a column to RFC 3339 in UTC.
+//! Converts the time of an event from the text of a column to RFC 3339 in UTC.
 //!
 //! The replication session uses `DateStyle = ISO` and `TimeZone = UTC`, so a `timestamptz` arrives
 //! as `2026-11-21 11:40:44.123456+00`. The column may also be text in RFC 3339 with any offset. A
@@ -130,7 +130,7 @@ fn parse(text: &str, without_offset: WithoutOffset) -> Option<(CivilTime, &str)>
             zone => offset(zone)?,
         },
     };
-    // The text is ASCII up to here, so these are character boundaries.
+    // The text is ASCII up to here, so the slice begins and ends at character boundaries.
     Some((time, &text[start..start + kept]))
 }
 

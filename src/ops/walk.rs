@@ -22,12 +22,12 @@ pub(crate) const NAMED: usize = 10;
 /// Maximum length of an event name, in characters.
 const NAME_CHARS: usize = 200;
 
-/// Usual number of rows in a block. It determines how many blocks a page reads.
+/// Usual number of rows in a block. This number determines how many blocks a page reads.
 const ROWS_IN_A_BLOCK: u32 = 50;
 
-/// Makes the cost of a page proportional to its rows, even with wrong statistics. These options leave
-/// PostgreSQL only one plan: it finds the rows along an index and their records one by one, and uses a
-/// hash join for the rows to delete.
+/// Makes the cost of a page proportional to its rows, even with wrong statistics. With these options
+/// PostgreSQL has only one plan: find the rows along an index and their records one by one, and use
+/// a hash join for the rows to delete.
 const PLAN: &str = "\
     SET enable_seqscan = off; SET enable_mergejoin = off; SET enable_nestloop = off; \
     SET enable_hashjoin = on; SET enable_sort = on; SET jit = off";
@@ -246,8 +246,9 @@ impl<'a> TableWalk<'a> {
         )
     }
 
-    /// An SQL expression for the name of a row `j` in the report; null if the walk deletes. If a name is
-    /// not plain ASCII, the server may be unable to send it, so the report shows the event id instead.
+    /// An SQL expression for the name of a row `j` in the report; null if the walk deletes. If a
+    /// name is not plain ASCII, the server may be unable to send the name, so the report shows the
+    /// event id instead.
     fn name_sql(&self) -> String {
         match self.action {
             WalkAction::Delete => "null::text".to_owned(),

@@ -116,7 +116,7 @@ fn setting_at(section: &DeTable<'_>, span: &Range<usize>) -> Option<String> {
     })
 }
 
-/// Reads the file as the first layer.
+/// Reads the file into the first layer, which the environment and the flags override.
 ///
 /// # Errors
 /// `setting-invalid`, `setting-unknown`, with file, line and column.

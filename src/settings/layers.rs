@@ -185,7 +185,7 @@ impl Layers {
         self.error(name, &format!("setting `{name}` is not valid"))
     }
 
-    /// `setting-invalid` with the place that set this setting.
+    /// Returns the error `setting-invalid`, with the place that set this setting.
     pub(super) fn error(&self, name: &str, what: &str) -> Error {
         let place = self.values.get(name).and_then(|set| set.place.as_deref());
         let what = match place {

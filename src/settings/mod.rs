@@ -34,7 +34,8 @@ use crate::mapping::{TableSettings, TimeZone};
 use crate::postgres::Servers;
 use layers::{Layers, TableSection};
 
-/// OpenTelemetry's variable for the URL of a trace collector. The OpenTelemetry library reads its
+/// OpenTelemetry's variable for the URL of a trace collector. The OpenTelemetry library reads the
+/// other `OTEL_` variables.
 /// other variables.
 pub(crate) const TRACES_VARIABLE: &str = "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT";
 

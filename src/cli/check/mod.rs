@@ -181,8 +181,8 @@ async fn check_database(sql: &Sql, settings: &Settings) -> Result<(Vec<Finding>,
     Ok((findings, topics))
 }
 
-/// If the relay prunes, checks that it may delete. Without this right it still delivers events, so this is
-/// only a warning.
+/// If the relay prunes, checks that it may delete. Without this right the relay still delivers
+/// events, so the finding is only a warning.
 async fn pruning(sql: &Sql, settings: &Settings) -> Option<Finding> {
     settings.prune_after?;
     match require_rights(sql, settings, Pruning::Relay).await {
@@ -210,9 +210,9 @@ fn with_a_lost_slot(findings: &mut Vec<Finding>, lost: Option<Finding>) {
     }
 }
 
-/// Checks that the server accepts a replication session. Skips the check if a relay reads from the slot:
-/// that relay already has such a session, and there may be no free walsender for a second session. Also
-/// skips it after other findings that would make it fail.
+/// Checks that the server accepts a replication session. Skips the check if a relay reads from the
+/// slot: that relay already has such a session, and there may be no free walsender for a second
+/// session. Also skips the check if an earlier finding would make it fail.
 async fn replication_session(sql: &Sql, known: &[Finding]) -> Option<Finding> {
     let reasons = [
         Code::SlotHeld,

@@ -77,7 +77,7 @@ pub(super) async fn run(observer: &mut Observer<'_>, interval: Duration) -> Resu
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     let ended = 'view: loop {
         let observed = {
-            // A snapshot may hang together with the server. The keys must work in the meantime.
+            // A snapshot hangs if the server hangs. The keys must still work.
             let observing = async {
                 ticks.tick().await;
                 observer.observe().await

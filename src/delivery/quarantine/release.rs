@@ -45,8 +45,8 @@ pub(super) struct Release {
 }
 
 impl Release {
-    /// A release of a blocked key, or of a group that blocks nothing. `handed` is the number of records that
-    /// were handed to the writer before it.
+    /// Begins the release of a blocked key, or of a group that blocks nothing. `handed` is the
+    /// number of records that were handed to the writer so far.
     pub(super) fn new(blocked: Option<&BlockedState>, handed: u64) -> Self {
         Self {
             stage: match blocked {

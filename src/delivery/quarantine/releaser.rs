@@ -104,7 +104,8 @@ impl Releaser {
         }
     }
 
-    /// Asks a question; [`found`](Self::found) returns the answer. Only one question at a time.
+    /// Asks a question; [`found`](Self::found) returns the answer. Only one question may be
+    /// outstanding.
     pub(crate) fn ask(&self, ask: Ask) {
         let sent = self.asks.try_send(ask);
         debug_assert!(sent.is_ok(), "one question at a time");

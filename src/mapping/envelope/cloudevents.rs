@@ -1,4 +1,4 @@
-//! CloudEvents 1.0: the binary mode of its Pub/Sub binding and the JSON document of its structured
+//! Writes CloudEvents 1.0: the binary mode of its Pub/Sub binding and the JSON document of its structured
 //! mode (<https://github.com/cloudevents/spec>, `cloudevents/formats/json-format.md`, and
 //! `google-cloud-pubsub.md` in Google's adapters).
 //!

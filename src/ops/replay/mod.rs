@@ -75,7 +75,7 @@ pub(crate) struct ReplayReport {
     pub(crate) finished: bool,
     /// Events of this replay that the relay has published again, since the replay began.
     pub(crate) sent: u64,
-    /// Events that Pub/Sub has refused this time, so that they are in quarantine.
+    /// Replayed events that Pub/Sub has refused. They are in quarantine.
     pub(crate) quarantined: u64,
     /// Events that were not sent: no longer published, without a row, or behind a refused event of
     /// their key.

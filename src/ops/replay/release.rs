@@ -1,4 +1,5 @@
-//! Releases the selected events to the relay, key by key, as fast as it publishes them.
+//! Releases the selected events to the relay, key by key, at most as fast as the relay publishes
+//! them.
 
 use std::time::{Duration, Instant};
 
