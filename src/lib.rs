@@ -13,7 +13,7 @@
 //! 5. `delivery` takes each event to its outcome: [`lanes`] keep the order per key and choose the next
 //!    request, the crate [`publisher`] makes one publish attempt and classifies its failure, and bad events
 //!    go to quarantine.
-//! 6. `store` records the outcome. `store` has the only SQL on the relay's own tables.
+//! 6. `store` records the outcome. Only `store` has SQL on the relay's own tables.
 //! 7. [`replication::Watermark`] computes the position up to which every event has its outcome;
 //!    `Source` then confirms that position.
 //!

@@ -146,7 +146,7 @@ pub const KEYS: &[SettingKey] = &[
         &[],
         "What the first start on a database delivers: `new` (rows committed from then on) or `all` (also \
          the unrecorded rows already in the tables; this also applies to tables added later). If \
-         `init` or `slot create` ran with `all`, the first start delivers the old rows even if this is \
+         `init` or `slot create` ran with `all`, the first start delivers the old rows even if the setting is \
          `new` by then. The default is `new`, because a table that another program served before contains \
          rows that were delivered long ago",
     ),
@@ -206,7 +206,7 @@ pub const KEYS: &[SettingKey] = &[
         "",
         &[],
         "Meaning of times without an offset in column `occurred_at`: `UTC`, or `local` (published \
-         unchanged). Required if it is a timestamp without time zone",
+         unchanged). Required if the column is a timestamp without time zone",
     ),
     key(
         "project",
@@ -227,7 +227,7 @@ pub const KEYS: &[SettingKey] = &[
         SettingKind::Text("URL"),
         "https://pubsub.googleapis.com",
         &[],
-        "Pub/Sub endpoint. Use a regional one, https://REGION-pubsub.googleapis.com: Pub/Sub keeps \
+        "Pub/Sub endpoint. Use a regional endpoint, https://REGION-pubsub.googleapis.com: Pub/Sub keeps \
          the order of a key only among publishes in one region",
     ),
     key(
@@ -300,7 +300,7 @@ pub const KEYS: &[SettingKey] = &[
         SettingKind::Number(5, 3600),
         "60",
         &[],
-        "wal_sender_timeout of the replication session, in seconds. If three quarters of it pass \
+        "wal_sender_timeout of the replication session, in seconds. If three quarters of this time pass \
          without proof that the server receives the relay's reports, the relay ends the session",
     ),
     key(

@@ -36,7 +36,6 @@ use layers::{Layers, TableSection};
 
 /// OpenTelemetry's variable for the URL of a trace collector. The OpenTelemetry library reads the
 /// other `OTEL_` variables.
-/// other variables.
 pub(crate) const TRACES_VARIABLE: &str = "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT";
 
 /// All settings, checked.
