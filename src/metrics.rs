@@ -230,7 +230,7 @@ impl Metrics {
         self.slot_health.get_or_create(&KindLabel { kind }).set(1);
     }
 
-    /// Resets the values that only the relay that holds the slot can know.
+    /// Resets the values that only the holder of the slot can know.
     pub(crate) fn forget_session(&self) {
         for nothing in [
             &self.holds_slot,

@@ -204,7 +204,7 @@ struct Status {
     lanes_waiting: i64,
     blocked_keys: Option<u64>,
     events_in_quarantine: Option<u64>,
-    /// `null` if `prune_after` is off.
+    /// The relay's own pruning; `null` if `prune_after` is off.
     pruning: Option<PruningStatus>,
 }
 

@@ -249,7 +249,7 @@ impl Limit {
 }
 
 impl fmt::Display for Limit {
-    /// The start of a sentence that continues with a number.
+    /// Writes the start of a sentence that continues with a number.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Limit::Request => f.write_str("a request with only this event needs"),

@@ -28,10 +28,10 @@ pub(crate) struct SlotSnapshot {
     pub(crate) name: SlotName,
     pub(crate) cluster: Cluster,
     pub(crate) at: Instant,
-    /// `None`: no slot with this name exists.
+    /// The slot; `None` if no slot with this name exists.
     pub(crate) slot: Option<Slot>,
     pub(crate) health: Health,
-    /// `None`: unknown.
+    /// The events that wait; `None` if unknown.
     pub(crate) pending: Option<PendingEvents>,
     /// Transactions and slots that hold back WAL, oldest first.
     pub(crate) holders: Vec<WalHolder>,

@@ -24,7 +24,7 @@ pub(crate) struct RelayStatus {
     pub(crate) slot: SlotSnapshot,
     pub(crate) verdict: Verdict,
     pub(crate) publication: PublicationStatus,
-    /// `None`: unknown, because the objects of the relay are missing or may not be read.
+    /// The events in quarantine; `None` if the relay's tables are missing or may not be read.
     pub(crate) quarantine: Option<QuarantineStatus>,
     pub(crate) tables: Vec<String>,
     /// Rates since the previous snapshot.
@@ -89,12 +89,12 @@ pub(crate) struct StatusJson<'a> {
     severity: Severity,
     meaning: &'a str,
     remedy: &'a Option<String>,
-    /// Why delivery is held up; `None` if it is not.
+    /// Why delivery is held up; `None` if delivery is not held up.
     condition: Option<&'a Condition>,
     slot: SlotJson<'a>,
     publication: &'a PublicationStatus,
     quarantine: &'a Option<QuarantineStatus>,
-    /// The last run of the relay's own pruning; `None` while pruning is off.
+    /// The last pruning run of the relay's session; `None` if no run has ended.
     pruning: Option<&'a ShownPruning>,
     tables: &'a [String],
     rates: Option<EventRates>,
@@ -138,7 +138,7 @@ impl RelayStatus {
         self.slot.relay.as_ref()?.condition.as_ref()
     }
 
-    /// The last run of the relay's own pruning; `None` while pruning is off.
+    /// The last pruning run of the relay's session; `None` if no run has ended.
     pub(crate) fn pruning(&self) -> Option<&ShownPruning> {
         self.slot.relay.as_ref()?.pruning.as_ref()
     }

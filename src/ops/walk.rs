@@ -281,8 +281,8 @@ impl<'a> TableWalk<'a> {
     }
 }
 
-/// An SQL condition on a row `e`: the relay must publish the row, because it was inserted after
-/// capturing of the table began.
+/// An SQL condition on a row `e`: the relay must publish the row. Rows that were inserted before
+/// capturing of the table began do not meet the condition.
 pub(super) fn ours_sql(captured: &Captured) -> String {
     let ours = ScanWindow {
         from_xid: 0,

@@ -23,7 +23,7 @@ struct SettingsText<'a> {
 }
 
 impl SettingsText<'_> {
-    /// `relay.toml:3:8`: file, line and column, both from 1.
+    /// Returns file, line and column, such as `relay.toml:3:8`. Line and column count from 1.
     fn place(&self, span: Range<usize>) -> String {
         let before = self.text.get(..span.start).unwrap_or(self.text);
         let line = before.matches('\n').count() + 1;

@@ -60,7 +60,7 @@ fn is_read(name: &str) -> bool {
 #[derive(Debug)]
 struct SetValue {
     value: Value,
-    /// `None` for a default.
+    /// The place that set the value; `None` for a default.
     place: Option<String>,
 }
 

@@ -53,7 +53,7 @@ struct Topic {
     rows: u64,
     /// Total size of the encoded messages.
     bytes: u64,
-    /// Earliest and latest `occurred_at`; `None` if the table has no such column.
+    /// Earliest and latest `occurred_at`; `None` if no row has such a time.
     oldest: Option<String>,
     newest: Option<String>,
     first_event_ids: Vec<String>,
