@@ -139,7 +139,7 @@ impl Lane {
         self.suspects = self.suspects.saturating_sub(events);
     }
 
-    /// Notes that the request failed and is to be retried at `until`.
+    /// Notes that the request failed and will be retried at `until`.
     pub(super) fn wait(&mut self, until: Instant, request: Request) {
         self.state = LaneState::Waiting(until);
         (self.in_flight, self.is_failing) = (0, true);
