@@ -1,4 +1,4 @@
-//! The version and commit from which this program was built.
+//! Provides the version and commit from which this program was built.
 //!
 //! The build of a release sets `POSTRIDER_COMMIT` and `POSTRIDER_COMMIT_DATE`.
 
@@ -15,7 +15,8 @@ pub(crate) fn commit_date() -> Option<&'static str> {
     recorded(option_env!("POSTRIDER_COMMIT_DATE"))
 }
 
-/// Treats the placeholder `unknown`, which an image has that was built by hand, as not recorded.
+/// Treats the placeholder `unknown` as not recorded. An image that was built by hand has this
+/// placeholder.
 fn recorded(value: Option<&'static str>) -> Option<&'static str> {
     value.filter(|value| !value.is_empty() && *value != "unknown")
 }

@@ -4,16 +4,16 @@
 //! A tour that follows an event:
 //!
 //! 1. [`settings`] reads the settings; [`postgres`] opens SQL sessions.
-//! 2. [`session`] is the main loop: it opens sessions on the slot, and runs the pipeline of each one.
+//! 2. [`session`] is the main loop: it opens sessions on the slot, and runs a pipeline in each session.
 //! 3. [`replication::Source`] runs the replication session, on its own thread, and passes on chunks of
 //!    the stream. The crate [`decoder`] parses them.
-//! 4. `capture` turns the stream into events ([`event`]). It also reads the tables, for rows that the
+//! 4. `capture` turns the stream into events ([`event`]). `capture` also reads the tables, for rows that the
 //!    stream does not bring. [`mapping`] turns a row into a Pub/Sub message. The names and forms in the
 //!    message are a contract with consumers ([`outbox_event`]).
 //! 5. `delivery` takes each event to its outcome: [`lanes`] keep the order per key and choose the next
 //!    request, the crate [`publisher`] makes one publish attempt and classifies its failure, and bad events
 //!    go to quarantine.
-//! 6. `store` records the outcome. It has the only SQL on the relay's own tables.
+//! 6. `store` records the outcome. Only `store` has SQL on the relay's own tables.
 //! 7. [`replication::Watermark`] computes the position up to which every event has its outcome;
 //!    `Source` then confirms that position.
 //!
@@ -22,7 +22,8 @@
 //! show it. [`traces`] exports spans, `ops` answers the questions of operators, and [`cli`] has the
 //! commands.
 //!
-//! The folders form layers, and none imports one above it; `tests/structure/layers.rs` lists them.
+//! The folders form layers. No folder imports a folder of a layer above it;
+//! `tests/structure/layers.rs` lists the layers.
 
 #![cfg_attr(test, allow(clippy::unwrap_used, reason = "a test fails by panicking"))]
 

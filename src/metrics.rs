@@ -1,4 +1,4 @@
-//! The relay's metrics, for Prometheus and for `/status`.
+//! Holds the relay's metrics, for Prometheus and for `/status`.
 //!
 //! The metrics are created once and shared. Cloning them is cheap, and no method waits for IO. Names
 //! follow Prometheus: base units last, `_total` for counters.
@@ -102,7 +102,7 @@ impl OldestPending {
     }
 }
 
-/// The latencies since somebody last took their mean.
+/// The latencies since the last call of [`take_mean`](Self::take_mean).
 #[derive(Debug, Clone, Default)]
 pub struct RecentLatency(Arc<(AtomicU64, AtomicU64)>);
 
@@ -127,12 +127,12 @@ impl RecentLatency {
 pub struct LastTime(Arc<Mutex<Option<Instant>>>);
 
 impl LastTime {
-    /// Notes that it happens now.
+    /// Sets the time to now.
     pub fn now(&self) {
         *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(Instant::now());
     }
 
-    /// The time since it last happened; `None` if it has not happened yet.
+    /// Time since the last call of [`now`](Self::now); `None` if there was no call.
     pub fn age(&self) -> Option<Duration> {
         self.0
             .lock()
@@ -184,7 +184,7 @@ pub struct Metrics {
     pub latency: Histogram,
     /// Spans of events: started, exported or failed.
     pub trace_spans: Family<KindLabel, Counter>,
-    /// The latencies since somebody last took them, for graphs.
+    /// The latencies since the last sample of the history, for the graphs of the page.
     pub recent_latency: RecentLatency,
     /// When the last status message was sent to PostgreSQL; `/livez` checks its age.
     pub last_status: LastTime,
@@ -196,8 +196,9 @@ impl Metrics {
         self.events_published.get() + self.events_recorded.get()
     }
 
-    /// Age of the oldest event without an outcome, 0 if there is none, `None` if unknown. It is unknown
-    /// also while the publication may leave out rows, because the relay does not see those.
+    /// Age of the oldest event without an outcome, 0 if there is none, `None` if unknown. The age is
+    /// also unknown while the publication may leave out rows, because the relay does not see those
+    /// rows.
     pub(crate) fn lag_seconds(&self) -> Option<f64> {
         match self.troubles.publication() {
             Some(_) => None,
@@ -229,7 +230,7 @@ impl Metrics {
         self.slot_health.get_or_create(&KindLabel { kind }).set(1);
     }
 
-    /// Resets the values that only the relay that holds the slot can know.
+    /// Resets the values that only the holder of the slot can know.
     pub(crate) fn forget_session(&self) {
         for nothing in [
             &self.holds_slot,

@@ -1,10 +1,10 @@
-//! The relay's estimate of PostgreSQL's clock.
+//! Estimates PostgreSQL's clock.
 //!
-//! Commit times come from the server, and the relay's own clock may differ from the server's by minutes.
-//! Every frame of the stream has the time at which the server sent it. The frame then travels for a while,
-//! and may wait in a buffer, so when the relay reads it, the server's clock is later than that time. The
-//! frame with the smallest delay gives the best estimate. The relay adds only the time that has passed
-//! since then on its own monotonic clock.
+//! Commit times come from the server, and the relay's own clock may differ from the server's by
+//! minutes. Every frame of the stream has the time at which the server sent it. The frame then
+//! travels for a while, and may wait in a buffer, so when the relay reads it, the server's clock is
+//! later than that time. The frame with the smallest delay gives the best estimate. The relay adds
+//! only the time that has passed since that frame on its own monotonic clock.
 //!
 //! A server's clock may be set back during a session, so old frames expire.
 

@@ -14,7 +14,7 @@ pub(crate) struct ThrottledLog {
 }
 
 impl ThrottledLog {
-    /// `Some(n)` if a line is due; `n` is the number of lines suppressed since the last one.
+    /// Returns the number of lines suppressed since the last line, or `None` if no line is due.
     pub(crate) fn due(&mut self, code: Code) -> Option<u64> {
         self.due_at(code, Instant::now())
     }

@@ -5,9 +5,10 @@
 //! its own span to that trace. An event without a trace context, or of a trace that is not sampled, gets
 //! no span.
 //!
-//! The OpenTelemetry SDK batches and sends spans on a thread of its own, from a bounded queue. When the
-//! collector is away or too slow, spans are dropped; delivery never waits. The metrics count the spans that
-//! were started, exported, or failed to export, but not those that a full queue dropped.
+//! The OpenTelemetry SDK batches and sends spans on a thread of its own, from a bounded queue. When
+//! the collector is away or too slow, spans are dropped; delivery never waits. The metrics count the
+//! spans that were started, exported, or failed to export. They do not count the spans that a full
+//! queue dropped.
 //!
 //! Not here: the message attributes (`mapping`), and metrics of latency and lag (`metrics`).
 

@@ -1,4 +1,5 @@
-//! The commands and their own arguments. `setting_flags` adds a flag for each setting that a command uses.
+//! Defines the commands and their own arguments. `setting_flags` adds a flag for each setting that a
+//! command uses.
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -11,7 +12,8 @@ use super::{output, setting_flags};
 use crate::build_info;
 use crate::error::{Code, Error, Report};
 
-/// Version, commit and date, such as `0.1.0 (1f2e3d4, 2026-11-21)`.
+/// Returns the version. If the build recorded the commit and its date, adds them:
+/// `0.1.0 (1f2e3d4, 2026-11-21)`.
 fn version() -> &'static str {
     static VERSION: OnceLock<String> = OnceLock::new();
     VERSION.get_or_init(|| {
@@ -47,12 +49,12 @@ pub struct Cli {
 
 #[derive(Debug, Subcommand)]
 pub(super) enum Command {
-    /// Relay events until a signal stops it
+    /// Relay events until SIGTERM or SIGINT
     ///
-    /// Reads the slot, publishes each event, records it in outbox.dispatch, and only then confirms
-    /// its position. Needs no settings file: environment variables are enough. SIGTERM starts a
-    /// graceful shutdown; a second one ends the process at once. Serves /metrics, /livez, /readyz,
-    /// /status and a page at /.
+    /// Reads the slot, publishes each event, records it in outbox.dispatch (with dispatch = full),
+    /// and only then confirms the slot's position. Needs no settings file: environment variables are
+    /// enough. The first SIGTERM or SIGINT starts a graceful shutdown; a second signal ends the
+    /// process at once. Serves /metrics, /livez, /readyz, /status and a page at /.
     Run,
     /// Show or apply the SQL that the relay needs, and create its slot
     ///
@@ -114,10 +116,10 @@ Examples:
     Event(super::event::EventArgs),
     /// Show events as they are published, until interrupted
     ///
-    /// Follows outbox.dispatch, so it needs no subscription and works from any machine that reaches the
-    /// database. Does not show rows that a recovery or the auditor publishes from their table. With
-    /// dispatch = exceptions only events that were quarantined appear, because other published events
-    /// have no record.
+    /// Follows outbox.dispatch, so it needs no subscription and works from any machine that reaches
+    /// the database. Does not show rows that a recovery or the auditor publishes from their table.
+    /// With dispatch = exceptions published events get no record: of the new events, only those that
+    /// were quarantined appear.
     #[command(after_long_help = "\
 Examples:
   postrider tail
@@ -149,10 +151,11 @@ Examples:
     Prune(super::prune::PruneArgs),
     /// Publish events again
     ///
-    /// Selects published events, and lets the running relay publish them again: in the order of their
-    /// keys, and never mixed with new events of the same key. Their rows must still be in the outbox. The
+    /// Selects published events, and lets the running relay publish them again: each key in order,
+    /// and never mixed with new events of the same key. Their rows must still be in the outbox. The
     /// messages carry the name of the replay in the attribute `replay`, and their old `event_id`, so
-    /// consumers that deduplicate must let them through. Exit code: 0 all are published, 1 some are not.
+    /// consumers that deduplicate must let them through. Exit code: 0 all are published, 1 some are
+    /// not.
     #[command(after_long_help = "\
 Examples:
   postrider replay --yes \\
@@ -210,7 +213,7 @@ impl Cli {
     }
 }
 
-/// Prints help or the error, and exits. An unknown flag is reported as an unknown setting.
+/// Prints the help or the error, and exits. Reports an unknown flag with the code `setting-unknown`.
 fn leave(error: &clap::Error) -> ! {
     let context = |kind| error.get(kind).map(ToString::to_string);
     match (error.kind(), context(ContextKind::InvalidArg)) {
@@ -233,7 +236,7 @@ fn leave(error: &clap::Error) -> ! {
     }
 }
 
-/// The error for a flag that the command does not have.
+/// Returns the error for a flag that the command does not have.
 fn unknown_flag(
     flag: &str,
     suggested: Option<&str>,
@@ -247,7 +250,7 @@ fn unknown_flag(
         .take_while(|argument| !argument.starts_with(flag))
         .any(|argument| is_command(&argument));
     if !setting_flags::is_setting(flag) {
-        // The text may be more than a flag, and contain a secret.
+        // `flag` may be more than the name of a flag, and may contain a secret.
         let is_plain = flag
             .chars()
             .all(|c| c.is_ascii_alphanumeric() || "-_".contains(c));
@@ -285,7 +288,7 @@ fn without_secrets(text: &str, arguments: impl Iterator<Item = OsString>) -> Str
     })
 }
 
-/// The command line, with the flags of the settings.
+/// Builds the command line, with the flags of the settings.
 pub fn command() -> clap::Command {
     let without_settings = ["explain", "completions"];
     without_settings

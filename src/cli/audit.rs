@@ -15,7 +15,7 @@ use crate::ops::since::Since;
 use crate::postgres::connect;
 use crate::settings::Settings;
 
-/// Statement timeout of one page.
+/// Statement timeout for one page of rows.
 const STATEMENT_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Minimum time between two updates of the progress line.

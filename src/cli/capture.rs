@@ -1,5 +1,6 @@
-//! Writes the capture records after a command has created the slot. Rows that were committed before the
-//! slot existed are older than capturing. The slot streams every later row.
+//! Refuses tables that another slot captures, and writes the capture records after a command has
+//! created the slot. With `start = new`, rows that were committed before the slot existed are older
+//! than capturing, so they are never published. The slot streams every later row.
 
 use decoder::Lsn;
 use slot_manager::publication;
@@ -24,7 +25,7 @@ pub(super) async fn refuse_others(sql: &Sql, settings: &Settings) -> Result<()> 
 /// `since_lsn` on.
 ///
 /// # Errors
-/// As [`refuse_others`].
+/// The errors of [`refuse_others`].
 pub(super) async fn from_now_on(
     sql: &Sql,
     settings: &Settings,

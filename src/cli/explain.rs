@@ -10,7 +10,8 @@ use strsim::levenshtein;
 use super::{output, wrap};
 use crate::error::{Code, Error, Result};
 
-/// The page with a section for each code that is not an error code. A heading may name several codes.
+/// docs/reference/checks.md, with a section for each code that is not an error code. A heading may
+/// name several codes.
 const CHECKS: &str = include_str!("../../docs/reference/checks.md");
 
 /// The headings of the list, by exit code.

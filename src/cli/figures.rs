@@ -1,4 +1,4 @@
-//! Sizes, times and counts in the form that people read and write; 1 MB is 1024 kB, as in PostgreSQL.
+//! Formats sizes, times and counts for people, and parses sizes. 1 MB is 1024 kB, as in PostgreSQL.
 
 use std::time::Duration;
 

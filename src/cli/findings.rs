@@ -11,7 +11,7 @@ use super::paint::Paint;
 use super::{explain, output, wrap};
 use crate::error::Error;
 
-/// Minimum width in columns of the text next to its code.
+/// Minimum width, in columns, of a finding's text next to its code.
 const NARROWEST_COLUMN: usize = 40;
 
 /// Findings under headings.
@@ -50,12 +50,12 @@ impl Findings {
             .unwrap_or(Severity::Ok)
     }
 
-    /// 0 when all is well, 1 with a warning, 2 with an error.
+    /// Returns exit code 0 when all is well, 1 with a warning, 2 with an error.
     pub(super) fn exit_code(&self) -> ExitCode {
         exit_code(self.worst())
     }
 
-    /// One object: `{"findings": [...], "worst": "..."}`.
+    /// Prints one JSON object: `{"findings": [...], "worst": "..."}`.
     pub(super) fn print_json(&self) {
         let json = FindingsJson {
             findings: self.all().collect(),
@@ -132,7 +132,7 @@ impl Findings {
     }
 }
 
-/// 0 when all is well, 1 for a warning, 2 for an error.
+/// Returns exit code 0 when all is well, 1 for a warning, 2 for an error.
 pub(super) fn exit_code(severity: Severity) -> ExitCode {
     ExitCode::from(match severity {
         Severity::Ok | Severity::Info => 0,

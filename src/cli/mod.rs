@@ -89,8 +89,8 @@ fn dispatch(cli: Cli, flags: &[(String, String)]) -> Result<ExitCode> {
     }
 }
 
-/// The log format from flags or environment, for reporting errors in the settings: then there are no
-/// settings that could give the format.
+/// Returns the log format that the flags or the environment ask for. Used to report an error in the
+/// settings, which could not be read.
 fn asked_log_format(flags: &[(String, String)]) -> Option<LogFormat> {
     let flag = flags.iter().rfind(|(name, _)| name == "log_format");
     match flag {

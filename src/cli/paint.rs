@@ -1,4 +1,4 @@
-//! Colours, on a terminal only; `NO_COLOR` turns them off.
+//! Colours text, on a terminal only; `NO_COLOR` turns colours off.
 
 use std::io::IsTerminal;
 

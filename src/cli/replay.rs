@@ -15,7 +15,6 @@ use crate::postgres::PatientSql;
 use crate::settings::Settings;
 use crate::store::replay::ReplayRow;
 
-/// Statement timeout.
 const STATEMENT_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Exit code if some events are not published.

@@ -1,7 +1,8 @@
 //! Adds a flag for each setting that a command uses, from the table of settings.
 //!
-//! A command refuses flags of settings that it does not use: `postrider status --in-flight-mib 8` is an
-//! error. In a settings file and in the environment, which all commands share, it ignores such settings.
+//! A command refuses flags of settings that it does not use: `postrider status --in-flight-mib 8` is
+//! an error. But the command ignores such settings in the settings file and in the environment,
+//! because all commands share these.
 
 use clap::builder::{PossibleValue, StringValueParser, TypedValueParser, ValueParser};
 use clap::{Arg, ArgMatches, Command};
@@ -25,7 +26,7 @@ const EVENTS: &[&str] = &[
 /// The settings with which a command creates a slot.
 const NEW_SLOT: &[&str] = &["slot", "publication", "slot_failover", "start", "table"];
 
-/// The setting that decides whether the relay may delete.
+/// The setting that tells `init` whether to grant the relay the right to delete.
 const PRUNING: &[&str] = &["prune_after"];
 
 /// The settings that a command uses, in groups; `None` if it uses all settings.
@@ -139,7 +140,8 @@ impl TypedValueParser for ChoiceParser {
     }
 }
 
-/// The flag of a setting. Its help is one sentence; with `explain`, `--help` also gives the reasons.
+/// Makes the flag of a setting. The flag's help is one sentence; with `explain`, `--help` also gives
+/// the reasons.
 fn flag(key: &'static SettingKey, explain: bool) -> Arg {
     let arg = Arg::new(key.name).long(key.flag()).help_heading("Settings");
     let arg = match key.kind {
@@ -204,7 +206,7 @@ mod tests {
             for name in used_by(&path).into_iter().flatten().flatten() {
                 assert!(KEYS.iter().any(|key| key.name == *name), "{path:?}: {name}");
             }
-            // A command with subcommands, or without settings.
+            // These commands have only subcommands, or use no settings.
             let is_plain = ["", "quarantine", "explain", "completions"].contains(&&*path.join(" "));
             let uses_some = used_by(&path).is_none_or(|used| !used.is_empty());
             assert_ne!(is_plain, uses_some, "{path:?}");

@@ -1,4 +1,5 @@
-//! SIGTERM and SIGINT: the first signal starts a graceful shutdown, the second ends the process.
+//! Handles SIGTERM and SIGINT: the first signal starts a graceful shutdown, the second ends the
+//! process.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};

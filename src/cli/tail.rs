@@ -57,7 +57,7 @@ pub(super) struct TailArgs {
     json: bool,
 }
 
-/// An event with its message; its JSON form, on which programs depend.
+/// An event with its message. Programs depend on the JSON form.
 #[derive(Debug, Serialize)]
 struct TailedEvent {
     #[serde(flatten)]
@@ -76,8 +76,8 @@ pub(super) fn run(settings: &Settings, args: &TailArgs) -> Result<ExitCode> {
     block_on(follow(settings, args, &query))
 }
 
-/// Shows events until the limit is reached. After a lost connection it reconnects and continues with the
-/// next event.
+/// Shows events until the limit is reached. Reconnects after a lost connection, and continues with
+/// the next event.
 async fn follow(settings: &Settings, args: &TailArgs, query: &EventQuery<'_>) -> Result<ExitCode> {
     let mut session = TailSession::open(settings, args).await?;
     let mut tail = Tail::begin(&session.sql, settings, query).await?;

@@ -1,9 +1,9 @@
-//! The condition of the relay: one answer to "is it delivering, and if not, why", for the log, the
-//! HTTP port, `outbox.relay` and the command line.
+//! Decides the condition of the relay: one answer to "is it delivering, and if not, why", for the
+//! log, the HTTP port, `outbox.relay` and the command line.
 //!
 //! [`judge`] derives the condition from the [`RelayFacts`] that a running relay knows. It is a pure
-//! function, so every screen shows the same condition. While delivery is held up, the relay also writes
-//! its [`Condition`] to `outbox.relay`, for commands that cannot reach the HTTP port.
+//! function, so all of these places show the same condition. While delivery is held up, the relay
+//! also writes its [`Condition`] to `outbox.relay`, for commands that cannot reach the HTTP port.
 //!
 //! Causes come before symptoms. A relay without a session is broken, not behind. A relay that cannot
 //! record its outcomes is blocked by the database, even if a topic fails too.
@@ -29,7 +29,7 @@ const FAILS_AFTER: Duration = Duration::from_secs(3);
 /// A relay that is blocked for longer needs a person.
 const URGENT_AFTER: Duration = Duration::from_secs(60);
 
-/// From this lag on, a relay is catching up.
+/// A relay is catching up when its oldest event is this old, or its lag is this large.
 const BEHIND_AFTER: Duration = Duration::from_secs(10);
 const BEHIND_BYTES: u64 = 64 << 20;
 
@@ -44,7 +44,7 @@ pub enum ConditionKind {
     Starting,
     /// The relay delivers each event soon after its commit.
     Streaming,
-    /// The relay delivers, but events wait because it was away or slower than the services.
+    /// The relay delivers, but events wait because the relay was away or slower than the services.
     CatchingUp,
     /// Pub/Sub does not take the events of one or more topics.
     BlockedOnPubsub,

@@ -1,4 +1,4 @@
-//! The phase of the relay: what it is doing between and during its sessions.
+//! Tracks the phase of the relay: what the relay is doing between and during its sessions.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Instant;

@@ -1,4 +1,5 @@
-//! The results of the relay's latest pruning runs, for `/status`, the metrics and `outbox.relay`.
+//! Keeps the results of the relay's latest pruning runs, for `/status`, the metrics and
+//! `outbox.relay`.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};

@@ -1,4 +1,5 @@
-//! Troubles: errors that last, and that the relay retries while its session continues.
+//! Keeps track of troubles: errors that last, and that the relay retries while its session
+//! continues.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -86,7 +87,7 @@ impl Troubles {
         self.lock().topics = topics;
     }
 
-    /// Why outcomes cannot be recorded in `outbox.dispatch`, if they cannot.
+    /// The error that keeps outcomes from being recorded in `outbox.dispatch`, if there is one.
     pub fn recording(&self) -> Option<Trouble> {
         self.lock().recording.clone()
     }
@@ -112,7 +113,8 @@ impl Troubles {
         self.lock().publication.clone()
     }
 
-    /// Sets the fault of the publication. An error that lasts keeps its start time.
+    /// Sets the fault of the publication. While there is a fault, its start time stays, even if the
+    /// error changes.
     pub fn set_publication(&self, error: Option<&Error>) {
         let mut board = self.lock();
         let since = board.publication.as_ref().map(|trouble| trouble.since);
@@ -123,7 +125,7 @@ impl Troubles {
         board.publication = trouble;
     }
 
-    /// Adds a trouble to the recent ones.
+    /// Adds a trouble to the recent troubles.
     pub fn remember(&self, trouble: &Trouble) {
         self.lock().remember(trouble.clone());
     }

@@ -6,11 +6,11 @@
 //! enough for a request. Lanes stop lingering when more events would not make requests larger
 //! (`budget`), or when a pause shows that the stream has caught up.
 //!
-//! After a keepalive a short pause is enough: the server sends one before it waits for more WAL. But
-//! it also sends keepalives within a backlog (`WalSndWaitForWal` and `WalSndUpdateProgress` in its
-//! walsender.c), so a keepalive alone does not prove that the stream has caught up. While reading is
-//! stopped, the pause is longest. The age of a transaction is the difference of two server times, so
-//! our own clock does not matter.
+//! After a keepalive a short pause is enough: the server sends a keepalive before it waits for more
+//! WAL. But the server also sends keepalives within a backlog (`WalSndWaitForWal` and
+//! `WalSndUpdateProgress` in its walsender.c), so a keepalive alone does not prove that the stream
+//! has caught up. While reading is stopped, the pause is longest. The age of a transaction is the
+//! difference of two server times, so our own clock does not matter.
 
 use std::time::{Duration, Instant};
 
@@ -27,8 +27,8 @@ const BEHIND: Duration = Duration::from_secs(1);
 /// pause, they would send small requests.
 const PAUSE: Duration = Duration::from_millis(40);
 
-/// The pause that is long enough after a keepalive. It is short, because a server that merely lacks
-/// cores sends no keepalive.
+/// A stream that sends nothing for this long after a keepalive has caught up. A short pause is
+/// enough, because a server that only lacks cores sends no keepalive.
 const SHORT_PAUSE: Duration = Duration::from_millis(5);
 
 /// How long lanes linger while reading is stopped. Reading usually resumes sooner, when Pub/Sub
@@ -37,8 +37,8 @@ const LONG_PAUSE: Duration = Duration::from_millis(250);
 
 #[derive(Debug, Default)]
 pub(crate) struct Backlog {
-    /// `Some` while the stream is behind: when the last chunk arrived, or when reading was last stopped
-    /// or resumed.
+    /// The start of the current pause, while the stream is behind: the time of the last chunk, or of
+    /// the last stop or resume of reading if that is later. `None` when the stream is not behind.
     quiet_since: Option<Instant>,
     is_held_up: bool,
     /// Whether a keepalive has arrived after the last chunk of a transaction.
@@ -67,7 +67,7 @@ impl Backlog {
         }
     }
 
-    /// Whether the stream is behind: it brings old transactions.
+    /// Whether the stream is behind, that is, brings old transactions.
     pub(crate) fn is_behind(&self) -> bool {
         self.quiet_since.is_some()
     }
@@ -81,7 +81,8 @@ impl Backlog {
         }
     }
 
-    /// When the stream counts as caught up, if nothing arrives until then.
+    /// Returns the time at which the stream counts as caught up if nothing arrives before. `None`
+    /// when the stream is not behind.
     pub(crate) fn pause_ends(&self) -> Option<Instant> {
         let pause = match (self.is_held_up, self.has_keepalive) {
             (true, _) => LONG_PAUSE,

@@ -44,7 +44,7 @@ impl Delivery {
         let commit = replication::CommitLsn::new(error.at.commit_lsn);
         let at = error.at;
         let origin = EventRef::new(commit, at.ordinal, at.commit_time, known.event_id);
-        // The text leaves out id and place, because the record has them already.
+        // The text leaves out the event's id and position, because the record has them already.
         let why = format!("{} (table {})", error.fault, error.table);
         let error = Error::from(MapError::Event(error));
         if self.quarantine.keys.policy() == OnBadEvent::Halt {
@@ -123,7 +123,7 @@ impl Delivery {
         Ok(())
     }
 
-    /// Blocks the key of a bad event, if the event has one, and logs the error.
+    /// Registers a bad event, which blocks its key if the policy says so, and logs the error.
     fn block(&mut self, group: &Group, origin: &EventRef, error: &Error) -> Result<()> {
         let newly = match origin.standing {
             Standing::New => self.quarantine.set_aside(group, origin)?,
@@ -185,8 +185,8 @@ impl Delivery {
         }
     }
 
-    /// Whether the bad event joins a release of its key: it is then recorded as released, to keep the
-    /// order of the key.
+    /// Whether the bad event joins a release of its key. If it does, the event is recorded as
+    /// released, to keep the order of the key.
     fn joins_a_release(&self, about: &Letter) -> bool {
         about.origin.standing == Standing::New
             && self.quarantine.keys.blocks(&about.group)
@@ -269,7 +269,8 @@ impl Delivery {
         self.set_aside_behind(topic, ordering_key, event, Outcome::Quarantined(why));
     }
 
-    /// Records an event of a blocked key, so that it waits in quarantine.
+    /// Records an event of a blocked key, so that it waits in quarantine or behind the released
+    /// events of the key. If the event was published before, drops it without a record.
     pub(super) fn set_aside_behind(
         &mut self,
         topic: Arc<str>,
@@ -295,7 +296,8 @@ impl Delivery {
         });
     }
 
-    /// Drops an event that was published before and cannot be published again. Its row stays as it is.
+    /// Drops an event that was published before and cannot be published again now. The event's row
+    /// stays as it is.
     fn leave_published(&mut self, event: &Event, why: &dyn std::fmt::Display) {
         stays_published(&event.origin.event_id, why);
         self.budget.give_back_messages(1, event.message.len());
@@ -324,7 +326,8 @@ impl Delivery {
         }
     }
 
-    /// Drops a released event that was in a lane, without a new outcome. Its row stays as it is.
+    /// Drops a released event that was in a lane, without a new outcome. The event's row stays as it
+    /// is.
     fn drop_released(&mut self, event: &Event) {
         self.budget.give_back_messages(1, event.message.len());
         self.budget.give_back_records(1);

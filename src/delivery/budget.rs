@@ -1,4 +1,4 @@
-//! The budget of bytes in flight: one owner, one limit. This is where backpressure begins.
+//! Keeps the budget of bytes in flight, with one owner and one limit. Backpressure begins here.
 //!
 //! An event counts with its message until Pub/Sub has stored it, and with its record until its
 //! dispatch row is durable. When the budget is spent, the session stops reading from PostgreSQL:
@@ -32,8 +32,8 @@ const WAITING_OVERHEAD: usize = EVENT_OVERHEAD - RECORD;
 /// lanes take a quarter of all memory.
 const LANE: usize = 300;
 
-/// Memory of an event until it is recorded: ids, times, Pub/Sub's message id. Texts that may be long
-/// are counted separately once the event's message has left memory.
+/// Memory of an event until it is recorded: ids, times, Pub/Sub's message id. Long ids, keys and
+/// errors are counted separately once the event's message has left memory.
 const RECORD: usize = 200;
 
 #[derive(Debug)]
@@ -42,10 +42,10 @@ pub(super) struct Budget {
     /// Messages that wait or are in flight, and their bytes.
     messages: usize,
     message_bytes: usize,
-    /// Lanes that hold these messages.
+    /// Number of lanes with work.
     lanes: usize,
-    /// Events without a dispatch row yet, and the bytes of texts of those that have no message in
-    /// memory.
+    /// Events without a durable dispatch row, and the bytes of long texts that
+    /// [`take_texts`](Self::take_texts) has counted.
     records: usize,
     text_bytes: usize,
     /// Weight of the events in requests in flight.
@@ -103,7 +103,8 @@ impl Budget {
         self.taken = 0;
     }
 
-    /// Counts another message of an event that is counted already, such as its dead letter.
+    /// Counts a message of an event whose record is counted already: the event's own message, or its
+    /// dead letter.
     pub(super) fn take_message(&mut self, event: &Event) {
         self.taken = self.taken.saturating_add(weight(event));
         self.messages += 1;
@@ -124,15 +125,16 @@ impl Budget {
         debug_assert!(self.on_its_way <= self.undelivered() + self.messages * RECORD);
     }
 
-    /// Notes that a request with these events was answered, with success or failure: it is no longer in
-    /// flight.
+    /// Notes that a request with these events was answered, with success or failure. The request is
+    /// no longer in flight.
     pub(super) fn answered(&mut self, events: &[Event]) {
         let answered = events.iter().map(weight).sum();
         debug_assert!(self.on_its_way >= answered);
         self.on_its_way = self.on_its_way.saturating_sub(answered);
     }
 
-    /// Counts texts that wait for a dead letter, or to be written with their outcome.
+    /// Counts the bytes of an event's long texts: its id while its dead letter is unsent, and the
+    /// ids, key and error of a record until its rows are durable.
     pub(super) fn take_texts(&mut self, bytes: usize) {
         self.text_bytes += bytes;
         self.changed();
@@ -195,7 +197,7 @@ impl Budget {
         self.records.saturating_sub(self.messages) * RECORD + self.text_bytes
     }
 
-    /// Bytes used for all other events, and for lanes.
+    /// Bytes used for events that are not delivered yet, and for lanes.
     fn to_deliver(&self) -> usize {
         self.used() - self.to_record()
     }
@@ -210,14 +212,15 @@ impl Budget {
         self.limit
     }
 
-    /// Whether there is any room at all.
+    /// Whether any byte of the budget is free.
     pub(super) fn has_room(&self) -> bool {
         self.used() < self.limit
     }
 
-    /// Whether lanes should linger. They should unless too much waits, or messages take half of the budget
-    /// and hardly any share a lane. While some lanes wait for a retry or for their topic, `all_may_go` is
-    /// false, and the limit of a quarter (or a sixteenth) does not apply.
+    /// Whether lanes should linger. They should not if too many bytes wait, or if messages take half
+    /// of the budget and hardly any messages share a lane. While some lanes wait for a retry or for
+    /// their topic, `all_may_go` is false, and the limit of a quarter (or a sixteenth) does not
+    /// apply.
     pub(super) fn fills_requests(&self, all_may_go: bool) -> bool {
         let shared = self.messages > self.lanes + self.lanes / 8;
         let sheds = all_may_go && self.sheds;

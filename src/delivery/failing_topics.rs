@@ -1,13 +1,13 @@
 //! Tracks the topics to which publishing fails: since when, why, and how many events wait.
 //!
-//! The log gets one line when a topic begins to fail, one every ten seconds while it fails, with
-//! counts, and one when it works again after it has failed for at least three seconds. A topic works again
-//! once none of its lanes has a failed request, and a request was published after the last failure or
-//! nothing is left to publish. The topic is remembered for ten seconds more, so that a topic that fails
-//! now and then does not get a line for every failure.
+//! The log gets a line when a topic begins to fail, a line with counts every ten seconds while the
+//! topic fails, and a line when the topic works again, if it failed for at least three seconds. A
+//! topic works again once none of its lanes has a failed request, and a request was published after
+//! the last failure or nothing is left to publish. The topic is remembered for ten seconds more, so
+//! that a topic that fails now and then does not get a line for every failure.
 //!
-//! This costs nothing while no topic fails. While a topic fails, [`FailingTopics::survey`] reads all
-//! lanes about once per second.
+//! Tracking costs nothing while no topic fails. While a topic fails, [`FailingTopics::survey`] reads
+//! all lanes about once per second.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -227,7 +227,8 @@ struct LineBudget {
 }
 
 impl LineBudget {
-    /// Whether a line may be written, and how many were left out since the last one.
+    /// Returns the number of lines left out since the last written line, or `None` if no line may be
+    /// written now.
     fn take(&mut self, now: Instant) -> Option<u64> {
         let is_over = |began: Instant| now.saturating_duration_since(began) >= LOG_INTERVAL;
         if self.began.is_none_or(is_over) {

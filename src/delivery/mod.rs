@@ -65,7 +65,7 @@ pub(crate) struct Delivery {
 }
 
 impl Delivery {
-    /// A delivery without events.
+    /// Creates a delivery without events.
     pub(crate) fn new(
         settings: &Settings,
         attempts: Attempts,
@@ -155,7 +155,8 @@ impl Delivery {
         let has_room = self.takes_events() && !(self.budget.is_spent() && crowded);
         tokio::select! {
             biased;
-            // First, because these answers are by far the slowest, so they never hold up the others.
+            // Poll these answers first: they are by far the slowest, so they never hold up the other
+            // branches.
             found = self.releases.woken(has_room) => {
                 if let Some(found) = found {
                     self.on_found(found)?;
@@ -188,7 +189,7 @@ impl Delivery {
     }
 }
 
-/// Sleeps until `due`; forever if that is `None`.
+/// Sleeps until `due`, or forever if `due` is `None`.
 pub(crate) async fn until(due: Option<Instant>) {
     match due {
         Some(at) => tokio::time::sleep_until(at.into()).await,

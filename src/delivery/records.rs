@@ -13,8 +13,8 @@ use crate::event::{EventRef, Standing};
 use crate::settings::{Dispatch, Settings};
 use crate::store::dispatch::{DispatchWriter, Record, SlotReader, WriterEvent, Written};
 
-/// Minimum time for writing dispatch rows when a session ends. It ensures that the answers that arrived
-/// are recorded even if another answer never arrives.
+/// Minimum time for writing dispatch rows when a session ends. With this minimum, the answers that
+/// arrived are recorded even if another answer never arrives.
 const WRITER_LIMIT: Duration = Duration::from_secs(3);
 
 /// The writer of `outbox.dispatch`, and the events that are resolved.
@@ -47,21 +47,22 @@ impl Recorder {
         self.written.recv().await.ok_or_else(ended)
     }
 
-    /// Resolves an event of this transaction without a row.
+    /// Counts an event of this transaction as resolved, without a row.
     pub(super) fn resolve(&mut self, commit: CommitLsn) {
         self.resolved.count(commit);
     }
 
-    /// Returns the events that were resolved since the last call.
+    /// Takes the number of newly resolved events per transaction.
     pub(super) fn take_resolved(&mut self) -> Vec<(CommitLsn, u64)> {
         std::mem::take(&mut self.resolved.commits)
     }
 }
 
 impl Delivery {
-    /// Whether events that get no row may be resolved at once. They may not while a record is still being
-    /// written, because they may come after a released event. If a crash lost that event's new row, only the
-    /// released event would be published again, after the events behind it.
+    /// Whether events that get no row may be resolved at once. They may not be resolved while a
+    /// record is still being written, because the record may belong to a released event that comes
+    /// before these events. If a crash lost this record, the released event would be published
+    /// again, after the events behind it.
     pub(super) fn resolves_at_once(&self, events: &[EventRef]) -> bool {
         let is_released = |event: &EventRef| event.standing == Standing::Released;
         self.quarantine.is_settled() && !events.iter().any(is_released)

@@ -24,7 +24,7 @@ const CHEAP_COUNT: i64 = 1_000;
 /// Pause after a failure.
 const RETRY_PAUSE: Duration = Duration::from_secs(1);
 
-/// Blocked keys that one poll checks: 5 ms of the server's time.
+/// Maximum number of blocked keys that one poll checks. These checks take 5 ms of the server's time.
 const KEYS_PER_POLL: usize = 1_000;
 
 /// Decides when to ask the [`Releaser`], and what.
@@ -203,6 +203,8 @@ impl Delivery {
     }
 
     /// Puts a released event into its lane, behind the events of its key that were released before.
+    /// If the event now belongs to another key, and that key is blocked, sets the event aside
+    /// instead.
     fn take_released(&mut self, group: Group, found: TableEvent, is_new: bool) -> Result<()> {
         let TableEvent {
             topic,

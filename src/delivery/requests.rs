@@ -22,7 +22,7 @@ pub(crate) struct Attempts {
 }
 
 impl Attempts {
-    /// No attempts yet. `seed` makes the backoff pauses differ from those of other sessions.
+    /// Starts without attempts. `seed` makes the backoff pauses differ from those of other sessions.
     pub(crate) fn new(publisher: Publisher, seed: u64) -> Self {
         Self {
             publisher,
@@ -169,8 +169,8 @@ impl Delivery {
     }
 }
 
-/// Marks new events as events that get no row: with `dispatch = exceptions`, of the published events
-/// only those that were released have a row.
+/// Marks new events so that they get no row. With `dispatch = exceptions`, a published event has a
+/// row only if it was released.
 fn leave_without_rows(events: &mut [EventRef]) {
     for event in events {
         if event.standing == Standing::New {

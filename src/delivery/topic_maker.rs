@@ -17,7 +17,7 @@ const LIMIT: Duration = Duration::from_secs(30);
 const PAUSE_AFTER_FAILURE: Duration = Duration::from_secs(10);
 
 pub(crate) struct TopicMaker {
-    /// `None` when the relay must not create topics.
+    /// The client that creates topics; `None` when the relay must not create topics.
     topics: Option<TopicAdmin>,
     under_way: HashSet<Arc<str>>,
     tasks: JoinSet<()>,

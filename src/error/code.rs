@@ -1,4 +1,5 @@
-//! The table of error codes: how the relay reacts, the exit status, and a hint for the operator.
+//! Defines the error codes: how the relay reacts to each code, its exit status, and a hint for the
+//! operator.
 //!
 //! The table has one row per code. The page of a code is `docs/reference/errors/<code>.md`, which
 //! `postrider explain` shows.

@@ -1,4 +1,4 @@
-//! The one error type of the relay and its commands: a code, what happened, and a hint.
+//! Defines the one error type of the relay and its commands: a code, what happened, and a hint.
 //!
 //! Library crates and modules have their own error enums. An error that reaches the operator becomes
 //! an [`Error`]. The program's reaction depends only on its [`Code`] ([`Code::disposition`]), never on
@@ -37,7 +37,7 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 impl Error {
     /// An error with the code's own hint.
     ///
-    /// `what` says what happened and where. It must not contain a password, token or payload.
+    /// `what` says what happened and where. `what` must not contain a password, token or payload.
     pub fn new(code: Code, what: impl Into<String>) -> Self {
         Self {
             code,

@@ -4,8 +4,8 @@ use tokio_postgres::error::{Error as PgError, SqlState};
 
 use super::{Code, Error};
 
-/// The hint for 53400 on an SQL session. (53400 from creating a slot does not get here: it is mapped
-/// earlier.)
+/// The hint for 53400 on an SQL session. A 53400 from creating a slot is converted earlier, to
+/// `replication-slots-used-up`.
 const TEMP_FILES: &str = "raise temp_file_limit for the relay's role, as a superuser: ALTER ROLE \
     <relay user> SET temp_file_limit = ...; or raise work_mem, so that it needs fewer temporary files";
 
@@ -21,7 +21,8 @@ pub(super) fn code_of(sqlstate: &str) -> Code {
         "42P01" | "3F000" | "42883" | "42703" => Code::SchemaMissing,
         "55006" => Code::SlotHeld,
         "53300" => Code::PostgresTooManyConnections,
-        // This is the meaning of 53400 from a walsender. On an SQL session it has another meaning.
+        // From a walsender, 53400 means that no slot is free. On an SQL session it concerns
+        // temporary files.
         "53400" => Code::ReplicationSlotsUsedUp,
         "3D000" => Code::DatabaseUrlInvalid,
         "57P03" => Code::PostgresStopping,

@@ -79,8 +79,8 @@ fn of_new_slot(sqlstate: &str) -> (Code, Option<&'static str>) {
 /// time the stream is opened.
 fn of_stream(sqlstate: &str) -> Code {
     match sqlstate {
-        // While streaming, the missing object is the publication. It did not exist yet, or no
-        // longer existed, at this position of the WAL.
+        // While streaming, the missing object is the publication. The publication did not exist yet,
+        // or no longer existed, at this position of the WAL.
         "42704" => Code::PublicationMissing,
         // The stream cannot get past this place in the WAL. Seen causes:
         // - An internal error of decoding, such as "could not map filenode" when a table was rewritten

@@ -1,4 +1,4 @@
-//! The id of an event.
+//! Defines the id of an event.
 
 use std::fmt;
 
@@ -34,7 +34,7 @@ impl EventId {
         printable(&start).into_owned()
     }
 
-    /// Length in bytes of an id that is not a uuid, which has no upper bound; 0 for a uuid.
+    /// Length in bytes of the id as text, which has no upper bound; 0 if the id is a uuid.
     pub(crate) fn text_bytes(&self) -> usize {
         self.source_id.as_deref().map_or(0, str::len)
     }

@@ -1,9 +1,9 @@
-//! The vocabulary of events, which every other part shares.
+//! Defines the vocabulary of events, which every other part shares.
 //!
-//! An [`Event`] has an identity that PostgreSQL gave it: its [place](EventPosition) in the log. It also
-//! has an [id](EventId) that consumers and `outbox.dispatch` know it by. Events with the same topic and
-//! [`OrderingKey`] are a [`Group`], and share an order. Once Pub/Sub has stored an event's message, the
-//! relay keeps only the [`EventRef`] until the outcome is recorded.
+//! An [`Event`] has an identity that PostgreSQL gave it: its [position](EventPosition) in the log.
+//! It also has an [id](EventId) by which consumers and `outbox.dispatch` know it. Events with the
+//! same topic and [`OrderingKey`] are a [`Group`], and share an order. Once Pub/Sub has stored an
+//! event's message, the relay keeps only the [`EventRef`] until the outcome is recorded.
 //!
 //! **Invariant.** Plain values: nothing here does IO, and nothing here depends on where an event came
 //! from or where it goes.
@@ -35,8 +35,9 @@ pub enum Standing {
     /// already says `published`, and the event is sent again only to keep the order with neighbours that
     /// have no row.
     Repeated,
-    /// The event was released from quarantine, or is replayed. Its row exists, and its outcome changes
-    /// that row. For the position in the log it has been resolved since the row was written.
+    /// The event was released from quarantine, or is replayed. Its row exists, and its outcome
+    /// changes that row. For the confirmed position, the event has been resolved since its row was
+    /// written.
     Released,
 }
 
@@ -45,7 +46,7 @@ pub enum Standing {
 pub struct EventRef {
     /// Commit LSN: the first half of the event's identity.
     pub commit: CommitLsn,
-    /// Place of the insert in its transaction, from 1: the second half.
+    /// Number of the insert within its transaction, from 1: the second half of the identity.
     pub ordinal: u32,
     /// Whether the event has a row already, and needs one.
     pub standing: Standing,

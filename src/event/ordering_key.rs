@@ -1,4 +1,4 @@
-//! The key within which Pub/Sub keeps order.
+//! Defines the key within which Pub/Sub keeps order.
 
 use std::fmt;
 use std::sync::Arc;

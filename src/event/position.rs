@@ -1,4 +1,4 @@
-//! The place of an event in the log.
+//! Defines the position of an event in the log.
 
 use std::fmt;
 

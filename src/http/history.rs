@@ -1,5 +1,6 @@
-//! The history of the relay's figures, for the graphs of the page: a sample every five seconds for the
-//! last hour, and a sample every two minutes for the last day. The history takes about 150 kB.
+//! Records the history of the relay's figures, for the graphs of the page: a sample every five
+//! seconds for the last hour, and a sample every two minutes for the last day. The history takes
+//! about 150 kB.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, PoisonError};

@@ -1,4 +1,5 @@
-//! The HTTP port: `/metrics`, `/livez`, `/readyz` and `/status`, and a page for people (`page`).
+//! Serves the HTTP port: `/metrics`, `/livez`, `/readyz` and `/status`, and a page for people
+//! (`page`).
 //!
 //! The first four need no authentication, so they show nothing that helps an intruder: no payload, key
 //! or secret, and no role or address of the database. `listener` limits the resources that a client can
@@ -53,7 +54,7 @@ pub async fn listen(addr: SocketAddr) -> Result<TcpListener> {
     })
 }
 
-/// Answers requests until it is dropped.
+/// Answers requests until the future is dropped.
 pub async fn serve(
     listener: TcpListener,
     settings: Arc<Settings>,
@@ -128,9 +129,9 @@ fn prefers_openmetrics(accept: &str) -> bool {
     openmetrics > 0.0 && openmetrics >= weight("text/plain")
 }
 
-/// 200 unless the session hangs. A working session sends status messages to PostgreSQL all the time, so
-/// it hangs if the last one is too old. An outage of Pub/Sub or PostgreSQL is no reason to restart the
-/// relay.
+/// Answers 200 unless the session hangs. A working session sends status messages to PostgreSQL all
+/// the time, so a session hangs if its last message is older than `wal_sender_timeout`. An outage of
+/// Pub/Sub or PostgreSQL is no reason to restart the relay.
 async fn livez(Shared(port): Shared<Port>) -> (StatusCode, String) {
     let silent = port.metrics.last_status.age();
     match (port.state.phase(), silent) {
@@ -149,7 +150,7 @@ async fn livez(Shared(port): Shared<Port>) -> (StatusCode, String) {
     }
 }
 
-/// 200 if the relay delivers at least some topics, or is a standby for another relay.
+/// Answers 200 if the relay delivers at least some topics, or is a standby for another relay.
 async fn readyz(Shared(port): Shared<Port>) -> (StatusCode, String) {
     let condition = port.condition();
     let mut text = condition.state.name().to_owned();
@@ -203,7 +204,7 @@ struct Status {
     lanes_waiting: i64,
     blocked_keys: Option<u64>,
     events_in_quarantine: Option<u64>,
-    /// `null` if `prune_after` is off.
+    /// The relay's own pruning; `null` if `prune_after` is off.
     pruning: Option<PruningStatus>,
 }
 
@@ -211,7 +212,7 @@ struct Status {
 #[derive(Debug, Serialize)]
 struct PruningStatus {
     prune_after_seconds: f64,
-    /// How long ago the latest run ended; `null` if none has.
+    /// How long ago the latest run ended; `null` if no run has ended.
     ended_seconds_ago: Option<f64>,
     /// Rows of the outbox tables, and of outbox.dispatch, that the latest run deleted.
     rows: u64,

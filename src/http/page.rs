@@ -1,5 +1,5 @@
-//! The page for people: condition, graphs, failing topics, quarantine, recent errors, and a search for
-//! events. Read-only, and part of this binary.
+//! Serves the page for people: condition, graphs, failing topics, quarantine, recent errors, and a
+//! search for events. The page is read-only, and part of this binary.
 //!
 //! The page shows more than `/metrics` and `/status`: names of keys and events, and messages of
 //! errors. So its data is served only on a loopback address, or to those who know `http_token`. On a
@@ -48,7 +48,7 @@ const SEARCH_CHARS: usize = 1_100;
 /// Maximum time for a search. The port closes the connection two seconds later.
 const SEARCH_TIME: Duration = Duration::from_secs(8);
 
-/// How far back a search by key goes. It is limited because the keys have no index.
+/// How far back a search by key goes. The search is limited because the keys have no index.
 const KEY_SEARCH_AGE: Duration = Duration::from_secs(24 * 3600);
 
 /// Maximum number of events that a search by key shows, newest first.

@@ -1,4 +1,4 @@
-//! Limits on requests in flight: one global limit, plus one per throttled topic.
+//! Limits the requests in flight: one global limit, plus one limit per throttled topic.
 //!
 //! The global limit is halved on every failure that affects Pub/Sub as a whole, and doubled again on
 //! success. In an outage one request at a time then probes whether Pub/Sub is back, instead of a
@@ -80,7 +80,8 @@ impl SlowTopics {
         slow.parked.drain(..going).collect()
     }
 
-    /// Raises the topic's limit after a success. At `max` the topic is no longer throttled.
+    /// Raises the topic's limit after a success. Once the limit reaches `max` and no lane is parked,
+    /// the topic is no longer throttled.
     pub(super) fn succeeded(&mut self, topic: &str, max: usize) {
         let Some(slow) = self.find(topic) else { return };
         slow.limit += 1;

@@ -34,7 +34,7 @@ pub(super) struct Lane {
     /// Bytes of the messages in `queue`, with their framing.
     bytes: usize,
     /// A failed request, retried unchanged before everything else. Boxed, because there are many
-    /// lanes and few of them have one.
+    /// lanes and few of them have a failed request.
     again: Option<Box<Request>>,
     /// How many events at the front are known to include one that Pub/Sub refuses; 0 when no bisection
     /// is under way.
@@ -139,7 +139,7 @@ impl Lane {
         self.suspects = self.suspects.saturating_sub(events);
     }
 
-    /// Notes that the request failed. It is retried at `until`.
+    /// Notes that the request failed and will be retried at `until`.
     pub(super) fn wait(&mut self, until: Instant, request: Request) {
         self.state = LaneState::Waiting(until);
         (self.in_flight, self.is_failing) = (0, true);

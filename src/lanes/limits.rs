@@ -1,5 +1,6 @@
-//! The sizes and times that decide when a lane sends, and two choices of the caller: which lanes may
-//! send now ([`Serve`]), and how a failure changes the limits on requests in flight ([`Load`]).
+//! Defines the sizes and times that decide when a lane sends, and two choices of the caller: which
+//! lanes may send now ([`Serve`]), and how a failure changes the limits on requests in flight
+//! ([`Load`]).
 
 use std::time::Duration;
 
@@ -15,7 +16,7 @@ pub(super) const MAX_BYTES: usize = 9_000_000;
 pub(super) const MESSAGE_FRAMING: usize = 6;
 
 /// With this many messages a lane is served even while more input is available: in a request of this
-/// size, a message costs hardly more than in the largest one.
+/// size, a message costs hardly more than in the largest request.
 pub(super) const WORTHWHILE_MESSAGES: usize = 100;
 
 /// A lane with this many bytes of messages is served too: copying this many bytes costs several times

@@ -1,11 +1,11 @@
 //! Lanes: one queue per (topic, ordering key), because order matters only within a key.
 //!
-//! A lane has at most one request in flight. Its next request takes everything that waits in it, in
-//! order. A failed request stays whole and is retried before anything later. If Pub/Sub refuses a
-//! request for good, the lane bisects it to find the bad event (`lane`). Lanes take turns under one
-//! global limit on requests in flight, plus one limit per throttled topic (`concurrency`). A lane
-//! exists only while it has work, so memory grows with the events in the lanes, not with the number
-//! of keys.
+//! A lane has at most one request in flight. The next request takes everything that waits in the
+//! lane, in order. A failed request stays whole and is retried before anything later. If Pub/Sub
+//! refuses a request for good, the lane bisects it to find the bad event (`lane`). Lanes take turns
+//! under one global limit on requests in flight, plus one limit per throttled topic (`concurrency`).
+//! A lane exists only while it has work, so memory grows with the events in the lanes, not with the
+//! number of keys.
 //!
 //! Messages without an ordering key have no order to keep: each topic has a few lanes for them, so
 //! that they can be sent in parallel.
@@ -36,7 +36,7 @@ use limits::{LONGEST_WAIT, UNORDERED_LANES};
 #[derive(Debug, Default)]
 struct LaneSlot {
     lane: Option<Lane>,
-    /// Whether this place is in `ready`; it is there at most once.
+    /// Whether this place is in `ready`, which contains each place at most once.
     listed: bool,
     /// When this place was added to `ready`, if known.
     listed_at: Option<Instant>,
@@ -60,7 +60,7 @@ pub struct Lanes {
     concurrency: Concurrency,
     slow_topics: SlowTopics,
     next_unordered: u32,
-    /// Who had the first choice at the last turn: full lanes, and due retries.
+    /// Whether full lanes, and whether due retries, had the first choice at the last turn.
     full_lane_was_last: bool,
     failed_was_last: bool,
     /// The time of the last call of [`next_request`](Self::next_request).
@@ -68,7 +68,7 @@ pub struct Lanes {
 }
 
 impl Lanes {
-    /// No lanes yet; at most `max_in_flight` requests in flight.
+    /// Creates the lanes, without events and with at most `max_in_flight` requests in flight.
     pub fn new(max_in_flight: usize) -> Self {
         Self {
             places: Vec::new(),
@@ -133,7 +133,8 @@ impl Lanes {
             return None;
         }
         // Alternate between retries and new requests. Otherwise, while the limit is one, a few lanes
-        // that keep failing would use it up, and no success of another lane could raise it.
+        // that keep failing would use up the limit, and no success of another lane could raise the
+        // limit.
         self.failed_was_last = !self.failed_was_last;
         if self.failed_was_last {
             self.due(now).or_else(|| self.fresh(now, serve))
@@ -200,9 +201,9 @@ impl Lanes {
         None
     }
 
-    /// A request with everything that waits in the lane, as far as it fits. `None` when the lane is
-    /// not ready, may not send, or is gone. A place can be in both lists, so its lane may have been
-    /// served through the other one.
+    /// Returns a request with everything that waits in the lane, as far as it fits. `None` when the
+    /// lane is not ready, may not send, or is gone. A place can be in both `ready` and `worthwhile`,
+    /// so its lane may have been served through the other list.
     fn take(&mut self, place: usize) -> Option<Request> {
         let lane = self.places[place].lane.as_mut()?;
         if lane.state != LaneState::Ready || lane.is_empty() {
@@ -227,8 +228,8 @@ impl Lanes {
         self.shrink_when_empty();
     }
 
-    /// Notes that a request failed. It is retried unchanged at `again_at`, before everything else in its
-    /// lane.
+    /// Notes that a request failed. The request is retried unchanged at `again_at`, before
+    /// everything else in its lane.
     pub fn failed(&mut self, mut request: Request, again_at: Instant, load: Load) {
         request.count_failure();
         let (place, topic) = (request.lane, request.key.topic.clone());
@@ -254,7 +255,7 @@ impl Lanes {
         bad
     }
 
-    /// Removes a lane that has no request in flight, and returns all its events.
+    /// Removes a lane, which must have no request in flight, and returns its events.
     pub fn close(&mut self, key: &LaneKey) -> Vec<Event> {
         let Some(place) = self.index.remove(key) else {
             return Vec::new();
@@ -327,8 +328,8 @@ impl Lanes {
         }
     }
 
-    /// When the next retry is due. `None` while the global limit allows no request: then a retry has to
-    /// wait for an answer first.
+    /// When the next retry is due. `None` if no lane waits for a retry, or if the global limit allows no
+    /// request, because a retry then has to wait for an answer first.
     pub fn next_due(&self) -> Option<Instant> {
         if self.in_flight >= self.concurrency.limit() {
             return None;

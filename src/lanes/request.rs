@@ -1,4 +1,4 @@
-//! Requests as the lanes hand them out.
+//! Defines requests as the lanes hand them out.
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! Counts of requests and lanes, and a survey of all lanes that shows their waiting events.
+//! Counts requests and lanes, and surveys the waiting events of all lanes.
 
 use std::sync::Arc;
 

@@ -1,8 +1,8 @@
-//! The attributes of a message, written in wire format as they are added.
+//! Collects the attributes of a message, and writes them in wire format as they are added.
 //!
-//! This module checks Pub/Sub's limits on attributes. It refuses a value that is too long, and never
-//! truncates a value. The first attribute of a name wins: the caller adds the fixed attributes first, so
-//! no header can replace them.
+//! This module checks Pub/Sub's limits on attributes. A value that is too long is refused, never
+//! truncated. The first attribute of a name wins: the caller adds the fixed attributes first, so no
+//! header can replace them.
 
 use std::ops::Range;
 
@@ -27,7 +27,7 @@ pub(super) struct Attributes {
     entries: Vec<Entry>,
 }
 
-/// The places of an attribute's name and value in the buffer `wire`.
+/// The byte ranges of an attribute's name and value in the buffer `wire`.
 #[derive(Debug, Clone)]
 struct Entry {
     key: Range<usize>,
@@ -47,7 +47,7 @@ impl Attributes {
         &self.wire
     }
 
-    /// The value of the attribute called `key`, which is not one of [`FIXED`].
+    /// Returns the value of the attribute `key`. Does not find the attributes of [`FIXED`].
     pub(super) fn get(&self, key: &str) -> Option<&str> {
         let entry = self.entry(key)?;
         std::str::from_utf8(&self.wire[entry.value.clone()]).ok()
@@ -104,15 +104,16 @@ impl Attributes {
         Ok(())
     }
 
-    /// Adds the headers, except those whose name is taken.
+    /// Adds the headers. Leaves out a header if an attribute already has its name.
     pub(super) fn add_headers(&mut self, headers: &Headers) -> Result<(), EventFault> {
         headers
             .iter()
             .try_for_each(|(key, value)| self.add(key, value))
     }
 
-    /// Adds the trace context of Debezium's column, unless a header has one. Leaves out a value that is
-    /// too long or has no room, rather than refuse the event.
+    /// Adds the trace context of Debezium's column, unless there is an attribute `traceparent`
+    /// already. Never refuses the event: leaves out the whole trace context if there is no room for
+    /// it, and leaves out a value that is too long.
     pub(super) fn add_trace_context(&mut self, text: &str) {
         let [(traceparent, _), (tracestate, _)] = TRACE_ALIASES;
         // Room for four attributes: each of the two also gets an alias.

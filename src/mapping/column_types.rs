@@ -1,8 +1,8 @@
-//! The types of a table's columns, as far as the mapping needs them.
+//! Describes the types of a table's columns, as far as the mapping needs them.
 //!
-//! The stream describes a column by the OID of its type. The common built-in types are known here; the
-//! catalog describes all other types. A domain behaves like its base type. A value of any other type is
-//! sent as its text.
+//! The stream describes a column by the OID of its type. The common built-in types are known here;
+//! the catalog describes all other types. A domain behaves like its base type. A value of an unknown
+//! type is sent as its text.
 //!
 //! Not here: the query that asks the catalog (`src/capture/table/column_types.rs`).
 
@@ -41,7 +41,7 @@ const USUAL: [Oid; 25] = [
     pg_type::JSONB,
 ];
 
-/// A type that is not one of the common ones.
+/// A type that is not one of the common built-in types.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ColumnType {
     /// The type that values of this type behave as: the base type of a domain, or the type itself.

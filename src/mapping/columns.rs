@@ -108,7 +108,7 @@ impl Finder<'_> {
         format!("{}.{}", self.relation.namespace, self.relation.name)
     }
 
-    /// The column called `name`. `setting` is the setting that names it.
+    /// Finds the column called `name`. `setting` is the setting that names the column.
     pub(super) fn named(&self, name: &str, setting: &str) -> Result<MappedColumn, MapError> {
         self.find(name).ok_or_else(|| MapError::ColumnMissing {
             table: self.table(),
@@ -123,7 +123,7 @@ impl Finder<'_> {
         })
     }
 
-    /// A column in a template: `name` is a role, or otherwise the name of a column.
+    /// Finds the column that a template names. `name` is a role, or otherwise the name of a column.
     pub(super) fn in_template(&self, name: &str) -> Result<MappedColumn, MapError> {
         match ColumnRole::ALL.into_iter().find(|role| role.name() == name) {
             // If the settings name no topic column, {topic} means any column of that name.
@@ -134,7 +134,7 @@ impl Finder<'_> {
         }
     }
 
-    /// The column of a role, which `setting` requires.
+    /// Finds the column of a role. `setting` is the setting that needs the column.
     pub(super) fn needed(
         &self,
         role: ColumnRole,
@@ -156,7 +156,7 @@ impl Finder<'_> {
         }
     }
 
-    /// The column of a role, which every event requires.
+    /// Finds the column of a role that every event needs.
     fn always(&self, role: ColumnRole) -> Result<MappedColumn, MapError> {
         match self.columns.choice(role) {
             Choice::Off => Err(self.fault(SettingFault::ColumnSwitchedOff {
@@ -166,7 +166,7 @@ impl Finder<'_> {
         }
     }
 
-    /// The column of a role, if the table has one and the settings do not switch it off.
+    /// Finds the column of a role, if the table has one and the settings do not switch it off.
     pub(super) fn role(&self, role: ColumnRole) -> Result<Option<MappedColumn>, MapError> {
         match self.columns.choice(role) {
             Choice::Must(name) => self.named(name, &role.setting()).map(Some),
@@ -175,7 +175,7 @@ impl Finder<'_> {
         }
     }
 
-    /// The column `inserted_xid`, if the table has it.
+    /// Finds the column `inserted_xid`, if the table has one of type `xid8`.
     pub(super) fn inserted_xid(&self) -> Option<MappedColumn> {
         let column = self.find(INSERTED_XID)?;
         (column.type_oid == pg_type::XID8).then_some(column)

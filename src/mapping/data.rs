@@ -1,4 +1,4 @@
-//! The data of a message: bytes that are copied, or hexadecimal digits that are decoded during the copy.
+//! Writes the data of a message: copies bytes, or decodes hexadecimal digits during the copy.
 
 /// The message's data, not yet copied.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -32,7 +32,8 @@ impl MessageData<'_> {
 pub(super) struct Bytea<'a>(&'a [u8]);
 
 impl<'a> Bytea<'a> {
-    /// Parses the text form. `None` for any other text, such as that of `bytea_output = escape`.
+    /// Parses the text form. Returns `None` for any other text, such as the output with
+    /// `bytea_output = escape`.
     pub(super) fn parse(text: &'a [u8]) -> Option<Self> {
         let digits = text.strip_prefix(b"\\x")?;
         // Without an early exit the compiler can check many digits at once.
@@ -61,7 +62,7 @@ impl<'a> Bytea<'a> {
 /// Marks bytes in [`NIBBLES`] that are not a hexadecimal digit.
 const NOT_HEX: u8 = 0x80;
 
-/// Value of each hexadecimal digit.
+/// Value of each hexadecimal digit; [`NOT_HEX`] for any other byte.
 static NIBBLES: [u8; 256] = {
     let mut table = [NOT_HEX; 256];
     let mut value = 0;

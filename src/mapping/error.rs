@@ -1,7 +1,7 @@
-//! Errors of a table, its settings or one of its rows.
+//! Defines the errors of a table, its settings or one of its rows.
 //!
-//! An error names the table, the row and the limit, and says what to do next. It never contains a
-//! payload, or the value of a header or an attribute, because errors end up in logs.
+//! An error names the table, the row and the limit, and says what to do next. An error never
+//! contains a payload, or the value of a header or an attribute, because errors end up in logs.
 
 use std::fmt;
 use std::sync::Arc;
@@ -57,13 +57,13 @@ pub enum SettingFault {
     /// A setting uses a column that another setting switches off.
     #[error("`{setting}` needs the column that `{column_setting}` switches off")]
     ColumnNeeded {
-        /// The setting that uses it.
+        /// The setting that uses the column.
         setting: &'static str,
         /// The setting that is empty.
         column_setting: String,
     },
-    /// The settings do not say in which time zone a time without an offset is. It could be off by up to 26
-    /// hours.
+    /// The settings do not name the time zone of times without an offset. Such a time could be off
+    /// by up to 26 hours.
     #[error(
         "`columns.occurred_at` is column {column:?} of type timestamp without time zone, and \
          `time_zone` does not say what its values mean"
@@ -129,8 +129,8 @@ pub struct FaultyRow {
 }
 
 impl EventFault {
-    /// Whether only this row is at fault. Otherwise the table, its settings or the server is at fault.
-    /// Then every row would fail, so the relay must not quarantine them.
+    /// Whether only this row is at fault. Otherwise the table, its settings or the server is at
+    /// fault. Every row would then fail, so the relay must not quarantine the rows.
     pub fn is_of_the_row(&self) -> bool {
         match self {
             Self::Null { .. }
@@ -249,7 +249,7 @@ impl Limit {
 }
 
 impl fmt::Display for Limit {
-    /// The start of a sentence that continues with a number.
+    /// Writes the start of a sentence that continues with a number.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Limit::Request => f.write_str("a request with only this event needs"),
@@ -328,8 +328,8 @@ impl SettingFault {
 impl EventError {
     fn hint(&self) -> String {
         let table = &self.table;
-        // An event without a readable id is identified by its position in the log. After a correction of
-        // its row, it would be another event.
+        // An event without a readable id is identified by its position in the log. A correction of
+        // the row would give it another identity, so the relay could not release this event.
         if self.event_id.is_none() && self.fault.is_of_the_row() {
             return format!(
                 "insert the event again into {table}, with an id that can be read, and discard this one"

@@ -1,4 +1,4 @@
-//! The identity of an event.
+//! Computes the identity of an event.
 //!
 //! If the id column is a uuid, this uuid identifies the event. Any other id is hashed to a uuid
 //! ([`EventUuids`]), and the dispatch table also records the id as text, `schema.table:id`.
@@ -10,8 +10,8 @@ use uuid::Uuid;
 use super::error::EventFault;
 use crate::event::{EventId, EventPosition};
 
-/// The identity of a row with an unreadable id. It is made from the row's position in the log, as
-/// `schema.table@commit LSN/ordinal`.
+/// Returns the identity of a row with an unreadable id. The identity is made from the row's position
+/// in the log, as `schema.table@commit LSN/ordinal`.
 pub(super) fn id_of_place(table: &TableIdentity, at: EventPosition) -> EventId {
     let source_id = format!("{table}@{}/{}", at.commit_lsn, at.ordinal);
     EventId {
@@ -34,7 +34,8 @@ pub(super) enum EventIds {
 }
 
 impl EventIds {
-    /// For a table with this identity. `is_uuid` says whether its id column has type uuid.
+    /// Makes the rule for a table with this identity. `is_uuid` says whether its id column has type
+    /// uuid.
     pub(super) fn new(table: &TableIdentity, is_uuid: bool) -> Self {
         if is_uuid {
             return Self::Uuid;

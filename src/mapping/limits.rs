@@ -25,8 +25,8 @@ const PROJECT_ID_BYTES: usize = 128;
 
 /// Prefix of attribute keys that the service reserves.
 const RESERVED_PREFIX: &str = "goog";
-/// Attribute keys under the reserved prefix that clients may set: Google's client libraries put the
-/// trace context there.
+/// Prefix of the reserved attribute keys that clients may set anyway. Google's client libraries put
+/// the trace context there.
 const CLIENT_PREFIX: &str = "googclient_";
 
 /// Whether Pub/Sub refuses an attribute of this name.

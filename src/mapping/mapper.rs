@@ -1,5 +1,5 @@
-//! The mapper of one table. It is built when the server describes the table, and then called for every
-//! row.
+//! Maps the rows of one table. A mapper is built when the server describes the table, and then
+//! called for every row.
 
 mod faulty;
 mod table_columns;
@@ -253,7 +253,8 @@ impl Inputs {
 }
 
 impl Output {
-    /// Writes all attributes. If two have the same name, the first wins.
+    /// Writes all attributes except those from Debezium's trace column and the trace aliases. If two
+    /// attributes have the same name, the first wins.
     fn set_attributes(
         &mut self,
         envelope: Envelope,
@@ -321,7 +322,7 @@ fn inserted_xid<'a>(column: Option<&MappedColumn>, row: &[Value<'a>]) -> Option<
     column.and_then(|column| column.text(row).ok().flatten())
 }
 
-/// The columns that are sent as attributes in addition to the fixed ones.
+/// Finds the columns that are sent as attributes in addition to the fixed attributes.
 fn extra_attributes(
     finder: &Finder<'_>,
     names: &[String],

@@ -1,4 +1,4 @@
-//! The mapping from a row of an outbox table to a Pub/Sub message.
+//! Maps a row of an outbox table to a Pub/Sub message.
 //!
 //! The steps, in the order in which a row takes them:
 //!

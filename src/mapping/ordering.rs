@@ -1,4 +1,4 @@
-//! The ordering key of an event, made from its aggregate id.
+//! Computes the ordering key of an event from its aggregate id.
 //!
 //! Pub/Sub keeps order among the messages of one key, and all messages of a request must have the same
 //! key. With very many aggregates of few events each, requests would be nearly empty. `bucketed(n)`

@@ -1,4 +1,4 @@
-//! The payload column: the bytes to send, and the kind of content.
+//! Reads the payload column: the bytes to send, and the kind of content.
 //!
 //! Bytes are sent exactly as the writer stored them. The hexadecimal text form of `bytea` is
 //! decoded (`data`), and the version byte of binary `jsonb` is removed. Nothing else is changed.

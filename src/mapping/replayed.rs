@@ -1,4 +1,4 @@
-//! The attribute of a replayed message.
+//! Adds the attribute `replay` to a replayed message.
 
 use bytes::Bytes;
 use googleapis_tonic_google_pubsub_v1::google::pubsub::v1::PubsubMessage;
@@ -8,8 +8,8 @@ use prost::Message;
 use super::limits;
 use super::wire::fits_a_request;
 
-/// Adds the replay's name to the message as an attribute. Without room for another attribute, the
-/// message stays unchanged.
+/// Adds the replay's name to the message as an attribute. If the message has no room for another
+/// attribute, returns it unchanged.
 pub fn marked(message: Bytes, topic: &str, replay: &str) -> Bytes {
     let Ok(mut marked) = PubsubMessage::decode(message.clone()) else {
         return message;

@@ -1,4 +1,4 @@
-//! The settings of one outbox table: one `[[tables]]` section of the settings file.
+//! Defines the settings of one outbox table: one `[[tables]]` section of the settings file.
 //!
 //! The defaults match `outbox.events`. Debezium's outbox takes two lines:
 //!
@@ -8,8 +8,8 @@
 //! columns = { event_type = "type" }
 //! ```
 //!
-//! Not here: whether the table has these columns. `columns.rs` checks it when the server describes the
-//! table.
+//! Not here: the check that the table has these columns. `columns.rs` makes this check when the
+//! server describes the table.
 
 use std::collections::BTreeMap;
 use std::fmt::Display;
@@ -57,7 +57,8 @@ pub struct TableSettings {
 pub enum TimeZone {
     /// The time is in UTC.
     Utc,
-    /// The time is in an unknown time zone. It is not a point in time, and is sent as the column has it.
+    /// The time zone is unknown, so the time is not a point in time. The text of the column is sent
+    /// unchanged.
     Local,
 }
 
@@ -72,7 +73,7 @@ impl TimeZone {
     }
 }
 
-/// Reads a time zone. An empty text means "not set", as for the setting of a single table.
+/// Reads a time zone. An empty text means "not set", like in the top-level setting `time_zone`.
 fn time_zone<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<TimeZone>, D::Error> {
     let text = String::deserialize(deserializer)?;
     match TimeZone::named(&text) {
@@ -103,9 +104,10 @@ impl Default for TableSettings {
 
 /// The names that the table uses for the columns of an outbox.
 ///
-/// A field that is not set means a column with the field's name. An empty text means that the table
-/// has no such column. `version`, `schema_version`, `headers`, `tracingspancontext` and `occurred_at`
-/// are optional when they are not set. A column that *is* named must exist.
+/// A field that is not set, except `topic`, means a column with the field's name. An empty text
+/// means that the table has no such column. If `version`, `schema_version`, `headers`,
+/// `tracingspancontext` or `occurred_at` is not set, the table need not have the column. A column
+/// that *is* named must exist.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct ColumnSettings {

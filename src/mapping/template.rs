@@ -1,7 +1,7 @@
-//! A text with column names in braces: `{aggregatetype}.events`.
+//! Parses a text with column names in braces: `{aggregatetype}.events`.
 //!
-//! Braces cannot be escaped, because no topic name contains a brace. Not here: whether the columns exist
-//! (`topic.rs`).
+//! Braces cannot be escaped, because no topic name contains a brace. Not here: the check that the
+//! columns exist (`topic.rs`).
 
 use std::fmt;
 use std::str::FromStr;

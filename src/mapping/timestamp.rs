@@ -1,4 +1,4 @@
-//! The time of an event: converts the text of a column to RFC 3339 in UTC.
+//! Converts the time of an event from the text of a column to RFC 3339 in UTC.
 //!
 //! The replication session uses `DateStyle = ISO` and `TimeZone = UTC`, so a `timestamptz` arrives
 //! as `2026-11-21 11:40:44.123456+00`. The column may also be text in RFC 3339 with any offset. A
@@ -75,7 +75,7 @@ pub(super) fn to_rfc3339(
     Some(time)
 }
 
-/// The time, and the decimals of its second as written, at most six.
+/// Returns the time, and the decimals of its second as written, at most six.
 fn parse(text: &str, without_offset: WithoutOffset) -> Option<(CivilTime, &str)> {
     let (clock, rest) = text.as_bytes().split_first_chunk::<SECONDS_END>()?;
     if !matches!(
@@ -130,11 +130,12 @@ fn parse(text: &str, without_offset: WithoutOffset) -> Option<(CivilTime, &str)>
             zone => offset(zone)?,
         },
     };
-    // The text is ASCII up to here, so these are character boundaries.
+    // The text is ASCII up to here, so the slice begins and ends at character boundaries.
     Some((time, &text[start..start + kept]))
 }
 
-/// Seconds east of UTC: nothing, `Z`, `+HH`, `+HHMM`, `+HH:MM` or `+HH:MM:SS`, either sign.
+/// Reads an offset from UTC, in seconds to the east. The forms are nothing, `Z`, `+HH`, `+HHMM`,
+/// `+HH:MM` and `+HH:MM:SS`, with either sign.
 fn offset(zone: &[u8]) -> Option<i64> {
     let (sign, digits) = match zone {
         [] | b"Z" | b"z" | b"+00" => return Some(0),

@@ -31,10 +31,10 @@ pub enum TopicNameFault {
     Project,
 }
 
-/// The full name of a topic in the settings, which is written there as an id or as a full name.
+/// Returns the full name of a topic that the settings name by its id or by its full name.
 ///
 /// # Errors
-/// The reason why Pub/Sub would refuse it.
+/// The reason why Pub/Sub would refuse the topic.
 pub fn topic_name(project: &str, topic: &str) -> Result<Arc<str>, TopicNameFault> {
     full_name(&format!("projects/{project}/topics/"), topic)
 }

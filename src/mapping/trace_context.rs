@@ -1,4 +1,4 @@
-//! The trace context in the column `tracingspancontext` of Debezium's outbox tables.
+//! Reads the trace context from the column `tracingspancontext` of Debezium's outbox tables.
 //!
 //! Debezium's library writes the column with Java's `Properties.store`: one `name=value` per line, with
 //! a backslash before a special character, and comment lines. The mapping uses only the two names of the

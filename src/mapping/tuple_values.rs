@@ -1,4 +1,4 @@
-//! The column values of one row of the stream, split once because several readers need them.
+//! Splits a row of the stream into its column values, once, because several readers need them.
 
 use decoder::{Tuple, Value};
 

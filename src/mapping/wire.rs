@@ -81,8 +81,8 @@ pub(super) fn put_attribute_key(out: &mut Vec<u8>, key: &[u8], value_len: usize)
     key_start
 }
 
-/// Like [`put_attribute_key`], for a name of up to [`FIXED_KEY_BYTES`] that is known at compile time. It
-/// needs only one write, with a length that is also known at compile time.
+/// Like [`put_attribute_key`], for a name of up to [`FIXED_KEY_BYTES`] that is known at compile
+/// time. This function needs only one write, with a length that is also known at compile time.
 #[inline(always)]
 pub(super) fn put_fixed_attribute_key(out: &mut Vec<u8>, key: &str, value_len: usize) {
     let short = key.len() + value_len + 4;

@@ -1,4 +1,4 @@
-//! The metrics as OpenMetrics text.
+//! Exports the metrics as OpenMetrics text.
 
 use std::sync::atomic::AtomicU64;
 

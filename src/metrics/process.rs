@@ -1,4 +1,5 @@
-//! Metrics of the build and of the process, under the names that Prometheus' own client libraries use.
+//! Adds metrics of the build and of the process, under the names that Prometheus' own client
+//! libraries use.
 //!
 //! The values of the process come from `/proc`. A value that cannot be read is absent, as on systems
 //! other than Linux.

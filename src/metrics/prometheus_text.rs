@@ -1,4 +1,5 @@
-//! Prometheus' own text format, for readers that do not ask for OpenMetrics, such as `promtool` and `curl`.
+//! Converts OpenMetrics to Prometheus' own text format, for readers that do not ask for OpenMetrics,
+//! such as `promtool` and `curl`.
 //!
 //! The metrics are encoded as OpenMetrics. For the metrics that we have, the older format differs in
 //! three things: HELP and TYPE name a counter with its suffix `_total`, and there are no lines `UNIT`

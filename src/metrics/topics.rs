@@ -1,5 +1,5 @@
-//! Metrics of the condition and of the topics that fail. The number of topics with a label of their own
-//! is bounded, because rows may choose their topic.
+//! Adds metrics of the condition and of the topics that fail. The number of topics with a label of
+//! their own is bounded, because rows may choose their topic.
 
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex, PoisonError};

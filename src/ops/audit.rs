@@ -3,9 +3,11 @@
 //! A row without a record *waits* if the slot may still bring it, and is *missing* if the slot has
 //! passed it. The slot has passed a row in two cases:
 //!
-//! - Its transaction is below the floor of its table, where the relay has compared everything.
-//! - Its transaction had ended when the audit began, and the slot has confirmed the end of the WAL at
-//!   that moment. The relay confirms a position only after all records up to it are durable (G4).
+//! - Its transaction is below the floor of its table: the relay has compared all rows of older
+//!   transactions.
+//! - Its transaction had ended when the audit began, and the slot has confirmed the position at which
+//!   the WAL ended at that moment. The relay confirms a position only after all records up to it are
+//!   durable (G4).
 //!
 //! With `dispatch = exceptions` published events have no record, so the audit cannot find missing rows.
 //! Rows without a record that the slot has passed then count as published.
@@ -35,7 +37,7 @@ const PAGE_ROWS: u32 = 5_000;
 /// How long to wait for the slot to pass the rows that exist when the audit begins.
 const WAIT: Duration = Duration::from_secs(10);
 
-/// The result of an audit; its JSON form, on which programs depend.
+/// The result of an audit. Programs depend on its JSON form.
 #[derive(Debug, Serialize)]
 pub(crate) struct AuditReport {
     pub(crate) result: AuditResult,
@@ -64,7 +66,7 @@ pub(crate) struct TableAudit {
     pub(crate) table: String,
     pub(crate) rows: u64,
     pub(crate) published: EventCount,
-    /// Published without a record, according to the capture record of the table.
+    /// Without a record, but counted as published: see `verdict_sql`.
     pub(crate) published_without_record: EventCount,
     pub(crate) discarded: EventCount,
     pub(crate) quarantined: EventCount,
@@ -89,20 +91,21 @@ pub(crate) struct EventCount {
     pub(crate) oldest: Option<String>,
 }
 
-/// How far the slot has passed rows, for the verdicts.
+/// What the audit knows about the progress of the slot.
 #[derive(Debug, Clone, Copy)]
 struct Passed {
-    /// Every transaction below this number has ended, and the slot has passed it. 0 if unknown.
+    /// Every transaction below this number has ended, and the slot has passed it. 0 if there is no
+    /// such proof.
     below_xid: u64,
     /// Whether published events may have no record.
     repeats: bool,
 }
 
-/// Compares all captured tables. Calls `progress` after each page with the table's name and the number
-/// of its rows that are compared so far.
+/// Compares all captured tables. Calls `progress` after each page with the table's name and the
+/// number of its rows compared so far.
 ///
 /// # Errors
-/// Database errors; those of looking up the tables.
+/// `publication-drift` if a table is missing; `column-missing`; database errors.
 pub(crate) async fn run(
     sql: &Sql,
     settings: &Settings,
@@ -114,8 +117,8 @@ pub(crate) async fn run(
         Some(since) => Some(since.resolve(sql).await?),
         None => None,
     };
-    // Transactions below this number have ended, so they are before the end of the WAL, which is read
-    // next.
+    // All transactions below this number have ended, so their commits lie before the end of the WAL
+    // that we read next.
     let ended = current_snapshot(&**sql).await?.xmin();
     let end = cluster::wal_end(sql).await?;
     let (_, has_passed) = progress::wait_until_confirmed(sql, &settings.slot, end, WAIT).await?;
@@ -175,7 +178,7 @@ pub(crate) async fn run(
     })
 }
 
-/// An SQL expression for the verdict on a row, which is the name of a field of [`TableAudit`].
+/// Returns an SQL expression for the verdict on a row: the name of a field of [`TableAudit`].
 fn verdict_sql(captured: &Captured, passed: Passed) -> String {
     let record = &captured.record;
     let below = passed.below_xid.max(record.floor);

@@ -1,14 +1,15 @@
-//! The queries and actions of operators, without printing. The commands and the HTTP port show the
-//! same facts.
+//! Implements the queries and actions of operators, without printing. The commands and the HTTP port
+//! show the same facts.
 //!
 //! - [`slot`] reads the slot and the row of its relay, and [`pending`] counts the events that wait.
 //!   [`verdict`] turns both into one word with a severity and a remedy. [`status`] adds the
 //!   publication, the quarantine and rates.
 //! - [`event`] finds the outcome of one event, and [`tail`] follows the records as they appear.
 //! - [`audit`] compares the tables with the records.
-//! - [`prune`] deletes old rows, and [`pruner`] does the same in a running relay.
+//! - [`prune`] deletes old rows and records, and [`pruner`] does so in a running relay.
 //! - [`replay`] publishes events again.
-//! - `walk` and `progress` are shared by `audit` and `prune`. [`since`] parses points in time.
+//! - `walk` compares the rows of a table with their records, for `audit` and `prune`. `progress` waits until
+//!   the slot has confirmed a position. [`since`] parses points in time and finds the first rows after them.
 //!
 //! Everything here uses the database, so the relay itself need not be reachable.
 //!

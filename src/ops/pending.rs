@@ -22,7 +22,8 @@ use crate::settings::{Dispatch, Settings};
 use crate::store::dispatch::has_no_row_sql;
 use crate::store::relay_row;
 
-/// A cached table of this size takes about 100 ms to read. It has about half a million small events.
+/// Maximum size of a table that is read without an index. A cached table of this size, with about
+/// half a million small events, takes about 100 ms to read.
 const LARGEST_BYTES: u64 = 128 << 20;
 
 /// PostgreSQL's default block size, used by nearly every server.

@@ -1,4 +1,5 @@
-//! Waits until the slot has confirmed a position, for commands that need proof of it.
+//! Waits until the slot has confirmed a position, for commands that need to know that the slot has
+//! passed a row.
 
 use std::time::{Duration, Instant};
 

@@ -1,4 +1,4 @@
-//! A point in time that a person gives (`--since`), and the first rows at or after it.
+//! Parses a point in time that a person gives (`--since`), and finds the first rows at or after it.
 //!
 //! Neither `seq` nor a commit position is a time, but both grow with time and have an index. We bisect
 //! along the index to find the first row of a time. This takes about 60 look-ups, and does not read the
@@ -71,7 +71,7 @@ impl Since {
     /// The point in time in absolute form (UTC), so that it means the same when it is read later.
     ///
     /// # Errors
-    /// As [`resolve`](Self::resolve).
+    /// The errors of [`resolve`](Self::resolve).
     pub(crate) async fn fixed(&self, sql: &Sql) -> Result<String> {
         let time = self.resolve(sql).await?;
         let utc = format!(

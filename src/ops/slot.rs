@@ -1,4 +1,4 @@
-//! A snapshot of the slot with the row of its relay, and its JSON form.
+//! Takes a snapshot of the slot with the row of its relay, and defines its JSON form.
 
 use std::time::{Duration, Instant};
 
@@ -28,15 +28,15 @@ pub(crate) struct SlotSnapshot {
     pub(crate) name: SlotName,
     pub(crate) cluster: Cluster,
     pub(crate) at: Instant,
-    /// `None`: no slot with this name exists.
+    /// The slot; `None` if no slot with this name exists.
     pub(crate) slot: Option<Slot>,
     pub(crate) health: Health,
-    /// `None`: unknown.
+    /// The events that wait; `None` if unknown.
     pub(crate) pending: Option<PendingEvents>,
     /// Transactions and slots that hold back WAL, oldest first.
     pub(crate) holders: Vec<WalHolder>,
     pub(crate) relay: Option<RelayRow>,
-    /// A warning about the position at which the slot began.
+    /// A warning if the slot is older than the publication.
     pub(crate) warning: Option<Finding>,
     /// Rates since the previous snapshot.
     pub(crate) rates: Option<Rates>,
@@ -82,10 +82,10 @@ pub(crate) struct FoundSlot<'a> {
 }
 
 impl SlotSnapshot {
-    /// Takes a snapshot, and compares it with the previous snapshot.
+    /// Takes a snapshot, and computes the rates since the previous snapshot.
     ///
     /// # Errors
-    /// `slot-foreign` when the name belongs to a slot that no relay can use.
+    /// `slot-foreign` when the name belongs to a slot that no relay can use; database errors.
     pub(crate) async fn take(
         sql: &Sql,
         settings: &Settings,
@@ -191,8 +191,8 @@ impl SlotSnapshot {
     }
 }
 
-/// Warns if the slot is behind the position at which capturing began, so that it is older than the
-/// publication.
+/// Warns if the slot is older than the publication: its confirmed position lies before the position
+/// at which capturing began.
 pub(crate) fn before_publication(slot: &Slot, records: &[CaptureRecord]) -> Option<Finding> {
     let name = &slot.slot_name;
     let of_slot = records.iter().filter(|known| known.slot == *name);

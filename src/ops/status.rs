@@ -1,4 +1,4 @@
-//! A snapshot of the whole relay: slot, delivery, publication, quarantine and rates.
+//! Takes a snapshot of the whole relay: slot, delivery, publication, quarantine and rates.
 
 use std::time::Instant;
 
@@ -24,7 +24,7 @@ pub(crate) struct RelayStatus {
     pub(crate) slot: SlotSnapshot,
     pub(crate) verdict: Verdict,
     pub(crate) publication: PublicationStatus,
-    /// `None`: unknown, because the objects of the relay are missing or may not be read.
+    /// The events in quarantine; `None` if the relay's tables are missing or may not be read.
     pub(crate) quarantine: Option<QuarantineStatus>,
     pub(crate) tables: Vec<String>,
     /// Rates since the previous snapshot.
@@ -89,12 +89,12 @@ pub(crate) struct StatusJson<'a> {
     severity: Severity,
     meaning: &'a str,
     remedy: &'a Option<String>,
-    /// Why delivery is held up; `None` if it is not.
+    /// Why delivery is held up; `None` if delivery is not held up.
     condition: Option<&'a Condition>,
     slot: SlotJson<'a>,
     publication: &'a PublicationStatus,
     quarantine: &'a Option<QuarantineStatus>,
-    /// The last run of the relay's own pruning; `None` while pruning is off.
+    /// The last pruning run of the relay's session; `None` if no run has ended.
     pruning: Option<&'a ShownPruning>,
     tables: &'a [String],
     rates: Option<EventRates>,
@@ -138,7 +138,7 @@ impl RelayStatus {
         self.slot.relay.as_ref()?.condition.as_ref()
     }
 
-    /// The last run of the relay's own pruning; `None` while pruning is off.
+    /// The last pruning run of the relay's session; `None` if no run has ended.
     pub(crate) fn pruning(&self) -> Option<&ShownPruning> {
         self.slot.relay.as_ref()?.pruning.as_ref()
     }
@@ -205,8 +205,8 @@ fn judge(
     }
 }
 
-/// Raises the severity if events wait in quarantine. They need a person, even if the relay delivers all
-/// other events.
+/// Raises the severity if events wait in quarantine. These events need a person, even if the relay
+/// delivers all other events.
 fn with_quarantine(verdict: Verdict, quarantine: Option<&QuarantineStatus>) -> Verdict {
     let keys = quarantine.map_or(0, |quarantine| quarantine.keys.len());
     if keys == 0 || verdict.severity >= Severity::Warning {
@@ -267,7 +267,7 @@ async fn quarantine(sql: &Sql) -> Result<Option<QuarantineStatus>> {
 }
 
 impl EventRates {
-    /// `None` when no time has passed, or when the statistics were reset in between.
+    /// Returns `None` when no time has passed, or when the statistics were reset in between.
     fn between(before: RowCounts, now: RowCounts) -> Option<Self> {
         let seconds = now.at.saturating_duration_since(before.at).as_secs_f64();
         let rate = |before: u64, now: u64| {

@@ -1,16 +1,16 @@
 //! Follows outbox.dispatch: returns each record soon after the relay has written it.
 //!
 //! Records of the stream appear out of order, because keys do not wait for each other. But the slot
-//! confirms a position only when all earlier events of the stream are recorded. So each poll reads the
-//! records from the previous poll's confirmed position on, and leaves out the records that were already
-//! returned. It reads only the newest [`WINDOW`] records, so that memory does not grow while a topic
-//! holds the confirmed position back.
+//! confirms a position only when all earlier events of the stream are resolved. So each poll reads
+//! the records from the previous poll's confirmed position on, and leaves out the records that were
+//! already returned. A poll reads only the newest [`WINDOW`] records, so that memory does not grow
+//! while a topic holds the confirmed position back.
 //!
 //! Each poll may use a new connection, so that the command survives a lost connection.
 //!
-//! Two kinds of records are not returned. Rows that a recovery or the auditor publishes from their table
-//! have records with earlier positions. Events that leave quarantine may be behind the confirmed
-//! position.
+//! Some records are not returned, because their positions may lie before the confirmed position:
+//! records of rows that a recovery or the auditor publishes from their table, and of events that
+//! leave quarantine.
 
 use std::collections::{BTreeMap, HashSet};
 
@@ -39,18 +39,20 @@ const WINDOW: usize = 10_000;
 /// Records in a page while catching up from `--since`.
 const PAGE: usize = 1_000;
 
-/// The command's place in outbox.dispatch, and the records that it has returned.
+/// The command's position in outbox.dispatch, and the records that it has returned.
 pub(crate) struct Tail<'a> {
     settings: &'a Settings,
     query: &'a EventQuery<'a>,
     filter: RecordFilter,
-    /// The last record returned while catching up.
+    /// The position of the last record returned, while the command catches up from `--since`;
+    /// otherwise `None`.
     catching_up: Option<RecordPlace>,
     /// The position at which the next poll starts.
     from: RecordPlace,
     /// Records already returned, from `from` on, with the time they were recorded (microseconds).
     seen: BTreeMap<RecordPlace, i64>,
-    /// Whether all records from before the start are in `seen`, so that any other record is new.
+    /// Whether `seen` has all records that were written before the start. A record that is not in
+    /// `seen` is then new.
     is_live: bool,
     notes: Vec<&'static str>,
     noted: HashSet<&'static str>,
@@ -79,8 +81,8 @@ impl<'a> Tail<'a> {
         };
         if event::keeps_no_records(sql, settings).await? {
             tail.note(
-                "with dispatch = exceptions published events have no record, so only events that were \
-                 quarantined appear",
+                "with dispatch = exceptions published events get no record: of the new events, only \
+                 events that were quarantined appear",
             );
         }
         tail.from = match tail.confirmed(sql).await? {
@@ -96,7 +98,8 @@ impl<'a> Tail<'a> {
         Ok(tail)
     }
 
-    /// The records that have appeared since the last poll, in the order of their commits.
+    /// Returns the next records in commit order: a page of old records while catching up from
+    /// `--since`, otherwise the records written since the previous poll.
     ///
     /// # Errors
     /// Database errors. The next call then returns the records that this call did not return.
@@ -161,7 +164,8 @@ impl<'a> Tail<'a> {
         } else {
             history::at_places(sql, &places).await?
         };
-        // Mark them as seen only now. If the connection is lost earlier, the next poll returns them.
+        // Mark these records as seen only now. If the connection is lost earlier, the next poll
+        // returns the records again.
         self.seen.extend(new);
         self.from = confirmed.max(Some(self.from)).unwrap_or_default();
         self.forget();
@@ -180,7 +184,7 @@ impl<'a> Tail<'a> {
     }
 }
 
-/// The content of a message; its JSON form, on which programs depend.
+/// The content of a message. Programs depend on its JSON form.
 #[derive(Debug, Serialize)]
 pub(crate) struct TailedMessage {
     pub(crate) attributes: BTreeMap<String, String>,

@@ -1,5 +1,5 @@
-//! One verdict for the slot and its relay together. The slot shows whether somebody reads from it, but
-//! only the relay knows whether the events reach Pub/Sub.
+//! Gives one verdict for the slot and its relay together. The slot shows whether somebody reads from
+//! it, but only the relay knows whether the events reach Pub/Sub.
 
 use std::time::Duration;
 
@@ -12,6 +12,7 @@ use crate::condition::{Condition, ConditionKind};
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Verdict {
     /// In kebab case: the name of a [`Health`], or of a [`ConditionKind`] that holds delivery up.
+    /// `status` replaces some of these names by its own.
     pub(crate) name: &'static str,
     pub(crate) severity: Severity,
     /// The state in a sentence.
@@ -26,7 +27,8 @@ pub(crate) struct Verdict {
 /// A slot that is lost, in danger or not ours takes precedence over a condition, because it affects more
 /// than one topic.
 pub(crate) fn of(health: &Health, condition: Option<&Condition>) -> Verdict {
-    // If nobody reads the slot, the relay has stopped since it wrote that topics hold it up.
+    // If nobody reads the slot, the relay has stopped after it wrote `blocked-on-pubsub`, so this
+    // condition no longer holds.
     let speaks = |condition: &&Condition| match health {
         Health::Inactive(_) => {
             condition.is_held_up() && condition.state != ConditionKind::BlockedOnPubsub

@@ -22,12 +22,12 @@ pub(crate) const NAMED: usize = 10;
 /// Maximum length of an event name, in characters.
 const NAME_CHARS: usize = 200;
 
-/// Usual number of rows in a block. It determines how many blocks a page reads.
+/// Usual number of rows in a block. This number determines how many blocks a page reads.
 const ROWS_IN_A_BLOCK: u32 = 50;
 
-/// Makes the cost of a page proportional to its rows, even with wrong statistics. These options leave
-/// PostgreSQL only one plan: it finds the rows along an index and their records one by one, and uses a
-/// hash join for the rows to delete.
+/// Makes the cost of a page proportional to its rows, even with wrong statistics. With these options
+/// PostgreSQL has only one plan: find the rows along an index and their records one by one, and use
+/// a hash join for the rows to delete.
 const PLAN: &str = "\
     SET enable_seqscan = off; SET enable_mergejoin = off; SET enable_nestloop = off; \
     SET enable_hashjoin = on; SET enable_sort = on; SET jit = off";
@@ -68,12 +68,12 @@ impl WalkedPage {
     }
 }
 
-/// The place of a walk in its table.
+/// The position of a walk in its table.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum WalkPlace {
     /// Among the rows with `seq`, after this row.
     Numbered(i64, u32, String),
-    /// Among the other rows, at this block.
+    /// Among the rows without an indexed `seq`: the block that the next page begins with.
     Blocks(u32),
     Done,
 }
@@ -96,8 +96,8 @@ pub(super) async fn prepare(sql: &Sql) -> Result<()> {
 }
 
 impl<'a> TableWalk<'a> {
-    /// A walk over all rows. `verdict` is an SQL expression over the columns of a row with its record;
-    /// see [`row_sql`](Self::row_sql).
+    /// Creates a walk over all rows. `verdict` is an SQL expression over the columns of a row with
+    /// its record; see [`row_sql`](Self::row_sql).
     pub(super) fn new(
         captured: &'a Captured,
         reader: &'a TableReader,
@@ -119,7 +119,7 @@ impl<'a> TableWalk<'a> {
         }
     }
 
-    /// Begins at the rows with this `seq`, and so leaves out the rows with a lower one.
+    /// Begins at the rows with this `seq`, and leaves out the rows with a lower `seq`.
     pub(super) fn skip_to_seq(&mut self, seq: i64) {
         self.place = WalkPlace::Numbered(seq, 0, "(0,0)".to_owned());
     }
@@ -129,8 +129,8 @@ impl<'a> TableWalk<'a> {
         matches!(self.place, WalkPlace::Blocks(_))
     }
 
-    /// Ends the part with the rows that have a `seq`. Continues with the rows without one, if there may
-    /// be any.
+    /// Ends the part with the rows that have a `seq`. Continues with the rows without a `seq`, if
+    /// there may be any.
     pub(super) fn end_numbered(&mut self) {
         let nullable = self
             .captured
@@ -246,8 +246,9 @@ impl<'a> TableWalk<'a> {
         )
     }
 
-    /// An SQL expression for the name of a row `j` in the report; null if the walk deletes. If a name is
-    /// not plain ASCII, the server may be unable to send it, so the report shows the event id instead.
+    /// An SQL expression for the name of a row `j` in the report; null if the walk deletes. If a
+    /// name is not plain ASCII, the server may be unable to send the name, so the report shows the
+    /// event id instead.
     fn name_sql(&self) -> String {
         match self.action {
             WalkAction::Delete => "null::text".to_owned(),
@@ -258,7 +259,8 @@ impl<'a> TableWalk<'a> {
         }
     }
 
-    /// The columns that a verdict may use, together with those of [`RECORD_OF_ROW`].
+    /// Returns the query for the columns that a verdict may use, in addition to the columns of
+    /// [`RECORD_OF_ROW`].
     fn row_sql(&self, seq: &str) -> String {
         let Captured { record, shape } = self.captured;
         format!(
@@ -279,8 +281,8 @@ impl<'a> TableWalk<'a> {
     }
 }
 
-/// An SQL condition on a row `e`: the relay must publish the row, because it was inserted after
-/// capturing of the table began.
+/// An SQL condition on a row `e`: the relay must publish the row. Rows that were inserted before
+/// capturing of the table began do not meet the condition.
 pub(super) fn ours_sql(captured: &Captured) -> String {
     let ours = ScanWindow {
         from_xid: 0,

@@ -23,8 +23,8 @@ impl FailedServers {
         }
     }
 
-    /// The error if every server has failed, with the reason for each server. Its code comes from the
-    /// last server that answered, or is `postgres-unreachable` if none did.
+    /// Returns the error if every server has failed, with the reason for each server. The code comes
+    /// from the last server that answered, or is `postgres-unreachable` if none did.
     pub(super) fn into_error(mut self) -> Error {
         if self.0.len() == 1 {
             return self.0.remove(0);

@@ -82,8 +82,9 @@ impl<S> Limited<S> {
     fn received(&mut self, bytes: &[u8]) {
         let outstanding = &mut self.outstanding;
         self.answers.read(bytes, |kind| {
-            // After CopyInResponse the client must send data. The server ignores the Sync before the data,
-            // and answers the Sync after it.
+            // `G` is CopyInResponse: the client must now send data. The server never answers the
+            // Sync that the client sent before the data. It answers the Sync that the client sends
+            // after the data.
             if matches!(kind, b'Z' | b'G') {
                 *outstanding = outstanding.saturating_sub(1);
             }

@@ -1,5 +1,6 @@
 //! Opens SQL sessions. Each session uses one [`Target`] of the [`Servers`] in the settings.
-//! [`replication::connection`] opens the byte stream below, with TLS, as for replication sessions.
+//! [`replication::connection`] opens the byte stream of the session, with TLS, as it does for
+//! replication sessions.
 //!
 //! **Invariants.** If the server owes an answer for longer than the session's statement timeout, the
 //! session ends (`limited`), so callers need no time limit of their own. No statement here concerns the

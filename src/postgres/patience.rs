@@ -38,7 +38,7 @@ impl PatientSql {
     /// Opens a session. A `statement_timeout` of 0 means no timeout.
     ///
     /// # Errors
-    /// Those of the connection.
+    /// Errors of the connection.
     pub(crate) async fn open(
         servers: &impl AsRef<[Target]>,
         application_name: &str,

@@ -1,4 +1,4 @@
-//! PostgreSQL's `pg_snapshot`: the transactions that had ended at one moment.
+//! Reads PostgreSQL's `pg_snapshot`: the transactions that had ended at one moment.
 
 use std::fmt;
 use std::str::FromStr;

@@ -1,4 +1,4 @@
-//! Opens an SQL session, and explains why one could not be opened.
+//! Opens an SQL session, and explains why a session could not be opened.
 
 use std::io::ErrorKind;
 use std::ops::Deref;
@@ -128,7 +128,8 @@ async fn log_in(
     if let Some(password) = connection::password(target).await? {
         config.password(password.as_bytes());
     }
-    // `connect_timeout` limits the login.
+    // During the login there is no limit for answers, because `connect_timeout` limits the whole
+    // login.
     let limit = AnswerLimit::default();
     let logging_in = config.connect_raw(Limited::new(wire, limit.clone()), AlreadyOpen);
     let (client, driving) = logging_in.await.map_err(|e| refused(e, target))?;

@@ -297,7 +297,7 @@ async fn a_login_is_bound_to_the_servers_certificate_in_both_kinds_of_session() 
             assert_eq!(opened.is_ok(), is_good, "{what}");
             if let Err(error) = opened {
                 assert_eq!(error.code(), Code::PostgresAuthentication, "{what}");
-                // A refusal by the server itself is reported in its own words.
+                // If the server itself refuses the login, the error has the server's own words.
                 let is_unbound = port != between;
                 assert_eq!(
                     error.hint_text() == CHANNEL_BINDING_HINT,

@@ -1,4 +1,4 @@
-//! The types of settings that choose one of a few options.
+//! Defines the types of settings that choose one of a few options.
 
 /// A setting that chooses one of a few options. A word stands for each option.
 pub(super) trait ByWord: Copy + 'static {
@@ -57,7 +57,7 @@ impl ByWord for OnLoss {
 pub enum Dispatch {
     /// All events.
     Full,
-    /// Only quarantined events. After a crash, all events since the confirmed position are published
+    /// Only quarantined events. After a crash, all events after the confirmed position are published
     /// again.
     Exceptions,
 }

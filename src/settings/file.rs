@@ -23,7 +23,7 @@ struct SettingsText<'a> {
 }
 
 impl SettingsText<'_> {
-    /// `relay.toml:3:8`: file, line and column, both from 1.
+    /// Returns file, line and column, such as `relay.toml:3:8`. Line and column count from 1.
     fn place(&self, span: Range<usize>) -> String {
         let before = self.text.get(..span.start).unwrap_or(self.text);
         let line = before.matches('\n').count() + 1;
@@ -116,7 +116,7 @@ fn setting_at(section: &DeTable<'_>, span: &Range<usize>) -> Option<String> {
     })
 }
 
-/// Reads the file as the first layer.
+/// Reads the file into the first layer, which the environment and the flags override.
 ///
 /// # Errors
 /// `setting-invalid`, `setting-unknown`, with file, line and column.

@@ -1,4 +1,4 @@
-//! The table of all settings: name, kind, bound, default, reason.
+//! Defines the table of all settings: name, kind, bound, default, reason.
 //!
 //! Each row defines the key in the TOML file, the environment variable `POSTRIDER_<NAME>`, the flag
 //! `--<name>`, the help text and the entry in `docs/reference/settings.md`.
@@ -12,7 +12,7 @@ pub enum SettingKind {
     Text(&'static str),
     /// One of these words.
     Choice(&'static [&'static str]),
-    /// A whole number from the first to the second, both included.
+    /// A whole number from the first number to the second, inclusive.
     Number(u64, u64),
     /// `true` or `false`.
     Switch,
@@ -44,7 +44,7 @@ fn one_of(words: &[&str]) -> String {
 pub struct SettingKey {
     /// Name in the TOML file; ends with the unit, if any.
     pub name: &'static str,
-    /// The values that it accepts.
+    /// The values that the setting accepts.
     pub kind: SettingKind,
     /// The default, as a user writes it; empty if there is none.
     pub default: &'static str,
@@ -137,7 +137,7 @@ pub const KEYS: &[SettingKey] = &[
         SettingKind::Switch,
         "false",
         &[],
-        "Create the slot with `failover`: PostgreSQL 17 and newer then copy it to standbys",
+        "Create the slot with `failover`: PostgreSQL 17 and newer then copy it to standby servers",
     ),
     key(
         "start",
@@ -146,7 +146,7 @@ pub const KEYS: &[SettingKey] = &[
         &[],
         "What the first start on a database delivers: `new` (rows committed from then on) or `all` (also \
          the unrecorded rows already in the tables; this also applies to tables added later). If \
-         `init` or `slot create` ran with `all`, the first start delivers the old rows even if this is \
+         `init` or `slot create` ran with `all`, the first start delivers the old rows even if the setting is \
          `new` by then. The default is `new`, because a table that another program served before contains \
          rows that were delivered long ago",
     ),
@@ -206,7 +206,7 @@ pub const KEYS: &[SettingKey] = &[
         "",
         &[],
         "Meaning of times without an offset in column `occurred_at`: `UTC`, or `local` (published \
-         unchanged). Required if it is a timestamp without time zone",
+         unchanged). Required if the column is a timestamp without time zone",
     ),
     key(
         "project",
@@ -227,7 +227,7 @@ pub const KEYS: &[SettingKey] = &[
         SettingKind::Text("URL"),
         "https://pubsub.googleapis.com",
         &[],
-        "Pub/Sub endpoint. Use a regional one, https://REGION-pubsub.googleapis.com: Pub/Sub keeps \
+        "Pub/Sub endpoint. Use a regional endpoint, https://REGION-pubsub.googleapis.com: Pub/Sub keeps \
          the order of a key only among publishes in one region",
     ),
     key(
@@ -300,7 +300,7 @@ pub const KEYS: &[SettingKey] = &[
         SettingKind::Number(5, 3600),
         "60",
         &[],
-        "wal_sender_timeout of the replication session, in seconds. If three quarters of it pass \
+        "wal_sender_timeout of the replication session, in seconds. If three quarters of this time pass \
          without proof that the server receives the relay's reports, the relay ends the session",
     ),
     key(
@@ -349,7 +349,8 @@ pub(super) fn find(name: &str) -> Option<&'static SettingKey> {
     KEYS.iter().find(|key| key.name == name)
 }
 
-/// The name among `known` that is most similar to a misspelt one, if any is similar enough.
+/// Returns the name in `known` that is most similar to the misspelt `name`, if one is similar
+/// enough.
 pub(super) fn nearest<'k>(name: &str, known: impl Iterator<Item = &'k str>) -> Option<&'k str> {
     known
         .map(|key| (levenshtein(name, key), key))

@@ -60,7 +60,7 @@ fn is_read(name: &str) -> bool {
 #[derive(Debug)]
 struct SetValue {
     value: Value,
-    /// `None` for a default.
+    /// The place that set the value; `None` for a default.
     place: Option<String>,
 }
 
@@ -180,12 +180,12 @@ impl Layers {
         read.map_err(|e| self.invalid(name).caused_by(e))
     }
 
-    /// The error for a value that is not valid. It does not show the value.
+    /// Returns the error for a value that is not valid. The error does not show the value.
     pub(super) fn invalid(&self, name: &str) -> Error {
         self.error(name, &format!("setting `{name}` is not valid"))
     }
 
-    /// `setting-invalid` with the place that set this setting.
+    /// Returns the error `setting-invalid`, with the place that set this setting.
     pub(super) fn error(&self, name: &str, what: &str) -> Error {
         let place = self.values.get(name).and_then(|set| set.place.as_deref());
         let what = match place {

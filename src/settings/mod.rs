@@ -34,7 +34,8 @@ use crate::mapping::{TableSettings, TimeZone};
 use crate::postgres::Servers;
 use layers::{Layers, TableSection};
 
-/// OpenTelemetry's variable for the URL of a trace collector. Its library reads its other variables.
+/// OpenTelemetry's variable for the URL of a trace collector. The OpenTelemetry library reads the
+/// other `OTEL_` variables.
 pub(crate) const TRACES_VARIABLE: &str = "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT";
 
 /// All settings, checked.
@@ -46,7 +47,8 @@ pub struct Settings {
     pub slot: SlotName,
     /// Publication name, as PostgreSQL stores it.
     pub publication: String,
-    /// Whether the relay creates its slot with `failover`, so that PostgreSQL copies it to standbys.
+    /// Whether the relay creates its slot with `failover`, so that PostgreSQL copies it to standby
+    /// servers.
     pub slot_failover: bool,
     /// What the first start delivers.
     pub start: Start,

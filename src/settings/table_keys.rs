@@ -1,4 +1,4 @@
-//! The settings of a `[[tables]]` section, for "did you mean" hints and for the JSON Schema.
+//! Lists the settings of a `[[tables]]` section, for "did you mean" hints and for the JSON Schema.
 //!
 //! `mapping::TableSettings` reads the values. A test compares the names here with its fields.
 
@@ -22,7 +22,7 @@ pub enum TableKeyKind {
 pub struct TableKey {
     /// Name in the TOML file.
     pub name: &'static str,
-    /// The values that it accepts.
+    /// The values that the setting accepts.
     pub kind: TableKeyKind,
     /// What the setting does.
     pub reason: &'static str,

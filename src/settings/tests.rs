@@ -165,7 +165,7 @@ fn time_zone_accepts_only_utc_and_local_or_nothing() {
     assert_eq!(error.code(), Code::SettingInvalid);
 }
 
-/// The error for a file, without the file's name, and its hint.
+/// Returns the error for a file, without the file's name, and the error's hint.
 fn refused(toml: &str) -> (String, String) {
     let error = load_file(toml, &[]).unwrap_err();
     let (_, place) = error.what().split_once(':').unwrap();

@@ -1,4 +1,5 @@
-//! Checks that the captured tables have columns that identify and order their rows.
+//! Checks the server's encoding, the columns that identify and order rows, which slot captures the
+//! tables, and whether the slot is older than the publication.
 
 use slot_manager::table_shape::SeqColumn;
 use slot_manager::{Finding, Severity, SlotName, cluster, quoted_identifier, slots};
@@ -17,7 +18,8 @@ use crate::store::capture_record;
 const INIT: &str = "run `postrider init --apply` as the owner of the table; \
                     docs/explanation/recovery.md explains the cost of a missing column";
 
-/// Checks all captured tables, and which slot owns them.
+/// Checks the server's encoding, all captured tables, which slot owns them, and where the slot
+/// begins.
 pub(super) async fn check(sql: &Sql, settings: &Settings) -> Result<Vec<Finding>> {
     let mut findings = vec![encoding(sql).await?];
     for table in &settings.tables {
@@ -53,7 +55,7 @@ async fn encoding(sql: &Sql) -> Result<Finding> {
     })
 }
 
-/// The findings on the columns of one table.
+/// Returns the findings about the columns of one table.
 pub(in crate::cli) fn columns(table: &TableSettings, shape: &Shape) -> Vec<Finding> {
     let name = &table.table;
     let mut findings = Vec::new();
@@ -90,8 +92,8 @@ pub(in crate::cli) fn columns(table: &TableSettings, shape: &Shape) -> Vec<Findi
     findings
 }
 
-/// Code, description and remedy if the column that numbers the rows is missing, has no index, or is not
-/// filled by a sequence with `cache 1`.
+/// Returns code, description and remedy if the column that numbers the rows is missing, has no
+/// index, or is not filled by a sequence with `cache 1`.
 fn seq_fault(table: &TableSettings, shape: &Shape) -> Option<(&'static str, String, String)> {
     let name = &table.table;
     match &shape.seq {
@@ -144,14 +146,15 @@ fn seq_fault(table: &TableSettings, shape: &Shape) -> Option<(&'static str, Stri
     }
 }
 
-/// A finding if the slot is older than the publication. Other checks report a missing table.
+/// Returns a finding if the slot is older than the publication. Ignores errors, because other checks
+/// report missing tables.
 async fn slot_start(sql: &Sql, slot: &SlotName) -> Option<Finding> {
     let slot = slots::find(sql, slot).await.ok()??;
     let records = capture_record::read(&**sql).await.ok()?;
     before_publication(&slot, &records)
 }
 
-/// A finding if another slot owns one of the tables.
+/// Returns a finding if another slot owns one of the tables.
 async fn owner(sql: &Sql, settings: &Settings, slot: &SlotName) -> Option<Finding> {
     let looking = async {
         let found = claim::find_tables(sql, &settings.tables).await?;

@@ -1,8 +1,9 @@
-//! Maps a sample of a table's rows with the relay's own mapping, to check that they can become messages.
+//! Maps a sample of a table's rows with the relay's own mapping, to check that the rows can become
+//! messages.
 //!
-//! The description of the table comes from the catalog, in the form in which the stream would describe
-//! it. The sample has the rows with the highest ids (if ids can be sorted), without payloads. `pubsub`
-//! looks up the topics of the sample.
+//! The description of the table comes from the catalog, in the form in which the stream would
+//! describe it. The sample has the rows with the highest ids, or any rows if PostgreSQL cannot sort
+//! the ids. The sample leaves payloads out. `pubsub` looks up the topics of the sample.
 
 use std::collections::BTreeSet;
 
@@ -25,7 +26,7 @@ const SAMPLE: usize = 500;
 /// Short, because the sample is optional: do not sort a table whose id has no index.
 const SAMPLE_TIMEOUT: &str = "set statement_timeout = '2s'";
 
-/// Placeholder in topic names if no project is set. The check then does not look topics up.
+/// Replaces the project in topic names if no project is set. The topics are then not looked up.
 const NO_PROJECT: &str = "no-project";
 
 /// The findings and topics of one table.
@@ -36,7 +37,8 @@ pub(super) struct MappingCheck {
     pub(super) topics: BTreeSet<String>,
 }
 
-/// Checks one captured table. The check of the publication reports a missing table.
+/// Checks one captured table. Returns nothing for a missing table, because the check of the
+/// publication reports it.
 pub(super) async fn check(
     sql: &Sql,
     settings: &TableSettings,
@@ -118,7 +120,8 @@ async fn not_unique(sql: &Sql, settings: &TableSettings, id: &str) -> Result<Opt
     }))
 }
 
-/// The topics that the settings name without a column, so that they are known without a row.
+/// Returns the topics that the settings name without a column. We know these topics even if the
+/// table is empty.
 fn plain_topics(settings: &TableSettings, project: &str) -> BTreeSet<String> {
     let template = Some(&settings.topic).filter(|topic| topic.columns().next().is_none());
     let plain = template.map(ToString::to_string);
@@ -136,7 +139,8 @@ fn plain_topics(settings: &TableSettings, project: &str) -> BTreeSet<String> {
         .collect()
 }
 
-/// Rows as text, in the order of the columns, with the payload left out.
+/// Reads up to [`SAMPLE`] rows as text, with the columns in the order of the table and null instead
+/// of the payload.
 async fn sample(
     sql: &Sql,
     relation: &OwnedRelation,
@@ -152,7 +156,7 @@ async fn sample(
             if column.name == payload {
                 "null::text".to_owned()
             } else {
-                // `format` prints values as the stream has them. A cast to text prints some types
+                // `format` prints values as the stream sends them. A cast to text prints some types
                 // differently.
                 let name = quoted_identifier(&column.name);
                 // `is not null` would be false for a composite value that contains a null.

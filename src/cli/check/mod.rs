@@ -83,7 +83,8 @@ fn check_settings(settings: &Settings) -> Findings {
     let mut checked = vec![finding(Severity::Ok, "settings", what)];
     checked.extend(settings.database().err().as_ref().map(from_error));
     match settings.project() {
-        // A topic's name needs the project.
+        // The full name of the topic contains the project, so check the topic only if the project is
+        // set.
         Ok(_) => checked.extend(settings.dead_letter_topic().err().as_ref().map(from_error)),
         Err(error) => checked.push(from_error(&error)),
     }
@@ -132,7 +133,8 @@ async fn check(settings: &Settings) -> Result<Findings> {
     Ok(findings)
 }
 
-/// The findings, and the topics of the events in the tables.
+/// Returns the findings about the database, and the topics of the settings and of the sampled
+/// events.
 async fn check_database(sql: &Sql, settings: &Settings) -> Result<(Vec<Finding>, Vec<String>)> {
     let expectation = Expectation {
         slot: settings.slot.clone(),
@@ -150,7 +152,7 @@ async fn check_database(sql: &Sql, settings: &Settings) -> Result<(Vec<Finding>,
         return Ok((findings, Vec::new()));
     }
     findings.extend(replication_session(sql, &findings).await);
-    // Read the table: it may exist with the schema of an older version.
+    // Read from outbox.relay: the table may exist, but with the schema of an older version.
     if findings.iter().any(|finding| finding.code == "relay-table") {
         let read = database::refuse_foreign_records(sql, settings).await;
         match read {
@@ -179,8 +181,8 @@ async fn check_database(sql: &Sql, settings: &Settings) -> Result<(Vec<Finding>,
     Ok((findings, topics))
 }
 
-/// If the relay prunes, checks that it may delete. Without this right it still delivers events, so this is
-/// only a warning.
+/// If the relay prunes, checks that it may delete. Without this right the relay still delivers
+/// events, so the finding is only a warning.
 async fn pruning(sql: &Sql, settings: &Settings) -> Option<Finding> {
     settings.prune_after?;
     match require_rights(sql, settings, Pruning::Relay).await {
@@ -197,8 +199,8 @@ async fn pruning(sql: &Sql, settings: &Settings) -> Option<Finding> {
     }
 }
 
-/// Adds the finding about a lost slot. This finding replaces the milder finding that the slot is missing,
-/// which is normal before a first start.
+/// Adds the finding about a lost slot. Removes a milder finding with the same code: `preflight`
+/// reports any missing slot, because a slot may be missing before the first start.
 fn with_a_lost_slot(findings: &mut Vec<Finding>, lost: Option<Finding>) {
     let Some(lost) = lost else { return };
     let is_milder = |known: &Finding| known.code == lost.code && known.severity < lost.severity;
@@ -208,16 +210,16 @@ fn with_a_lost_slot(findings: &mut Vec<Finding>, lost: Option<Finding>) {
     }
 }
 
-/// Checks that the server accepts a replication session. Skips the check if a relay reads from the slot:
-/// that relay already has such a session, and there may be no free walsender for a second session. Also
-/// skips it after other findings that would make it fail.
+/// Checks that the server accepts a replication session. Skips the check if a relay reads from the
+/// slot: that relay already has such a session, and there may be no free walsender for a second
+/// session. Also skips the check if an earlier finding would make it fail.
 async fn replication_session(sql: &Sql, known: &[Finding]) -> Option<Finding> {
     let reasons = [
         Code::SlotHeld,
         Code::ReplicationRight,
         Code::WalSendersUsedUp,
     ];
-    // A check that passed has a finding with the same code.
+    // `known` also has findings of passed checks, under the same codes. Ignore those.
     let mut problems = known
         .iter()
         .filter(|finding| finding.severity != Severity::Ok);

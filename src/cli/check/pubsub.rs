@@ -17,7 +17,7 @@ const CALL_TIMEOUT: Duration = Duration::from_secs(5);
 /// Maximum number of topics to look up. Each topic takes up to three calls, one after the other.
 const LOOKED_UP_MAX: usize = 50;
 
-/// The topic with which we test whether Pub/Sub answers. It need not exist.
+/// The topic with which we test whether Pub/Sub answers. The topic need not exist.
 const PROBE: &str = "postrider-check";
 
 /// Checks Pub/Sub. `topics` are the full names of the topics of sampled events and of the settings.
@@ -25,7 +25,7 @@ pub(super) async fn check(settings: &Settings, mut topics: Vec<String>) -> Vec<F
     let mut findings = Vec::new();
     match settings.dead_letter_topic() {
         Ok(topic) => topics.extend(topic.map(|topic| topic.to_string())),
-        // Reported below.
+        // `settings.project()` reports the missing project below.
         Err(error) if error.code() == Code::ProjectMissing => {}
         Err(error) => findings.push(from_error(&error)),
     }
@@ -207,7 +207,7 @@ fn missing(settings: &Settings, topic: &str) -> Finding {
 
 async fn subscriptions(client: &TopicAdmin, topic: &str) -> Result<Finding> {
     let has_subscription = match in_time(topic, client.has_subscription(topic)).await {
-        // A role may look topics up without seeing their subscriptions.
+        // Some roles may look up topics but not their subscriptions.
         Err(error) if error.code() == Code::PubsubPermission => true,
         found => found?,
     };

@@ -11,7 +11,7 @@ use crate::ops::event::{EventReport, EventState};
 const KEY_CHARS: usize = 13;
 const NAME_CHARS: usize = 36;
 
-/// All details of each event.
+/// Formats all details of each event.
 pub(super) fn details(events: &[EventReport]) -> String {
     let texts: Vec<String> = events.iter().map(detail).collect();
     texts.join("\n")
@@ -95,8 +95,8 @@ pub(super) fn list(listing: &EventListing) -> String {
         );
     }
     if listing.dispatch == "exceptions" {
-        text += "With dispatch = exceptions published events have no record, so only events that were \
-                 set aside are listed.\n";
+        text += "With dispatch = exceptions only events with a record are listed: published events get \
+                 no record, and waiting events cannot be distinguished from them.\n";
     }
     if listing.more_wait {
         text += "More events may wait than are listed: `postrider status` counts them.\n";

@@ -28,7 +28,7 @@ pub(super) fn start(format: LogFormat) -> Result<()> {
     let builder = tracing_subscriber::fmt()
         .with_env_filter(filter)
         .with_writer(std::io::stderr);
-    // An error means that a subscriber is already set, as in a test. It can stay.
+    // An error means that a subscriber is already set, as in a test. Keep that subscriber.
     let _ = match format {
         LogFormat::Json => builder.json().flatten_event(true).try_init(),
         LogFormat::CloudLogging => builder.event_format(CloudLogging).try_init(),
@@ -40,8 +40,8 @@ pub(super) fn start(format: LogFormat) -> Result<()> {
     Ok(())
 }
 
-/// Parses `RUST_LOG`. The filter would take a misspelt level for the name of a crate, and silence all
-/// other crates. So this refuses a bare word that is neither a level nor one of our crates.
+/// Parses `RUST_LOG`. Refuses a bare word that is neither a level nor one of our crates. `EnvFilter`
+/// would take a misspelt level for the name of a crate, and silence all other crates.
 fn filter(text: &str) -> Result<EnvFilter> {
     let invalid = |what: String| {
         Error::new(Code::SettingInvalid, what).hint(

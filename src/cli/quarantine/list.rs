@@ -44,7 +44,7 @@ struct ListedKey {
     released: i64,
     /// The first event, under a name that the other commands accept.
     first_event: String,
-    /// Age of the first event's commit.
+    /// Time since the commit of the first event.
     since_seconds: u64,
     error: Option<String>,
 }

@@ -41,7 +41,7 @@ Example:
   postrider quarantine show \\
     0190163d-8694-739b-aea5-966c26f8ad91")]
     Show(show::QuarantineShowArgs),
-    /// Release events: publish them after all, in the order of their keys
+    /// Release events: publish them after all, each key in order
     ///
     /// A running relay publishes them within seconds, before any later event of their key. An event
     /// that fails again returns to quarantine, with the events behind it.

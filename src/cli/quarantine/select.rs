@@ -26,8 +26,8 @@ pub(super) struct Which {
     pub(super) all: bool,
 }
 
-/// A name of the event that a person can type as an argument: its source id, or its uuid if the source
-/// id is long or has characters that a terminal cannot show.
+/// Returns a name of the event that a person can type as an argument: its source id, or its uuid if
+/// the source id is long or has characters that a terminal cannot show.
 pub(super) fn name(source_id: Option<&str>, uuid: Uuid) -> String {
     let can_be_typed = |id: &&str| id.chars().nth(SHOWN_CHARS).is_none() && printable(id) == **id;
     source_id
@@ -35,7 +35,8 @@ pub(super) fn name(source_id: Option<&str>, uuid: Uuid) -> String {
         .map_or_else(|| uuid.to_string(), str::to_owned)
 }
 
-/// The rows of an event in log order: those in quarantine, or all its rows if none is in quarantine.
+/// Returns the rows of an event in quarantine, in log order. If none of its rows is in quarantine,
+/// returns all its rows.
 ///
 /// # Errors
 /// `not-in-quarantine` when the event has no row; `setting-invalid` when several events have this id.

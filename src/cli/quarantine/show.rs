@@ -26,7 +26,7 @@ pub(super) struct QuarantineShowArgs {
 
 #[derive(Debug, Serialize)]
 struct Shown {
-    /// `schema.table:id` where the id is not a uuid.
+    /// The event's uuid, or `schema.table:id` if the ids of its table are not uuids.
     event_id: String,
     /// The event's uuid, which its message has in the attribute `event_id`.
     uuid: String,

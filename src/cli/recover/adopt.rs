@@ -1,5 +1,5 @@
-//! `postrider recover --adopt`: decides whether this server may replace the server that the relay
-//! served before, and whether the relay can continue with the existing slot.
+//! `postrider recover --adopt`: decides whether this server may replace the relay's previous server,
+//! and whether the relay can continue with the existing slot.
 
 use decoder::Lsn;
 use slot_manager::{SlotName, slots};
@@ -13,8 +13,8 @@ use crate::settings::Settings;
 use crate::store::capture_record as captures;
 use crate::store::relay_row::{Audit, Recorded};
 
-/// The slot's position, if a relay that had stopped at this position, on this cluster, would simply
-/// continue to stream.
+/// Returns the slot's confirmed position if nobody reads the slot, and a relay could simply continue
+/// to stream from there. The check assumes that the relay stopped at this position, on this cluster.
 pub(super) fn usable_from(seen: Seen<'_>) -> Option<Lsn> {
     let slot = seen.slot.filter(|slot| !slot.active)?;
     let left_here = Recorded {
@@ -38,10 +38,10 @@ pub(super) fn usable_from(seen: Seen<'_>) -> Option<Lsn> {
     }
 }
 
-/// Returns the position from which the relay continues with the slot, or `None` if it has to recover.
-/// We keep the slot if every visible row has an outcome. The slot existed before we read the rows, so it
-/// streams every row that is committed later. `pg_upgrade` leads to this state if everything was
-/// delivered before.
+/// Returns the position from which the relay continues with the existing slot, or `None` if the
+/// relay has to recover. An adoption keeps the slot if every visible row has an outcome. The slot
+/// existed before we read the rows, so it streams every row that is committed later. After
+/// `pg_upgrade` the slot is kept if everything was delivered before.
 pub(super) async fn kept_from(situation: &Situation, settings: &Settings) -> Result<Option<Lsn>> {
     if !situation.is_foreign() || situation.owner.is_some() || situation.usable_from.is_none() {
         return Ok(None);
@@ -50,8 +50,8 @@ pub(super) async fn kept_from(situation: &Situation, settings: &Settings) -> Res
     Ok(situation.usable_from.filter(|_| !waits))
 }
 
-/// Refuses a cluster with lower transaction ids than the rows in the tables. After a dump is restored
-/// into a new cluster, transactions are counted from the beginning, so new rows would seem to be older
+/// Refuses a cluster with lower transaction ids than the rows in the tables. A new cluster that was
+/// filled from a dump counts transactions from the beginning, so its new rows would seem to be older
 /// than capturing.
 pub(super) async fn refuse_lower_transactions(sql: &Sql, settings: &Settings) -> Result<()> {
     let now = current_snapshot(&**sql).await?.xmax();
@@ -96,8 +96,8 @@ const XIDS_PER_FILE: u64 = 1 << 20;
 /// take an old id that is more than 2^31 away for a future one. 2^30 leaves a margin.
 const FARTHEST: u64 = 1 << 30;
 
-/// The transaction id with which the cluster should continue. It is not below `wanted`, and is the first
-/// id in a file of `pg_xact` that does not exist yet.
+/// Returns the transaction id with which the cluster should continue. The id is not below `wanted`,
+/// and is the first id in a file of `pg_xact` that does not exist yet.
 fn next_xid_to_set(now: u64, wanted: u64) -> u64 {
     const EPOCH: u64 = 1 << 32;
     let after_now = (now / XIDS_PER_FILE + 1) * XIDS_PER_FILE;

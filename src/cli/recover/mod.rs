@@ -1,7 +1,8 @@
 //! `postrider recover`: previews a recovery, or requests one.
 //!
 //! The relay does the recovery itself, because it holds the slot and knows which events are in
-//! flight. This command marks the slot and ends the relay's session, so that the relay opens a new one.
+//! flight. This command marks the slot for recovery in `outbox.relay`, and ends the relay's session,
+//! so that the relay opens a new one.
 
 mod adopt;
 mod preview;
@@ -32,8 +33,8 @@ pub(super) struct RecoverArgs {
     /// Only show whether recovery is needed and which rows it would publish; changes nothing
     #[arg(long, conflicts_with_all = ["yes", "adopt"])]
     dry_run: bool,
-    /// This server replaces the one that the relay served before, or this slot replaces another one:
-    /// let the relay continue here
+    /// Let the relay continue on a server that replaces its previous server, or with a slot that
+    /// replaces another slot
     #[arg(long)]
     adopt: bool,
     /// Do it without asking
@@ -71,7 +72,7 @@ struct Situation {
     repeats: bool,
     /// Fingerprint of the publication.
     publication: String,
-    /// The slot's position, if a relay that had stopped there would simply continue to stream.
+    /// The slot's confirmed position, if a relay could simply continue to stream from there.
     usable_from: Option<Lsn>,
     /// Why a relay would recover at its next session; `None` if it would only stream.
     why: Option<Why>,
@@ -186,13 +187,14 @@ impl Situation {
     }
 }
 
-/// Whether the relay's records come from another database.
+/// Whether the relay's records come from another cluster, or from another database of this cluster.
 fn is_foreign(earlier: Option<&Recorded>, cluster: &Cluster) -> bool {
     earlier.is_some_and(|row| !row.origin.matches(cluster.origin()))
 }
 
-/// The finding of `postrider check` about a slot that is lost or was recreated. Also `None` if a query
-/// fails; another finding then says why.
+/// Returns the finding of `postrider check` about a slot that is missing, lost or recreated. Returns
+/// `None` if the slot has no such fault. Also returns `None` if a query fails, because another
+/// finding then says why.
 pub(super) async fn lost_slot(sql: &Sql, settings: &Settings) -> Option<Finding> {
     let situation = Situation::read(sql, settings).await.ok()?;
     let error = situation.why?.stops?;
@@ -217,8 +219,8 @@ pub(super) async fn lost_slot(sql: &Sql, settings: &Settings) -> Option<Finding>
     })
 }
 
-/// The reason that is recorded for the recovery. Adopting requires `--adopt`; otherwise `--adopt` is an
-/// error.
+/// Returns the reason to record for the recovery: `adopted` or `requested`. An adoption without
+/// `--adopt` is an error, and so is `--adopt` without need.
 fn reason(situation: &Situation, adopt: bool) -> Result<&'static str> {
     let is_anothers = situation.is_foreign() || situation.owner.is_some();
     match (is_anothers, adopt) {

@@ -53,7 +53,7 @@ struct Topic {
     rows: u64,
     /// Total size of the encoded messages.
     bytes: u64,
-    /// Earliest and latest `occurred_at`; `None` if the table has no such column.
+    /// Earliest and latest `occurred_at`; `None` if no row has such a time.
     oldest: Option<String>,
     newest: Option<String>,
     first_event_ids: Vec<String>,
@@ -119,7 +119,8 @@ async fn tables(
         let reader = sql.answer(resolving).await?;
         let window = ScanWindow::unresolved(captured, repeats);
         let window = if situation.is_foreign() {
-            // The floor counts transactions of another cluster, so it resolves nothing here.
+            // The floor counts transactions of another cluster, so no row here is resolved because
+            // of the floor.
             ScanWindow {
                 from_xid: 0,
                 ..window
@@ -134,7 +135,7 @@ async fn tables(
 }
 
 async fn read(mut unrecorded: Unrecorded<'_>, name: String, limit: u64) -> Result<TablePreview> {
-    // The mapping needs a position. Any will do, because nothing is published or recorded.
+    // The mapping needs a position. Any position will do, because nothing is published or recorded.
     let place = CommitLsn::new(Lsn::new(1));
     let mut table = TablePreview {
         table: name,

@@ -1,5 +1,6 @@
-//! Creates, drops and advances the slot. If events would not be streamed afterwards, the command needs
-//! `--yes`; without it, the command only says how many.
+//! Creates, drops and advances the slot. Drop and advance need `--yes`, because some events may not
+//! be streamed afterwards. Without `--yes` they only show how many events and how much WAL are not
+//! confirmed. Create needs `--yes` only if the relay has lost an earlier slot of this name.
 
 use std::process::ExitCode;
 use std::time::Duration;
@@ -66,7 +67,8 @@ struct LeftOut {
     /// The slot's confirmed position, before a drop or after an advance.
     #[serde(serialize_with = "as_text")]
     confirmed_flush_lsn: Lsn,
-    /// WAL that was not confirmed.
+    /// Bytes of WAL that were not confirmed, up to the server's position or the target of the
+    /// advance.
     lag_bytes: u64,
     /// Number of events without a record; `None` if unknown.
     pending_events: Option<u64>,

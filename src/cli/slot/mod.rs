@@ -1,8 +1,7 @@
 //! `postrider slot`: shows, creates, drops and advances replication slots.
 //!
-//! `screen` formats the state of the slot (`ops::slot`) for a person. `show` prints text or JSON, and
-//! sets the exit code. `list` lists all slots. `change` has the commands that change a slot; they require
-//! `--yes` if events would not be streamed afterwards.
+//! `screen` formats the state of the slot (`ops::slot`) for a person. `show` prints text or JSON,
+//! and sets the exit code. `list` lists all slots. `change` creates, drops and advances the slot.
 
 mod change;
 mod list;

@@ -1,5 +1,5 @@
-//! The full-screen view of `status --watch`: the same lines as `status`, with graphs of the last
-//! minutes. `q`, Escape and Ctrl-C close the view.
+//! Draws the full-screen view of `status --watch`: the same lines as `status`, with graphs of the
+//! last minutes. `q`, Escape and Ctrl-C close the view.
 //!
 //! A thread reads the keyboard, because reading blocks. The terminal is restored when the view ends,
 //! even after a panic (`ratatui::try_init` installs a hook).
@@ -77,7 +77,7 @@ pub(super) async fn run(observer: &mut Observer<'_>, interval: Duration) -> Resu
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     let ended = 'view: loop {
         let observed = {
-            // A snapshot may hang together with the server. The keys must work in the meantime.
+            // A snapshot hangs if the server hangs. The keys must still work.
             let observing = async {
                 ticks.tick().await;
                 observer.observe().await

@@ -1,4 +1,5 @@
-//! The dead letter: the message on the dead-letter topic that reports a bad event.
+//! Encodes dead letters, and keeps track of the dead letters in flight. A dead letter is a message
+//! on the dead-letter topic that reports a bad event.
 //!
 //! A dead letter has the event's data and attributes, as far as they fit. Further attributes say which
 //! event it is, where it should have gone, and why it could not be published. The letter has no ordering
@@ -28,7 +29,7 @@ pub(crate) struct Letter {
     pub(crate) error: Arc<str>,
 }
 
-/// The dead letters in flight, by the place of their event.
+/// The dead letters in flight, by the position of their events in the log.
 #[derive(Debug)]
 pub(crate) struct DeadLetters {
     /// Full name of the dead-letter topic, if there is one.
@@ -59,8 +60,8 @@ impl DeadLetters {
         self.in_flight.insert(place(&letter.origin), letter);
     }
 
-    /// Removes the dead letter of this event. `None` if the message that was sent to `topic` is not a dead
-    /// letter.
+    /// Removes and returns the dead letter of this event. Returns `None` if the message that was
+    /// sent to `topic` is not a dead letter.
     pub(crate) fn take(&mut self, topic: &Arc<str>, origin: &EventRef) -> Option<Letter> {
         if self.topic.as_ref() != Some(topic) {
             return None;
@@ -70,7 +71,7 @@ impl DeadLetters {
 }
 
 /// Encodes the dead letter. `original` is the event's own message. For a row that could not become a
-/// message, it has only the payload and the source id.
+/// message, `original` has only the payload and the source id.
 pub(crate) fn letter(letter: &Letter, original: PubsubMessage) -> Bytes {
     let Letter {
         group,

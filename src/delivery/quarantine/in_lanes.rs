@@ -1,4 +1,4 @@
-//! Released events in lanes, and how much of the budget they take.
+//! Keeps track of the released events in lanes, and of the bytes that they take from the budget.
 
 use std::collections::HashMap;
 
@@ -29,7 +29,7 @@ impl ReleasedInLanes {
         self.events.is_empty()
     }
 
-    /// Bytes of all these events, as the budget counts them.
+    /// Bytes of all released events in lanes, as the budget counts them.
     pub(crate) fn bytes(&self) -> usize {
         self.bytes
     }

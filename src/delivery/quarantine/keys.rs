@@ -1,4 +1,5 @@
-//! Keeps track of the blocked keys, and of the event from which on each key is blocked.
+//! Keeps track of the blocked keys, and of the position in the log from which on each key is
+//! blocked.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -12,12 +13,13 @@ use crate::store::dispatch::quarantined::{BEHIND_A_RELEASE, MAX_BLOCKED};
 /// A blocked key.
 #[derive(Debug)]
 pub(super) struct BlockedState {
-    /// Whether the key is blocked only until its release ends. Then the key has no event in
+    /// Whether the key is blocked only until its release ends. If so, the key has no event in
     /// quarantine.
     pub(super) for_release: bool,
-    /// The place of the first event in quarantine. Events before it are not affected.
+    /// The position from which on the key is blocked, usually that of its first event in quarantine.
+    /// Earlier events are not affected.
     pub(super) since: EventPlace,
-    /// The reason that is recorded for the events that wait behind that event.
+    /// The reason that is recorded for the events that wait because the key is blocked.
     pub(super) waits: Arc<str>,
     /// The number of the last record of this key that was handed to the writer.
     pub(super) last_record: u64,
@@ -72,15 +74,15 @@ impl BlockedKeys {
         self.policy == OnBadEvent::QuarantineKey && group.is_ordered()
     }
 
-    /// Blocks a key from the place `since` on. `first` is the id, as shown to people, of the event at that
-    /// place. The rows of all events behind it name that event.
+    /// Blocks a key from the position `since` on. `first` is the id, as shown to people, of the
+    /// event at that position. The rows of all later events of the key name this event.
     pub(crate) fn block(&mut self, group: Group, since: EventPlace, first: &str) {
         self.by_group
             .insert(group, BlockedState::new(since, waits_for(first)));
     }
 
-    /// Blocks a key from the place `since` on, until the release has ended. No replayed event of the key is
-    /// before `since`.
+    /// Blocks a key from the position `since` on, until the release has ended. No replayed event of
+    /// the key lies before `since`.
     pub(crate) fn block_for_release(&mut self, group: Group, since: EventPlace) {
         let blocked = BlockedState {
             for_release: true,

@@ -1,5 +1,5 @@
-//! The quarantine, as a state machine without IO: which events are set aside, which keys they block,
-//! and how they are released.
+//! Decides which events are set aside, which keys they block, and how they are released. The
+//! quarantine is a state machine without IO.
 //!
 //! Under `quarantine_key` a bad event blocks its key: events that wait behind it, and all that arrive
 //! later, are recorded as quarantined too, to keep the order of the key. Events *before* the bad one
@@ -55,10 +55,10 @@ use turns::ReleaseTurns;
 /// Maximum number of rows of a page. A release with this many events in lanes requests no further page.
 pub(crate) const PAGE: usize = 100;
 
-/// The place of an event in the log: commit LSN and ordinal.
+/// The position of an event in the log: commit LSN and ordinal.
 pub(crate) type EventPlace = (u64, u32);
 
-/// The place of this event.
+/// The position of this event in the log.
 pub(crate) fn place(origin: &EventRef) -> EventPlace {
     (origin.commit.lsn().as_u64(), origin.ordinal)
 }
@@ -68,7 +68,7 @@ pub(crate) fn place(origin: &EventRef) -> EventPlace {
 pub(crate) enum QuarantineQuery {
     /// Mark all quarantined rows of the group as released.
     Mark(Group),
-    /// Read released rows after this place.
+    /// Read released rows after this position.
     Page(Group, EventPlace),
     /// Mark all released rows of the group as quarantined.
     SendBack(Group),
@@ -107,8 +107,8 @@ pub(crate) struct Quarantine {
     durable: u64,
     /// Number of bad events that block no key. Some of them may have left the quarantine since.
     unblocking: usize,
-    /// Value of `unblocking` when the current count of the rows began; `None` if some records were not
-    /// durable then.
+    /// Value of `unblocking` when the current count of the rows began. `None` if no count is under
+    /// way, or if some records were not durable when it began.
     counting: Option<usize>,
 }
 
@@ -217,15 +217,16 @@ impl Quarantine {
         self.counting = self.is_settled().then_some(self.unblocking);
     }
 
-    /// Notes that the table has `rows` rows in quarantine. If more events were set aside before the count
-    /// began, the difference has left the quarantine.
+    /// Notes that the table has `rows` rows in quarantine. If more events than that had been set
+    /// aside when the count began, the difference has left the quarantine.
     pub(crate) fn counted(&mut self, rows: usize) {
         if let Some(before) = self.counting.take() {
             self.unblocking -= before.saturating_sub(rows);
         }
     }
 
-    /// Notes that a dead letter of the group was sent. Its event is recorded when the letter has ended.
+    /// Notes that a dead letter of the group was sent. Its event is recorded once the letter is
+    /// stored or refused.
     pub(crate) fn letter_sent(&mut self, group: &Group) {
         if let Some(blocked) = self.keys.by_group.get_mut(group) {
             blocked.letters += 1;
@@ -317,8 +318,8 @@ impl Quarantine {
         self.releases.fail(group)
     }
 
-    /// Blocked keys that are not being released and whose records are all durable: up to `limit` of
-    /// them, after the first `skip`. Also returns how many records were durable at this moment.
+    /// Returns up to `limit` blocked keys, after the first `skip`. Considers only keys that are not
+    /// being released and have only durable records. Also returns how many records are durable now.
     pub(crate) fn settled(&self, skip: usize, limit: usize) -> (Vec<Group>, u64) {
         let settled = self.keys.by_group.iter().filter(|(group, blocked)| {
             blocked.is_recorded(self.durable) && !self.releases.by_group.contains_key(group)

@@ -1,4 +1,5 @@
-//! The release of one key, as a state machine. The steps are in the header of the parent module.
+//! Runs the release of one group, as a state machine. The steps are in the header of the parent
+//! module.
 
 use super::keys::BlockedState;
 use super::{EventPlace, PAGE, QuarantineQuery};
@@ -29,7 +30,7 @@ enum PageState {
 #[derive(Debug)]
 pub(super) struct Release {
     pub(super) stage: Stage,
-    /// The place of the last row read.
+    /// The position of the last row read.
     after: EventPlace,
     page: PageState,
     /// How many records were durable when the last page was requested.
@@ -44,8 +45,8 @@ pub(super) struct Release {
 }
 
 impl Release {
-    /// A release of a blocked key, or of a group that blocks nothing. `handed` is the number of records that
-    /// were handed to the writer before it.
+    /// Begins the release of a blocked key, or of a group that blocks nothing. `handed` is the
+    /// number of records that were handed to the writer so far.
     pub(super) fn new(blocked: Option<&BlockedState>, handed: u64) -> Self {
         Self {
             stage: match blocked {
@@ -113,8 +114,8 @@ impl Release {
         QuarantineQuery::Page(group.clone(), self.after)
     }
 
-    /// Whether all events that were read have a durable outcome. Then every row that is still released was
-    /// released later, by another replay, and may precede the rows already read.
+    /// Whether all events that were read have a durable outcome. If so, every row that is still
+    /// released was released later, by another replay, and may precede the rows already read.
     fn is_idle(&self, durable: u64) -> bool {
         self.in_lanes == 0 && durable >= self.last_record
     }
@@ -165,8 +166,8 @@ impl Release {
         }
     }
 
-    /// Whether the release has ended and none of its events is in a lane. Its last outcomes may not be
-    /// durable yet.
+    /// Whether the release has ended and none of its events is in a lane. The last outcomes may not
+    /// be durable yet.
     pub(super) fn has_left_lanes(&self) -> bool {
         matches!(self.stage, Stage::Ended) && self.in_lanes == 0
     }

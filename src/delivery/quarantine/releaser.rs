@@ -1,5 +1,5 @@
-//! A task that reads released rows from `outbox.dispatch` over its own connection, one question at a
-//! time.
+//! Runs a task that reads released rows from `outbox.dispatch`, and marks rows as released or
+//! quarantined. The task has its own connection, and answers one question at a time.
 //!
 //! The task looks up the rows of a page in their captured tables one by one, so it holds only one row in
 //! memory, however large the rows are. The session takes each event when it has room. The task reports a
@@ -46,14 +46,15 @@ pub(crate) enum Ask {
 #[derive(Debug)]
 pub(crate) enum QuarantineAnswer {
     Polled {
-        /// The groups with released rows, and whether the first of these events is a replayed one.
+        /// The groups with released rows. The flag says whether the first released event of the
+        /// group is replayed.
         released: Vec<(Group, bool)>,
         vanished: Vec<Group>,
         durable: u64,
         count: Option<i64>,
     },
     Marked(Group),
-    /// The group was not marked, because all its released events are replayed ones.
+    /// The group was not marked, because all its released events are replayed.
     OnlyReplayed(Group),
     SentBack(Group),
     /// The event of a row of the group's page.
@@ -103,7 +104,8 @@ impl Releaser {
         }
     }
 
-    /// Asks a question; [`found`](Self::found) returns the answer. Only one question at a time.
+    /// Asks a question; [`found`](Self::found) returns the answer. Only one question may be
+    /// outstanding.
     pub(crate) fn ask(&self, ask: Ask) {
         let sent = self.asks.try_send(ask);
         debug_assert!(sent.is_ok(), "one question at a time");

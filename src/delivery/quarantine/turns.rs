@@ -1,4 +1,4 @@
-//! The releases of one session, and which of them may query the table next.
+//! Keeps the releases of one session, and decides which of them may query the table next.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
@@ -8,8 +8,8 @@ use super::release::{Release, Stage};
 use super::{PAGE, QuarantineQuery};
 use crate::event::{Event, Group, OrderingKey};
 
-/// Maximum number of releases that read pages at once. Releases that wait for Pub/Sub do not count: they
-/// need no queries, and their events count against the budget of bytes in flight.
+/// Maximum number of releases that read pages at once. Releases that wait for Pub/Sub do not count:
+/// such releases need no queries, and their events count against the budget of bytes in flight.
 pub(super) const MAX_RELEASES: usize = 256;
 
 /// The releases, by group.
@@ -63,8 +63,8 @@ impl ReleaseTurns {
         self.begun(group, Stage::Paging);
     }
 
-    /// Fails a release: all released events of the group are replayed ones, and a bad event that came later
-    /// blocks the key.
+    /// Fails a release: all released events of the group are replayed, and a bad event that came
+    /// later blocks the key.
     pub(crate) fn only_replayed(&mut self, group: &Group) {
         self.begun(group, Stage::Failed);
     }

@@ -81,7 +81,7 @@ struct World {
     lanes: Lanes,
     models: BTreeMap<Key, Model>,
     in_flight: Vec<Request>,
-    /// The highest limit on requests in flight, and the present one.
+    /// The maximum limit on requests in flight, and the present limit.
     most: usize,
     limit: usize,
 }

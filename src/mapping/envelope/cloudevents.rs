@@ -1,4 +1,4 @@
-//! CloudEvents 1.0: the binary mode of its Pub/Sub binding and the JSON document of its structured
+//! Writes CloudEvents 1.0: the binary mode of its Pub/Sub binding and the JSON document of its structured
 //! mode (<https://github.com/cloudevents/spec>, `cloudevents/formats/json-format.md`, and
 //! `google-cloud-pubsub.md` in Google's adapters).
 //!
@@ -18,7 +18,7 @@ use outbox_event::{CLOUDEVENTS_VERSION, attribute};
 use super::{Attributes, EventContext, EventFault, MessageData};
 use crate::mapping::payload::ContentKind;
 
-/// Attributes of the distributed tracing extension, taken from the headers.
+/// Attributes of the distributed tracing extension, copied from the attributes of the message.
 const EXTENSIONS: [&str; 2] = [attribute::TRACEPARENT, attribute::TRACESTATE];
 
 /// Adds the context attributes of the binary mode.
@@ -40,8 +40,8 @@ pub(super) fn add_attributes(
     attributes.add(attribute::CONTENT_TYPE, event.content_type())
 }
 
-/// Replaces `out` with the document of the structured mode. It contains a JSON payload exactly as
-/// PostgreSQL printed it, text as a string, and bytes in base64.
+/// Replaces `out` with the document of the structured mode. The document has a JSON payload exactly
+/// as PostgreSQL printed it, text as a string, and bytes in base64.
 pub(super) fn write_document(
     event: &EventContext<'_>,
     attributes: &Attributes,

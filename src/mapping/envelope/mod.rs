@@ -1,4 +1,4 @@
-//! The envelope: the form of a message's data, and the attributes that the form adds.
+//! Applies the envelope: the form of a message's data, and the attributes that the form adds.
 //!
 //! | envelope | data | additional attributes |
 //! |---|---|---|
@@ -28,7 +28,7 @@ pub(super) struct EventContext<'a> {
     pub(super) event_id: &'a str,
     /// The id in the table, if it is not a uuid.
     pub(super) source_id: Option<&'a str>,
-    /// Empty if null. Never empty if the envelope needs it.
+    /// The event type; empty if null. Never empty if the envelope needs an event type.
     pub(super) event_type: &'a str,
     /// The name of the payload column.
     pub(super) payload_column: &'a str,

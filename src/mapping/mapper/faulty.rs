@@ -31,7 +31,7 @@ impl Mapper {
         }
     }
 
-    /// The error of a row for which a value could not be read.
+    /// Makes the error of a row in which a value could not be read.
     #[cold]
     pub(crate) fn refused(
         &mut self,

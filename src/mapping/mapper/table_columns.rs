@@ -12,7 +12,8 @@ pub struct TableColumns<'a> {
     pub id: &'a str,
     /// Whether the id is a uuid, which is then the event id itself.
     pub id_is_uuid: bool,
-    /// Whether ids can be sorted.
+    /// Whether PostgreSQL can compare and sort values of the id's type (`json`, for example, cannot
+    /// be compared).
     pub id_has_order: bool,
     /// The column `occurred_at`.
     pub occurred_at: Option<&'a str>,

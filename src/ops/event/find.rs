@@ -22,7 +22,8 @@ use crate::settings::{Dispatch, Settings};
 use crate::store::dispatch::history::{self, RecordedRow};
 use crate::store::relay_row;
 
-/// Statement timeout. Only a search through outbox.dispatch comes near it.
+/// Statement timeout. Only a search without an index, such as through all of outbox.dispatch, takes
+/// nearly as long.
 pub(crate) const STATEMENT_TIMEOUT: Duration = Duration::from_secs(15);
 
 /// How long to wait for the slot to pass an event without a record.
@@ -50,7 +51,7 @@ struct FoundRow {
     xid: u64,
 }
 
-/// All events with this id. Several tables may have a row with the same number.
+/// Returns all events with this id. The same number may be an id in several tables.
 ///
 /// # Errors
 /// `postgres-timeout` when a search takes too long; database errors.
@@ -104,8 +105,8 @@ pub(crate) async fn find(
     Ok(reports)
 }
 
-/// The records of the found rows and of the event with this uuid. If there are none, and no rows were
-/// found, the records with this source id.
+/// Returns the records of the found rows, and of the event with this uuid. If there are neither such
+/// rows nor such records, returns the records with this source id.
 async fn recorded(
     sql: &Sql,
     tables: &[SearchedTable<'_>],

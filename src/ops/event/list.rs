@@ -1,8 +1,10 @@
 //! Lists the newest events of a key, of a topic, or since a time.
 //!
-//! The list has two parts: first the events that wait, from the tables, then the events with a record,
-//! from outbox.dispatch along its primary key. With `dispatch = exceptions` published events have no
-//! record, so the list contains only events that were set aside.
+//! The list has two parts: first the events that wait, from the tables, then the events with a
+//! record, from outbox.dispatch along its primary key. With `dispatch = exceptions` the list leaves
+//! out the first part, because a waiting event looks like a published event without a record. The
+//! list then has the events that were set aside, and the events that were published while `dispatch`
+//! was `full`.
 
 use decoder::Lsn;
 use replication::CommitLsn;
@@ -21,15 +23,15 @@ use crate::postgres::PatientSql;
 use crate::settings::{Dispatch, Settings};
 use crate::store::dispatch::history;
 
-/// The search stops after it has read this many events without a record in a table, oldest first.
+/// The search for waiting events stops in a table after this many rows without a record, oldest
+/// first.
 const WAITING_MAX: usize = 10_000;
 
-/// The newest events that match; its JSON form, on which programs depend.
+/// The newest events that match. Programs depend on the JSON form.
 #[derive(Debug, serde::Serialize)]
 pub(crate) struct EventListing {
     pub(crate) events: Vec<EventReport>,
-    /// `full` or `exceptions`. With `exceptions`, published events have no record and are not
-    /// listed.
+    /// `full` or `exceptions`. With `exceptions`, only events with a record are listed.
     pub(crate) dispatch: &'static str,
     /// Whether the search stopped at its limit, so that more events may be waiting.
     pub(crate) more_wait: bool,

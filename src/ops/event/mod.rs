@@ -1,11 +1,12 @@
-//! From an outbox row to its outcome: looks up one event by its id, or lists the newest events.
+//! Finds the outcome of an outbox row: looks up one event by its id, or lists the newest events.
 //!
 //! [`find`] looks an event up by its id, and [`list`] finds events by key, topic or time. Both return
 //! [`EventReport`]s. [`state`] decides and explains the state of an event.
 //!
-//! Every statement uses an index or has a time limit. In outbox.dispatch there is an index on the event
-//! id, and the id of a captured table is usually its primary key. Only a numeric id of a deleted row
-//! needs a search through all of outbox.dispatch, because the event id depends on the row's transaction.
+//! Every statement uses an index or has a time limit. In outbox.dispatch there is an index on the
+//! event id, and the id of a captured table is usually its primary key. One search reads all of
+//! outbox.dispatch: for the id of a deleted row, if the ids are not uuids. The event id cannot be
+//! computed from such an id, because it also depends on the row's transaction.
 
 pub(crate) mod find;
 pub(crate) mod list;
@@ -39,7 +40,7 @@ pub(crate) struct EventQuery<'a> {
     pub(crate) key: Option<&'a str>,
     /// The topic's full name or short name.
     pub(crate) topic: Option<&'a str>,
-    /// Only events committed since then.
+    /// Only events committed at this time or later.
     pub(crate) since: Option<&'a Since>,
 }
 
@@ -79,7 +80,7 @@ impl EventQuery<'_> {
     }
 }
 
-/// One event; its JSON form, on which programs depend.
+/// One event. Programs depend on the JSON form.
 #[derive(Debug, Clone, Serialize)]
 pub(crate) struct EventReport {
     /// The event's id in outbox.dispatch and in the attribute `event_id`.
@@ -93,8 +94,8 @@ pub(crate) struct EventReport {
     pub(crate) ordering_key: Option<String>,
     /// Pub/Sub's id of the message.
     pub(crate) message_id: Option<String>,
-    /// The row, while it is in the outbox. Events with a record have no row here in lists, which do not
-    /// search for it.
+    /// The row, if it is in the outbox. Lists do not search for the rows of events with a record, so
+    /// there it is `None`.
     pub(crate) row: Option<EventTableRow>,
     /// The record in outbox.dispatch, if there is one.
     pub(crate) record: Option<EventOutcome>,

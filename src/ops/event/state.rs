@@ -1,4 +1,4 @@
-//! The state of an event, and its explanation. Without IO.
+//! Decides and explains the state of an event, without IO.
 
 use serde::Serialize;
 

@@ -28,7 +28,7 @@ use crate::postgres::PatientSql;
 use crate::settings::Settings;
 use crate::store::replay::{self, ReplayRow};
 
-/// Which events to replay: those that meet all of these conditions.
+/// The conditions that an event must meet to be replayed.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct ReplayCriteria {
     /// The id of one event, as `postrider event` takes it.
@@ -66,17 +66,19 @@ pub(crate) enum ReplayStep {
 /// Receives the progress of the replay; returns false to stop it.
 pub(crate) type OnReplayStep<'a> = dyn FnMut(&ReplayStep) -> bool + 'a;
 
-/// The result; its JSON form, on which programs depend.
+/// The result of a replay. Programs depend on the JSON form.
 #[derive(Debug, PartialEq, Eq, Serialize)]
 pub(crate) struct ReplayReport {
     pub(crate) name: String,
-    /// False if the replay was stopped, or if keys are left that have events in quarantine.
+    /// False if the replay was stopped, or if events are left because their keys have events in
+    /// quarantine or in another replay.
     pub(crate) finished: bool,
     /// Events of this replay that the relay has published again, since the replay began.
     pub(crate) sent: u64,
-    /// Events that Pub/Sub has refused this time, so that they are in quarantine.
+    /// Replayed events that Pub/Sub has refused. They are in quarantine.
     pub(crate) quarantined: u64,
-    /// Events that were not sent: no longer published, without a row, or behind a refused event.
+    /// Events that were not sent: no longer published, without a row, or behind a refused event of
+    /// their key.
     pub(crate) not_sent: u64,
     /// Events that still have to be sent.
     pub(crate) waiting: u64,
@@ -85,7 +87,8 @@ pub(crate) struct ReplayReport {
 /// Counts what a replay would publish, and changes nothing.
 ///
 /// # Errors
-/// `setting-invalid` for a condition that makes no sense, or without full records; database errors.
+/// `setting-invalid` if a condition makes no sense, or if the relay keeps no records of published
+/// events; database errors.
 pub(crate) async fn preview(
     sql: &PatientSql,
     settings: &Settings,
@@ -100,7 +103,8 @@ pub(crate) async fn preview(
 /// Stores a new replay, which [`run`] carries out. Without a name, the current time becomes its name.
 ///
 /// # Errors
-/// As [`preview`]; `setting-invalid` when the name is taken. Nothing is stored then.
+/// The errors of [`preview`]; `setting-invalid` when the name is taken. After an error nothing is
+/// stored.
 pub(crate) async fn begin(
     sql: &PatientSql,
     settings: &Settings,
@@ -181,11 +185,11 @@ pub(crate) async fn run(
     release::run(sql, &row.name, rate, on_step).await
 }
 
-/// Gives up the events that are not released yet, and waits until the released events are published.
-/// Returns how many events it has given up, and the result.
+/// Gives up the events that are not released yet, and waits until the released events have an
+/// outcome. Returns how many events it has given up, and the result.
 ///
 /// # Errors
-/// As [`run`].
+/// The errors of [`run`].
 pub(crate) async fn cancel(
     sql: &PatientSql,
     row: &ReplayRow,

@@ -1,4 +1,5 @@
-//! Releases the selected events to the relay, key by key, as fast as it publishes them.
+//! Releases the selected events to the relay, key by key, at most as fast as the relay publishes
+//! them.
 
 use std::time::{Duration, Instant};
 
@@ -17,8 +18,9 @@ const POLL_INTERVAL: Duration = Duration::from_millis(250);
 /// After this time without progress of the relay, the command reports that it is stalled.
 const STALLED: Duration = Duration::from_secs(10);
 
-/// The command gives up after this many rounds over all keys in which it released nothing, [`ROUND_PAUSE`]
-/// apart. It tries more than once because another replay may hold a key for a moment.
+/// A round over all keys is fruitless if the command releases nothing and no released event is
+/// waiting. The command gives up after this many fruitless rounds and one more, [`ROUND_PAUSE`]
+/// apart. The command does not give up at once, because another replay may hold a key for a moment.
 const FRUITLESS_ROUNDS: u32 = 10;
 const ROUND_PAUSE: Duration = Duration::from_secs(1);
 
@@ -32,7 +34,7 @@ struct Releasing<'a> {
     released: u64,
     counts: ReplayCounts,
     settled_at: Instant,
-    /// The place after which the next poll continues; `None`: at the beginning.
+    /// The next poll continues after this record; `None` means at the beginning.
     settle_after: Option<RecordPlace>,
     /// When the relay last made progress.
     progressed: Instant,
@@ -94,7 +96,8 @@ impl<'a> Releasing<'a> {
         }
     }
 
-    /// Releases the events of a group. Returns how many events it has taken from the selection.
+    /// Releases the events of a group. Returns how many events left the selection, including events
+    /// that are no longer published and were not released.
     async fn release(&mut self, group: &ReplayGroup) -> Result<u64> {
         let (left, released) = replay::release(self.sql, self.name, group).await?;
         self.selected = self.selected.saturating_sub(left);

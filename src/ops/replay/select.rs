@@ -17,7 +17,7 @@ const PAGE_RECORDS: i64 = 5_000;
 /// Maximum number of ids that are shown.
 const SHOWN: usize = 10;
 
-/// The events that a replay has selected, or would select; its JSON form, on which programs depend.
+/// The events that a replay has selected, or would select. Programs depend on the JSON form.
 #[derive(Debug, Default, Serialize)]
 pub(crate) struct ReplaySelection {
     /// False if the selection was stopped before its end.
@@ -44,7 +44,7 @@ pub(super) struct Conditions {
     to: Option<Lsn>,
 }
 
-/// Checks the criteria.
+/// Checks the criteria, and turns them into conditions on records.
 ///
 /// # Errors
 /// `setting-invalid` for a time or position that does not exist; database errors.
@@ -79,7 +79,7 @@ fn position(text: &str) -> Result<Lsn> {
     })
 }
 
-/// Selects events for the replay `name`, or only counts them without one.
+/// Selects the events for the replay `name`. If `name` is `None`, only counts them.
 pub(super) async fn run(
     sql: &PatientSql,
     settings: &Settings,
@@ -94,7 +94,8 @@ pub(super) async fn run(
     }
 }
 
-/// Selects all published events with this id. Several tables may have a row with the same number.
+/// Selects all published events with this id whose rows still exist. The same number may be an id in
+/// several tables.
 async fn one(
     sql: &PatientSql,
     settings: &Settings,
@@ -143,7 +144,7 @@ async fn several(
         .to
         .map(|to| Lsn::new(to.as_u64().saturating_add(1)));
     let mut page = SelectionPage {
-        // Begins before the first record of this position.
+        // Begin before the first record of the commit position `from`.
         after: RecordPlace {
             commit: conditions.from,
             ordinal: -1,

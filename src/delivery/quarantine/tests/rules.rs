@@ -75,7 +75,7 @@ fn events_that_have_left_the_quarantine_no_longer_count_towards_its_limit() {
         (0..events).try_for_each(|_| quarantine.set_aside(&group(), &origin).map(|_| ()))
     };
     set_aside(&mut quarantine, MAX_BLOCKED - 5).unwrap();
-    // All but ten of them are released or discarded, while five more arrive.
+    // All but ten of the quarantined events are released or discarded, while five more arrive.
     quarantine.counting();
     set_aside(&mut quarantine, 5).unwrap();
     quarantine.counted(10);
@@ -125,8 +125,8 @@ fn stuck_releases_do_not_hold_up_others() {
     quarantine.release(nth(groups), false);
     let page = QuarantineQuery::Page(nth(groups), (0, 0));
     assert_eq!(quarantine.command(), Some(page));
-    // The other releases continue as before: once the event of the first release is published, that
-    // release is over.
+    // The stuck releases still end: once the outcome of its event is durable, the first release is
+    // over.
     let record = Record {
         topic: Some(group().topic),
         ordering_key: nth(0).ordering_key,

@@ -2,7 +2,7 @@
 
 use super::*;
 
-/// A random row. Each nullable column is null or any text; headers are JSON.
+/// A random row. Each nullable column has a random value or null; headers are JSON.
 #[derive(Debug, Clone)]
 struct RandomRow {
     aggregate_type: String,
