@@ -1,8 +1,8 @@
 //! Decides, when a session opens, whether the slot's stream will bring every unrecorded event. The inputs
 //! are the relay's row, the slot and the server.
 //!
-//! The functions here are pure. `session::plan` gathers the facts and reacts to a loss. It also handles a
-//! change of the cluster, which always needs a person.
+//! The functions here are pure. `session::plan` gathers the facts, and `session::open` reacts to a loss.
+//! `session::database` refuses another cluster, because that always needs a person.
 
 use std::fmt;
 
@@ -34,10 +34,10 @@ pub(crate) struct Seen<'a> {
     pub(crate) publication: &'a str,
     /// Whether a table of the settings is not captured yet.
     pub(crate) has_new_table: bool,
-    /// Where capturing began in the WAL, if a command has recorded it.
+    /// The WAL position at which capturing began, if a command has recorded that position.
     pub(crate) since_lsn: Option<Lsn>,
-    /// Whether an unfinished recovery can continue: the tables and settings still allow it to find the rows
-    /// that it has not read yet.
+    /// Whether an unfinished recovery can continue, because the tables and settings still allow the
+    /// recovery to find the rows that it has not read yet.
     pub(crate) can_continue: bool,
 }
 
@@ -53,11 +53,11 @@ pub(crate) enum SlotVerdict {
         audit: Audit,
         unfinished: Unfinished,
     },
-    /// The slot may lack rows that are in the tables.
+    /// The stream of the slot may miss rows that are in the tables: recover.
     Recover(Loss),
 }
 
-/// Why the slot may lack rows that are in the tables.
+/// Why the stream of the slot may miss rows that are in the tables.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Loss {
     /// A recovery was begun or requested, and has not ended.
@@ -71,20 +71,21 @@ pub(crate) enum Loss {
     SlotMissing,
     /// The server has invalidated the slot, or has removed WAL that the slot needed.
     SlotLost(Health),
-    /// The slot's position is ahead of the final position that the last session recorded, or of the slot's
-    /// creation if no relay has used it.
+    /// The slot's position is ahead of the final position that the last session recorded. If no relay has
+    /// served the slot: its position is ahead of the position at which capturing began.
     SlotRecreated { recorded: Lsn, found: Lsn },
     /// The server's WAL ends before the last confirmed position.
     WalMissing { recorded: Lsn, server: Lsn },
-    /// The publication was altered. Without records, events that the stream left out cannot be
-    /// distinguished from delivered ones.
+    /// The publication was altered (only with `dispatch = exceptions`). Without records, events that the
+    /// stream left out cannot be distinguished from delivered events.
     PublicationChanged,
-    /// The relay cannot prove that this is the slot that it served before, so the slot may have
-    /// left events out. Without records, such events cannot be distinguished from delivered ones.
+    /// The relay cannot prove that this is the slot that it served before, so the stream may have left
+    /// events out (only with `dispatch = exceptions`). Without records, such events cannot be
+    /// distinguished from delivered events.
     SlotUnproven { recorded: Lsn, found: Lsn },
 }
 
-/// Decides how to begin, on the cluster that was served before.
+/// Decides how to begin. The caller has checked that this is the cluster that was served before.
 pub(crate) fn judge(seen: Seen<'_>) -> SlotVerdict {
     let Some(earlier) = seen.earlier else {
         return first_start(seen);
@@ -135,7 +136,7 @@ fn served(earlier: &Recorded, seen: Seen<'_>) -> SlotVerdict {
     }
 }
 
-/// Whether events may have been published without a record, or will be.
+/// Whether events may have been published without a record, or will be published without a record.
 pub(crate) fn repeats(seen: Seen<'_>) -> bool {
     let earlier = seen.earlier.map(|earlier| earlier.dispatch);
     seen.dispatch == Dispatch::Exceptions || earlier == Some(Dispatch::Exceptions)
@@ -157,11 +158,12 @@ fn without_records(earlier: &Recorded, recorded: Lsn, slot: &Slot, seen: Seen<'_
     }
 }
 
-/// Whether the slot is provably the one that was served. A recreated slot keeps WAL only from its
-/// creation on, which is never before a confirmed position. Two other slots pass this check too: a slot
-/// that was moved forward, because `pg_replication_slot_advance` may leave `restart_lsn` where it is, and
-/// a copy of another slot. (`postrider slot advance` is noticed, because it leaves a final position
-/// behind.)
+/// Whether the slot is provably the slot that was served: it keeps WAL from before the recorded position,
+/// and the timeline is the same. A recreated slot keeps WAL only from its creation on, which is never
+/// before the recorded position. Two kinds of slots pass this check by mistake: a slot that somebody has
+/// advanced, because `pg_replication_slot_advance` may leave `restart_lsn` where it is, and a copy of
+/// another slot. (The relay does notice `postrider slot advance`, because that command records a final
+/// position or makes an unfinished recovery start again.)
 fn is_proven(earlier: &Recorded, seen: Seen<'_>) -> bool {
     let keeps_from = seen.slot.and_then(|slot| slot.restart_lsn);
     let is_old = keeps_from.is_some_and(|at| earlier.confirmed_lsn.is_some_and(|to| at < to));
@@ -220,7 +222,7 @@ fn health(slot: &Slot, seen: Seen<'_>) -> Health {
 }
 
 impl Loss {
-    /// Stable name in kebab case; an error code if the loss can be one.
+    /// A stable name in kebab case, for the log, the metrics and the recovery mark.
     pub(crate) fn name(&self) -> &'static str {
         match self {
             Loss::Unfinished(_) => UNFINISHED,
@@ -235,8 +237,9 @@ impl Loss {
         }
     }
 
-    /// The error with which the relay stops if it may not recover by itself. `None` if the relay recovers
-    /// under any settings: a person has requested the recovery, or the slot is not lost.
+    /// Returns the error with which the relay stops if `slot_on_loss` is `stop`. Returns `None` if the
+    /// relay recovers under any settings, because a recovery was begun or requested, or because the slot
+    /// is not lost.
     pub(crate) fn stops(&self, slot: &SlotName) -> Option<Error> {
         let code = match self {
             Loss::Unfinished(_)

@@ -3,8 +3,9 @@
 //!
 //! The order of the steps makes this safe (docs/adr/0011-recovery.md):
 //!
-//! - The mark in `outbox.relay` is durable before anything changes, and is removed when every row has its
-//!   record. A relay that starts in between continues the recovery, and publishes only unrecorded rows.
+//! - The mark in `outbox.relay` is durable before anything changes, and is removed when every row is
+//!   resolved. A relay that starts in between continues or repeats the recovery, and publishes only rows
+//!   that are still unrecorded.
 //! - The relay holds the slot from before the first row is sent until the end, so there is one sender.
 //! - The stream is read only after all rows from the tables are queued for their keys, so each key keeps
 //!   its order across the seam. A row that has to wait, for example for its topic, holds up only its key.
@@ -56,12 +57,12 @@ pub(crate) struct Seam {
     task: JoinHandle<()>,
 }
 
-/// What happens to the seam.
+/// A step of the recovery that the pipeline has to know about.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum SeamStep {
     /// All rows from the tables are queued for their keys: the stream may be read.
     Opened,
-    /// All rows from the tables are recorded, and the recovery is over.
+    /// All rows from the tables are resolved, and the recovery is over.
     Over,
 }
 
@@ -117,8 +118,9 @@ pub(crate) struct RecoverySubject {
     pub(crate) metrics: Metrics,
 }
 
-/// Starts to send every unresolved row that the slot's snapshot shows into the pipeline. The stream
-/// must be open, so that the slot is held. The receiver reports when the recovery is over.
+/// Starts the task that sends every unresolved row that the slot's snapshot shows into the pipeline. The
+/// stream must be open already, so that no other relay can take the slot. The returned receiver reports
+/// when the recovery is over.
 pub(crate) async fn start(
     sql: &Sql,
     subject: RecoverySubject,
@@ -204,7 +206,7 @@ impl Recovery {
         if !self.is_first {
             tracing::warn!(
                 %slot, rows, seconds = self.progress.began.elapsed().as_secs(),
-                "recovered: every row committed since its table was captured has a record"
+                "recovered: every row committed since its table was captured has an outcome"
             );
         }
         tracing::info!(%slot, "streaming");
@@ -222,7 +224,7 @@ impl Recovery {
                 identity,
                 floor,
                 floor_seq: None,
-                // With full records the auditor compares new partitions.
+                // With full records, the auditor compares new partitions and records them.
                 partitions: self.subject.repeats.then_some(&*captured.shape.partitions),
             };
             captures::resolve(sql, slot, self.subject.walsender, &resolved).await?;
@@ -287,7 +289,7 @@ impl Progress {
 
     fn row(&mut self) {
         self.rows += 1;
-        // Check the clock only now and then: for each row, it would cost more than the row.
+        // Check the clock only every 256 rows: a check for each row would cost more than the row itself.
         if self.rows.is_multiple_of(256) && self.logged.elapsed() >= LOG_INTERVAL {
             self.logged = Instant::now();
             let rows = self.rows;

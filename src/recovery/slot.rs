@@ -1,4 +1,5 @@
-//! The slot of a recovery: a new one, or the one that an unfinished recovery has created.
+//! Creates the slot of a recovery, or continues with the slot that an unfinished recovery has created.
+//! Before that, checks that the recovery can read the tables.
 
 use std::time::{Duration, Instant};
 
@@ -56,9 +57,10 @@ pub(crate) fn kept(slot: &SlotName, unfinished: Unfinished, metrics: &Metrics) -
     }
 }
 
-/// Checks that a recovery can read everything it needs. This happens before anything changes, because the
-/// old slot may still hold events that we cannot read from the tables. The statements ask for no rows, but
-/// the server refuses them if a privilege is missing or row-level security would hide rows.
+/// Checks that a recovery can read everything that it needs. The relay checks this before it changes
+/// anything, because the old slot may still hold events that we cannot read from the tables. The statements
+/// ask for no rows, but the server refuses them if a privilege is missing or row-level security would hide
+/// rows.
 ///
 /// # Errors
 /// `schema-missing`, `privilege-missing`; `slot-busy` when a table was altered in the meantime;
@@ -82,7 +84,8 @@ pub(crate) async fn everything_is_readable(sql: &Sql, settings: &Settings) -> Re
     Ok(())
 }
 
-/// Drops the old slot, if it still exists, and creates a new one. The mark for the recovery must be durable.
+/// Drops the old slot, if it still exists, and creates a new slot. The caller has already marked the slot
+/// for recovery.
 ///
 /// # Errors
 /// `slot-held` and `slot-busy` when another relay or a transaction is in the way; `slot-foreign`.
@@ -148,7 +151,7 @@ pub(crate) async fn create(
     })
 }
 
-/// The error that names the transactions for which the new slot is waiting.
+/// Returns the error that names the transactions for which the new slot is waiting.
 async fn blocked(sql: &Sql, slot: &SlotName, waited: Duration) -> Result<Error> {
     let blockers = retention::blockers_of_creation(sql).await?;
     let timeout = Duration::from_secs(waited.as_secs());

@@ -1,9 +1,10 @@
-//! The snapshot of a new slot. It shows the transactions that had ended at the slot's consistent
-//! point. The slot will not bring these transactions.
+//! Reads the snapshot of a new slot, and waits until other sessions see the same transactions. The
+//! snapshot shows the transactions that had ended at the slot's consistent point. The slot will not bring
+//! these transactions.
 //!
 //! PostgreSQL builds this snapshot from the log. The snapshot shows a transaction as soon as its commit
 //! record is in the log, even if the committing process has not noted the commit in `pg_xact` yet, or
-//! waits for a synchronous standby. Other sessions see the rows only after both, so we wait for this
+//! waits for a synchronous standby server. Other sessions see the rows only after both steps, so we wait
 //! before we read the tables. (Sources: `RecordTransactionCommit`, `SnapBuildInitialSnapshot`.)
 
 use std::time::{Duration, Instant};
@@ -16,10 +17,11 @@ const STATEMENT_TIMEOUT: Duration = Duration::from_secs(60);
 
 const POLL_INTERVAL: Duration = Duration::from_millis(10);
 
-/// A commit that takes longer than this probably waits for a synchronous standby, so we log it.
+/// A commit that takes longer than this probably waits for a synchronous standby server. Log a warning
+/// after this time, and again each time it has passed.
 const TOLD_AFTER: Duration = Duration::from_secs(10);
 
-/// Reads the snapshot that a new slot's session exports.
+/// Reads the snapshot that the session that created a slot exports under this name.
 ///
 /// # Errors
 /// `slot-busy` when the snapshot is gone; errors of the connections.

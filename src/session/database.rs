@@ -23,8 +23,8 @@ pub(super) struct OurDatabase {
 }
 
 impl OurDatabase {
-    /// Connects and checks the database. This comes before anything else: on a copy, the relay must not
-    /// even stand by.
+    /// Connects to the database and checks it. A session does this before anything else: on a copy, the
+    /// relay must not even wait as a standby.
     ///
     /// # Errors
     /// `postgres-version`, `postgres-standby`; `foreign-cluster`, `schema-missing`;
@@ -55,7 +55,7 @@ impl OurDatabase {
     }
 }
 
-/// The relay's row as an earlier session on this cluster left it.
+/// Reads the relay's row as an earlier session on this cluster left it.
 ///
 /// # Errors
 /// `foreign-cluster`, which is also shown in the metrics; `schema-missing`.

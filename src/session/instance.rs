@@ -6,7 +6,7 @@ use std::time::Instant;
 /// Maximum length of the host name in the instance name, in bytes.
 const MAX_HOST_NAME: usize = 33;
 
-/// A name that no other process has.
+/// Returns a name that no other process has.
 pub(super) fn new_name() -> String {
     // Containers may share the host's name and have the same pid.
     let random = RandomState::new().hash_one(Instant::now()) as u32;

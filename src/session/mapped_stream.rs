@@ -1,8 +1,8 @@
-//! The stream of a slot, decoded and mapped, without publishing and without records. For benchmarks.
+//! Reads, decodes and maps the stream of a slot, without publishing and without records. For benchmarks.
 //!
 //! This is a session that ends after the mapping. It has the same replication session, decoder, mappers
-//! and watermark as `pipeline`, and calls them in the same way. With it, `cargo xtask bench` separates
-//! the cost of reading from the cost of delivery, and measures other publishers in place of ours.
+//! and watermark as `pipeline`, and calls them in the same way. With this session, `cargo xtask bench`
+//! separates the cost of reading from the cost of delivery, and measures other publishers in place of ours.
 //!
 //! Each event counts as resolved as soon as the caller has it. Nothing here watches the publication or
 //! keeps a second relay away, so none of the relay's guarantees hold.
@@ -29,7 +29,7 @@ use crate::settings::Settings;
 /// Statement timeout for looking up the slot.
 const STATEMENT_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// A stream that is read and confirmed without being delivered.
+/// A stream whose events are confirmed without being delivered.
 #[derive(Debug)]
 pub struct MappedStream {
     source: Source,
@@ -81,7 +81,7 @@ impl MappedStream {
                     .iter()
                     .map(|table| Streamed {
                         settings: table.clone(),
-                        // Unknown here: tables are found by name.
+                        // The OID is unknown here, so the intake finds the table by its name.
                         oid: Oid(0),
                         identity: table.identity(),
                         always_has_inserted_xid: false,
@@ -96,7 +96,7 @@ impl MappedStream {
     }
 
     /// Waits for the next chunk of the stream, passes its events to `each` in order, and counts them as
-    /// resolved. Returns the newly confirmed position.
+    /// resolved. Returns the position that is confirmed after that.
     ///
     /// # Errors
     /// Errors of the session, and of a row that cannot be mapped.

@@ -6,8 +6,8 @@
 //! loop, with `supervisor` alongside, and `run` ends the session. `parts` builds the input of each part
 //! of a session.
 //!
-//! When a session ends with an error, the error's code decides whether another session follows. `stuck`
-//! decides whether the next session needs a new slot.
+//! When a session ends with an error, the error's code decides whether another session follows (except
+//! for a publication that was right before). `stuck` decides whether the next session needs a new slot.
 //!
 //! `mapped_stream` is a session without delivery, for benchmarks.
 //!
@@ -71,7 +71,7 @@ pub struct SessionRunner {
     metrics: Metrics,
     traces: Traces,
     state: Arc<RelayState>,
-    /// Names this process to PostgreSQL and to other relays.
+    /// The name of this process, by which PostgreSQL and other relays know it.
     instance: String,
     publication: PublicationCheck,
     stuck_places: StuckPlaces,
@@ -115,8 +115,8 @@ impl SessionRunner {
     /// Runs until `shutdown` is true, or until an error that a person must fix.
     ///
     /// # Errors
-    /// An error whose code stops the relay; or `postgres-unreachable` and the like when PostgreSQL
-    /// never answered within `start_timeout_s`.
+    /// An error that stops the relay. That includes `postgres-unreachable` if PostgreSQL has not answered
+    /// once within `start_timeout_s`.
     pub async fn run(&self, mut shutdown: watch::Receiver<bool>) -> Result<()> {
         let began = Instant::now();
         tokio::select! {
@@ -175,8 +175,9 @@ impl SessionRunner {
 }
 
 impl SessionRunner {
-    /// Records in the relay's row why there is no session, for `postrider status` and `slot show`. Does
-    /// nothing if the database cannot be reached, or if it is a copy, so that its row is not ours.
+    /// Records in the relay's row why there is no session, for `postrider status` and `slot show`. Writes
+    /// nothing if delivery is not held up, if the database cannot be reached, or if the database is a copy:
+    /// the row in a copy is not ours.
     async fn say_what_broke(&self, error: &Error) {
         let trouble = Trouble::of(error, Instant::now());
         self.metrics.troubles.remember(&trouble);

@@ -1,5 +1,5 @@
-//! Opens a session. Each step takes the value that the previous step has returned, so no step can be
-//! left out or come too early: [`OurDatabase`], [`FreeSlot`], [`SlotFacts`], [`Decision`],
+//! Opens a session. Each step returns a value that a later step needs, so no step can be left out or come
+//! too early. The values are, in order: [`OurDatabase`], [`FreeSlot`], [`SlotFacts`], [`Decision`],
 //! [`ReadySlot`], [`StreamOpen`], [`PredecessorGone`]. The steps up to the decision change nothing in
 //! the database.
 //!
@@ -45,16 +45,17 @@ const LAST_WORD_LIMIT: Duration = Duration::from_secs(1);
 /// The tasks that run alongside the pipeline. Dropping this value ends them.
 pub(super) type Beside = (Supervisor, Auditor);
 
-/// A slot from which the session can stream, and the tables that it has claimed.
+/// A slot from which the session can stream, and the tables that the session has claimed.
 struct ReadySlot {
     confirmed: Lsn,
     audit: Audit,
-    /// The slot that a recovery has created. Rows from before that slot come from the tables.
+    /// The slot of a recovery; `None` if no recovery is needed. Rows that this slot does not stream come
+    /// from the tables.
     recovery: Option<RecoverySlot>,
     /// Whether events may have been delivered without a record.
     repeats: bool,
     captured: Vec<Captured>,
-    /// The publication as it was before a slot was created.
+    /// The publication as it was before a recovery created the slot.
     publication: PublicationState,
 }
 
@@ -119,8 +120,8 @@ impl SessionRunner {
                     return Err(error);
                 }
                 slot::everything_is_readable(sql, settings).await?;
-                // Mark the slot before claiming the tables. If we crashed between the two, a claimed
-                // table on a slot without a mark would look as if it was served already.
+                // Mark the slot before claiming the tables. If we claimed them first and then crashed,
+                // the slot would have claimed tables but no mark, as if a relay served it already.
                 mark::mark_recovering(sql, self.served(cluster), loss.name()).await?;
             }
         }
@@ -133,7 +134,7 @@ impl SessionRunner {
         let claiming = claim::claim(sql, &settings.slot, facts.found, begin, &self.instance);
         let captured = claiming.await?;
         // To create a slot, PostgreSQL waits for all running transactions, and the previous relay may
-        // have left one open.
+        // have left a transaction open.
         wait_for_predecessor(sql, &settings.slot, settings.publish_timeout).await?;
         let (confirmed, audit, recovery) = match decision.begin {
             SlotVerdict::Stream { confirmed, audit } => (confirmed, audit, None),
@@ -163,8 +164,8 @@ impl SessionRunner {
         })
     }
 
-    /// Opens the stream, and checks that the slot is still the one that the decision was about. Until
-    /// the stream has begun, another relay may replace the slot by a new one of the same name.
+    /// Opens the stream, and checks that the slot is still the slot for which the decision was made. Until
+    /// the stream has begun, another relay may replace the slot by a new slot of the same name.
     async fn open_stream(
         &self,
         OurDatabase { sql, cluster, .. }: &OurDatabase,
@@ -253,7 +254,7 @@ impl SessionRunner {
             tracing::info!(slot = %settings.slot, %confirmed, server, host, "streaming");
             (None, None)
         };
-        // From here on the pipeline uses this SQL session, and it must not wait for long.
+        // From here on the pipeline uses this SQL session, and the pipeline must not wait for long.
         sql.limit_statements(LOOK_UP_TIMEOUT).await?;
         let audit = audit::FirstAudit {
             everything: ready.audit == Audit::Everything,

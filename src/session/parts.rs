@@ -23,7 +23,7 @@ use crate::settings::{OnBadEvent, Settings};
 use crate::store::dispatch::quarantined::{self, MAX_BLOCKED};
 use crate::store::dispatch::{PredecessorGone, SlotReader};
 
-/// The captured tables, with the properties that the stream needs.
+/// Returns the captured tables, with the properties that reading the stream needs.
 pub(super) fn streamed(settings: &Settings, captured: &[Captured]) -> Vec<Streamed> {
     let tables = settings.tables.iter().zip(captured);
     tables
@@ -37,8 +37,9 @@ pub(super) fn streamed(settings: &Settings, captured: &[Captured]) -> Vec<Stream
         .collect()
 }
 
-/// Fingerprint of the publication when capturing began. The first session needs it: if the publication
-/// has changed in the meantime, that session compares the tables.
+/// Returns the fingerprint of the publication when capturing began: of the first table for which it differs
+/// from the present fingerprint, or else the present fingerprint. If the two differ, the first session
+/// compares the tables.
 pub(super) fn as_captured<'a>(captured: &'a [Captured], now: &'a PublicationState) -> &'a str {
     let mut before = captured
         .iter()
@@ -130,7 +131,7 @@ impl SessionRunner {
     }
 }
 
-/// The quarantine, with the keys that earlier sessions have blocked.
+/// Builds the quarantine, with the keys that earlier sessions have blocked.
 pub(super) async fn quarantine(
     sql: &Sql,
     on_bad_event: OnBadEvent,

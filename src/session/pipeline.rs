@@ -3,12 +3,13 @@
 //!
 //! One task owns all state. One `select!` has everything that can wake the task, by priority: shutdown,
 //! the end of the replication session, progress of the delivery, the supervisor, the auditor, progress
-//! of a recovery, rows from the tables, and last the stream, which is the busiest. During a recovery,
-//! the stream is read only after all rows from the tables are queued for their keys.
+//! of a recovery, rows from the tables, the end of a pause in a backlog, and last the stream, which is the
+//! busiest. During a recovery, the stream is read only after all rows from the tables are queued for their
+//! keys.
 //!
-//! The loop waits for the database only to look up moved rows and rows recorded by earlier sessions, and
-//! to ask the catalog for a type that the stream names for the first time. It also waits to find out why
-//! the lease is over.
+//! The loop waits for the database only to look up moved rows and rows recorded by earlier sessions, to
+//! ask the catalog for a type that the stream names for the first time, and to find out why the lease is
+//! over.
 
 use std::time::{Duration, Instant};
 
@@ -43,9 +44,9 @@ pub(super) struct Pipeline {
     pub(super) delivery: Delivery,
     pub(super) earlier: OutcomeLookup,
     pub(super) moved: MovedRows,
-    /// Rows that the stream does not bring, read from their tables.
+    /// Rows that the stream does not bring. A recovery or the auditor reads them from their tables.
     pub(super) from_table: TableRows,
-    /// `Some` while a recovery runs. The stream is read once the seam is open.
+    /// The seam of the running recovery; `None` if none runs. The stream is read once the seam is open.
     pub(super) seam: Option<Seam>,
     /// Errors of the auditor: the stream has left out rows, and only a recovery can publish them.
     pub(super) broken: mpsc::Receiver<Error>,
@@ -138,7 +139,7 @@ impl Pipeline {
         }
     }
 
-    /// Sends the queued events, which came before the event that ends the session.
+    /// Sends the queued events, because they came before the event that ends the session.
     fn send_what_came_before(&mut self) {
         let now = Instant::now();
         if !self.source.lease_is_over() {
@@ -161,7 +162,7 @@ impl Pipeline {
         Ok(())
     }
 
-    /// Delivers a moved row, unless its event was handled before.
+    /// Delivers a moved row, unless its event has an outcome already.
     async fn take_moved(&mut self, MovedRow { moved, row }: MovedRow) -> Result<()> {
         let found = self.moved.look_up(moved, row.event_id()).await?;
         let commit = row.commit();
@@ -319,8 +320,8 @@ impl Pipeline {
         Ok(())
     }
 
-    /// Handles a moved row that has no record under its new place. During a recovery, the row's first
-    /// event may not have its record yet, so the row has to wait.
+    /// Handles a moved row that has no record at its new position. During a recovery, the event of the
+    /// row's first insert may not have its record yet, so the row waits until the recovery is over.
     async fn on_moved(&mut self, row: MovedRow) -> Result<()> {
         self.watermark.add_event();
         if self.seam.is_some() {
@@ -330,8 +331,8 @@ impl Pipeline {
         self.decide_moved(row).await
     }
 
-    /// Delivers or skips a moved row. If the transaction that first inserted the row is unresolved, waits
-    /// for it.
+    /// Delivers or skips a moved row. If the transaction that first inserted the row is unresolved, the row
+    /// waits until that transaction is resolved.
     async fn decide_moved(&mut self, row: MovedRow) -> Result<()> {
         match self.watermark.unresolved_of(row.moved.inserted_xid as u32) {
             Some(first) => {
@@ -342,8 +343,8 @@ impl Pipeline {
         }
     }
 
-    /// Reads the column types of a captured table from the catalog, since the stream contains only their
-    /// oids.
+    /// Reads the column types of a captured table from the catalog, because the stream contains only the
+    /// types' oids.
     async fn look_types_up(&mut self, relation: Oid) -> Result<()> {
         let (described, known) = self.intake.described(relation)?;
         let found = table::look_up_types_apart(self.source.target(), described, known).await?;

@@ -2,7 +2,7 @@
 //! [`decide`] makes the decision without IO.
 //!
 //! The relay's row is read only after the slot is free, because the previous holder of the slot may
-//! write it until that moment.
+//! write the row until then.
 //!
 //! Not here: deciding whether the slot's stream will bring every event (`recovery::loss`), and carrying
 //! out the decision (`open`).
@@ -39,7 +39,7 @@ pub(super) struct SlotFacts<'a> {
 }
 
 impl<'a> SlotFacts<'a> {
-    /// Reads the facts. They stay valid until somebody takes the free slot.
+    /// Reads the facts. The facts stay valid until somebody takes the free slot.
     ///
     /// # Errors
     /// `foreign-cluster`, `schema-missing`; those of [`claim::find_tables`]; errors of a statement.
@@ -83,7 +83,7 @@ pub(super) struct Decision {
     pub(super) stop: Option<Error>,
     /// Whether events may have been delivered without a record.
     pub(super) repeats: bool,
-    /// Whether no relay has ever used the slot.
+    /// Whether no relay has ever served the slot, apart from an interrupted first start.
     pub(super) is_first: bool,
 }
 
@@ -130,7 +130,7 @@ fn is_at_its_first_start(earlier: &Recorded) -> bool {
 
 /// Whether the unfinished recovery can continue. A recovery finds rows by the transaction that inserted
 /// them, so every table must have had `inserted_xid` since before that recovery. Every outcome must
-/// have a record. Otherwise rows that the stream has already delivered would seem to be new.
+/// have a record, because rows that the stream has already delivered would otherwise seem to be new.
 fn can_continue(
     earlier: Option<&Recorded>,
     dispatch: Dispatch,

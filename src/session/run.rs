@@ -29,8 +29,8 @@ impl SessionRunner {
         started: impl FnOnce(Phase),
     ) -> Result<PipelineEnd> {
         let (settings, metrics) = (&self.settings, &self.metrics);
-        // Another relay may hold the slot now, so forget what the last attempt measured, even if that
-        // attempt opened no session.
+        // Another relay may hold the slot now, so forget the measurements of the last attempt, even if
+        // that attempt opened no session.
         metrics.forget_session();
         let (mut pipeline, beside) = tokio::select! {
             biased;
@@ -75,7 +75,8 @@ impl SessionRunner {
         }
     }
 
-    /// The error of a session whose stream cannot get past `confirmed`.
+    /// Handles the end of a session whose stream cannot get past `confirmed`, and returns the error with
+    /// which the session ends.
     pub(super) async fn stuck(&self, target: &Target, confirmed: Lsn, ended: Error) -> Error {
         if self.stuck_places.is_new(&ended, confirmed) {
             return stuck::retry(&ended);
@@ -86,8 +87,8 @@ impl SessionRunner {
 }
 
 /// Records the last confirmed position at a clean stop. If the slot is ahead of this position at the
-/// next start, it is not the slot that we left. If this write fails, the next start only audits more
-/// rows.
+/// next start, somebody has recreated or advanced the slot. If this write fails, the next start only
+/// audits more rows.
 async fn write_down(target: &Target, settings: &Settings, instance: &str, confirmed: Confirmable) {
     let writing = async {
         let sql = connect(target, "postrider", STATEMENT_TIMEOUT).await?;

@@ -1,5 +1,5 @@
 //! Waits as a standby for a slot that another session holds. The log and the relay's state show the
-//! wait. It ends within a second after the slot is free.
+//! wait. The wait ends within a second after the slot is free.
 
 use std::time::{Duration, Instant};
 
@@ -55,7 +55,7 @@ impl FreeSlot {
         };
         sql.limit_statements(QUERY_TIMEOUT).await?;
         let waited = slots::wait_until_free(sql, name, None, &mut observe).await;
-        // Reset it even if there is no slot: a recovery then uses this SQL session.
+        // Reset the timeout even if there is no slot: a recovery then uses this SQL session.
         sql.limit_statements(STATEMENT_TIMEOUT).await?;
         Ok(Self {
             slot: match waited {

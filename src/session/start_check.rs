@@ -1,4 +1,4 @@
-//! Checks once, before the first session, whether the settings of every captured table fit its
+//! Checks once, before the first session, whether the settings of every captured table fit the table's
 //! columns.
 //!
 //! The stream describes a table only just before its first row, but the relay should find wrong
@@ -16,7 +16,7 @@ use crate::settings::Settings;
 /// Statement timeout of catalog queries.
 const STATEMENT_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Checks every captured table.
+/// Returns an error if the settings of a captured table do not fit the table's columns.
 ///
 /// # Errors
 /// `setting-invalid`.

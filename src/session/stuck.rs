@@ -1,11 +1,11 @@
-//! Handles a stream that cannot get past a place in the WAL.
+//! Handles a stream that cannot get past a position in the WAL.
 //!
-//! On PostgreSQL 14 to 17 this happens at a row that was inserted while the publication did not
-//! exist. On every major it happens at a row that cannot be decoded or sent (bytes without an
-//! equivalent in UTF-8, a value larger than a message of the protocol), and at a row from before a
-//! column was renamed or dropped, because the settings no longer fit it.
+//! On PostgreSQL 14 to 17, the stream gets stuck at a row that was inserted while the publication did not
+//! exist. On every major version, the stream gets stuck at a row that PostgreSQL cannot decode or send
+//! (bytes without an equivalent in UTF-8, a value larger than a message of the protocol). It also gets
+//! stuck at a row from before a column was renamed or dropped, if the settings no longer fit that row.
 //!
-//! Another session on the same slot would end at the same place, so only a new slot helps. The rows
+//! Another session on the same slot would end at the same position, so only a new slot helps. The rows
 //! that the old slot would have streamed then come from the tables (`recovery`), where only the bad row
 //! is set aside. This module marks the slot for recovery, or stops the relay if it may not recover.
 
@@ -23,7 +23,7 @@ use crate::postgres::{Sql, Target, connect};
 use crate::settings::{OnLoss, Settings};
 use crate::store::relay_row::{ServedSlot, mark};
 
-/// Whether a stream ended for a reason that recurs at the same place in the WAL.
+/// Whether a stream ended for a reason that recurs at the same position in the WAL.
 pub(super) fn is_of_this_place(error: &Error) -> bool {
     matches!(
         error.code(),
@@ -45,8 +45,8 @@ impl StuckPlaces {
         }
     }
 
-    /// Whether PostgreSQL failed to decode at this position for the first time. A single internal error
-    /// may be temporary, so the first failure is only retried.
+    /// Whether PostgreSQL failed to decode at another position than in its last such failure. A single
+    /// internal error may be temporary, so the relay only retries after the first failure at a position.
     pub(super) fn is_new(&self, ended: &Error, confirmed: Lsn) -> bool {
         let confirmed = confirmed.as_u64();
         ended.code() == Code::SlotStuck
@@ -54,7 +54,7 @@ impl StuckPlaces {
     }
 }
 
-/// The error of a stuck session if the next session only tries again.
+/// Returns the error with which a stuck session ends if the next session only retries.
 pub(super) fn retry(ended: &Error) -> Error {
     while_it_is_mended(ended, ended.what().to_owned())
 }
@@ -142,7 +142,7 @@ fn what_is_stuck(slot: &SlotName, ended: &Error) -> String {
     }
 }
 
-/// The error that ends a session so that the next one retries or creates a new slot.
+/// Returns the error that ends the session. The next session then retries or creates a new slot.
 fn while_it_is_mended(ended: &Error, what: String) -> Error {
     match ended.code() {
         Code::SlotStuck | Code::ColumnMissing | Code::SettingInvalid => {

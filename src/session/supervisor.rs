@@ -4,7 +4,7 @@
 //! publication did not exist at that position, PostgreSQL 18 skips rows without an error. Checking the
 //! publication over SQL is the only protection: while the publication is wrong or unknown, the relay
 //! must not confirm keepalives. The same poll also renews the lease, reads the slot's metrics, and
-//! records the confirmed position.
+//! records the confirmed position. After each poll, the supervisor records whether delivery is held up.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -27,7 +27,7 @@ use crate::store::relay_row;
 use crate::throttled_log::ThrottledLog;
 
 /// Time between two polls. Rows that are inserted while the publication is wrong must be read from the
-/// table; a short interval keeps their number small.
+/// table. A short interval keeps their number small.
 const INTERVAL: Duration = Duration::from_secs(5);
 
 /// The relay writes an unchanged condition again after this time, so that readers can tell a current
@@ -131,7 +131,8 @@ impl LagTrend {
     /// The trend is computed from this many polls, about half a minute.
     const SAMPLES: usize = 6;
 
-    /// Adds a sample. Returns the time until the lag is gone, at the rate since the oldest sample.
+    /// Adds a sample. Returns the time until the lag is gone, at the rate since the oldest sample. Returns
+    /// `None` if the lag is unknown or has not shrunk.
     fn caught_up_in(&mut self, lag_bytes: Option<u64>, now: Instant) -> Option<Duration> {
         let lag = lag_bytes?;
         if self.samples.len() == Self::SAMPLES {
@@ -239,7 +240,7 @@ impl Watcher {
             self.metrics.show_slot_health(health.name());
             let delivered = self.metrics.delivered();
             // Write only when something was delivered (an idle relay writes nothing), and only if
-            // this session reads the slot: a slot that was recreated since is not ours.
+            // our walsender reads the slot. Otherwise somebody may have recreated the slot.
             let is_ours = slot.active_pid == Some(*walsender);
             if let Some(lsn) = slot
                 .confirmed_flush_lsn
@@ -273,7 +274,7 @@ impl Watcher {
         match tokio::time::timeout(SAY_LIMIT, writing).await {
             Ok(Ok(())) => self.said = condition.map(|condition| (condition, Instant::now())),
             Ok(Err(error)) => tracing::debug!(code = %error.code(), "outbox.relay: {error}"),
-            // This SQL session still waits for the answer, so the next poll opens another.
+            // This SQL session still waits for the answer, so the next poll opens a new SQL session.
             Err(_) => self.sql = None,
         }
     }
@@ -334,7 +335,7 @@ async fn prove_lease(sql: &Sql, proof: &LeaseProof, walsender: i32) -> Result<()
     let asked_at = Instant::now();
     match activity::last_reply(sql, walsender).await? {
         LastReply::NoSlot => proof.give_up(),
-        // We may not see the time, but we see that our walsender has the slot.
+        // PostgreSQL hides the time from our role, but shows that our walsender has the slot.
         LastReply::Hidden => proof.seen(asked_at),
         LastReply::SentAt(sent_at) => {
             // If our clock was set back in the meantime, the message seems newer than it is, but never

@@ -14,7 +14,7 @@ const SELECT: &str = "\
         publication, since_lsn \
     FROM outbox.capture ORDER BY identity";
 
-/// Keeps an existing row: another relay on the same slot may have inserted it first.
+/// Keeps a row that exists already: another relay on the same slot may have inserted it first.
 const INSERT: &str = "\
     INSERT INTO outbox.capture (identity, schema_name, table_name, table_oid, slot, since, floor, \
         floor_seq, numbering, partitions, has_inserted_xid, instance, publication, since_lsn) \
@@ -31,7 +31,8 @@ const ADD_XIDS: &str = "\
     UPDATE outbox.capture SET has_inserted_xid = true, added_xids = $2::text[]::xid8[] \
     WHERE identity = $1";
 
-/// Only the session that holds the slot may declare rows resolved.
+/// Changes nothing if walsender `$6` no longer reads slot `$5`: only the session that holds the slot may
+/// declare rows resolved.
 const RESOLVE: &str = "\
     UPDATE outbox.capture SET floor = greatest(floor, $2::text::xid8), \
         floor_seq = CASE WHEN $7::text IS NULL THEN floor_seq ELSE $3 END, \
@@ -41,7 +42,7 @@ const RESOLVE: &str = "\
         WHERE s.slot_name = $5 AND s.active_pid = $6)";
 
 /// With `dispatch = exceptions`, the previous owner published events without a record. Raising
-/// `recorded_from` tells the new owner not to expect records of them.
+/// `recorded_from` tells the new owner not to expect records of these events.
 const TAKE_OVER: &str = "\
     UPDATE outbox.capture c SET slot = $2, since_lsn = NULL, \
         recorded_from = CASE WHEN EXISTS ( \
@@ -60,25 +61,26 @@ pub(crate) struct CaptureRecord {
     /// The table's current name.
     pub(crate) table: QualifiedName,
     pub(crate) oid: u32,
-    /// The slot that owns the table: its relay publishes the rows.
+    /// The slot that owns the table. The relay on this slot publishes the table's rows.
     pub(crate) slot: String,
-    /// The snapshot taken when capturing began. Rows visible in it are never published. `None`: all
-    /// rows are published, however old they are.
+    /// The snapshot taken when capturing began. Rows visible in this snapshot are never published.
+    /// `None` if all rows are published, however old they are.
     pub(crate) since: Option<Snapshot>,
     /// A transaction number. All rows of older transactions are resolved.
     pub(crate) floor: u64,
     /// Rows up to this `seq` usually belong to transactions before `floor`. This is only a hint where
-    /// to start reading: a writer may choose its own number, or draw a number long before it inserts
+    /// to start reading: a service may choose its own `seq`, or draw the number long before it inserts
     /// the row.
     pub(crate) floor_seq: Option<i64>,
-    /// The sequence that numbered the rows when `floor_seq` was noted. If another sequence replaces
-    /// it, new rows may get lower numbers.
+    /// The sequence that filled the column `seq` when `floor_seq` was recorded. If another sequence
+    /// replaces this sequence, new rows may get lower numbers.
     pub(crate) numbering: Option<String>,
     /// The OIDs of the partitions that an audit has compared, ascending and separated by commas.
     pub(crate) partitions: Option<String>,
     /// Whether the table has the column `inserted_xid`, from the start or added later.
     pub(crate) has_inserted_xid: bool,
-    /// If the column was added later, its values in rows that are older than the column.
+    /// The values of `inserted_xid` in rows that are older than the column. Empty unless the column
+/// was added after capturing began.
     pub(crate) added_xids: Vec<u64>,
     /// A transaction number. Rows of older transactions may have been published without a record, but
     /// all of them are resolved.
@@ -86,9 +88,9 @@ pub(crate) struct CaptureRecord {
     /// Fingerprint of the publication when capturing began. `None` if an older version of Postrider
     /// wrote the record.
     pub(crate) publication: Option<String>,
-    /// The WAL position at which capturing began. If a new slot is not ahead of this position, it streams
-    /// all rows that we must publish. `None` if a relay or an older version of Postrider began
-    /// capturing.
+    /// The WAL position at which a command began capturing. A slot that starts at or before this
+    /// position streams all rows that we must publish. `None` if a relay or an older version of
+    /// Postrider began capturing, and after the record was moved to another slot or adopted.
     pub(crate) since_lsn: Option<Lsn>,
 }
 
@@ -124,13 +126,13 @@ impl CaptureRecord {
 pub(crate) struct Resolved<'a> {
     pub(crate) identity: &'a str,
     pub(crate) floor: u64,
-    /// The highest `seq` when all transactions below the floor had ended, and the sequence that
+    /// A `seq` up to which rows usually belong to transactions before the floor, and the sequence that
     /// fills the column `seq`.
     pub(crate) floor_seq: Option<(i64, &'a str)>,
     pub(crate) partitions: Option<&'a str>,
 }
 
-/// All records, of every slot.
+/// Reads the records of all slots.
 ///
 /// # Errors
 /// `schema-missing` when `outbox.capture` does not exist; errors of the statement.
@@ -179,7 +181,7 @@ pub(crate) async fn insert(
     Ok(())
 }
 
-/// Updates the table's name and OID: the table was renamed, or another table now has its name.
+/// Updates the table's name and OID: the table was renamed, or another table now has the recorded name.
 ///
 /// # Errors
 /// Errors of a statement.
@@ -200,7 +202,7 @@ pub(crate) async fn xids_added(sql: &impl GenericClient, record: &CaptureRecord)
     Ok(())
 }
 
-/// Makes the relay also publish the rows that existed before capturing began.
+/// Makes the relay also publish the table's rows that existed before capturing began.
 ///
 /// # Errors
 /// Errors of a statement.
@@ -238,8 +240,8 @@ pub(crate) async fn resolve(
     Ok(())
 }
 
-/// Records that every event gets a record from here on. All rows below the floors are resolved, some
-/// of them without a record.
+/// Sets `recorded_from` of the slot's tables to their floors, because every event gets a record from now
+/// on. All rows below the floors are resolved, some of them without a record.
 ///
 /// # Errors
 /// Errors of a statement.
@@ -272,8 +274,8 @@ const OID_HERE: &str = "\
                 pg_catalog.to_regclass(pg_catalog.format('%I.%I', k.schema_name, k.table_name)) o (oid) \
             WHERE o.oid IS NOT NULL) THEN c.table_oid ELSE 0::oid END)";
 
-/// Resets the floors and OIDs of all records, because the values of another cluster mean nothing
-/// here. The next comparison covers all rows.
+/// Resets the floors of all records and replaces their OIDs, because transaction ids and OIDs of another
+/// cluster mean nothing here. The next audit or recovery then covers all rows.
 ///
 /// # Errors
 /// Errors of a statement.

@@ -9,11 +9,11 @@
 //!
 //! After a crash the relay rebuilds its state from these tables and the slot.
 //!
-//! **Invariants.** Nothing here writes to an outbox table. If only the holder of the slot may run a
-//! statement, the statement itself checks that the session still holds the slot.
+//! **Invariants.** Nothing here writes to an outbox table. The relay records outcomes, raises floors and
+//! records audits only after a check, in the same transaction, that no other session has the slot.
 //!
 //! Not here: queries on captured tables (`capture`), the tables' definitions (`migrations/`), and
-//! decisions based on a row, which the callers make.
+//! decisions. The callers decide from the rows that they read here.
 
 pub(crate) mod capture_record;
 pub(crate) mod dispatch;

@@ -1,9 +1,9 @@
 //! The relay's own row in `outbox.relay`: a tripwire, and information for operators.
 //!
-//! The row never decides the position to resume from: only the slot does. From the row, the relay
-//! notices that a slot is not the one that it served before (`recovery::loss`). The row also
+//! The row never decides the position to resume from: only the slot does. By comparing the slot with
+//! the row, the relay notices that the slot was replaced or moved (`recovery::loss`). The row also
 //! remembers across crashes that a recovery has not ended (`mark`) and what audits have compared
-//! (`audits`). Commands read it with `shown`.
+//! (`audits`). Commands read the row with `shown`.
 
 pub(crate) mod audits;
 pub(crate) mod mark;
@@ -47,14 +47,15 @@ const TAKE: &str = "\
         audited_publication = CASE WHEN NOT $6 \
             THEN coalesce(relay.audited_publication, excluded.audited_publication) END";
 
-/// A final position is the last write of a session, so an update that arrives after it is ignored.
+/// A session writes its final position last, so an update that arrives after the final position changes
+/// nothing.
 const UPDATE: &str = "\
     UPDATE outbox.relay SET confirmed_lsn = $2, updated_at = now() \
     WHERE slot = $1 AND NOT confirmed_is_final";
 
-/// Runs before a person moves the slot. `$2` is the last position that a relay has confirmed; only a relay
-/// with `dispatch = exceptions` needs it. After the move, the slot lacks events that an unfinished
-/// recovery relies on. Clearing `recovery_lsn` makes that recovery start again.
+/// Runs before a person moves the slot. The moved slot no longer streams some events on which an
+/// unfinished recovery relies. Clearing `recovery_lsn` makes that recovery start again. `$2` is the slot's
+/// position before the move. It is recorded only with `dispatch = exceptions`, the only mode that needs it.
 const WRITE_LEFT: &str = "\
     UPDATE outbox.relay SET recovery_lsn = NULL, recovery_snapshot = NULL, updated_at = now(), \
         confirmed_lsn = CASE dispatch WHEN 'exceptions' THEN $2 ELSE confirmed_lsn END, \
@@ -84,8 +85,8 @@ const KEEP_SLOT: &str = "\
         database_oid = $6 \
     WHERE slot = $1";
 
-/// Moves rows with a position that the WAL of this cluster has not reached yet to a position where
-/// no commit can be.
+/// Changes `commit_lsn` of the rows whose position the WAL of this cluster has not reached yet. Their new
+/// `commit_lsn` is just before the end of the WAL and not a multiple of 8, so no commit can have it.
 const MOVE_RECORDS: &str = "\
     WITH below AS ( \
         SELECT now.lsn, now.lsn - mod(now.lsn - '0/0'::pg_lsn, 8) - 1::numeric AS place \
@@ -130,7 +131,7 @@ pub(crate) struct Unfinished {
 }
 
 impl Recorded {
-    /// The part that is needed to judge the slot's health.
+    /// Returns the columns that are needed to judge the slot's health.
     pub(crate) fn position(&self) -> RecordedPosition {
         RecordedPosition {
             origin: self.origin,
@@ -246,8 +247,8 @@ pub(crate) async fn take(
 }
 
 /// Records that a person is about to move the slot. The next session restarts an unfinished recovery.
-/// With `dispatch = exceptions` the next session notices the move by the recorded position. With full
-/// records it compares the tables anyway.
+/// With `dispatch = exceptions`, the next session notices the move by the recorded position. With
+/// `dispatch = full`, the next session compares all rows anyway if the slot was moved forward.
 ///
 /// # Errors
 /// Errors of a statement; no error if the table does not exist.

@@ -31,7 +31,7 @@ pub(crate) fn slot(confirmed: u64) -> Slot {
     }
 }
 
-/// The row of a relay that left the slot at 500.
+/// The row of a relay that last confirmed LSN 500 on the slot.
 pub(crate) fn left(is_final: bool) -> Recorded {
     Recorded {
         origin: DatabaseOrigin {
@@ -160,7 +160,7 @@ fn an_unfinished_recovery_comes_first_and_runs_even_if_slot_on_loss_is_stop() {
     assert!(loss.stops(&"postrider".parse().unwrap()).is_none());
 }
 
-/// A recovery that has created its slot, and has confirmed 500 on it.
+/// The row of a relay that has not finished a recovery: it has created the slot and confirmed LSN 500.
 fn unfinished() -> Recorded {
     Recorded {
         recovering: Some("slot-lost".to_owned()),
@@ -172,7 +172,7 @@ fn unfinished() -> Recorded {
     }
 }
 
-/// A slot at this position that keeps WAL from `restart` on.
+/// A slot with this confirmed position that keeps WAL from `restart` on.
 fn keeps(restart: u64, confirmed: u64) -> Slot {
     Slot {
         restart_lsn: Some(Lsn::new(restart)),

@@ -25,7 +25,7 @@ fn settings(given: Given) -> Settings {
     Settings::load(None, &env.collect(), &[]).unwrap()
 }
 
-/// How the session begins, in a few words.
+/// Decides how the session begins, and describes the decision in a few words.
 fn begins(facts: &SlotFacts<'_>, settings: &Settings) -> String {
     let decision = match decide(facts, settings) {
         Ok(decision) => decision,
@@ -43,7 +43,8 @@ fn begins(facts: &SlotFacts<'_>, settings: &Settings) -> String {
     format!("{begin}{repeats}{first}")
 }
 
-/// A change to the usual facts: a relay left this slot at 500, and captures one table.
+/// Changes the default facts of a case. By default, an earlier session confirmed LSN 500 on this slot, and
+/// the relay captures one table.
 type Change = fn(&mut SlotFacts<'_>);
 
 /// Settings, as environment variables.
@@ -113,7 +114,7 @@ const CASES: [(&str, Change, Given, &str); 17] = [
         "stream, audit Continue, first",
     ),
     (
-        "such a slot, but `init` has recorded that old rows are wanted",
+        "a first start finds that slot, but `init` has recorded that old rows are wanted",
         |facts| {
             facts.earlier = None;
             facts.records[0].since = None;
@@ -160,7 +161,7 @@ const CASES: [(&str, Change, Given, &str); 17] = [
         "recover: table-added",
     ),
     (
-        "without records, a change of the publication counts as a loss",
+        "with dispatch = exceptions, a change of the publication counts as a loss",
         |facts| facts.publication = "p2",
         EXCEPTIONS,
         "recover: publication-changed, repeats",
@@ -238,7 +239,8 @@ fn a_recovery_is_continued_only_if_all_outcomes_have_records() {
     assert!(!continues(&no_slot_yet, Full, &table));
 }
 
-/// A row that is older than the column `inserted_xid` is found by its `xmin`, which an update changes.
+/// A recovery finds a row that is older than the column `inserted_xid` by the row's `xmin`, which an update
+/// changes.
 #[test]
 fn a_recovery_is_continued_only_if_its_rows_can_still_be_found() {
     let earlier = interrupted(Dispatch::Full);

@@ -32,7 +32,8 @@ pub(crate) struct EventOutcome {
     pub(crate) error_code: Option<String>,
 }
 
-/// The primary key of outbox.dispatch.
+/// The position of a record in the log: its commit LSN and ordinal. Also the primary key of
+/// outbox.dispatch.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct RecordPlace {
     pub(crate) commit: u64,
@@ -64,13 +65,13 @@ impl RecordedRow {
 pub(crate) struct RecordFilter {
     pub(crate) key: Option<String>,
     pub(crate) topic: Option<String>,
-    /// Only records from this position on that were also committed at or after this time, an SQL
-    /// expression.
+    /// Only records from this commit LSN on whose events were also committed at or after this time. The
+    /// time is an SQL expression.
     pub(crate) since: Option<(PgLsn, String)>,
 }
 
-/// One record for each of these events: the record in quarantine if there is one, otherwise the
-/// latest.
+/// Returns one record for each of these events that has a record: the first quarantined or released
+/// record if there is one, otherwise the last record in log order.
 pub(crate) async fn of_events(sql: &Sql, ids: &[Uuid]) -> Result<Vec<RecordedRow>> {
     let statement = format!(
         "select {COLUMNS} from outbox.dispatch d where d.event_id = any ($1) \
@@ -80,8 +81,9 @@ pub(crate) async fn of_events(sql: &Sql, ids: &[Uuid]) -> Result<Vec<RecordedRow
     Ok(one_per_event(rows.iter().map(recorded).collect()))
 }
 
-/// The records with one of these source ids. Searches the quarantine first, which has an index. Only
-/// if it finds nothing there, it searches the whole table, without an index.
+/// Returns one record for each event with one of these source ids. Searches the quarantined and released
+/// records first, which have an index. If there are none, searches the whole table without an index. Reads
+/// at most 100 records.
 pub(crate) async fn of_source_ids(sql: &Sql, source_ids: &[String]) -> Result<Vec<RecordedRow>> {
     for which in ["d.state in ('quarantined', 'released')", "true"] {
         let statement = format!(
@@ -99,7 +101,8 @@ pub(crate) async fn of_source_ids(sql: &Sql, source_ids: &[String]) -> Result<Ve
 pub(in crate::store) type QueryParameters<'a> = Vec<&'a (dyn ToSql + Sync)>;
 
 impl RecordFilter {
-    /// The condition on a row `d`. Appends its values to `parameters`.
+    /// Returns the filter as an SQL condition on a row `d`. Appends the condition's values to
+    /// `parameters`.
     pub(in crate::store) fn condition<'a>(
         &'a self,
         parameters: &mut QueryParameters<'a>,
@@ -127,7 +130,7 @@ impl RecordFilter {
     }
 }
 
-/// The newest records first.
+/// Returns the `limit` records with the highest positions in the log, highest first.
 pub(crate) async fn newest(
     sql: &Sql,
     filter: &RecordFilter,
@@ -144,7 +147,7 @@ pub(crate) async fn newest(
     Ok(rows.iter().map(recorded).collect())
 }
 
-/// The next records after a place, in order.
+/// Returns the next `limit` records after the position `after`, in log order.
 pub(crate) async fn page(
     sql: &Sql,
     filter: &RecordFilter,
@@ -164,8 +167,8 @@ pub(crate) async fn page(
     Ok(rows.iter().map(recorded).collect())
 }
 
-/// The places of the newest records at or after `from`, newest first, with the time at which each was
-/// recorded, in microseconds since 1970.
+/// Returns the positions of the newest `limit` records at or after `from`, highest position first. Each
+/// comes with the time at which the record was written, in microseconds since 1970.
 pub(crate) async fn newest_places(
     sql: &Sql,
     filter: &RecordFilter,
@@ -185,7 +188,7 @@ pub(crate) async fn newest_places(
     Ok(rows.iter().map(|row| (place(row, 0), row.get(2))).collect())
 }
 
-/// The records at these places, in order.
+/// Returns the records at these positions, in log order.
 pub(crate) async fn at_places(sql: &Sql, places: &[RecordPlace]) -> Result<Vec<RecordedRow>> {
     let commits: Vec<PgLsn> = places.iter().map(|at| PgLsn::from(at.commit)).collect();
     let ordinals: Vec<i32> = places.iter().map(|at| at.ordinal).collect();
@@ -197,7 +200,7 @@ pub(crate) async fn at_places(sql: &Sql, places: &[RecordPlace]) -> Result<Vec<R
     Ok(rows.iter().map(recorded).collect())
 }
 
-/// The place of the record with the highest position.
+/// Returns the highest position that has a record, or position 0 if there are no records.
 pub(crate) async fn last_place(sql: &Sql) -> Result<RecordPlace> {
     let statement = "select d.commit_lsn, d.ordinal from outbox.dispatch d \
                      order by d.commit_lsn desc, d.ordinal desc limit 1";
@@ -205,7 +208,7 @@ pub(crate) async fn last_place(sql: &Sql) -> Result<RecordPlace> {
     Ok(row.map_or_else(RecordPlace::default, |row| place(&row, 0)))
 }
 
-/// The place in these two columns.
+/// Reads a [`RecordPlace`] from `column` (commit LSN) and the column after it (ordinal).
 fn place(row: &Row, column: usize) -> RecordPlace {
     RecordPlace {
         commit: row.get::<_, PgLsn>(column).into(),
@@ -245,7 +248,7 @@ fn code(error: &str) -> Option<String> {
     Some(code.name().to_owned())
 }
 
-/// Keeps one record of each event: the first record in quarantine, or otherwise the last record.
+/// Keeps one record of each event: the first quarantined or released record, or otherwise the last record.
 fn one_per_event(rows: Vec<RecordedRow>) -> Vec<RecordedRow> {
     let mut kept: Vec<RecordedRow> = Vec::new();
     for row in rows {
@@ -258,9 +261,10 @@ fn one_per_event(rows: Vec<RecordedRow>) -> Vec<RecordedRow> {
     kept
 }
 
-/// The first commit position at or after `since`, an SQL expression for a time. Bisects the records,
-/// because positions and commit times grow together. Leaves out events that were published from their
-/// table: their positions are not multiples of 8, and their commit times are older.
+/// Returns the commit LSN from which on the records' events were committed at or after `since`, an SQL
+/// expression for a time. Bisects the records, because positions and commit times grow together. Ignores
+/// events that were published from their table: their positions are not multiples of 8, and their commit
+/// times are older.
 pub(crate) async fn first_commit(sql: &Sql, since: &str) -> Result<PgLsn> {
     let ends = "select min(commit_lsn), max(commit_lsn) from outbox.dispatch";
     let ends = sql.query_one(ends, &[]).await?;

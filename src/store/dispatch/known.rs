@@ -1,6 +1,7 @@
 //! SQL fragments with which statements on captured tables look up an event in `outbox.dispatch`.
 //!
-//! The fragments call that table `d`. The functions take an SQL expression for the event's id.
+//! In these fragments, `outbox.dispatch` has the alias `d`. The functions take an SQL expression for the
+//! event's id.
 
 use crate::error::Result;
 use crate::postgres::Sql;
@@ -8,8 +9,8 @@ use crate::postgres::Sql;
 /// Uses every object of the schema `outbox` that statements on captured tables use.
 const OURS: &str = "SELECT outbox.event_uuid('', '', null) FROM outbox.dispatch LIMIT 0";
 
-/// Checks that our role may use these objects. The statement reads no rows, but the server still refuses
-/// it if a privilege is missing.
+/// Checks that our role may use the objects in `outbox` that statements on captured tables use. The check
+/// reads no rows, but the server still refuses it if a privilege is missing.
 ///
 /// # Errors
 /// `schema-missing`, `privilege-missing`.
@@ -17,13 +18,13 @@ pub(crate) async fn check_readable(sql: &Sql) -> Result<()> {
     Ok(sql.batch_execute(OURS).await?)
 }
 
-/// A condition: the event has no row.
+/// Returns an SQL condition that is true if the event has no row.
 pub(crate) fn has_no_row_sql(event_id: &str) -> String {
     format!("not exists (select from outbox.dispatch d where d.event_id = {event_id})")
 }
 
-/// An expression for the event's state: null if it has no row, `published` if all its rows are
-/// published, otherwise `aside`.
+/// Returns an SQL expression for the event's state: null if the event has no row, `published` if all its
+/// rows are published, otherwise `aside`.
 pub(crate) fn state_sql(event_id: &str) -> String {
     format!(
         "(select case when count(*) = 0 then null when bool_and(d.state = 'published') \
@@ -32,7 +33,8 @@ pub(crate) fn state_sql(event_id: &str) -> String {
     )
 }
 
-/// A summary of the dispatch rows of a row `w`. `records` is 0 if there are none.
+/// An SQL query that summarises the dispatch rows of the event `w.id`. `records` is 0 if the event has
+/// none.
 pub(crate) const RECORD_OF_ROW: &str = "\
     select count(*) as records, \
         case when bool_or(d.state = 'quarantined') then 'quarantined' \

@@ -1,17 +1,18 @@
 //! The dispatch table, `outbox.dispatch`: the durable outcome of each event.
 //!
-//! [`writer`] records each [`outcome`] in batches, off the hot path, before its event's position is
-//! confirmed (G4). New outcomes become new [`rows`]; those of [`released`] events update their rows.
-//! After a restart, [`recorded`] finds the events that have an outcome already, so that they are not
-//! sent again (G3). Once the [`slot_reader`] has the slot, [`predecessor`] waits until the previous
-//! relay writes no more rows. [`successor`] finds out whether another relay has taken over, so that
-//! this relay must stop recording.
+//! [`writer`] records [`outcome`]s in batches, off the hot path, before the relay confirms the positions
+//! of their events (G4). The outcome of a new event becomes a new row ([`rows`]). The outcome of a
+//! [`released`] event updates the event's row. After a restart, [`recorded`] finds the events that have
+//! an outcome already, so that they are not sent again (G3). Once our walsender has the slot
+//! ([`slot_reader`]), [`predecessor`] waits until the previous relay writes no more rows. [`successor`]
+//! finds out whether another relay has taken over. If so, this relay must stop recording.
 //!
 //! [`quarantined`] has the relay's queries on the quarantine, and [`quarantine_commands`] the queries of
 //! `postrider quarantine`. [`known`] has SQL fragments with which statements on captured tables look up
 //! events. [`history`] reads records for commands, and [`pruning`] deletes records.
 //!
-//! Nothing here writes to an outbox table. No outcome replaces another, except for released events.
+//! Nothing here writes to an outbox table. A recorded outcome changes only after an operator has released,
+//! replayed or discarded the event.
 //!
 //! Not here: finding rows of a captured table that have no outcome (`capture`).
 

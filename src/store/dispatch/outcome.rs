@@ -1,6 +1,6 @@
-//! Outcomes of events, and the values that their rows get.
+//! Outcomes of events, and the values that the events' rows get.
 //!
-//! Not here: how they are written. `rows` encodes new rows, `released` updates existing ones.
+//! Not here: writing the rows. `rows` encodes new rows, and `released` updates existing rows.
 
 use std::sync::Arc;
 use std::time::SystemTime;
@@ -23,12 +23,12 @@ pub(crate) struct Record {
 /// The outcome of a group of events.
 #[derive(Debug)]
 pub(crate) enum Outcome {
-    /// Pub/Sub stored them; its message ids are in the order of the events.
+    /// Pub/Sub stored the events. The message ids are in the order of the events.
     Published(MessageIds),
-    /// Set aside in quarantine, with the reason.
+    /// The relay set the events aside in quarantine, for this reason.
     Quarantined(Arc<str>),
-    /// Set aside because earlier events of the same key are being released. This event is released
-    /// along with them.
+    /// The relay set the events aside because earlier events of the same key are being released. These
+    /// events are released along with the earlier ones.
     Released(Arc<str>),
 }
 
@@ -40,7 +40,8 @@ pub(super) struct Told<'a> {
 }
 
 impl Record {
-    /// Total length in bytes of those texts in the rows that can be long.
+    /// Total bytes of the source ids, ordering keys and errors in the rows: the texts that can be
+    /// long.
     pub(crate) fn text_bytes(&self) -> usize {
         let error = match &self.outcome {
             Outcome::Published(_) => 0,

@@ -46,8 +46,8 @@ pub(super) fn writer_name(slot: &SlotName) -> String {
 pub(crate) struct PredecessorGone(());
 
 impl PredecessorGone {
-    /// Waits as [`wait_for_predecessor`] does. While our walsender reads the slot, no other relay begins
-    /// to record anything.
+    /// Waits as [`wait_for_predecessor`] does. Needs the proof that our walsender reads the slot, because
+    /// from then on no other relay begins to record anything.
     ///
     /// # Errors
     /// Database errors.
@@ -63,8 +63,8 @@ impl PredecessorGone {
 }
 
 /// Waits until no other writer of this slot has an open transaction. Any role can use the name of a
-/// writer, so it waits only for sessions of our own role. After `limit` it terminates the sessions
-/// that still have an open transaction, and PostgreSQL rolls their transactions back.
+/// writer, so this function waits only for sessions of our own role. After `limit`, it terminates the
+/// sessions that still have an open transaction, and PostgreSQL rolls their transactions back.
 ///
 /// # Errors
 /// Database errors.

@@ -20,12 +20,13 @@ const SELECT: &str = "\
            extract(epoch from clock_timestamp() - dispatched_at)::float8, message_id \
     from outbox.dispatch where commit_lsn = $1 and ordinal = $2";
 
-/// A row in quarantine, or any row of an event.
+/// A row of an event in outbox.dispatch.
 #[derive(Debug)]
 pub(crate) struct EventRow {
+    /// The event's position in the log: commit LSN and ordinal.
     pub(crate) place: (PgLsn, i32),
     pub(crate) uuid: Uuid,
-    /// `schema.table:id` where the id is not a uuid.
+    /// `schema.table:id` if the id is not a uuid, otherwise `None`.
     pub(crate) source_id: Option<String>,
     pub(crate) state: String,
     /// Empty if the event has no topic.
@@ -44,8 +45,8 @@ impl EventRow {
     }
 }
 
-/// Selects events in quarantine: those of a key, of a topic, of both, or all. A topic may be given
-/// without its project.
+/// Selects events in quarantine by ordering key, by topic, or by both. Without key and topic, selects all
+/// of them. A topic may be given without its project.
 pub(crate) struct QuarantineFilter {
     sql: String,
     texts: Vec<String>,
@@ -84,9 +85,9 @@ pub(crate) struct QuarantinedKey {
     pub(crate) events: i64,
     /// How many of these events are released but not published yet.
     pub(crate) released: i64,
-    /// `schema.table:id` of its first event, where the id is not a uuid.
+    /// `schema.table:id` of the key's first event if its id is not a uuid, otherwise `None`.
     pub(crate) source_id: Option<String>,
-    /// The uuid of its first event.
+    /// The uuid of the key's first event.
     pub(crate) uuid: Uuid,
     /// Age of the first event's commit, by the server's clock.
     pub(crate) age_seconds: f64,
@@ -109,7 +110,7 @@ pub(crate) struct EventRecord {
     pub(crate) message_id: Option<String>,
 }
 
-/// Up to `limit` keys with events in quarantine, longest waiting first.
+/// Returns up to `limit` keys with events in quarantine, the longest-waiting key first.
 ///
 /// # Errors
 /// Database errors.
@@ -172,7 +173,7 @@ pub(crate) async fn record(sql: &Sql, event: &EventRow) -> Result<EventRecord> {
     })
 }
 
-/// The rows of an event that are in quarantine, in log order.
+/// Returns the rows of an event that are in quarantine, in log order.
 ///
 /// # Errors
 /// Database errors.
@@ -180,7 +181,7 @@ pub(crate) async fn rows_in_quarantine(sql: &Sql, id: &str) -> Result<Vec<EventR
     rows_where(sql, id, IN_QUARANTINE).await
 }
 
-/// All rows of an event, in log order.
+/// Returns all rows of an event, in log order.
 ///
 /// # Errors
 /// Database errors.
@@ -215,7 +216,8 @@ fn event(row: &Row) -> EventRow {
     }
 }
 
-/// The number of quarantined events of the same key before and after `event`.
+/// Returns how many events of `event`'s key are in quarantine before `event`, and how many after it. Both
+/// numbers are 0 if `event` has no ordering key.
 ///
 /// # Errors
 /// Database errors.
@@ -242,7 +244,7 @@ pub(crate) async fn neighbours(sql: &Sql, event: &EventRow) -> Result<(u64, u64)
     Ok((count(0), count(1)))
 }
 
-/// How many events the filter finds.
+/// Returns how many events the filter selects.
 ///
 /// # Errors
 /// Database errors.
@@ -255,8 +257,8 @@ pub(crate) async fn count(sql: &Sql, filter: &QuarantineFilter) -> Result<u64> {
     Ok(u64::try_from(row.get::<_, i64>(0)).unwrap_or_default())
 }
 
-/// Releases one event, unless it has left the quarantine. Like the functions below, it returns how many
-/// events it has changed.
+/// Releases one event, unless the event has left the quarantine. Like the functions below, returns how
+/// many events it has changed.
 ///
 /// # Errors
 /// Database errors.
@@ -269,7 +271,7 @@ pub(crate) async fn release_event(sql: &Sql, event: &EventRow) -> Result<u64> {
     Ok(sql.execute(&statement, &[commit, ordinal]).await?)
 }
 
-/// Releases the whole key of an event.
+/// Releases all events in quarantine that have the key of `event`.
 ///
 /// # Errors
 /// Database errors.
@@ -282,7 +284,7 @@ pub(crate) async fn release_key(sql: &Sql, event: &EventRow) -> Result<u64> {
     Ok(sql.execute(&statement, &[topic, key]).await?)
 }
 
-/// Releases the events that the filter finds.
+/// Releases the events that the filter selects.
 ///
 /// # Errors
 /// Database errors.
@@ -294,7 +296,7 @@ pub(crate) async fn release(sql: &Sql, filter: &QuarantineFilter) -> Result<u64>
     Ok(sql.execute(&statement, &filter.parameters()).await?)
 }
 
-/// Discards one event, unless it has left the quarantine.
+/// Discards one event, unless the event has left the quarantine.
 ///
 /// # Errors
 /// Database errors.
@@ -307,7 +309,7 @@ pub(crate) async fn discard_event(sql: &Sql, event: &EventRow) -> Result<u64> {
     Ok(sql.execute(&statement, &[commit, ordinal]).await?)
 }
 
-/// Discards the events that the filter finds.
+/// Discards the events that the filter selects.
 ///
 /// # Errors
 /// Database errors.

@@ -1,10 +1,10 @@
 //! The relay's queries on the quarantine: which keys are blocked, which events are released, and the
 //! updates between the states.
 //!
-//! Every statement uses the partial index `dispatch_quarantine`, so polling costs next to nothing
-//! while the quarantine is empty, however large the table is. The queries find groups one by one, by
-//! skipping through the index, without reading all rows of a group. As in the index, an empty topic or
-//! key stands for null.
+//! Every statement that searches for rows uses the partial index `dispatch_quarantine`, so polling costs
+//! next to nothing while the quarantine is empty, however large the table is. The queries find groups one
+//! by one, by skipping through the index, without reading all rows of a group. As in the index, an empty
+//! topic or key stands for null.
 
 use std::collections::HashMap;
 
@@ -19,9 +19,9 @@ use crate::error::{Code, Error, Result};
 use crate::event::{EventId, EventRef, Group, OrderingKey, Standing};
 use crate::postgres::Sql;
 
-/// Maximum number of keys blocked at once, and of events set aside in one session that block no
-/// key. Beyond this number the events have a common cause, which a person must remove before all
-/// traffic is in quarantine. 100,000 keys of usual length take about 20 MB.
+/// Maximum number of keys that are blocked at once. Also the maximum number of events that one session
+/// sets aside without blocking a key. More bad events than this have a common cause, which a person must
+/// remove before all traffic is in quarantine. 100,000 keys of usual length take about 20 MB.
 pub(crate) const MAX_BLOCKED: usize = 100_000;
 
 /// Counting stops here: nobody needs an exact number above it.
@@ -30,11 +30,11 @@ const COUNTED: i64 = 1_000_000;
 /// Microseconds between the Unix epoch and PostgreSQL's.
 const PG_EPOCH_MICROS: i64 = 946_684_800_000_000;
 
-/// Only groups after the one with this topic and key.
+/// A condition that selects the groups after the group with topic `$2` and key `$3`.
 const BEYOND: &str = "AND (coalesce(d.topic, ''), coalesce(d.ordering_key, '')) > ($2, $3)";
 
-/// A query for the first row of each group in a state, ordered by group. `which` is a condition on the
-/// first group.
+/// Returns a query for the first row of each group that has rows in `state`, ordered by group. The first
+/// group is the first that fulfils the condition `which`.
 fn groups_sql(state: &str, which: &str) -> String {
     format!(
         "WITH RECURSIVE g AS ( \
@@ -55,7 +55,7 @@ fn groups_sql(state: &str, which: &str) -> String {
 }
 
 /// A released event with a message id was published before and is being replayed. The query reads the
-/// column `replay` through JSON, because a database that is not migrated yet lacks it.
+/// column `replay` through JSON, because a database that is not migrated yet does not have the column.
 const PAGE: &str = "\
     SELECT commit_lsn, ordinal, event_id, source_id, committed_at, error, \
         CASE WHEN message_id IS NOT NULL THEN coalesce(to_jsonb(d) ->> 'replay', '') END \
@@ -95,7 +95,8 @@ const LEAVE_PUBLISHED: &str = "\
     UPDATE outbox.dispatch SET state = 'published' \
     WHERE commit_lsn = $1 AND ordinal = $2 AND state = 'released'";
 
-/// The reason that is recorded for new events of a key whose released events are being published.
+/// The reason that is recorded for new events of a key while earlier, released events of the key are being
+/// published.
 pub(crate) const BEHIND_A_RELEASE: &str = "waits for earlier events that are released";
 
 /// A released row.
@@ -108,11 +109,11 @@ pub(crate) struct ReleasedRow {
 /// Why an event is released.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum ReleasedKind {
-    /// It was in quarantine.
+    /// The event was in quarantine.
     Quarantined,
-    /// It was published before, and the replay of this name publishes it again.
+    /// The event was published before, and the replay of this name publishes it again.
     Replayed(String),
-    /// It arrived behind released events.
+    /// The event arrived behind released events of its key.
     New,
 }
 
@@ -120,22 +121,22 @@ pub(crate) enum ReleasedKind {
 #[derive(Debug)]
 pub(crate) struct BlockedKey {
     pub(crate) group: Group,
-    /// Commit LSN and ordinal of its first event in quarantine.
+    /// Commit LSN and ordinal of the key's first event in quarantine.
     pub(crate) since: (u64, u32),
-    /// The id of that first event.
+    /// The id of the key's first event in quarantine.
     pub(crate) first: EventId,
     /// Why the first event is in quarantine.
     pub(crate) error: Option<String>,
     /// Whether the key has quarantined events, not only released events.
     pub(crate) is_quarantined: bool,
-    /// Whether the first event was published before: it is being replayed.
+    /// Whether the first event was published before and is being replayed.
     pub(crate) is_replayed: bool,
 }
 
-/// All ordering keys with quarantined or released events.
+/// Returns all ordering keys with quarantined or released events.
 ///
 /// # Errors
-/// `schema-missing` before migration 0005; `quarantine-full` when there are more than `limit`.
+/// `schema-missing` before migration 0005; `quarantine-full` when there are more than `limit` keys.
 pub(crate) async fn blocked_keys(sql: &Sql, limit: usize) -> Result<Vec<BlockedKey>> {
     if !table::exists(sql, "outbox.dispatch_quarantine").await? {
         return Err(Error::new(
@@ -167,8 +168,8 @@ pub(crate) async fn blocked_keys(sql: &Sql, limit: usize) -> Result<Vec<BlockedK
     Ok(keys.into_values().collect())
 }
 
-/// The first keys that have quarantined events, in the order of their names. Events without a key
-/// count as one key of their topic.
+/// Returns the first `limit` keys that have quarantined events, ordered by topic and key. The events of a
+/// topic that have no ordering key count as one key.
 ///
 /// # Errors
 /// Database errors.
@@ -189,8 +190,9 @@ fn blocked_key(row: &Row) -> BlockedKey {
     }
 }
 
-/// Up to `limit` groups that have released events, in order, each with whether its first released
-/// event is being replayed. With `after`, only groups that sort after it.
+/// Returns up to `limit` groups that have released events, ordered by topic and key. The boolean says
+/// whether the group's first released event is being replayed. With `after`, returns only groups that sort
+/// after that group.
 ///
 /// # Errors
 /// Database errors.
@@ -210,7 +212,8 @@ pub(crate) async fn released_groups(
     Ok(rows.iter().map(|row| (group(row), row.get(7))).collect())
 }
 
-/// The next released rows of the group after the place `after`, in order.
+/// Returns the next `limit` released rows of the group after the position `after` (commit LSN and
+/// ordinal), in log order.
 ///
 /// # Errors
 /// Database errors.
@@ -250,7 +253,8 @@ pub(crate) async fn page(
     Ok(rows.iter().map(event).collect())
 }
 
-/// Whether all released events of the group come from replays, so that all were published before.
+/// Whether all released events of the group are being replayed, which means that all were published
+/// before.
 ///
 /// # Errors
 /// Database errors.
@@ -259,7 +263,7 @@ pub(crate) async fn only_replayed(sql: &Sql, group: &Group) -> Result<bool> {
     Ok(sql.query_one(ONLY_REPLAYED, &[&topic, &key]).await?.get(0))
 }
 
-/// Ends the replay of one event: its row says again that it was published.
+/// Ends the replay of one event: the state of its row becomes `published` again.
 ///
 /// # Errors
 /// Database errors.
@@ -278,7 +282,8 @@ pub(crate) async fn mark(sql: &Sql, group: &Group) -> Result<()> {
     change(sql, MARK, group).await
 }
 
-/// Marks the released events of the group as quarantined again, and replayed events as published.
+/// Marks the released events of the group as quarantined again, or as published if they were being
+/// replayed.
 ///
 /// # Errors
 /// Database errors.
@@ -292,7 +297,7 @@ async fn change(sql: &Sql, statement: &str, group: &Group) -> Result<()> {
     Ok(())
 }
 
-/// Returns those of `groups` that have no events left in quarantine.
+/// Returns the groups of `groups` that have no quarantined and no released events left.
 ///
 /// # Errors
 /// Database errors.
@@ -305,7 +310,7 @@ pub(crate) async fn vanished(sql: &Sql, groups: &[Group]) -> Result<Vec<Group>> 
     Ok(found.cloned().collect())
 }
 
-/// How many events are in quarantine, counted up to a million.
+/// Returns how many events are in quarantine, but at most a million.
 ///
 /// # Errors
 /// Database errors.
@@ -320,14 +325,14 @@ fn group(row: &Row) -> Group {
     }
 }
 
-/// The place in the log: commit LSN in this column, ordinal in the next.
+/// Reads a position in the log: the commit LSN from `column`, the ordinal from the next column.
 fn place(row: &Row, column: usize) -> (u64, u32) {
     let commit: PgLsn = row.get(column);
     let ordinal: i32 = row.get(column + 1);
     (commit.into(), ordinal as u32)
 }
 
-/// The event id: uuid in this column, source id in the next.
+/// Reads an event id: the uuid from `column`, the source id from the next column.
 fn event_id(row: &Row, column: usize) -> EventId {
     let uuid: uuid::Uuid = row.get(column);
     EventId {

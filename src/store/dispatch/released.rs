@@ -1,4 +1,5 @@
-//! Writes the new outcomes of released events. Their rows exist already, so this is an update.
+//! Writes the new outcomes of released events. The events have rows already, so the writer updates these
+//! rows.
 //!
 //! Released events are few compared with new events, so one statement with an array per column is
 //! fast enough.
@@ -12,8 +13,8 @@ use super::outcome::Record;
 use super::rows::{Storing, row_key};
 use crate::event::{EventRef, Standing};
 
-/// If an operator discards an event that is in flight, Pub/Sub may still store it. The row then
-/// becomes `published`. The last condition makes a retry idempotent: if the first attempt was
+/// If an operator discards an event that is in flight, Pub/Sub may still store the event. The event's row
+/// then becomes `published`. The last condition makes a retry idempotent: if the first attempt was
 /// committed and only its answer was lost, the row already has this outcome's time.
 pub(super) const UPDATE: &str = "\
     UPDATE outbox.dispatch d SET \

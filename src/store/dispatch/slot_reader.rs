@@ -1,6 +1,6 @@
-//! Proof that our walsender has the slot. The dispatch writer needs this proof. Waiting for the
-//! previous relay needs it too: before the slot is ours, a third relay could take it and begin to
-//! write.
+//! Proof that our walsender has the slot. The dispatch writer needs this proof. The wait for the
+//! previous relay needs this proof too: before the slot is ours, a third relay could take the slot and
+//! begin to write.
 
 use decoder::Lsn;
 use slot_manager::{SystemIdentifier, cluster, slots};
@@ -23,9 +23,9 @@ pub(crate) struct SlotReader {
 }
 
 impl SlotReader {
-    /// Returns our walsender if it reads the slot, and the slot's position is still `confirmed`, as it
-    /// was before our stream began. Otherwise `None`: another relay has replaced the slot by a new one
-    /// of the same name in the meantime.
+    /// Returns the proof if our walsender reads the slot and the slot's confirmed position is still
+    /// `confirmed`, its position before our stream began. Otherwise returns `None`: another relay has
+    /// replaced the slot by a new slot of the same name in the meantime.
     ///
     /// # Errors
     /// Errors of a statement.
@@ -55,7 +55,7 @@ impl SlotReader {
         self.walsender
     }
 
-    /// Checks that the writer is on the server on which the session began. A promoted standby may
+    /// Checks that the writer is on the server on which the session began. A promoted standby server may
     /// lack records that its primary had. If we recorded later events there, the next session would
     /// publish only the events with missing records again, out of order.
     ///

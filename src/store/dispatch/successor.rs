@@ -1,10 +1,11 @@
 //! Decides whether another relay has taken over the slot and will publish our unrecorded events
 //! again.
 //!
-//! While our walsender reads the slot, no other relay serves it. We are going to confirm the
-//! events, so we must record their outcomes first. A successor that has already stopped no longer
-//! reads the slot. But its name is still in outbox.relay, and it may have published the events that
-//! we are about to record.
+//! - Our walsender reads the slot: no other relay serves the slot. We are going to confirm the events, so
+//!   we must record their outcomes first.
+//! - Another process reads the slot: another relay has taken over.
+//! - Nobody reads the slot: another relay may have taken over and stopped again. Its name is then still
+//!   in outbox.relay, and it may have published the events that we are about to record.
 
 /// Returns which process reads the slot, and whether another instance has begun to serve it. The
 /// writer runs it once per batch. `$1` is the slot, `$2` our instance.
@@ -14,7 +15,7 @@ pub(super) const WHO_SERVES: &str = "\
         EXISTS (SELECT FROM outbox.relay r WHERE r.slot = $1::text AND r.instance <> $2::text)";
 
 /// Whether the result of [`WHO_SERVES`] means that another relay has taken over. `walsender` is the
-/// pid of our own walsender, 0 if it is unknown.
+/// pid of our own walsender, or 0 if the pid is unknown.
 pub(super) fn is_there(
     reads_the_slot: Option<i32>,
     another_has_begun: bool,

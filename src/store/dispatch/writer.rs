@@ -15,7 +15,8 @@
 //! successor waits for transactions that began before it had the slot (`predecessor`).
 //!
 //! A released event has a row already, so its new outcome is an update (`released`). The update has
-//! conditions, so that a batch that is written twice cannot undo an operator's command in between.
+//! conditions: if a batch is written twice, the second update cannot undo an operator's command that came
+//! in between.
 
 mod batch;
 mod transaction;
@@ -43,7 +44,7 @@ const RETRY_PAUSE: Duration = Duration::from_millis(500);
 pub(crate) enum WriterEvent {
     /// These outcomes are durable.
     Recorded(Written),
-    /// Writing has failed and is tried again.
+    /// Writing has failed. The writer retries it.
     Retrying(Error),
     /// Writing cannot succeed until someone changes something.
     Failed(Error),
@@ -119,7 +120,7 @@ async fn run(
         let gathering = incoming.recv_many(&mut gathered, room);
         let is_over = match batch.recorded.events {
             0 => gathering.await == 0,
-            // A timeout also means that the batch is due and gets no more records.
+            // A timeout counts as 0 too: the batch is due, and is written like the last batch.
             _ => timeout_at(pacing.earliest, gathering).await.unwrap_or(0) == 0,
         };
         if is_over && batch.recorded.events == 0 {
@@ -154,7 +155,7 @@ async fn write_until_done(
                 let _ = events.send(WriterEvent::Recorded(done.recorded));
                 return Ok(());
             }
-            // The server is stopping, or the slot is another session's: end this session.
+            // The server is stopping, or another session has the slot: end this session.
             Err(error) if matches!(error.code(), Code::PostgresStopping | Code::LeaseLost) => {
                 return Err(error);
             }

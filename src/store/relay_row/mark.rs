@@ -117,8 +117,8 @@ async fn mark(
     sql.execute(statement, &parameters).await.map_err(outdated)
 }
 
-/// Marks the slot for recovery on behalf of a person; the next session of any relay recovers. Also
-/// records the present cluster as the one on which the slot is served.
+/// Marks the slot for recovery on behalf of a person. The next session of any relay then begins with a
+/// recovery. Also records the present cluster as the cluster on which the slot is served.
 pub(crate) async fn request_recovery(
     sql: &impl GenericClient,
     slot: &SlotName,
@@ -135,7 +135,7 @@ pub(crate) async fn request_recovery(
 /// Records how a later session can continue this recovery with its slot.
 ///
 /// # Errors
-/// `slot-held` when another relay has marked the slot since.
+/// `slot-held` if another relay has marked the slot in the meantime.
 pub(crate) async fn write_unfinished(
     sql: &Sql,
     slot: &SlotName,
@@ -151,8 +151,8 @@ pub(crate) async fn write_unfinished(
     }
 }
 
-/// Removes the mark. The caller has resolved every event that the slot will not stream. Returns
-/// whether the mark still belonged to this recovery; if not, it stays.
+/// Removes the mark if it still belongs to the recovery whose slot has this consistent point. Returns
+/// whether it did. The caller has resolved every event that the slot will not stream.
 pub(crate) async fn recovered(
     sql: &Sql,
     slot: &SlotName,

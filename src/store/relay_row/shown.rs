@@ -44,9 +44,11 @@ pub(crate) struct RelayRow {
     pub(crate) recovering: Option<String>,
     /// Which events get a row in outbox.dispatch: `full` or `exceptions`.
     pub(crate) dispatch: String,
-    /// Why delivery is held up, as the relay recently wrote; `None` if it is not held up.
+    /// Why delivery is held up. `None` if it is not held up, or if the relay has not written the reason
+/// within the last 75 seconds.
     pub(crate) condition: Option<Condition>,
-    /// How the relay's last pruning run ended; `None` if there was none.
+    /// How the relay's last pruning run ended. `None` if no run has ended since the relay began to
+/// serve the slot.
     pub(crate) pruning: Option<ShownPruning>,
 }
 
@@ -58,7 +60,8 @@ pub(crate) struct ShownPruning {
     pub(crate) run: PruneRun,
 }
 
-/// Reads the row. `None` also when the relay's tables do not exist or this role may not read them.
+/// Reads the relay's row. Returns `None` if there is no row, and also if the relay's tables do not exist
+/// or this role may not read them.
 ///
 /// # Errors
 /// Errors of a statement.
@@ -104,12 +107,12 @@ fn pruned(json: Option<&str>, seconds_ago: Option<f64>) -> Option<ShownPruning> 
 }
 
 impl RelayRow {
-    /// Whether a relay has used the slot.
+    /// Whether a relay has served the slot.
     pub(crate) fn has_confirmed(&self) -> bool {
         self.confirmed_lsn.is_some()
     }
 
-    /// The part that is needed to judge the slot's health.
+    /// Returns the columns that are needed to judge the slot's health.
     pub(crate) fn position(&self) -> Option<RecordedPosition> {
         Some(RecordedPosition {
             origin: DatabaseOrigin {
@@ -122,9 +125,9 @@ impl RelayRow {
     }
 }
 
-/// The last confirmed position of this slot's relay. If a relay has ever run, a missing slot means a
-/// gap. `None` if no relay has ever run, and also if the relay's tables do not exist or this role may
-/// not read them.
+/// Returns the last position that a relay on this slot has confirmed. If a relay has ever served the
+/// slot, a missing slot means a gap. Returns `None` if no relay has served the slot, and also if the
+/// relay's tables do not exist or this role may not read them.
 ///
 /// # Errors
 /// Errors of a statement.
