@@ -17,8 +17,8 @@ use crate::store::relay_row::Manner;
 use crate::store::relay_row::audits::{self, AuditHistory};
 
 impl AuditState {
-    /// Publishes unrecorded rows of transactions that have ended. Returns whether there were any, or
-    /// whether the partitions of a table have changed.
+    /// Publishes unrecorded rows of transactions that had ended when the audit began. Returns whether
+    /// there were such rows, or whether the partitions of a table have changed since the last audit.
     pub(super) async fn compare(
         &mut self,
         sql: &PatientSql,
@@ -96,7 +96,8 @@ impl AuditState {
         publication: &str,
         earlier: &AuditHistory,
     ) -> Result<()> {
-        // Use the highest `seq` of each table once all transactions have ended that may have rows up to it.
+        // Record the highest `seq` that was noted for each table, once all transactions that may have
+        // rows up to that `seq` have ended.
         let tops = self.tops.take_if(|tops| waiting.xmin >= tops.next_xid);
         for (n, captured) in captured.iter().enumerate() {
             let top = tops.as_ref().and_then(|tops| tops.seqs.get(n)?.as_ref());

@@ -3,24 +3,25 @@
 //!
 //! The outbox is append-only and records are durable, so an unrecorded row is either in flight or was
 //! never streamed. To tell which, the auditor notes the oldest running transaction, and then the end of
-//! the WAL. Once the slot has confirmed that position, every streamed row of an older transaction has its
-//! record. An older row without a record is a gap: the auditor publishes the row, and then moves the
-//! table's floor up to the noted transaction (`capture`).
+//! the WAL. Once the slot has confirmed that position, every streamed row of an older transaction has a
+//! record. A row of an older transaction without a record is a gap: the auditor publishes the row, and
+//! then moves the table's floor up to the noted transaction (`capture`).
 //!
 //! Rows go missing when the publication does not contain their table at their position in the WAL.
 //! PostgreSQL does not report such rows. But each change of the publication or of a captured table leaves
 //! a trace in the catalog, and so does a partition that is attached or detached:
 //!
-//! - If the trace has changed since the last audit, the auditor compares the whole table.
-//! - Otherwise it compares the rows from the floor on, every few minutes, to find gaps without a
+//! - If the publication or a table has changed since the last audit, the auditor compares all rows of the
+//!   tables. If a partition with rows was attached, the auditor compares all rows of that table.
+//! - Otherwise the auditor compares the rows from the floor on, every few minutes, to find gaps without a
 //!   trace.
 //!
 //! While the publication is wrong no floor moves, so a later audit always covers the gap.
 //!
 //! With `dispatch = exceptions` there is nothing to compare with, because published events have no
-//! record. The floor then moves as long as the trace is unchanged. When the trace changes, or a partition
-//! is attached that holds rows below the floor, the auditor ends the session. The next session begins
-//! with a recovery that publishes every row from the floor on.
+//! record. The auditor then raises the floors as long as no trace changes. If the publication or a
+//! table has changed, or a partition is attached that holds rows below the floor, the auditor ends the
+//! session. The next session begins with a recovery that publishes every row from the floor on.
 //!
 //! Not here: watching the publication (`session`), a lost slot (`recovery`), and finding the unrecorded
 //! rows of a table (`capture`).
@@ -51,9 +52,9 @@ use crate::store::relay_row::audits::{self, AuditHistory};
 
 /// Time between two audits when every event has a record.
 const INTERVAL: Duration = Duration::from_secs(300);
-/// Time between two audits with `dispatch = exceptions`, where a recovery repeats everything since the last
-/// audit. Also used after a comparison of whole tables until older transactions have ended, and as the
-/// pause before a retry.
+/// Time between two audits with `dispatch = exceptions`, where a recovery repeats everything since the
+/// last audit. Also the time between audits after a comparison of whole tables until older transactions
+/// have ended, the pause before a retry, and the pause while the publication is wrong.
 const SOON: Duration = Duration::from_secs(10);
 /// Poll interval while the slot has not confirmed the awaited position. Also the pause after a
 /// comparison of whole tables.
@@ -86,11 +87,12 @@ pub(crate) struct FirstAudit {
     /// Compare whole tables, even if the publication is unchanged, because the slot may have left events
     /// out.
     pub(crate) everything: bool,
-    /// Wait for this before the first audit, because a recovery is publishing from the tables.
+    /// Reports that the running recovery is over. The first audit waits for this; `None` without a
+    /// recovery.
     pub(crate) after: Option<oneshot::Receiver<()>>,
 }
 
-/// The running task; ends when dropped.
+/// The running task. Dropping this value ends the task.
 #[derive(Debug)]
 pub(crate) struct Auditor(JoinHandle<()>);
 
@@ -101,7 +103,8 @@ impl Drop for Auditor {
 }
 
 /// Starts the auditor. `hasten` wakes the auditor at once. The auditor sends the rows that it finds to
-/// `events`. The receiver gets an error if the session has to end, and closes if the task has died.
+/// `events`. The returned receiver gets an error if the session has to end, and closes if the task has
+/// died.
 pub(crate) fn start(
     subject: AuditSubject,
     start: FirstAudit,
@@ -160,16 +163,16 @@ struct AuditState {
     tops: Option<Tops>,
     /// Number of delivered events when the last audit began.
     delivered: Option<u64>,
-    /// The floor that the audits must reach: delivered events belong to transactions before this one.
-    /// `None` when the floor covers all of these events.
+    /// Target floor: a transaction id above every delivered event's transaction. `None` once the recorded
+    /// floor has reached the target.
     goal: Option<u64>,
     /// The floor that this session has last recorded.
     floor: u64,
-    /// After a comparison of whole tables: the next transaction id at that time. Until all
-    /// transactions before it have ended, audits follow quickly.
+    /// The next transaction id at the time of the last comparison of whole tables. Until all transactions
+    /// below this id have ended, audits follow each other quickly ([`SOON`]). `None` after that.
     horizon: Option<u64>,
-    /// The next transaction id when this session began. Events that earlier sessions delivered belong to older
-    /// transactions.
+    /// The next transaction id when the first audit of this session began. Events that earlier sessions
+    /// delivered belong to older transactions.
     began_before: Option<u64>,
     broken: mpsc::Sender<Error>,
 }
@@ -177,9 +180,10 @@ struct AuditState {
 /// What an audit waits for.
 #[derive(Debug, Clone, Copy)]
 struct AuditWait {
-    /// Every transaction older than this one had ended when the audit began.
+    /// The oldest transaction that was running when the audit began. All older transactions had ended.
     xmin: u64,
-    /// The end of the WAL, read after `xmin`. All those transactions committed before this position.
+    /// The end of the WAL, read after `xmin`. Every transaction older than `xmin` ended before this
+    /// position.
     end: Lsn,
 }
 
@@ -202,7 +206,7 @@ async fn any_overlooked(sql: &Sql, captured: &[Captured]) -> Result<bool> {
 }
 
 impl AuditState {
-    /// Makes one step of an audit; returns the time until the next one.
+    /// Makes one step of an audit. Returns the time until the next step.
     async fn round(&mut self, sql: &mut Option<PatientSql>) -> Result<Duration> {
         let sql = match sql {
             Some(sql) => sql,
@@ -217,7 +221,7 @@ impl AuditState {
         };
         let (earlier, reached, state) = sql.answer(self.survey(sql, waiting.end)).await?;
         if !state.problems().is_empty() {
-            // The supervisor reports the problem, and wakes the auditor when it is solved.
+            // The supervisor reports the problem, and wakes the auditor when the problem is solved.
             return Ok(SOON);
         }
         let fingerprint = state.fingerprint();
@@ -270,7 +274,8 @@ impl AuditState {
         })
     }
 
-    /// Looks up the earlier audits, whether the slot has confirmed `end`, and the publication.
+    /// Reads the results of earlier audits, whether the slot has confirmed `end`, and the state of the
+    /// publication.
     async fn survey(&self, sql: &Sql, end: Lsn) -> Result<(AuditHistory, bool, PublicationState)> {
         let AuditSubject {
             slot,
@@ -280,14 +285,14 @@ impl AuditState {
             ..
         } = &self.subject;
         let earlier = audits::earlier(sql, slot).await?;
-        // Read the slot's position first and the publication second: the publication's state must
-        // be the newer of the two.
+        // Read the publication after the slot's position, so that the publication's state is the newer of
+        // the two.
         let reached = statements::is_confirmed(sql, slot, *walsender, end).await?;
         let state = publication::inspect(sql, publication, captured).await?;
         Ok((earlier, reached, state))
     }
 
-    /// Notes the running transactions, and after that the end of the WAL.
+    /// Begins an audit: notes the oldest running transaction, and after that the end of the WAL.
     async fn begin(&mut self, sql: &Sql) -> Result<AuditWait> {
         if self.tops.is_none() {
             let found = claim::find_tables(sql, &self.subject.tables).await?;

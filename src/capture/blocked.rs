@@ -1,11 +1,11 @@
 //! Decides for a recovery which rows of a blocked key come before the key's first quarantined event.
 //!
-//! A recovery publishes every unrecorded row. Rows before the first quarantined event of their key are
-//! published at once; rows after it wait behind it in quarantine. A row does not show its position in the
-//! log, but the rows of each aggregate are read in their order. So if the aggregate is the ordering key, every
-//! row that is read before the first quarantined event also comes before it in the log. All rows of a key count
-//! as coming after that event if the event is not among the rows that are read, or if several aggregates share
-//! an ordering key.
+//! A recovery publishes every unrecorded row. It publishes rows before the first quarantined event of
+//! their key at once. Rows after that event wait behind it in quarantine. A row does not show its
+//! position in the log, but the recovery reads the rows of each aggregate in their order. So if the
+//! aggregate is the ordering key, every row that is read before the first quarantined event also comes
+//! before that event in the log. All rows of a key count as coming after the event if the event is not
+//! among the rows that are read, or if several aggregates share an ordering key.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -32,7 +32,7 @@ pub(crate) struct Blocked {
 pub(crate) struct Firsts(HashMap<[u8; 16], Group>);
 
 impl Firsts {
-    /// Reads the first quarantined event of each key. Nobody else may write records meanwhile.
+    /// Reads the first quarantined event of each key. Nobody may write records during this query.
     ///
     /// # Errors
     /// Errors of [`quarantined::blocked_keys`].
@@ -80,8 +80,8 @@ impl Blocked {
         Ok(blocked)
     }
 
-    /// Whether this is the first quarantined event of its key. If so, all later rows of the key count
-    /// as coming after it.
+    /// Whether this event is the first quarantined event of its key. If so, all rows of the key that are
+    /// read later count as coming after the event.
     pub(crate) fn passes(&mut self, event_id: &[u8; 16]) -> bool {
         let Some(group) = self.firsts.remove(event_id) else {
             return false;
@@ -90,7 +90,7 @@ impl Blocked {
         true
     }
 
-    /// Whether the key's next row comes before its first quarantined event.
+    /// Whether the next row of this key comes before the key's first quarantined event.
     pub(crate) fn is_before(&self, topic: &Arc<str>, ordering_key: &OrderingKey) -> bool {
         let group = || Group {
             topic: topic.clone(),

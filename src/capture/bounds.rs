@@ -1,8 +1,8 @@
 //! The bounds of a captured table, by which the stream recognises rows that were handled earlier.
 //!
 //! A row that was moved between partitions, copied or restored arrives in the stream as an insert.
-//! It keeps the `inserted_xid` of the transaction that wrote it first. The same bounds apply to rows
-//! that are read from the table.
+//! Such a row keeps the `inserted_xid` of the transaction that wrote the row first. The same bounds apply
+//! to rows that are read from the table.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 

@@ -35,9 +35,9 @@ impl Captured {
         TableIdentity::new(&self.record.identity).with_added_xids(&self.record.added_xids)
     }
 
-    /// The partitions that were added since the floor was last raised and that hold rows. These rows
-    /// may belong to transactions below the floor and still be unhandled, because a table that is
-    /// attached as a partition brings its own rows.
+    /// Returns the OIDs of the partitions that were added since the floor was last raised and that hold
+    /// rows. These rows may be unresolved although they belong to transactions below the floor, because a
+    /// table that is attached as a partition brings its own rows.
     pub(crate) fn new_partitions(&self) -> Vec<&str> {
         let Some(known) = &self.record.partitions else {
             return Vec::new();
@@ -52,16 +52,17 @@ impl Captured {
     }
 }
 
-/// Where capturing begins.
+/// How capturing begins.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct CaptureStart<'a> {
     pub(crate) start: Start,
     /// Fingerprint of the publication.
     pub(crate) publication: &'a str,
-    /// Whether no relay has ever used the slot. Then `start = all` applies even to tables that
-    /// already have a record, since `init` writes records without knowing the setting.
+    /// Whether no relay has ever served the slot. If so, `start = all` applies even to tables that
+    /// already have a record, because `init` writes records without knowing the setting.
     pub(crate) is_first: bool,
-    /// Where the slot begins, if a command has just created it; see [`CaptureRecord::since_lsn`].
+    /// The position at which the slot begins, if a command has just created the slot. See
+    /// [`CaptureRecord::since_lsn`].
     pub(crate) since_lsn: Option<Lsn>,
 }
 
@@ -81,7 +82,8 @@ pub(crate) async fn find_tables(sql: &Sql, tables: &[TableSettings]) -> Result<V
     Ok(found)
 }
 
-/// The record of each table, in the order of `found`; `None` for a table that is not captured yet.
+/// Returns the record of each table, in the order of `found`, and `None` for a table that is not captured
+/// yet.
 pub(crate) fn matched<'r>(
     found: &[FoundTable],
     records: &'r [CaptureRecord],
@@ -126,8 +128,8 @@ pub(crate) fn refuse_others(
     ))
 }
 
-/// Where the relay begins. The first relay of a slot also publishes the old rows if `init` or
-/// `slot create` recorded `start = all` for any table, whatever the setting says.
+/// Returns the value of `start` that applies. The first relay of a slot also publishes the old rows if
+/// `init` or `slot create` recorded `start = all` for any table, even if `setting` is `new`.
 pub(crate) fn start(setting: Start, is_first: bool, known: &[Option<&CaptureRecord>]) -> Start {
     let wants_all = known.iter().flatten().any(|known| known.since.is_none());
     if is_first && wants_all {
@@ -191,7 +193,8 @@ pub(crate) async fn claim(
     known_of(sql, slot, found).await
 }
 
-/// Brings the records of captured tables up to date. Only the session that holds the slot may do so.
+/// Updates the records of captured tables that were renamed or created again, or that got the column
+/// `inserted_xid`. Only the session that holds the slot may call this.
 ///
 /// # Errors
 /// Those of [`find_tables`].
@@ -206,10 +209,10 @@ pub(crate) async fn refresh(sql: &Sql, tables: &[TableSettings]) -> Result<()> {
     Ok(())
 }
 
-/// The tables as they are now, each with its record.
+/// Returns the tables as they are now, each with its record.
 ///
 /// # Errors
-/// `slot-busy` when a table has no record; those of [`find_tables`].
+/// `slot-busy` when a table has no record; `table-captured`; those of [`find_tables`].
 pub(crate) async fn known(
     sql: &Sql,
     slot: &SlotName,
@@ -232,8 +235,8 @@ async fn known_of(sql: &Sql, slot: &SlotName, found: Vec<FoundTable>) -> Result<
         .collect()
 }
 
-/// The tables as they are now, each with its record. A table without a record gets the one that the
-/// relay would write now. Unlike [`known`], accepts tables that another slot captures.
+/// Returns the tables as they are now, each with its record. A table without a record gets the record
+/// that the relay would write now. Unlike [`known`], accepts tables that another slot captures.
 ///
 /// # Errors
 /// Those of [`find_tables`].
@@ -316,7 +319,8 @@ async fn bring_up_to_date(sql: &Sql, found: &FoundTable, known: &CaptureRecord) 
     Ok(())
 }
 
-/// A name for a new table in the ids of its events, different from the identity of every other table.
+/// Returns a name for a new table in the ids of its events, different from the identity of every other
+/// table.
 fn identity(table: &QualifiedName, records: &[CaptureRecord]) -> String {
     let name = format!("{}.{}", table.schema, table.name);
     let is_free = |identity: &String| records.iter().all(|known| known.identity != *identity);

@@ -1,11 +1,11 @@
 //! Looks up the outcomes that earlier sessions have recorded for the events that PostgreSQL sends again.
 //!
-//! Usually such an event has the same place in the log as before, and its dispatch row has that place.
-//! But whether pgoutput considers a table part of the publication depends on what it has decoded
-//! before. So after a restart, a transaction that was open while the publication was altered may bring
-//! more rows or fewer, and its ordinals shift. From the first event that does not match the dispatch row
-//! at its place, we look up the rest of the transaction by event ids, and give its events ordinals above
-//! all that are in use.
+//! Usually such an event has the same position (commit LSN and ordinal) as before, and its dispatch row
+//! has that position. But whether pgoutput considers a table part of the publication depends on what
+//! pgoutput has decoded before. So after a restart, a transaction that was open while the publication
+//! was altered may bring more rows or fewer, and its ordinals shift. From the first event that does not
+//! match the dispatch row at its position, we look up the events of the transaction by their ids, and
+//! give them ordinals above all ordinals that are in use.
 
 use decoder::Lsn;
 use replication::CommitLsn;
@@ -106,8 +106,8 @@ impl OutcomeLookup {
     }
 }
 
-/// Starts to look up a transaction by ids. Its ordinals begin above those that are recorded and those that
-/// this session has used already.
+/// Starts to look up the events of a transaction by their ids. The new ordinals begin above the recorded
+/// ordinals of the transaction and above the ordinal of `event`.
 async fn begin(sql: &Sql, event: LookupKey<'_>) -> Result<ShiftedTransaction> {
     let recorded = last_ordinal(sql, event.commit).await?;
     let last = recorded.max(event.ordinal);

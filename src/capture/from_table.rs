@@ -2,9 +2,9 @@
 //! them.
 //!
 //! Recovery and the auditor send these rows, in batches of bounded size, through a channel that holds
-//! one batch. The pipeline takes a batch when the delivery has room. Events from a table have no place in
-//! the log (`places`), so the watermark does not cover them. This module counts how many of them have no
-//! recorded outcome yet.
+//! one batch. The pipeline takes a batch when the delivery has room. Events from a table do not have the
+//! position of a commit (`places`), so the watermark does not cover them. Instead, this module counts how
+//! many events from tables are unresolved.
 
 use replication::CommitLsn;
 use tokio::sync::{mpsc, oneshot};
@@ -23,17 +23,18 @@ const BATCH_ROWS: usize = 1_000;
 /// An item of the channel.
 #[derive(Debug)]
 pub(crate) enum FromTable {
-    /// An event to deliver, behind all others of its key.
+    /// An event to deliver, after all queued events of its key.
     Event(TableEvent),
     /// A row that cannot become a message.
     Unmappable(MapError),
-    /// Answer at once. Everything sent before this item is then queued for its key.
+    /// The pipeline answers at once. All events that were sent before this item are then queued for their
+    /// keys.
     Queued(oneshot::Sender<()>),
-    /// Answer once everything sent before this item has its recorded outcome.
+    /// The pipeline answers once all events that were sent before this item are resolved.
     Settle(oneshot::Sender<()>),
 }
 
-/// Both ends of the channel.
+/// Creates the channel.
 pub(crate) fn channel() -> (TableSender, TableRows) {
     let (sender, receiver) = mpsc::channel(1);
     let sender = TableSender::new(sender);
@@ -45,7 +46,7 @@ pub(crate) fn channel() -> (TableSender, TableRows) {
     (sender, rows)
 }
 
-/// An error: the session that should deliver the rows has ended.
+/// The error that the session that should deliver the rows has ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct SessionEnded;
 
@@ -66,7 +67,8 @@ impl TableSender {
         }
     }
 
-    /// A second sender into the same pipeline. [`settled`](Self::settled) waits for the rows of both.
+    /// Returns a second sender into the same pipeline. [`settled`](Self::settled) waits for the rows of
+    /// both senders.
     pub(crate) fn another(&self) -> Self {
         Self::new(self.batches.clone())
     }
@@ -83,13 +85,13 @@ impl TableSender {
         Ok(())
     }
 
-    /// Waits until everything that was sent is queued for its key. Events of the same key that the
+    /// Waits until all events that were sent are queued for their keys. Events of the same keys that the
     /// pipeline takes later are published after them.
     pub(crate) async fn queued(&mut self) -> Result<(), SessionEnded> {
         self.ask(FromTable::Queued).await
     }
 
-    /// Waits until everything that was sent has its recorded outcome.
+    /// Waits until all events that were sent are resolved.
     pub(crate) async fn settled(&mut self) -> Result<(), SessionEnded> {
         self.ask(FromTable::Settle).await
     }
@@ -128,8 +130,9 @@ impl<E: Into<Error>> From<E> for Interrupted {
     }
 }
 
-/// Sends every unrecorded row of a table into the pipeline, and calls `each` once per row. Returns
-/// the number of rows.
+/// Sends every unrecorded row of a table into the pipeline, and calls `each` once per row that it sends.
+/// Returns how many rows it has sent. The last rows stay in the sender's batch until the caller waits for
+/// [`queued`](TableSender::queued) or [`settled`](TableSender::settled).
 pub(crate) async fn hand_over(
     mut unrecorded: Unrecorded<'_>,
     rows: &mut TableSender,
@@ -159,13 +162,13 @@ pub(crate) async fn hand_over(
 #[derive(Debug)]
 pub(crate) struct TableRows {
     batches: mpsc::Receiver<Vec<FromTable>>,
-    /// Events without a recorded outcome.
+    /// How many events from tables are unresolved.
     unresolved: u64,
     waiting: Vec<oneshot::Sender<()>>,
 }
 
 impl TableRows {
-    /// The next batch; `None` when all senders are gone. Cancel-safe.
+    /// Returns the next batch, or `None` when all senders are gone. Cancel-safe.
     pub(crate) async fn recv(&mut self) -> Option<Vec<FromTable>> {
         self.batches.recv().await
     }
@@ -175,15 +178,15 @@ impl TableRows {
         self.unresolved += 1;
     }
 
-    /// Answers as soon as no event from a table is unresolved. Events that are taken later can delay
-    /// the answer.
+    /// Answers as soon as no event from a table is unresolved. Events that the delivery takes over
+    /// later can delay the answer.
     pub(crate) fn settle(&mut self, answer: oneshot::Sender<()>) {
         self.waiting.push(answer);
         self.answer();
     }
 
-    /// Notes that `events` events at `place` have a recorded outcome. Returns whether they came from a
-    /// table.
+    /// Notes that `events` events with the commit LSN `place` are resolved. Returns whether they came
+    /// from a table.
     pub(crate) fn resolve(&mut self, place: CommitLsn, events: u64) -> bool {
         if !is_of_a_table(place) {
             return false;
@@ -197,7 +200,7 @@ impl TableRows {
     fn answer(&mut self) {
         if self.unresolved == 0 {
             for waiting in self.waiting.drain(..) {
-                // The task that asked may be gone.
+                // The task that asked may have ended.
                 let _ = waiting.send(());
             }
         }

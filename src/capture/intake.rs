@@ -1,8 +1,8 @@
 //! Turns messages of the stream into events: decodes the message, finds its table, maps the row.
 //!
-//! This module has no IO and no queues; the caller decides what to do with an event. The ordinal of an
-//! event counts every insert of its transaction that the publication sends, of captured tables and of
-//! others, so that the ordinal is the same each time PostgreSQL decodes the transaction.
+//! This module has no IO and no queues. The caller decides what to do with an event. The ordinal of an
+//! event counts every insert of its transaction that the publication sends, including inserts into tables
+//! that are not captured. So the ordinal does not depend on the settings.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -68,7 +68,7 @@ enum KnownRelation {
 #[derive(Debug)]
 struct MappedTable {
     mapper: Mapper,
-    /// Number of the table in the settings.
+    /// Index of the table in the settings.
     number: usize,
     /// Position of the column `inserted_xid`, if the table has one.
     inserted_xid: Option<usize>,
@@ -113,7 +113,7 @@ pub(crate) struct Streamed {
     pub(crate) always_has_inserted_xid: bool,
 }
 
-/// Decoder and mappers of one session.
+/// The decoder's state and the mappers of one session.
 #[derive(Debug)]
 pub(crate) struct Intake {
     captured: Vec<Streamed>,
@@ -141,7 +141,7 @@ impl Intake {
         }
     }
 
-    /// Commit time of the transaction of the last message.
+    /// Commit time of the transaction that the stream has begun last.
     pub(crate) fn last_commit_time(&self) -> Option<PgTimestamp> {
         self.last_commit_time
     }
@@ -205,7 +205,7 @@ impl Intake {
             .get(relation.oid)
             .ok_or_else(|| unknown(relation.oid))?;
         let Some((number, streamed)) = self.captured(known) else {
-            // Partitions of a captured table end here too: their rows arrive under the root table.
+            // Partitions of a captured table are ignored too: their rows arrive under the root table.
             self.tables
                 .insert(relation.oid, KnownRelation::Ignored { rows: 0 });
             return Ok(IntakeStep::Nothing);
@@ -219,8 +219,8 @@ impl Intake {
         Ok(IntakeStep::Nothing)
     }
 
-    /// Finds a captured table and its number, by OID or else by name. WAL from before a rename has the
-    /// table's old name, and WAL from before the table was created again has its old OID.
+    /// Finds a captured table and its index in the settings, by OID or else by name. WAL from before a
+    /// rename has the table's old name, and WAL from before the table was created again has its old OID.
     fn captured(&self, relation: &OwnedRelation) -> Option<(usize, &Streamed)> {
         let is_named = |table: &QualifiedName| {
             table.schema == relation.namespace && table.name == relation.name

@@ -1,32 +1,32 @@
-//! Where events come from: the stream, and the captured tables.
+//! Makes events of the rows in the stream and in the captured tables.
 //!
-//! **The stream.** [`intake`] turns its messages into events. After a restart, [`earlier`] finds the
-//! events that already have an outcome, so that they are skipped. [`moved`] decides about rows that
-//! another transaction wrote first.
+//! **The stream.** [`intake`] turns messages of the stream into events. After a restart, [`earlier`]
+//! finds the events that already have an outcome, so that they are skipped. [`moved`] decides about
+//! rows that another transaction wrote first.
 //!
 //! **The tables.** Recovery, the auditor and the first start read the tables. They must distinguish the
 //! rows that we publish from rows that are older than the relay or already handled. For this, each
 //! captured table has one durable row in `outbox.capture`, its capture record (`store::capture_record`):
 //!
-//! - `since` is the snapshot in which capturing began. A row that is visible in it is older than
-//!   capturing and is never published. `None` captures every row (`start = all`).
-//! - `floor`: every row of an older transaction is resolved.
+//! - `since` is the snapshot in which capturing began. A row that is visible in this snapshot is older
+//!   than capturing and is never published. `None` captures every row (`start = all`).
+//! - `floor` is a transaction number. Every row of an older transaction is resolved.
 //! - `identity` is the table's name in event ids. It stays the same when the table is renamed or
 //!   created again.
 //! - `slot` owns the table. A relay on another slot is refused ([`claim`]).
 //!
 //! `since` and `floor` are compared with the row's column `inserted_xid`. [`shape`] finds out whether a
-//! table has this column and a `seq`, and what to use without them. [`window`] writes the SQL condition.
-//! [`scan`] walks a table in short statements and finds the unrecorded rows. [`rows`] reads those rows,
-//! and works around values that cannot be read. [`tops`] notes the highest `seq`, so that the next scan
-//! can start there. [`table`] describes a table and maps its rows, like rows of the stream.
-//! [`unrecorded`] puts these together, with [`blocked`] for keys that wait in quarantine, and
-//! [`from_table`] carries the events into the pipeline.
+//! table has this column and a `seq`, and what to use instead if not. [`window`] writes the SQL
+//! condition. [`scan`] walks a table in short statements and finds the unrecorded rows. [`rows`] reads
+//! those rows, and works around values that PostgreSQL cannot send. [`tops`] notes the highest `seq`,
+//! so that a later scan can start there. [`table`] describes a table and maps its rows, like rows of
+//! the stream. [`unrecorded`] combines `scan`, `rows` and `table`, with [`blocked`] for keys that wait
+//! in quarantine. [`from_table`] carries the events into the pipeline.
 //!
 //! **Invariants.** A statement over a captured table reads a bounded number of rows, and holds no
-//! lock or snapshot while the relay waits for something else. A floor moves only after the session
-//! that holds the slot has confirmed everything below it. The ordinal of an event is the same each time
-//! PostgreSQL decodes its transaction.
+//! lock or snapshot while the relay waits for something else. A floor moves only after every row below
+//! it is resolved, and only while the session holds the slot. The ordinal of an event is the same each
+//! time PostgreSQL decodes the same rows of its transaction.
 //!
 //! Not here: when to read the tables (`audit`, `recovery`), how a row becomes a message (`mapping`),
 //! and how an event is delivered (`delivery`).

@@ -1,10 +1,11 @@
 //! Handles moved rows: rows that the stream brings as inserts although another transaction wrote them
-//! first. This happens when somebody updates a partition key, pg_partman moves rows, a table is copied
-//! and swapped, or a dump is restored.
+//! first. Rows move when somebody updates a partition key, pg_partman moves rows, a table is copied and
+//! swapped, or a dump is restored.
 //!
-//! A moved row is an event only if it was never handled, so the relay looks up its event id. Ordinary
-//! rows need no lookup. A relay that was down may get the moved row shortly after the original row.
-//! Then the lookup waits until the original has its outcome.
+//! A moved row is a new event only if the relay has never handled the row, so the relay looks up the
+//! row's event id. Ordinary rows need no lookup. A relay that was down may get the moved row shortly
+//! after the row's original insert. Then the lookup waits until the event of the original insert has
+//! its outcome.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -28,7 +29,7 @@ const LOG_INTERVAL: Duration = Duration::from_secs(10);
 /// Marks an insert as a moved row.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct MovedMark {
-    /// Number of the captured table in the settings.
+    /// Index of the captured table in the settings.
     pub(crate) table: usize,
     /// The transaction that wrote the row first.
     pub(crate) inserted_xid: u64,
@@ -72,17 +73,18 @@ impl MappedRow {
     }
 }
 
-/// Looks up the moved rows of one session, and keeps those that wait for their lookup.
+/// Looks up the moved rows of one session, and keeps the moved rows that have to wait for their lookup.
 pub(crate) struct MovedRows {
     target: Target,
     bounds: Arc<[Bounds]>,
     repeats: bool,
-    /// Opened for the first moved row.
+    /// The SQL session for lookups. The first lookup opens it.
     sql: Option<Sql>,
-    /// Moved rows that wait for their original, by the transaction that wrote the original. That
-    /// transaction has events in flight, which bounds the number of entries.
+    /// Moved rows that wait for their original insert, by the transaction of that insert. Each such
+    /// transaction has events in flight, so the number of entries is bounded.
     waiting: BTreeMap<CommitLsn, Vec<MovedRow>>,
-    /// Rows that wait for the end of a recovery. The stream is not read meanwhile.
+    /// Moved rows that wait for the end of a recovery. The pipeline does not read the stream while there
+    /// are any.
     for_recovery: Vec<MovedRow>,
     metrics: Metrics,
     /// Rows that were skipped because of their table's bounds, since the last log line about them.
@@ -144,8 +146,8 @@ impl MovedRows {
     /// # Errors
     /// Connection and database errors.
     pub(crate) async fn look_up(&mut self, moved: MovedMark, event_id: &EventId) -> Result<Lookup> {
-        // With full records, look up even a row below the floor. It may come from a table that was
-        // not captured until now, and then it was never published.
+        // With full records, look up even a row below the floor. The row may come from a table that was
+        // not captured until now, and then the row was never published.
         let is_handled = self.bounds.get(moved.table).is_some_and(|bounds| {
             bounds.is_from_before(moved.inserted_xid)
                 || bounds.may_lack_a_record(moved.inserted_xid)
@@ -163,7 +165,7 @@ impl MovedRows {
         Ok(found)
     }
 
-    /// Logs skipped rows. They get no dispatch row, so the log line is the only trace of them.
+    /// Logs skipped rows. Skipped rows get no dispatch row, so the log line is the only trace of them.
     fn log_skipped(&mut self, moved: MovedMark, event_id: &EventId) {
         self.skipped += 1;
         let is_due = |logged: Instant| logged.elapsed() >= LOG_INTERVAL;
@@ -190,8 +192,8 @@ impl MovedRows {
     }
 }
 
-/// Reads an `xid8`. It is called once per row, and takes a third of the instructions of a UTF-8 check
-/// and `parse`.
+/// Reads an `xid8`. This function is called once per row. It takes a third of the instructions of a UTF-8
+/// check and `parse`.
 #[inline]
 pub(super) fn xid8(text: &[u8]) -> Option<u64> {
     text.iter().try_fold(0_u64, |xid, byte| {

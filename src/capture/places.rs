@@ -1,6 +1,6 @@
-//! The places (commit LSN and ordinal) of events that come from a table. Such events have no place in the
-//! log, so they get an LSN that no commit can have: one that is not a multiple of 8, since WAL records are
-//! aligned to 8 bytes.
+//! Gives positions (commit LSN and ordinal) to events that come from a table. The position of such an
+//! event in the log is unknown, so the event gets a commit LSN that no commit can have. That LSN is not
+//! a multiple of 8, and WAL records are aligned to 8 bytes.
 
 use decoder::Lsn;
 use replication::CommitLsn;
@@ -8,24 +8,25 @@ use replication::CommitLsn;
 /// WAL records begin at multiples of this number of bytes.
 const RECORD_ALIGNMENT: u64 = 8;
 
-/// The place of table events that come before all recorded events.
+/// The commit LSN of table events that come before all recorded events.
 pub(crate) const FIRST_PLACE: CommitLsn = CommitLsn::new(Lsn::new(RECORD_ALIGNMENT - 1));
 
-/// Gives places to the events of one pass: they share a commit LSN, and each takes the next ordinal.
+/// The positions for the events of one pass over the tables: all get the same commit LSN, and each gets
+/// the next ordinal.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Places {
     pub(crate) commit: CommitLsn,
     pub(crate) next_ordinal: u32,
 }
 
-/// The place of table events that were committed before `position`. It is just below `position` and
-/// not a multiple of 8, so no commit can have it.
+/// Returns the commit LSN for table events that were committed before `position`. This LSN is just below
+/// `position` and not a multiple of 8, so no commit can have it.
 pub(crate) fn place_before(position: Lsn) -> CommitLsn {
     let aligned = position.as_u64() / RECORD_ALIGNMENT * RECORD_ALIGNMENT;
     CommitLsn::new(Lsn::new(aligned.saturating_sub(1)))
 }
 
-/// Whether this place was given to table events. No commit can have such a place.
+/// Whether `place` is a commit LSN that this module gives to table events.
 pub(super) fn is_of_a_table(place: CommitLsn) -> bool {
     place.lsn().as_u64() % RECORD_ALIGNMENT == RECORD_ALIGNMENT - 1
 }

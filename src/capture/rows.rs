@@ -22,7 +22,7 @@ const MAX_ROWS: usize = 512;
 /// A portion ends with the row that reaches this size. We drop the rest of the server's answer.
 const PORTION_BYTES: usize = 4 << 20;
 
-/// A row as it was read, with its state in outbox.dispatch.
+/// A row as it was read, with the state of its event in outbox.dispatch.
 #[derive(Debug)]
 pub(crate) struct ReadRow {
     /// The event's id in outbox.dispatch.
@@ -54,7 +54,7 @@ impl Rows {
         }
     }
 
-    /// Adds rows to read, after all others.
+    /// Adds rows to read, after all rows that wait already.
     pub(crate) fn add(&mut self, candidates: Vec<Candidate>) {
         self.waiting.extend(candidates);
     }
@@ -63,8 +63,8 @@ impl Rows {
         self.waiting.is_empty()
     }
 
-    /// Reads the next portion; empty when no rows are left. When this returns, the server holds no
-    /// lock and no snapshot for us.
+    /// Reads the next portion. The portion is empty if no rows wait, and may be empty if its rows were
+    /// deleted in the meantime. When this returns, the server holds no lock and no snapshot for us.
     ///
     /// # Errors
     /// Errors of a statement; `slot-busy` when the table was altered in the meantime.
@@ -170,8 +170,8 @@ async fn read_portion(
     Ok((rows, candidates.len()))
 }
 
-/// The index in `rest` of the candidate that matches this row. Candidates before it were deleted in
-/// the meantime. The id alone is not enough for a match, since it may not be unique.
+/// Returns the index in `rest` of the candidate that matches this row. The candidates before that index
+/// were deleted in the meantime. The id alone is not enough for a match, because ids may not be unique.
 fn place_of(row: &SimpleQueryRow, reader: &TableReader, rest: &[Candidate]) -> Option<usize> {
     let (id, seq) = (reader.id_of(row)?, reader.seq_of(row));
     rest.iter().position(|candidate| {
@@ -244,8 +244,9 @@ async fn ask(sql: &PatientSql, statement: &str) -> Result<Result<Option<SimpleQu
     }))
 }
 
-/// The condition that a row of `e` is one of these candidates, by `seq` or place, and by id. The id
-/// is needed because after a rewrite of the table, other rows may be in the same places.
+/// Returns the condition that a row of `e` is one of these candidates: it has the `seq` or `ctid` of a
+/// candidate, and the id of one. The id is needed because after a rewrite of the table, other rows may
+/// have the same `ctid`s.
 fn are(reader: &TableReader, candidates: &[Candidate]) -> String {
     let seqs: Option<Vec<String>> = candidates
         .iter()

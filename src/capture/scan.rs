@@ -1,9 +1,9 @@
 //! Walks a captured table and returns the rows that still have to be published, in their order.
 //!
-//! Every statement reads a bounded number of rows, and holds no lock and no snapshot afterwards.
-//! Rows with a `seq` are read page by page along its index. Rows without a `seq` exist if the table has
-//! no such column, or if the rows are older than the column. They are found in ranges of blocks: the
-//! walk first collects their places, up to [`MAX_COLLECTED`] at a time, and sorts the places in memory.
+//! Every statement reads a bounded number of rows, and holds no lock and no snapshot afterwards. The
+//! walk reads rows with a `seq` page by page along the index on `seq`. Rows without a `seq` exist if
+//! the table has no such column, or if the rows are older than the column. The walk finds these rows in
+//! ranges of blocks: it collects up to [`MAX_COLLECTED`] rows at a time, and sorts them in memory.
 
 use std::collections::BTreeMap;
 
@@ -21,8 +21,8 @@ use crate::store::dispatch::{has_no_row_sql, state_sql};
 const PAGE_ROWS: usize = 5_000;
 /// Blocks that one statement reads when there is no `seq`: 16 MB.
 const RANGE_BLOCKS: u32 = 2_048;
-/// Maximum number of rows without `seq` that one pass sorts, about 100 bytes each. The next pass
-/// continues after them.
+/// Maximum number of rows without `seq` that one pass collects and sorts, about 100 bytes each. The next
+/// pass continues after these rows.
 const MAX_COLLECTED: usize = 100_000;
 
 /// Planner settings that keep the cost of a statement proportional to the rows it reads, even with
@@ -31,10 +31,10 @@ const PLAN: &str = "\
     SET enable_seqscan = off; SET enable_hashjoin = off; SET enable_mergejoin = off; \
     SET enable_sort = on; SET jit = off";
 
-/// A row that has to be published, and its place in the table.
+/// A row that may have to be published, and its location in the table.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Candidate {
-    /// The OID of the table or partition that holds it.
+    /// The OID of the table or partition that holds the row.
     pub(crate) leaf: u32,
     /// The row's `ctid` in that table or partition.
     pub(crate) place: String,
@@ -43,9 +43,10 @@ pub(crate) struct Candidate {
     pub(crate) record: DispatchState,
 }
 
-/// The state of a row in outbox.dispatch.
+/// The state of a row's event in outbox.dispatch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum DispatchState {
+    /// The event has no record.
     Nothing,
     /// The event was published, and may have to be published again together with its neighbours.
     Published,
@@ -59,9 +60,9 @@ type UnnumberedKey = (i64, u64, u32, u32, u32);
 /// The progress of a walk.
 #[derive(Debug)]
 enum Walk {
-    /// Among the rows without `seq`, after this key.
+    /// The walk reads rows without `seq` next, after this key or from the beginning.
     Unnumbered(Option<UnnumberedKey>),
-    /// Among the rows with `seq`, after this row.
+    /// The walk reads rows with `seq` next, after the row with this `seq`, partition and `ctid`.
     Numbered(i64, u32, String),
     Done,
 }
@@ -107,7 +108,7 @@ impl<'a> Scan<'a> {
         }
     }
 
-    /// The next rows, possibly none; `None` at the end.
+    /// Returns the next rows, possibly an empty list. Returns `None` at the end of the walk.
     ///
     /// # Errors
     /// Errors of a statement; `slot-busy` when the table was altered in the meantime.
@@ -128,8 +129,8 @@ impl<'a> Scan<'a> {
         }
     }
 
-    /// Two SQL expressions about a row of `w`: its state in outbox.dispatch, and whether the scan
-    /// returns the row.
+    /// Returns two SQL expressions about a row of `w`: the state of its event in outbox.dispatch, and
+    /// whether the scan returns the row.
     fn recorded_sql(&self) -> (String, String) {
         if self.window.repeats {
             (state_sql("w.id"), "true".to_owned())
@@ -138,7 +139,8 @@ impl<'a> Scan<'a> {
         }
     }
 
-    /// The rows of one page along the index of `seq`.
+    /// Reads one page of rows along the index of `seq`, and returns the rows that may have to be
+    /// published.
     async fn page(
         &mut self,
         sql: &PatientSql,
@@ -193,7 +195,7 @@ impl<'a> Scan<'a> {
         Ok(found)
     }
 
-    /// The first rows without `seq` after a key, in their order.
+    /// Reads the first [`MAX_COLLECTED`] rows without `seq` after the key `after`, in their order.
     async fn collect(
         &self,
         sql: &PatientSql,
@@ -248,7 +250,7 @@ impl<'a> Scan<'a> {
         let Captured { record, shape } = self.window.captured;
         let xid = shape.inserted_xid_sql(&record.added_xids);
         let by = match (&shape.seq, shape.numbered()) {
-            // Only rows without a `seq` are wanted, and their transaction alone orders them.
+            // This statement reads only rows without a `seq`, and orders them by their transaction alone.
             (Some(_), Some(_)) => None,
             (Some(seq), None) => Some(&seq.column),
             (None, _) => shape.version.as_ref(),

@@ -2,10 +2,10 @@
 //!
 //! - `inserted_xid` names the transaction that inserted a row. In a table without this column, the
 //!   row's `xmin` is used, which says less: see [`Shape::inserted_xid_sql`].
-//! - `seq` grows with each insert. Writers hold the lock of their aggregate while they insert, so
-//!   `seq` has the order of each key. It is the column named in the settings, a column called
-//!   `seq`, or an id that a sequence numbers. Without a `seq`, rows are ordered by their version, if
-//!   that is a number, and then by their transaction.
+//! - `seq` grows with each insert. Services hold the lock of their aggregate while they insert, so
+//!   `seq` has the order of each key. The `seq` column is the column named in the settings, a column
+//!   called `seq`, or an id column that a sequence fills. Without a `seq`, rows are ordered by their
+//!   version, if the version is a whole number, and then by their transaction.
 
 use std::collections::HashSet;
 
@@ -57,9 +57,9 @@ pub(crate) struct Shape {
 /// Why a column `inserted_xid` does not name the transaction of every row.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Unfit {
-    /// It is not of type `xid8`.
+    /// The column is not of type `xid8`.
     Type,
-    /// It is of type `xid8`, but may be null or has another default.
+    /// The column is of type `xid8`, but it may be null or has another default.
     Value,
 }
 
@@ -78,8 +78,8 @@ pub(crate) async fn read(sql: &Sql, settings: &TableSettings) -> Result<Option<S
         Some(named) => vec![named],
         None => vec!["seq", id],
     };
-    // Ids that no sequence numbers may be in any order, so the id column counts only if the settings name
-    // it as `seq`.
+    // Ids may be in any order unless a sequence fills them. So if the settings do not name a `seq`, the
+    // id column counts only if a sequence fills it.
     let only_if_numbered = if named.is_none() { id } else { "" };
     let wanted = ShapeColumns {
         seq: &wanted,
@@ -111,8 +111,8 @@ pub(crate) async fn read(sql: &Sql, settings: &TableSettings) -> Result<Option<S
     }))
 }
 
-/// Fails if the table was rewritten since `before`. A rewrite gives the rows new places, so a walk by
-/// place may have missed some.
+/// Returns an error if the table was rewritten or replaced since `before`. A rewrite gives the rows new
+/// `ctid`s, so a walk by `ctid` may have missed some rows.
 ///
 /// # Errors
 /// `slot-busy`; those of [`read`].
@@ -151,7 +151,7 @@ fn no_such_column(table: &QualifiedName, named: &str) -> Error {
 }
 
 impl Shape {
-    /// Whether event ids are computed with the column `inserted_xid`, as the stream does.
+    /// Whether event ids are computed with the column `inserted_xid`, as they are for rows of the stream.
     pub(crate) fn has_xid_in_ids(&self) -> bool {
         self.has_inserted_xid || self.unfit_inserted_xid == Some(Unfit::Value)
     }
@@ -168,10 +168,10 @@ impl Shape {
 
     /// The transaction that inserted a row of `e`, as `xid8`.
     ///
-    /// Only `xmin` is known in a table without `inserted_xid`, for a row that is older than the column,
-    /// and for a row whose writer has set the column to an impossible transaction id. `xmin` has 32 bits,
-    /// may name a subtransaction, and is lost when the table is rewritten. It is extended to the latest
-    /// transaction id with these lower bits.
+    /// Uses `xmin` in a table without `inserted_xid`, for a row that is older than the column, and for a
+    /// row whose writer has set the column to an impossible transaction id. `xmin` has 32 bits, may name
+    /// a subtransaction, and is lost when the table is rewritten. The expression extends `xmin` to the
+    /// latest transaction id with these lower bits.
     pub(crate) fn inserted_xid_sql(&self, added_xids: &[u64]) -> String {
         self.xid_sql(&self.has_own_xid_sql(), added_xids)
     }
@@ -212,8 +212,8 @@ impl Shape {
         filled.any(|leaf| !known.contains(leaf.to_string().as_str()))
     }
 
-    /// Whether [`inserted_xid_sql`](Self::inserted_xid_sql) always gives a transaction that a
-    /// snapshot can list. `xmin` may be a subtransaction, which no snapshot lists.
+    /// Whether [`inserted_xid_sql`](Self::inserted_xid_sql) gives top-level transactions, except for rows
+    /// with an impossible `inserted_xid`. `xmin` may be a subtransaction, which no snapshot lists.
     pub(crate) fn tells_top_level_transactions(&self, added_xids: &[u64]) -> bool {
         self.has_inserted_xid && added_xids.is_empty()
     }

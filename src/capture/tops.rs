@@ -7,8 +7,9 @@ use super::claim::FoundTable;
 use crate::error::Result;
 use crate::postgres::{Sql, current_snapshot};
 
-/// The highest `seq` of each table, and the next transaction id, read after it. Once all transactions
-/// below `next_xid` have ended, rows up to that `seq` usually belong to them.
+/// The highest `seq` of each table, and the next transaction id, which is read after these. Once all
+/// transactions below `next_xid` have ended, rows up to the highest `seq` usually belong to these
+/// transactions.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Tops {
     pub(crate) seqs: Vec<Option<Top>>,
@@ -16,7 +17,7 @@ pub(crate) struct Tops {
     pub(crate) next_xid: u64,
 }
 
-/// The highest committed `seq` of one table, and the sequence that numbers its rows.
+/// The highest committed `seq` of one table, and the sequence that fills the column.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Top {
     pub(crate) seq: i64,
@@ -56,7 +57,7 @@ pub(crate) async fn tops(sql: &Sql, tables: &[FoundTable]) -> Result<Tops> {
     Ok(Tops { seqs, next_xid })
 }
 
-/// The highest committed `seq`; `None` if the table is empty.
+/// Returns the highest committed `seq`, or `None` if the table is empty.
 async fn largest(
     sql: &Sql,
     table: &QualifiedName,

@@ -1,8 +1,8 @@
-//! Reads the rows of a captured table that still have to be published, for example after a slot was
-//! lost: the new slot does not bring these rows, so a recovery publishes them from the table.
+//! Reads the rows of a captured table that still have to be published. For example, after a slot was
+//! lost, the new slot does not bring these rows, so a recovery publishes them from the table.
 //!
-//! Short statements find the rows (`scan`), each key in its order. Only a portion of the rows is in
-//! memory at a time.
+//! Short statements find the rows (`scan`). The rows of each key come in their order. Only a portion of
+//! the rows is in memory at a time.
 
 use std::collections::VecDeque;
 
@@ -19,7 +19,7 @@ use crate::event::{EventId, Standing};
 use crate::mapping::{MapError, TableSettings};
 use crate::postgres::PatientSql;
 
-/// Reads rows without a known outcome, each key in its order.
+/// Reads the rows of a table that may have to be published, the rows of each key in their order.
 pub(crate) struct Unrecorded<'a> {
     sql: &'a PatientSql,
     reader: TableReader,
@@ -32,7 +32,7 @@ pub(crate) struct Unrecorded<'a> {
 }
 
 impl<'a> Unrecorded<'a> {
-    /// Begins to read. `firsts` is empty if every event has a record.
+    /// Prepares to read the rows of `window`. `firsts` is empty if every event has a record.
     ///
     /// # Errors
     /// Errors of a statement; `slot-busy` when the table was altered after its columns were looked
@@ -57,7 +57,7 @@ impl<'a> Unrecorded<'a> {
         })
     }
 
-    /// The next row; `None` after the last.
+    /// Returns the next row, or `None` after the last row.
     ///
     /// # Errors
     /// Connection errors.
@@ -78,8 +78,9 @@ impl<'a> Unrecorded<'a> {
         }
     }
 
-    /// Makes the row's event, with the place `commit` and `ordinal`. If the row comes before the event
-    /// that blocks its key, the commit is [`FIRST_PLACE`] instead. `None` when there is nothing to send.
+    /// Makes the row's event, with the position `commit` and `ordinal`. If the row comes before the event
+    /// that blocks its key, the commit LSN is [`FIRST_PLACE`] instead. Returns `None` if the row must not
+    /// be sent: its event is set aside, or was published and cannot be published again.
     ///
     /// # Errors
     /// The row cannot become a message.
@@ -91,7 +92,7 @@ impl<'a> Unrecorded<'a> {
     ) -> Option<Result<TableEvent, MapError>> {
         let mut event = self.reader.event(&row.values, commit, ordinal);
         if let Err(MapError::Event(error)) = &mut event {
-            // Set the id under which the scan found the row, even if the mapper could not read it.
+            // Set the id under which the scan found the row, even if the mapper could not read the id.
             // Without a record under this id, every scan would find the row again.
             error.known.event_id.uuid = row.id.into_bytes();
         }
@@ -132,8 +133,8 @@ impl<'a> Unrecorded<'a> {
     }
 }
 
-/// Logs that a published event cannot be published again. It stays published, because its key must not
-/// wait for an event that consumers already have.
+/// Logs that a published event cannot be published again. The event stays published, because its key must
+/// not wait for an event that consumers already have.
 pub(crate) fn stays_published(event: &EventId, error: &dyn std::fmt::Display) {
     tracing::warn!(
         event = event.shown(),

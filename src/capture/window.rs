@@ -15,7 +15,7 @@ use crate::postgres::Snapshot;
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct ScanWindow<'a> {
     pub(crate) captured: &'a Captured,
-    /// Rows of transactions before this one are left out; 0 for no bound.
+    /// Rows of transactions before this transaction are left out; 0 for no bound.
     pub(crate) from_xid: u64,
     /// Rows up to this `seq` usually belong to transactions before `from_xid`, so they are skipped.
     pub(crate) from_seq: Option<i64>,
@@ -31,7 +31,7 @@ pub(crate) struct ScanWindow<'a> {
 }
 
 impl<'a> ScanWindow<'a> {
-    /// All rows that are not resolved.
+    /// All rows that may be unresolved.
     pub(crate) fn unresolved(captured: &'a Captured, repeats: bool) -> Self {
         let Captured { record, shape } = captured;
         Self {
@@ -45,9 +45,9 @@ impl<'a> ScanWindow<'a> {
         }
     }
 
-    /// The unresolved rows for the auditor, which runs often. If a sequence numbers the rows, this window
-    /// skips rows without a `seq` and rows with a `seq` below that of resolved rows. Comparisons of the
-    /// whole table cover these rows.
+    /// The rows that the frequent audits compare: rows that may be unresolved. If a sequence numbers
+    /// the rows, this window skips rows without a `seq` and rows with a `seq` up to `floor_seq`.
+    /// Comparisons of the whole table cover these rows.
     pub(crate) fn recent(captured: &'a Captured) -> Self {
         let Captured { record, shape } = captured;
         let numbering = shape.seq.as_ref().and_then(|seq| seq.numbering.as_ref());
@@ -59,13 +59,12 @@ impl<'a> ScanWindow<'a> {
         }
     }
 
-    /// Whether rows are found by their places in the table, which change when the table is
-    /// rewritten.
+    /// Whether the scan finds rows by their `ctid`, which changes when the table is rewritten.
     pub(crate) fn goes_by_places(&self) -> bool {
         self.with_unnumbered || self.captured.shape.numbered().is_none()
     }
 
-    /// All rows of the table that should have a record. The scan returns those without one.
+    /// All rows of the table that should have a record. The scan returns the rows that have none.
     pub(crate) fn whole(captured: &'a Captured) -> Self {
         Self {
             from_xid: captured.record.recorded_from,
@@ -109,8 +108,8 @@ impl<'a> ScanWindow<'a> {
             format!("pg_catalog.pg_visible_in_snapshot({xid}, '{snapshot}'::pg_snapshot)")
         };
         let mut conditions = Vec::new();
-        // Rows that existed when the column was added are all resolved once the floor is past that
-        // transaction.
+        // Rows that existed when the column `inserted_xid` was added are all resolved once the floor is
+        // above the transaction that added the column.
         let added = &record.added_xids;
         let is_past = added.iter().max().is_some_and(|xid| record.floor > *xid);
         if shape.has_inserted_xid && is_past {

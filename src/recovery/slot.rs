@@ -58,9 +58,9 @@ pub(crate) fn kept(slot: &SlotName, unfinished: Unfinished, metrics: &Metrics) -
 }
 
 /// Checks that a recovery can read everything that it needs. The relay checks this before it changes
-/// anything, because the old slot may still hold events that we cannot read from the tables. The statements
-/// ask for no rows, but the server refuses them if a privilege is missing or row-level security would hide
-/// rows.
+/// anything, because the old slot may still hold events that we cannot read from the tables. The
+/// statements ask for no rows, but the server refuses them if a privilege is missing or row-level
+/// security would hide rows.
 ///
 /// # Errors
 /// `schema-missing`, `privilege-missing`; `slot-busy` when a table was altered in the meantime;

@@ -2,7 +2,8 @@
 //!
 //! This is a session that ends after the mapping. It has the same replication session, decoder, mappers
 //! and watermark as `pipeline`, and calls them in the same way. With this session, `cargo xtask bench`
-//! separates the cost of reading from the cost of delivery, and measures other publishers in place of ours.
+//! separates the cost of reading from the cost of delivery, and measures other publishers in place of
+//! ours.
 //!
 //! Each event counts as resolved as soon as the caller has it. Nothing here watches the publication or
 //! keeps a second relay away, so none of the relay's guarantees hold.

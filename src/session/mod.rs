@@ -175,9 +175,9 @@ impl SessionRunner {
 }
 
 impl SessionRunner {
-    /// Records in the relay's row why there is no session, for `postrider status` and `slot show`. Writes
-    /// nothing if delivery is not held up, if the database cannot be reached, or if the database is a copy:
-    /// the row in a copy is not ours.
+    /// Records in the relay's row why there is no session, for `postrider status` and `slot show`.
+    /// Writes nothing if delivery is not held up, if the database cannot be reached, or if the database
+    /// is a copy: the row in a copy is not ours.
     async fn say_what_broke(&self, error: &Error) {
         let trouble = Trouble::of(error, Instant::now());
         self.metrics.troubles.remember(&trouble);

@@ -164,8 +164,8 @@ impl SessionRunner {
         })
     }
 
-    /// Opens the stream, and checks that the slot is still the slot for which the decision was made. Until
-    /// the stream has begun, another relay may replace the slot by a new slot of the same name.
+    /// Opens the stream, and checks that the slot is still the slot for which the decision was made.
+    /// Until the stream has begun, another relay may replace the slot by a new slot of the same name.
     async fn open_stream(
         &self,
         OurDatabase { sql, cluster, .. }: &OurDatabase,

@@ -37,9 +37,9 @@ pub(super) fn streamed(settings: &Settings, captured: &[Captured]) -> Vec<Stream
         .collect()
 }
 
-/// Returns the fingerprint of the publication when capturing began: of the first table for which it differs
-/// from the present fingerprint, or else the present fingerprint. If the two differ, the first session
-/// compares the tables.
+/// Returns the fingerprint of the publication when capturing began: of the first table for which it
+/// differs from the present fingerprint, or else the present fingerprint. If the two differ, the first
+/// session compares the tables.
 pub(super) fn as_captured<'a>(captured: &'a [Captured], now: &'a PublicationState) -> &'a str {
     let mut before = captured
         .iter()

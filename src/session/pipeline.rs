@@ -3,9 +3,9 @@
 //!
 //! One task owns all state. One `select!` has everything that can wake the task, by priority: shutdown,
 //! the end of the replication session, progress of the delivery, the supervisor, the auditor, progress
-//! of a recovery, rows from the tables, the end of a pause in a backlog, and last the stream, which is the
-//! busiest. During a recovery, the stream is read only after all rows from the tables are queued for their
-//! keys.
+//! of a recovery, rows from the tables, the end of a pause in a backlog, and last the stream, which is
+//! the busiest. During a recovery, the stream is read only after all rows from the tables are queued
+//! for their keys.
 //!
 //! The loop waits for the database only to look up moved rows and rows recorded by earlier sessions, to
 //! ask the catalog for a type that the stream names for the first time, and to find out why the lease is
@@ -331,8 +331,8 @@ impl Pipeline {
         self.decide_moved(row).await
     }
 
-    /// Delivers or skips a moved row. If the transaction that first inserted the row is unresolved, the row
-    /// waits until that transaction is resolved.
+    /// Delivers or skips a moved row. If the transaction that first inserted the row is unresolved, the
+    /// row waits until that transaction is resolved.
     async fn decide_moved(&mut self, row: MovedRow) -> Result<()> {
         match self.watermark.unresolved_of(row.moved.inserted_xid as u32) {
             Some(first) => {

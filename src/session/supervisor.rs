@@ -131,8 +131,8 @@ impl LagTrend {
     /// The trend is computed from this many polls, about half a minute.
     const SAMPLES: usize = 6;
 
-    /// Adds a sample. Returns the time until the lag is gone, at the rate since the oldest sample. Returns
-    /// `None` if the lag is unknown or has not shrunk.
+    /// Adds a sample. Returns the time until the lag is gone, at the rate since the oldest sample.
+    /// Returns `None` if the lag is unknown or has not shrunk.
     fn caught_up_in(&mut self, lag_bytes: Option<u64>, now: Instant) -> Option<Duration> {
         let lag = lag_bytes?;
         if self.samples.len() == Self::SAMPLES {

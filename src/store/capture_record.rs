@@ -80,7 +80,7 @@ pub(crate) struct CaptureRecord {
     /// Whether the table has the column `inserted_xid`, from the start or added later.
     pub(crate) has_inserted_xid: bool,
     /// The values of `inserted_xid` in rows that are older than the column. Empty unless the column
-/// was added after capturing began.
+    /// was added after capturing began.
     pub(crate) added_xids: Vec<u64>,
     /// A transaction number. Rows of older transactions may have been published without a record, but
     /// all of them are resolved.

@@ -54,8 +54,9 @@ const UPDATE: &str = "\
     WHERE slot = $1 AND NOT confirmed_is_final";
 
 /// Runs before a person moves the slot. The moved slot no longer streams some events on which an
-/// unfinished recovery relies. Clearing `recovery_lsn` makes that recovery start again. `$2` is the slot's
-/// position before the move. It is recorded only with `dispatch = exceptions`, the only mode that needs it.
+/// unfinished recovery relies. Clearing `recovery_lsn` makes that recovery start again. `$2` is the
+/// slot's position before the move. It is recorded only with `dispatch = exceptions`, the only mode
+/// that needs it.
 const WRITE_LEFT: &str = "\
     UPDATE outbox.relay SET recovery_lsn = NULL, recovery_snapshot = NULL, updated_at = now(), \
         confirmed_lsn = CASE dispatch WHEN 'exceptions' THEN $2 ELSE confirmed_lsn END, \

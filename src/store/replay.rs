@@ -17,10 +17,13 @@ use super::dispatch::history::{QueryParameters, RecordFilter, RecordPlace};
 use crate::error::{Code, Error, Result};
 use crate::postgres::Sql;
 
-/// A statement that reads the next page of records and selects those that match `which` and were
-/// published, including those that another replay is sending. It returns the number of records in the
-/// page, of selected records, and of matching records in quarantine; the last place of the page; and
-/// the earliest commit time and the first ids of the selected records.
+/// Returns a statement that reads the next page of records, and selects the published records that match
+/// `which`. Records that another replay is sending count as published. With `inserts`, the statement adds
+/// the selected records to the replay. The statement returns:
+///
+/// - the number of records in the page, of selected records, and of matching records in quarantine,
+/// - the position of the page's last record,
+/// - the earliest commit time and the first ids of the selected records.
 fn select_sql(which: &str, inserts: bool) -> String {
     let insert = if inserts {
         "insert into outbox.replay_event (replay, topic, ordering_key, commit_lsn, ordinal) \
@@ -107,7 +110,7 @@ pub(crate) async fn begin(sql: &Sql, name: &str, criteria: &str, until: Lsn) -> 
     }
 }
 
-/// The replay with this name.
+/// Reads the replay with this name.
 ///
 /// # Errors
 /// `schema-missing` before migration 0016; database errors.
@@ -136,7 +139,7 @@ fn unmigrated(error: tokio_postgres::Error) -> Error {
     }
 }
 
-/// The names of the replays that have not ended, newest first.
+/// Returns the names of the replays that have not ended, newest first, but at most 10.
 ///
 /// # Errors
 /// Database errors.
@@ -154,9 +157,9 @@ pub(crate) struct SelectionPage<'a> {
     pub(crate) after: RecordPlace,
     /// Only records before this position.
     pub(crate) until: Lsn,
-    /// Maximum number of records.
+    /// Maximum number of records in the page.
     pub(crate) records: i64,
-    /// The records that match.
+    /// Which records of the page to select.
     pub(crate) filter: &'a RecordFilter,
     /// Only records committed before this time, an SQL expression.
     pub(crate) before: Option<&'a str>,
@@ -169,13 +172,13 @@ pub(crate) struct SelectedPage {
     pub(crate) selected: u64,
     pub(crate) in_quarantine: u64,
     pub(crate) last: RecordPlace,
-    /// The earliest commit of the selected events, RFC 3339.
+    /// The earliest commit time of the selected events, RFC 3339.
     pub(crate) oldest: Option<String>,
     pub(crate) first_ids: Vec<String>,
 }
 
-/// Selects the events of a page for the replay `name`. Without a name, it only counts them. Returns
-/// `None` after the last page.
+/// Selects the matching events of a page for the replay `name`. Without a name, only counts these events.
+/// Returns `None` after the last page.
 ///
 /// # Errors
 /// Database errors.
@@ -204,7 +207,7 @@ pub(crate) async fn select(
     }))
 }
 
-/// Selects one event.
+/// Selects the event at this position for the replay `name`.
 ///
 /// # Errors
 /// Database errors.
@@ -232,8 +235,8 @@ pub(crate) async fn selected(sql: &Sql, name: &str) -> Result<()> {
     Ok(())
 }
 
-/// Removes the events that are not released yet, and ends the selection. Returns how many events it
-/// has removed.
+/// Removes the events that are not released yet, and ends the selection. Returns how many events were
+/// removed.
 ///
 /// # Errors
 /// Database errors.

@@ -66,7 +66,7 @@ pub(crate) async fn look_up(
     Ok(found)
 }
 
-/// Looks up the types over a connection of its own, because this is rarely needed.
+/// Looks up the types over a new connection, which is closed afterwards, because lookups are rare.
 ///
 /// # Errors
 /// Those of connecting and of a statement.

@@ -1,5 +1,6 @@
-//! SQL expressions for commands that read rows of a captured table without making messages of them: the
-//! row of an id that a person has typed, the name of an event, and the time of a row.
+//! Writes SQL expressions for commands that read rows of a captured table without making messages of
+//! them. The expressions select the row with an id that a person has typed, and return the name and the
+//! time of a row's event.
 
 use slot_manager::quoted_literal;
 
@@ -8,9 +9,9 @@ use crate::capture::claim::Captured;
 use crate::mapping::{INSERTED_XID, TimeKind};
 
 impl TableReader {
-    /// The condition that a row of `e` has this id, as PostgreSQL prints it. The condition can use an
-    /// index on the column if the type has an order. PostgreSQL refuses the statement if the text does
-    /// not fit the type, for example `x` for a number.
+    /// Returns the condition that a row of `e` has this id. `id` is the text of the id as PostgreSQL
+    /// prints it. The condition can use an index on the column if the type has an order. PostgreSQL
+    /// refuses the statement if the text does not fit the type, for example `x` for a number.
     pub(crate) fn has_id_sql(&self, id: &str) -> String {
         let (column, id) = (&self.id, quoted_literal(id));
         match (&self.source_prefix, self.id_has_order) {
@@ -21,13 +22,13 @@ impl TableReader {
         }
     }
 
-    /// The id in a source id `schema.table:id`; `None` if the source id is of another table, or if the
-    /// ids of this table are uuids.
+    /// Returns the id in a source id `schema.table:id`. Returns `None` if the source id belongs to
+    /// another table, or if the ids of this table are uuids.
     pub(crate) fn id_in<'s>(&self, source_id: &'s str) -> Option<&'s str> {
         source_id.strip_prefix(self.source_prefix.as_deref()?)
     }
 
-    /// The prefix `schema.table:` in source ids of this table; `None` if its ids are uuids.
+    /// The prefix `schema.table:` in source ids of this table; `None` if the table's ids are uuids.
     pub(crate) fn source_prefix(&self) -> Option<&str> {
         self.source_prefix.as_deref()
     }

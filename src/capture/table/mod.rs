@@ -1,11 +1,12 @@
 //! Reads captured tables over SQL, for rows that the stream does not deliver: rows from before the
 //! slot, from a gap in the publication, or in quarantine.
 //!
-//! A row is described and mapped like a row of the stream, so the message is the same. The caller
-//! writes the rest of the statement and supplies the event's position. Values must arrive as their
-//! types print them, as in the stream, so use only simple queries.
+//! A row is described and mapped like a row of the stream, so the message is the same. This module
+//! writes `select ... from table e`. The caller appends the conditions, order and limit, and supplies
+//! the event's position. Values must arrive as their types print them, as in the stream, so the caller
+//! must run the statement as a simple query.
 //!
-//! Not here: which rows are read, and when.
+//! Not here: the decision which rows are read, and when.
 
 mod column_types;
 mod describe;
@@ -33,8 +34,8 @@ pub(crate) use lookup::inserted_xid_text;
 pub(crate) use values::RowValues;
 use values::SelectedColumn;
 
-/// Stands in for text that is not UTF-8, because the driver does not return the bytes of such text.
-/// This byte is not UTF-8 either, so mapping reports the same fault.
+/// Replaces text that is not UTF-8, because the driver does not return the bytes of such text. This byte
+/// is not UTF-8 either, so mapping reports the same fault.
 pub(crate) const NOT_UTF8: &[u8] = &[0xFF];
 
 /// Microseconds between the Unix epoch and PostgreSQL's.
@@ -48,7 +49,7 @@ pub(crate) struct TableEvent {
     pub(crate) event: Event,
 }
 
-/// Reads rows of one captured table. In its statements the table is called `e`.
+/// Reads rows of one captured table. In the reader's statements, the table has the alias `e`.
 #[derive(Debug)]
 pub(crate) struct TableReader {
     mapper: Mapper,
@@ -56,8 +57,8 @@ pub(crate) struct TableReader {
     /// Position of the column that says when an event happened.
     occurred_at: Option<usize>,
     table: String,
-    /// The expression for the commit time of a row, in microseconds of PostgreSQL's epoch. It is the
-    /// current time if the server does not know the commit time.
+    /// The expression for the commit time of a row, in microseconds of PostgreSQL's epoch. The expression
+    /// gives the current time if the server does not know the commit time.
     committed: String,
     event_id: String,
     /// The `seq` column, by which rows are found again.
@@ -191,7 +192,8 @@ impl TableReader {
         self.oldest_age.as_deref()
     }
 
-    /// `select … from table e`, to be completed and run as a simple query.
+    /// Returns `select … from table e`. The caller completes the statement, and runs it as a simple
+    /// query.
     pub(crate) fn select_sql(&self) -> String {
         let values: Vec<&str> = self.columns.iter().map(|c| c.value.as_str()).collect();
         let too_large = self.columns.iter().filter_map(|column| {
@@ -215,7 +217,7 @@ impl TableReader {
         )
     }
 
-    /// The column numbers.
+    /// The indexes of the columns.
     pub(crate) fn columns(&self) -> std::ops::Range<usize> {
         0..self.columns.len()
     }
@@ -317,7 +319,8 @@ impl TableReader {
         })
     }
 
-    /// When the row was committed, and the fault of a value that could not be read.
+    /// Returns when the row was committed, and the fault if a value is too large or PostgreSQL cannot
+    /// send it.
     fn beside(&self, row: &RowValues) -> (Option<i64>, Option<EventFault>) {
         match row {
             RowValues::Whole(row) => {
@@ -337,8 +340,8 @@ impl TableReader {
     }
 }
 
-/// The age in seconds of the oldest time in `column`, ignoring infinite times. It is computed from
-/// numbers, because an interval between very distant times would overflow.
+/// Returns an aggregate: the age in seconds of the oldest time in `column`, ignoring infinite times. The
+/// aggregate subtracts numbers, because an interval between very distant times would overflow.
 fn oldest_age(column: &str, kind: TimeKind) -> Option<String> {
     let time = match kind {
         TimeKind::Instant => column.to_owned(),
@@ -352,8 +355,8 @@ fn oldest_age(column: &str, kind: TimeKind) -> Option<String> {
 }
 
 /// Maps an error of a statement over a captured table to `slot-busy` if the table was altered after its
-/// columns were looked up. The relay then looks them up again, and reports a column that is gone for
-/// good.
+/// columns were looked up. The relay then looks the columns up again, and reports a column that no longer
+/// exists.
 pub(crate) fn altered_since(error: PgError) -> Error {
     match error.code() {
         // The operators and casts of the statement fit the old types of the columns.

@@ -1,5 +1,6 @@
-//! The values of a row that is read over SQL: the whole row at once, or column by column to work around
-//! a value that PostgreSQL cannot send. A value too large for any message is never read.
+//! Selects and holds the values of a row that is read over SQL. The row is read as a whole, or column
+//! by column to work around a value that PostgreSQL cannot send. A value that is too large for any
+//! message is never read.
 
 use decoder::{Oid, OwnedColumn};
 use slot_manager::quoted_identifier;
@@ -9,8 +10,9 @@ use tokio_postgres::error::Error as PgError;
 use super::TableReader;
 use crate::mapping::{EventFault, limits};
 
-/// A larger value fits into no message, so it is not read. The bound is generous because the text
-/// that PostgreSQL returns may be escaped, and then it is longer than the bytes in the message.
+/// Maximum size of a value that is read. A larger value fits into no message. The bound is generous
+/// because the text that PostgreSQL returns may be escaped, and is then longer than the bytes in the
+/// message.
 const LARGEST_BYTES: usize = 2 * limits::REQUEST_BYTES;
 
 /// A value stored in at most this many bytes, perhaps compressed, is not too large.
@@ -29,14 +31,16 @@ const FIXED_SIZE: [u32; 13] = [
 #[derive(Debug)]
 pub(super) struct SelectedColumn {
     pub(super) name: String,
-    /// The expression for its value, which is null when the value is too large for any message.
+    /// The expression for the column's value, which is null when the value is too large for any message.
     pub(super) value: String,
-    /// The condition that its value is not too large; `None` for a type that is always small.
+    /// The condition that the value is not too large. `None` for a type that is always small, and for a
+    /// column that no message needs.
     pub(super) fits: Option<String>,
 }
 
 impl SelectedColumn {
-    /// Leaves out the value of a column that no message needs, since the value may be of any size.
+    /// Selects null instead of the value of a column that no message needs, because the value may have
+    /// any size.
     pub(super) fn new(column: &OwnedColumn, base_type: Oid, is_used: bool) -> Self {
         let name = column.name.clone();
         let value = format!("e.{}", quoted_identifier(&name));
@@ -77,12 +81,12 @@ impl SelectedColumn {
 pub(crate) enum RowValues {
     /// Read as one row.
     Whole(SimpleQueryRow),
-    /// The columns that PostgreSQL could send, and the fault of one that it could not.
+    /// The columns that PostgreSQL could send, and the fault of the first column that it could not send.
     Parts(Vec<Option<SimpleQueryRow>>, Option<EventFault>),
 }
 
 impl RowValues {
-    /// Values of which no column has been read yet.
+    /// Returns a row of which no column has been read yet.
     pub(crate) fn empty(reader: &TableReader) -> Self {
         let parts = reader.columns().map(|_| None);
         Self::Parts(parts.collect(), None)
@@ -107,7 +111,10 @@ impl RowValues {
         }
     }
 
-    /// The text of a column; an error when it is not UTF-8.
+    /// Returns the text of a column. `None` if the value is null or was not read.
+    ///
+    /// # Errors
+    /// The text is not UTF-8.
     pub(super) fn text(&self, column: usize) -> Result<Option<&str>, tokio_postgres::Error> {
         match self {
             Self::Whole(row) => row.try_get(column),

@@ -43,8 +43,8 @@ fn begins(facts: &SlotFacts<'_>, settings: &Settings) -> String {
     format!("{begin}{repeats}{first}")
 }
 
-/// Changes the default facts of a case. By default, an earlier session confirmed LSN 500 on this slot, and
-/// the relay captures one table.
+/// Changes the default facts of a case. By default, an earlier session confirmed LSN 500 on this slot,
+/// and the relay captures one table.
 type Change = fn(&mut SlotFacts<'_>);
 
 /// Settings, as environment variables.
@@ -239,8 +239,8 @@ fn a_recovery_is_continued_only_if_all_outcomes_have_records() {
     assert!(!continues(&no_slot_yet, Full, &table));
 }
 
-/// A recovery finds a row that is older than the column `inserted_xid` by the row's `xmin`, which an update
-/// changes.
+/// A recovery finds a row that is older than the column `inserted_xid` by the row's `xmin`, which an
+/// update changes.
 #[test]
 fn a_recovery_is_continued_only_if_its_rows_can_still_be_found() {
     let earlier = interrupted(Dispatch::Full);

@@ -81,9 +81,9 @@ pub(crate) async fn of_events(sql: &Sql, ids: &[Uuid]) -> Result<Vec<RecordedRow
     Ok(one_per_event(rows.iter().map(recorded).collect()))
 }
 
-/// Returns one record for each event with one of these source ids. Searches the quarantined and released
-/// records first, which have an index. If there are none, searches the whole table without an index. Reads
-/// at most 100 records.
+/// Returns one record for each event with one of these source ids. Searches the quarantined and
+/// released records first, which have an index. If there are none, searches the whole table without an
+/// index. Reads at most 100 records.
 pub(crate) async fn of_source_ids(sql: &Sql, source_ids: &[String]) -> Result<Vec<RecordedRow>> {
     for which in ["d.state in ('quarantined', 'released')", "true"] {
         let statement = format!(
@@ -248,7 +248,8 @@ fn code(error: &str) -> Option<String> {
     Some(code.name().to_owned())
 }
 
-/// Keeps one record of each event: the first quarantined or released record, or otherwise the last record.
+/// Keeps one record of each event: the first quarantined or released record, or otherwise the last
+/// record.
 fn one_per_event(rows: Vec<RecordedRow>) -> Vec<RecordedRow> {
     let mut kept: Vec<RecordedRow> = Vec::new();
     for row in rows {

@@ -11,8 +11,8 @@
 //! `postrider quarantine`. [`known`] has SQL fragments with which statements on captured tables look up
 //! events. [`history`] reads records for commands, and [`pruning`] deletes records.
 //!
-//! Nothing here writes to an outbox table. A recorded outcome changes only after an operator has released,
-//! replayed or discarded the event.
+//! Nothing here writes to an outbox table. A recorded outcome changes only after an operator has
+//! released, replayed or discarded the event.
 //!
 //! Not here: finding rows of a captured table that have no outcome (`capture`).
 

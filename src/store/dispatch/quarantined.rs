@@ -95,8 +95,8 @@ const LEAVE_PUBLISHED: &str = "\
     UPDATE outbox.dispatch SET state = 'published' \
     WHERE commit_lsn = $1 AND ordinal = $2 AND state = 'released'";
 
-/// The reason that is recorded for new events of a key while earlier, released events of the key are being
-/// published.
+/// The reason that is recorded for new events of a key while earlier, released events of the key are
+/// being published.
 pub(crate) const BEHIND_A_RELEASE: &str = "waits for earlier events that are released";
 
 /// A released row.
@@ -191,8 +191,8 @@ fn blocked_key(row: &Row) -> BlockedKey {
 }
 
 /// Returns up to `limit` groups that have released events, ordered by topic and key. The boolean says
-/// whether the group's first released event is being replayed. With `after`, returns only groups that sort
-/// after that group.
+/// whether the group's first released event is being replayed. With `after`, returns only groups that
+/// sort after that group.
 ///
 /// # Errors
 /// Database errors.

@@ -4,16 +4,16 @@
 //! we read the rows after the slot's position page by page, just ahead of the stream. Only one page is
 //! in memory, however many rows there are.
 //!
-//! With `dispatch = exceptions`, published events have no row, so a restart publishes them again. If
-//! published events with a row lie between them, the relay publishes those again too, because a
-//! repeated sequence must not have gaps. So in that mode it skips only events that are in quarantine or
-//! discarded.
+//! With `dispatch = exceptions`, published events usually have no row, so a restart publishes them
+//! again. Some published events have a row all the same, for example because they were in quarantine
+//! before. The relay publishes these events again too, because a repeated sequence must not have gaps.
+//! So in that mode, the relay skips only events that are in quarantine or discarded.
 //!
 //! PostgreSQL may decode a transaction differently the second time. If the publication was altered
 //! while the transaction was open, PostgreSQL may send more or fewer rows, depending on what the same
-//! session decoded before. Then the ordinals shift, and we notice it by the ids. We look an event up by
-//! its id if the row at its place belongs to another event, or if its own row is at another place of
-//! the page.
+//! session decoded before. Then the ordinals shift, and the ids of rows and events no longer match. We
+//! look an event up by its id if the row at the event's position belongs to another event, or if the
+//! event's row is at another position in the page.
 //!
 //! The table may have rows of events that the stream does not bring, for example events that were
 //! published from their table. The merge ignores these rows.
@@ -43,7 +43,7 @@ const IS_PUBLISHED: &str = "\
 pub(crate) enum Lookup {
     /// The event has an outcome: do not send it again.
     Done,
-    /// The event is published, but is sent again together with its neighbours that have no row.
+    /// The event is published, but it is sent again, because published events around it have no row.
     Repeated,
     /// The event has no outcome yet.
     New,
@@ -57,15 +57,15 @@ struct DispatchRow {
     is_published: bool,
 }
 
-/// The rows that existed when the session began.
+/// The dispatch rows after the slot's position that existed when the session began, read page by page.
 #[derive(Debug)]
 pub(crate) struct RecordedEvents {
     page: VecDeque<DispatchRow>,
     /// Ids in the page that the stream has not brought yet.
     ids: HashSet<[u8; 16], foldhash::fast::RandomState>,
-    /// Place of the last row read so far.
+    /// Position (commit LSN and ordinal) of the last row that has been read.
     read_to: (u64, i32),
-    /// Commit LSN of the last row; `None` once all rows have been read.
+    /// Commit LSN of the last row to read. `None` once all rows have been read.
     last: Option<u64>,
     /// Whether events may have been published without a row (`dispatch = exceptions`).
     repeats: bool,
@@ -101,7 +101,7 @@ impl RecordedEvents {
         })
     }
 
-    /// Whether a page must be read before this place can be looked up.
+    /// Whether a page must be read before the event at this position can be looked up.
     pub(crate) fn needs_page(&self, commit: CommitLsn, ordinal: u32) -> bool {
         let place = (commit.lsn().as_u64(), ordinal as i32);
         self.last.is_some_and(|last| place.0 <= last)
@@ -143,14 +143,15 @@ impl RecordedEvents {
         Ok(())
     }
 
-    /// Looks an event up by its id alone, if its transaction was decoded differently from last time.
+    /// Looks an event up by its id alone, for a transaction that PostgreSQL has decoded differently from
+    /// last time.
     pub(crate) async fn look_up_by_id(&self, sql: &Sql, event_id: &[u8; 16]) -> Result<Lookup> {
         look_up_by_id(sql, event_id, self.repeats).await
     }
 
     /// Drops rows before `wal_end`, because the stream has brought every transaction that was committed
-    /// before it. Without this, rows of events that were published from their table could keep
-    /// [`is_over`](Self::is_over) false until the next event.
+    /// before `wal_end`. If these rows stayed, rows of events that were published from their table could
+    /// keep [`is_over`](Self::is_over) false until the next event.
     pub(crate) fn passed(&mut self, wal_end: Lsn) {
         if self.last.is_some_and(|last| last < wal_end.as_u64()) {
             self.last = None;
@@ -169,8 +170,9 @@ impl RecordedEvents {
         self.last.is_none() && self.page.is_empty()
     }
 
-    /// Looks up the next event of the stream by its place. `None` if its transaction was decoded
-    /// differently from last time: the caller then looks the event up by its id.
+    /// Looks up the next event of the stream by its position. Returns `None` if PostgreSQL has decoded
+    /// the event's transaction differently from last time. The caller then looks the event up by its
+    /// id.
     pub(crate) fn look_up(
         &mut self,
         commit: CommitLsn,
@@ -223,7 +225,7 @@ fn standing(is_published: bool, repeats: bool) -> Lookup {
     }
 }
 
-/// The highest ordinal that is in use at this commit LSN; 0 if there is none.
+/// Returns the highest ordinal that is in use at the commit LSN `place`, or 0 if there is none.
 pub(crate) async fn last_ordinal(sql: &Sql, place: CommitLsn) -> Result<u32> {
     const STATEMENT: &str =
         "SELECT coalesce(max(ordinal), 0) FROM outbox.dispatch WHERE commit_lsn = $1";

@@ -45,10 +45,10 @@ pub(crate) struct RelayRow {
     /// Which events get a row in outbox.dispatch: `full` or `exceptions`.
     pub(crate) dispatch: String,
     /// Why delivery is held up. `None` if it is not held up, or if the relay has not written the reason
-/// within the last 75 seconds.
+    /// within the last 75 seconds.
     pub(crate) condition: Option<Condition>,
     /// How the relay's last pruning run ended. `None` if no run has ended since the relay began to
-/// serve the slot.
+    /// serve the slot.
     pub(crate) pruning: Option<ShownPruning>,
 }
 

@@ -8,7 +8,7 @@ use crate::error::Result;
 use crate::postgres::Sql;
 use crate::store::dispatch::history::RecordPlace;
 
-/// The next events of a group that are not released yet.
+/// Reads the next events of a group that are not released yet, in log order.
 const NEXT_EVENTS: &str = "\
     select commit_lsn, ordinal from outbox.replay_event \
     where replay = $1 and topic = $2 and ordering_key = $3 and dispatched_at is null \
@@ -39,7 +39,7 @@ const NOTE: &str = "\
     where e.replay = $1 and e.topic = $2 and e.ordering_key = $3 \
       and e.commit_lsn = u.commit_lsn and e.ordinal = u.ordinal";
 
-/// Removes those of the given events that `RELEASE` has not released.
+/// Removes the given events that `RELEASE` has not released.
 const LEAVE_OUT: &str = "\
     delete from outbox.replay_event e using unnest($4::pg_lsn[], $5::int[]) u (commit_lsn, ordinal) \
     where e.replay = $1 and e.topic = $2 and e.ordering_key = $3 \
@@ -82,14 +82,15 @@ const RELEASED_IN_A_STATEMENT: i64 = 1_000;
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct ReplayCounts {
     pub(crate) sent: u64,
-    /// Refused by Pub/Sub this time.
+    /// Events that Pub/Sub has refused this time.
     pub(crate) quarantined: u64,
-    /// Not sent: the record is no longer `published`, the row is gone, or an earlier event of the key
-    /// was refused.
+    /// Events that were not sent, because the record is no longer `published`, the row is gone, or an
+    /// earlier event of the key was refused.
     pub(crate) not_sent: u64,
 }
 
-/// How many selected events are not released yet, and how many released events have no outcome yet.
+/// Returns how many selected events are not released yet, and how many released events have no outcome
+/// yet.
 ///
 /// # Errors
 /// Database errors.
@@ -103,15 +104,16 @@ pub(crate) async fn count_waiting(sql: &Sql, name: &str) -> Result<(u64, u64)> {
 /// The result of one poll of the released events.
 #[derive(Debug)]
 pub(crate) struct Settled {
-    /// The totals of the replay.
+    /// The totals of the whole replay so far.
     pub(crate) counts: ReplayCounts,
-    /// Events that got an outcome since the last poll.
+    /// How many of the polled events have an outcome.
     pub(crate) settled: u64,
-    /// The place after which the next poll continues; `None`: at the beginning.
+    /// The position after which the next poll continues. `None` if the next poll starts at the beginning.
     pub(crate) next: Option<RecordPlace>,
 }
 
-/// Polls the next 2,000 released events after this place, and counts those that have got an outcome.
+/// Polls the next 2,000 released events after the position `after`. Counts the events that have an
+/// outcome, and removes them from the replay.
 ///
 /// # Errors
 /// Database errors.
@@ -133,7 +135,7 @@ pub(crate) async fn settle(sql: &Sql, name: &str, after: Option<RecordPlace>) ->
     })
 }
 
-/// The next group after `after` that has selected events to release.
+/// Returns the next group after `after` that has selected events to release.
 ///
 /// # Errors
 /// Database errors.
@@ -158,14 +160,14 @@ pub(crate) async fn next_group(
     Ok(row.map(|row| (row.get(0), row.get(1))))
 }
 
-/// Releases the events of a group in one transaction: all events if the group has an ordering key,
-/// otherwise up to 1,000. Returns how many events it has taken from the selection, and how many of
-/// these it has released. An event that is no longer published is taken out but not released. Does
-/// nothing while the ordering key has quarantined or released events.
+/// Releases the selected events of a group in one transaction: all of them if the group has an ordering
+/// key, otherwise up to 1,000. Returns how many events were taken from the selection, and how many of
+/// these were released. An event that is no longer published is taken but not released. Does nothing
+/// while the ordering key has quarantined or released events.
 ///
 /// # Errors
 /// Database errors. Then nothing is released, but the connection still has an open transaction, so the
-/// caller must close it.
+/// caller must close the connection.
 pub(crate) async fn release(sql: &Sql, name: &str, group: &ReplayGroup) -> Result<(u64, u64)> {
     let (topic, key) = group;
     sql.batch_execute("begin").await?;
@@ -217,7 +219,7 @@ async fn release_some(sql: &Sql, name: &str, (topic, key): &ReplayGroup) -> Resu
     Ok((next.len() as u64, released.len() as u64))
 }
 
-/// The places of rows, as one array per column.
+/// Returns the positions of rows, as one array per column (commit LSN and ordinal).
 fn places(rows: &[Row]) -> (Vec<PgLsn>, Vec<i32>) {
     rows.iter()
         .map(|row| (row.get::<_, PgLsn>(0), row.get::<_, i32>(1)))

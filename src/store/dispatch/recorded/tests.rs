@@ -52,7 +52,7 @@ fn rows_of_events_that_the_stream_does_not_bring_are_ignored() {
 fn a_keepalive_after_the_last_row_ends_the_lookup_even_if_its_event_never_comes() {
     let mut recorded = recorded(&[row(10, 2), row(20, 3)], Some(50));
     assert_eq!(look_up(&mut recorded, 10, 2), Some(Lookup::Done));
-    // A commit record that begins exactly at 20 is still to come.
+    // A commit record that begins exactly at 20 has not arrived yet.
     recorded.passed(Lsn::new(20));
     assert_eq!(recorded.page.len(), 1);
     recorded.passed(Lsn::new(50));
@@ -109,9 +109,10 @@ fn the_next_page_is_read_once_the_stream_is_past_this_one() {
 /// A table of rows, and a stream that starts again from an earlier point.
 #[derive(Debug, Clone)]
 struct Restart {
-    /// Place of each event, and its row: its own (`Some(true)`), another event's, or none.
+    /// The position of each event, and the row at that position: the event's own row (`Some(true)`), the
+    /// row of another event (`Some(false)`), or no row.
     events: Vec<((u64, u32), Option<bool>)>,
-    /// Places of rows whose events the stream does not bring again.
+    /// The positions of rows whose events the stream does not bring again.
     strangers: Vec<(u64, u32)>,
     page: usize,
 }
@@ -147,7 +148,7 @@ fn id(place: (u64, u32), is_same: bool) -> [u8; 16] {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(1_000))]
 
-    /// Reads pages as [`RecordedEvents::read_page`] does, from a list instead of a server.
+    /// Reads pages from a list, as [`RecordedEvents::read_page`] reads them from a server.
     #[test]
     fn an_event_is_skipped_if_and_only_if_its_own_row_is_at_its_place(restart in restart()) {
         let mut table: Vec<DispatchRow> = restart

@@ -8,22 +8,24 @@ use tokio::time::Instant;
 use super::super::outcome::Record;
 use crate::event::Standing;
 
-/// Rows per transaction: enough to spread the cost of a commit, few enough to be quick.
+/// A batch with this many rows is full: enough rows to spread the cost of a commit, and few enough to be
+/// quick.
 pub(super) const MAX_ROWS: usize = 8_000;
 /// A batch with this many bytes of text is full. This limits memory when rows have long texts, because
 /// sending a batch needs a second copy of its texts.
 const MAX_TEXT_BYTES: usize = 4 << 20;
-/// A batch of this many rows is written at once: its commit is cheap compared to writing the rows.
+/// A batch of this many rows is written at once, because its commit is cheap compared to writing the
+/// rows.
 const ENOUGH_ROWS: usize = 2_000;
-/// Minimum time between two small batches. Events published during this time are confirmed only after
-/// it, so a crash publishes them again.
+/// Minimum time between two small batches. Events that are published during this time are confirmed only
+/// after the next batch, so if the relay crashes before that, they are published again.
 const MIN_INTERVAL: Duration = Duration::from_millis(50);
 
 /// The contents of a batch that is durable now.
 #[derive(Debug, Default)]
 pub(crate) struct Written {
-    /// Per transaction, how many of its events are resolved by this batch. Released events do not
-    /// count: they were resolved before.
+    /// For each transaction, how many of its events this batch resolves. Released events do not count,
+    /// because they were resolved before.
     pub(crate) commits: Vec<(CommitLsn, u64)>,
     /// Events in the batch.
     pub(crate) events: usize,
@@ -34,8 +36,8 @@ pub(crate) struct Written {
 }
 
 impl Written {
-    /// Counts one more resolved event of the transaction `commit`, in the last entry if that is the
-    /// same transaction.
+    /// Counts one more resolved event of the transaction `commit`. Adds an entry unless the last entry is
+    /// for the same transaction.
     pub(crate) fn count(&mut self, commit: CommitLsn) {
         match self.commits.last_mut() {
             Some((last, count)) if *last == commit => *count += 1,
@@ -59,7 +61,8 @@ impl Batch {
         self.recorded.text_bytes += record.text_bytes();
         for event in &record.events {
             match event.standing {
-                // A repeated event gets no new row, but it must not resolve before earlier events.
+                // A repeated event gets no new row, but it must not count as resolved before earlier
+                // events.
                 Standing::New | Standing::Repeated => self.recorded.count(event.commit),
                 Standing::Released => self.holds_released = true,
             }
@@ -108,21 +111,21 @@ mod tests {
         let at = |ms| start + Duration::from_millis(ms);
         let mut pacing = Pacing::new(start);
         assert!(!pacing.is_due(0, at(0)), "nothing to write");
-        assert!(pacing.is_due(1, at(0)), "the first does not wait");
+        assert!(pacing.is_due(1, at(0)), "the first batch does not wait");
         pacing.written(1, at(1));
         assert!(!pacing.is_due(ENOUGH_ROWS - 1, at(50)));
         assert!(pacing.is_due(ENOUGH_ROWS, at(20)));
         pacing.written(ENOUGH_ROWS, at(30));
         assert!(
             !pacing.is_due(1, at(50)),
-            "50 ms after the small one are not over"
+            "the small batch was written less than 50 ms ago"
         );
-        assert!(pacing.is_due(1, at(51)), "the large one delays nothing");
+        assert!(pacing.is_due(1, at(51)), "a large batch delays nothing");
         pacing.written(1, at(60));
         pacing.written(ENOUGH_ROWS, at(115));
         assert!(
             pacing.is_due(1, at(115)),
-            "the rest that the large one has left over"
+            "the small batch after a large batch does not wait"
         );
     }
 }

@@ -30,8 +30,8 @@ const PATIENCE: Duration = Duration::from_secs(60);
 #[derive(Debug, Clone)]
 enum Step {
     /// Outcomes of `events` events of one key, all published or all quarantined. The first `there`
-    /// of them already have a row, as if the answer to the writer's commit was lost. After them come
-    /// `repeated` events, which were published before and must not get a row.
+    /// events already have a row, as if the answer to the writer's commit was lost. After the `events`
+    /// events come `repeated` events, which were published before and must not get a row.
     Outcome {
         key: u8,
         publishes: bool,
@@ -39,8 +39,8 @@ enum Step {
         there: usize,
         repeated: usize,
     },
-    /// A released event gets its outcome: it is published or quarantined again. The operator may have
-    /// discarded the event while it was in flight.
+    /// A released event gets its outcome: the relay publishes it or quarantines it again. The operator
+    /// may have discarded the event while it was in flight.
     Release { which: usize, publishes: bool },
     /// An operator discards a quarantined event.
     Discard { which: usize },
@@ -192,7 +192,7 @@ impl World {
         self.rows.get_mut(&at).unwrap().0 = "discarded".to_owned();
     }
 
-    /// The place of the `n`-th row in one of these states, wrapping around.
+    /// Returns the key of the `n`-th row in one of these states, wrapping around.
     fn nth(&self, n: usize, states: &[&str]) -> Option<RowKey> {
         let rows = self
             .rows
@@ -259,7 +259,7 @@ impl World {
     }
 }
 
-/// The event at this place of transaction `n`, which commits at LSN 1,000 n.
+/// Returns the event with this ordinal in transaction `n`, which commits at LSN 1,000 n.
 fn event(n: u64, ordinal: u32) -> EventRef {
     let mut uuid = [0; 16];
     uuid[..8].copy_from_slice(&n.to_be_bytes());
@@ -292,7 +292,7 @@ fn record(n: u64, key: &str, events: Vec<EventRef>, publishes: bool) -> Record {
     }
 }
 
-/// The row of event number `at` of a record.
+/// Returns the expected row of event number `at` of a record.
 fn row(record: &Record, at: usize) -> Row {
     let event = &record.events[at];
     let key = record.ordering_key.as_str();

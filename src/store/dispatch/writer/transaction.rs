@@ -21,17 +21,17 @@ use crate::event::Standing;
 use crate::postgres::{Sql, connect};
 
 const STATEMENT_TIMEOUT: Duration = Duration::from_secs(30);
-/// Number of attempts to write a batch. Each attempt may fail because rows of the batch exist already.
+/// Maximum number of attempts to write a batch. An attempt fails if rows of the batch exist already.
 const MAX_CONFLICTS: u32 = 3;
 const HAS_SUCCESSOR: &str = "another session has taken over the slot: events in flight are not \
     recorded by this session, and the next session on the slot publishes them again";
 
-/// The error that ends the session, if it is still running.
+/// The message of the error that ends the session, if the session is still running.
 const SLOT_IS_ANOTHERS: &str =
     "another session serves the slot, so the dispatch writer has stopped";
 
-/// If a transaction of ours hangs, it delays our successor. PostgreSQL therefore ends it after 5
-/// seconds.
+/// An open transaction of ours would delay our successor, so PostgreSQL ends our SQL session if a
+/// transaction is idle for 5 seconds.
 const BE_QUICK: &str = "SET idle_in_transaction_session_timeout = '5s'";
 
 const WHICH_ARE_THERE: &str = "\
@@ -39,7 +39,7 @@ const WHICH_ARE_THERE: &str = "\
     JOIN unnest($1::pg_lsn[], $2::int[]) u (commit_lsn, ordinal) \
         ON d.commit_lsn = u.commit_lsn AND d.ordinal = u.ordinal";
 
-/// The name under which the writer connects, its slot, and its session's walsender.
+/// The name under which the writer connects, the writer's slot, and the walsender of its session.
 pub(super) struct WriterContext {
     pub(super) name: String,
     pub(super) slot: String,
@@ -89,7 +89,7 @@ pub(super) async fn write(
                 there = rows_that_are_there(&connected.sql, batch).await?;
             }
             Ok(Attempt::SlotIsAnothers) => {
-                // Log it here: if the session has already ended, nobody receives the error.
+                // Log the takeover here: if the session has already ended, nobody receives the error.
                 tracing::warn!("{HAS_SUCCESSOR}");
                 return Err(Error::new(Code::LeaseLost, SLOT_IS_ANOTHERS));
             }
@@ -147,8 +147,9 @@ async fn attempt(
 /// Returns the keys of the batch's new events that already have a row.
 ///
 /// # Errors
-/// `internal` if the row at an event's place belongs to another event. That row must not make the event
-/// count as recorded. The next session looks up the events of such a transaction by their ids.
+/// `internal` if the row with an event's commit LSN and ordinal belongs to another event. The event
+/// must not count as recorded because of that row. The next session looks up the events of such a
+/// transaction by their ids.
 async fn rows_that_are_there(sql: &Sql, batch: &Batch) -> Result<HashSet<RowKey>> {
     let events = batch.records.iter().flat_map(|record| &record.events);
     let new = events.filter(|event| event.standing == Standing::New);
