@@ -180,7 +180,8 @@ struct AuditState {
 /// What an audit waits for.
 #[derive(Debug, Clone, Copy)]
 struct AuditWait {
-    /// The oldest transaction that was running when the audit began. All older transactions had ended.
+    /// The oldest transaction that was running when the audit began, or the next transaction id if none
+    /// was running. All older transactions had ended.
     xmin: u64,
     /// The end of the WAL, read after `xmin`. Every transaction older than `xmin` ended before this
     /// position.

@@ -44,7 +44,8 @@ impl Firsts {
 }
 
 impl Blocked {
-    /// Finds the blocked keys whose first quarantined event is among the rows that will be read.
+    /// Finds the blocked keys whose first quarantined event is among the rows that will be read. Finds
+    /// none if the aggregate is not the ordering key.
     pub(crate) async fn of(
         sql: &Sql,
         table: &TableSettings,

@@ -1,4 +1,5 @@
-//! The bounds of a captured table, by which the stream recognises rows that were handled earlier.
+//! Holds the bounds of a captured table, by which the relay recognises rows in the stream that were
+//! handled earlier.
 //!
 //! A row that was moved between partitions, copied or restored arrives in the stream as an insert.
 //! Such a row keeps the `inserted_xid` of the transaction that wrote the row first. The same bounds apply

@@ -19,7 +19,8 @@ use crate::store::dispatch::{Lookup, RecordedEvents, last_ordinal};
 /// Looks up the outcomes of one session's events.
 pub(crate) struct OutcomeLookup {
     recorded: RecordedEvents,
-    /// `None` once the stream is past every dispatch row. From then on every event is new.
+    /// The SQL session for lookups. `None` once the stream is past every dispatch row: from then on every
+    /// event is new.
     sql: Option<Sql>,
     moved: Option<ShiftedTransaction>,
     metrics: Metrics,

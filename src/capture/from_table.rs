@@ -1,5 +1,5 @@
-//! A channel into the pipeline for rows that are read from the tables, because the stream does not bring
-//! them.
+//! Carries rows that are read from the tables into the pipeline, because the stream does not bring these
+//! rows.
 //!
 //! Recovery and the auditor send these rows, in batches of bounded size, through a channel that holds
 //! one batch. The pipeline takes a batch when the delivery has room. Events from a table do not have the
@@ -46,7 +46,7 @@ pub(crate) fn channel() -> (TableSender, TableRows) {
     (sender, rows)
 }
 
-/// The error that the session that should deliver the rows has ended.
+/// The session that should deliver the rows has ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct SessionEnded;
 
@@ -130,9 +130,9 @@ impl<E: Into<Error>> From<E> for Interrupted {
     }
 }
 
-/// Sends every unrecorded row of a table into the pipeline, and calls `each` once per row that it sends.
-/// Returns how many rows it has sent. The last rows stay in the sender's batch until the caller waits for
-/// [`queued`](TableSender::queued) or [`settled`](TableSender::settled).
+/// Sends the rows of `unrecorded` that have an event to send into the pipeline. Calls `each` for each
+/// such row. Returns how many rows it has sent. The last rows stay in the sender's batch until the
+/// caller waits for [`queued`](TableSender::queued) or [`settled`](TableSender::settled).
 pub(crate) async fn hand_over(
     mut unrecorded: Unrecorded<'_>,
     rows: &mut TableSender,

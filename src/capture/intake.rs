@@ -79,14 +79,15 @@ struct CurrentTransaction {
     commit: CommitLsn,
     commit_time: PgTimestamp,
     xid: u32,
-    /// Whether the transaction was replicated from another server, which wrote its rows first.
+    /// Whether the transaction was replicated from another server. If so, `inserted_xid` in its rows
+    /// may be a transaction id of that server.
     is_replicated: bool,
     inserts: u32,
 }
 
 impl CurrentTransaction {
     /// Returns a mark if another transaction wrote the row first. Only the lower 32 bits of the ids are
-    /// compared, because the log has no more.
+    /// compared, because the log has only these bits.
     fn moved(&self, table: &MappedTable, row: &[Value<'_>]) -> Option<MovedMark> {
         let Value::Text(text) = row.get(table.inserted_xid?)? else {
             return None;

@@ -4,9 +4,10 @@
 //! finds the events that already have an outcome, so that they are skipped. [`moved`] decides about
 //! rows that another transaction wrote first.
 //!
-//! **The tables.** Recovery, the auditor and the first start read the tables. They must distinguish the
-//! rows that we publish from rows that are older than the relay or already handled. For this, each
-//! captured table has one durable row in `outbox.capture`, its capture record (`store::capture_record`):
+//! **The tables.** Recovery, the auditor and the first start read the tables. All three must
+//! distinguish the rows that we publish from rows that are older than the relay or already handled. For
+//! this, each captured table has one durable row in `outbox.capture`, its capture record
+//! (`store::capture_record`):
 //!
 //! - `since` is the snapshot in which capturing began. A row that is visible in this snapshot is older
 //!   than capturing and is never published. `None` captures every row (`start = all`).

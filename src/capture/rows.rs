@@ -35,7 +35,7 @@ pub(crate) struct ReadRow {
 #[derive(Debug)]
 pub(crate) struct Rows {
     waiting: VecDeque<Candidate>,
-    /// Number of rows to ask for next.
+    /// Maximum number of rows that the next statement asks for.
     count: usize,
 }
 

@@ -3,7 +3,8 @@
 //! Every statement reads a bounded number of rows, and holds no lock and no snapshot afterwards. The
 //! walk reads rows with a `seq` page by page along the index on `seq`. Rows without a `seq` exist if
 //! the table has no such column, or if the rows are older than the column. The walk finds these rows in
-//! ranges of blocks: it collects up to [`MAX_COLLECTED`] rows at a time, and sorts them in memory.
+//! ranges of blocks. It collects up to [`MAX_COLLECTED`] of these rows at a time, and sorts them in
+//! memory.
 
 use std::collections::BTreeMap;
 
@@ -48,7 +49,8 @@ pub(crate) struct Candidate {
 pub(crate) enum DispatchState {
     /// The event has no record.
     Nothing,
-    /// The event was published, and may have to be published again together with its neighbours.
+    /// The event was published, and may have to be published again because events around it have no
+    /// record.
     Published,
     /// The event is in quarantine, or discarded.
     SetAside,

@@ -1,4 +1,5 @@
-//! Finds the highest `seq` of each table. A later scan can start there and skip the rows before it.
+//! Finds the highest `seq` of each table. A later scan can start at that `seq` and skip the rows before
+//! it.
 
 use slot_manager::{QualifiedName, quoted_identifier};
 use tokio_postgres::error::SqlState;

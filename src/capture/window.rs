@@ -1,7 +1,7 @@
 //! Writes the SQL condition that selects the rows of a walk over a captured table.
 //!
-//! The lower bound is the floor of the capture record; the upper bound is a snapshot or a
-//! transaction. Rows that are older than capturing never match.
+//! The lower bound is a transaction number, usually the floor of the capture record. The upper bound is a
+//! snapshot, a transaction number, or none. Rows that are older than capturing never match.
 //!
 //! Not here: how the rows are walked (`scan`).
 
@@ -19,7 +19,7 @@ pub(crate) struct ScanWindow<'a> {
     pub(crate) from_xid: u64,
     /// Rows up to this `seq` usually belong to transactions before `from_xid`, so they are skipped.
     pub(crate) from_seq: Option<i64>,
-    /// Rows of this transaction and of later ones are left out.
+    /// Rows of this transaction and of later transactions are left out.
     pub(crate) below_xid: Option<u64>,
     /// Rows that are not visible in this snapshot are left out.
     pub(crate) shown_by: Option<&'a Snapshot>,
@@ -82,9 +82,10 @@ impl<'a> ScanWindow<'a> {
         is_needed.then(|| format!("e.tableoid = any ('{{{}}}'::oid[])", new.join(",")))
     }
 
-    /// The condition that the stream did not bring a row of `e`: the row is in a partition that was added
-    /// since the floor was raised, and it is older than the window or was written before the partition
-    /// was attached. `None` in the same cases as `new_partitions`.
+    /// The condition that the stream did not bring a row of `e`. This is so if the row is in a
+    /// partition that was added since the floor was raised, and if the row is older than the window or
+    /// was written before the partition was attached. `None` in the same cases as
+    /// `new_partitions`.
     pub(crate) fn overlooked(&self) -> Option<String> {
         let new = self.new_partitions()?;
         let any = Self {

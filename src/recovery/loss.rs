@@ -72,7 +72,7 @@ pub(crate) enum Loss {
     /// The server has invalidated the slot, or has removed WAL that the slot needed.
     SlotLost(Health),
     /// The slot's position is ahead of the final position that the last session recorded. If no relay has
-    /// served the slot: its position is ahead of the position at which capturing began.
+    /// served the slot, the slot's position is ahead of the position at which capturing began.
     SlotRecreated { recorded: Lsn, found: Lsn },
     /// The server's WAL ends before the last confirmed position.
     WalMissing { recorded: Lsn, server: Lsn },
@@ -254,7 +254,7 @@ impl Loss {
         Some(Error::new(code, format!("slot \"{slot}\": {self}")))
     }
 
-    /// The slot's health as the metrics show it, if it has a name there.
+    /// The slot's health as the metrics show it. `None` if the slot itself is not lost.
     pub(crate) fn health_name(&self) -> Option<&'static str> {
         match self {
             Loss::Unfinished(_)

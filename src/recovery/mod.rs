@@ -1,5 +1,5 @@
 //! Recovers from a lost slot without losing data: creates a new slot, publishes from the tables all
-//! unrecorded rows that the new slot will not bring, and then continues with the stream.
+//! unresolved rows that the new slot will not bring, and then continues with the stream.
 //!
 //! The order of the steps makes this safe (docs/adr/0011-recovery.md):
 //!
@@ -9,8 +9,8 @@
 //! - The relay holds the slot from before the first row is sent until the end, so there is one sender.
 //! - The stream is read only after all rows from the tables are queued for their keys, so each key keeps
 //!   its order across the seam. A row that has to wait, for example for its topic, holds up only its key.
-//! - The tables are read in short statements. A row is sent if the slot's snapshot shows the transaction
-//!   that inserted it, no matter when the row is read.
+//! - The tables are read in short statements. The recovery sends only rows whose inserting transaction
+//!   the slot's snapshot shows, no matter when the rows are read.
 //!
 //! [`loss`] decides whether a recovery is needed, and [`slot`] creates its slot.
 //!
@@ -51,7 +51,7 @@ const LOG_INTERVAL: Duration = Duration::from_secs(10);
 #[derive(Debug)]
 pub(crate) struct Seam {
     is_open: bool,
-    /// Reports that the seam is open; `None` once it has reported.
+    /// Receives the report that the seam is open. `None` once the report has arrived.
     opened: Option<oneshot::Receiver<()>>,
     over: oneshot::Receiver<Result<()>>,
     task: JoinHandle<()>,

@@ -24,7 +24,7 @@ const CREATE_LIMIT: Duration = Duration::from_secs(300);
 /// How often to log the transactions that hold up the new slot.
 const BLOCKERS_NAMED_AFTER: Duration = Duration::from_secs(15);
 
-/// The slot of a recovery. It streams every transaction that its snapshot does not show.
+/// The slot of a recovery. This slot streams every transaction that its snapshot does not show.
 pub(crate) struct RecoverySlot {
     pub(super) point: Unfinished,
     /// Whether the slot was created in this session.

@@ -17,11 +17,11 @@ const STATEMENT_TIMEOUT: Duration = Duration::from_secs(60);
 
 const POLL_INTERVAL: Duration = Duration::from_millis(10);
 
-/// A commit that takes longer than this probably waits for a synchronous standby server. Log a warning
-/// after this time, and again each time it has passed.
+/// A commit that takes longer than this probably waits for a synchronous standby server. The relay then
+/// logs a warning, and repeats the warning at this interval.
 const TOLD_AFTER: Duration = Duration::from_secs(10);
 
-/// Reads the snapshot that the session that created a slot exports under this name.
+/// Reads the snapshot `name`, which the replication session that has created the slot exports.
 ///
 /// # Errors
 /// `slot-busy` when the snapshot is gone; errors of the connections.

@@ -1,7 +1,8 @@
-//! The database that a session works with: a primary that is not a copy, with the right publication.
+//! Connects a session to its database, and checks that the server is a primary, that the database is not
+//! a copy, and that the publication is right.
 //!
-//! The relay recognises its cluster by its row in `outbox.relay`. A copy of the database has the same
-//! row, but another system identifier or database oid.
+//! The relay's row in `outbox.relay` has the cluster's system identifier and the database's oid. A copy
+//! of the database has the same row, but another system identifier or database oid.
 
 use slot_manager::publication::PublicationState;
 use slot_manager::{Cluster, SlotName, cluster};
@@ -14,11 +15,12 @@ use crate::postgres::{Sql, connect};
 use crate::settings::Settings;
 use crate::store::relay_row::{self, Recorded};
 
-/// The database of our slot. It has passed the checks: it is a primary and not a copy.
+/// The database of our slot, which has passed the checks.
 pub(super) struct OurDatabase {
     pub(super) sql: Sql,
     pub(super) cluster: Cluster,
-    /// The publication. It is read before a slot is created, so that any later change is noticed.
+    /// The publication. The session reads it before it creates a slot, so that any later change is
+    /// noticed.
     pub(super) publication: PublicationState,
 }
 

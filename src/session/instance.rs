@@ -1,4 +1,4 @@
-//! The name of this process, for PostgreSQL and for other relays.
+//! Makes the name of this process, by which PostgreSQL and other relays know it.
 
 use std::hash::{BuildHasher, RandomState};
 use std::time::Instant;

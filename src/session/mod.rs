@@ -51,7 +51,8 @@ use crate::store::relay_row;
 use crate::throttled_log::ThrottledLog;
 use crate::traces::Traces;
 
-/// Backoff between sessions. It begins short, because a server that restarts is soon back.
+/// The first pause between sessions. It is short, because a server that restarts is soon back. The pause
+/// doubles up to [`LAST_PAUSE`].
 const FIRST_PAUSE: Duration = Duration::from_millis(200);
 const LAST_PAUSE: Duration = Duration::from_secs(5);
 

@@ -94,7 +94,7 @@ impl SessionRunner {
         }
     }
 
-    /// Carries out the decision: claims the tables, and creates a slot if the old one is lost.
+    /// Carries out the decision: claims the tables, and creates a slot if a recovery needs a new one.
     ///
     /// # Errors
     /// `slot-missing`, `slot-lost` and `slot-recreated` when `slot_on_loss` is `stop`; `slot-held`,
@@ -192,7 +192,7 @@ impl SessionRunner {
         let (_, walsender) = source.lease_proof();
         let reader = SlotReader::of(sql, self.served(cluster), walsender, confirmed).await?;
         let Some(reader) = reader else {
-            // If the stream has already ended, its error tells more about the cause.
+            // If the stream has already ended, its error is more precise about the cause.
             return Err(
                 match source.end_within(LAST_WORD_LIMIT).await.map(Error::from) {
                     Some(end) if stuck::is_of_this_place(&end) => {

@@ -37,8 +37,8 @@ pub(super) fn streamed(settings: &Settings, captured: &[Captured]) -> Vec<Stream
         .collect()
 }
 
-/// Returns the fingerprint of the publication when capturing began: of the first table for which it
-/// differs from the present fingerprint, or else the present fingerprint. If the two differ, the first
+/// Returns a fingerprint that the publication had when a table's capturing began: one that differs from
+/// the present fingerprint if there is any, otherwise the present fingerprint. If it differs, the first
 /// session compares the tables.
 pub(super) fn as_captured<'a>(captured: &'a [Captured], now: &'a PublicationState) -> &'a str {
     let mut before = captured

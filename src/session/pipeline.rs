@@ -1,5 +1,5 @@
-//! The main loop of one session. It reads the stream, sends requests, takes in their outcomes, and
-//! confirms positions.
+//! Runs the main loop of one session, which reads the stream, sends requests, takes in their outcomes,
+//! and confirms positions.
 //!
 //! One task owns all state. One `select!` has everything that can wake the task, by priority: shutdown,
 //! the end of the replication session, progress of the delivery, the supervisor, the auditor, progress
@@ -48,7 +48,7 @@ pub(super) struct Pipeline {
     pub(super) from_table: TableRows,
     /// The seam of the running recovery; `None` if none runs. The stream is read once the seam is open.
     pub(super) seam: Option<Seam>,
-    /// Errors of the auditor: the stream has left out rows, and only a recovery can publish them.
+    /// Errors of the auditor: the stream may have left out rows, and only a recovery can publish them.
     pub(super) broken: mpsc::Receiver<Error>,
     pub(super) supervision: watch::Receiver<Supervision>,
     pub(super) backlog: Backlog,

@@ -1,4 +1,4 @@
-//! One session on the slot: opens it, runs its pipeline, and ends it gracefully.
+//! Runs one session on the slot: opens the session, runs its pipeline, and ends it gracefully.
 
 use std::time::Duration;
 
@@ -18,7 +18,7 @@ use crate::store::relay_row;
 /// How long a broken session waits for its requests in flight, before the next session begins.
 const BROKEN_SESSION_DRAIN: Duration = Duration::from_secs(10);
 
-/// Time limit for recording the last position. It limits the delay of a shutdown.
+/// Time limit for recording the last position, so that a shutdown is not delayed for longer.
 const WRITE_DOWN_LIMIT: Duration = Duration::from_secs(2);
 
 impl SessionRunner {

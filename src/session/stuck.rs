@@ -23,7 +23,8 @@ use crate::postgres::{Sql, Target, connect};
 use crate::settings::{OnLoss, Settings};
 use crate::store::relay_row::{ServedSlot, mark};
 
-/// Whether a stream ended for a reason that recurs at the same position in the WAL.
+/// Whether a stream ended for a reason that would end the next stream at the same position in the WAL
+/// too.
 pub(super) fn is_of_this_place(error: &Error) -> bool {
     matches!(
         error.code(),
@@ -62,7 +63,8 @@ pub(super) fn retry(ended: &Error) -> Error {
 /// Marks the slot for recovery, and returns the error with which the session ends. Marks nothing in
 /// these cases:
 ///
-/// - The settings do not fit the current tables, or the publication is still wrong.
+/// - The session ended because the settings did not fit a table, and they do not fit the current tables.
+/// - The publication is still wrong.
 /// - The relay may not recover (`slot_on_loss = stop`).
 /// - Another relay has taken the slot, so that relay handles the problem.
 pub(super) async fn what_to_do(

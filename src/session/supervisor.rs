@@ -257,7 +257,8 @@ impl Watcher {
         Ok(self.judge(&state))
     }
 
-    /// Records in the relay's row what holds delivery up, and clears it when delivery works again.
+    /// Records in the relay's row what holds delivery up, and clears that entry when delivery works
+    /// again.
     async fn say_what_holds_up(&mut self) {
         let condition = self.metrics.condition(&self.subject.state);
         let condition = condition.is_held_up().then_some(condition);

@@ -1,4 +1,4 @@
-//! `outbox.capture`: one row per captured table, and the only SQL on it.
+//! Reads and writes `outbox.capture`, which has one row per captured table.
 
 use decoder::Lsn;
 use slot_manager::{QualifiedName, SlotName};
@@ -56,7 +56,8 @@ const FULL_FROM_HERE: &str = "\
 /// The record of one captured table.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct CaptureRecord {
-    /// `schema.table` when it was first captured. Event ids are derived from it.
+    /// The table's name `schema.table` when it was first captured (`schema.table#2` and so on if that
+    /// name was taken). Event ids are derived from the identity.
     pub(crate) identity: String,
     /// The table's current name.
     pub(crate) table: QualifiedName,
@@ -75,7 +76,8 @@ pub(crate) struct CaptureRecord {
     /// The sequence that filled the column `seq` when `floor_seq` was recorded. If another sequence
     /// replaces this sequence, new rows may get lower numbers.
     pub(crate) numbering: Option<String>,
-    /// The OIDs of the partitions that an audit has compared, ascending and separated by commas.
+    /// The OIDs of the table's partitions when capturing began or when the floor was last raised,
+    /// ascending and separated by commas. `None` if they are unknown.
     pub(crate) partitions: Option<String>,
     /// Whether the table has the column `inserted_xid`, from the start or added later.
     pub(crate) has_inserted_xid: bool,
@@ -264,9 +266,9 @@ pub(crate) async fn take_over(
     Ok(())
 }
 
-/// The OID of a record's table, when the records come from another cluster. The table with the
-/// recorded name decides, because a restored dump has other OIDs. If no table has that name, the
-/// recorded OID stays, unless it now belongs to another record's table: then the OID is 0.
+/// An SQL expression for the OID of a record's table, when the records come from another cluster. The
+/// table with the recorded name decides, because a restored dump has other OIDs. If no table has that
+/// name, the recorded OID stays, unless it now belongs to another record's table: then the OID is 0.
 const OID_HERE: &str = "\
     coalesce(pg_catalog.to_regclass(pg_catalog.format('%I.%I', c.schema_name, c.table_name))::oid, \
         CASE WHEN c.table_oid NOT IN ( \
@@ -288,7 +290,7 @@ pub(crate) async fn adopt(sql: &impl GenericClient) -> Result<()> {
     Ok(())
 }
 
-/// All records, with the OIDs that [`adopt`] will give them.
+/// Reads all records, with the OIDs that [`adopt`] will give them.
 ///
 /// # Errors
 /// As [`read`].

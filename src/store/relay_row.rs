@@ -1,4 +1,5 @@
-//! The relay's own row in `outbox.relay`: a tripwire, and information for operators.
+//! Reads and writes the relay's own row in `outbox.relay`. The relay uses the row to notice that
+//! something is wrong with the slot, and commands show the row to operators.
 //!
 //! The row never decides the position to resume from: only the slot does. By comparing the slot with
 //! the row, the relay notices that the slot was replaced or moved (`recovery::loss`). The row also
@@ -114,9 +115,9 @@ pub(crate) struct Recorded {
     pub(crate) recovering: Option<String>,
     /// How that recovery can be continued, if it has created its slot.
     pub(crate) unfinished: Option<Unfinished>,
-    /// Which events got a row in the last session.
+    /// `Exceptions` if events above the floors may have been published without a row. Otherwise `Full`.
     pub(crate) dispatch: Dispatch,
-    /// Fingerprint of the publication at the last audit, or when capturing began if there was none.
+    /// Fingerprint of the publication at the last audit, or when capturing began if there was no audit.
     /// `None` if the auditor must compare everything.
     pub(crate) publication: Option<String>,
 }
@@ -142,7 +143,7 @@ impl Recorded {
     }
 }
 
-/// Reads the row.
+/// Reads the relay's row. Returns `None` if there is no row for this slot.
 ///
 /// # Errors
 /// `schema-missing`, also when the table has the schema of an older version.
@@ -199,7 +200,7 @@ pub(crate) enum Audit {
     /// Only rows that earlier audits have not compared.
     Continue,
     /// All rows, because the slot is ahead of the recorded position or has been through a failover.
-    /// Both are normal, but the relay cannot tell them from a loss.
+    /// Both can happen without a loss, but the relay cannot be sure.
     Everything,
 }
 
@@ -335,7 +336,7 @@ pub(crate) async fn keep_slot(
 }
 
 /// Moves the records of another cluster out of the way, so that the relay does not mistake new events
-/// for recorded ones. Returns how many records it has moved.
+/// for recorded events. Returns how many records were moved.
 pub(crate) async fn move_records(sql: &impl GenericClient) -> Result<u64> {
     Ok(sql.execute(MOVE_RECORDS, &[]).await?)
 }

@@ -55,11 +55,12 @@ fn select_sql(which: &str, inserts: bool) -> String {
     )
 }
 
-/// Makes the cost of a statement proportional to its events, even with wrong statistics.
+/// Planner settings that keep the cost of a statement proportional to the number of its events, even with
+/// wrong statistics.
 const PLAN: &str = "\
     SET enable_seqscan = off; SET enable_hashjoin = off; SET enable_mergejoin = off; SET jit = off";
 
-/// A replay.
+/// A row of `outbox.replay`.
 #[derive(Debug)]
 pub(crate) struct ReplayRow {
     pub(crate) name: String,

@@ -10,7 +10,8 @@ use crate::error::{Code, Error, Result};
 use crate::mapping::{ColumnType, ColumnTypes};
 use crate::postgres::{Sql, Target, connect};
 
-/// Short, because a lookup delays the stream, and a session whose stream is delayed for long ends.
+/// The time limits are short, because a lookup delays the stream, and a session whose stream is delayed
+/// for long ends.
 const STATEMENT_TIMEOUT: Duration = Duration::from_secs(5);
 const LOOK_UP_LIMIT: Duration = Duration::from_secs(8);
 

@@ -38,7 +38,7 @@ use values::SelectedColumn;
 /// is not UTF-8 either, so mapping reports the same fault.
 pub(crate) const NOT_UTF8: &[u8] = &[0xFF];
 
-/// Microseconds between the Unix epoch and PostgreSQL's.
+/// Microseconds between the Unix epoch (1970) and PostgreSQL's epoch (2000).
 const PG_EPOCH: &str = "946684800000000";
 
 /// The event of a table row, with the topic and ordering key of its lane.

@@ -1,4 +1,5 @@
-//! A table of cases: for given facts and settings, how the session begins.
+//! Tests how a session begins, with a table of cases. Each case has facts, settings and the expected
+//! decision.
 
 use super::*;
 use crate::capture::claim::Captured;
@@ -114,7 +115,7 @@ const CASES: [(&str, Change, Given, &str); 17] = [
         "stream, audit Continue, first",
     ),
     (
-        "a first start finds that slot, but `init` has recorded that old rows are wanted",
+        "a first start finds the slot of `slot create`, but `init` has recorded that old rows are wanted",
         |facts| {
             facts.earlier = None;
             facts.records[0].since = None;

@@ -168,7 +168,7 @@ pub(crate) async fn page(
 }
 
 /// Returns the positions of the newest `limit` records at or after `from`, highest position first. Each
-/// comes with the time at which the record was written, in microseconds since 1970.
+/// position comes with the time at which its record was written, in microseconds since 1970.
 pub(crate) async fn newest_places(
     sql: &Sql,
     filter: &RecordFilter,

@@ -1,4 +1,4 @@
-//! SQL fragments with which statements on captured tables look up an event in `outbox.dispatch`.
+//! Writes SQL fragments with which statements on captured tables look up an event in `outbox.dispatch`.
 //!
 //! In these fragments, `outbox.dispatch` has the alias `d`. The functions take an SQL expression for the
 //! event's id.
@@ -6,7 +6,7 @@
 use crate::error::Result;
 use crate::postgres::Sql;
 
-/// Uses every object of the schema `outbox` that statements on captured tables use.
+/// A statement that uses every object of the schema `outbox` that statements on captured tables use.
 const OURS: &str = "SELECT outbox.event_uuid('', '', null) FROM outbox.dispatch LIMIT 0";
 
 /// Checks that our role may use the objects in `outbox` that statements on captured tables use. The check

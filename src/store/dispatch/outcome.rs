@@ -1,4 +1,4 @@
-//! Outcomes of events, and the values that the events' rows get.
+//! Defines the outcomes of events, and the values that the events' rows get.
 //!
 //! Not here: writing the rows. `rows` encodes new rows, and `released` updates existing rows.
 
@@ -40,7 +40,7 @@ pub(super) struct Told<'a> {
 }
 
 impl Record {
-    /// Total bytes of the source ids, ordering keys and errors in the rows: the texts that can be
+    /// Total bytes of the source ids, ordering keys and errors in the rows. Only these columns can be
     /// long.
     pub(crate) fn text_bytes(&self) -> usize {
         let error = match &self.outcome {
@@ -75,7 +75,7 @@ impl Outcome {
 }
 
 impl Told<'_> {
-    /// How many requests have carried the event.
+    /// How many requests have carried the event since the relay read it.
     pub(super) fn attempts(&self, event: &EventRef) -> i32 {
         let carried = event.failed_attempts + u32::from(self.message_id.is_some());
         i32::try_from(carried).unwrap_or(i32::MAX)

@@ -25,8 +25,8 @@ const END_LIMIT: Duration = Duration::from_secs(2);
 /// Maximum length of an `application_name` in bytes. PostgreSQL truncates longer names.
 const NAME_BYTES: usize = 63;
 
-/// The `application_name` of this slot's writer. If it would be too long, a hash replaces its end, so
-/// that slots with a common prefix get different names.
+/// The `application_name` of this slot's writer. If the name would be too long, a hash replaces its end,
+/// so that slots with a common prefix get different names.
 pub(super) fn writer_name(slot: &SlotName) -> String {
     let name = format!("postrider dispatch {slot}");
     if name.len() <= NAME_BYTES {

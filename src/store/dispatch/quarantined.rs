@@ -24,10 +24,10 @@ use crate::postgres::Sql;
 /// remove before all traffic is in quarantine. 100,000 keys of usual length take about 20 MB.
 pub(crate) const MAX_BLOCKED: usize = 100_000;
 
-/// Counting stops here: nobody needs an exact number above it.
+/// Counting stops at this number: nobody needs a higher exact number.
 const COUNTED: i64 = 1_000_000;
 
-/// Microseconds between the Unix epoch and PostgreSQL's.
+/// Microseconds between the Unix epoch (1970) and PostgreSQL's epoch (2000).
 const PG_EPOCH_MICROS: i64 = 946_684_800_000_000;
 
 /// A condition that selects the groups after the group with topic `$2` and key `$3`.

@@ -18,8 +18,8 @@ use crate::event::{EventRef, Standing};
 pub(super) enum Storing {
     /// All characters: the database's encoding is UTF-8.
     Everything,
-    /// Only ASCII is safe: any other encoding lacks some characters. Values from the database's own
-    /// rows always fit, but an error text may contain any character.
+    /// Only ASCII is safe, because every other encoding is missing some characters. Values from the
+    /// database's own rows always fit, but an error text may contain any character.
     Ascii,
 }
 

@@ -16,7 +16,7 @@ pub(crate) struct SlotReader {
     pub(super) target: Target,
     /// The name of this relay in outbox.relay.
     pub(super) instance: String,
-    /// Pid of our walsender; 0 when it is unknown.
+    /// The pid of our walsender, or 0 if the pid is unknown.
     pub(super) walsender: i32,
     pub(super) system_identifier: SystemIdentifier,
     pub(super) timeline: u32,
@@ -24,8 +24,8 @@ pub(crate) struct SlotReader {
 
 impl SlotReader {
     /// Returns the proof if our walsender reads the slot and the slot's confirmed position is still
-    /// `confirmed`, its position before our stream began. Otherwise returns `None`: another relay has
-    /// replaced the slot by a new slot of the same name in the meantime.
+    /// `confirmed`, as before our stream began. Otherwise returns `None`: another relay has replaced the
+    /// slot by a new slot of the same name in the meantime.
     ///
     /// # Errors
     /// Errors of a statement.
@@ -50,7 +50,7 @@ impl SlotReader {
         &self.target
     }
 
-    /// The pid of our walsender; 0 when it is unknown.
+    /// The pid of our walsender, or 0 if the pid is unknown.
     pub(crate) fn walsender(&self) -> i32 {
         self.walsender
     }

@@ -4,11 +4,11 @@
 //! - Our walsender reads the slot: no other relay serves the slot. We are going to confirm the events, so
 //!   we must record their outcomes first.
 //! - Another process reads the slot: another relay has taken over.
-//! - Nobody reads the slot: another relay may have taken over and stopped again. Its name is then still
-//!   in outbox.relay, and it may have published the events that we are about to record.
+//! - Nobody reads the slot: another relay may have taken over and stopped again. If so, that relay's name
+//!   is still in outbox.relay, and it may have published the events that we are about to record.
 
-/// Returns which process reads the slot, and whether another instance has begun to serve it. The
-/// writer runs it once per batch. `$1` is the slot, `$2` our instance.
+/// A query that returns which process reads the slot, and whether another instance has begun to serve the
+/// slot. The writer runs the query in every transaction. `$1` is the slot, `$2` our instance.
 pub(super) const WHO_SERVES: &str = "\
     SELECT (SELECT s.active_pid FROM pg_catalog.pg_replication_slots s \
             WHERE s.slot_name = $1::text), \

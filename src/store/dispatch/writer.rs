@@ -3,16 +3,16 @@
 //! While one batch is being written, outcomes gather for the next, so batches grow with the load.
 //! There is a minimum time between small batches (`batch`), because each commit makes the server flush
 //! its WAL, and the commits of the services wait for that flush. The first batch after an idle time is
-//! not delayed. A small batch after a large one is not delayed either, unless another small batch was
+//! not delayed. A small batch after a large batch is not delayed either, unless another small batch was
 //! written just before. Publishing never waits for a row.
 //!
 //! If a batch fails, the writer writes it again, over a new connection if necessary. The first attempt
 //! may have been committed although its answer was lost, so rows that exist already stay as they are.
 //!
-//! A relay that has lost the slot must not record anything. Its successor has already read the table,
-//! and publishes every event that had no row at that time. Rows that appear later would make some of
-//! these events look done. So each transaction first checks who serves the slot (`successor`), and a
-//! successor waits for transactions that began before it had the slot (`predecessor`).
+//! A relay that has lost the slot must not record anything. The next relay on the slot has already read
+//! the table, and publishes every event that had no row at that time. Rows that appear later would make
+//! some of these events look done. So each transaction first checks who serves the slot (`successor`),
+//! and the next relay waits for transactions that began before it had the slot (`predecessor`).
 //!
 //! A released event has a row already, so its new outcome is an update (`released`). The update has
 //! conditions: if a batch is written twice, the second update cannot undo an operator's command that came
@@ -46,7 +46,8 @@ pub(crate) enum WriterEvent {
     Recorded(Written),
     /// Writing has failed. The writer retries it.
     Retrying(Error),
-    /// Writing cannot succeed until someone changes something.
+    /// The writer has stopped: the error is permanent, the server is stopping, or another session has the
+    /// slot.
     Failed(Error),
 }
 

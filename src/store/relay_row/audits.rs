@@ -1,5 +1,5 @@
-//! What the relay's row says about audits: how far the tables were compared, and with which
-//! publication.
+//! Reads and writes the results of audits in the relay's row: whether there was an audit, and with which
+//! publication and dispatch mode.
 
 use slot_manager::SlotName;
 use tokio_postgres::types::ToSql;
@@ -24,7 +24,7 @@ const MARK_BROKEN: &str = "\
         recovery_snapshot = null, updated_at = now() \
     where slot = $1 and instance = $2";
 
-/// What the relay's row says about earlier audits.
+/// The results of earlier audits, from the relay's row.
 #[derive(Debug)]
 pub(crate) struct AuditHistory {
     pub(crate) had_one: bool,
@@ -44,8 +44,8 @@ pub(crate) async fn earlier(sql: &Sql, slot: &SlotName) -> Result<AuditHistory> 
 }
 
 /// Records that an audit has finished: every row below the floors is resolved. Also records the
-/// publication's fingerprint and the dispatch mode of `manner`. Does nothing if `walsender`, the
-/// session's process, no longer reads the slot.
+/// publication's fingerprint and the dispatch mode of `manner`. Does nothing if the process `walsender`,
+/// which is the session's walsender, no longer reads the slot.
 pub(crate) async fn audited(
     sql: &Sql,
     slot: &SlotName,

@@ -1,4 +1,5 @@
-//! The recovery mark in `outbox.relay`. While it is set, every session begins with a recovery.
+//! Sets and removes the recovery mark in `outbox.relay`. While the mark is set, every session begins with
+//! a recovery.
 
 use decoder::Lsn;
 use slot_manager::{Cluster, SlotName};
@@ -88,7 +89,7 @@ pub(crate) async fn is_anothers(sql: &Sql, slot: &SlotName, instance: &str) -> R
     Ok(row.is_some())
 }
 
-/// Marks the slot for recovery as [`mark_recovering`] does, unless another relay has taken it and
+/// Marks the slot for recovery as [`mark_recovering`] does, unless another relay has taken the slot and
 /// reads from it. Returns whether the slot is marked.
 pub(crate) async fn mark_stuck(sql: &Sql, served: ServedSlot<'_>, why: &str) -> Result<bool> {
     Ok(mark(sql, MARK_STUCK, served, why).await? == 1)
@@ -152,7 +153,7 @@ pub(crate) async fn write_unfinished(
 }
 
 /// Removes the mark if it still belongs to the recovery whose slot has this consistent point. Returns
-/// whether it did. The caller has resolved every event that the slot will not stream.
+/// whether the mark was removed. The caller has resolved every event that the slot will not stream.
 pub(crate) async fn recovered(
     sql: &Sql,
     slot: &SlotName,

@@ -1,4 +1,4 @@
-//! The relay's row as commands show it, possibly to a role that may not read it.
+//! Reads the relay's row for commands, possibly with a role that may not read the row.
 
 use std::time::Duration;
 
@@ -42,7 +42,8 @@ pub(crate) struct RelayRow {
     confirmed_is_final: bool,
     /// Why a recovery is due or running; `None` if there is none.
     pub(crate) recovering: Option<String>,
-    /// Which events get a row in outbox.dispatch: `full` or `exceptions`.
+    /// Which events get a row in outbox.dispatch: `full` or `exceptions`. After a change to `full`, this
+    /// stays `exceptions` until an audit or a recovery has resolved all events without a row.
     pub(crate) dispatch: String,
     /// Why delivery is held up. `None` if it is not held up, or if the relay has not written the reason
     /// within the last 75 seconds.
@@ -87,7 +88,7 @@ pub(crate) async fn read(sql: &Sql, slot: &SlotName) -> Result<Option<RelayRow>>
     }
 }
 
-/// The condition that the relay wrote `seconds_ago`; `None` if it is out of date.
+/// Returns the condition that the relay wrote `seconds_ago`, or `None` if the condition is out of date.
 fn said(json: Option<&str>, seconds_ago: Option<f64>) -> Option<Condition> {
     let mut condition: Condition = serde_json::from_str(json?).ok()?;
     let ago = seconds_ago.filter(|ago| *ago < SAID_FOR.as_secs_f64())?;

@@ -113,7 +113,7 @@ pub(crate) struct Settled {
 }
 
 /// Polls the next 2,000 released events after the position `after`. Counts the events that have an
-/// outcome, and removes them from the replay.
+/// outcome, and removes them from `outbox.replay_event`.
 ///
 /// # Errors
 /// Database errors.

@@ -27,11 +27,12 @@ pub(crate) struct Written {
     /// For each transaction, how many of its events this batch resolves. Released events do not count,
     /// because they were resolved before.
     pub(crate) commits: Vec<(CommitLsn, u64)>,
-    /// Events in the batch.
+    /// Number of events in the batch.
     pub(crate) events: usize,
-    /// Sum of [`Record::text_bytes`].
+    /// Sum of [`Record::text_bytes`] over the batch.
     pub(crate) text_bytes: usize,
-    /// [`Record`]s in the batch. They are written in the order in which they were queued.
+    /// Number of [`Record`]s in the batch. The writer writes records in the order in which they were
+    /// queued.
     pub(crate) records: u64,
 }
 
@@ -75,8 +76,8 @@ impl Batch {
     }
 }
 
-/// Decides when a batch that is not full is written. A state machine without IO; the clock is passed
-/// in.
+/// Decides when a batch that is not full is written. A state machine without IO: the caller passes in the
+/// time.
 #[derive(Debug)]
 pub(super) struct Pacing {
     /// No small batch is written before this time.

@@ -44,7 +44,7 @@ enum Step {
     Release { which: usize, publishes: bool },
     /// An operator discards a quarantined event.
     Discard { which: usize },
-    /// The writer's session is terminated.
+    /// PostgreSQL terminates the writer's session.
     Cut,
 }
 
@@ -226,7 +226,10 @@ impl World {
     async fn wait_until_written(&mut self) {
         while self.written < self.handed_over {
             let said = tokio::time::timeout(PATIENCE, self.events.recv()).await;
-            self.take_in(said.expect("it writes").expect("it lives"));
+            self.take_in(
+                said.expect("the writer reports in time")
+                    .expect("the writer runs"),
+            );
         }
     }
 
@@ -384,7 +387,7 @@ fn a_writer_that_finds_another_session_on_the_slot_records_nothing_and_ends_the_
         world.hand_over(record(1, "k", vec![event(1, 1)], true));
         let said = tokio::time::timeout(PATIENCE, world.events.recv()).await;
         let Some(WriterEvent::Failed(error)) = said.unwrap() else {
-            panic!("it recorded although another session has the slot");
+            panic!("the writer recorded although another session has the slot");
         };
         assert_eq!(error.code(), Code::LeaseLost);
         assert!(world.table().await.is_empty());

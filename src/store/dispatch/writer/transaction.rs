@@ -1,4 +1,4 @@
-//! The transaction that writes one batch, on the writer's connection.
+//! Writes one batch in a transaction, on the writer's connection.
 
 use std::collections::{HashMap, HashSet};
 use std::pin::pin;
@@ -128,7 +128,7 @@ async fn attempt(
         transaction.rollback().await?;
         return Ok(Attempt::SlotIsAnothers);
     }
-    // Released events were sent before new ones of their key, so write their outcomes first.
+    // Released events were sent before new events of their key, so write their outcomes first.
     if batch.holds_released {
         let rows = ReleasedRows::of(&batch.records, connected.storing);
         transaction
