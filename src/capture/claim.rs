@@ -59,7 +59,7 @@ pub(crate) struct CaptureStart<'a> {
     /// Fingerprint of the publication.
     pub(crate) publication: &'a str,
     /// Whether no relay has ever served the slot. If so, `start = all` applies even to tables that
-    /// already have a record, because `init` writes records without knowing the setting.
+    /// already have a record, because the command that wrote the record may have had another setting.
     pub(crate) is_first: bool,
     /// The position at which the slot begins, if a command has just created the slot. See
     /// [`CaptureRecord::since_lsn`].

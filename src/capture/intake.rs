@@ -41,8 +41,8 @@ pub(crate) enum IntakeStep {
         /// Set if another transaction wrote the row first.
         moved: Option<MovedMark>,
     },
-    /// A row of the open transaction that cannot become a message. The payload has as much of the row
-    /// as can be read.
+    /// A row of the open transaction that cannot become a message. `payload` is empty if the payload
+    /// column cannot be read or is too large.
     Unmappable {
         error: Box<EventError>,
         payload: Bytes,

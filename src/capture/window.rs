@@ -23,7 +23,7 @@ pub(crate) struct ScanWindow<'a> {
     pub(crate) below_xid: Option<u64>,
     /// Rows that are not visible in this snapshot are left out.
     pub(crate) shown_by: Option<&'a Snapshot>,
-    /// Whether rows without a `seq` are included, in a table that has the column.
+    /// Whether rows without a `seq` are included.
     pub(crate) with_unnumbered: bool,
     /// Whether events may have been published without a record. Then rows with a record are included
     /// too.

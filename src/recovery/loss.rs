@@ -62,8 +62,7 @@ pub(crate) enum SlotVerdict {
 pub(crate) enum Loss {
     /// A recovery was begun or requested, and has not ended.
     Unfinished(String),
-    /// No relay has served this database yet. Either there is no slot, or the existing rows are
-    /// wanted.
+    /// No relay has served the slot yet. Either there is no slot, or the existing rows are wanted.
     FirstStart(Start),
     /// A new table is captured from now on, and its existing rows are wanted.
     TableAdded,

@@ -29,7 +29,7 @@ pub(crate) struct RecoverySlot {
     pub(super) point: Unfinished,
     /// Whether the slot was created in this session.
     pub(super) is_new: bool,
-    /// Whether this is a first start with `start = new`: no relay has served the database, so there was
+    /// Whether this is a first start with `start = new`: no relay has served the slot, so there was
     /// nothing to lose.
     pub(super) is_first: bool,
 }

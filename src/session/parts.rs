@@ -131,7 +131,8 @@ impl SessionRunner {
     }
 }
 
-/// Builds the quarantine, with the keys that earlier sessions have blocked.
+/// Builds the quarantine, with the keys that are blocked from the beginning: keys whose events are being
+/// replayed and, if `on_bad_event` is `quarantine_key`, all other keys with events in quarantine.
 pub(super) async fn quarantine(
     sql: &Sql,
     on_bad_event: OnBadEvent,

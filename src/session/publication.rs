@@ -57,8 +57,9 @@ impl PublicationCheck {
     }
 }
 
-/// The error for a table that is published only through its schema. With `dispatch = exceptions`, the
-/// relay would not notice if the publication left such a table out for a while.
+/// Returns the error for a table that is published only through its schema. With
+/// `dispatch = exceptions`, the relay would not notice if the publication left such a table out for a
+/// while.
 pub(crate) fn untraced(state: &PublicationState) -> Option<Error> {
     let table = state.untraced().next()?;
     let publication = slot_manager::quoted_identifier(&state.name);

@@ -67,13 +67,14 @@ pub(super) struct WatchSubject {
     /// The proof of our lease, which [`prove_lease`] renews, and our walsender's pid.
     pub(super) lease: (LeaseProof, i32),
     pub(super) wal_sender_timeout: Duration,
-    /// The name and the phase of this relay.
+    /// The name of this relay.
     pub(super) instance: String,
+    /// The phase of this relay.
     pub(super) state: Arc<RelayState>,
 }
 
-/// Starts the supervisor. `state` is the publication, which has just passed its check. If the
-/// publication changes, the supervisor wakes the auditor through `audit`.
+/// Starts the supervisor. `state` is the state of the publication, which has just passed its check. If
+/// the publication changes, the supervisor wakes the auditor through `audit`.
 pub(super) fn start(
     subject: WatchSubject,
     state: PublicationState,

@@ -48,8 +48,8 @@ const TAKE: &str = "\
         audited_publication = CASE WHEN NOT $6 \
             THEN coalesce(relay.audited_publication, excluded.audited_publication) END";
 
-/// A session writes its final position last, so an update that arrives after the final position changes
-/// nothing.
+/// Changes nothing once the session has recorded its final position, so that a late update cannot
+/// overwrite the final position.
 const UPDATE: &str = "\
     UPDATE outbox.relay SET confirmed_lsn = $2, updated_at = now() \
     WHERE slot = $1 AND NOT confirmed_is_final";
