@@ -37,9 +37,9 @@ pub(super) fn streamed(settings: &Settings, captured: &[Captured]) -> Vec<Stream
         .collect()
 }
 
-/// Returns a fingerprint that the publication had when a table's capturing began: one that differs from
-/// the present fingerprint if there is any, otherwise the present fingerprint. If it differs, the first
-/// session compares the tables.
+/// Returns a fingerprint of the publication from the time when capturing began. Each capture record has
+/// such a fingerprint. Returns one that differs from the present fingerprint, so that the first session
+/// compares the tables. Returns the present fingerprint if none differs.
 pub(super) fn as_captured<'a>(captured: &'a [Captured], now: &'a PublicationState) -> &'a str {
     let mut before = captured
         .iter()

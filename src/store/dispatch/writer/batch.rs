@@ -80,7 +80,7 @@ impl Batch {
 /// time.
 #[derive(Debug)]
 pub(super) struct Pacing {
-    /// No small batch is written before this time.
+    /// No small batch is written before this time, except for the last batch of the session.
     pub(super) earliest: Instant,
 }
 
