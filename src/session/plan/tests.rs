@@ -115,7 +115,7 @@ const CASES: [(&str, Change, Given, &str); 17] = [
         "stream, audit Continue, first",
     ),
     (
-        "a first start finds the slot of `slot create`, but `init` has recorded that old rows are wanted",
+        "the slot of `slot create` exists, but `init` has recorded that old rows are wanted",
         |facts| {
             facts.earlier = None;
             facts.records[0].since = None;
