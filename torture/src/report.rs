@@ -1,4 +1,4 @@
-//! The output of a successful run: a line for each schedule, and the totals.
+//! The output of a run: a line for each schedule, and the totals.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
