@@ -148,7 +148,8 @@ fn texts(evidence: &Evidence) -> Vec<String> {
     found.map(|violation| violation.to_string()).collect()
 }
 
-/// Evidence with a second copy of e3 at 400 ms, over another connection, and these faults.
+/// Evidence in which e3 is stored a second time, at 400 ms and over another connection. `answer` is
+/// the answer to the first copy of e3.
 fn repeated(answer: Answer, occurrences: Vec<Occurrence>) -> Evidence {
     let mut evidence = evidence();
     evidence.attempts[2].answer = answer;

@@ -1,4 +1,4 @@
-//! Dispatch rows.
+//! Tests of the judges of dispatch rows.
 
 use super::*;
 
