@@ -34,7 +34,7 @@ pub(crate) struct Args {
 }
 
 impl Args {
-    /// Whether the output is in colours: on a terminal, unless `NO_COLOR` is set.
+    /// Whether to use colours: only on a terminal, and not if `NO_COLOR` is set.
     pub(crate) fn colours(&self) -> bool {
         let on_terminal = if self.json {
             std::io::stderr().is_terminal()
