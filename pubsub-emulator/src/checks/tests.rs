@@ -1,5 +1,5 @@
-//! Each check must be able to fail: a journal that is wrong in one way provokes each violation, and
-//! the journals of a correct publisher under random faults are clean.
+//! Each check must be able to fail. A journal with one error provokes each violation, and the
+//! journals of a correct publisher under random faults are clean.
 
 mod random;
 
