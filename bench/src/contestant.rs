@@ -18,7 +18,7 @@ pub(crate) enum Contestant {
     Recvlogical(Link),
     /// The relay's source, decoder and mapper, without a publisher.
     Null(Link),
-    /// The crate pgwire-replication, which reads and counts.
+    /// A program that reads and counts with the crate pgwire-replication.
     Pgwire(Link),
     /// The relay, with at most one setting changed from its default.
     Relay {
@@ -29,7 +29,7 @@ pub(crate) enum Contestant {
     },
     /// The relay's source, decoder and mapper, with Google's Publisher instead of ours.
     Official,
-    /// A bare tonic client that sends generated messages from memory, one message per request.
+    /// A bare tonic client that sends messages from memory, one message per request.
     Bare {
         /// The delay of the emulator's answers, in milliseconds.
         delay_ms: u64,

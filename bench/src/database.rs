@@ -17,8 +17,9 @@ const ORIGIN: &str = "origin";
 /// How long to wait for a slot's reader to end after it was terminated.
 const FREE_LIMIT: Duration = Duration::from_secs(30);
 
-/// Reads whether the slot has confirmed the position, its walsender, and the relay's dispatch
-/// writer. The name of its session identifies the dispatch writer.
+/// Reads three facts about a slot: whether it has confirmed a position, the process id of its
+/// walsender, and the process id of the relay's dispatch writer, which is found by the name of its
+/// session.
 const OBSERVE: &str = "\
     SELECT coalesce(s.confirmed_flush_lsn >= $2::text::pg_lsn, false), s.active_pid, \
            (SELECT pid FROM pg_stat_activity \
@@ -165,7 +166,7 @@ impl Database {
         self.copy_slot(slot).await
     }
 
-    /// Removes everything that a relay has written.
+    /// Removes the dispatch rows and the relay's own row, and writes all dirty pages to disk.
     pub(crate) async fn forget(&self) -> Result<(), String> {
         self.execute("TRUNCATE outbox.dispatch; DELETE FROM outbox.relay; CHECKPOINT")
             .await

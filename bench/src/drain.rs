@@ -123,7 +123,8 @@ pub(crate) struct Server {
     pub(crate) dispatch: Option<u32>,
 }
 
-/// CPU seconds of each process, up to the last sample.
+/// What each process has spent up to the last sample: CPU seconds, and the peak memory of the
+/// program.
 #[derive(Debug, Default)]
 struct Spent {
     program: Usage,

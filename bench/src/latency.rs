@@ -190,7 +190,7 @@ async fn relay(database: &Database, pace: Pace, rows: std::ops::Range<u64>) -> R
 /// Begins each run with empty tables. Otherwise a first start would write a record for each row
 /// that it finds, which would distort the latencies.
 async fn begin_anew(database: &Database) -> Result<(), String> {
-    // A trigger protects the table against TRUNCATE.
+    // `replica` switches off the trigger that protects the table against TRUNCATE.
     const EMPTY: &str = "SET session_replication_role = replica; TRUNCATE outbox.events; \
                          RESET session_replication_role";
     database.execute(EMPTY).await?;
@@ -254,8 +254,8 @@ fn id(row: u64) -> String {
     format!("{ID_PREFIX}{row:012}")
 }
 
-/// Returns the latency of every row, from its commit time to its arrival. Returns an error if a row
-/// did not arrive.
+/// Returns the latency of every row after the warm-up, from the row's commit time to its arrival.
+/// Returns an error if one of these rows did not arrive.
 async fn finish(
     database: &Database,
     rows: std::ops::Range<u64>,

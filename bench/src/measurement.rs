@@ -22,24 +22,24 @@ use crate::{idle, peers, process, start};
 
 #[derive(Debug, Args)]
 pub(crate) struct BenchArgs {
-    /// Only scenarios with one of these names; a text that is no scenario's name selects every scenario
-    /// whose name contains it
+    /// Only the scenarios with these names; a text that is not the name of a scenario selects all
+    /// scenarios with names that contain it
     #[arg(long, value_name = "TEXT", value_delimiter = ',')]
     only: Vec<String>,
-    /// Events in a backlog; payloads and lengths scale with it
+    /// Events in a backlog; the number of payloads and the lengths of backlogs scale with it
     #[arg(long, default_value_t = 1_000_000)]
     events: u64,
     /// Runs of each side, in turn; the medians are reported
     #[arg(long, default_value_t = 5)]
     runs: u32,
-    /// Also run what takes very long: a ten times larger backlog, and memory with five times as
-    /// many rows
+    /// Also run the scenarios that take very long: a backlog of ten times as many events, and
+    /// memory with five times as many rows
     #[arg(long)]
     full: bool,
     /// Run everything once with little data, to see that it works; the figures mean nothing
     #[arg(long, conflicts_with_all = ["events", "runs", "full"])]
     quick: bool,
-    /// Only drains of the relay, compared with this other build of it
+    /// Only the drains of the relay, with this other build of the relay as the baseline
     #[arg(long, value_name = "BINARY")]
     against: Option<PathBuf>,
     /// Measure the release builds that are already in the target folder

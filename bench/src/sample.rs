@@ -10,7 +10,7 @@ use crate::report::Costs;
 pub(crate) struct Sample {
     /// How many events were drained.
     pub(crate) events: u64,
-    /// False when the program was stopped before the end.
+    /// False if the program was stopped before the end, because it used too much memory.
     pub(crate) complete: bool,
     pub(crate) seconds: f64,
     /// Seconds since a walsender began to serve the slot. The same as `seconds` if no walsender

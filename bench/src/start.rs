@@ -26,7 +26,7 @@ const LIMIT: Duration = Duration::from_secs(30);
 const START_AIM_MS: f64 = 150.0;
 const SIZE_AIM_MB: f64 = 20.0;
 
-/// Measures both. Returns a line for the start time, and a line for the size of the binary.
+/// Measures the start time and the size of the binary. Returns a line for each.
 pub(crate) async fn measure(runs: u32) -> Result<Vec<Line>, String> {
     let database = Database::start(&process::binary()).await?;
     let emulator = Emulator::start(0, false, Cores::Shared)?;

@@ -28,7 +28,7 @@ pub(crate) struct Args {
     /// Print the summary as one JSON object; the rest goes to standard error
     #[arg(long)]
     pub(crate) json: bool,
-    /// The program `postrider` to show; without it, the one in the folder of this program
+    /// The program `postrider` to show; by default the one next to this program
     #[arg(long, value_name = "FILE")]
     pub(crate) postrider: Option<PathBuf>,
 }

@@ -84,7 +84,7 @@ fn start(args: &Args) -> Result<End> {
 /// the demonstration did not start or ended by itself.
 async fn run(args: &Args, mut shutdown: watch::Receiver<bool>) -> Result<End> {
     let mut stop = async || {
-        // An error means that nobody watches the signals any more. Stop in this case too.
+        // An error means that the task which watches the signals has ended. Stop in this case too.
         let _ = shutdown.wait_for(|stop| *stop).await;
     };
     let mut show = tokio::select! {

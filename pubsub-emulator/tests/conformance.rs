@@ -4,7 +4,7 @@
 //! Google's emulator is lax or wrong (mixed keys, limits, filters, flow control, ordered
 //! redelivery) there is no case here: see `strict.rs` and `deliveries.rs`. The Debian package
 //! `google-cloud-cli-pubsub-emulator` contains the jar of Google's emulator. Without the jar or
-//! Java, its half of the tests is skipped.
+//! Java, the cases on Google's emulator are skipped.
 
 mod raw;
 #[path = "conformance/referee.rs"]

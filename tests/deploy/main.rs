@@ -1,6 +1,6 @@
-//! Checks that the files of `deploy/` fit the program: every variable, command, flag, port, probe path,
-//! exit code, setting and metric that they name exists. Needs no tool; `cargo xtask deploy` runs the
-//! tools.
+//! Checks that the files of `deploy/` fit the program: every variable, command, flag, port, probe
+//! path, exit code, setting and metric that they name exists. These tests need no other program.
+//! `cargo xtask deploy` checks the files with the tools that they are written for.
 
 mod alerts;
 mod files;

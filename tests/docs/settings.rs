@@ -120,7 +120,8 @@ fn settings_schema() -> String {
     let mut schema = object(properties);
     schema["$schema"] = json!("https://json-schema.org/draft/2020-12/schema");
     schema["title"] = json!("The settings file of Postrider");
-    // The settings of a single table have no effect together with [[tables]].
+    // The settings of a single table have no effect together with [[tables]], so the schema forbids
+    // the combination.
     let of_one_table: Vec<Value> = TABLE_KEYS
         .iter()
         .filter(|key| KEYS.iter().any(|single| single.name == key.name))

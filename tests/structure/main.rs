@@ -1,6 +1,6 @@
 //! Checks the shape of the code: each type name is unique, files are short, folders form layers,
 //! and crates use only crates below them. Only the listed folders have SQL on our own tables, and
-//! only one crate queries the catalogue.
+//! only one crate and the listed files query the catalogue.
 
 mod crates;
 mod layers;

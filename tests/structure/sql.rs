@@ -93,15 +93,15 @@ const MAY_ASK_THE_CATALOGUE: [(&str, &str); 7] = [
     ),
     (
         "src/store/dispatch/pruning.rs",
-        "of the captured tables, only those that exist",
+        "only captured tables that still exist are read",
     ),
     (
         "src/store/dispatch/successor.rs",
-        "who reads the slot, and who serves it, at one moment",
+        "who reads the slot and who serves it must be read at the same moment",
     ),
     (
         "src/store/relay_row.rs",
-        "records are moved to a place before the end of the WAL",
+        "records are moved to positions before the end of the WAL",
     ),
     (
         "src/store/relay_row/audits.rs",

@@ -51,7 +51,7 @@ struct TortureArgs {
     /// Stop after this many schedules; 100 when no minutes are given
     #[arg(long)]
     schedules: Option<u64>,
-    /// Play only the schedule with this number: once, or as often as the other options say
+    /// Play only the schedule with this number, once unless --schedules or --minutes is given
     #[arg(long, value_name = "NUMBER")]
     only: Option<u64>,
     /// Play only schedules with this family of faults

@@ -157,7 +157,7 @@ impl Plan {
         let release = match (has_poison, quarantines_key) {
             (false, _) => Release::Never,
             (true, true) => random.pick(&[Release::Never, Release::AtTheEnd, Release::UnderWay]),
-            // Never under way: an event that is quarantined alone is published after later events
+            // Never `UnderWay`: an event that is quarantined alone is published after later events
             // of its key, in no defined order with other released events.
             (true, false) => random.pick(&[Release::Never, Release::AtTheEnd]),
         };

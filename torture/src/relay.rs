@@ -229,8 +229,8 @@ impl Relay {
 
 impl Drop for Relay {
     fn drop(&mut self) {
-        // The shell need not kill this relay any more, because the child is killed right after this
-        // call. An error means that the shell has ended.
+        // The shell no longer needs to kill this relay, because the child is killed right after
+        // this call. An error means that the shell has ended.
         let _ = watchdog(&format!("-{}", self.pid));
     }
 }

@@ -26,8 +26,8 @@ use crate::workload::{self, Writers, Written, refused_id};
 
 pub(crate) const PROJECT: &str = "torture";
 
-/// How long the delivery of everything may take once every fault is over. The relay pauses for at
-/// most 10 s between two attempts.
+/// How long the relay may take to deliver everything after all faults are over. The relay pauses
+/// for at most 10 s between two attempts.
 const DELIVERY_LIMIT: Duration = Duration::from_secs(60);
 
 const POLL_INTERVAL: Duration = Duration::from_millis(15);
@@ -129,7 +129,7 @@ pub(crate) async fn run(plan: Plan, ground: &Ground) -> Result<Outcome, String> 
     })
 }
 
-/// Starts Pub/Sub with the topics of all kinds of events.
+/// Starts the emulator with the topics of all kinds of events.
 async fn emulator(plan: &Plan) -> Result<RunningEmulator, String> {
     let mut emulator = Emulator::builder();
     if let Some(age) = plan.goaway {

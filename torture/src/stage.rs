@@ -162,8 +162,8 @@ impl Stage<'_> {
         Ok((from, self.journal.now() + fault.lasts()))
     }
 
-    /// Freezes a relay by SIGSTOP for `span`. Returns the time span in which it was certainly
-    /// frozen.
+    /// Freezes a relay by SIGSTOP for `span`. Returns the time span in which the relay was
+    /// certainly frozen.
     async fn freeze(&mut self, span: Duration) -> Result<(Duration, Duration), String> {
         let relay = self.take_relay().await?;
         relay.signal("STOP").await?;

@@ -31,7 +31,7 @@ pub(crate) struct MemoryArgs {
     /// Rows of each load
     #[arg(long, default_value_t = 5_000_000)]
     rows: u64,
-    /// Only loads whose name contains this
+    /// Only the loads whose names contain this text
     #[arg(long, value_name = "TEXT")]
     only: Option<String>,
     /// The most memory that the relay may use, MB

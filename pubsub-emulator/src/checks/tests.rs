@@ -11,7 +11,7 @@ use super::*;
 
 const TOPIC: &str = "projects/p/topics/orders";
 
-/// Writes journals, one attempt after another, a millisecond each.
+/// Writes journals. Attempts start 10 ms apart and last 1 ms each.
 #[derive(Default)]
 struct Script {
     attempts: Vec<Attempt>,

@@ -185,7 +185,7 @@ impl Backlog {
         self.deadlines.insert((deadline, token));
     }
 
-    /// Gives back the messages with a lease that ended before `now`.
+    /// Gives back the messages with a lease that has ended by `now`.
     pub(super) fn expire(&mut self, now: Instant) {
         while let Some(&(deadline, token)) = self.deadlines.first()
             && deadline <= now

@@ -19,8 +19,8 @@ pub(super) struct Lane {
     sent: usize,
     /// The number of entries that are [`Delivery::Leased`].
     leased: usize,
-    /// The consumer that got the latest message. While it holds any message of the lane, no other
-    /// consumer gets the next message.
+    /// The consumer that got the latest message. While this consumer holds any message of the lane,
+    /// no other consumer gets the next message.
     holder: Option<ConsumerId>,
     /// Whether the backlog has this lane in its queue.
     pub(super) queued: bool,

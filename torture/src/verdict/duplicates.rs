@@ -22,7 +22,7 @@ use crate::stage::Occurrence;
 pub(crate) enum Cause {
     /// The relay was killed between the two copies.
     Killed,
-    /// PostgreSQL was down, or unreachable for longer than the lease, between the two.
+    /// PostgreSQL was down, or unreachable for longer than the lease, between the two copies.
     ServerDown,
     /// The relay was frozen, and another relay may have taken over.
     Frozen,
@@ -67,12 +67,12 @@ impl fmt::Display for Cause {
     }
 }
 
-/// If a sender dies or its connection breaks, a request that it had in flight may still be read and
-/// stored. This is how long after the fault that may happen.
+/// A request that was in flight when its sender died or its connection broke may still be read and
+/// stored up to this long after the fault.
 pub(super) const LATE: Duration = Duration::from_secs(1);
 
 /// A client that writes to a connection just after it was closed sees an error and may not read the
-/// last answers. This is how long before the close Pub/Sub may have sent those answers.
+/// last answers. These are the answers that Pub/Sub sent up to this long before the close.
 const LAST_MOMENTS: Duration = Duration::from_millis(250);
 
 #[derive(Debug, Default)]
@@ -141,8 +141,8 @@ fn cause(
         .or(succeeded.then_some(Cause::Succeeded))
 }
 
-/// Whether a relay noticed at the time `found`, before the second attempt, that its session had
-/// lost the slot, and whether an earlier fault explains this by ending a walsender.
+/// Whether a fault that ended a walsender explains the loss of the slot that a relay noticed at the
+/// time `found`, and whether `found` is before the second attempt.
 fn is_ended_walsender(
     evidence: &Evidence,
     before: &Attempt,

@@ -94,7 +94,7 @@ fn left_out(evidence: &Evidence) -> HashSet<&str> {
 /// Whether a repeat after a recovery without records skipped only events that the relay may have
 /// vouched for. The relay vouches for rows by the age of their transaction id. A long transaction
 /// has an older id than transactions that committed before it, so the relay may have vouched for
-/// the long transaction and not for those others (docs/adr/0013-exceptions.md).
+/// the long transaction and not for the others (docs/adr/0013-exceptions.md).
 pub(super) fn leaves_out_what_is_vouched_for(
     evidence: &Evidence,
     found: &checks::Violation,

@@ -52,7 +52,7 @@ pub(crate) struct Event {
     pub(crate) topic: String,
     /// Empty for an event without a key.
     pub(crate) key: String,
-    /// The order among the events of the key.
+    /// The number by which the events of a key are ordered.
     pub(crate) version: i64,
     /// The label of the writer's transaction.
     pub(crate) transaction: String,
@@ -100,7 +100,7 @@ pub(crate) struct Evidence {
     /// Whether Pub/Sub closes connections of a certain age.
     pub(crate) closes_connections: bool,
     /// `dispatch = exceptions`: published events have no record unless they were released. After a
-    /// crash the relay repeats more events, but all events of a span and in order.
+    /// crash the relay repeats more events than with full records, but completely and in order.
     pub(crate) exceptions: bool,
     /// `ordering = bucketed(n)`.
     pub(crate) buckets: Option<u64>,

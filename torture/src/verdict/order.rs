@@ -128,7 +128,7 @@ fn only(attempts: &[Attempt], wanted: impl Fn(&Attempt, &str) -> bool) -> Vec<At
     attempts.iter().map(only).collect()
 }
 
-/// Late events whose first copy came before that of an earlier event of their key.
+/// Late events whose first copy came before the first copy of an earlier event of their key.
 fn too_early(evidence: &Evidence, attempts: &[Attempt], late: &HashSet<&str>) -> Vec<Violation> {
     let first = first_copies(attempts);
     let mut violations = Vec::new();

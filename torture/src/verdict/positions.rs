@@ -86,7 +86,7 @@ fn before_stored(evidence: &Evidence, mut samples: Vec<Sample>) -> Vec<Violation
     events.sort_unstable();
     samples.sort_by_key(|sample| sample.at);
     let mut violations = Vec::new();
-    // The first sample past an event judges it; later samples add nothing.
+    // The first sample past an event judges the event. Later samples add nothing.
     let mut judged = 0;
     for sample in samples {
         while let Some((_, event_id)) = events

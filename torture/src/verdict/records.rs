@@ -102,7 +102,7 @@ fn out_of_order(evidence: &Evidence, events: &HashMap<&str, &Event>) -> Vec<Viol
         };
         let end = evidence.committed_by.get(&event.transaction);
         if end.is_some_and(|end| record.commit_lsn >= *end) && !record.is_from_table() {
-            complain("its place in the log is past the end of its transaction".to_owned());
+            complain("its position in the log is past the end of its transaction".to_owned());
         }
         if event.key.is_empty() {
             continue;
@@ -113,7 +113,7 @@ fn out_of_order(evidence: &Evidence, events: &HashMap<&str, &Event>) -> Vec<Viol
             && before.event_id != record.event_id
         {
             complain(format!(
-                "by its place in the log it comes after event {}, which is later in its key",
+                "by its position in the log it comes after event {}, which is later in its key",
                 before.event_id
             ));
         }

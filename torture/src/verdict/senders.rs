@@ -1,4 +1,4 @@
-//! No relay sends an event that it must know is recorded (G3).
+//! Checks that no relay sends an event that it must know to be recorded (G3).
 //!
 //! Before a relay streams, it reads once the dispatch rows of events after the slot's position. So
 //! a process must know the rows that existed when it started, and the rows of its own requests. It

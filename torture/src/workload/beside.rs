@@ -2,7 +2,7 @@
 //! checkpoints.
 //!
 //! Every statement here may fail, for example because a lock is not available. None of the
-//! statements writes an event.
+//! statements creates an event.
 
 use std::time::Duration;
 

@@ -124,7 +124,8 @@ impl Writer {
                 None => self.connect().await?,
             };
             if let Some(gid) = self.in_doubt.take() {
-                // Fails if there is no such transaction. `tidy` rolls back any remaining ones at the end.
+                // An error means that there is no such transaction. At the end, `tidy` rolls back
+                // the prepared transactions that remain.
                 let undo = format!("ROLLBACK PREPARED '{gid}'");
                 let _ = connected.batch_execute(&undo).await;
             }
@@ -153,7 +154,7 @@ impl Writer {
                 // zero, and a server that went away. The table shows whether the transaction
                 // committed.
                 Err(_) => {
-                    // Fails if the connection broke; the writer then reconnects.
+                    // An error means that the connection broke. The writer then reconnects.
                     let _ = connected.batch_execute("ROLLBACK").await;
                     if let Ending::Prepare { gid, .. } = transaction.ending {
                         self.in_doubt = Some(gid);
@@ -203,7 +204,8 @@ async fn run(
             let prepare = format!("{batch}; PREPARE TRANSACTION '{gid}'");
             client.batch_execute(&prepare).await?;
             tokio::time::sleep(*pause).await;
-            // Sent alone, because several statements in one message would be a transaction block.
+            // This statement is sent alone: several statements in one message would form a
+            // transaction block, in which PostgreSQL does not allow it.
             let end = if *commit { "COMMIT" } else { "ROLLBACK" };
             client
                 .batch_execute(&format!("{end} PREPARED '{gid}'"))
