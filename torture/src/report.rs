@@ -11,7 +11,7 @@ use crate::schedule::Outcome;
 use crate::verdict::Cause;
 use crate::workload::Shape;
 
-/// Sums over schedules.
+/// Totals over all schedules of a run.
 #[derive(Debug, Default)]
 pub(crate) struct Totals {
     pub(crate) schedules: u64,

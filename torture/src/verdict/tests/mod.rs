@@ -149,7 +149,7 @@ fn texts(evidence: &Evidence) -> Vec<String> {
 }
 
 /// Evidence in which e3 is stored a second time, at 400 ms and over another connection. `answer` is
-/// the answer to the first copy of e3.
+/// the answer to the first copy of e3, and `occurrences` are the faults of the schedule.
 fn repeated(answer: Answer, occurrences: Vec<Occurrence>) -> Evidence {
     let mut evidence = evidence();
     evidence.attempts[2].answer = answer;
