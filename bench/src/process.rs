@@ -6,7 +6,7 @@ use std::process::{Child, Command};
 
 use xtask::step;
 
-/// The times in /proc on Linux are in this unit.
+/// The number of clock ticks per second in the times of /proc on Linux.
 const TICKS_PER_SECOND: f64 = 100.0;
 
 /// The topic to which the events are published.

@@ -167,7 +167,7 @@ impl Screen {
         };
         format!(
             "\n{}\n  \
-             make demo ARGS=--keep   leave it running: look at it with psql and curl, break it\n  \
+             make demo ARGS=--keep   leave it running: inspect it with psql and curl, break it\n  \
              postrider init          the SQL that your database needs; --apply runs it\n  \
              postrider check         what is still missing in your PostgreSQL and Pub/Sub\n  \
              postrider run           the relay, for real\n{where_it_is}",
