@@ -1,12 +1,12 @@
 //! Generates the gRPC server traits of `google.pubsub.v1` and `google.iam.v1` from the lists below.
 //!
-//! The message types come from a published crate that has clients only. Describing the methods by
-//! hand needs neither `protoc` nor a copy of the proto files. `Publish`, `Pull` and
+//! The message types come from a published crate that has clients only. A description of the
+//! methods by hand needs neither `protoc` nor a copy of the proto files. `Publish`, `Pull` and
 //! `StreamingPull` use the types of `src/wire.rs`, which leave messages encoded.
 
 use tonic_build::manual::{Builder, Method, Service};
 
-/// One unary method: Rust name, name on the wire, request, response.
+/// One unary method: Rust name, name on the wire, request type, response type.
 type Unary = (&'static str, &'static str, &'static str, &'static str);
 
 const PUBLISHER: &[Unary] = &[

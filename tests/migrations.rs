@@ -1,8 +1,9 @@
-//! The migrations on a real server: created objects, rights of each role, and refusals.
+//! Tests of the migrations on a real server: created objects, the rights of each role, and
+//! refusals.
 //!
-//! All tests share one server, with one database per test; a watchdog stops the server when the
+//! All tests share one server, with one database per test. A watchdog stops the server when the
 //! test process ends. Roles belong to the whole server, so the test of an owner who may not create
-//! roles starts a server of its own.
+//! roles starts its own server.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -36,7 +37,7 @@ fn start() -> ScratchPostgres {
         .unwrap()
 }
 
-/// Connects, and collects the messages of the server's notices.
+/// Connects. Collects the messages of the server's notices.
 async fn connect(url: &str) -> (Client, Arc<Mutex<Vec<String>>>) {
     let (client, mut connection) = tokio_postgres::connect(url, NoTls).await.unwrap();
     let notices = Arc::new(Mutex::new(Vec::new()));
@@ -52,9 +53,9 @@ async fn connect(url: &str) -> (Client, Arc<Mutex<Vec<String>>>) {
     (client, notices)
 }
 
-/// A new, empty database on the shared server.
+/// Creates an empty database on the shared server.
 async fn empty_database() -> Client {
-    // The server may start here, which blocks, so it needs a thread that may block.
+    // The first call starts the server, which blocks, so it needs a thread that may block.
     let admin_url = tokio::task::spawn_blocking(|| SERVER.url("postgres"))
         .await
         .unwrap();
@@ -79,7 +80,7 @@ async fn migrate(client: &Client) {
     }
 }
 
-/// The other migrations, which create and change `outbox.relay`, `outbox.capture` and
+/// The later migrations, which create and change `outbox.relay`, `outbox.capture` and
 /// `outbox.replay`.
 const OF_THE_RELAY: [&str; 12] = [
     include_str!("../migrations/0006_recovery.sql"),
@@ -117,7 +118,7 @@ async fn text(client: &Client, sql: &str) -> Option<String> {
     client.query_one(sql, &[]).await.unwrap().get(0)
 }
 
-/// Everything in the schema that a second run could have changed.
+/// Describes everything in the schema that a second run could have changed.
 async fn inventory(client: &Client) -> Option<String> {
     text(
         client,

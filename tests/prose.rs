@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 
 use regex_lite::Regex;
 
-/// Hits per 1,000 words. Good projects of this field have 0.2 to 0.6.
+/// The most hits per 1,000 words. Good projects of this field have 0.2 to 0.6.
 const ALLOWED: f64 = 0.5;
 
 /// Why a phrase is hard to read, and a pattern that finds it.
@@ -56,8 +56,8 @@ const PHRASES: [(&str, &str); 11] = [
 
 const EXTENSIONS: [&str; 8] = ["md", "rs", "sql", "toml", "yml", "yaml", "sh", "proto"];
 
-/// Files with text below a folder, except in build output, downloaded packages, dot folders and corpora
-/// of fuzzing.
+/// The files with text below a folder. Leaves out build output, downloaded packages, dot folders
+/// and the corpora of fuzzing.
 fn texts(folder: &Path) -> Vec<PathBuf> {
     let mut found = Vec::new();
     for entry in std::fs::read_dir(folder).expect("a folder of the repository") {
@@ -76,7 +76,7 @@ fn texts(folder: &Path) -> Vec<PathBuf> {
 }
 
 /// The lines of a file that people read as prose, each with its number: Markdown outside of code,
-/// comments, and texts of two spaces and more in the source.
+/// comments, and string literals with at least two spaces.
 fn prose(path: &Path, text: &str) -> Vec<(usize, String)> {
     let extension = path.extension().unwrap_or_default().to_string_lossy();
     let lines = text.lines().enumerate().map(|(n, line)| (n + 1, line));
@@ -124,7 +124,7 @@ fn prose_is_plain_english() {
             words += line.split_whitespace().count();
             for (what, phrase) in &phrases {
                 for found in phrase.find_iter(&line) {
-                    // "as" and "that" after it complete a comparison.
+                    // If "as" or "that" follows, the phrase is a complete comparison and no hit.
                     let rest = line[found.end()..].trim_start();
                     let is_comparison = rest.starts_with("as ") || rest.starts_with("that ");
                     if !(what.starts_with("so ") && is_comparison) {

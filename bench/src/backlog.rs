@@ -4,25 +4,25 @@
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Backlog {
     pub(crate) events: u64,
-    /// Rows per transaction; `None` puts all into one.
+    /// Rows per transaction. `None` puts all rows into one transaction.
     pub(crate) rows_per_transaction: Option<u64>,
-    /// Distinct ordering keys; `None` gives each row its own.
+    /// How many distinct ordering keys there are. `None` gives each row its own key.
     pub(crate) keys: Option<u64>,
-    /// Length of the text in each payload.
+    /// The text in each payload.
     pub(crate) text: Text,
 }
 
 /// The text in a payload.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Text {
-    /// 100 bytes of the same letter; with ids and attributes a message of about 350 bytes.
+    /// 100 bytes of the same letter. With ids and attributes, the message has about 350 bytes.
     Short,
     /// A text of this many bytes that PostgreSQL cannot compress.
     Noise(u64),
 }
 
 impl Backlog {
-    /// `events` rows with short payloads, rounded to whole transactions.
+    /// `events` rows with short payloads. The number is rounded down to whole transactions.
     pub(crate) fn new(events: u64, rows_per_transaction: Option<u64>, keys: Option<u64>) -> Self {
         let rows = rows_per_transaction.unwrap_or(1);
         Self {
@@ -60,8 +60,8 @@ impl Backlog {
         format!("{} events of {bytes} bytes, {rows}, {keys}", self.events)
     }
 
-    /// The statements that write the rows. Each is sent alone, because a block that commits must
-    /// not be in a transaction.
+    /// The statements that write the rows. Each statement must be sent alone, because a block that
+    /// commits must not run in a transaction.
     pub(crate) fn statements(&self) -> Vec<String> {
         let key = match self.keys {
             Some(keys) => format!("'k-' || (i % {keys})"),

@@ -1,5 +1,5 @@
-//! Measures a scenario: both sides drain their backlogs in turn, and the medians become a line of the
-//! report.
+//! Measures a scenario. Both sides drain their backlogs in turn, and the medians become a line of
+//! the report.
 
 use std::path::PathBuf;
 
@@ -11,7 +11,7 @@ use crate::report::Line;
 use crate::sample::{Sample, costs, median};
 use crate::scenario::{Scenario, Side, Unit};
 
-/// Servers with a loaded backlog, kept for later scenarios.
+/// Servers with a loaded backlog, which later scenarios can use again.
 #[derive(Default)]
 pub(crate) struct Stock {
     loaded: Vec<Loaded>,
@@ -19,7 +19,7 @@ pub(crate) struct Stock {
 
 struct Loaded {
     backlog: Backlog,
-    /// The build of the relay that made the schema.
+    /// The build of the relay that created the schema.
     schema: PathBuf,
     database: Database,
     /// The position at which the backlog ends.
@@ -35,7 +35,7 @@ impl Loaded {
 }
 
 impl Stock {
-    /// Makes sure that a server has the backlog of this side.
+    /// Makes sure that a server is loaded with the backlog of this side.
     async fn load(&mut self, side: &Side) -> Result<(), String> {
         if self.loaded.iter().any(|loaded| loaded.is_for(side)) {
             return Ok(());
@@ -90,7 +90,8 @@ pub(crate) async fn compare(
     let cores = scenario.cores;
     let (mut baseline, mut ours) = (Vec::new(), Vec::new());
     for run in 1..=runs {
-        // The sides alternate in going first, so that a trend over time affects both equally.
+        // Each side goes first in every second run, so that a trend over time affects both sides
+        // equally.
         if run % 2 == 1 {
             baseline.push(stock.drain(&scenario.baseline, cores).await?);
             ours.push(stock.drain(&scenario.ours, cores).await?);
@@ -138,7 +139,7 @@ fn line(scenario: &Scenario, baseline: &[Sample], ours: &[Sample]) -> Line {
     }
 }
 
-/// The side's name, with its backlog if the two sides differ in that.
+/// The name of the side's program, with the backlog if the two sides have different backlogs.
 fn describe(side: &Side, other: &Side) -> String {
     let who = side.contestant.describe();
     if side.backlog == other.backlog {

@@ -1,4 +1,4 @@
-//! The programs that drain a backlog, and how each is started.
+//! The programs that drain a backlog, and how to start each program.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -8,39 +8,39 @@ use crate::database::Database;
 use crate::peers;
 use crate::process::{self, TOPIC};
 
-/// The slot of every program that reads like the relay does.
+/// The slot that every program reads.
 pub(crate) const SLOT: &str = "postrider";
 
 /// A program that drains a backlog.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Contestant {
-    /// PostgreSQL's own reader, writing to /dev/null.
+    /// PostgreSQL's own reader, `pg_recvlogical`, writing to /dev/null.
     Recvlogical(Link),
-    /// The relay's source, decoder and mapper, with nothing behind them.
+    /// The relay's source, decoder and mapper, without a publisher.
     Null(Link),
-    /// The crate pgwire-replication, which reads and counts.
+    /// A program that reads and counts with the crate pgwire-replication.
     Pgwire(Link),
     /// The relay, with at most one setting changed from its default.
     Relay {
         setting: Option<(&'static str, &'static str)>,
-        /// The delay of the emulator's answers, milliseconds.
+        /// The delay of the emulator's answers, in milliseconds.
         delay_ms: u64,
         build: Build,
     },
-    /// The relay's reading, with Google's Publisher instead of ours.
+    /// The relay's source, decoder and mapper, with Google's Publisher instead of ours.
     Official,
-    /// A bare tonic client with one message per request, from memory.
+    /// A bare tonic client that sends messages from memory, one message per request.
     Bare {
-        /// The same delay as for the relay.
+        /// The delay of the emulator's answers, in milliseconds.
         delay_ms: u64,
     },
 }
 
-/// Which build of the relay.
+/// A build of the relay.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Build {
     This,
-    /// Another binary. Running both builds together shows what a change gains.
+    /// Another binary. A run with both builds shows what a change gains.
     Other(&'static Path),
 }
 
@@ -67,7 +67,7 @@ impl Contestant {
         build: Build::This,
     };
 
-    /// The same relay in another build; `None` for programs that are not the relay.
+    /// The same relay in another build, or `None` for programs that are not the relay.
     pub(crate) fn of_build(self, binary: &'static Path) -> Option<Self> {
         match self {
             Self::Relay {
@@ -117,7 +117,8 @@ impl Contestant {
         }
     }
 
-    /// The build whose `init` makes the schema: each build of the relay needs its own.
+    /// The build of the relay whose `init` creates the schema, because each build needs its own
+    /// schema.
     pub(crate) fn schema(self) -> PathBuf {
         match self {
             Self::Relay {
@@ -128,7 +129,7 @@ impl Contestant {
         }
     }
 
-    /// The delay of the emulator's answers; `None` for programs that need no emulator.
+    /// The delay of the emulator's answers, or `None` for programs that need no emulator.
     pub(crate) fn emulator_delay_ms(self) -> Option<u64> {
         match self {
             Self::Recvlogical(_) | Self::Null(_) | Self::Pgwire(_) => None,
@@ -137,7 +138,7 @@ impl Contestant {
         }
     }
 
-    /// Whether each event has a row in `outbox.dispatch` afterwards.
+    /// Whether each event has a row in `outbox.dispatch` after a drain.
     pub(crate) fn records_all(self) -> bool {
         match self {
             Self::Relay { setting, .. } => setting.is_none_or(|(name, _)| name != DISPATCH.0),
@@ -154,7 +155,8 @@ impl Contestant {
         !matches!(self, Self::Relay { .. })
     }
 
-    /// The program, set up to drain until `end` and to publish to the emulator at `host`.
+    /// The command that runs the program. The program drains until `end` and publishes to the
+    /// emulator at `host`.
     pub(crate) fn command(
         self,
         database: &Database,
@@ -211,10 +213,10 @@ impl Contestant {
     }
 }
 
-/// With this setting only failures have a row.
+/// With this setting, the relay writes no dispatch row for a published event.
 pub(crate) const DISPATCH: (&str, &str) = ("POSTRIDER_DISPATCH", "exceptions");
 
-/// `pg_recvlogical` on the slot, writing to `file`.
+/// The command that runs `pg_recvlogical` on the slot and writes to `file`.
 pub(crate) fn recvlogical(url: &str, file: &str) -> Result<Command, String> {
     let mut command = Command::new(pg_recvlogical()?);
     command

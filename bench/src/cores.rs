@@ -1,6 +1,7 @@
-//! Which cores a drain may use: all of them, or one for the database and one for the rest.
+//! Which cores a drain may use: all cores for everything, or one core for the database and another
+//! core for the rest.
 //!
-//! On a machine with few cores the server takes CPU away from the relay, while a program that sends
+//! On a machine with few cores the server takes CPU time from the relay, while a program that sends
 //! from memory has all the CPU to itself. With the database on its own core, as in production, a
 //! request costs both programs the same.
 
@@ -18,7 +19,7 @@ const ALLOWED: &str = "Cpus_allowed_list:";
 pub(crate) enum Cores {
     /// Everything on all cores.
     Shared,
-    /// The server on the first core; program and emulator together on the second.
+    /// The server on the first core, the program and the emulator together on the second.
     DatabaseApart,
 }
 
@@ -34,7 +35,7 @@ impl Cores {
             command.args(["-acp", &cores, &pid.to_string()]);
             let ended = command.stdout(Stdio::null()).status();
             let ended = ended.map_err(|e| format!("{TASKSET}: {e}"))?;
-            // A session of a program that was stopped may have gone in the meantime.
+            // A session that was listed may have ended in the meantime.
             if !ended.success() && usage(pid).is_some() {
                 return Err(format!("{TASKSET} of process {pid} ended with {ended}"));
             }
@@ -42,7 +43,8 @@ impl Cores {
         Ok(())
     }
 
-    /// The command to start the program on these cores. The caller still sets its input and output.
+    /// Returns the command that starts the program on these cores. The caller must still set its
+    /// input and output.
     pub(crate) fn of_program(self, command: Command) -> Result<Command, String> {
         if self == Self::Shared {
             return Ok(command);

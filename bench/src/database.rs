@@ -1,4 +1,4 @@
-//! The server of a measurement: loaded once, drained many times.
+//! The server of a measurement. It is loaded with a backlog once and drained many times.
 
 use std::path::Path;
 use std::process::Command;
@@ -10,13 +10,16 @@ use tokio_postgres::{Client, NoTls};
 use crate::backlog::Backlog;
 use crate::drain::Server;
 
-/// A slot at the start of the backlog that is never read. The other slots are copies of it.
+/// A slot at the start of the backlog, which nobody reads. The slots that programs read are copies
+/// of it.
 const ORIGIN: &str = "origin";
 
-/// How long the session of a terminated reader may take to end.
+/// How long to wait for a slot's reader to end after it was terminated.
 const FREE_LIMIT: Duration = Duration::from_secs(30);
 
-/// Finds the relay's dispatch writer by the name of its session.
+/// Reads three facts about a slot: whether it has confirmed a position, the process id of its
+/// walsender, and the process id of the relay's dispatch writer, which is found by the name of its
+/// session.
 const OBSERVE: &str = "\
     SELECT coalesce(s.confirmed_flush_lsn >= $2::text::pg_lsn, false), s.active_pid, \
            (SELECT pid FROM pg_stat_activity \
@@ -29,10 +32,10 @@ pub(crate) struct Database {
 }
 
 impl Database {
-    /// A durable server, prepared by `postrider init --apply`.
+    /// Starts a durable server and prepares it with `postrider init --apply`.
     ///
-    /// Autovacuum is off and timed checkpoints are rare, because they would affect only the side
-    /// that runs at that moment.
+    /// Autovacuum is off and timed checkpoints are rare, because they would slow down only the
+    /// program that runs at that moment.
     pub(crate) async fn start(binary: &Path) -> Result<Self, String> {
         let server = ScratchPostgres::builder()
             .durable()
@@ -68,7 +71,7 @@ impl Database {
         self.server.url("postgres")
     }
 
-    /// The same database over the server's Unix socket.
+    /// The URL of the same database over the server's Unix socket.
     pub(crate) fn socket_url(&self) -> String {
         self.server.socket_url("postgres")
     }
@@ -110,8 +113,8 @@ impl Database {
     }
 
     /// Writes the backlog and lets the server settle. Returns the position at which the last commit
-    /// ends. A reader that has reached it has everything; it need not wait for WAL that the server
-    /// wrote later.
+    /// ends. A reader that has reached this position has read everything, and need not wait for WAL
+    /// that the server wrote later.
     pub(crate) async fn load(&self, backlog: &Backlog) -> Result<String, String> {
         self.execute("SET synchronous_commit = off").await?;
         for statement in backlog.statements() {
@@ -125,7 +128,7 @@ impl Database {
         Ok(end)
     }
 
-    /// The process ids of the server.
+    /// The process ids of the server and of its current sessions and background processes.
     pub(crate) async fn pids(&self) -> Result<Vec<u32>, String> {
         let pids = "SELECT coalesce(array_agg(pid), '{}') FROM pg_stat_activity";
         let row = self.client.query_one(pids, &[]).await;
@@ -138,7 +141,7 @@ impl Database {
         self.text("SELECT pg_current_wal_lsn()::text").await
     }
 
-    /// Creates a slot at the start of the backlog, replacing one of the same name.
+    /// Creates a slot at the start of the backlog. Replaces a slot of the same name.
     pub(crate) async fn copy_slot(&self, name: &str) -> Result<(), String> {
         self.free_slot(name).await?;
         self.execute(&format!(
@@ -147,7 +150,7 @@ impl Database {
         .await
     }
 
-    /// Creates a slot at the current end of the WAL, replacing one of the same name.
+    /// Creates a slot at the current end of the WAL. Replaces a slot of the same name.
     pub(crate) async fn new_slot(&self, name: &str) -> Result<(), String> {
         self.free_slot(name).await?;
         self.execute(&format!(
@@ -156,13 +159,14 @@ impl Database {
         .await
     }
 
-    /// Restores the state before any drain: no records, no dirty pages, and the slot at the start.
+    /// Restores the state before any drain: no records, no dirty pages, and the slot at the start
+    /// of the backlog.
     pub(crate) async fn prepare_drain(&self, slot: &str) -> Result<(), String> {
         self.forget().await?;
         self.copy_slot(slot).await
     }
 
-    /// Removes everything that a relay has written.
+    /// Removes the dispatch rows and the relay's own row, and writes all dirty pages to disk.
     pub(crate) async fn forget(&self) -> Result<(), String> {
         self.execute("TRUNCATE outbox.dispatch; DELETE FROM outbox.relay; CHECKPOINT")
             .await
@@ -188,7 +192,8 @@ impl Database {
         .await
     }
 
-    /// How far the slot's reader is, and which server processes serve it.
+    /// Returns whether the slot's reader has confirmed `end`, and which server processes serve the
+    /// reader.
     pub(crate) async fn observe(&self, slot: &str, end: &str) -> Result<Server, String> {
         let row = self
             .client

@@ -1,8 +1,9 @@
-//! One drain of a backlog: its time, and what each process spent on it.
+//! One drain of a backlog: how long it takes, and the CPU time and memory of each process.
 //!
-//! The clock starts with the program. A program that exits by itself has drained the backlog when
-//! it exits. The relay has drained it when its slot has confirmed the last event: by then the relay
-//! has also published and recorded everything and waited for its next status message.
+//! The time begins with the start of the program. For a program that exits by itself, the drain
+//! ends with the exit. For the relay, the drain ends when the slot has confirmed the last event. At
+//! that time the relay has published and recorded everything, and has waited for its next status
+//! message.
 
 use std::time::{Duration, Instant};
 
@@ -14,16 +15,17 @@ use crate::peers::{Emulator, Told};
 use crate::process::{self, Running, Usage, usage};
 use crate::sample::Sample;
 
-/// How often the processes are sampled. Short compared with any drain.
+/// How often the processes are sampled. This is short compared with any drain.
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
-/// A program whose memory grows beyond this limit is stopped and judged by its work so far.
+/// A program whose memory grows beyond this limit is stopped. It is measured by the events that it
+/// published until then.
 const MEMORY_LIMIT_KIB: u64 = 6 << 20;
 
-/// A drain that takes longer has failed.
+/// A drain that takes longer than this has failed.
 const LIMIT: Duration = Duration::from_secs(3_600);
 
-/// Drains `backlog`, which ends at `end`.
+/// Drains `backlog`, whose WAL ends at the position `end`.
 pub(crate) async fn drain(
     contestant: Contestant,
     database: &Database,
@@ -84,7 +86,8 @@ pub(crate) async fn drain(
     })
 }
 
-/// Checks that all events were published, and recorded where the program records.
+/// Checks that all events were published, and that they have dispatch rows if the program writes
+/// them.
 async fn is_whole(
     contestant: Contestant,
     database: &Database,
@@ -120,7 +123,8 @@ pub(crate) struct Server {
     pub(crate) dispatch: Option<u32>,
 }
 
-/// CPU seconds by process, up to the last sample.
+/// What each process has spent up to the last sample: CPU seconds, and the peak memory of the
+/// program.
 #[derive(Debug, Default)]
 struct Spent {
     program: Usage,
@@ -138,7 +142,7 @@ impl Spent {
         emulator: Option<&mut Emulator>,
         contestant: Contestant,
     ) -> Result<bool, String> {
-        // A process that is gone keeps its last figure.
+        // A process that has exited keeps the figure of its last sample.
         if let Some(usage) = usage(program.0.id()) {
             self.program = usage;
         }

@@ -1,7 +1,7 @@
 //! Measures an idle relay: its CPU, and the WAL that it causes the server to write.
 //!
-//! Windows with and without the relay alternate on the same server. The baseline is needed because
-//! the server's own bookkeeping writes some WAL.
+//! Windows with and without the relay alternate on the same server. The windows without the relay
+//! are the baseline, because the server's own bookkeeping writes some WAL.
 
 use std::time::{Duration, Instant};
 
@@ -15,18 +15,19 @@ use crate::process;
 use crate::report::{Aim, Line};
 use crate::sample::median;
 
-/// After a write, PostgreSQL logs running transactions at most every 15 s, from a process that
-/// sleeps up to 10 s when it has little to do. A server that writes no WAL for this long is at
-/// rest.
+/// A server that writes no WAL for this long is at rest. After a write, PostgreSQL logs its running
+/// transactions at most every 15 s, and the process that does so sleeps up to 10 s when it has
+/// little to do.
 const REST: Duration = Duration::from_secs(27);
 
-/// A server that never comes to rest is still measured, because that is a result too.
+/// After this time, measure even if the server still writes WAL, because that is a result too.
 const REST_LIMIT: Duration = Duration::from_secs(60);
 
-/// A share of a core, in percent.
+/// The aim for the relay's CPU time, in percent of a core.
 const CPU_AIM: f64 = 0.2;
 
-/// Bytes of WAL written in a window, and the relay's CPU in percent of a core.
+/// One window: the bytes of WAL that the server wrote, and the relay's CPU time in percent of a
+/// core.
 #[derive(Debug, Clone, Copy)]
 struct Window {
     wal_bytes: f64,
@@ -140,7 +141,7 @@ async fn written(database: &Database) -> Result<f64, String> {
     Ok(database.count(bytes).await? as f64)
 }
 
-/// Waits until nothing was written for `rest`, but at most a minute.
+/// Waits until the server has written nothing for `rest`, but at most `REST_LIMIT`.
 async fn come_to_rest(database: &Database, rest: Duration) -> Result<(), String> {
     let began = Instant::now();
     let (mut last, mut since) = (written(database).await?, Instant::now());

@@ -1,9 +1,9 @@
 //! Measures the latency from commit to delivery, at a steady rate of one-row transactions.
 //!
 //! A latency begins with the server's commit time of the row (`track_commit_timestamp`). The server
-//! takes this time before it flushes the commit to disk, so both latencies include the flush. A
-//! latency ends when the message arrives at the emulator, by its journal, or when we read the row
-//! from the output of `pg_recvlogical`. All clocks are the clock of this machine.
+//! takes this time before it flushes the commit to disk, so the latencies of both programs include
+//! the flush. A latency ends when the message arrives at the emulator, or when we read the row from
+//! the output of `pg_recvlogical`. All times are from the clock of this machine.
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
@@ -56,24 +56,24 @@ impl Pace {
     }
 }
 
-/// Percentiles in thousandths, and their names.
+/// The percentiles that are reported, in thousandths, and their names.
 const PERCENTILES: [(usize, &str); 3] = [(500, "p50"), (990, "p99"), (999, "p99.9")];
 
 /// Each commit waits for its flush, which may take milliseconds. So a session writes at most this
-/// many rows a second, unless that would take more sessions than a server handles easily.
+/// many rows a second, unless that would take more than `MAX_WRITERS` sessions.
 const ROWS_PER_WRITER: u64 = 50;
 const MAX_WRITERS: u64 = 64;
 
-/// The time left out at the start, while connections open.
+/// The time at the start of a run that is not measured, while connections open.
 const WARM_UP: Duration = Duration::from_secs(1);
 
-/// How long after the last commit every row must have arrived.
+/// How long after the last commit to wait for rows that have not arrived.
 const ARRIVAL_LIMIT: Duration = Duration::from_secs(60);
 
-/// The start of every row's id. The twelve digits after it are the row's number.
+/// The start of every row's id. The next twelve digits are the row's number.
 pub(crate) const ID_PREFIX: &str = "00000000-0000-4000-8000-";
 
-/// Latencies of one run in milliseconds, sorted.
+/// The latencies of one run in milliseconds, sorted.
 struct Run {
     latencies: Vec<f64>,
     written_per_second: f64,
@@ -187,10 +187,10 @@ async fn relay(database: &Database, pace: Pace, rows: std::ops::Range<u64>) -> R
     finish(database, rows, rate, &arrivals, written_per_second).await
 }
 
-/// Both sides begin with empty tables. Otherwise a first start would write a record for each row
+/// Begins each run with empty tables. Otherwise a first start would write a record for each row
 /// that it finds, which would distort the latencies.
 async fn begin_anew(database: &Database) -> Result<(), String> {
-    // A trigger protects the table against TRUNCATE.
+    // `replica` switches off the trigger that protects the table against TRUNCATE.
     const EMPTY: &str = "SET session_replication_role = replica; TRUNCATE outbox.events; \
                          RESET session_replication_role";
     database.execute(EMPTY).await?;
@@ -209,7 +209,8 @@ async fn wait_until_streaming(database: &Database) -> Result<(), String> {
     Ok(())
 }
 
-/// Commits the rows at this rate, one transaction per row. Returns the rate achieved.
+/// Commits the rows at this rate, one transaction per row. Returns the achieved rate, in rows per
+/// second.
 async fn write(database: &Database, rate: u64, rows: std::ops::Range<u64>) -> Result<f64, String> {
     let writers = (rate / ROWS_PER_WRITER).clamp(1, MAX_WRITERS);
     let mut clients = Vec::new();
@@ -253,7 +254,8 @@ fn id(row: u64) -> String {
     format!("{ID_PREFIX}{row:012}")
 }
 
-/// Compares arrivals with the server's commit times. Every row must have arrived.
+/// Returns the latency of every row after the warm-up, from the row's commit time to its arrival.
+/// Returns an error if one of these rows did not arrive.
 async fn finish(
     database: &Database,
     rows: std::ops::Range<u64>,

@@ -1,8 +1,8 @@
 //! Measures the relay. `cargo xtask bench` and `cargo xtask memory` run this program.
 //!
-//! `measurement` is the command `bench`: drains (`scenario`, `compare`), latencies, memory, idle load
-//! and start. `memory` is the command of the same name. Both share the server (`database`), the rows
-//! that it holds (`backlog`) and the measured programs (`process`, `peers`).
+//! `measurement` is the command `bench`: drains (`scenario`, `compare`), latencies, memory, idle
+//! load and start. `memory` is the command of the same name. Both commands share the server
+//! (`database`), the rows in its outbox (`backlog`) and the measured programs (`process`, `peers`).
 
 mod backlog;
 mod compare;

@@ -1,11 +1,11 @@
 //! `cargo xtask bench`: the relay against `pg_recvlogical` and others, in the same run.
 //!
-//! Every figure has a baseline from the same run, because machines differ and are shared: both
-//! sides take turns, and their medians are compared. The server keeps its durable settings (fsync
-//! on), each program is a process of its own, and each drain starts from a copy of one slot, so all
+//! Machines differ and are shared, so every figure has a baseline from the same run: both sides
+//! take turns, and their medians are compared. The server keeps its durable settings (fsync on),
+//! and each program is a separate process. Each drain starts from a copy of one slot, so all
 //! programs read the same WAL. docs/reference/performance.md describes the method.
 //!
-//! Not here: micro-benchmarks.
+//! Not here: measurements of single functions.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -22,24 +22,24 @@ use crate::{idle, peers, process, start};
 
 #[derive(Debug, Args)]
 pub(crate) struct BenchArgs {
-    /// Only scenarios with one of these names; a text that is no scenario's name selects every scenario
-    /// whose name contains it
+    /// Only the scenarios with these names; a text that is not the name of a scenario selects all
+    /// scenarios with names that contain it
     #[arg(long, value_name = "TEXT", value_delimiter = ',')]
     only: Vec<String>,
-    /// Events in a backlog; payloads and lengths scale with it
+    /// Events in a backlog; the number of payloads and the lengths of backlogs scale with it
     #[arg(long, default_value_t = 1_000_000)]
     events: u64,
     /// Runs of each side, in turn; the medians are reported
     #[arg(long, default_value_t = 5)]
     runs: u32,
-    /// Also run what takes very long: a ten times larger backlog, and memory with five times as
-    /// many rows
+    /// Also run the scenarios that take very long: a backlog of ten times as many events, and
+    /// memory with five times as many rows
     #[arg(long)]
     full: bool,
     /// Run everything once with little data, to see that it works; the figures mean nothing
     #[arg(long, conflicts_with_all = ["events", "runs", "full"])]
     quick: bool,
-    /// Only drains of the relay, compared with this other build of it
+    /// Only the drains of the relay, with this other build of the relay as the baseline
     #[arg(long, value_name = "BINARY")]
     against: Option<PathBuf>,
     /// Measure the release builds that are already in the target folder
@@ -53,12 +53,12 @@ pub(crate) struct BenchArgs {
     list: bool,
 }
 
-/// The amount of everything that is measured.
+/// How much to measure.
 #[derive(Debug, Clone, Copy)]
 struct Extent {
     events: u64,
     runs: u32,
-    /// The length of each run at a steady rate.
+    /// The length of each run at a steady rate. `idle` is the length of each idle window.
     steady: Duration,
     idle: Duration,
 }
@@ -100,7 +100,7 @@ impl Measurement {
         }
     }
 
-    /// The reason to skip this measurement, if there is one.
+    /// The reason to skip this measurement, or `None` to run it.
     fn left_out(&self, full: bool) -> Result<Option<&'static str>, String> {
         let (full_only, needs) = match self {
             Self::Drain(scenario) => (scenario.full_only, scenario.needs),
@@ -187,7 +187,7 @@ pub(crate) fn run(args: &BenchArgs) -> Result<(), String> {
     }
 }
 
-/// Checks that the programs are built. Without this check a measurement would fail only after its
+/// Checks that the programs are built. Without this check, a measurement would fail only after its
 /// backlog was written.
 fn is_built() -> Result<(), String> {
     for program in [process::binary(), peers::binary()] {
@@ -209,8 +209,8 @@ fn write_json(args: &BenchArgs, lines: &[Line]) -> Result<(), String> {
     }
 }
 
-/// Returns the lines, and the measurements that failed. If one fails, the results of the others are
-/// kept, which may have taken hours.
+/// Runs all measurements. Returns the lines of the report, and the measurements that failed. A
+/// failure does not discard the results of other measurements, which may have taken hours.
 async fn measure_all(
     measurements: &[Measurement],
     extent: Extent,
@@ -261,7 +261,7 @@ async fn measure(
     }
 }
 
-/// Whether the relay knows a setting of this name.
+/// Whether `postrider run --help` lists a flag of this name.
 fn has_setting(name: &str) -> Result<bool, String> {
     let help = Command::new(process::binary())
         .args(["run", "--help"])

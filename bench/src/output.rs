@@ -1,6 +1,6 @@
-//! The output of `pg_recvlogical`, with the time at which each row arrived.
+//! Reads the output of `pg_recvlogical`, and notes when each row arrived.
 //!
-//! Rows are recognised by their ids, which the output contains as text; nothing is decoded.
+//! Rows are recognised by their ids, which the output contains as text. Nothing else is decoded.
 
 use std::collections::HashMap;
 use std::io::Read;
@@ -12,7 +12,7 @@ use crate::contestant;
 use crate::latency::ID_PREFIX;
 use crate::process::{self, Running};
 
-/// The length of an id.
+/// The length of an id, in bytes.
 const ID: usize = 36;
 
 /// A running `pg_recvlogical`.
@@ -28,7 +28,7 @@ impl Output {
         let stdout = running.0.stdout.take();
         let stdout = stdout.expect("invariant: the output is a pipe");
         let (sender, rows) = mpsc::channel();
-        // The thread ends with the program.
+        // The thread ends when the program ends.
         std::thread::spawn(move || read(stdout, &sender));
         Ok(Self {
             _running: running,
@@ -36,7 +36,8 @@ impl Output {
         })
     }
 
-    /// The arrival times of `rows` rows by id, in microseconds since 1970.
+    /// Waits for `rows` rows. Returns the arrival time of each row by id, in microseconds since
+    /// 1970.
     pub(crate) async fn arrivals(
         &mut self,
         rows: u64,
@@ -74,12 +75,12 @@ fn read(mut stdout: impl Read, rows: &mpsc::Sender<(String, i64)>) {
 /// Finds ids in bytes that arrive in pieces.
 #[derive(Debug, Default)]
 struct Finder {
-    /// The last bytes received, which may be the first part of an id.
+    /// The last bytes of the pieces so far. They may be the first part of an id.
     rest: Vec<u8>,
 }
 
 impl Finder {
-    /// The ids that end in `piece`.
+    /// Takes the next piece. Returns the ids that end in it.
     fn ids(&mut self, piece: &[u8]) -> Vec<String> {
         self.rest.extend_from_slice(piece);
         let mut ids = Vec::new();

@@ -1,4 +1,5 @@
-//! The programs of `examples/bench_peers`. Its emulator runs as a process that prints a report.
+//! The programs of `examples/bench_peers`. One of them is the emulator, which runs as a process and
+//! prints a report.
 
 use std::collections::HashMap;
 use std::io::{BufRead, BufReader};
@@ -15,7 +16,7 @@ pub(crate) fn binary() -> PathBuf {
     step::target_folder().join("release/examples/bench_peers")
 }
 
-/// Builds them all.
+/// Builds the programs.
 pub(crate) fn build() -> Result<(), String> {
     process::build_release(&["--example", "bench_peers"])
 }
@@ -27,13 +28,13 @@ pub(crate) struct Emulator {
     pub(crate) host: String,
 }
 
-/// What the emulator received.
+/// The emulator's report: what it received.
 #[derive(Debug, Default, Deserialize)]
 pub(crate) struct Told {
     pub(crate) requests: u64,
     pub(crate) stored: u64,
-    /// The first arrival of each event, microseconds since 1970, by event id. Empty unless
-    /// requested.
+    /// The first arrival of each event by event id, in microseconds since 1970. Empty unless the
+    /// emulator was started with `--arrivals`.
     pub(crate) arrivals: HashMap<String, i64>,
 }
 
@@ -46,7 +47,7 @@ impl Emulator {
         Self::launch(cores.of_program(command)?)
     }
 
-    /// Starts it at the address of an emulator that has ended.
+    /// Starts an emulator at the address of an emulator that has ended.
     pub(crate) fn start_at(host: &str) -> Result<Self, String> {
         let mut command = Self::command();
         command.args(["--listen", host]);
@@ -84,7 +85,7 @@ impl Emulator {
 
     /// Stops the emulator and reads its report.
     pub(crate) fn finish(mut self) -> Result<Told, String> {
-        // The emulator ends when its input does.
+        // The emulator ends when its input is closed.
         drop(self.running.0.stdin.take());
         let mut words = String::new();
         self.said.read_line(&mut words).map_err(|e| e.to_string())?;

@@ -1,14 +1,15 @@
-//! The measured programs: started, sampled while they run, and killed when we end.
+//! The measured programs. They are started, sampled while they run, and killed when the measurement
+//! ends.
 
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command};
 
 use xtask::step;
 
-/// The unit of times in /proc on Linux.
+/// The number of clock ticks per second in the times of /proc on Linux.
 const TICKS_PER_SECOND: f64 = 100.0;
 
-/// The topic that the measured outbox is published to.
+/// The topic to which the events are published.
 pub(crate) const TOPIC: &str = "projects/bench/topics/order.events";
 
 /// The resources that a process has used.
@@ -23,7 +24,7 @@ pub(crate) fn binary() -> PathBuf {
     step::target_folder().join("release/postrider")
 }
 
-/// Builds the relay alone, so that the features that the other programs need do not affect it.
+/// Builds only the relay, so that features which the other programs enable do not change it.
 pub(crate) fn build_relay() -> Result<(), String> {
     build_release(&["--bins"])
 }
@@ -35,15 +36,14 @@ pub(crate) fn build_release(targets: &[&str]) -> Result<(), String> {
     step::run(build)
 }
 
-/// A process that is killed when we end.
+/// A process that is killed when this value is dropped.
 #[derive(Debug)]
 pub(crate) struct Running(pub(crate) Child);
 
 impl Running {
     /// The resources used so far.
     ///
-    /// # Errors
-    /// If the process has exited.
+    /// Returns an error if the process has exited.
     pub(crate) fn usage(&mut self) -> Result<Usage, String> {
         if let Some(status) = self.0.try_wait().map_err(|e| e.to_string())? {
             return Err(format!("the process ended with {status}"));
@@ -60,15 +60,15 @@ impl Drop for Running {
     }
 }
 
-/// The resources that the process has used so far; `None` if it is gone.
+/// The resources that the process has used so far, or `None` if it has exited.
 pub(crate) fn usage(pid: u32) -> Option<Usage> {
     let status = std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
     let peak = status
         .lines()
         .find_map(|line| line.strip_prefix("VmHWM:"))?;
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    // After the name in parentheses come the state and, as 12th and 13th from there, user and
-    // system time.
+    // After the name in parentheses, the first field is the state. Fields 12 and 13, counted from
+    // there, are user and system time.
     let fields: Vec<&str> = stat.rsplit_once(')')?.1.split_whitespace().collect();
     let ticks = |n: usize| fields.get(n)?.parse::<f64>().ok();
     Some(Usage {
@@ -77,12 +77,13 @@ pub(crate) fn usage(pid: u32) -> Option<Usage> {
     })
 }
 
-/// The relay on the slot `postrider` of the database at `url`, publishing to the emulator at `host`.
+/// Starts the relay on the slot `postrider` of the database at `url`. It publishes to the emulator
+/// at `host`.
 pub(crate) fn relay(binary: &Path, url: &str, host: &str) -> Result<Running, String> {
     start(Command::new(binary).arg("run").envs(environment(url, host)))
 }
 
-/// The settings of a program that reads the slot `postrider` of the database at `url`.
+/// The environment of a program that reads the slot `postrider` of the database at `url`.
 pub(crate) fn environment<'a>(url: &'a str, host: &'a str) -> [(&'static str, &'a str); 5] {
     [
         ("DATABASE_URL", url),
@@ -93,7 +94,7 @@ pub(crate) fn environment<'a>(url: &'a str, host: &'a str) -> [(&'static str, &'
     ]
 }
 
-/// Starts a program that is killed when we end.
+/// Starts a program that is killed when the returned value is dropped.
 pub(crate) fn start(command: &mut Command) -> Result<Running, String> {
     let name = command.get_program().to_string_lossy().into_owned();
     command

@@ -1,24 +1,26 @@
-//! The results as a table and as JSON: medians, ratios to the baseline, and the aims.
+//! Prints the results as a table and writes them as JSON: medians, ratios to the baseline, and the
+//! aims.
 
 use std::fmt;
 use std::path::Path;
 
 use serde_json::{Value, json};
 
-/// One line: a measurement of ours and its baseline.
+/// One line of the report: a measurement of our program and its baseline.
 #[derive(Debug)]
 pub(crate) struct Line {
     pub(crate) scenario: String,
     pub(crate) unit: &'static str,
     pub(crate) baseline_is: String,
     pub(crate) ours_is: String,
-    /// NaN where there is no baseline.
+    /// NaN if there is no baseline.
     pub(crate) baseline: f64,
     pub(crate) ours: f64,
-    /// Ours divided by the baseline: the median over pairs of neighbouring runs.
+    /// Our value divided by the value of the baseline. The ratio is the median over the pairs of
+    /// runs.
     pub(crate) ratio: f64,
     pub(crate) aim: Aim,
-    /// The aim for our CPU as a share of the baseline's.
+    /// The aim for the CPU time of our program, as a fraction of the CPU time of the baseline.
     pub(crate) cpu_aim: Option<f64>,
     pub(crate) costs: Option<Costs>,
     pub(crate) runs: usize,
@@ -27,19 +29,19 @@ pub(crate) struct Line {
     pub(crate) note: Option<String>,
 }
 
-/// The cost of one event, microseconds of CPU.
+/// The cost of one event, in microseconds of CPU time.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Costs {
     pub(crate) baseline_us: f64,
     pub(crate) ours_us: f64,
-    /// The walsender that served the baseline.
+    /// The CPU time of the walsender that served the baseline.
     pub(crate) baseline_walsender_us: f64,
-    /// The walsender that served our program.
+    /// The CPU time of the walsender that served our program.
     pub(crate) walsender_us: f64,
-    /// The backend that writes dispatch rows.
+    /// The CPU time of the backend that writes dispatch rows.
     pub(crate) dispatch_us: f64,
     pub(crate) emulator_us: f64,
-    /// The largest peak of our program, MiB.
+    /// The largest peak memory of our program in all runs, in MiB.
     pub(crate) peak_mib: f64,
 }
 
@@ -49,11 +51,11 @@ pub(crate) enum Aim {
     /// No aim: the line is only shown.
     None,
     RatioAtLeast(f64),
-    /// Within this fraction of 1.
+    /// The ratio differs from 1 by at most this much.
     Within(f64),
-    /// At most this, in the unit of the line.
+    /// Our value is at most this, in the unit of the line.
     AtMost(f64),
-    /// At most this much above the baseline, in the unit of the line.
+    /// Our value is at most this much above the baseline, in the unit of the line.
     AboveBaselineAtMost(f64),
 }
 
@@ -70,7 +72,7 @@ impl fmt::Display for Aim {
 }
 
 impl Line {
-    /// Whether all aims are met; `None` without any.
+    /// Whether all aims of the line are met. `None` if the line has no aim.
     fn is_met(&self) -> Option<bool> {
         let value = match self.aim {
             Aim::None => None,

@@ -1,4 +1,4 @@
-//! The result of one drain, and the medians of several.
+//! The result of one drain, and the medians of several drains.
 
 use serde_json::{Value, json};
 
@@ -8,20 +8,22 @@ use crate::report::Costs;
 /// One drain.
 #[derive(Debug)]
 pub(crate) struct Sample {
-    /// Events that were drained.
+    /// How many events were drained.
     pub(crate) events: u64,
-    /// False when the program was stopped before the end.
+    /// False if the program was stopped before the end, because it used too much memory.
     pub(crate) complete: bool,
     pub(crate) seconds: f64,
-    /// Seconds since a walsender served the slot; all seconds where no walsender did.
+    /// Seconds since a walsender began to serve the slot. The same as `seconds` if no walsender
+    /// did.
     pub(crate) streamed_seconds: f64,
-    /// The program that drains.
+    /// The CPU time and memory of the program that drains.
     pub(crate) program: Usage,
-    /// CPU seconds of the server's processes and of the emulator; 0 where there is none.
+    /// CPU seconds of the server's processes and of the emulator. 0 for a process that does not
+    /// exist.
     pub(crate) walsender_cpu: f64,
     pub(crate) dispatch_cpu: f64,
     pub(crate) emulator_cpu: f64,
-    /// Publish requests that the emulator got.
+    /// Publish requests that the emulator received. `None` without an emulator.
     pub(crate) requests: Option<u64>,
 }
 
@@ -51,7 +53,7 @@ impl Sample {
     }
 }
 
-/// Medians of the cost of an event.
+/// The cost of an event: medians of CPU times, and the largest peak memory.
 pub(crate) fn costs(baseline: &[Sample], ours: &[Sample]) -> Costs {
     let of = |samples: &[Sample], cpu: fn(&Sample) -> f64| {
         median(samples.iter().map(|s| s.us_per_event(cpu(s))))
@@ -70,7 +72,7 @@ pub(crate) fn costs(baseline: &[Sample], ours: &[Sample]) -> Costs {
     }
 }
 
-/// The middle value, or the mean of the middle two; NaN if there are no values.
+/// The middle value, or the mean of the middle two values. NaN if there are no values.
 pub(crate) fn median(values: impl Iterator<Item = f64>) -> f64 {
     let mut values: Vec<f64> = values.collect();
     values.sort_by(f64::total_cmp);

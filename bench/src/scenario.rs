@@ -1,4 +1,5 @@
-//! The drains that are measured: which program drains which backlog, the baseline, and the aim.
+//! The drains that are measured. Each scenario names two programs with their backlogs (the baseline
+//! and ours) and an aim.
 
 use std::path::Path;
 
@@ -13,7 +14,7 @@ const ONE_TRANSACTION: Option<u64> = None;
 const THOUSAND_KEYS: Option<u64> = Some(1_000);
 const OWN_KEYS: Option<u64> = None;
 
-/// Two drains that are compared.
+/// Two drains that are compared with each other.
 #[derive(Debug)]
 pub(crate) struct Scenario {
     pub(crate) name: String,
@@ -22,18 +23,20 @@ pub(crate) struct Scenario {
     pub(crate) unit: Unit,
     pub(crate) cores: Cores,
     pub(crate) aim: Aim,
-    /// The aim for our CPU, as a share of the baseline's.
+    /// The aim for the CPU time of our program, as a fraction of the CPU time of the baseline.
     pub(crate) cpu_aim: Option<f64>,
-    /// A setting without which the scenario makes no sense.
+    /// A setting that the scenario needs. If the relay does not have it, the scenario is skipped.
     pub(crate) needs: Option<&'static str>,
-    /// Takes so long that it runs only on request.
+    /// Whether the scenario takes so long that it runs only with `--full`.
     pub(crate) full_only: bool,
-    /// Pairs per run. Short drains vary more than long ones, so they need more.
+    /// How many pairs of drains one run has. Short drains vary more than long ones, so they need
+    /// more pairs.
     pub(crate) pairs: u32,
 }
 
 impl Scenario {
-    /// The relay against another build of itself; `None` if our side is not the relay.
+    /// The same scenario with another build of the relay as its baseline. `None` if our side is not
+    /// the relay.
     pub(crate) fn against(self, binary: &'static Path) -> Option<Self> {
         let baseline = Side {
             contestant: self.ours.contestant.of_build(binary)?,
@@ -57,10 +60,11 @@ pub(crate) struct Side {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Unit {
     Events,
-    /// Events per second since the stream began, so that startup does not count.
+    /// Events per second since a walsender served the slot, so that the start of the program does
+    /// not count.
     EventsStreamed,
     Requests,
-    /// Of payload.
+    /// Megabytes of payload text.
     Megabytes,
 }
 
@@ -75,7 +79,7 @@ impl Unit {
     }
 }
 
-/// All scenarios. A backlog has `events` rows, unless its scenario uses another number.
+/// All scenarios. A backlog has `events` rows unless the scenario needs another number.
 pub(crate) fn all(events: u64) -> Vec<Scenario> {
     let mut all = Vec::new();
     reading(events, &mut all);
@@ -88,7 +92,7 @@ pub(crate) fn all(events: u64) -> Vec<Scenario> {
     all
 }
 
-/// A scenario with the same backlog for both sides.
+/// A scenario in which both sides drain the same backlog.
 fn scenario(
     name: impl Into<String>,
     backlog: Backlog,
@@ -114,7 +118,7 @@ fn scenario(
     }
 }
 
-/// Decoding and mapping only.
+/// Adds scenarios that only decode and map.
 fn reading(events: u64, all: &mut Vec<Scenario>) {
     for (link, name, aim, cpu_aim) in [
         (Link::Tcp, "null-tcp", Aim::RatioAtLeast(1.3), Some(0.5)),
@@ -131,7 +135,7 @@ fn reading(events: u64, all: &mut Vec<Scenario>) {
     }
 }
 
-/// Our replication session against that of another crate.
+/// Adds scenarios that compare our replication session with the session of another crate.
 fn sessions(events: u64, all: &mut Vec<Scenario>) {
     for (rows, shape) in [(ROW, "1-row"), (HUNDRED, "100-row")] {
         let backlog = Backlog::new(events, rows, THOUSAND_KEYS);
@@ -147,7 +151,8 @@ fn sessions(events: u64, all: &mut Vec<Scenario>) {
     }
 }
 
-/// The whole pipeline, with a row for each event and with rows only for failures.
+/// Adds scenarios with the whole pipeline: with a dispatch row for each event, and with `dispatch =
+/// exceptions`.
 fn delivering(events: u64, all: &mut Vec<Scenario>) {
     for (name, setting, least) in [("full", None, 0.80), ("exceptions", Some(DISPATCH), 0.95)] {
         for (rows, shape) in [
@@ -171,11 +176,13 @@ fn delivering(events: u64, all: &mut Vec<Scenario>) {
     }
 }
 
-/// Backlogs in which each row has its own key; and another publisher instead of ours.
+/// Adds scenarios in which each row has its own key, and scenarios with another publisher instead
+/// of ours.
 fn many_keys(events: u64, all: &mut Vec<Scenario>) {
     let own = Backlog::new(events, ROW, OWN_KEYS);
     let least = Aim::RatioAtLeast(0.90);
-    // The number of requests in flight limits these scenarios, so they use fewer events to save time.
+    // The number of requests in flight limits these two scenarios, so they use fewer events to save
+    // time.
     let fewer = Backlog::new(events / 4, ROW, OWN_KEYS);
     let few = Backlog::new(events / 20, ROW, OWN_KEYS);
     for (name, backlog, delay_ms, cores, aim) in [
@@ -241,8 +248,9 @@ fn late_answers(events: u64, all: &mut Vec<Scenario>) {
     }
 }
 
-/// Payloads of many sizes. The payloads of a backlog add up to at most 4 kB times `events`, so that
-/// large payloads drain in about the same time as small ones. No transaction is larger than a megabyte.
+/// Adds scenarios with payloads of many sizes. The payloads of a backlog add up to at most 4 kB
+/// times `events`, so that large payloads drain in about the same time as small ones. No
+/// transaction is larger than a megabyte.
 fn payloads(events: u64, all: &mut Vec<Scenario>) {
     for (name, bytes, rows) in [
         ("payload-100-B", 100, 100),
@@ -261,7 +269,7 @@ fn payloads(events: u64, all: &mut Vec<Scenario>) {
     }
 }
 
-/// A tenth of the backlog, and ten times the backlog.
+/// Adds scenarios that compare the backlog with a tenth of it and with ten times of it.
 fn lengths(events: u64, all: &mut Vec<Scenario>) {
     let backlog = |events| Backlog::new(events, ROW, THOUSAND_KEYS);
     for (name, count, full_only, pairs) in [

@@ -1,6 +1,7 @@
 //! Measures the time from the start of the program to streaming, and the size of the binary.
 //!
-//! The relay streams when its port reports ready, `pg_recvlogical` when the slot is active.
+//! The relay streams when `/readyz` reports that it is ready. `pg_recvlogical` streams when the
+//! slot is active.
 
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
@@ -17,7 +18,7 @@ use crate::process;
 use crate::report::{Aim, Line};
 use crate::sample::median;
 
-/// Short compared with any start.
+/// The time between two checks. This is short compared with any start.
 const POLL_INTERVAL: Duration = Duration::from_millis(1);
 
 const LIMIT: Duration = Duration::from_secs(30);
@@ -25,7 +26,7 @@ const LIMIT: Duration = Duration::from_secs(30);
 const START_AIM_MS: f64 = 150.0;
 const SIZE_AIM_MB: f64 = 20.0;
 
-/// Returns a line for the start time, and one for the size of the binary.
+/// Measures the start time and the size of the binary. Returns a line for each.
 pub(crate) async fn measure(runs: u32) -> Result<Vec<Line>, String> {
     let database = Database::start(&process::binary()).await?;
     let emulator = Emulator::start(0, false, Cores::Shared)?;
@@ -117,7 +118,8 @@ fn free_port() -> Result<SocketAddr, String> {
         .map_err(|e| e.to_string())
 }
 
-/// The answer of `/readyz`; if nobody listens, the relay is not ready.
+/// Whether `/readyz` reports that the relay is ready. The relay is not ready if nobody listens on
+/// the port.
 fn is_ready(port: SocketAddr) -> bool {
     let ask = || -> std::io::Result<String> {
         let mut stream = TcpStream::connect(port)?;

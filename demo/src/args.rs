@@ -28,13 +28,13 @@ pub(crate) struct Args {
     /// Print the summary as one JSON object; the rest goes to standard error
     #[arg(long)]
     pub(crate) json: bool,
-    /// The program `postrider` to show; without it, the one in the folder of this program
+    /// The program `postrider` to show; by default the one next to this program
     #[arg(long, value_name = "FILE")]
     pub(crate) postrider: Option<PathBuf>,
 }
 
 impl Args {
-    /// Whether the output is in colours: on a terminal, unless `NO_COLOR` is set.
+    /// Whether to use colours: only on a terminal, and not if `NO_COLOR` is set.
     pub(crate) fn colours(&self) -> bool {
         let on_terminal = if self.json {
             std::io::stderr().is_terminal()

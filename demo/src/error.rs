@@ -1,4 +1,4 @@
-//! The one error of the demonstration: what failed, why, and a hint.
+//! The only error type of the demonstration: what failed, why, and a hint.
 
 use std::error::Error as StdError;
 use std::fmt;
@@ -16,7 +16,7 @@ pub(crate) struct Error {
 
 pub(crate) type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// An error with the general hint.
+/// Creates an error with the general hint.
 pub(crate) fn failed(what: impl Into<String>) -> Error {
     Error {
         what: what.into(),
@@ -57,7 +57,7 @@ impl From<tokio_postgres::Error> for Error {
     }
 }
 
-/// The form for a terminal: what failed, its causes without repetitions, and the hint.
+/// The error as a terminal shows it: what failed, its causes without repetitions, and the hint.
 pub(crate) struct Report<'a>(pub(crate) &'a Error);
 
 impl fmt::Display for Report<'_> {

@@ -1,6 +1,6 @@
 //! Formats figures as short text that fits into a column.
 
-/// `12,345`.
+/// Formats a number with thousands separators, such as `12,345`.
 pub(crate) fn grouped(number: u64) -> String {
     let digits = number.to_string();
     let mut text = String::with_capacity(digits.len() + digits.len() / 3);
@@ -13,7 +13,7 @@ pub(crate) fn grouped(number: u64) -> String {
     text
 }
 
-/// A size in bytes, or from 1,024 bytes on in kB, the unit that PostgreSQL uses for small sizes.
+/// Formats a size in bytes, or in kB from 1,024 bytes on, as PostgreSQL does for small sizes.
 pub(crate) fn size(bytes: u64) -> String {
     if bytes < 1024 {
         format!("{bytes} B")
@@ -26,7 +26,7 @@ pub(crate) fn milliseconds(ms: f64) -> String {
     format!("{} ms", decimals(ms))
 }
 
-/// One decimal below ten, none above.
+/// Formats a value with one decimal below ten, and without decimals above.
 fn decimals(value: f64) -> String {
     if value < 9.95 {
         format!("{value:.1}")

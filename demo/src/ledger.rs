@@ -1,8 +1,9 @@
 //! The record of what the demonstration has seen: the events that writers committed, the copies
-//! that the subscriber received, and whether each order's events arrived in sequence. No IO; the
-//! clock is passed in.
+//! that the subscriber received, and whether each order's events arrived in sequence. This module
+//! does no IO, and the caller passes the time.
 //!
-//! **Not here:** the final verdict. It also compares with the database, in [`crate::verdict`].
+//! **Not here:** the final verdict, which also compares with the database. It is in
+//! [`crate::verdict`].
 
 use std::collections::{BTreeMap, HashMap};
 use std::time::{Duration, Instant};
@@ -10,10 +11,10 @@ use std::time::{Duration, Instant};
 use serde::Serialize;
 use uuid::Uuid;
 
-/// The number of an order in the shop. As text it is the ordering key.
+/// The number of an order in the shop. The ordering key is this number as text.
 pub(crate) type OrderId = i32;
 
-/// One step of an order. Its version counts from 1 without gaps.
+/// One step of an order. The versions of an order count from 1 without gaps.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct Step {
     pub(crate) order: OrderId,
@@ -25,8 +26,8 @@ pub(crate) struct Step {
 pub(crate) struct Arrival {
     pub(crate) step: Step,
     pub(crate) event_id: Uuid,
-    /// Pub/Sub's id. It is the same when Pub/Sub redelivers a stored message, and different when
-    /// the event was published again.
+    /// Pub/Sub's id. A redelivered message has the same id. An event that was published again has a
+    /// different one.
     pub(crate) message_id: String,
     pub(crate) at: Instant,
 }
@@ -40,24 +41,25 @@ pub(crate) struct Totals {
     pub(crate) rolled_back_transactions: u64,
     /// Events for which at least one copy has arrived.
     pub(crate) delivered: u64,
-    /// Further copies of delivered events that were published again.
+    /// Further copies of delivered events with a different message id: the relay published the
+    /// event again.
     pub(crate) repeated: u64,
     /// Messages that Pub/Sub redelivered.
     pub(crate) redelivered: u64,
-    /// First copies that did not directly follow the previous version.
+    /// First copies with a version that did not directly follow the order's last version.
     pub(crate) out_of_order: u64,
     /// Messages that are not events of the demonstration.
     pub(crate) unreadable: u64,
 }
 
 impl Totals {
-    /// All distinct messages that were received.
+    /// All distinct messages that the subscriber received.
     pub(crate) fn messages(&self) -> u64 {
         self.delivered + self.repeated + self.unreadable
     }
 
-    /// Events that are not delivered yet. It cannot go below zero, although a copy may arrive
-    /// before its writer has heard of the commit.
+    /// Events that are not delivered yet. A copy may arrive before its writer has counted the
+    /// commit, so the difference is limited to zero.
     pub(crate) fn behind(&self) -> u64 {
         self.committed.saturating_sub(self.delivered)
     }
@@ -72,15 +74,15 @@ pub(crate) struct Window {
     pub(crate) latencies: Vec<Duration>,
 }
 
-/// All that was seen.
+/// Everything that the demonstration has seen.
 #[derive(Debug, Default)]
 pub(crate) struct Ledger {
     totals: Totals,
     at_last_look: Totals,
     latencies: Vec<Duration>,
-    /// When COMMIT was sent, for events that have not arrived.
+    /// When COMMIT was sent, for each event that has not arrived.
     sent: HashMap<Step, Instant>,
-    /// The message that first brought each event.
+    /// For each event, the id of the message that brought its first copy.
     first_message: HashMap<Uuid, String>,
     first_copies: BTreeMap<OrderId, FirstCopies>,
     goal: Option<Goal>,
@@ -100,24 +102,24 @@ struct FirstCopies {
 }
 
 impl Ledger {
-    /// A writer is about to send COMMIT for these steps.
+    /// Notes that a writer is about to send COMMIT for these steps.
     pub(crate) fn committing(&mut self, steps: &[Step], at: Instant) {
         self.sent.extend(steps.iter().map(|step| (*step, at)));
     }
 
-    /// A transaction with this many events was committed.
+    /// Notes that a transaction with this many events was committed.
     pub(crate) fn committed(&mut self, events: usize) {
         self.totals.committed += events as u64;
         self.totals.transactions += 1;
     }
 
-    /// A transaction with this many events was rolled back on purpose.
+    /// Notes that a transaction with this many events was rolled back on purpose.
     pub(crate) fn rolled_back(&mut self, events: usize) {
         self.totals.rolled_back += events as u64;
         self.totals.rolled_back_transactions += 1;
     }
 
-    /// The subscriber has received a copy of an event.
+    /// Notes that the subscriber has received a copy of an event.
     pub(crate) fn received(&mut self, arrival: Arrival) {
         let Arrival {
             step,
@@ -156,7 +158,7 @@ impl Ledger {
         }
     }
 
-    /// Sets the goal: everything committed until now is delivered.
+    /// Sets the goal: all events that were committed until now are delivered.
     pub(crate) fn set_goal(&mut self, now: Instant) {
         self.goal = Some(Goal {
             delivered: self.totals.committed,
@@ -165,12 +167,12 @@ impl Ledger {
         self.check_goal(now);
     }
 
-    /// When the goal was reached.
+    /// When the goal was reached, or `None` if it was not.
     pub(crate) fn goal_reached(&self) -> Option<Instant> {
         self.goal.as_ref().and_then(|goal| goal.reached)
     }
 
-    /// The subscriber has received a message that is not an event of the demonstration.
+    /// Notes that the subscriber has received a message that is not an event of the demonstration.
     pub(crate) fn received_unreadable(&mut self) {
         self.totals.unreadable += 1;
     }
@@ -197,14 +199,14 @@ impl Ledger {
             .map_or(&[], |copies| &copies.event_ids)
     }
 
-    /// The orders for which an event has arrived.
+    /// The orders of which at least one event has arrived.
     pub(crate) fn orders(&self) -> impl Iterator<Item = OrderId> {
         self.first_copies.keys().copied()
     }
 }
 
-/// The smallest value that at least `percent` of all values do not exceed (nearest rank); `None`
-/// when there are no values.
+/// The smallest value that at least `percent` percent of all values do not exceed (nearest rank).
+/// `None` if there are no values.
 pub(crate) fn percentile(values: &mut [Duration], percent: usize) -> Option<Duration> {
     let rank = (values.len() * percent).div_ceil(100).max(1);
     (rank <= values.len()).then(|| *values.select_nth_unstable(rank - 1).1)

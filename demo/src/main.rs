@@ -1,11 +1,12 @@
-//! `postrider-demo`: real parts, a real SIGKILL, and a check that nothing was lost or swapped.
+//! `postrider-demo`: runs real servers and a real relay, kills the relay by SIGKILL, and checks
+//! that no event was lost or swapped.
 //!
 //! `show` is the script, and `world` starts the servers. `writers` commit business rows together
 //! with events, `subscriber` receives the events, `ledger` records both, and `verdict` compares the
 //! ledger with the database. `screen` formats the output. `program` finds the `postrider` to show.
 //!
 //! **Not here:** any code of the relay. The demonstration runs `postrider init` and `postrider run`
-//! as processes, like everybody else, so it shows and judges the program that users get.
+//! as processes, so it shows and judges the program that users get.
 
 mod args;
 mod error;
@@ -35,21 +36,21 @@ use error::{Report, Result, failed};
 use ledger::Ledger;
 use show::Show;
 
-/// 128 + SIGINT: the status that a shell reports for a program ended by Ctrl-C.
+/// The exit status 128 + SIGINT, which a shell reports for a program ended by Ctrl-C.
 const INTERRUPTED: u8 = 130;
 
-/// How the demonstration ended, if not with an error.
+/// How the demonstration ended, unless with an error.
 enum End {
-    /// It ran to the end, and every promise was kept.
+    /// The demonstration ran to the end, and every promise was kept.
     Finished,
-    /// It was stopped early.
+    /// The demonstration was stopped early.
     Interrupted,
 }
 
 fn main() -> ExitCode {
     let args = Args::parse();
-    // Google's client takes the TLS provider of the process. An error means that one is already
-    // installed.
+    // Google's client uses the TLS provider of the process. An error means that a provider is
+    // already installed.
     let _ = rustls::crypto::ring::default_provider().install_default();
     match start(&args) {
         Ok(End::Finished) => ExitCode::SUCCESS,
@@ -75,15 +76,15 @@ fn start(args: &Args) -> Result<End> {
     })
 }
 
-/// Runs the demonstration. It ends early when `shutdown` turns true. All servers and processes that
-/// it started are gone when this future returns or is dropped.
+/// Runs the demonstration. It ends early when `shutdown` becomes true. All servers and processes of
+/// the demonstration are gone when this future returns or is dropped.
 ///
 /// # Errors
-/// An event was lost, swapped or delivered without a commit, or a part did not start or ended by
-/// itself.
+/// Returns an error if an event was lost, swapped or delivered without a commit, or if a part of
+/// the demonstration did not start or ended by itself.
 async fn run(args: &Args, mut shutdown: watch::Receiver<bool>) -> Result<End> {
     let mut stop = async || {
-        // An error means that nobody watches the signals, so stop as well.
+        // An error means that the task which watches the signals has ended. Stop in this case too.
         let _ = shutdown.wait_for(|stop| *stop).await;
     };
     let mut show = tokio::select! {

@@ -1,6 +1,6 @@
 //! Finds the program `postrider`, which plays the relay.
 //!
-//! The search path is not used: an installed `postrider` may be of another version.
+//! The search path is not used, because an installed `postrider` may be of another version.
 
 use std::path::{Path, PathBuf};
 
@@ -8,10 +8,11 @@ use crate::error::{Result, failed};
 
 const NAME: &str = "postrider";
 
-/// The file that `--postrider` names, or the one next to this program, where cargo puts it.
+/// Returns the file that `--postrider` names, or the file next to this program, where cargo puts
+/// it.
 ///
 /// # Errors
-/// There is no such file.
+/// Returns an error if there is no such file.
 pub(crate) fn find(named: Option<&Path>) -> Result<PathBuf> {
     let program = match named {
         Some(named) => std::path::absolute(named),
@@ -31,7 +32,7 @@ pub(crate) fn find(named: Option<&Path>) -> Result<PathBuf> {
     }))
 }
 
-/// The command that starts the program from a shell.
+/// The command that starts `program` from a shell: only its name if it is in the search path.
 pub(crate) fn shell_command(program: &Path) -> String {
     let path = std::env::var_os("PATH").unwrap_or_default();
     let is_in_path = program.file_name().is_some_and(|name| name == NAME)

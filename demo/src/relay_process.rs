@@ -1,7 +1,8 @@
 //! The relay as a separate process, so that it can be killed without warning.
 //!
-//! The relay always ends with the demonstration: through `Drop` if we still run code, or through a
-//! shell that waits on a pipe if we were killed ourselves. The kernel then closes the pipe.
+//! The relay always ends with the demonstration. If the demonstration still runs code, `Drop` kills
+//! the relay. If the demonstration is killed, the kernel closes a pipe, and a shell that waits on
+//! this pipe kills the relay.
 
 use std::io::Write;
 use std::os::unix::process::CommandExt;
@@ -12,8 +13,8 @@ use tokio::process::{Child, Command};
 
 use crate::error::{Error, Result, failed};
 
-/// A shell script that kills the relay when its input ends. Each input line is a pid and replaces
-/// the one before; an empty line means that no relay runs.
+/// A shell script that kills the relay when the script's input ends. Each input line is a process
+/// id and replaces the previous id. An empty line means that no relay runs.
 const WATCHDOG: &str = r#"
 relay=
 while read -r line; do relay=$line; done
@@ -28,7 +29,8 @@ pub(crate) struct RelayProcess {
 }
 
 impl RelayProcess {
-    /// Starts the relay with only these environment variables. Its log is appended to a file.
+    /// Starts the relay with only these environment variables. The relay's log is appended to the
+    /// file `log`.
     pub(crate) fn start(
         program: &Path,
         environment: &[(&str, String)],
@@ -55,7 +57,7 @@ impl RelayProcess {
         Ok(Self { child, watchdog })
     }
 
-    /// Its process id.
+    /// The relay's process id, or `None` if the relay has ended.
     pub(crate) fn pid(&self) -> Option<u32> {
         self.child.id()
     }
@@ -69,7 +71,7 @@ impl RelayProcess {
         self.watchdog.tell(None)
     }
 
-    /// An error when the relay has ended by itself.
+    /// Returns an error if the relay has ended by itself.
     pub(crate) fn must_run(&mut self) -> Result<()> {
         match self.child.try_wait() {
             Ok(None) => Ok(()),
@@ -79,7 +81,7 @@ impl RelayProcess {
     }
 }
 
-/// The shell that kills the relay if we no longer can.
+/// The shell that kills the relay if the demonstration can no longer do it.
 #[derive(Debug)]
 struct Watchdog {
     shell: process::Child,
@@ -115,7 +117,7 @@ fn cannot_guard(error: std::io::Error) -> Error {
 
 impl Drop for Watchdog {
     fn drop(&mut self) {
-        // `wait` closes the pipe first. It fails only if the shell is gone already.
+        // `wait` closes the pipe first. An error means that the shell has already ended.
         let _ = self.shell.wait();
     }
 }

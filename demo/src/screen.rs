@@ -1,4 +1,4 @@
-//! The output of the demonstration: an announcement for each step, a line for each second, a
+//! The output of the demonstration: an announcement for each step, a line for each second, and a
 //! summary.
 //!
 //! Apart from [`Screen::print`], all functions only format values.
@@ -26,14 +26,14 @@ pub(crate) struct Screen {
     pub(crate) on_stderr: bool,
 }
 
-/// One line of the table of seconds.
+/// One line of the table, which gets a line each second.
 #[derive(Debug)]
 pub(crate) struct Line {
-    /// Since the writers started.
+    /// The time since the writers started.
     pub(crate) time: Duration,
-    /// Per second.
+    /// Committed events per second since the previous line.
     pub(crate) committed: f64,
-    /// Per second.
+    /// Delivered events per second since the previous line.
     pub(crate) delivered: f64,
     pub(crate) totals: Totals,
     pub(crate) lag_bytes: u64,
@@ -53,10 +53,10 @@ pub(crate) struct Playground {
 }
 
 impl Screen {
-    /// Prints a text, which includes its own line ends.
+    /// Prints a text. The text includes its own line ends.
     ///
     /// # Errors
-    /// The output was closed.
+    /// Returns an error if the output was closed.
     pub(crate) fn print(self, text: &str) -> Result<()> {
         let written = if self.on_stderr {
             std::io::stderr().write_all(text.as_bytes())
@@ -87,12 +87,12 @@ impl Screen {
         )
     }
 
-    /// Announces a part that was set up.
+    /// Announces that a part of the demonstration was set up.
     pub(crate) fn step(self, text: &str) -> String {
         format!("  {} {text}\n", self.paint(GREEN, "+"))
     }
 
-    /// Announces an event of the script.
+    /// Announces an event of the script, such as a kill.
     pub(crate) fn news(self, text: &str) -> String {
         let text = text.replace('\n', "\n     ");
         format!(
@@ -156,7 +156,7 @@ impl Screen {
             }
     }
 
-    /// `program` is the command that starts `postrider` from a shell.
+    /// Shows what to try next. `program` is the command that starts `postrider` from a shell.
     pub(crate) fn what_next(self, program: &str) -> String {
         let where_it_is = match program {
             "postrider" => String::new(),
@@ -167,7 +167,7 @@ impl Screen {
         };
         format!(
             "\n{}\n  \
-             make demo ARGS=--keep   leave it running: look at it with psql and curl, break it\n  \
+             make demo ARGS=--keep   leave it running: inspect it with psql and curl, break it\n  \
              postrider init          the SQL that your database needs; --apply runs it\n  \
              postrider check         what is still missing in your PostgreSQL and Pub/Sub\n  \
              postrider run           the relay, for real\n{where_it_is}",
@@ -213,7 +213,7 @@ impl Screen {
         )
     }
 
-    /// The end of the relay's log, after a failure.
+    /// Shows the end of the relay's log after a failure.
     pub(crate) fn log_tail(self, lines: &[String]) -> String {
         let lines: String = lines.iter().map(|line| format!("  | {line}\n")).collect();
         format!("\nThe end of the relay's log:\n{lines}\n")

@@ -29,8 +29,8 @@ pub(crate) struct Shop {
 }
 
 impl Shop {
-    /// Creates the database; `maintenance` is the URL of another database on the same
-    /// server.
+    /// Creates the database and the relay's role. `maintenance` is the URL of another database on
+    /// the same server.
     pub(crate) async fn create(maintenance: &str) -> Result<()> {
         let sql = Session::connect(maintenance, APPLICATION_NAME).await?;
         sql.batch_execute(&format!("create role {RELAY} login replication"))
@@ -74,13 +74,13 @@ impl Shop {
         self.count("select count(*) from outbox.events").await
     }
 
-    /// The number of events with a dispatch row.
+    /// The number of events with a dispatch row of state `published`.
     pub(crate) async fn recorded(&self) -> Result<u64> {
         self.count("select count(*) from outbox.dispatch where state = 'published'")
             .await
     }
 
-    /// What the database holds: everything that must have been received and recorded.
+    /// Reads what the database holds: everything that must have been received and recorded.
     pub(crate) async fn committed(&self) -> Result<Committed> {
         let mut committed = Committed::default();
         let events = "select aggregateid::int, id from outbox.events order by 1, version";
@@ -108,7 +108,7 @@ impl Shop {
         Ok(committed)
     }
 
-    /// Number of rows in the dispatch table, by state.
+    /// The number of rows in the dispatch table, by state.
     pub(crate) async fn dispatch(&self) -> Result<BTreeMap<String, u64>> {
         let states = "select state, count(*) from outbox.dispatch group by state";
         let rows = self.sql.query(states, &[]).await?;

@@ -1,4 +1,4 @@
-//! The script: the order of the steps, and their announcements.
+//! The script of the demonstration: the order of the steps, and what it announces.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -20,15 +20,15 @@ use crate::world::{self, World};
 use crate::writers::{ORDERS, WRITERS, Writers};
 use crate::{SharedLedger, lock};
 
-/// Time between two lines.
+/// The time between two lines.
 const LINE_INTERVAL: Duration = Duration::from_secs(1);
 /// How long the relay is down.
 const OUTAGE: Duration = Duration::from_secs(2);
 /// If nothing new arrives for this long, the missing events will not arrive.
 const PATIENCE: Duration = Duration::from_secs(20);
-/// Time between two checks whether everything has arrived.
+/// The time between two checks whether everything has arrived.
 const POLL_INTERVAL: Duration = Duration::from_millis(100);
-/// Lines of the relay's log to show after a failure.
+/// How many lines of the relay's log to show after a failure.
 const LOG_LINES: usize = 30;
 
 /// The running demonstration. The fields are dropped in their order.
@@ -36,7 +36,7 @@ pub(crate) struct Show<'a> {
     args: &'a Args,
     screen: Screen,
     subscriber: Subscriber,
-    /// Whether messages are shown instead of counted.
+    /// Whether the playground is open: then messages are shown instead of counted.
     playing: Arc<AtomicBool>,
     ledger: SharedLedger,
     world: World,
@@ -112,7 +112,7 @@ impl<'a> Show<'a> {
 
     /// Starts a second relay, and announces what the first one left behind.
     async fn restart_relay(&mut self) -> Result<Restart> {
-        // Nothing is in flight: the relay has been down for a while.
+        // All requests of the first relay have ended, because that relay has been down for a while.
         let stored = self.world.emulator.journal().counts().stored_messages;
         let published_unrecorded = stored.saturating_sub(self.world.shop.recorded().await?);
         let at = Instant::now();
@@ -139,7 +139,7 @@ impl<'a> Show<'a> {
         })
     }
 
-    /// Shows a line each second for the given time.
+    /// Shows a line each second for the given time. Returns the changes of each second.
     async fn watch(&mut self, writers: &mut Writers, time: Duration) -> Result<Vec<Window>> {
         let mut windows = Vec::new();
         let start = tokio::time::Instant::now();
@@ -154,7 +154,8 @@ impl<'a> Show<'a> {
         Ok(windows)
     }
 
-    /// Waits until everything has arrived, is recorded and confirmed, or until nothing new arrives.
+    /// Waits until every event has arrived and is recorded and confirmed, or until no new message
+    /// arrives for `PATIENCE`.
     async fn drain(&mut self) -> Result<()> {
         let events = self.world.shop.events().await?;
         let end = self.world.shop.slot().await?.server_lsn;
@@ -241,7 +242,7 @@ impl<'a> Show<'a> {
         }
     }
 
-    /// Shows one line of the table. An error if the relay or the subscriber has ended.
+    /// Shows one line of the table. Returns an error if the relay or the subscriber has ended.
     async fn show_line(&mut self) -> Result<Window> {
         self.world.relay_must_run()?;
         self.subscriber.must_run().await?;
@@ -268,7 +269,7 @@ impl<'a> Show<'a> {
         Ok(window)
     }
 
-    /// Shows commands to try, and from here on prints each message.
+    /// Shows commands to try. After this call, each message is printed.
     pub(crate) fn open_playground(&self) -> Result<()> {
         self.playing.store(true, Ordering::Relaxed);
         let playground = Playground {
@@ -308,14 +309,15 @@ impl<'a> Show<'a> {
     }
 }
 
-/// The state when the second relay was started.
+/// The state in which the second relay was started.
 struct Restart {
     at: Instant,
     backlog: u64,
     published_unrecorded: u64,
 }
 
-/// The handler for messages: it counts them, or shows them once the playground is open.
+/// Returns the handler for messages. It counts each message, or prints it once the playground is
+/// open.
 fn receiver(
     ledger: SharedLedger,
     playing: Arc<AtomicBool>,
@@ -328,7 +330,7 @@ fn receiver(
                 .get("event_type")
                 .map_or("", String::as_str);
             let text = screen.message(&message.ordering_key, event_type, &message.data);
-            // If the output is closed, the message need not be shown.
+            // If the output is closed, nobody needs to see the message.
             let _ = screen.print(&text);
             return;
         }

@@ -1,12 +1,12 @@
-//! SIGTERM and SIGINT: the first signal ends the demonstration and cleans up, the second ends the
-//! process at once.
+//! SIGTERM and SIGINT: the first signal ends the demonstration, which then cleans up. The second
+//! signal ends the process at once.
 
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
 
 use crate::error::{Result, failed};
 
-/// Returns a flag that turns true at the first signal.
+/// Returns a flag that becomes true at the first signal.
 pub(crate) fn watch() -> Result<watch::Receiver<bool>> {
     let cannot = |e| failed("cannot watch for signals").caused_by(e);
     let mut terminate = signal(SignalKind::terminate()).map_err(cannot)?;
@@ -21,7 +21,7 @@ pub(crate) fn watch() -> Result<watch::Receiver<bool>> {
             if last {
                 std::process::exit(1);
             }
-            // This fails only when the demonstration has ended.
+            // An error means that the demonstration has ended.
             let _ = sender.send(true);
         }
     });

@@ -1,7 +1,7 @@
 //! The subscriber: Google's own client library on an ordered subscription.
 //!
-//! The subscription is created over plain gRPC. For administration the library uses REST, which an
-//! emulator may not offer.
+//! The subscription is created over plain gRPC, because the library uses REST for administration,
+//! which an emulator may not offer.
 
 use std::time::{Duration, Instant};
 
@@ -16,10 +16,11 @@ use tonic::transport::Endpoint;
 use crate::error::{Result, failed};
 use crate::ledger::{Arrival, Step};
 
-/// Longer than any pause of the demonstration, so that no message is redelivered for slowness.
+/// Longer than any pause of the demonstration, so that Pub/Sub redelivers no message because of a
+/// late ack.
 const ACK_DEADLINE: Duration = Duration::from_secs(60);
 
-/// A running subscriber; ends when dropped.
+/// A running subscriber. It ends when dropped.
 #[derive(Debug)]
 pub(crate) struct Subscriber {
     task: JoinHandle<String>,
@@ -57,7 +58,7 @@ impl Subscriber {
         Ok(Self { task })
     }
 
-    /// An error when the subscriber has ended, which it never should.
+    /// Returns an error if the subscriber has ended.
     pub(crate) async fn must_run(&mut self) -> Result<()> {
         if !self.task.is_finished() {
             return Ok(());
@@ -75,7 +76,7 @@ impl Drop for Subscriber {
     }
 }
 
-/// Reads a message as an event of the demonstration; `None` when it is not one.
+/// Reads a message as an event of the demonstration. Returns `None` for any other message.
 pub(crate) fn arrival(message: &Message) -> Option<Arrival> {
     let attribute = |name: &str| message.attributes.get(name);
     Some(Arrival {

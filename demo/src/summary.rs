@@ -1,4 +1,4 @@
-//! The results in figures: for people, and as the JSON of `--json`.
+//! The results of the demonstration: as rows for people, and as the JSON of `--json`.
 
 use std::collections::BTreeMap;
 
@@ -12,21 +12,23 @@ use crate::verdict::Verdict;
 /// The results of the demonstration.
 #[derive(Debug, Serialize)]
 pub(crate) struct Summary {
-    /// Committed events, as counted in the database.
+    /// The number of committed events, counted in the database.
     pub(crate) events: u64,
     pub(crate) orders: u32,
-    /// Counted by the writers and the subscriber.
+    /// What the writers and the subscriber counted.
     pub(crate) totals: Totals,
     pub(crate) verdict: Verdict,
-    /// Events that were published without a dispatch row when the relay was killed.
+    /// Events that were published but had no dispatch row when the second relay started.
     pub(crate) published_unrecorded: u64,
-    /// Events that were waiting when the relay started again.
+    /// Events that were waiting when the second relay started.
     pub(crate) backlog: u64,
-    /// Seconds until the backlog was delivered.
+    /// Seconds from the start of the second relay until the backlog was delivered. `None` if it was
+    /// not delivered in full.
     pub(crate) caught_up_seconds: Option<f64>,
     /// Events delivered per second before the kill.
     pub(crate) steady_per_second: f64,
-    /// Latency from COMMIT to the subscriber, before the kill.
+    /// Median latency before the kill, in milliseconds from COMMIT to the subscriber. `p99_ms` is
+    /// the 99th percentile.
     pub(crate) p50_ms: Option<f64>,
     pub(crate) p99_ms: Option<f64>,
     /// Rows of `outbox.dispatch`, by state.

@@ -1,8 +1,8 @@
-//! The verdict at the end: compares what the subscriber received with what the database holds. No
-//! IO.
+//! The verdict at the end: compares what the subscriber received with what the database holds. This
+//! module does no IO.
 //!
-//! The evidence is the database, not our own counters: the committed events, and the business
-//! table, where each order's version is the number of its events.
+//! The evidence comes from the database, not from the writers' counters: the committed events, and
+//! the business table, where each order's version is the number of its events.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -29,10 +29,11 @@ pub(crate) struct Verdict {
     pub(crate) lost: u64,
     /// First copies that arrived after a later event of the same order.
     pub(crate) out_of_order: u64,
-    /// Events that arrived but are not in the database: rolled back, or not ours.
+    /// Events that arrived but are not in the database: they were rolled back, or did not come from
+    /// the writers.
     pub(crate) never_committed: u64,
-    /// Orders whose version in the business table differs from the number of their events that
-    /// arrived.
+    /// Orders with a version in the business table that differs from the number of events that
+    /// arrived for them.
     pub(crate) wrong_orders: u64,
     /// Events without a dispatch row.
     pub(crate) unrecorded: u64,
@@ -133,7 +134,7 @@ mod tests {
         ledger
     }
 
-    /// Versions 1 to `last` of the one order.
+    /// Evidence with the versions 1 to `last` of `ORDER`.
     fn committed(last: u64) -> Committed {
         Committed {
             events: [(ORDER, (1..=last).map(id).collect())].into(),

@@ -1,8 +1,8 @@
 //! The servers of the demonstration: PostgreSQL, the emulator, the relay.
 //!
-//! All of them are real: a PostgreSQL server with its own data folder, Pub/Sub's protocol over a
-//! socket, and `postrider init` and `postrider run` as processes with their documented variables.
-//! Dropping the [`World`] stops them all.
+//! All of them are real: a PostgreSQL server with its own data folder, an emulator with Pub/Sub's
+//! protocol over a socket, and `postrider init` and `postrider run` as processes with their
+//! documented variables. Dropping the [`World`] stops all servers and processes.
 
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
@@ -20,22 +20,22 @@ pub(crate) const PROJECT: &str = "demo";
 pub(crate) const TOPIC: &str = "projects/demo/topics/order.events";
 pub(crate) const SUBSCRIPTION: &str = "projects/demo/subscriptions/order.events";
 
-/// The preferred address of the relay's HTTP port, for people to open.
+/// The preferred address of the relay's HTTP port, which people can open in a browser.
 const HTTP_ADDR: &str = "127.0.0.1:9464";
 
 /// A relay starts within a second, but may need much longer on a machine under load.
 const START_LIMIT: Duration = Duration::from_secs(30);
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
-/// Everything that runs. The fields are dropped in their order, so the relay stops first.
+/// All servers and processes. The fields are dropped in their order, so the relay stops first.
 #[derive(Debug)]
 pub(crate) struct World {
     relay: Option<RelayProcess>,
-    /// The file of the program `postrider`.
+    /// The path of the program `postrider`.
     pub(crate) program: PathBuf,
     pub(crate) emulator: RunningEmulator,
     pub(crate) shop: Shop,
-    /// `off`, or the address for people to open.
+    /// `off`, or the address that people can open in a browser.
     pub(crate) http_addr: String,
     server: ScratchPostgres,
 }
@@ -127,7 +127,7 @@ impl World {
         self.relay.as_ref().and_then(RelayProcess::pid)
     }
 
-    /// An error when a relay that should be running has ended.
+    /// Returns an error if a relay that should be running has ended.
     pub(crate) fn relay_must_run(&mut self) -> Result<()> {
         self.relay.as_mut().map_or(Ok(()), RelayProcess::must_run)
     }
@@ -149,13 +149,13 @@ impl World {
         format!("postgres://{role}@{host}:{port}/{}", shop::DATABASE)
     }
 
-    /// The log is in the server's folder, which is removed with the server.
+    /// The relays' log file. It is in the server's folder, which is removed with the server.
     fn relay_log(&self) -> PathBuf {
         self.server.socket_dir().join("relay.log")
     }
 }
 
-/// `postrider init --apply`, as the superuser.
+/// Runs `postrider init --apply` as the superuser.
 async fn init(program: &Path, server: &ScratchPostgres) -> Result<()> {
     let output = tokio::process::Command::new(program)
         .args(["init", "--apply", "--relay-user", shop::RELAY])
@@ -174,7 +174,7 @@ async fn init(program: &Path, server: &ScratchPostgres) -> Result<()> {
         .caused_by(String::from_utf8_lossy(&said).trim().to_owned()))
 }
 
-/// The usual address if it is free, otherwise any free port.
+/// The preferred address if its port is free, otherwise an address with any free port.
 async fn free_address() -> Result<String> {
     for address in [HTTP_ADDR, "127.0.0.1:0"] {
         if let Ok(listener) = TcpListener::bind(address).await {

@@ -1,8 +1,8 @@
 //! The services of the shop: each transaction updates some orders and inserts an event for each.
 //!
-//! They know nothing about the relay. Several of them work on the same orders. The lock that UPDATE
-//! takes on an order decides which is first, and the event contains the version that UPDATE
-//! returns. Now and then a transaction is rolled back; its events must never arrive.
+//! They know nothing about the relay. Several writers work on the same orders. The lock that UPDATE
+//! takes on an order decides which writer is first, and the event contains the version that UPDATE
+//! returns. Now and then a transaction is rolled back, and its events must never arrive.
 
 use std::time::{Duration, Instant};
 
@@ -16,12 +16,13 @@ use crate::ledger::{OrderId, Step};
 use crate::session::Session;
 use crate::{SharedLedger, lock};
 
-/// Enough to compete for orders, and few enough for a small machine.
+/// Enough writers to compete for orders, and few enough for a small machine.
 pub(crate) const WRITERS: u32 = 4;
-/// Enough that a batch rarely holds only one order, and few enough that each gets a long history.
+/// Enough orders that a batch rarely holds only one order, and few enough that each order gets a
+/// long history.
 pub(crate) const ORDERS: u32 = 200;
 
-/// Transactions hold one to three events, two on average.
+/// The average. A transaction holds one to three events.
 const EVENTS_PER_TRANSACTION: u32 = 2;
 /// One transaction in this many is rolled back.
 const ROLLBACK_EVERY: u32 = 50;
@@ -36,7 +37,7 @@ const EMIT: &str = "\
     select outbox.emit('order', $1::int::text, 'Order' || initcap($2::text), \
         jsonb_build_object('order', $1::int, 'status', $2::text), version => $3::bigint)";
 
-/// Running writers. Dropping this value ends them.
+/// The running writers. They end when this value is dropped.
 #[derive(Debug)]
 pub(crate) struct Writers {
     tasks: JoinSet<Result<()>>,
@@ -59,7 +60,7 @@ impl Writers {
         Self { tasks, stop }
     }
 
-    /// An error when a writer has ended.
+    /// Returns an error if a writer has ended.
     pub(crate) fn must_run(&mut self) -> Result<()> {
         match self.tasks.try_join_next() {
             None => Ok(()),
@@ -71,7 +72,7 @@ impl Writers {
 
     /// Lets each writer finish its transaction, and waits for it.
     pub(crate) async fn finish(mut self) -> Result<()> {
-        // This fails only when all writers have ended; the results below say why.
+        // An error means that all writers have ended. The results below say why.
         let _ = self.stop.send(true);
         while let Some(ended) = self.tasks.join_next().await {
             ended.map_err(|panic| failed("a writer has ended").caused_by(panic))??;
@@ -113,7 +114,7 @@ impl Writer {
         Ok(())
     }
 
-    /// One transaction of a service: business rows and their events.
+    /// Runs one transaction of a service: business rows and their events.
     async fn transact(&mut self, number: u32) -> Result<()> {
         let orders = orders_of(self.number, number);
         let transaction = self.sql.transaction().await?;
@@ -138,7 +139,8 @@ impl Writer {
     }
 }
 
-/// One to three different orders in ascending order, so that two writers cannot deadlock.
+/// Returns one to three different orders. They are in ascending order, so that two writers cannot
+/// deadlock.
 fn orders_of(writer: u32, transaction: u32) -> Vec<OrderId> {
     /// Multipliers that spread consecutive numbers over the orders. Any large odd numbers work.
     const SPREAD: (u32, u32) = (2_654_435_761, 2_246_822_519);

@@ -1,7 +1,7 @@
-//! `postrider-demo` as a newcomer runs it, but shorter.
+//! Runs `postrider-demo` as a newcomer does, but for a shorter time.
 //!
-//! It runs the `postrider` of the same target folder. `cargo test --workspace` builds that too;
-//! before `cargo test --package postrider-demo`, run `cargo build --package postrider`.
+//! The demonstration runs the `postrider` of the same target folder. `cargo test --workspace`
+//! builds it. Before `cargo test --package postrider-demo`, run `cargo build --package postrider`.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -11,10 +11,11 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// Generous, because machines are shared.
+/// Long, because machines are shared.
 const PATIENCE: Duration = Duration::from_secs(120);
 
-/// The demo with a temp folder of its own, so that the test sees any leftovers.
+/// The command that runs the demonstration with its own temp folder, so that the test sees any
+/// leftovers.
 fn demo(temp: &Path, arguments: &[&str]) -> Command {
     let program = Path::new(env!("CARGO_BIN_EXE_postrider-demo"));
     demo_of(program, temp, arguments)
@@ -53,8 +54,8 @@ fn left_behind(temp: &Path) -> Vec<PathBuf> {
         .collect()
 }
 
-/// Whether the folder is in the process's arguments or environment, or the process has a file of it
-/// open.
+/// Whether the folder occurs in the arguments or the environment of the process, or the process has
+/// a file in the folder open.
 fn has_to_do_with(process: &Path, folder: &Path) -> bool {
     let folder = folder.to_str().unwrap();
     let named = ["cmdline", "environ"].into_iter().any(|file| {

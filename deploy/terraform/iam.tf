@@ -4,8 +4,8 @@ resource "google_service_account" "relay" {
   display_name = "Postrider relay"
 }
 
-# Granted per topic, not per project: whoever can insert events chooses the topic, so this limits where
-# they can publish.
+# These rights are per topic and not per project. A service that can insert events chooses the
+# topic, so the rights limit where it can publish.
 resource "google_pubsub_topic_iam_member" "relay_publishes" {
   for_each = local.published
   project  = var.project
@@ -49,7 +49,7 @@ resource "google_pubsub_subscription_iam_member" "consumer" {
   member       = each.value.member
 }
 
-# Pub/Sub moves a message: it publishes to the dead-letter topic and acknowledges the original.
+# To move a message, Pub/Sub publishes it to the dead-letter topic and acknowledges the original.
 resource "google_pubsub_topic_iam_member" "agent_publishes" {
   for_each = local.dead_lettered
   project  = var.project

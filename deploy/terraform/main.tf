@@ -6,7 +6,7 @@ data "google_project" "this" {
 }
 
 locals {
-  # Pub/Sub itself moves messages to a dead-letter topic, as this account.
+  # The account as which Pub/Sub itself moves messages to a dead-letter topic.
   pubsub_agent = "serviceAccount:service-${data.google_project.this.number}@gcp-sa-pubsub.iam.gserviceaccount.com"
 
   subscriptions = merge([

@@ -14,11 +14,13 @@ variable "topics" {
     # How long the topic itself keeps messages, so that a subscription can seek back.
     retention = optional(string, "604800s")
     subscriptions = optional(map(object({
-      # Who consumes: members such as serviceAccount:billing@my-project.iam.gserviceaccount.com
+      # The members that may consume, such as
+      # serviceAccount:billing@my-project.iam.gserviceaccount.com
       consumers            = optional(list(string), [])
       ack_deadline_seconds = optional(number, 60)
-      # After this many failed deliveries Pub/Sub moves the message to the dead-letter topic, and delivers
-      # later messages of its key. Null: Pub/Sub retries forever, and the order per key holds.
+      # After this many failed deliveries, Pub/Sub moves the message to the dead-letter topic, and
+      # delivers later messages of its key. With null, Pub/Sub retries forever and keeps the order
+      # per key.
       max_delivery_attempts = optional(number)
     })), {})
   }))

@@ -1,11 +1,11 @@
 //! Judges a journal: whether every event was published, in order, and which events were repeated
 //! and why.
 //!
-//! [`check`] is a pure function over a snapshot of the journal and the list of events that should
-//! have been published. For each (topic, ordering key) the first copies must come in the expected
-//! order. Repeats are allowed only as blocks that go back and continue from there: nothing is
-//! skipped and nothing swapped. Messages without an ordering key have no order. Messages that
-//! *subscribers* received are not judged here.
+//! [`check`] is a pure function. It compares a snapshot of the journal with the list of events that
+//! should have been published. For each (topic, ordering key) the first copies must come in the
+//! expected order. Events may be repeated only as blocks: the publisher goes back to an earlier
+//! event and continues from there, without skipping or swapping events. Messages without an
+//! ordering key have no order. [`check`] does not judge the messages that *subscribers* received.
 
 mod report;
 
@@ -15,14 +15,15 @@ use std::time::Duration;
 pub use self::report::{Duplicate, Reason, Report, Stream, Violation};
 use crate::journal::{Answer, Attempt};
 
-/// The events that should have been published: for each stream their ids, in order.
+/// The events that should have been published: for each stream, the ids of its events in order.
 pub type Expected = BTreeMap<Stream, Vec<String>>;
 
-/// A client that gives up on an attempt may send the next one before the server has noticed that
-/// the first was cancelled. Within this time the two do not count as in flight together.
+/// A client that gives up on a request may send its next request before the server has noticed that
+/// the first one was cancelled. Two requests that overlap by less than this time do not count as in
+/// flight together.
 const CANCEL_GRACE: Duration = Duration::from_millis(250);
 
-/// Judges the attempts of a journal against what should have been published.
+/// Compares the attempts of a journal with the events that should have been published.
 pub fn check(attempts: &[Attempt], expected: &Expected) -> Report {
     let mut report = Report {
         attempts: attempts.len(),
@@ -45,7 +46,7 @@ pub fn check(attempts: &[Attempt], expected: &Expected) -> Report {
     report
 }
 
-/// One stored copy of an event.
+/// A stored copy of an event.
 #[derive(Debug, Clone, Copy)]
 struct Copy<'a> {
     message_id: u64,
@@ -54,8 +55,8 @@ struct Copy<'a> {
     answer: Answer,
 }
 
-/// The stored copies of each stream in the order in which they were stored, which is the order of
-/// their message ids.
+/// Returns the stored copies of each stream in the order in which they were stored, which is the
+/// order of their message ids. Reports messages without an event id.
 fn stored_copies<'a>(
     attempts: &'a [Attempt],
     report: &mut Report,
@@ -89,7 +90,7 @@ fn stored_copies<'a>(
     streams
 }
 
-/// Checks completeness, and order where there is an ordering key.
+/// Checks that all expected events are stored, and in order if the stream has an ordering key.
 fn check_stream(stream: &Stream, copies: &[Copy<'_>], expected: &[String], report: &mut Report) {
     let places: HashMap<&str, usize> = expected
         .iter()
@@ -97,7 +98,8 @@ fn check_stream(stream: &Stream, copies: &[Copy<'_>], expected: &[String], repor
         .map(|(place, id)| (id.as_str(), place))
         .collect();
     let mut seen = vec![false; expected.len()];
-    // The place of the previous copy, and the place of the latest event that had a first copy.
+    // `before` is the index of the event of the previous copy. `latest` is the highest index so
+    // far.
     let mut before: Option<usize> = None;
     let mut latest: Option<usize> = None;
     for copy in copies {
@@ -165,8 +167,8 @@ fn find_duplicates(stream: &Stream, copies: &[Copy<'_>], report: &mut Report) {
     }
 }
 
-/// Checks that each request has one ordering key, and that each ordering key has one request at a
-/// time.
+/// Checks that all messages of a request have one ordering key, and that each ordering key has at
+/// most one request in flight.
 fn check_requests(attempts: &[Attempt], report: &mut Report) {
     let mut under_way: HashMap<(&str, &str), &Attempt> = HashMap::new();
     let mut by_arrival: Vec<&Attempt> = attempts.iter().collect();
@@ -195,7 +197,7 @@ fn check_requests(attempts: &[Attempt], report: &mut Report) {
                 second: attempt.sequence,
             });
         }
-        // Keep the attempt that ends last: the next attempt must not overlap with it.
+        // Keep the attempt that ends last, because the next attempt must not overlap with it.
         let ends_later = earlier
             .ended
             .is_none_or(|e| attempt.ended.is_some_and(|a| a < e));

@@ -1,7 +1,7 @@
-//! The accepted connections: hands them to the server, and breaks or refuses them on request.
+//! The accepted connections. Passes them to the server, and cuts or refuses them on request.
 //!
-//! Keeps a second handle to each socket while the connection lives, so that it can be cut from
-//! outside without any HTTP/2 frame, as a client sees it when a server dies.
+//! Keeps a second handle to each socket while the connection lives. This handle can cut the
+//! connection without any HTTP/2 frame, which looks to the client as if the server had died.
 
 use std::collections::HashMap;
 use std::io;
@@ -40,12 +40,12 @@ impl Connections {
     /// Cuts every open connection.
     pub(crate) fn reset(&self) {
         for socket in self.registry().open.values() {
-            // Fails only if the connection is already gone.
+            // An error means that the connection is already gone.
             let _ = socket.shutdown(Shutdown::Both);
         }
     }
 
-    /// While on, closes new connections at once.
+    /// While `refuse` is true, closes new connections at once.
     pub(crate) fn refuse(&self, refuse: bool) {
         self.registry().refuse = refuse;
     }
@@ -58,7 +58,7 @@ impl Connections {
         }
     }
 
-    /// Keeps a second handle; `None` if connections are refused.
+    /// Keeps a second handle to the socket. Returns `None` if connections are refused.
     fn register(&self, stream: TcpStream, address: SocketAddr) -> io::Result<Option<Connection>> {
         if self.registry().refuse {
             return Ok(None);
@@ -106,7 +106,7 @@ impl Stream for Incoming {
     }
 }
 
-/// One accepted connection. It is forgotten when dropped.
+/// One accepted connection. Dropping it also drops the second handle.
 #[derive(Debug)]
 pub(crate) struct Connection {
     stream: TcpStream,

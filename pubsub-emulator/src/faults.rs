@@ -1,8 +1,8 @@
-//! Scripted faults of the publish path: what fails, for which publishes, how often.
+//! Scripted faults of publishing: what fails, for which requests, and how often.
 //!
-//! A fault is injected at run time and stays until it is used up or lifted. The first fault that
-//! applies is used, in the order of injection. Nothing here stores or answers: `publisher.rs` does
-//! what the [`Verdict`] says, and `connections.rs` breaks connections.
+//! A fault is injected at run time and stays until it is used up or lifted. Of several faults that
+//! apply, the one that was injected first is used. Nothing here stores or answers: `publisher.rs`
+//! does what the [`Verdict`] says, and `connections.rs` breaks connections.
 
 mod script;
 
@@ -19,7 +19,7 @@ use crate::connections::Connections;
 /// What a fault does to a `Publish` request.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Action {
-    /// Answers with the code; nothing is stored.
+    /// Answers with the code and stores nothing.
     Fail(Code),
     /// Stores the messages but answers with the code.
     StoreThenFail(Code),
@@ -31,21 +31,21 @@ pub enum Action {
     StoreThenNeverAnswer,
     /// Stores the messages and answers with one id too few.
     FewerIds,
-    /// Answers RESOURCE_EXHAUSTED above this rate, counted over bursts of up to a second. Requests
-    /// within the rate are left to later faults and do not count as a use.
+    /// Answers RESOURCE_EXHAUSTED to requests above this rate, counted over bursts of up to a
+    /// second. Requests within the rate are passed to later faults and do not count as a use.
     Throttle {
         /// The rate up to which requests pass.
         messages_per_second: u32,
     },
-    /// Answers INVALID_ARGUMENT if a message with this event id is in the request. Other requests
-    /// are left to later faults and do not count as a use.
+    /// Answers INVALID_ARGUMENT if the request has a message with this event id. Other requests are
+    /// passed to later faults and do not count as a use.
     Poison {
         /// The event id, as the journal shows it.
         event_id: String,
     },
 }
 
-/// A fault to inject: an [`Action`], and the publishes to which it applies.
+/// A fault to inject: an [`Action`], and the requests to which it applies.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Fault {
     action: Action,
@@ -55,7 +55,7 @@ pub struct Fault {
 }
 
 impl Fault {
-    /// A fault that applies to every publish until it is lifted.
+    /// A fault that applies to every publish request until it is lifted.
     pub fn new(action: Action) -> Self {
         Self {
             action,
@@ -65,22 +65,22 @@ impl Fault {
         }
     }
 
-    /// Applies only to matching topics. The pattern is a full name, or a topic id if it has no `/`;
-    /// `*` matches any characters.
+    /// Limits the fault to matching topics. The pattern is the full name of a topic, or the id if
+    /// the pattern has no `/`. `*` matches any characters.
     #[must_use]
     pub fn on_topic(mut self, pattern: impl Into<String>) -> Self {
         self.topic = Some(pattern.into());
         self
     }
 
-    /// Applies only to requests with this ordering key.
+    /// Limits the fault to requests with this ordering key.
     #[must_use]
     pub fn on_ordering_key(mut self, ordering_key: impl Into<String>) -> Self {
         self.ordering_key = Some(ordering_key.into());
         self
     }
 
-    /// Ends after this many uses.
+    /// Ends the fault after this many uses.
     #[must_use]
     pub fn times(mut self, uses: u64) -> Self {
         self.uses_left = Some(uses);
@@ -100,7 +100,7 @@ pub struct Faults {
 
 #[derive(Debug, Default)]
 struct Inner {
-    /// Whether `script` contains anything, so that a publish without faults needs no lock.
+    /// Whether `script` contains a fault or a removed topic. If not, a publish needs no lock.
     scripted: AtomicBool,
     script: Mutex<Script>,
     connections: Connections,
@@ -108,41 +108,42 @@ struct Inner {
 }
 
 impl Faults {
-    /// Injects a fault, after those already there.
+    /// Injects a fault, after all faults that were injected before.
     pub fn inject(&self, fault: Fault) -> FaultId {
         self.change(|script| script.inject(fault))
     }
 
-    /// Ends one fault. Answers that are already delayed or withheld stay delayed or withheld.
+    /// Ends one fault. Answers that the fault already delays or withholds stay delayed or withheld.
     pub fn lift(&self, id: FaultId) {
         self.change(|script| script.lift(id));
     }
 
-    /// Ends all faults, restores all topics and makes them visible, and accepts connections again.
+    /// Ends all faults, restores all topics, makes them visible, and accepts connections again.
     pub fn lift_all(&self) {
         self.change(Script::lift_all);
         self.refuse_connections(false);
         self.hide_topics(false);
     }
 
-    /// While on, the caller may not read topics: `GetTopic` answers PERMISSION_DENIED.
+    /// While `hide` is true, callers may not read topics: `GetTopic` answers PERMISSION_DENIED.
     pub fn hide_topics(&self, hide: bool) {
         self.inner.topics_hidden.store(hide, Ordering::Release);
     }
 
-    /// How many uses a fault has left: `None` if unlimited, 0 once used up or lifted.
+    /// How many uses a fault has left. `None` means no limit. A fault that is used up or lifted has
+    /// 0.
     pub fn uses_left(&self, id: FaultId) -> Option<u64> {
         self.script().uses_left(id)
     }
 
-    /// Makes a topic (full name) answer NOT_FOUND as if it were gone. Its subscriptions and their
-    /// messages are kept. Creating the topic also restores it.
+    /// Makes the emulator answer NOT_FOUND for a topic (full name), as if the topic were gone. The
+    /// subscriptions of the topic and their messages are kept. Creating the topic also restores it.
     pub fn remove_topic(&self, topic: impl Into<String>) {
         let topic = topic.into();
         self.change(|script| script.removed_topics.insert(topic));
     }
 
-    /// Ends [`Faults::remove_topic`]. Returns whether the topic was removed.
+    /// Undoes [`Faults::remove_topic`]. Returns whether the topic was removed.
     pub fn restore_topic(&self, topic: &str) -> bool {
         self.change(|script| script.removed_topics.remove(topic))
     }
@@ -152,8 +153,8 @@ impl Faults {
         self.inner.connections.reset();
     }
 
-    /// While on, closes every new connection right after it was made. Existing connections stay;
-    /// see [`Faults::reset_connections`].
+    /// While `refuse` is true, closes every new connection at once. Existing connections stay. To
+    /// break them, call [`Faults::reset_connections`].
     pub fn refuse_connections(&self, refuse: bool) {
         self.inner.connections.refuse(refuse);
     }

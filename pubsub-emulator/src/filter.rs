@@ -1,16 +1,16 @@
-//! Subscription filters: which messages a subscription gets, judged by their attributes.
+//! Subscription filters, which select messages by their attributes.
 //!
-//! The language is that of <https://cloud.google.com/pubsub/docs/subscription-message-filter>:
-//! `attributes:key`, `attributes.key = "v"`, `attributes.key != "v"`,
-//! `hasPrefix(attributes.key, "v")`, `NOT` (or `-`), `AND`, `OR`, parentheses. `AND` and `OR` may
-//! not be combined without parentheses. Evaluated once per message, when it is published.
+//! The language is the one of <https://cloud.google.com/pubsub/docs/subscription-message-filter>:
+//! `attributes:key`, `attributes.key = "v"`, `attributes.key != "v"`, `hasPrefix(attributes.key,
+//! "v")`, `NOT` (or `-`), `AND`, `OR`, parentheses. `AND` and `OR` may not be combined without
+//! parentheses. A filter is evaluated once per message, when the message is published.
 
 use std::iter::Peekable;
 use std::str::Chars;
 
 use crate::wire::MessageView;
 
-/// The service's bound on a filter's length. It also bounds the recursion here.
+/// The service's limit on the length of a filter. It also limits how deep the parser recurses.
 const MAX_FILTER_BYTES: usize = 256;
 
 /// A parsed filter.
@@ -127,7 +127,8 @@ fn tokenize(text: &str) -> Result<Vec<Token>, FilterError> {
     Ok(tokens)
 }
 
-/// A key without quotation marks consists of letters, digits, `_` and, except at the start, `-`.
+/// A key without quotation marks consists of letters, digits, `_` and `-`. It must not start with
+/// `-`.
 fn is_key_char(c: char) -> bool {
     c.is_alphanumeric() || matches!(c, '_' | '-')
 }

@@ -1,8 +1,9 @@
 //! The method `TestIamPermissions` of `google.iam.v1.IAMPolicy`.
 //!
-//! There is no access control here: every caller has every permission on a topic that exists, except the
-//! permission to publish while a fault answers publishes to the topic with PERMISSION_DENIED. As in the
-//! service, a resource that does not exist has no permissions and is no error.
+//! There is no access control here. Every caller has every permission on a topic that exists. The
+//! only exception is the permission to publish while a fault answers all publishes to the topic
+//! with PERMISSION_DENIED. As in the service, a resource that does not exist has no permissions,
+//! and this is no error.
 
 use std::sync::Arc;
 

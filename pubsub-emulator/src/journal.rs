@@ -1,8 +1,8 @@
-//! The journal: every attempt to publish, as it arrived, in the order of processing.
+//! The journal: every attempt to publish, in the order of processing.
 //!
-//! An attempt is one readable `Publish` request, with any outcome. `checks.rs` judges the journal.
-//! The journal grows without bound; a benchmark switches it to counting only. Decisions about
-//! storing and answering are made elsewhere.
+//! An attempt is one `Publish` request, with any outcome. `checks.rs` judges the journal. The
+//! journal grows without bound, so a benchmark lets it keep only totals. Other modules decide
+//! whether to store a request and how to answer it.
 
 mod attempt;
 
@@ -70,7 +70,7 @@ impl Journal {
         }
     }
 
-    /// Changes how much is kept of later attempts.
+    /// Changes how much the journal keeps of later attempts.
     pub fn set_recording(&self, recording: Recording) {
         self.inner
             .counts_only
@@ -82,7 +82,7 @@ impl Journal {
         self.inner.log().attempts.clone()
     }
 
-    /// The time by the journal's clock, which stamps the attempts.
+    /// The current time by the journal's clock. The times of all attempts are by this clock.
     pub fn now(&self) -> Duration {
         self.inner.started.elapsed()
     }
@@ -100,8 +100,8 @@ impl Journal {
         }
     }
 
-    /// Waits until the totals satisfy `condition`. After `limit` it returns the totals as the
-    /// error.
+    /// Waits until the totals satisfy `condition`. Returns the totals as the error if they do not
+    /// within `limit`.
     pub async fn wait_until(
         &self,
         limit: Duration,
@@ -140,7 +140,8 @@ impl Journal {
         }
     }
 
-    /// Enters an attempt. Dropping the entry without an answer means that it was never answered.
+    /// Enters an attempt. If the entry is dropped without an answer, the attempt counts as never
+    /// answered.
     pub(crate) fn enter(
         &self,
         peer: Option<Peer>,
@@ -204,8 +205,8 @@ impl Inner {
     }
 }
 
-/// The id by which the publisher identifies an event: an attribute of its own, or the id of
-/// CloudEvents.
+/// The id by which the publisher identifies an event: its attribute `event_id`, or else the
+/// attribute `ce-id` of CloudEvents.
 pub(crate) fn event_id(message: MessageView<'_>) -> Option<&str> {
     let mut cloud_event = None;
     for (key, value) in message.attributes() {
@@ -222,7 +223,7 @@ pub(crate) fn event_id(message: MessageView<'_>) -> Option<&str> {
 #[derive(Debug)]
 pub(crate) struct Entry {
     inner: Arc<Inner>,
-    /// `None` when only totals are kept.
+    /// The sequence number of the attempt. `None` if the journal keeps only totals.
     sequence: Option<u64>,
     messages: u64,
     stored: bool,
@@ -243,7 +244,7 @@ impl Entry {
         self.inner.changed.notify_waiters();
     }
 
-    /// Notes the answer, right before it is sent.
+    /// Notes the answer. Must be called right before the answer is sent.
     pub(crate) fn answered(mut self, answer: Answer) {
         self.end(answer);
     }

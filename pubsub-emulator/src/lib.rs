@@ -1,10 +1,10 @@
 //! A strict Google Cloud Pub/Sub emulator that runs inside a process. `main.rs` makes it a program.
 //!
-//! It speaks gRPC over plain HTTP/2, so every official client works with it through
-//! `PUBSUB_EMULATOR_HOST`. It refuses what the service refuses (limits, mixed ordering keys,
-//! malformed names), and delivers ordered subscriptions like the service (redelivering a message
-//! redelivers all later ones of its key). It injects faults on request ([`Faults`]), and records every
-//! attempt to publish ([`Journal`]), which [`checks`] judges.
+//! The emulator speaks gRPC over plain HTTP/2, so every official client works with it through
+//! `PUBSUB_EMULATOR_HOST`. It refuses the requests that the service refuses (limits, mixed ordering
+//! keys, malformed names). It delivers ordered subscriptions like the service: when it redelivers a
+//! message, it redelivers all later messages of the same key too. It injects faults on request
+//! ([`Faults`]), and records every attempt to publish in a [`Journal`], which [`checks`] judges.
 //!
 //! ```
 //! use pubsub_emulator::{Action, Code, Emulator, Fault};
@@ -22,15 +22,15 @@
 //! # }
 //! ```
 //!
-//! A tour: `server` starts and stops. `publisher` and `subscriber` answer the calls,
+//! A tour: `server` starts and stops the emulator. `publisher` and `subscriber` answer the calls,
 //! `streaming_pull` serves the streams, and `rest` serves clients that administer over HTTP.
 //! `registry`, `topic` and `subscription` hold the resources. `limits`, `names` and `filter` are
 //! the service's rules. `wire` reads messages without decoding them, and `connections` cuts
 //! sockets. `subscription::backlog` is the state machine of deliveries.
 //!
 //! **Not here:** TLS and authentication, push, BigQuery and Cloud Storage subscriptions, dead
-//! letters, retry policies, exactly-once delivery, schemas, snapshots, retention. A request for one
-//! of them gets UNIMPLEMENTED with the name of the field. Nothing is kept on disk.
+//! letters, retry policies, exactly-once delivery, schemas, snapshots, retention. A request that
+//! uses one of them gets UNIMPLEMENTED with the name of the field. Nothing is kept on disk.
 
 pub mod checks;
 mod connections;
@@ -55,7 +55,7 @@ pub use journal::{Answer, Attempt, Counts, Journal, Recording};
 pub use server::{Emulator, EmulatorBuilder, RunningEmulator, StartError};
 pub use tonic::{Code, Status};
 
-/// The message types from the published crate.
+/// The message types, from the published crate.
 use googleapis_tonic_google_pubsub_v1::google::pubsub::v1 as proto;
 
 /// The server traits that `build.rs` generates.

@@ -8,7 +8,7 @@ use tonic::{Code, Status};
 use crate::wire::MessageView;
 
 pub(crate) const MAX_MESSAGES: usize = 1_000;
-/// Bytes of the encoded request, including the topic's name.
+/// Bytes of the encoded request, including the name of the topic.
 pub(crate) const MAX_REQUEST_BYTES: usize = 10_000_000;
 pub(crate) const MAX_ORDERING_KEY_BYTES: usize = 1_024;
 pub(crate) const MAX_ATTRIBUTES: usize = 100;
@@ -16,14 +16,14 @@ pub(crate) const MAX_ATTRIBUTE_KEY_BYTES: usize = 256;
 pub(crate) const MAX_ATTRIBUTE_VALUE_BYTES: usize = 1_024;
 /// Bytes of an encoded `Acknowledge` or `ModifyAckDeadline` request.
 pub(crate) const MAX_ACK_REQUEST_BYTES: usize = 524_288;
-/// Attribute keys with this prefix are the service's own …
+/// Attribute keys with this prefix are reserved for the service, …
 const RESERVED_PREFIX: &str = "goog";
-/// … except those in which its client libraries send trace contexts.
+/// … except keys with this prefix, in which its client libraries send trace contexts.
 const CLIENT_PREFIX: &str = "googclient_";
 const QUOTAS: &str = "Refer to https://cloud.google.com/pubsub/quotas for more information.";
 
 /// Why a publish request is refused. Like the service, a refusal names the field but not the
-/// message: to find the bad message, a client has to bisect the batch.
+/// message, so a client has to bisect the batch to find the bad message.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum Refusal {
     #[error(
@@ -81,7 +81,7 @@ pub(crate) enum Refusal {
 }
 
 impl Refusal {
-    /// The code with which the service refuses.
+    /// The status code with which the service refuses the request.
     pub(crate) fn code(&self) -> Code {
         match self {
             Self::MixedOrderingKeys => Code::FailedPrecondition,
@@ -105,7 +105,7 @@ impl From<Refusal> for Status {
     }
 }
 
-/// Judges a request of `request_bytes` encoded bytes.
+/// Checks a request whose encoded size is `request_bytes`.
 pub(crate) fn check_publish(
     request_bytes: usize,
     messages: &[MessageView<'_>],

@@ -1,6 +1,8 @@
-//! `pubsub-emulator`: the emulator as a program. It prints its address and serves until a signal.
+//! `pubsub-emulator`: the emulator as a program. It prints its address and serves until it gets a
+//! signal.
 //!
-//! **Not here:** faults other than a delay, and the journal. Tests in Rust get them from the library.
+//! **Not here:** faults other than a delay, and the journal. Tests in Rust use the library to get
+//! them.
 
 use std::io::IsTerminal;
 use std::net::SocketAddr;
@@ -12,7 +14,7 @@ use pubsub_emulator::{Action, Emulator, Fault, Recording, RunningEmulator};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tracing_subscriber::EnvFilter;
 
-/// The status for wrong arguments, which clap uses too, and for an address that is in use.
+/// The exit status for wrong arguments, which clap uses too, and for every other error.
 const REFUSED: u8 = 2;
 
 /// Run a strict Pub/Sub emulator in memory
@@ -48,7 +50,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// Logs to standard error; `RUST_LOG` sets the level.
+/// Logs to standard error. `RUST_LOG` sets the level.
 fn start_logging() {
     let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| "warn".into());
     tracing_subscriber::fmt()
@@ -102,7 +104,8 @@ async fn start(args: &Args) -> Result<RunningEmulator, String> {
     Ok(emulator)
 }
 
-/// SIGTERM and SIGINT. The first one starts a shutdown, the second one cuts it short.
+/// SIGTERM and SIGINT. The first signal starts a shutdown, and the second signal cuts the shutdown
+/// short.
 struct Signals {
     terminate: Signal,
     interrupt: Signal,

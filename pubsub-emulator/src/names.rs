@@ -1,7 +1,7 @@
 //! Resource names: `projects/{project}/topics/{id}` and `projects/{project}/subscriptions/{id}`.
 //!
-//! Checks names like the service, and words the answers about missing and existing resources like
-//! the service, so that a client that is tested here behaves the same there. Rules:
+//! Checks names like the service. Uses the service's wording for missing and existing resources, so
+//! that a client that is tested here behaves the same there. Rules:
 //! <https://cloud.google.com/pubsub/docs/pubsub-basics#resource_names>.
 
 use tonic::Status;
@@ -25,7 +25,7 @@ impl Kind {
     }
 }
 
-/// Refuses a malformed resource name with INVALID_ARGUMENT.
+/// Returns INVALID_ARGUMENT for a malformed resource name.
 pub(crate) fn check(kind: Kind, name: &str) -> Result<(), Status> {
     if is_valid(kind, name) {
         return Ok(());
@@ -36,7 +36,7 @@ pub(crate) fn check(kind: Kind, name: &str) -> Result<(), Status> {
     )))
 }
 
-/// Refuses anything but `projects/{project}` with INVALID_ARGUMENT.
+/// Returns INVALID_ARGUMENT for anything but `projects/{project}`.
 pub(crate) fn check_project(name: &str) -> Result<(), Status> {
     match name.strip_prefix("projects/") {
         Some(project) if is_valid_project(project) => Ok(()),
@@ -51,12 +51,12 @@ pub(crate) fn short(name: &str) -> &str {
     name.rsplit('/').next().unwrap_or(name)
 }
 
-/// NOT_FOUND in the service's words.
+/// NOT_FOUND in the service's wording.
 pub(crate) fn not_found(name: &str) -> Status {
     Status::not_found(format!("Resource not found (resource={}).", short(name)))
 }
 
-/// ALREADY_EXISTS in the service's words.
+/// ALREADY_EXISTS in the service's wording.
 pub(crate) fn already_exists(name: &str) -> Status {
     Status::already_exists(format!(
         "Resource already exists in the project (resource={}).",
@@ -76,7 +76,7 @@ fn is_valid(kind: Kind, name: &str) -> bool {
     matches!(expected, (true, true, true, true, None))
 }
 
-/// Project ids are checked only for their characters, because emulators are used with made-up ones.
+/// Project ids are checked only for their characters, because emulators are used with invented ids.
 fn is_valid_project(project: &str) -> bool {
     !project.is_empty()
         && project

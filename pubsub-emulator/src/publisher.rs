@@ -1,8 +1,8 @@
-//! The service `google.pubsub.v1.Publisher`: topics, and publishing to them.
+//! The service `google.pubsub.v1.Publisher`: manages topics and publishes messages to them.
 //!
-//! The steps of a publish: the request is read, entered in the journal, judged by the faults and
-//! then by the service's rules, stored, and answered. Schemas, ingestion and snapshots are not
-//! offered; the server answers UNIMPLEMENTED to methods that are missing here.
+//! The steps of a publish: the request is read and entered in the journal. Then the faults judge
+//! it, then the service's rules. Then it is stored and answered. Schemas, ingestion and snapshots
+//! are not offered. The server answers UNIMPLEMENTED to methods that are missing here.
 
 use std::future;
 use std::sync::Arc;
@@ -129,7 +129,7 @@ impl Publisher for PublisherService {
     }
 }
 
-/// What to do after the messages are stored.
+/// What to do after the messages were stored.
 enum Then {
     Answer,
     AnswerAfter(Duration),
@@ -227,7 +227,7 @@ fn injected(code: Code) -> Status {
     )
 }
 
-/// Refuses an update of anything but these fields.
+/// Returns an error for an update of any field that is not in `allowed`.
 pub(crate) fn check_paths(paths: &[String], allowed: &[&str]) -> Result<(), Status> {
     if paths.is_empty() {
         return Err(Status::invalid_argument(

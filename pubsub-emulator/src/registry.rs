@@ -1,7 +1,7 @@
-//! The existing resources: topics, subscriptions, and the links between them.
+//! The topics and subscriptions that exist, and the links between them.
 //!
-//! Shared by the two services. Locks are taken in the order subscriptions, topics, one topic, one
-//! subscription.
+//! Both services share the registry. Locks are taken in this order: subscriptions, topics, one
+//! topic, one subscription.
 
 use std::collections::BTreeMap;
 use std::ops::Bound;
@@ -17,7 +17,7 @@ use crate::proto;
 use crate::subscription::{Gone, Subscription};
 use crate::topic::Topic;
 
-/// The default page size, and the largest.
+/// The default page size. `MAX_PAGE` is the largest.
 const DEFAULT_PAGE: usize = 100;
 const MAX_PAGE: usize = 1_000;
 
@@ -73,8 +73,8 @@ impl Registry {
         Ok(resource)
     }
 
-    /// Deletes a topic. Its subscriptions stay but get no more messages, not even from a later
-    /// topic of the same name.
+    /// Deletes a topic. The subscriptions of the topic stay but get no more messages, not even from
+    /// a later topic of the same name.
     pub(crate) fn delete_topic(&self, name: &str) -> Result<(), Status> {
         let topic = self.topic(name)?;
         write(&self.topics).remove(name);
@@ -124,7 +124,8 @@ impl Registry {
         Ok(())
     }
 
-    /// Detaches a subscription. It stays, but its messages are dropped and it gets no more.
+    /// Detaches a subscription. The subscription stays, but its messages are dropped and it gets no
+    /// more.
     pub(crate) fn detach_subscription(&self, name: &str) -> Result<(), Status> {
         let subscription = self.subscription(name)?;
         self.unhook(&subscription, Gone::Detached);
@@ -164,7 +165,7 @@ fn refuse_topic_features(resource: &proto::Topic) -> Result<(), Status> {
     }
 }
 
-/// UNIMPLEMENTED with the field's name, which is better than silently ignoring the field.
+/// UNIMPLEMENTED with the name of the field, which is better than to ignore the field silently.
 pub(crate) fn unsupported_field(field: &str) -> Status {
     Status::unimplemented(format!(
         "This emulator does not support the field {field}. Leave it out, or test this part \
@@ -182,8 +183,8 @@ fn of_project<'a, T>(
     from_start.take_while(move |(name, _)| name.starts_with(&prefix))
 }
 
-/// Cuts one page out of items that are sorted by name. The token of the next page is the last name
-/// of this page; it is empty at the end.
+/// Cuts one page out of items that are sorted by name. Returns the page and the token of the next
+/// page. The token is the last name of this page, or empty if this is the last page.
 pub(crate) fn page<T>(
     items: Vec<T>,
     name: impl for<'a> Fn(&'a T) -> &'a String,

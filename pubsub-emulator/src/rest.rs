@@ -1,8 +1,9 @@
-//! Topics and subscriptions over HTTP and JSON, on the same port.
+//! Topics and subscriptions over HTTP and JSON, on the same port as gRPC.
 //!
-//! Some official clients administer over REST even when they publish over gRPC (the Rust one), and
-//! so do `gcloud` and Terraform. Offers creating, reading, listing and deleting, in the form of
-//! <https://cloud.google.com/pubsub/docs/reference/rest>, but not publishing and pulling.
+//! `gcloud`, Terraform and some official clients administer over REST. The Rust client does so
+//! although it publishes over gRPC. This module offers creating, reading, listing and deleting, in
+//! the form of <https://cloud.google.com/pubsub/docs/reference/rest>, but not publishing and
+//! pulling.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -46,7 +47,7 @@ pub(crate) fn router(registry: Arc<Registry>) -> Router {
         .with_state(registry)
 }
 
-/// A topic as JSON. Other fields are refused by name.
+/// A topic as JSON. A request with another field is refused by the name of that field.
 #[derive(Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default, deny_unknown_fields)]
 struct TopicJson {
@@ -56,7 +57,7 @@ struct TopicJson {
     message_retention_duration: Option<String>,
 }
 
-/// A subscription as JSON. Other fields are refused by name.
+/// A subscription as JSON. A request with another field is refused by the name of that field.
 #[derive(Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default, deny_unknown_fields)]
 struct SubscriptionJson {

@@ -1,8 +1,8 @@
-//! Starting and stopping: one TCP listener, one server task.
+//! Starts and stops the emulator: one TCP listener and one server task.
 //!
-//! It serves gRPC over plain HTTP/2, with gzip support, and REST over HTTP/1.1 on the same port,
-//! without TLS. A running emulator lives on the tokio runtime that started it and ends when it is
-//! shut down or dropped.
+//! The server speaks gRPC over plain HTTP/2, with gzip support, and REST over HTTP/1.1 on the same
+//! port, without TLS. A running emulator lives on the tokio runtime that started it, and ends when
+//! it is shut down or dropped.
 
 use std::io;
 use std::net::{Ipv4Addr, SocketAddr};
@@ -29,13 +29,13 @@ use crate::services::publisher_server::PublisherServer;
 use crate::services::subscriber_server::SubscriberServer;
 use crate::subscriber::SubscriberService;
 
-/// Well above the 10 MB that a request may have, so that the emulator and not the transport refuses
-/// a request that is too large, in the service's words.
+/// Well above the 10 MB that a request may have. So the emulator, and not the transport, refuses a
+/// request that is too large, and uses the service's wording.
 const MAX_FRAME_BYTES: usize = 64 << 20;
-/// Enough for a few full batches in flight; the default of 64 KiB would throttle them.
+/// Enough for a few full batches in flight. The default of 64 KiB would throttle them.
 const STREAM_WINDOW_BYTES: u32 = 1 << 20;
 const CONNECTION_WINDOW_BYTES: u32 = 16 << 20;
-/// How long a shutdown waits for the connections that it has cut.
+/// How long a shutdown waits for the connections to end after it has cut them.
 const SHUTDOWN_LIMIT: Duration = Duration::from_secs(5);
 
 /// The emulator before it is started.
@@ -43,7 +43,8 @@ const SHUTDOWN_LIMIT: Duration = Duration::from_secs(5);
 pub struct Emulator;
 
 impl Emulator {
-    /// Defaults: a free port of 127.0.0.1, and every attempt recorded.
+    /// Creates a builder. By default the emulator listens on a free port of 127.0.0.1 and records
+    /// every attempt.
     pub fn builder() -> EmulatorBuilder {
         EmulatorBuilder {
             listen: SocketAddr::from((Ipv4Addr::LOCALHOST, 0)),
@@ -65,46 +66,46 @@ pub struct EmulatorBuilder {
 /// Why the emulator did not start.
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
-    /// The address is taken.
+    /// Another process listens on the address.
     #[error(
         "cannot listen on {address}: it is in use; stop the process that holds it, or choose \
          another port (0 takes a free one)"
     )]
     InUse {
-        /// The address asked for.
+        /// The address that was asked for.
         address: SocketAddr,
     },
     /// The emulator cannot listen on the address.
     #[error("cannot listen on {address}: {source}; choose an address of this machine")]
     Listen {
-        /// The address asked for.
+        /// The address that was asked for.
         address: SocketAddr,
-        /// The error of the system.
+        /// The error of the operating system.
         source: io::Error,
     },
 }
 
 impl EmulatorBuilder {
-    /// The address to listen on; port 0 takes a free one.
+    /// Sets the address to listen on. Port 0 chooses a free port.
     pub fn listen(mut self, address: SocketAddr) -> Self {
         self.listen = address;
         self
     }
 
-    /// How much the journal keeps from the start.
+    /// Sets how much the journal keeps from the start.
     pub fn recording(mut self, recording: Recording) -> Self {
         self.recording = recording;
         self
     }
 
-    /// Sends GOAWAY to each connection of this age, like Google's front ends: requests in flight
-    /// are answered, and the client has to reconnect.
+    /// Sends GOAWAY to each connection that reaches this age, like Google's front ends. Requests in
+    /// flight are answered, and the client has to reconnect.
     pub fn max_connection_age(mut self, age: Duration) -> Self {
         self.max_connection_age = Some(age);
         self
     }
 
-    /// Listens, and serves in a task of the current tokio runtime.
+    /// Starts to listen, and serves in a task of the current tokio runtime.
     pub async fn start(self) -> Result<RunningEmulator, StartError> {
         let address = self.listen;
         let refused = |source: io::Error| match source.kind() {
@@ -149,7 +150,7 @@ async fn serve(
     .accept_compressed(CompressionEncoding::Gzip)
     .max_decoding_message_size(MAX_FRAME_BYTES);
     let stopped = async {
-        // An error means that the emulator was dropped; it stops either way.
+        // An error means that the emulator was dropped. The server stops in both cases.
         let _ = stopped.await;
     };
     let iam = IAMPolicyServer::new(IamPolicyService {
@@ -179,7 +180,7 @@ async fn serve(
     }
 }
 
-/// A running emulator. Dropping it stops it.
+/// A running emulator. It stops when dropped.
 #[derive(Debug)]
 pub struct RunningEmulator {
     address: SocketAddr,
@@ -189,23 +190,24 @@ pub struct RunningEmulator {
 }
 
 impl RunningEmulator {
-    /// The address on which it listens, with the actual port. The value for `PUBSUB_EMULATOR_HOST`.
+    /// The address on which the emulator listens, with the actual port. This is the value for
+    /// `PUBSUB_EMULATOR_HOST`.
     pub fn addr(&self) -> SocketAddr {
         self.address
     }
 
-    /// Every attempt to publish.
+    /// The journal of this emulator.
     pub fn journal(&self) -> Journal {
         self.registry.journal.clone()
     }
 
-    /// The faults.
+    /// The faults of this emulator.
     pub fn faults(&self) -> Faults {
         self.registry.faults.clone()
     }
 
-    /// Creates a topic, named `projects/{project}/topics/{topic}`; fails with the status that a
-    /// client would get.
+    /// Creates a topic, named `projects/{project}/topics/{topic}`. Returns an error with the status
+    /// that a client would get.
     pub async fn create_topic(&self, name: &str) -> Result<(), Status> {
         let resource = proto::Topic {
             name: name.to_owned(),
@@ -214,11 +216,12 @@ impl RunningEmulator {
         self.registry.create_topic(resource).map(drop)
     }
 
-    /// Cuts all connections, closes the port and waits until everything has ended.
+    /// Cuts all connections, closes the port and waits until the server has ended, for at most 5 s.
     pub async fn shutdown(mut self) {
         self.stop();
         if let Some(server) = self.server.take() {
-            // The port is closed by now. Tasks that still run after the limit end by themselves.
+            // The port is closed at this point. Tasks that still run after the limit end by
+            // themselves.
             let _ = tokio::time::timeout(SHUTDOWN_LIMIT, server).await;
         }
     }
@@ -228,7 +231,7 @@ impl RunningEmulator {
         connections.refuse(true);
         connections.reset();
         if let Some(stop) = self.stop.take() {
-            // Fails only if the server has already ended.
+            // An error means that the server has already ended.
             let _ = stop.send(());
         }
     }

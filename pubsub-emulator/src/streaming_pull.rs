@@ -1,8 +1,8 @@
 //! `StreamingPull`: one task per stream that delivers messages and reads acknowledgements.
 //!
 //! The response headers are sent at once, before the first request is read, because clients wait
-//! for them; a refusal then ends the stream. A stream never gets more than its flow control allows,
-//! and its acknowledgements are read even while the client is slow to read messages.
+//! for them. A refusal then ends the stream. A stream never gets more messages than its flow
+//! control allows. Acknowledgements are read even while the client is slow to read messages.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -18,15 +18,16 @@ use crate::registry::Registry;
 use crate::subscription::{ACK_DEADLINE_SECONDS, ConsumerId, FlowControl, Subscription};
 use crate::wire::{ReceivedMessage, StreamingPullResponse};
 
-/// An empty response is sent after this long without a message, so that clients and the proxies in
+/// After this long without a message, an empty response is sent, so that clients and proxies in
 /// between see that the stream is alive.
 const HEARTBEAT: Duration = Duration::from_secs(5);
-/// Responses that may wait for a slow client. More would only lease messages that nobody reads.
+/// How many responses may wait for a slow client. More responses would only lease messages that
+/// nobody reads.
 const RESPONSES_AHEAD: usize = 2;
 
 type Responses = Sender<Result<StreamingPullResponse, Status>>;
 
-/// Serves a stream in a task of its own, which ends with the stream.
+/// Serves a stream in its own task, which ends with the stream.
 pub(crate) fn start(
     registry: Arc<Registry>,
     requests: Streaming<StreamingPullRequest>,
@@ -34,7 +35,7 @@ pub(crate) fn start(
     let (responses, stream) = mpsc::channel(RESPONSES_AHEAD);
     tokio::spawn(async move {
         if let Err(status) = serve(&registry, requests, &responses).await {
-            // Fails only if the client is gone.
+            // An error means that the client is gone.
             let _ = responses.send(Err(status)).await;
         }
     });
@@ -68,7 +69,7 @@ async fn serve(
     consumer.run(requests, responses).await
 }
 
-/// One stream and its limits. Dropping it releases its client id.
+/// One stream and its limits. Dropping it disconnects the consumer.
 struct Consumer<'a> {
     id: ConsumerId,
     subscription: &'a Subscription,
@@ -130,7 +131,8 @@ impl Consumer<'_> {
         }
     }
 
-    /// Handles a later request: acknowledgements, deadlines, a new ack deadline.
+    /// Handles a later request of the stream: acknowledgements, changed deadlines, a new ack
+    /// deadline for the stream.
     fn take_request(&mut self, request: &StreamingPullRequest) -> Result<(), Status> {
         let only_first = [
             (!request.subscription.is_empty(), "subscription"),
@@ -186,7 +188,7 @@ fn stream_ack_deadline(seconds: i32) -> Result<Duration, Status> {
     }
 }
 
-/// Zero or less means no limit.
+/// Returns the limit, or `None` for zero and negative values, which mean no limit.
 fn limit(value: i64) -> Option<usize> {
     usize::try_from(value).ok().filter(|limit| *limit > 0)
 }

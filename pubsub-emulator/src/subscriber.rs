@@ -1,6 +1,6 @@
-//! The service `google.pubsub.v1.Subscriber`: subscriptions, and pulling messages from them.
+//! The service `google.pubsub.v1.Subscriber`: manages subscriptions and pulls messages from them.
 //!
-//! `StreamingPull` is in `streaming_pull.rs`. Snapshots are not offered; the server answers
+//! `StreamingPull` is in `streaming_pull.rs`. Snapshots are not offered. The server answers
 //! UNIMPLEMENTED to methods that are missing here.
 
 use std::sync::Arc;
@@ -21,7 +21,7 @@ use crate::streaming_pull;
 use crate::subscription::{FlowControl, MUTABLE_FIELDS, Subscription};
 use crate::wire::{PullResponse, StreamingPullResponse};
 
-/// How long a unary pull waits for a first message before it answers with none.
+/// How long a unary pull waits for a first message before it answers without messages.
 const PULL_WAIT: Duration = Duration::from_secs(5);
 
 type Answered<T> = Result<Response<T>, Status>;
@@ -190,8 +190,8 @@ impl Subscriber for SubscriberService {
     }
 }
 
-/// How far in the past a seek still counts as a seek to "now": the client read the time a moment ago,
-/// from its own clock.
+/// How far in the past the target of a seek may be and still count as "now". The client read the
+/// time a moment ago, from its own clock.
 const SEEK_TOLERANCE: Duration = Duration::from_secs(10);
 
 async fn pull(
@@ -219,7 +219,7 @@ async fn pull(
         }
         let next_expiry = taken.next_expiry.map(tokio::time::Instant::from_std);
         let wake = next_expiry.map_or(give_up, |expiry| expiry.min(give_up));
-        // Try again after a wake-up or the timeout: a lease may have expired.
+        // Try again after a wake-up, and after the timeout too, because a lease may have expired.
         let _ = tokio::time::timeout_at(wake, changed).await;
     }
 }

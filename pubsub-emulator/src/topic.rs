@@ -1,7 +1,7 @@
-//! A topic: gives stored messages their ids and passes them to its subscriptions.
+//! A topic: assigns message ids to stored messages and passes the messages to its subscriptions.
 //!
-//! Ids are assigned and messages passed on under one lock, so every subscription gets the messages
-//! of a topic in the order of their ids. Names and requests are checked elsewhere.
+//! One lock protects both steps, so every subscription gets the messages of a topic in the order of
+//! their ids. Other modules check names and requests.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -69,8 +69,8 @@ impl Topic {
         self.state().subscriptions.clone()
     }
 
-    /// Stores a request's messages, which have one ordering key. Returns the id of the first
-    /// message; the others follow without a gap.
+    /// Stores the messages of a request, which have one ordering key. Returns the id of the first
+    /// message. The other messages have the following ids without a gap.
     pub(crate) fn publish(&self, ids: &AtomicU64, messages: &[MessageView<'_>]) -> u64 {
         let state = self.state();
         let first_id = ids.fetch_add(messages.len() as u64, Ordering::Relaxed);

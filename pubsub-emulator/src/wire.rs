@@ -1,10 +1,10 @@
-//! Messages on the wire: Pub/Sub messages stay encoded from the publisher to the subscriber.
+//! Messages on the wire. Pub/Sub messages stay encoded from the publisher to the subscriber.
 //!
 //! Decoding each message into maps and strings would cost more than everything else that the
-//! emulator does. So the request and response types here have the wire format of their namesakes in
-//! `google.pubsub.v1`, but hold each `PubsubMessage` as its encoded bytes (on the wire an embedded
-//! message and a `bytes` field are the same). [`MessageView`] reads such bytes in place.
-//! `limits.rs` decides what the service would refuse.
+//! emulator does. So the request and response types here have the wire format of the types with the
+//! same names in `google.pubsub.v1`, but hold each `PubsubMessage` as its encoded bytes. (An
+//! embedded message and a `bytes` field look the same on the wire.) [`MessageView`] reads such
+//! bytes in place. `limits.rs` decides what the service would refuse.
 
 use bytes::{BufMut, Bytes, BytesMut};
 use prost::Message;
@@ -58,7 +58,7 @@ pub(crate) struct TestIamPermissionsRequest {
     pub(crate) permissions: Vec<String>,
 }
 
-/// `google.iam.v1.TestIamPermissionsResponse`: those of the permissions that the caller has.
+/// `google.iam.v1.TestIamPermissionsResponse`: the requested permissions that the caller has.
 #[derive(Clone, PartialEq, Message)]
 pub(crate) struct TestIamPermissionsResponse {
     #[prost(string, repeated, tag = "1")]
@@ -72,7 +72,7 @@ mod field {
     pub(super) const MESSAGE_ID: u64 = 3;
     pub(super) const PUBLISH_TIME: u64 = 4;
     pub(super) const ORDERING_KEY: u64 = 5;
-    /// Fields of an entry of the attribute map.
+    /// Field numbers of an entry of the attribute map.
     pub(super) const MAP_KEY: u64 = 1;
     pub(super) const MAP_VALUE: u64 = 2;
 }
@@ -90,7 +90,7 @@ mod wire_type {
 #[error("the bytes are not an encoded google.pubsub.v1.PubsubMessage")]
 pub(crate) struct Malformed;
 
-/// An encoded `PubsubMessage`, read in place.
+/// A view of an encoded `PubsubMessage` that reads the fields in place.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct MessageView<'a> {
     encoded: &'a [u8],
@@ -101,7 +101,7 @@ pub(crate) struct MessageView<'a> {
 }
 
 impl<'a> MessageView<'a> {
-    /// Reads the whole message once; later reads cannot fail.
+    /// Reads the whole message once, so that later reads cannot fail.
     pub(crate) fn parse(encoded: &'a [u8]) -> Result<Self, Malformed> {
         let mut view = Self {
             encoded,
@@ -142,7 +142,8 @@ impl<'a> MessageView<'a> {
         })
     }
 
-    /// The value of an attribute. The last one counts, as in every protobuf map.
+    /// The value of an attribute. If there are several, the last one counts, as in every protobuf
+    /// map.
     pub(crate) fn attribute(self, name: &str) -> Option<&'a str> {
         self.attributes()
             .filter(|(key, _)| *key == name)
@@ -150,8 +151,8 @@ impl<'a> MessageView<'a> {
             .map(|(_, value)| value)
     }
 
-    /// The message as subscribers get it, with its id and publish time. It is copied, so that one
-    /// unacknowledged message does not keep its whole request in memory.
+    /// The encoded message as subscribers get it, with its id and publish time. The bytes are
+    /// copied, so that one unacknowledged message does not keep its whole request in memory.
     pub(crate) fn stored(self, message_id: u64, publish_time: &Timestamp) -> Bytes {
         let service_fields = ServiceFields {
             message_id: message_id.to_string(),
@@ -190,7 +191,8 @@ struct ServiceFields {
     publish_time: Option<Timestamp>,
 }
 
-/// Takes one field off the front. Returns its number, and its bytes if it is length-delimited.
+/// Takes one field off the front of `rest`. Returns the field's number, and its bytes if it is
+/// length-delimited.
 fn next_field<'a>(rest: &mut &'a [u8]) -> Result<(u64, Option<&'a [u8]>), Malformed> {
     let key = varint(rest)?;
     let number = key >> 3;

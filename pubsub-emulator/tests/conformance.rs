@@ -1,9 +1,10 @@
-//! What every Pub/Sub must do, tested on this emulator and on Google's own.
+//! Tests rules that every Pub/Sub implementation must follow, on this emulator and on Google's own.
 //!
-//! The same cases run against both; Google's emulator is the independent referee for these tests.
-//! Where it is lax or wrong (mixed keys, limits, filters, flow control, ordered redelivery) there
-//! is no case here: see `strict.rs` and `deliveries.rs`. Its jar comes with the Debian package
-//! `google-cloud-cli-pubsub-emulator`; without it or Java that half is skipped.
+//! The same cases run on both emulators, and Google's emulator is the independent referee. Where
+//! Google's emulator is lax or wrong (mixed keys, limits, filters, flow control, ordered
+//! redelivery) there is no case here: see `strict.rs` and `deliveries.rs`. The Debian package
+//! `google-cloud-cli-pubsub-emulator` contains the jar of Google's emulator. Without the jar or
+//! Java, the cases on Google's emulator are skipped.
 
 mod raw;
 #[path = "conformance/referee.rs"]
@@ -24,7 +25,8 @@ use referee::Referee;
 use tonic::Code;
 use tonic::codec::CompressionEncoding;
 
-/// Declares the cases once. Runs each case against this emulator, and all cases against Google's.
+/// Declares the cases once. Runs each case on this emulator in its own test, and all cases on
+/// Google's in one.
 macro_rules! cases {
     ($($case:ident),* $(,)?) => {
         mod this_emulator {
@@ -292,7 +294,7 @@ async fn unary_acknowledgements_count_for_streamed_messages(mut clients: Clients
         .acknowledge(&subscription, received.clone())
         .await
         .expect("acknowledged");
-    // No effect, because the message is already acknowledged.
+    // This has no effect, because the message is already acknowledged.
     clients
         .modify_ack_deadline(&subscription, received, 0)
         .await

@@ -1,7 +1,7 @@
-//! Which messages subscribers get, and when: order, redelivery, flow control, filters.
+//! Tests which messages subscribers get, and when: order, redelivery, flow control, filters.
 //!
-//! In these parts Google's own emulator differs from the service, so the portable suite of
-//! `conformance.rs` cannot test them.
+//! Here Google's own emulator differs from the service, so `conformance.rs`, which runs on both
+//! emulators, cannot test this.
 
 mod raw;
 
@@ -126,7 +126,8 @@ async fn a_client_that_reconnects_under_its_id_gets_the_rest_of_its_key() {
         .publish(&topic, vec![message("a", "2")])
         .await
         .expect("published");
-    // The server notices the end of a stream a moment later; until then the stream keeps the key.
+    // The server notices the end of a stream a moment later. Until then, the first stream keeps the
+    // key.
     let give_up = Instant::now() + raw::PATIENCE;
     loop {
         let mut again = clients.stream_with(&subscription, first()).await;
@@ -211,7 +212,7 @@ async fn a_stream_never_holds_more_messages_than_its_flow_control_allows() {
         let received = stream.messages(1).await;
         assert!(received.len() <= 3, "{}", received.len());
         seen.extend(received.iter().map(data));
-        // Alternately over the stream and with a unary call.
+        // Acknowledge alternately over the stream and by a unary call.
         if seen.len().is_multiple_of(2) {
             stream.acknowledge(ack_ids(&received)).await;
         } else {

@@ -1,4 +1,4 @@
-//! Scripted faults as a client sees them, and the reports of the journal and its checks.
+//! Tests scripted faults as a client sees them, and what the journal and its checks report.
 
 mod raw;
 
@@ -22,7 +22,7 @@ fn expected(topic: &str, key: &str, events: &[&str]) -> Expected {
     [(Stream::new(topic, key), events)].into()
 }
 
-/// Publishes with a client-side deadline, sent as a gRPC timeout.
+/// Publishes with a deadline of the client, which is sent as a gRPC timeout.
 async fn publish_within(
     clients: &mut Clients,
     topic: &str,
@@ -161,7 +161,8 @@ async fn a_throttle_answers_resource_exhausted_until_it_is_lifted() {
         messages_per_second: 1,
     };
     let fault = emulator.faults().inject(Fault::new(throttle));
-    // The throttle admits whole requests. These 60 messages use up the quota of the next minute.
+    // The throttle admits only whole requests. These 60 messages use up the quota of the next
+    // minute.
     clients
         .publish(&topic, vec![event("k", "many"); 60])
         .await
@@ -256,7 +257,7 @@ async fn refused_connections_are_unavailable_until_accepted_again() {
     publish_again(&mut clients, &topic, "1").await;
 }
 
-/// Repeats until the client has a connection again.
+/// Publishes again and again until the client has a connection.
 async fn publish_again(clients: &mut Clients, topic: &str, event_id: &str) {
     let publishing = async {
         while clients
@@ -353,7 +354,8 @@ async fn a_connection_past_its_maximum_age_is_replaced_and_no_arrived_request_fa
     let began = Instant::now();
     for n in 0.. {
         assert!(began.elapsed() < PATIENCE);
-        // A client may find its connection closed with a request that it has not sent yet.
+        // When a client sends a request, it may find its connection already closed. Such a request
+        // never arrives.
         loop {
             let messages = vec![event("k", &n.to_string())];
             match clients.publish(&topic, messages).await {
@@ -366,7 +368,8 @@ async fn a_connection_past_its_maximum_age_is_replaced_and_no_arrived_request_fa
             let ids: Vec<_> = ids.iter().map(String::as_str).collect();
             let attempts = emulator.journal().attempts();
             let report = checks::check(&attempts, &expected(&topic, "k", &ids));
-            // Every request that arrived was answered; otherwise its repeat would be here.
+            // Every request that arrived was answered, because otherwise the journal would have its
+            // repeat.
             assert!(
                 report.is_clean() && report.duplicates.is_empty(),
                 "{report}"

@@ -1,4 +1,4 @@
-//! Starting and stopping the emulator.
+//! Tests that start and stop the emulator.
 
 mod raw;
 

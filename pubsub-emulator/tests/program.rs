@@ -1,4 +1,4 @@
-//! The emulator as a program: `pubsub-emulator`.
+//! Tests of the program `pubsub-emulator`.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -12,7 +12,7 @@ use tonic::transport::Endpoint;
 
 const TOPIC: &str = "projects/p/topics/orders";
 
-/// A running emulator, killed when the test ends.
+/// A running emulator process. It is killed when this value is dropped.
 struct Program {
     child: Child,
     host: String,
@@ -59,7 +59,7 @@ fn emulator(arguments: &[&str]) -> Command {
     command
 }
 
-/// Runs the program with arguments that it refuses, and returns the end of its standard error.
+/// Runs the program with arguments that it must refuse. Returns its standard error.
 fn refused(arguments: &[&str]) -> String {
     let Output { status, stderr, .. } = emulator(arguments).output().unwrap();
     assert_eq!(status.code(), Some(2));

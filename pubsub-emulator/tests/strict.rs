@@ -1,4 +1,4 @@
-//! Requests that this emulator refuses like the service, where Google's own emulator is lax.
+//! Tests requests that this emulator refuses like the service, but Google's own emulator accepts.
 
 mod raw;
 

@@ -1,8 +1,9 @@
-//! `postrider audit`, without a relay: the comparison of rows with records, and its exit codes.
+//! Tests of `postrider audit` without a relay: how it compares rows with records, and its exit
+//! codes.
 
 use crate::support::{Database, assert_contains};
 
-/// Records the first `count` events as published, with the slot behind them.
+/// Records the first `count` events as published, at a position that the slot has passed.
 async fn record(database: &Database, count: i64) {
     database
         .execute(&format!(
@@ -25,8 +26,8 @@ async fn advance(database: &Database) {
         .await;
 }
 
-/// Runs the audit with the slot at the end of the WAL. Tries again when other tests have written
-/// WAL in between.
+/// Advances the slot to the end of the WAL and runs the audit. Tries again if other tests have
+/// written WAL in between.
 async fn after_advance(database: &Database) -> serde_json::Value {
     for _ in 0..100 {
         advance(database).await;

@@ -1,5 +1,5 @@
-//! Bad input to `run`: one message with a code and a hint, the documented exit status, within
-//! seconds, and no crash.
+//! Checks how `run` reacts to bad input: within seconds it prints one message with a code and a
+//! hint and exits with the documented status, without a crash.
 
 use std::net::TcpListener;
 use std::time::{Duration, Instant};
@@ -13,7 +13,7 @@ pub(crate) const FAST: [(&str, &str); 3] = [
     ("PUBSUB_EMULATOR_HOST", "127.0.0.1:1"),
 ];
 
-/// As long as a person would wait, with a margin for a busy machine.
+/// The limit for `run`: as long as a person would wait, with a margin for a busy machine.
 const SOON: Duration = Duration::from_secs(25);
 
 async fn run_without_database(env: &[(&str, &str)]) -> Ran {
@@ -76,7 +76,7 @@ async fn a_wrong_and_a_missing_password() {
     )
     .await;
     ran.assert_error("postgres-authentication", 3);
-    // With the right password the relay gets further.
+    // With the right password, the relay fails only at a later check.
     let url = database.url_as(&format!("{LOCKED_ROLE}:{LOCKED_PASSWORD}"));
     run(&database, &[("DATABASE_URL", &url)])
         .await
@@ -104,7 +104,7 @@ async fn a_role_without_replication() {
     let url = database.url_as(&role);
     let ran = run(&database, &[("DATABASE_URL", &url)]).await;
     ran.assert_error("replication-right", 3);
-    // Without a slot the relay fails earlier, with the same code.
+    // Without a slot, an earlier check fails with the same code.
     database
         .run(&["slot", "drop", "--yes"])
         .await

@@ -1,4 +1,4 @@
-//! `postrider check`.
+//! Tests of `postrider check`.
 
 use googleapis_tonic_google_pubsub_v1::google::pubsub::v1::Subscription;
 use googleapis_tonic_google_pubsub_v1::google::pubsub::v1::subscriber_client::SubscriberClient;
@@ -274,7 +274,7 @@ async fn the_text_shows_problems_and_a_verdict_and_all_checks_on_request() {
 
 #[tokio::test]
 async fn offline_only_the_settings_are_checked() {
-    // Nobody listens there.
+    // Nobody listens at the address of this database.
     let settings = [
         ("DATABASE_URL", "postgres://a@127.0.0.1:1/d"),
         ("PUBSUB_PROJECT_ID", "p"),
@@ -296,8 +296,8 @@ async fn offline_only_the_settings_are_checked() {
     assert_contains(&ran.stderr, "--ordering");
 }
 
-/// Asserts that `check` exits with this status and has the finding, and that `slot show` reports the
-/// same state.
+/// Checks that `check` exits with this status and reports the finding, and that `slot show` reports
+/// the same state.
 async fn assert_both(
     database: &Database,
     host: &str,

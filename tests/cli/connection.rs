@@ -1,4 +1,5 @@
-//! How a command finds its server: several servers, pairs of name and value, services.
+//! Tests how a command finds its server, with connection strings that name several servers, pairs
+//! of name and value, or a service.
 
 use crate::support::{Database, LOCKED_PASSWORD, LOCKED_ROLE, Ran, assert_contains};
 

@@ -1,4 +1,4 @@
-//! The promise of `init --apply`: the relay misses no row that is committed afterwards.
+//! Checks the promise of `init --apply`: the relay misses no row that is committed afterwards.
 
 use std::time::Instant;
 

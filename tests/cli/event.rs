@@ -1,4 +1,4 @@
-//! `postrider event`, without a relay: what the command reads, and its exit codes.
+//! Tests of `postrider event` without a relay: what the command reads, and its exit codes.
 
 use crate::support::{Database, assert_contains};
 
@@ -6,7 +6,7 @@ const FIRST: &str = "00000000-0000-4000-8000-000000000001";
 const SECOND: &str = "00000000-0000-4000-8000-000000000002";
 const THIRD: &str = "00000000-0000-4000-8000-000000000003";
 
-/// Three events of key o-1: published, in quarantine, and without a record.
+/// A database with three events of key o-1: one published, one in quarantine, one without a record.
 async fn filled() -> Database {
     let database = Database::initialised().await;
     for id in [FIRST, SECOND, THIRD] {
@@ -51,7 +51,7 @@ async fn an_event_is_shown_from_its_row_to_its_message() {
     assert_eq!(event["message_id"], "17");
     assert_eq!(event["record"]["attempts"], 1);
     assert_eq!(event["row"]["table"], "outbox.events");
-    // The row is pruned; the record stays.
+    // The row is deleted, as by `prune`, and the record stays.
     database
         .execute(&format!("delete from outbox.events where id = '{FIRST}'"))
         .await;
@@ -87,7 +87,8 @@ async fn without_records_an_event_that_the_slot_has_passed_counts_as_published()
     let mode = [("POSTRIDER_DISPATCH", "exceptions")];
     let ran = database.run_with(&["event", THIRD], &mode).await;
     assert_contains(&ran.stdout, "state      waiting-or-published");
-    // Other tests write to the WAL of the same server.
+    // Repeat until the slot has passed the event, because other tests write to the WAL of the same
+    // server.
     let passed = async |env: &[(&str, &str)]| loop {
         let advance = "select pg_replication_slot_advance($1::text::name, pg_current_wal_lsn())";
         database
@@ -126,7 +127,8 @@ async fn an_event_from_before_capturing_is_never_published() {
     assert_contains(&ran.stdout, "state      not-captured");
 }
 
-/// The table `public.legacy` with numbered ids, one event of which is recorded.
+/// A database with the table `public.legacy`, which has numbered ids. Two of its three events are
+/// recorded.
 async fn numbered() -> Database {
     let database = Database::new().await;
     database
@@ -167,7 +169,7 @@ async fn a_numbered_id_is_found_with_and_without_its_table_and_by_its_uuid() {
         assert_eq!(json["events"][0]["message_id"], "m-2", "{id}");
         assert_eq!(json["events"][0]["row"]["table"], "public.legacy", "{id}");
     }
-    // The row is gone, so the command searches outbox.dispatch for its source id.
+    // The row no longer exists, so the command searches outbox.dispatch for its source id.
     database
         .execute("delete from public.legacy where id = 1")
         .await;

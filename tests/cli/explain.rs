@@ -1,4 +1,4 @@
-//! `explain` knows every code that `check`, `init` and `slot` can print.
+//! Checks that `explain` knows every code that `check`, `init` and `slot` can print.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -17,7 +17,7 @@ const SOURCES: [&str; 6] = [
     "src/ops/slot.rs",
 ];
 
-/// Patterns of the calls that take the code of a finding.
+/// Patterns that match the calls which take the code of a finding.
 const CALLS: [&str; 6] = [
     r#"(?:Finding::(?:ok|info|warning|error)|places|warn)\(\s*"([a-z0-9-]+)""#,
     r#"finding(?:_with_remedy)?\(\s*Severity::\w+,\s*"([a-z0-9-]+)""#,
@@ -70,7 +70,7 @@ async fn every_code_of_a_check_can_be_explained() {
         ran.assert_status(0);
         assert_contains(ran.stdout.lines().next().unwrap(), code);
     }
-    // And no section is about a code that no check prints.
+    // Every section of the page must be about a code that some check prints.
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/reference/checks.md");
     let page = std::fs::read_to_string(path).unwrap();
     let headings = page.lines().filter(|line| line.starts_with("## "));

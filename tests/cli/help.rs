@@ -1,4 +1,4 @@
-//! Commands and options that need no database.
+//! Tests of help texts, flags and output that need no database.
 
 use crate::support::{PATIENCE, assert_contains, command, postrider};
 
@@ -28,7 +28,7 @@ async fn the_help_of_every_command_has_an_example() {
     }
 }
 
-/// Every command with its help, and the flags of settings in it.
+/// Runs every command with `flag`, which is `-h` or `--help`. Returns each command with its help.
 async fn helps(flag: &str, columns: &str) -> Vec<(String, String)> {
     let mut commands = vec![String::new()];
     let mut helps = Vec::new();
@@ -39,7 +39,7 @@ async fn helps(flag: &str, columns: &str) -> Vec<(String, String)> {
         let listed = ran.stdout.split_once("Commands:\n").map(|(_, rest)| rest);
         let listed = listed.and_then(|rest| rest.split("\n\n").next());
         let lines = listed.unwrap_or_default().lines();
-        // Deeper lines continue a description.
+        // A line with more indentation continues a description.
         let names = lines.filter(|line| line.starts_with("  ") && !line.starts_with("   "));
         let names = names.filter_map(|line| line.split_whitespace().next());
         commands.extend(
@@ -95,7 +95,7 @@ async fn help_fits_a_terminal_of_60_columns() {
     }
 }
 
-/// On a narrow terminal a longer line is wrapped, and a wrapped command cannot be copied.
+/// On a narrow terminal a longer line is wrapped, and nobody can copy a wrapped command.
 #[tokio::test]
 async fn no_line_of_an_example_is_wider_than_60_columns() {
     let mut seen = 0;

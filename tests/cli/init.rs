@@ -1,4 +1,4 @@
-//! `postrider init --apply`.
+//! Tests of `postrider init --apply`.
 
 mod columns;
 
@@ -130,7 +130,7 @@ async fn other_tables_and_publications_come_from_the_settings() {
     database
         .run_with(&["init", "--apply", "--no-slot"], &env)
         .await
-        .assert_status(2); // it does not have the columns of an outbox
+        .assert_status(2); // the table does not have the columns of an outbox
     let published = |table: &str| {
         format!(
             "select count(*) from pg_publication_tables \
@@ -146,7 +146,7 @@ async fn other_tables_and_publications_come_from_the_settings() {
     database
         .run_with(&["init", "--apply", "--no-slot"], &env)
         .await
-        .assert_status(2); // it does not have the columns of an outbox
+        .assert_status(2); // the table does not have the columns of an outbox
     assert_eq!(database.number(&published("more")).await, 1);
     let env = [
         ("POSTRIDER_PUBLICATION", "Sales"),
@@ -279,7 +279,7 @@ async fn init_does_not_silently_recreate_a_slot_that_was_in_use() {
         .assert_status(0);
 }
 
-/// The table of the next tests, and settings that name it.
+/// A database with a table that the test creates, and a settings file that names this table.
 struct Own {
     database: Database,
     settings: tempfile::NamedTempFile,

@@ -1,5 +1,5 @@
-//! The commands as a person or script runs them: the built binary, a real PostgreSQL, exit codes,
-//! standard output and standard error.
+//! Tests the commands as a person or a script runs them: the built binary, a real PostgreSQL, exit
+//! codes, standard output and standard error.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 

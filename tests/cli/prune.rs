@@ -1,4 +1,5 @@
-//! `postrider prune`, without a relay: what it deletes, its plan, its rights, and how it is stopped.
+//! Tests of `postrider prune` without a relay: what it deletes, its plan, its rights, and how it is
+//! stopped.
 
 use std::time::{Duration, Instant};
 
@@ -10,7 +11,8 @@ fn server() -> ScratchPostgres {
     ScratchPostgres::builder().start().unwrap()
 }
 
-/// Events that were recorded as published long ago, with a floor above them.
+/// Inserts events that were recorded as published 40 days ago. Raises the floor above them and
+/// advances the slot.
 async fn fill(database: &Database, events: u32) {
     database
         .execute(&format!(
@@ -25,13 +27,14 @@ async fn fill(database: &Database, events: u32) {
         ))
         .await;
     database
-        // Use `xmax`: the oldest open transaction may belong to another test on the same server.
+        // `xmax` and not `xmin`, because the oldest open transaction may belong to another test on
+        // the same server.
         .execute("update outbox.capture set floor = pg_snapshot_xmax(pg_current_snapshot())")
         .await;
     advance(database).await;
 }
 
-/// Advances the slot, as if a relay had read everything.
+/// Advances the slot to the end of the WAL, as if a relay had read everything.
 async fn advance(database: &Database) {
     database
         .execute(&format!(
@@ -41,7 +44,8 @@ async fn advance(database: &Database) {
         .await;
 }
 
-/// Prunes until nothing is postponed. Nobody reads the slot, so it moves between two runs.
+/// Prunes until nothing is postponed, and returns the reports. Nobody reads the slot, so this
+/// function advances it between two runs.
 async fn prune_all(database: &Database) -> Vec<serde_json::Value> {
     let began = Instant::now();
     let mut reports = Vec::new();
@@ -77,7 +81,7 @@ fn total(reports: &[serde_json::Value], pointer: &str) -> u64 {
 }
 
 #[tokio::test]
-async fn no_chunk_reads_a_whole_table_and_each_row_is_looked_at_once() {
+async fn no_chunk_reads_a_whole_table_and_each_row_is_judged_once() {
     let server = server();
     let database = Database::on(&server).await;
     database.run(&["init", "--apply"]).await.assert_status(0);
@@ -87,7 +91,7 @@ async fn no_chunk_reads_a_whole_table_and_each_row_is_looked_at_once() {
                  where relid in ('outbox.events'::regclass, 'outbox.dispatch'::regclass)";
     let fetched = "select sum(idx_tup_fetch)::bigint from pg_stat_user_tables \
                    where relid in ('outbox.events'::regclass, 'outbox.dispatch'::regclass)";
-    // Sessions report their counts at their end.
+    // Wait until sessions that have ended have reported their counts.
     tokio::time::sleep(Duration::from_millis(1_100)).await;
     let (scans_before, fetched_before) =
         (database.number(scans).await, database.number(fetched).await);
@@ -97,8 +101,8 @@ async fn no_chunk_reads_a_whole_table_and_each_row_is_looked_at_once() {
     tokio::time::sleep(Duration::from_millis(1_100)).await;
     database.execute("select pg_stat_clear_snapshot()").await;
     assert_eq!(database.number(scans).await, scans_before);
-    // Index fetches per row: the row and its record to judge them, both again to delete the row,
-    // and then the record twice. The limit leaves some room.
+    // The expected number of index fetches per row is 6: the row and its record to judge them, both
+    // again to delete the row, and later the record twice. The limit of 8 leaves some room.
     let fetched = database.number(fetched).await - fetched_before;
     assert!(fetched < 200_000 * 8, "{fetched}");
     assert_eq!(
@@ -246,10 +250,11 @@ async fn numbered_rows_of_a_partitioned_table_are_deleted_through_its_root() {
         )
         .await;
     database
-        // Use `xmax`: the oldest open transaction may belong to another test on the same server.
+        // `xmax` and not `xmin`, because the oldest open transaction may belong to another test on
+        // the same server.
         .execute("update outbox.capture set floor = pg_snapshot_xmax(pg_current_snapshot())")
         .await;
-    // The loop inserts two rows again. Their records stay.
+    // The loop below inserts two of the deleted rows again, so their records must stay.
     let prune = [
         "prune",
         "--older-than",

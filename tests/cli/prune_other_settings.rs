@@ -1,6 +1,6 @@
-//! `postrider prune` and `audit` when the command maps other ids or has another mode than the
-//! relay, and with ids at the edges of their types. The command deletes nothing that is still
-//! needed.
+//! Tests of `postrider prune` and `audit` when the command maps other ids or has another dispatch
+//! mode than the relay, and with ids at the limits of their types. In none of these cases may
+//! `prune` delete rows or records that are still needed.
 
 use std::time::Instant;
 
@@ -11,8 +11,8 @@ use crate::support::{Database, PATIENCE, assert_contains};
 
 const PRUNE: [&str; 5] = ["prune", "--older-than", "30d", "--yes", "--json"];
 
-/// Prunes until the slot's position no longer postpones the records. Nobody reads the slot, so the
-/// test advances it between two runs.
+/// Prunes until the slot's position no longer postpones the records. Nobody reads the slot, so this
+/// function advances it between two runs.
 async fn prune(database: &Database, env: &[(&str, &str)]) -> Value {
     let began = Instant::now();
     loop {
@@ -32,7 +32,8 @@ async fn prune(database: &Database, env: &[(&str, &str)]) -> Value {
     }
 }
 
-/// A table with ids of this type, captured, and the environment of commands that know it.
+/// Creates a table with ids of this type and captures it. Returns the settings file that names the
+/// table.
 async fn with_table(database: &Database, id: &str) -> tempfile::NamedTempFile {
     database
         .execute(&format!(
@@ -55,7 +56,7 @@ async fn raise_floor(database: &Database) {
     database.execute(raise).await;
 }
 
-/// Old rows of the default table, each with an old record that says published.
+/// Inserts old rows into the default table, each with an old record of the state `published`.
 async fn recorded(database: &Database, events: u32) {
     let fill = format!(
         "insert into outbox.events (aggregatetype, event_type, occurred_at) \
@@ -126,7 +127,7 @@ async fn a_command_that_maps_other_ids_than_the_relay_deletes_nothing() {
     assert_contains(&why, "none of the 20 old rows");
     assert_eq!(records(&database).await, 20);
     assert_eq!(rows(&database, "outbox.events").await, 20);
-    // With the relay's settings everything goes.
+    // With the relay's settings, `prune` deletes everything.
     let json = prune(&database, &[]).await;
     let left = (
         rows(&database, "outbox.events").await,
@@ -136,11 +137,11 @@ async fn a_command_that_maps_other_ids_than_the_relay_deletes_nothing() {
 }
 
 #[tokio::test]
-async fn the_mode_of_the_relay_counts_and_not_that_of_the_command() {
+async fn prune_uses_the_dispatch_mode_of_the_relay_and_not_of_the_command() {
     let server = ScratchPostgres::builder().start().unwrap();
     let database = Database::on(&server).await;
     database.run(&["init", "--apply"]).await.assert_status(0);
-    // The relay keeps full records, and these rows have none: they were never published.
+    // The relay keeps full records and these rows have no record, so they were never published.
     database
         .execute(&format!(
             "insert into outbox.events (aggregatetype, event_type, occurred_at) \

@@ -1,11 +1,12 @@
-//! `postrider quarantine`, without a relay: what the commands read and write.
+//! Tests of `postrider quarantine` without a relay: what the commands read and write.
 
 use crate::support::{Database, assert_contains};
 
 const FIRST: &str = "00000000-0000-4000-8000-000000000001";
 const SECOND: &str = "00000000-0000-4000-8000-000000000002";
 
-/// Two events of key o-1 in quarantine, one of o-2, one without topic and key, one published.
+/// A database with four events in quarantine (two of key o-1, one of key o-2, one without topic and
+/// key) and one published event.
 async fn filled() -> Database {
     let database = Database::initialised().await;
     database
@@ -126,7 +127,8 @@ async fn a_topic_can_be_named_although_the_settings_list_tables() {
     .await;
 }
 
-/// Quarantines an event whose id is not a uuid. Computes its uuid as the relay does.
+/// Quarantines an event with an id that is not a uuid. Computes the uuid of the event as the relay
+/// does.
 async fn with_numbered(database: &Database, lsn: u32, id: &str, inserted_xid: u32) -> String {
     let id = id.replace('\'', "''");
     let sql = format!(
@@ -175,7 +177,7 @@ async fn every_command_takes_the_names_that_list_shows() {
 #[tokio::test]
 async fn an_id_of_two_events_is_refused_as_ambiguous() {
     let database = Database::initialised().await;
-    // The table was recreated between the two events, so both have the number 1.
+    // The table was recreated between the two events, so both events have the number 1.
     let first = with_numbered(&database, 10, "1", 700).await;
     let second = with_numbered(&database, 20, "1", 900).await;
     assert_ne!(first, second);
@@ -194,7 +196,7 @@ async fn an_id_of_two_events_is_refused_as_ambiguous() {
         .run(&["quarantine", "discard", &first, "--yes"])
         .await
         .assert_status(0);
-    // The id now means the remaining event, although the discarded one still has a row.
+    // The id now means only the remaining event, although the discarded event still has a record.
     database
         .run(&["quarantine", "release", "public.a:1"])
         .await

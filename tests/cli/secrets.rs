@@ -1,5 +1,5 @@
-//! No command prints any part of a secret: whatever characters it has, however it is given, whether
-//! it is right or wrong, even when everything is logged.
+//! Checks that no command prints any part of a secret, whatever characters the secret has, however
+//! it is given, whether it is right or wrong, and even at log level `trace`.
 
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
@@ -14,7 +14,7 @@ use crate::support::{command, connect, execute};
 /// How many secrets are tried.
 const SECRETS: u64 = 200;
 
-/// The program prints no text in which these letters are next to each other.
+/// The letters in secrets. No text of the program has these letters next to each other.
 const LETTERS: [char; 10] = ['Q', 'X', 'Z', 'J', 'K', 'V', 'W', 'H', 'B', 'F'];
 
 /// Characters that have a meaning in URLs, password files, TOML, SQL or shells.
@@ -42,8 +42,8 @@ impl Random {
             .collect()
     }
 
-    /// Groups of letters with special characters between them, sometimes after a number that could
-    /// be taken for a port.
+    /// Draws a secret: groups of letters with special characters between them. Some secrets begin
+    /// with a number that could be taken for a port.
     fn secret(&mut self) -> String {
         let mut secret = match self.below(4) {
             0 => format!("{}", 10_000 + self.below(50_000)),
@@ -70,7 +70,7 @@ fn percent_encoded(text: &str) -> String {
         .collect()
 }
 
-/// The four-character pieces of a secret that contain at least three of our letters.
+/// The four-character pieces of a secret that contain at least three of `LETTERS`.
 fn fragments(secret: &str) -> Vec<String> {
     let characters: Vec<char> = secret.chars().collect();
     let windows = characters.windows(4);
@@ -89,7 +89,7 @@ fn private_file(path: PathBuf, text: &str) -> String {
     path.display().to_string()
 }
 
-/// The environment of one command, and whether its login can succeed.
+/// The environment of one command. `way` selects how the secret is given.
 fn environment(
     way: usize,
     secret: &str,
@@ -162,7 +162,8 @@ fn environment(
     set.into_iter().map(owned).collect()
 }
 
-/// Settings with the secret in pairs, with several servers, and in a service file.
+/// Variables that give the secret in other forms of libpq: in pairs of name and value, with several
+/// servers, and in a service file.
 fn forms_of_libpq(
     way: usize,
     secret: &str,
@@ -209,7 +210,7 @@ fn forms_of_libpq(
     }
 }
 
-/// Variables of every command.
+/// Variables that every command gets.
 const COMMON: [(&str, &str); 4] = [
     ("PUBSUB_PROJECT_ID", "demo"),
     ("POSTRIDER_START_TIMEOUT_S", "1"),
@@ -264,7 +265,7 @@ async fn no_command_prints_part_of_a_secret_at_trace_level() {
                 let env: Vec<(&str, &str)> =
                     set.iter().map(|(n, v)| (n.as_str(), v.as_str())).collect();
                 let child = command(arguments, &env).spawn().unwrap();
-                // `run` keeps running when the login succeeds.
+                // If the login succeeds, `run` keeps running.
                 let pid = child.id().unwrap().to_string();
                 let ended = child.wait_with_output();
                 let limit = std::time::Duration::from_secs(2);

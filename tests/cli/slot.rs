@@ -1,11 +1,11 @@
-//! `postrider slot`.
+//! Tests of `postrider slot`.
 
 use scratch_postgres::ScratchPostgres;
 use tokio::io::{AsyncBufReadExt, BufReader};
 
 use crate::support::{Database, PATIENCE, assert_contains, command, connect, execute, postrider};
 
-/// The fields that scripts may rely on.
+/// The JSON fields of `slot show` on which scripts may rely.
 const CONTRACT: [&str; 10] = [
     "slot_name",
     "active",
@@ -23,7 +23,7 @@ const CONTRACT: [&str; 10] = [
 async fn show_as_json_has_every_field_of_the_contract() {
     let database = Database::initialised().await;
     let ran = database.run(&["slot", "show", "--json"]).await;
-    ran.assert_status(1); // nobody reads from it yet
+    ran.assert_status(1); // nobody reads from the slot yet
     let json = ran.json();
     for field in CONTRACT {
         assert!(json.get(field).is_some(), "{field}: {ran}");
@@ -47,7 +47,8 @@ async fn waiting_events_are_counted_and_old_ones_raise_an_alarm() {
         .run(&["init", "--apply", "--no-slot"])
         .await
         .assert_status(0);
-    database.emit(5).await; // from before the slot, so they are never streamed and do not wait
+    // Committed before the slot exists, so these events are never streamed and do not wait.
+    database.emit(5).await;
     database.run(&["slot", "create"]).await.assert_status(0);
     let idle = database.run(&["slot", "show", "--json"]).await.json();
     assert_eq!(
@@ -242,7 +243,7 @@ async fn a_slot_that_cannot_be_created_names_the_blocking_transaction() {
 }
 
 #[tokio::test]
-async fn a_slot_that_is_older_than_the_publication_is_shown_until_it_has_passed_that_place() {
+async fn a_slot_older_than_the_publication_is_reported_until_it_has_passed_the_publication() {
     const CODE: &str = "slot-before-publication";
     let server = ScratchPostgres::builder().start().unwrap();
     let database = Database::on(&server).await;

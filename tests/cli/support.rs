@@ -1,4 +1,5 @@
-//! One database per test on a shared server, and the binary with an empty environment.
+//! Gives each test its own database on a shared server, and runs the binary with only the given
+//! variables.
 
 use std::process::Stdio;
 use std::sync::OnceLock;
@@ -9,14 +10,14 @@ use scratch_postgres::ScratchPostgres;
 use tokio::process::Command;
 use tokio_postgres::{Client, NoTls};
 
-/// A limit for everything that may be slow on a busy machine.
+/// A limit for every step that may be slow on a busy machine.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
-/// The one role that needs a password (SCRAM); the server trusts all others.
+/// The only role that needs a password (SCRAM). The server trusts all other roles.
 pub(crate) const LOCKED_ROLE: &str = "locked";
 pub(crate) const LOCKED_PASSWORD: &str = "c0rrect-horse";
 
-/// The server that the tests share. Its watchdog removes it when the process ends.
+/// The server that the tests share. A watchdog removes the server when the test process ends.
 fn server() -> &'static ScratchPostgres {
     static SERVER: OnceLock<ScratchPostgres> = OnceLock::new();
     SERVER.get_or_init(|| {
@@ -31,7 +32,7 @@ fn server() -> &'static ScratchPostgres {
     })
 }
 
-/// A database of one test, with a slot and roles named after it.
+/// A database of one test. The slot has the same name as the database.
 pub(crate) struct Database {
     pub(crate) name: String,
     pub(crate) url: String,
@@ -43,7 +44,8 @@ impl Database {
         Self::on(server()).await
     }
 
-    /// Creates the database on the test's own server, which has no other slot.
+    /// Creates the database on this server. A test that must have no other slots passes a server of
+    /// its own.
     pub(crate) async fn on(server: &ScratchPostgres) -> Self {
         static COUNT: AtomicU32 = AtomicU32::new(0);
         let name = format!("cli_{}", COUNT.fetch_add(1, Ordering::Relaxed));
@@ -64,7 +66,7 @@ impl Database {
         database
     }
 
-    /// The URL with another role.
+    /// The URL of the database for another role. `user_info` may contain a password.
     pub(crate) fn url_as(&self, user_info: &str) -> String {
         let (_, rest) = self.url.split_once('@').unwrap();
         format!("postgres://{user_info}@{rest}")
@@ -101,7 +103,7 @@ impl Database {
         self.client.query_one(sql, &[]).await.unwrap().get(0)
     }
 
-    /// The environment that every command needs for this database.
+    /// The variables that every command needs for this database.
     pub(crate) fn env(&self) -> Vec<(&str, &str)> {
         vec![("DATABASE_URL", &self.url), ("POSTRIDER_SLOT", &self.name)]
     }
@@ -110,7 +112,7 @@ impl Database {
         self.run_with(args, &[]).await
     }
 
-    /// Like `run`, with more variables, or with other values for the same ones.
+    /// Like `run`, with additional variables. They override the variables of `run`.
     pub(crate) async fn run_with(&self, args: &[&str], env: &[(&str, &str)]) -> Ran {
         let env: Vec<(&str, &str)> = self.env().into_iter().chain(env.iter().copied()).collect();
         postrider(args, &env).await
@@ -130,7 +132,7 @@ pub(crate) async fn execute(client: &Client, sql: &str) {
         .unwrap_or_else(|error| panic!("{sql}: {error:?}"));
 }
 
-/// The binary with `args`, and only `env` in its environment.
+/// The command that runs the binary with `args`, and with only `env` in its environment.
 pub(crate) fn command(args: &[&str], env: &[(&str, &str)]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_postrider"));
     command
@@ -144,7 +146,7 @@ pub(crate) fn command(args: &[&str], env: &[(&str, &str)]) -> Command {
     command
 }
 
-/// Runs the binary until it exits, which must happen in time.
+/// Runs the binary until it exits. Panics if the binary runs for longer than `PATIENCE`.
 pub(crate) async fn postrider(args: &[&str], env: &[(&str, &str)]) -> Ran {
     let output = tokio::time::timeout(PATIENCE, command(args, env).output());
     let output = output
@@ -174,7 +176,8 @@ impl Ran {
         assert_eq!(self.status, Some(status), "{self}");
     }
 
-    /// Checks for exactly one message with this code, with its hint, and no sign of a crash.
+    /// Checks that the command printed exactly one error message, with this code and a hint, exited
+    /// with this status, and shows no sign of a crash.
     #[track_caller]
     pub(crate) fn assert_error(&self, code: &str, status: i32) {
         let blocks = self.stderr.matches("error[").count();

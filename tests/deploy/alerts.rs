@@ -1,5 +1,5 @@
-//! Every alert has a section in the runbook and a test. `tests/docs/main.rs` checks that the
-//! metrics in the rules exist.
+//! Checks that every alert has a section in the runbook and a test. `tests/docs/main.rs` checks
+//! that the metrics in the rules exist.
 
 use std::collections::BTreeSet;
 

@@ -18,7 +18,7 @@ fn below(folder: &Path, found: &mut Vec<PathBuf>) {
     for entry in std::fs::read_dir(folder).expect("a folder of the repository") {
         let path = entry.expect("an entry").path();
         if path.is_dir() {
-            // Terraform keeps its providers here.
+            // Skip the folder in which Terraform keeps its providers.
             if !path.ends_with(".terraform") {
                 below(&path, found);
             }
@@ -28,7 +28,7 @@ fn below(folder: &Path, found: &mut Vec<PathBuf>) {
     }
 }
 
-/// Every file of `deploy/`, the workflows and the compose file at the root.
+/// Every file of `deploy/`, the workflows, and the compose file at the root.
 pub(crate) fn all() -> Vec<PathBuf> {
     let mut found = vec![root().join("docker-compose.yml")];
     below(&root().join("deploy"), &mut found);
@@ -37,8 +37,8 @@ pub(crate) fn all() -> Vec<PathBuf> {
     found
 }
 
-/// Every file with this extension, except the templates of Helm, which are not YAML before Helm
-/// fills them in.
+/// Every file with one of these extensions, except the templates of Helm, which are not YAML before
+/// Helm fills them in.
 pub(crate) fn with_extension(extensions: &[&str]) -> Vec<PathBuf> {
     let is_one = |path: &PathBuf| {
         let extension = path.extension().unwrap_or_default().to_string_lossy();
@@ -48,7 +48,8 @@ pub(crate) fn with_extension(extensions: &[&str]) -> Vec<PathBuf> {
     all().into_iter().filter(is_one).collect()
 }
 
-/// The documents of all YAML files, each with its path. Patches inside a kustomization count too.
+/// The documents of all YAML files, each with its path. Patches inside a kustomization count as
+/// documents too.
 pub(crate) fn documents() -> Vec<(PathBuf, Value)> {
     let mut found = Vec::new();
     for path in with_extension(&["yaml", "yml"]) {
@@ -117,7 +118,7 @@ pub(crate) fn each_object(value: &Value, see: &mut impl FnMut(&Map<String, Value
     }
 }
 
-/// The containers that run the relay or another command of it, in all documents.
+/// The containers that run `postrider run` or another command of `postrider`, in all documents.
 pub(crate) fn containers() -> Vec<(PathBuf, Value)> {
     let mut found = Vec::new();
     for (path, document) in documents() {

@@ -1,4 +1,4 @@
-//! Kubernetes, Helm and the container image: ports, probe paths, memory, values, images.
+//! Checks Kubernetes, Helm and the container image: ports, probe paths, memory, values, images.
 
 use std::collections::BTreeSet;
 
@@ -118,7 +118,7 @@ fn no_image_names_a_registry() {
     assert!(images >= 8, "only {images} were recognised");
 }
 
-/// The value at a path such as `image.tag`.
+/// The value at a path with dots, such as `image.tag`.
 fn at<'a>(mut value: &'a Value, path: &str) -> Option<&'a Value> {
     for part in path.split('.') {
         value = value.get(part)?;
@@ -155,7 +155,7 @@ fn every_value_of_the_helm_chart_is_described_and_used() {
     for name in values.as_object().expect("an object").keys() {
         assert!(seen.contains(name), "no template uses {name}");
     }
-    // Settings have no defaults here: what the chart suggests is in comments.
+    // values.yaml has no defaults for settings. It suggests settings in comments.
     let suggested = Regex::new(r"(?m)^#  ([a-z_]+): ").expect("a pattern");
     let text = read(chart.join("values.yaml"));
     let suggested: Vec<&str> = suggested
@@ -177,7 +177,7 @@ fn every_value_of_the_helm_chart_is_described_and_used() {
 
 #[test]
 fn the_chart_and_the_kustomization_agree() {
-    // Both describe the same pod, and a line that protects it must not be lost in one of them.
+    // Both describe the same pod. A line that protects the pod must not be lost in one of them.
     let base = read("deploy/kubernetes/base/deployment.yaml");
     let chart = read("deploy/helm/postrider/templates/deployment.yaml");
     for line in [

@@ -1,6 +1,6 @@
-//! Checks that the files of `deploy/` fit the program: every variable, command, flag, port, probe path,
-//! exit code, setting and metric that they name exists. Needs no tool; `cargo xtask deploy` runs the
-//! tools.
+//! Checks that the files of `deploy/` fit the program: every variable, command, flag, port, probe
+//! path, exit code, setting and metric that they name exists. These tests need no other program.
+//! `cargo xtask deploy` checks the files with the tools that they are written for.
 
 mod alerts;
 mod files;
@@ -19,7 +19,7 @@ use files::{all, containers, documents, each_object, read, root, with_extension}
 
 const VERSION: &str = env!("CARGO_PKG_VERSION");
 
-/// Variables that begin with `POSTRIDER_` and are not settings: the command line, the build and
+/// Variables that begin with `POSTRIDER_` and are not settings. The command line, the build and
 /// deploy/compose.yaml read them.
 const NO_SETTINGS: [&str; 4] = [
     "POSTRIDER_CONFIG",
@@ -84,7 +84,7 @@ fn every_variable_is_one_that_the_relay_reads() {
     let mut seen = BTreeSet::new();
     for (name, text) in texts() {
         for found in variable.find_iter(&text) {
-            // A template or placeholder completes the name.
+            // A template or a placeholder completes a name that ends with `_`.
             let found = found.as_str().trim_end_matches('_');
             assert!(is_read_by_the_relay(found), "{name} names {found}");
             seen.insert(found.to_owned());
@@ -112,12 +112,12 @@ fn every_variable_is_one_that_the_relay_reads() {
     }
 }
 
-/// The settings that a file gives to the relay, with a database where the file takes it from a
-/// secret.
+/// Loads the settings that a file gives to the relay. Adds a URL of the database, which most files
+/// take from a secret.
 fn accept(name: &str, variables: BTreeMap<String, String>) -> Settings {
     let database = "postgres://relay:secret@db.example:5432/shop?sslmode=disable".to_owned();
     let mut environment = Environment::from_iter([("DATABASE_URL".to_owned(), database)]);
-    // Names a file that exists only in the container.
+    // Leave out `PGSSLROOTCERT`, which names a file that exists only in the container.
     let variables = variables
         .into_iter()
         .filter(|(name, _)| name != "PGSSLROOTCERT");
@@ -207,7 +207,8 @@ fn check_call(name: &str, words: &[String]) {
 
 #[test]
 fn every_command_and_flag_exists() {
-    // `postrider check` in a text, or ` -- postrider check` and `/usr/bin/postrider run` in a script.
+    // Matches `postrider check` in a text, and ` -- postrider check` and `/usr/bin/postrider run`
+    // in a script.
     let call =
         Regex::new(r"(?:`|-- |/usr/bin/)postrider ([a-z][a-zA-Z0-9 =_-]*)").expect("a pattern");
     let mut calls = 0;
@@ -239,7 +240,7 @@ fn every_command_and_flag_exists() {
 #[test]
 fn systemd_restarts_the_relay_after_every_exit_whose_cause_can_pass() {
     // These errors stop the relay, but can pass without a change of its settings: another process
-    // frees the port, a database is restored, a migration adds the column.
+    // frees the port, a database is restored, or a migration adds the column.
     let passing = [
         Code::PortInUse,
         Code::DatabaseUrlInvalid,
@@ -268,7 +269,8 @@ fn systemd_restarts_the_relay_after_every_exit_whose_cause_can_pass() {
 
 #[test]
 fn the_exit_codes_of_the_page_and_of_the_unit_are_those_of_the_errors() {
-    // A row of the table, and a line of the unit's comment: a status, then codes of errors.
+    // `row` matches a row of the table in exit-codes.md, and `line` matches a comment line of
+    // postrider.service. Each has an exit status and its error codes.
     let row = Regex::new(r"(?m)^\| ([1-5]) \| [^|]* \| (`[^|]*) \|").expect("a pattern");
     let line = Regex::new(r"(?m)^#   ([1-5]): .*\(([a-z, -]+)\)$").expect("a pattern");
     let used: BTreeSet<u8> = Code::ALL.iter().map(|code| code.exit_status()).collect();

@@ -1,4 +1,5 @@
-//! Checks that the documentation is true: settings, links, paths, examples, codes, names.
+//! Checks that the documentation is true: settings, links, paths, examples, codes, names of tests
+//! and metrics.
 //!
 //! `cargo xtask settings-doc` (these tests with `UPDATE_DOCS=1`) writes `docs/reference/settings.md` and
 //! `docs/reference/settings.schema.json`.
@@ -24,8 +25,8 @@ fn read(path: impl AsRef<Path>) -> String {
     std::fs::read_to_string(&path).unwrap_or_else(|e| panic!("{}: {e}", path.display()))
 }
 
-/// Files below a folder whose names end with `ending`, except in build output, downloaded packages and
-/// dot folders.
+/// The files below a folder with names that end with `ending`. Leaves out build output, downloaded
+/// packages and dot folders.
 fn files(folder: &Path, ending: &str) -> Vec<PathBuf> {
     let mut found = Vec::new();
     for entry in std::fs::read_dir(folder).expect("a folder of the repository") {
@@ -135,7 +136,7 @@ fn every_toml_example_is_accepted_as_settings() {
     assert!(examples >= 4, "only {examples} examples were found");
 }
 
-/// A fenced block that follows a link to a file of a producer example is a part of that file.
+/// A fenced block that follows a link to a file in examples/producers/ must be a part of that file.
 #[test]
 fn every_snippet_for_producers_is_part_of_its_file() {
     let page = read("docs/how-to/write-events.md");

@@ -1,4 +1,4 @@
-//! The manual pages: one for each command, with its flags.
+//! Checks the manual pages: there is one for each command, with the flags of the command.
 
 use std::collections::BTreeSet;
 use std::path::Path;

@@ -62,7 +62,7 @@ fn settings_page() -> String {
     page
 }
 
-/// The schema of a value.
+/// The JSON Schema of a value of this kind.
 fn value_schema(kind: SettingKind) -> Value {
     match kind {
         SettingKind::Text(_) => json!({"type": "string"}),
@@ -72,7 +72,7 @@ fn value_schema(kind: SettingKind) -> Value {
     }
 }
 
-/// An object with these properties and no others.
+/// The JSON Schema of an object with these properties and no others.
 fn object(properties: Map<String, Value>) -> Value {
     json!({"type": "object", "properties": properties, "additionalProperties": false})
 }
@@ -93,7 +93,7 @@ fn table_schema(keys: &[TableKey]) -> Value {
     object(properties.collect())
 }
 
-/// The JSON Schema of the settings file, for editors.
+/// The JSON Schema of the settings file, which editors use.
 fn settings_schema() -> String {
     let mut properties: Map<String, Value> = Map::new();
     for key in KEYS {
@@ -120,7 +120,8 @@ fn settings_schema() -> String {
     let mut schema = object(properties);
     schema["$schema"] = json!("https://json-schema.org/draft/2020-12/schema");
     schema["title"] = json!("The settings file of Postrider");
-    // The settings of a single table have no effect together with [[tables]].
+    // The settings of a single table have no effect together with [[tables]], so the schema forbids
+    // the combination.
     let of_one_table: Vec<Value> = TABLE_KEYS
         .iter()
         .filter(|key| KEYS.iter().any(|single| single.name == key.name))
@@ -131,7 +132,7 @@ fn settings_schema() -> String {
     text + "\n"
 }
 
-/// Compares a generated file, or writes it.
+/// Checks that a generated file is up to date. With `UPDATE_DOCS`, writes the file first.
 fn assert_generated(path: &str, rendered: &str) {
     let file = root().join(path);
     if std::env::var_os("UPDATE_DOCS").is_some() {

@@ -1,4 +1,4 @@
-//! The rights of each role: writers, the relay, and an owner who may not create roles.
+//! Tests of the rights of each role: writers, the relay, and an owner who may not create roles.
 
 use super::*;
 
@@ -17,7 +17,7 @@ async fn a_writer_can_insert_and_emit_and_nothing_else() {
         )
         .await
         .unwrap();
-    // As object-relational mappers write it.
+    // Object-relational mappers insert rows in this way.
     let insert = "insert into outbox.events (aggregatetype, event_type) values ('order', 'Placed') \
                   returning id::text";
     assert!(text(&client, insert).await.is_some());
@@ -107,7 +107,7 @@ async fn the_relay_can_read_events_and_record_outcomes_but_never_write_an_event(
         )
         .await
         .unwrap();
-    // In a transaction of its own, because a slot cannot be created after a write.
+    // A separate transaction, because a slot cannot be created after a write.
     let slot = "select pg_create_logical_replication_slot('of_the_relay', 'pgoutput', true)";
     client.batch_execute(slot).await.unwrap();
     for sql in [
@@ -147,8 +147,8 @@ async fn an_owner_who_may_not_create_roles_gets_a_notice_and_everything_else() {
         assert!(told, "{role}: {notices:?}");
     }
 
-    // An administrator creates one role, and the owner may now create the other. Both get their
-    // rights.
+    // An administrator creates one role, and the owner may now create the other role. Both roles
+    // get their rights.
     admin
         .batch_execute("create role postrider_writer; alter role shop createrole")
         .await

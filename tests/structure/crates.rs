@@ -1,4 +1,5 @@
-//! The crates of the product: which other ones each may use, and what it must not depend on.
+//! The crates of the product: which crates of the workspace each crate may use, and on which crates
+//! it must not depend.
 
 use std::path::PathBuf;
 
@@ -21,12 +22,12 @@ const PUBSUB: [&str; 7] = [
     "tonic",
 ];
 
-/// A library crate of the product, or a tool in `crates/`.
+/// The rule for a library crate of the product, or for a tool in `crates/`.
 struct CrateRule {
     folder: &'static str,
-    /// The crates of this workspace that it may use.
+    /// The crates of this workspace that the crate may use.
     uses: &'static [&'static str],
-    /// Crates that it must not use, because it works without them.
+    /// Crates that the crate must not use, because it works without them.
     never: &'static [&'static str],
 }
 

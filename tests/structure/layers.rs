@@ -1,4 +1,4 @@
-//! Imports point downwards and form no circles, and no folder is too large.
+//! Checks that imports point downwards and form no circles, and that no folder is too large.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -6,7 +6,8 @@ use std::path::Path;
 use crate::crates::product;
 use crate::source::{SourceFile, modules, modules_in, read, root, rust_files, shown};
 
-/// The folders and files of `src`, from the bottom to the top: each may import only those before it.
+/// The folders and files of `src`, from the bottom to the top. Each entry may import only earlier
+/// entries.
 const LAYERS: [&str; 22] = [
     "build_info",
     "environment",
@@ -32,8 +33,8 @@ const LAYERS: [&str; 22] = [
     "cli",
 ];
 
-/// The largest share of the lines of `src` that one folder may have, in per cent. A larger folder
-/// is about several subjects.
+/// The largest share of the lines of `src` that one folder may have, in percent. A larger folder is
+/// about several subjects.
 const FOLDER_PERCENT_MAX: usize = 20;
 
 /// The paths in a use tree: `a::{b, c::D}` is `a::b` and `a::c::D`.
@@ -64,7 +65,8 @@ fn paths_in(prefix: &str, tree: &str, paths: &mut Vec<String>) {
     }
 }
 
-/// The paths that a file imports or names from `crate` or `super`, resolved from the root.
+/// The paths that a file imports or names from `crate` or `super`, as paths from the root of the
+/// crate.
 fn imports(file: &SourceFile) -> Vec<Vec<String>> {
     let is_path = |c: char| c.is_alphanumeric() || c == '_' || c == ':';
     let mut paths = Vec::new();
@@ -151,7 +153,7 @@ fn circle<'a>(
 }
 
 #[test]
-fn modules_that_stand_side_by_side_form_no_circle() {
+fn sibling_modules_form_no_circle() {
     let edges: Vec<usize> = product()
         .iter()
         .map(|folder| check_circles(folder))

@@ -1,6 +1,6 @@
 //! Checks the shape of the code: each type name is unique, files are short, folders form layers,
-//! crates use only crates below them, one folder has the SQL on our own tables, and one crate the
-//! queries on the catalogue.
+//! and crates use only crates below them. Only the listed folders have SQL on our own tables, and
+//! only one crate and the listed files query the catalogue.
 
 mod crates;
 mod layers;
@@ -16,7 +16,8 @@ use source::{read, root, rust_files, test_modules, without_tests};
 /// Each crate may have an alias of this name for its own error.
 const ALIAS_PER_CRATE: &str = "Result";
 
-/// The longest file. A longer one is two ideas: split it by them, `x.rs` into `x.rs` and `x/part.rs`.
+/// The most lines that a file may have. A longer file is about two ideas: split it, `x.rs` into
+/// `x.rs` and `x/part.rs`.
 const LINES_MAX: usize = 400;
 
 /// The name of the type or trait that a line defines. Associated types do not count.

@@ -54,7 +54,7 @@ pub(crate) fn test_modules(path: &Path, text: &str) -> Vec<PathBuf> {
         .collect()
 }
 
-/// The lines of a file without those of the test modules in it.
+/// The lines of a file, without the test modules that are in the file.
 pub(crate) fn without_tests(text: &str) -> Vec<&str> {
     let mut kept = Vec::new();
     let mut lines = text.lines().peekable();
@@ -72,9 +72,9 @@ pub(crate) fn without_tests(text: &str) -> Vec<&str> {
 /// A file of the product, without its tests.
 pub(crate) struct SourceFile {
     pub(crate) path: PathBuf,
-    /// `["capture", "scan"]` for `src/capture/scan.rs`.
+    /// The path of the module, for example `["capture", "scan"]` for `src/capture/scan.rs`.
     pub(crate) module: Vec<String>,
-    /// Without comments.
+    /// The text of the file without comment lines.
     pub(crate) code: String,
 }
 
@@ -88,7 +88,8 @@ pub(crate) fn modules() -> Vec<SourceFile> {
     modules_in(&root().join("src"))
 }
 
-/// The modules of the crate with this source folder, with the same exceptions.
+/// The modules of the crate with this source folder, except test modules and the roots of the
+/// crate.
 pub(crate) fn modules_in(folder: &Path) -> Vec<SourceFile> {
     let files: Vec<(PathBuf, String)> = rust_files(folder)
         .into_iter()
@@ -115,7 +116,7 @@ pub(crate) fn modules_in(folder: &Path) -> Vec<SourceFile> {
 
 /// The string literals of code, without their quotes and with their escapes.
 pub(crate) fn literals(code: &str) -> Vec<&str> {
-    // A comment, a character or a string. A lifetime is none of them.
+    // Matches a comment, a character or a string, but not a lifetime.
     let token = r#"//[^\n]*|'(\\.|[^'\\])'|"((?:\\[\s\S]|[^"\\])*)""#;
     let token = Regex::new(token).expect("a valid pattern");
     let found = token.captures_iter(code).filter_map(|found| found.get(2));

@@ -1,5 +1,5 @@
-//! One folder has the SQL on the tables of the schema `outbox`, and one crate the queries on
-//! PostgreSQL's catalogue.
+//! Checks that only `src/store` and `src/cli/init` have SQL on the tables of the schema `outbox`,
+//! and that only `slot-manager` and the files listed here query PostgreSQL's catalogue.
 
 use std::collections::BTreeSet;
 use std::sync::LazyLock;
@@ -20,7 +20,8 @@ fn clients() -> Vec<SourceFile> {
     folders.flat_map(|folder| modules_in(&folder)).collect()
 }
 
-/// Whether a statement in this code names a table of the schema `outbox`. Prose does not count.
+/// Whether a statement in this code names a table of the schema `outbox`. A name in prose does not
+/// count.
 fn has_sql_on_our_tables(code: &str) -> bool {
     const BEFORE_A_TABLE: [&str; 7] = [
         "from", "join", "into", "update", "copy", "truncate", "table",
@@ -50,8 +51,8 @@ fn only_the_store_has_sql_on_our_own_tables() {
     );
 }
 
-/// Functions that read one value of a row, its transaction or our own transaction. Scans of a table
-/// and DDL need them.
+/// Functions that do not read the catalogue. Scans of a table and DDL use them for a value of a
+/// row, its transaction or our own transaction.
 const NOT_OF_THE_CATALOGUE: [&str; 7] = [
     "pg_advisory_xact_lock",
     "pg_column_size",
@@ -62,7 +63,8 @@ const NOT_OF_THE_CATALOGUE: [&str; 7] = [
     "pg_xact_commit_timestamp",
 ];
 
-/// A catalogue, a view of statistics, a function on them, a cast that looks a name up, or SHOW.
+/// Matches a catalogue or a view of statistics in a statement, a function that reads them, a cast
+/// that looks up a name, and SHOW.
 static OF_THE_CATALOGUE: LazyLock<Regex> = LazyLock::new(|| {
     const TABLE: &str = r"(?:from|join|,)[\s\\]+(?:pg_catalog\.)?pg_\w+\b|\binformation_schema\.";
     const FUNCTION: &str = r"\b(pg_\w+|current_setting|current_database|format_type|to_reg\w+|has_\w+_privilege|row_security_active)\(";
@@ -77,9 +79,9 @@ fn is_catalogue_query(literal: &str) -> bool {
     })
 }
 
-/// The places that may query the catalogue without `slot-manager`, each with the reason. In
-/// `src/store/` only a statement on our own tables may do so: in two statements, the state of the
-/// server could change in between.
+/// The source files that may query the catalogue without `slot-manager`, each with the reason. In
+/// `src/store/`, only a statement that also names our own tables may do so, because the state of
+/// the server could change between two statements.
 const MAY_ASK_THE_CATALOGUE: [(&str, &str); 7] = [
     (
         "src/cli/init/script",
@@ -91,15 +93,15 @@ const MAY_ASK_THE_CATALOGUE: [(&str, &str); 7] = [
     ),
     (
         "src/store/dispatch/pruning.rs",
-        "of the captured tables, only those that exist",
+        "only captured tables that still exist are read",
     ),
     (
         "src/store/dispatch/successor.rs",
-        "who reads the slot, and who serves it, at one moment",
+        "who reads the slot and who serves it must be read at the same moment",
     ),
     (
         "src/store/relay_row.rs",
-        "records are moved to a place before the end of the WAL",
+        "records are moved to positions before the end of the WAL",
     ),
     (
         "src/store/relay_row/audits.rs",
@@ -111,7 +113,7 @@ const MAY_ASK_THE_CATALOGUE: [(&str, &str); 7] = [
     ),
 ];
 
-/// The place that allows this statement to query the catalogue.
+/// The entry of `MAY_ASK_THE_CATALOGUE` that allows this statement to query the catalogue.
 fn allowing_place(path: &str, literal: &str) -> Option<&'static str> {
     let mut places = MAY_ASK_THE_CATALOGUE.iter().map(|(place, _)| *place);
     let place = places.find(|place| path.starts_with(place))?;

@@ -1,5 +1,5 @@
-//! Everything about a failed schedule: the most important part on the terminal, all of it in a
-//! file.
+//! Reports a failed schedule: prints the most important parts on the terminal, and writes
+//! everything to a file.
 
 use std::collections::HashMap;
 use std::fmt::Write;
@@ -11,8 +11,8 @@ use xtask::step;
 use crate::schedule::Outcome;
 use crate::verdict::{Event, Evidence, Violation};
 
-/// Violations shown of each kind. People usually keep only the end of a log, so the summary must be
-/// short.
+/// How many violations of each kind the summary shows. People usually keep only the end of a log,
+/// so the summary must be short.
 const VIOLATIONS_SHOWN: usize = 2;
 const LOG_LINES_SHOWN: usize = 60;
 const LOG_LINES_SUMMED_UP: usize = 4;
@@ -62,7 +62,7 @@ fn last(lines: &[String], count: usize) -> &[String] {
     &lines[lines.len().saturating_sub(count)..]
 }
 
-/// The first violations of each kind, and how many more there are.
+/// One line for each of the first violations of each kind, and a line that counts the others.
 fn of_each_kind(violations: &[Violation]) -> Vec<String> {
     let mut kinds: Vec<(_, Vec<&Violation>)> = Vec::new();
     for violation in violations {
@@ -99,7 +99,7 @@ fn head(seed: u64, outcome: &Outcome) -> String {
         outcome.plan
     );
     for occurrence in &outcome.occurrences {
-        // Writing to a String cannot fail; the same goes for the calls below.
+        // Writing to a String cannot fail, here and in the calls below.
         let _ = writeln!(
             text,
             "{:8.3} to {:8.3}  {}",
@@ -111,7 +111,7 @@ fn head(seed: u64, outcome: &Outcome) -> String {
     text
 }
 
-/// What happened to each event, per key and in order.
+/// One line per event with everything that happened to the event, sorted by topic, key and version.
 pub(crate) fn history(evidence: &Evidence) -> Vec<String> {
     let mut sent: HashMap<&str, Vec<u64>> = HashMap::new();
     for attempt in &evidence.attempts {

@@ -7,39 +7,40 @@ use pubsub_emulator::Action;
 
 #[derive(Debug, Clone)]
 pub(crate) enum Fault {
-    /// SIGKILL to a relay, and a new relay after this time.
+    /// A relay is killed by SIGKILL, and a new relay starts after this time.
     Kill(Duration),
-    /// SIGTERM to a relay, and a new relay after this time.
+    /// A relay is stopped by SIGTERM, and a new relay starts after this time.
     Stop(Duration),
-    /// SIGSTOP to the relay that holds the slot, and SIGCONT after this time.
+    /// A relay, usually the one that holds the slot, gets SIGSTOP, and SIGCONT after this time.
     Freeze(Duration),
-    /// `pg_terminate_backend` of the walsender.
+    /// `pg_terminate_backend` ends every walsender.
     TerminateWalsender,
-    /// `pg_terminate_backend` of all SQL sessions of the relay.
+    /// `pg_terminate_backend` ends all SQL sessions of the relays.
     TerminateSql,
     /// Nobody can write to the dispatch table for this time.
     LockDispatch(Duration),
     /// PostgreSQL goes down for this time.
     Server(Outage, Duration),
-    /// This many publish requests meet this action.
+    /// Pub/Sub applies this action to this many publish requests.
     Publish(Action, u64),
-    /// Every publish request meets this action for this time.
+    /// Pub/Sub applies this action to every publish request for this time.
     PublishFor(Action, Duration),
-    /// A topic is gone for this time.
+    /// The topic of this kind of events does not exist for this time.
     TopicGone(&'static str, Duration),
     /// All connections to Pub/Sub are cut.
     CutPubsub,
     /// All connections to Pub/Sub are reset, and new ones are refused for this time.
     RefusePubsub(Duration),
-    /// The network between a relay and one of its peers, for this time.
+    /// The network between a relay and one of its peers is disturbed for this time.
     Network(Side, Trouble, Duration),
     /// The slot is lost while the relay is in this state.
     SlotLost(Down, Loss),
-    /// The publication lacks the outbox table for this time.
+    /// The stream omits the outbox table for this time, because the publication or the relay's
+    /// settings do not contain it.
     Gap(Down, Unpublished, Duration),
     /// The outbox table is replaced by another one with the same name.
     Replaced(Down, Replacement),
-    /// A row longer than the relay reads from the stream.
+    /// A row is committed that is longer than the relay accepts from the stream.
     TooLong,
     /// All refusals are lifted, and everything in quarantine is released.
     Release,
@@ -49,9 +50,9 @@ pub(crate) enum Fault {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Down {
     Running,
-    /// By `kill -9`; restarted afterwards.
+    /// The relay was killed by `kill -9` before. A new relay starts afterwards.
     Killed,
-    /// By SIGTERM; restarted afterwards.
+    /// The relay was stopped by SIGTERM before. A new relay starts afterwards.
     Stopped,
 }
 
@@ -59,9 +60,9 @@ pub(crate) enum Down {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Loss {
     Dropped,
-    /// Dropped, and recreated at once.
+    /// The slot is dropped and recreated at once.
     Recreated,
-    /// By `max_slot_wal_keep_size`.
+    /// The server invalidates the slot because of `max_slot_wal_keep_size`.
     Invalidated,
 }
 
@@ -70,16 +71,17 @@ pub(crate) enum Loss {
 pub(crate) enum Unpublished {
     TableOut,
     PublicationDropped,
-    /// A relay with other settings serves the slot for a while, with another table.
+    /// For a while, the slot is served by a relay whose settings name another table.
     NotInSettings,
 }
 
 /// What happens to the rows of the old table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Replacement {
-    /// They are in the new table, which is swapped for the old one.
+    /// The rows are copied to the new table before it takes the old table's name.
     Copied,
-    /// They are dropped with the old table. Rows that were not published yet are in the WAL.
+    /// The rows are dropped with the old table. The WAL still has the rows that were not published
+    /// yet.
     Recreated,
 }
 
@@ -93,15 +95,15 @@ pub(crate) enum Side {
 /// A disturbance of the network.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Trouble {
-    /// Nothing passes until the end, and then everything arrives.
+    /// No bytes pass until the fault ends. Then all bytes arrive.
     Stalled,
-    /// Everything is lost, and connections break in the end.
+    /// All bytes are lost, and the connections break when the fault ends.
     Swallowed,
-    /// Everything arrives this much later.
+    /// All bytes arrive this much later.
     Delayed(Duration),
-    /// Connections break by RST, once.
+    /// All connections break once, by RST.
     Reset,
-    /// Connections end by FIN, once.
+    /// All connections end once, by FIN.
     Finished,
 }
 
@@ -114,7 +116,8 @@ pub(crate) enum Outage {
 }
 
 impl Fault {
-    /// Whether attempts to publish end only by the relay's own timeout.
+    /// Whether the fault withholds answers, so that attempts to publish end only by the relay's own
+    /// timeout.
     pub(crate) fn withholds_answers(&self) -> bool {
         matches!(
             self,
@@ -132,8 +135,9 @@ impl Fault {
         )
     }
 
-    /// Whether rows that the stream omits are delivered after later rows of their key. That happens
-    /// after a gap in the publication, and if the relay takes a recreated slot for its old slot.
+    /// Whether the fault makes the stream omit rows that are then delivered after later rows of
+    /// their key. This happens after a gap in the publication, and when the relay mistakes a
+    /// recreated slot for its old slot.
     pub(crate) fn leaves_late_rows(&self) -> bool {
         match self {
             Fault::Gap(..) => true,
@@ -142,7 +146,8 @@ impl Fault {
         }
     }
 
-    /// Whether rows have to be read from their table, because the slot cannot deliver them.
+    /// Whether the slot cannot deliver some rows, so that the relay must read them from their
+    /// table.
     pub(crate) fn needs_new_slot(&self) -> bool {
         matches!(self, Fault::SlotLost(..) | Fault::TooLong)
     }
@@ -161,7 +166,7 @@ impl Fault {
             | Fault::RefusePubsub(span)
             | Fault::LockDispatch(span)
             | Fault::Network(_, _, span) => *span,
-            // Long enough for the relay to meet the row twice and create a new slot.
+            // Long enough for the relay to read the row twice and then create a new slot.
             Fault::TooLong => Duration::from_secs(30),
             // These faults are over as soon as they have been caused.
             Fault::Kill(_)

@@ -1,4 +1,5 @@
-//! Reads the evidence from the tables of a schedule's database at the end.
+//! Reads the evidence of a schedule: events and dispatch rows from the tables of its database, and
+//! stored events from the emulator's attempts.
 
 use std::collections::HashSet;
 
@@ -9,11 +10,11 @@ use tokio_postgres::types::PgLsn;
 use crate::schedule::topic;
 use crate::verdict::{Event, Record};
 
-/// The transaction label of old rows, which were in the outbox before it was captured. Such a row
-/// is not an event.
+/// The transaction label of old rows, which were in the outbox before a relay captured the table.
+/// The judges do not count these rows as events.
 pub(crate) const HISTORY: &str = "history";
 
-/// Every committed event, including those of a dropped table.
+/// Reads every committed event, including the events of a dropped outbox table.
 const EVENTS: &str = "\
     (SELECT id, aggregatetype, aggregateid, version, payload FROM outbox.events \
         WHERE payload->>'t' IS DISTINCT FROM 'history' \
@@ -60,7 +61,7 @@ pub(crate) async fn set_aside(client: &Client) -> Result<HashSet<String>, String
     Ok(rows.iter().map(|row| row.get(0)).collect())
 }
 
-/// The rows of the outbox, which show all committed events.
+/// All committed events: the rows of the current outbox table and of dropped ones.
 pub(crate) async fn events(client: &Client) -> Result<Vec<Event>, String> {
     let sql = format!(
         "SELECT id::text, aggregatetype, coalesce(aggregateid, ''), coalesce(version, 0), \

@@ -1,7 +1,7 @@
 //! The PostgreSQL server on which one job plays its schedules.
 //!
-//! Each schedule gets a new database, publication and slot on it. So the server is created once,
-//! and any schedule may stop or crash it.
+//! The server is created once, and any schedule may stop or crash it. Each schedule gets its own
+//! database, publication and slot on the server.
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -13,10 +13,10 @@ use tokio_postgres::{Client, NoTls};
 use crate::fault::Outage;
 use crate::plan::Plan;
 
-/// A database that no relay captures, in addition to the tested ones.
+/// A database of the same server that no relay captures.
 const BYSTANDER: &str = "bystander";
 
-/// The role that owns everything else.
+/// The role that prepares the databases and owns everything in them.
 const OWNER: &str = "postgres";
 
 /// The role of the relays.
@@ -58,8 +58,8 @@ impl Ground {
         };
         let admin = connect(&ground.socket_url("postgres")).await?;
         execute(&admin, &format!("CREATE DATABASE {BYSTANDER}")).await?;
-        // The relay has only the rights that the documentation gives it. The groups are created
-        // here, because databases that are prepared at the same time would all try to create them.
+        // The relay's role has only the rights that the documentation gives it. Roles belong to the
+        // whole server, so they are created once, before the first database.
         let roles = format!(
             "CREATE ROLE postrider_writer; CREATE ROLE postrider_relay; \
              CREATE ROLE {RELAY} LOGIN REPLICATION IN ROLE postrider_relay"
@@ -79,7 +79,8 @@ impl Ground {
         format!("{}{database}", self.socket)
     }
 
-    /// A new database with everything that `postrider init --apply` creates, and the shop's tables.
+    /// Creates a database with everything that `postrider init --apply` creates, and the shop's
+    /// tables.
     pub(crate) async fn database(&self, plan: &Plan) -> Result<Database, String> {
         let name = format!("torture_{}", plan.index);
         let admin = connect(&self.socket_url("postgres")).await?;
@@ -121,7 +122,7 @@ impl Ground {
             .map_err(|e| e.to_string())
     }
 
-    /// Removes everything that a schedule created.
+    /// Drops the database and the slots of a schedule.
     pub(crate) async fn clear(&self, database: &Database) -> Result<(), String> {
         let name = &database.name;
         let own = connect(&database.url).await?;
@@ -139,7 +140,7 @@ impl Ground {
             ),
             format!("DROP DATABASE {name} WITH (FORCE)"),
         ] {
-            // A terminated walsender takes a moment to end.
+            // Retry, because a terminated walsender takes a moment to end.
             let deadline = Instant::now() + CONNECT_LIMIT;
             while let Err(error) = execute(&admin, &sql).await {
                 if Instant::now() > deadline {
@@ -188,14 +189,14 @@ fn url(role: &str, address: SocketAddr, database: &str) -> String {
     format!("postgres://{role}@{address}/{database}")
 }
 
-/// Connects, and waits for a server that is starting.
+/// Connects. Retries for up to `CONNECT_LIMIT`, because the server may still be starting.
 pub(crate) async fn connect(url: &str) -> Result<Client, String> {
     let deadline = Instant::now() + CONNECT_LIMIT;
     loop {
         match tokio_postgres::connect(url, NoTls).await {
             Ok((client, connection)) => {
-                // The task ends when the client is dropped or the connection breaks. In the second
-                // case the client's next statement fails.
+                // The task ends when the client is dropped or the connection breaks. If the
+                // connection breaks, the client's next statement fails.
                 tokio::spawn(connection);
                 return Ok(client);
             }
@@ -212,7 +213,7 @@ pub(crate) async fn execute(client: &Client, sql: &str) -> Result<(), String> {
         .map_err(|e| format!("{sql}: {e:?}"))
 }
 
-/// Rolls back prepared transactions whose writer did not return.
+/// Rolls back the prepared transactions that their writers neither committed nor rolled back.
 pub(crate) async fn roll_prepared_back(client: &Client) -> Result<(), String> {
     let rows = client
         .query(

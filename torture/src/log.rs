@@ -1,16 +1,17 @@
-//! The log lines of a schedule's relays, and when each relay lived, by the journal's clock.
+//! The log lines of a schedule's relays, and the times at which each relay started, streamed and
+//! ended, by the journal's clock.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-/// Log lines of a relay that streams from the slot, or that has delivered the rows from the tables
-/// before the stream.
+/// Log lines which show that a relay streams: it reads from the slot, or has delivered all rows
+/// that it had to read from the tables first.
 const STREAMS: [&str; 2] = ["streaming slot=", "recovered: every row"];
-/// Log line of a relay that begins to deliver from the tables.
+/// Log line of a relay that begins to deliver rows from the tables.
 const RECOVERS: &str = "every row without a record in outbox.dispatch";
 /// Log line of a relay that gives up its requests in flight.
 const GIVEN_UP: &str = "PostgreSQL has released the slot";
-/// Log line of a relay that stops recording.
+/// Log line of a relay that stops recording, because another session has its slot.
 const SUCCEEDED: &str = "another session has taken over the slot";
 
 /// A handle to the log. Clones share it.
@@ -45,7 +46,8 @@ pub(crate) struct Life {
     pub(crate) pid: u32,
     pub(crate) born: Duration,
     pub(crate) died: Option<Duration>,
-    /// When the relay logged that it streams. It reads the existing dispatch rows shortly before.
+    /// When the relay logged that it streams. The relay reads the existing dispatch rows shortly
+    /// before each of these times.
     pub(crate) streams: Vec<Duration>,
 }
 

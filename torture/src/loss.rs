@@ -19,10 +19,10 @@ pub(crate) const LIMIT: Duration = Duration::from_secs(60);
 
 pub(crate) const POLL_INTERVAL: Duration = Duration::from_millis(10);
 
-/// The number of segments to fill while the slot may keep none.
+/// How many WAL segments to fill while `max_slot_wal_keep_size` is 1 MB.
 const SEGMENTS: usize = 4;
 
-/// Finds the traces of a clean stop, or of a recovery that has not finished.
+/// Counts the traces of a clean stop, or of a recovery that has not finished.
 const LEFT: &str =
     "SELECT count(*) FROM outbox.relay WHERE confirmed_is_final OR recovering IS NOT NULL";
 
@@ -33,8 +33,8 @@ const UNDELIVERED: &str =
     "SELECT count(*) FROM outbox.dispatch WHERE state IN ('quarantined', 'released')";
 
 impl Stage<'_> {
-    /// Waits until a relay has served the slot. If the slot were lost before that, the next relay
-    /// would treat this as its first start.
+    /// Waits until a relay has recorded a confirmed position. If the slot were lost before that,
+    /// the next relay would treat its start as the first start.
     pub(crate) async fn served(&mut self) -> Result<(), String> {
         let client = self.database.connect().await?;
         let deadline = Instant::now() + LIMIT;
@@ -68,17 +68,18 @@ impl Stage<'_> {
         Ok(())
     }
 
-    /// Loses the slot without the relay's knowledge.
+    /// Drops, recreates or invalidates the slot without telling the relay.
     pub(crate) async fn lose_slot(&mut self, down: Down, loss: Loss) -> Result<(), String> {
         if down == Down::Stopped {
-            // A relay that does not stream yet leaves no trace of its clean stop.
+            // Wait until a relay streams, because a relay that does not stream yet leaves no trace
+            // of its clean stop.
             self.streams().await?;
         }
         let seat = self.take_down(down).await?;
         let client = self.database.connect().await?;
         let slot = &self.database.name;
-        // A relay that was stopped before its session began records no position, so it would not
-        // notice that the slot was recreated. In that case only drop the slot.
+        // A relay that was stopped before its session began records no position, so the next relay
+        // would not notice that the slot was recreated. In that case only drop the slot.
         let is_told = down != Down::Stopped || count(&client, LEFT).await? > 0;
         match loss {
             Loss::Dropped => drop_slot(&client, slot).await?,
@@ -95,7 +96,8 @@ impl Stage<'_> {
         self.replace(seat, Duration::ZERO).await
     }
 
-    /// Takes the outbox table out of the publication, and puts it back.
+    /// Takes the outbox table out of the publication or the relay's settings, and puts it back
+    /// after `span`.
     pub(crate) async fn leave_out(
         &mut self,
         down: Down,
@@ -114,7 +116,8 @@ impl Stage<'_> {
                      WITH (publish = 'insert', publish_via_partition_root = true)",
             ),
         };
-        // A relay that starts while the publication is wrong exits, as it should.
+        // Wait until the relay streams. A relay that starts while the publication is wrong exits,
+        // as it should, but the harness would report that as an error.
         self.streams().await?;
         let seat = self.take_down(down).await?;
         let client = self.database.connect().await?;
@@ -157,8 +160,9 @@ impl Stage<'_> {
         }
     }
 
-    /// Releases until the quarantine is empty, because an event refused just before the refusals
-    /// were lifted may enter quarantine after the first release.
+    /// Releases again and again until every quarantined event is published. One release is not
+    /// enough: an event that was refused just before the refusals were lifted may enter quarantine
+    /// after the first release.
     pub(crate) async fn release_all(&mut self) -> Result<(), String> {
         let client = self.database.connect().await?;
         let deadline = Instant::now() + LIMIT;
@@ -174,8 +178,8 @@ impl Stage<'_> {
     }
 }
 
-/// Terminates the slot's reader and drops the slot. Repeats this until it succeeds, because a new
-/// reader may take the slot in between.
+/// Terminates the slot's reader and drops the slot. Repeats both until the slot is gone, because a
+/// new reader may take the slot in between.
 async fn drop_slot(client: &Client, slot: &str) -> Result<(), String> {
     let deadline = Instant::now() + LIMIT;
     let throw_out = format!(
@@ -196,7 +200,8 @@ async fn drop_slot(client: &Client, slot: &str) -> Result<(), String> {
     }
 }
 
-/// Makes the server invalidate every slot that keeps more than the current segments.
+/// Makes the server invalidate every slot that still needs older WAL segments. Lowers
+/// `max_slot_wal_keep_size`, fills some segments, and resets the setting.
 async fn invalidate(client: &Client) -> Result<(), String> {
     execute(client, "ALTER SYSTEM SET max_slot_wal_keep_size = '1MB'").await?;
     execute(client, "SELECT pg_reload_conf()").await?;

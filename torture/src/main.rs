@@ -51,7 +51,7 @@ struct TortureArgs {
     /// Stop after this many schedules; 100 when no minutes are given
     #[arg(long)]
     schedules: Option<u64>,
-    /// Play only the schedule with this number: once, or as often as the other options say
+    /// Play only the schedule with this number, once unless --schedules or --minutes is given
     #[arg(long, value_name = "NUMBER")]
     only: Option<u64>,
     /// Play only schedules with this family of faults
@@ -104,7 +104,7 @@ fn run(args: &TortureArgs) -> Result<(), String> {
     if totals.failures.is_empty() {
         return Ok(());
     }
-    // Prints the failures again, because the end of a log is what people keep and read.
+    // Prints the failures again, because people keep and read the end of a log.
     for failure in &totals.failures {
         eprintln!("\n{failure}");
     }
@@ -115,7 +115,7 @@ fn run(args: &TortureArgs) -> Result<(), String> {
     ))
 }
 
-/// The program under test, built unless one is named.
+/// Returns the program under test. Builds it unless `--binary` names one.
 fn program(args: &TortureArgs) -> Result<PathBuf, String> {
     if let Some(binary) = &args.binary {
         return Ok(binary.clone());
@@ -133,7 +133,7 @@ fn program(args: &TortureArgs) -> Result<PathBuf, String> {
 
 fn seed_of_the_clock() -> u64 {
     let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
-    // Short enough to type.
+    // At most six digits, so that the seed is easy to type.
     now.map_or(1, |now| now.as_millis() as u64 % 1_000_000)
 }
 
@@ -141,7 +141,7 @@ fn seed_of_the_clock() -> u64 {
 struct Board {
     seed: u64,
     only: Option<u64>,
-    /// Schedules taken so far, and the total number.
+    /// How many schedules the jobs have taken so far, of `schedules` in total.
     taken: AtomicU64,
     schedules: u64,
     deadline: Option<Instant>,
@@ -152,7 +152,7 @@ struct Board {
 }
 
 impl Board {
-    /// The next schedule to play.
+    /// Returns the number of the next schedule to play, or `None` when the run is over.
     fn take(&self) -> Option<u64> {
         let over = self
             .deadline

@@ -1,9 +1,8 @@
 //! Everything that happens in one schedule, decided by the seed before anything starts.
 //!
 //! A plan is plain data: what is written, the relay's settings, and the faults with their moments.
-//! So a schedule is as replayable as a test with processes can be. A replay has the same faults in
-//! the same order at the same moments, and the same transactions. Only the interleaving of threads
-//! is up to the machine.
+//! A replay of a schedule has the same transactions, and the same faults in the same order at the
+//! same planned moments. Only the scheduling of threads and processes differs.
 
 mod steps;
 mod table;
@@ -28,11 +27,11 @@ pub(crate) struct Plan {
     pub(crate) relay: RelayPlan,
     pub(crate) workload: WorkloadPlan,
     pub(crate) table: TablePlan,
-    /// The relay starts only when the writers have finished, and works off a backlog.
+    /// The relay begins its work only when the writers have finished, so it works off a backlog.
     pub(crate) backlog: bool,
-    /// Pub/Sub delays each answer by this, so that there is something to interrupt.
+    /// How long Pub/Sub delays each answer, so that faults find requests in flight.
     pub(crate) answer_delay: Duration,
-    /// Pub/Sub sends GOAWAY to each connection of this age.
+    /// Pub/Sub sends GOAWAY to each connection that reaches this age.
     pub(crate) goaway: Option<Duration>,
     /// When events that Pub/Sub refuses are released.
     pub(crate) release: Release,
@@ -44,8 +43,9 @@ pub(crate) struct Plan {
 /// The family of faults of a schedule.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub(crate) enum Temper {
-    /// No fault that may repeat an event, except that Pub/Sub may close connections. Other
-    /// duplicates are violations.
+    /// No crashes: only clean stops, ended sessions, a locked dispatch table and refusals by
+    /// Pub/Sub. With `dispatch = full`, few of these faults explain a duplicate (see
+    /// `verdict::duplicates`).
     Gentle,
     /// Mostly `kill -9` of the relay.
     Crashes,
@@ -53,16 +53,18 @@ pub(crate) enum Temper {
     Pubsub,
     /// Crashes of the relay, and a PostgreSQL that stops, crashes and cuts connections.
     Postgres,
-    /// Two relays. The active one is killed, stopped, frozen or cut off from PostgreSQL.
+    /// Two relays. One of them, usually the active relay, is killed, stopped, frozen or cut off
+    /// from PostgreSQL.
     Standby,
     /// Crashes of the relay, and networks that stall, drop, delay and break.
     Network,
     /// Crashes of the relay, and a slot that is dropped, recreated or invalidated by the server.
     Loss,
-    /// A publication that is altered, or dropped and recreated, while rows are written.
+    /// A publication that is altered, or dropped and recreated, while rows are written. Or a relay
+    /// without the outbox table in its settings.
     Publication,
-    /// A captured table that is recreated or swapped for a copy, or has a row that cannot be
-    /// decoded.
+    /// A captured table that is recreated, swapped for a copy, or gets a row that is too long for
+    /// the relay.
     Tables,
     /// Crashes of the relay, and Pub/Sub, PostgreSQL and networks that misbehave.
     Everything,
@@ -74,7 +76,7 @@ pub(crate) enum Release {
     Never,
     /// After everything else is delivered.
     AtTheEnd,
-    /// By a step of the plan; the rest at the end.
+    /// By a step of the plan. Events that are quarantined later are released at the end.
     UnderWay,
 }
 
@@ -88,9 +90,10 @@ pub(crate) struct RelayPlan {
     pub(crate) channels: u64,
     pub(crate) publish_timeout: Duration,
     pub(crate) wal_sender_timeout: Duration,
-    /// Whether later events of its key wait behind a refused event.
+    /// Whether a refused event makes the later events of its key wait.
     pub(crate) quarantines_key: bool,
-    /// `dispatch = exceptions`: published events have no record.
+    /// `dispatch = exceptions`: published events have no record, unless they were quarantined and
+    /// released.
     pub(crate) exceptions: bool,
     /// `ordering = bucketed(n)`: aggregates share keys.
     pub(crate) buckets: Option<u64>,
@@ -102,7 +105,7 @@ pub(crate) struct WorkloadPlan {
     pub(crate) writers: u64,
     /// Transactions per writer.
     pub(crate) transactions: u64,
-    /// The longest pause of a writer between two transactions, milliseconds.
+    /// The longest pause of a writer between two transactions, in milliseconds.
     pub(crate) pause_ms: u64,
     pub(crate) hot_keys: u64,
     pub(crate) ddl: bool,
@@ -110,9 +113,11 @@ pub(crate) struct WorkloadPlan {
     pub(crate) large_rows: bool,
     /// The table has partitions, and rows are moved between them.
     pub(crate) moves_rows: bool,
-    /// `logical_decoding_work_mem` of the walsender, kB. A small value makes it spill.
+    /// `logical_decoding_work_mem` of the walsender, in kB. With a small value, the walsender
+    /// spills transactions to disk.
     pub(crate) decoding_work_mem_kb: u64,
-    /// The transactions with an event that Pub/Sub refuses: numbers of writer and transaction.
+    /// The transactions with an event that Pub/Sub refuses, as pairs (number of the writer, number
+    /// of the transaction).
     pub(crate) poison: BTreeSet<(u64, u64)>,
 }
 
@@ -127,7 +132,7 @@ pub(crate) struct Step {
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum When {
     After(Duration),
-    /// When this many more messages are stored.
+    /// When Pub/Sub has stored this many more messages.
     Stored(u64),
 }
 
@@ -152,8 +157,8 @@ impl Plan {
         let release = match (has_poison, quarantines_key) {
             (false, _) => Release::Never,
             (true, true) => random.pick(&[Release::Never, Release::AtTheEnd, Release::UnderWay]),
-            // An event that is quarantined alone is released after later events of its key, in no
-            // defined order with other released events.
+            // Never `UnderWay`: an event that is quarantined alone is published after later events
+            // of its key, in no defined order with other released events.
             (true, false) => random.pick(&[Release::Never, Release::AtTheEnd]),
         };
         let mut steps = steps::draw(temper, release, &mut random);
@@ -179,8 +184,9 @@ impl Plan {
         }
         let table = TablePlan::draw(temper.loses_rows(), &mut beside);
         let mut workload = WorkloadPlan::draw(temper, has_poison, &mut random);
-        // Without records, the relay cannot tell whether a moved row was delivered, and it may deliver
-        // a row that the stream left out as if it had been moved.
+        // Rows are not moved with `exceptions`, because without records the relay cannot tell
+        // whether a moved row was delivered. Where the stream omits rows, they are not moved
+        // either, because the relay may mistake an omitted row for a moved one.
         let can_move = !exceptions && !matches!(temper, Temper::Tables | Temper::Publication);
         let late = |step: &Step| step.fault.leaves_late_rows();
         let can_move = can_move && !steps.iter().any(late);
@@ -210,8 +216,8 @@ impl Plan {
     }
 
     /// Whether rows that the stream left out are delivered after later rows of their key. Without
-    /// records (`exceptions`) a lost slot does not cause this: the relay notices a recreated slot
-    /// before it reads from it.
+    /// records (`exceptions`), a lost slot does not cause this, because the relay notices that the
+    /// slot was recreated before it reads from the slot.
     pub(crate) fn leaves_late_rows(&self) -> bool {
         let late = |step: &Step| match step.fault {
             Fault::SlotLost(..) if self.relay.exceptions => false,
@@ -252,12 +258,13 @@ impl RelayPlan {
     fn draw(temper: Temper, steps: &[Step], random: &mut Random) -> Self {
         let has = |wanted: fn(&Fault) -> bool| steps.iter().any(|step| wanted(&step.fault));
         // The timeouts are short where the test must wait for an answer or a session to time out.
-        // Elsewhere they are long, so that a slow machine does not look like a fault. An attempt must
-        // be shorter than a quarter of the lease.
+        // Elsewhere they are long, so that a slow machine does not look like a fault. The publish
+        // timeout must be shorter than a quarter of `wal_sender_timeout`, on which the lease
+        // depends.
         let (publish, lease) = match () {
             () if has(Fault::tries_the_lease) => (1, 5),
             () if has(Fault::withholds_answers) => (1, 12),
-            // The relay checks the publication eight times per lease.
+            // The relay checks the publication at least eight times per `wal_sender_timeout`.
             () if matches!(temper, Temper::Publication | Temper::Tables) => (2, 10),
             () => (10, 60),
         };

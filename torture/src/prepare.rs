@@ -1,5 +1,5 @@
 //! Prepares the database of a schedule before its relay starts: everything that `postrider init
-//! --apply` creates, the shop's tables, old rows, partitions and a foreign slot.
+//! --apply` creates, the shop's tables, old rows, partitions and a second slot.
 
 use std::process::Stdio;
 
@@ -70,8 +70,9 @@ impl Database {
         }
     }
 
-    /// Creates aggregates with a version that writers count up. The row lock makes the order of
-    /// versions the order of commits. Events of a dropped outbox table are kept in `shop.former`.
+    /// Creates aggregates with a version that writers count up. The lock on an aggregate's row
+    /// makes the order of versions the order of commits. The table `shop.former` keeps the events
+    /// of a dropped outbox table.
     async fn make_shop(&self, plan: &Plan) -> Result<(), String> {
         let kinds = KINDS.map(|kind| format!("'{kind}'")).join(", ");
         let sql = format!(
@@ -90,7 +91,8 @@ impl Database {
     }
 }
 
-/// Old rows with the keys that the writers use. Their versions are lower than the writers'.
+/// SQL that inserts old rows with the keys that the writers use. The versions of old rows are lower
+/// than the versions that the writers give.
 fn history(rows: u64, hot_keys: u64) -> String {
     format!(
         "INSERT INTO outbox.events (aggregatetype, aggregateid, event_type, version, payload) \

@@ -19,7 +19,8 @@ impl Random {
         Self { state: seed }
     }
 
-    /// The draws of schedule `index` under `seed`. Neighbouring schedules have nothing in common.
+    /// The draws of schedule `index` under `seed`. The draws of neighbouring schedules are
+    /// unrelated.
     pub(crate) fn of_schedule(seed: u64, index: u64) -> Self {
         let mixed = Self::new(seed).draw() ^ index.wrapping_mul(STEP);
         Self::new(Self::new(mixed).draw())
@@ -57,7 +58,7 @@ impl Random {
         from[self.within(0..=from.len() as u64 - 1) as usize].clone()
     }
 
-    /// One of the values, each as likely as its weight.
+    /// Draws one of the values. Each value is as likely as its weight says.
     pub(crate) fn weighted<T: Clone>(&mut self, from: &[(u64, T)]) -> T {
         let total: u64 = from.iter().map(|(weight, _)| weight).sum();
         let mut left = self.within(1..=total);

@@ -17,7 +17,8 @@ use tokio::process::{Child, Command};
 use crate::log::Log;
 use crate::plan::RelayPlan;
 
-/// How long a relay may take to exit after SIGTERM. Its own limit is shorter.
+/// How long a relay may take to exit after SIGTERM. The relay's own limit, `SHUTDOWN_TIMEOUT_S`, is
+/// shorter.
 const STOP_LIMIT: Duration = Duration::from_secs(30);
 const SIGTERM: i32 = 15;
 const SHUTDOWN_TIMEOUT_S: &str = "15";
@@ -37,7 +38,7 @@ pub(crate) fn binary() -> Result<&'static Path, String> {
     Ok(path)
 }
 
-/// The command line and environment of a relay.
+/// The environment of a relay, and the journal that gives the time of its log lines.
 #[derive(Debug, Clone)]
 pub(crate) struct Launch {
     environment: Vec<(&'static str, String)>,
@@ -137,7 +138,7 @@ impl Relay {
             .stdin(Stdio::null())
             .stdout(Stdio::null())
             .stderr(Stdio::piped())
-            .process_group(0) // a Ctrl-C on the terminal is for us
+            .process_group(0) // a Ctrl-C on the terminal must reach only the harness
             .kill_on_drop(true)
             .spawn()
             .map_err(|e| format!("cannot start the relay: {e}"))?;
@@ -194,7 +195,8 @@ impl Relay {
         self.ended().await
     }
 
-    /// Sends SIGTERM and waits until the process is gone. It must exit with success.
+    /// Sends SIGTERM and waits until the process is gone. Returns an error if the relay does not
+    /// exit with success, unless the signal came before the relay handled signals.
     pub(crate) async fn stop(mut self) -> Result<(), String> {
         self.signal("TERM").await?;
         let waited = tokio::time::timeout(STOP_LIMIT, self.child.wait()).await;
@@ -203,7 +205,7 @@ impl Relay {
             .map_err(|e| e.to_string())?;
         let how = format!("ended with {status}");
         self.log.died(self.pid, self.journal.now(), &how);
-        // The kernel ends a process that does not handle signals yet.
+        // The kernel ends a process that has not installed its signal handlers yet.
         let ended_by_kernel = status.signal() == Some(SIGTERM) && !self.log.has_spoken(self.pid);
         let pid = self.pid;
         self.ended().await?;
@@ -219,7 +221,7 @@ impl Relay {
         self.child.try_wait().map_err(|e| e.to_string())
     }
 
-    /// Waits for the end of the log.
+    /// Waits until the relay's log has been read to its end.
     async fn ended(mut self) -> Result<(), String> {
         (&mut self.reader).await.map_err(|e| e.to_string())
     }
@@ -227,13 +229,14 @@ impl Relay {
 
 impl Drop for Relay {
     fn drop(&mut self) {
-        // The child is killed right after this, so the shell need not do it. An error means that the
-        // shell has ended.
+        // The shell no longer needs to kill this relay, because the child is killed right after
+        // this call. An error means that the shell has ended.
         let _ = watchdog(&format!("-{}", self.pid));
     }
 }
 
-/// A shell that knows the running relays and kills them when our end of the pipe closes.
+/// Tells a shell about a relay: `PID` adds the relay to its list, and `-PID` removes it. The shell
+/// kills all relays on the list when our end of its pipe closes. The first call starts the shell.
 fn watchdog(word: &str) -> Result<(), String> {
     const SCRIPT: &str = r#"
         pids=" "

@@ -1,4 +1,4 @@
-//! The output of a successful run: a line for each schedule, and the totals.
+//! The output of a run: a line for each schedule, and the totals.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -11,7 +11,7 @@ use crate::schedule::Outcome;
 use crate::verdict::Cause;
 use crate::workload::Shape;
 
-/// Sums over schedules.
+/// Totals over all schedules of a run.
 #[derive(Debug, Default)]
 pub(crate) struct Totals {
     pub(crate) schedules: u64,

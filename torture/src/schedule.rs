@@ -1,8 +1,8 @@
 //! One schedule from its plan to its verdict.
 //!
-//! The database, relay, writers and watch start, and the faults happen. Then every fault is ended,
-//! and the relay must deliver everything, confirm it, and exit when asked to. The evidence gathered
-//! on the way goes to the judges in `verdict`.
+//! The database, relay, writers and watch start, and the faults happen. Then every fault is ended.
+//! The relay must now deliver every event, confirm the slot up to the end of the WAL, and exit on
+//! SIGTERM. The judges in `verdict` then get the evidence.
 
 use std::collections::HashSet;
 use std::time::{Duration, Instant};
@@ -26,8 +26,8 @@ use crate::workload::{self, Writers, Written, refused_id};
 
 pub(crate) const PROJECT: &str = "torture";
 
-/// How long the delivery of everything may take once every fault is over. The relay pauses for at
-/// most 10 s between two attempts.
+/// How long the relay may take to deliver everything after all faults are over. The relay pauses
+/// for at most 10 s between two attempts.
 const DELIVERY_LIMIT: Duration = Duration::from_secs(60);
 
 const POLL_INTERVAL: Duration = Duration::from_millis(15);
@@ -49,7 +49,7 @@ pub(crate) struct Outcome {
     pub(crate) recoveries: u64,
     pub(crate) took: Duration,
     pub(crate) relay_log: Vec<String>,
-    /// Kept only for a failed schedule, like `history`.
+    /// Empty unless the schedule failed, like `history`.
     pub(crate) attempts: Vec<Attempt>,
     /// A line for each event.
     pub(crate) history: Vec<String>,
@@ -58,7 +58,7 @@ pub(crate) struct Outcome {
 /// Plays the schedule on the job's server.
 ///
 /// # Errors
-/// If the harness itself cannot continue. Errors of the relay are in the verdict.
+/// Returns an error if the harness itself cannot continue. Errors of the relay are in the verdict.
 pub(crate) async fn run(plan: Plan, ground: &Ground) -> Result<Outcome, String> {
     let began = Instant::now();
     let database = ground.database(&plan).await?;
@@ -101,8 +101,8 @@ pub(crate) async fn run(plan: Plan, ground: &Ground) -> Result<Outcome, String> 
         set_aside: played.set_aside,
     };
     let evidence = evidence(&plan, &stage, &client, written, seen, quarantine).await?;
-    // Judging takes long and must not hold up the emulators of other schedules: a request that they
-    // read late looks like a relay that sends late.
+    // Judging takes long and must not block the runtime, which also serves the emulators of other
+    // schedules. A request that an emulator reads late looks like a relay that sends late.
     let mut verdict = tokio::task::block_in_place(|| verdict::judge(&evidence));
     verdict.add_misbehaviour(played.misbehaviour);
     let (history, attempts) = if verdict.is_clean() {
@@ -129,7 +129,7 @@ pub(crate) async fn run(plan: Plan, ground: &Ground) -> Result<Outcome, String> 
     })
 }
 
-/// Starts Pub/Sub with the topics of all kinds of events.
+/// Starts the emulator with the topics of all kinds of events.
 async fn emulator(plan: &Plan) -> Result<RunningEmulator, String> {
     let mut emulator = Emulator::builder();
     if let Some(age) = plan.goaway {
@@ -219,8 +219,9 @@ async fn play(stage: &mut Stage<'_>, plan: &Plan, random: &mut Random) -> Result
     })
 }
 
-/// Starts the relays before the writers: only a slot that was served can be lost, and no guarantee
-/// covers rows from before the first start.
+/// Starts the relays before the writers, because only a slot that was served can be lost, and no
+/// guarantee covers rows from before the first start. If the plan has a backlog, stops the relays
+/// again.
 async fn serve_first(stage: &mut Stage<'_>, plan: &Plan) -> Result<(), String> {
     stage.start_relays()?;
     stage.served().await?;
@@ -238,8 +239,8 @@ async fn faults(stage: &mut Stage<'_>, plan: &Plan) -> Result<(), String> {
     stage.run(&plan.steps).await
 }
 
-/// Waits until everything that can be delivered is, then releases the quarantine if the plan says
-/// so, and then stops the relays.
+/// Waits until everything that can be delivered is delivered. Then releases the quarantine if the
+/// plan says so, and stops the relays.
 async fn end(
     stage: &mut Stage<'_>,
     plan: &Plan,
@@ -253,8 +254,8 @@ async fn end(
     stage.stop_relays().await
 }
 
-/// Waits until every event has its record (with `exceptions`: until it is recorded or stored), and the
-/// slot has confirmed everything.
+/// Waits until every event has its record (with `exceptions`: until it is recorded or stored), and
+/// the slot has confirmed all WAL that existed at the time of the call.
 async fn deliver(stage: &mut Stage<'_>, exceptions: bool) -> Result<(), String> {
     let client = stage.database.connect().await?;
     let target: PgLsn = one(&client, "SELECT pg_current_wal_lsn()").await?;

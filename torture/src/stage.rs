@@ -22,8 +22,8 @@ const STORED_LIMIT: Duration = Duration::from_millis(400);
 
 const WALSENDER: &str = "pg_stat_replication";
 
-/// The relay's SQL sessions: dispatch writer, supervisor and main session. The walsender is excluded,
-/// because it is not a client backend.
+/// The relays' SQL sessions: dispatch writer, supervisor and main session. Walsenders are excluded,
+/// because they are not client backends.
 const SQL_SESSIONS: &str = "pg_stat_activity WHERE datname = current_database() \
     AND application_name LIKE 'postrider%' AND backend_type = 'client backend'";
 
@@ -52,7 +52,8 @@ pub(crate) struct Stage<'a> {
     pub(crate) injected: Vec<FaultId>,
     /// The faults that refuse single events. They are injected before all other faults.
     pub(crate) poison: Vec<FaultId>,
-    /// The ends of the WAL before and after the publication was altered.
+    /// For each gap: a WAL position from before the stream began to omit the outbox table, and a
+    /// position from after the gap.
     pub(crate) gaps: Vec<(u64, u64)>,
     pub(crate) occurrences: Vec<Occurrence>,
     /// Tasks that end the faults that last for a while.
@@ -93,8 +94,8 @@ impl Stage<'_> {
         Ok(())
     }
 
-    /// Fails if a relay exited by itself. A relay exits only when it is asked to; no fault of a plan
-    /// makes it exit.
+    /// Fails if a relay exited by itself. A relay must exit only when the harness asks it to. No
+    /// fault of a plan makes it exit.
     pub(crate) fn relays_must_run(&mut self) -> Result<(), String> {
         for relay in &mut self.relays {
             if let Some(status) = relay.has_ended()? {
@@ -104,7 +105,7 @@ impl Stage<'_> {
         Ok(())
     }
 
-    /// Causes a fault. Returns the time span in which it acts.
+    /// Causes a fault. Returns the time span in which the fault acts.
     async fn perform(&mut self, fault: &Fault) -> Result<(Duration, Duration), String> {
         let from = self.journal.now();
         match fault {
@@ -161,7 +162,8 @@ impl Stage<'_> {
         Ok((from, self.journal.now() + fault.lasts()))
     }
 
-    /// Stops a relay for a while. Returns the time span in which it was certainly stopped.
+    /// Freezes a relay by SIGSTOP for `span`. Returns the time span in which the relay was
+    /// certainly frozen.
     async fn freeze(&mut self, span: Duration) -> Result<(Duration, Duration), String> {
         let relay = self.take_relay().await?;
         relay.signal("STOP").await?;
@@ -173,7 +175,8 @@ impl Stage<'_> {
         Ok((from, to))
     }
 
-    /// Takes a relay down. Returns the seat that is now empty.
+    /// Takes a relay down and returns its seat, which is now empty. Does nothing for
+    /// `Down::Running` and returns `None`.
     pub(crate) async fn take_down(&mut self, down: Down) -> Result<Option<usize>, String> {
         if down == Down::Running {
             return Ok(None);
@@ -214,7 +217,7 @@ impl Stage<'_> {
         }))
     }
 
-    /// Starts a relay in the seat of one that was taken down, if any.
+    /// Starts a relay in the seat of a relay that was taken down. Does nothing without a seat.
     pub(crate) async fn replace(
         &mut self,
         seat: Option<usize>,
@@ -266,7 +269,8 @@ impl Stage<'_> {
         }
     }
 
-    /// Slows down every answer.
+    /// Makes Pub/Sub delay every answer. Moves this fault behind the faults that were injected
+    /// since.
     pub(crate) fn slow_down(&mut self) {
         if let Some(id) = self.slow.take() {
             self.pubsub.lift(id);

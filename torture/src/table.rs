@@ -13,23 +13,24 @@ use crate::loss::{LIMIT, POLL_INTERVAL, not_after};
 use crate::relay::Relay;
 use crate::stage::Stage;
 
-/// DDL must not make the writers wait long.
+/// A short lock timeout, so that DDL does not make the writers wait long.
 const SESSION: &str = "SET lock_timeout = '200ms'; SET client_min_messages = 'error'";
 
-/// The rows keep their numbers and transactions in the new table.
+/// Copies the rows to the new table. They keep their `seq` and `inserted_xid`.
 const COPY: &str = "\
     INSERT INTO outbox.made_anew SELECT * FROM outbox.events ORDER BY seq; \
     DROP TABLE IF EXISTS outbox.put_away; \
     ALTER TABLE outbox.events RENAME TO put_away";
 
-/// The harness keeps the rows, because they show all committed events.
+/// Drops the table. `shop.former` keeps the rows, because they show the judges all committed
+/// events.
 const DROP: &str = "\
     INSERT INTO shop.former \
         SELECT id, aggregatetype, aggregateid, version, payload FROM outbox.events \
         WHERE payload->>'t' IS DISTINCT FROM 'history'; \
     DROP TABLE outbox.events";
 
-/// The table that the settings name while they lack `outbox.events`.
+/// Creates the table that the settings name while they do not name `outbox.events`.
 const OTHER: &str = "\
     CREATE TABLE IF NOT EXISTS shop.other (LIKE outbox.events INCLUDING ALL); \
     GRANT USAGE ON SCHEMA shop TO postrider_relay; \
@@ -67,8 +68,8 @@ impl Stage<'_> {
         self.replace(seat, Duration::ZERO).await
     }
 
-    /// For a while a relay whose settings name another table serves the slot, as after a deployment
-    /// that is rolled back and then rolled forward.
+    /// For a while, lets a relay whose settings name another table serve the slot. This happens
+    /// when a deployment is rolled back and then rolled forward again.
     pub(crate) async fn roll_settings_back(&mut self, span: Duration) -> Result<(), String> {
         self.streams().await?;
         let Some(seat) = self.take_down(Down::Stopped).await? else {
@@ -76,7 +77,8 @@ impl Stage<'_> {
         };
         let client = self.database.connect().await?;
         alter(&client, OTHER).await?;
-        // Events that the relay had not confirmed go to the other relay, which leaves them out.
+        // PostgreSQL sends events that the first relay had not confirmed to the other relay, which
+        // ignores them. So the gap begins at the confirmed position.
         let confirmed = "SELECT confirmed_flush_lsn FROM pg_replication_slots \
                          WHERE slot_name = current_database()";
         let before: PgLsn = one(&client, confirmed).await?;
@@ -97,7 +99,7 @@ impl Stage<'_> {
         self.replace(Some(seat), Duration::ZERO).await
     }
 
-    /// Commits a row that ends every session that reads it.
+    /// Commits a row that ends the session of every relay that reads it.
     pub(crate) async fn write_too_long(&mut self) -> Result<(), String> {
         self.streams().await?;
         let client = self.database.connect().await?;
@@ -107,7 +109,7 @@ impl Stage<'_> {
     }
 }
 
-/// Retries until the locks are available.
+/// Runs `sql`. Retries until its locks are available.
 async fn alter(client: &Client, sql: &str) -> Result<(), String> {
     execute(client, SESSION).await?;
     let deadline = Instant::now() + LIMIT;

@@ -1,9 +1,10 @@
-//! Observes what can only be seen while it happens: how far the slot was confirmed, and which
-//! events were recorded.
+//! Observes how far the slot is confirmed and which events are recorded. Both can be seen only
+//! while the schedule runs.
 //!
-//! One connection polls the slot every few milliseconds. Times are by the journal's clock and are taken
-//! *after* the answer, so that an observation never seems earlier than it was. An error of the relay
-//! may go unnoticed for a millisecond, but a correct relay is never blamed.
+//! One connection polls the slot every few milliseconds. Times are by the journal's clock and are
+//! taken *after* the answer, so that an observation never seems earlier than it was. The watch may
+//! miss an error of the relay that lasts only some milliseconds, but it never blames a correct
+//! relay.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -20,25 +21,25 @@ const POLL_INTERVAL: Duration = Duration::from_millis(4);
 
 const RECORDS_BELOW: &str = "SELECT count(*) FROM outbox.dispatch WHERE commit_lsn < $1";
 
-/// After this many polls, the watch also reads the ids of all recorded events.
+/// The watch reads the ids of all recorded events once in this many polls.
 const RECORDS_EVERY: u32 = 40;
 
 /// An observation of the slot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Sample {
-    /// A time at which the observation was over.
+    /// A time after the server had answered with the confirmed position.
     pub(crate) at: Duration,
     pub(crate) confirmed: u64,
-    /// Dispatch rows of transactions before that position, counted right afterwards.
+    /// The number of dispatch rows before the confirmed position, counted right after that answer.
     pub(crate) records_below: u64,
 }
 
 /// Everything that was observed.
 #[derive(Debug, Default, Clone)]
 pub(crate) struct Seen {
-    /// One sample for each position that was seen.
+    /// One sample for each change of the confirmed position.
     pub(crate) samples: Vec<Sample>,
-    /// From an event id to a time at which the event was known to have a dispatch row.
+    /// Maps an event id to a time at which the event was known to have a dispatch row.
     pub(crate) recorded_at: HashMap<String, Duration>,
     pub(crate) polls: u64,
 }
@@ -52,8 +53,9 @@ pub(crate) struct Watch {
 }
 
 impl Watch {
-    /// `has_table_rows`: some rows may be read from their table. The positions in their dispatch rows
-    /// are ones that the slot has already passed, so the count of dispatch rows leaves them out.
+    /// `has_table_rows` says that some rows may be read from their table. The positions in their
+    /// dispatch rows are positions that the slot has already passed, so `records_below` does not
+    /// count these rows.
     pub(crate) fn start(database: Database, journal: Journal, has_table_rows: bool) -> Self {
         let seen = Arc::new(Mutex::new(Seen::default()));
         let records_below = if has_table_rows {

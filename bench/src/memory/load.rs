@@ -11,11 +11,11 @@ use crate::process::{self, Running};
 
 const POLL_INTERVAL: Duration = Duration::from_millis(200);
 
-/// How long Pub/Sub stays down after the last row. By then the relay has read as much as it will
-/// ever hold.
+/// How long Pub/Sub stays down after the last row. After that time, the relay has read as many
+/// events as it will ever hold.
 const OUTAGE_AFTER_ROWS: Duration = Duration::from_secs(10);
 
-/// A relay without progress for this long will make none.
+/// If a relay makes no progress for this long, it will make none.
 const STANDSTILL: Duration = Duration::from_secs(300);
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -53,13 +53,14 @@ impl Load {
         Backlog::new(rows, rows_per_transaction, keys)
     }
 
-    /// Runs the load. Returns the relay's peak, 10^6 bytes.
+    /// Runs the load. Returns the relay's peak memory, in units of 10^6 bytes.
     pub(crate) async fn peak_mb(self, binary: &Path, rows: u64) -> Result<f64, String> {
         let database = Database::start(binary).await?;
         database.copy_slot("postrider").await?;
         let emulator = Emulator::start(0, false, Cores::Shared)?;
         let host = emulator.host.clone();
-        // For the load `Outage`, drop the emulator. That ends it, so nobody listens at its address.
+        // For the load `Outage`, drop the emulator, so that nobody listens at its address until it
+        // is started again.
         let mut emulator = (self != Self::Outage).then_some(emulator);
         let mut relay = process::relay(binary, &database.url(), &host)?;
         // The rows arrive while the relay runs.

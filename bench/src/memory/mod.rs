@@ -1,12 +1,13 @@
 //! `cargo xtask memory`: the relay's peak memory under loads that would make a careless relay grow
 //! without limit.
 //!
-//! There are three loads, each on a server of its own: rows that arrive while Pub/Sub is down, one
-//! huge transaction, and a key for every row. The measure is the kernel's high-water mark of
-//! resident memory (`VmHWM`) over the whole run, until every event is published, recorded and
-//! confirmed. A peak above the limit fails the command.
+//! There are three loads, each with its own server: rows that arrive while Pub/Sub is down, one
+//! huge transaction, and a key for every row. The kernel's high-water mark of the relay's resident
+//! memory (`VmHWM`) is measured over the whole run, until every event is published, recorded and
+//! confirmed. The command fails if the mark is above the limit.
 //!
-//! `cargo xtask bench --full` runs the same measurements several times, along with everything else.
+//! `cargo xtask bench --full` runs the same measurements several times, along with all other
+//! measurements.
 
 pub(crate) mod load;
 
@@ -22,7 +23,7 @@ use crate::report::{Aim, Line};
 use crate::sample::median;
 use crate::{peers, process};
 
-/// The most memory that the relay may use, 10^6 bytes.
+/// The most memory that the relay may use, in units of 10^6 bytes.
 const AIM_MB: f64 = 64.0;
 
 #[derive(Debug, Args)]
@@ -30,7 +31,7 @@ pub(crate) struct MemoryArgs {
     /// Rows of each load
     #[arg(long, default_value_t = 5_000_000)]
     rows: u64,
-    /// Only loads whose name contains this
+    /// Only the loads whose names contain this text
     #[arg(long, value_name = "TEXT")]
     only: Option<String>,
     /// The most memory that the relay may use, MB
@@ -82,7 +83,7 @@ pub(crate) fn run(args: &MemoryArgs) -> Result<(), String> {
     }
 }
 
-/// A line of `cargo xtask bench`: the median peak of several runs.
+/// Measures a line of `cargo xtask bench`: the median peak of several runs.
 pub(crate) async fn measure(load: Load, rows: u64, runs: u32) -> Result<Vec<Line>, String> {
     let mut peaks = Vec::new();
     for run in 1..=runs {

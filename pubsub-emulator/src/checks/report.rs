@@ -1,21 +1,21 @@
-//! The possible findings of a check, and how they read.
+//! The possible findings of a check, and their texts.
 
 use std::fmt;
 
-/// A report shows at most this many violations and counts the rest.
+/// A report shows at most this many violations and counts the others.
 const SHOWN: usize = 20;
 
-/// A sequence of ordered messages: an ordering key of a topic.
+/// An ordering key of a topic, with the sequence of its messages.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Stream {
     /// `projects/{project}/topics/{topic}`.
     pub topic: String,
-    /// Empty for messages without order.
+    /// The ordering key. Empty for messages without order.
     pub ordering_key: String,
 }
 
 impl Stream {
-    /// The stream of a topic's ordering key.
+    /// The stream of this ordering key of this topic.
     pub fn new(topic: impl Into<String>, ordering_key: impl Into<String>) -> Self {
         Self {
             topic: topic.into(),
@@ -30,28 +30,28 @@ impl fmt::Display for Stream {
     }
 }
 
-/// A broken promise. `sequence` numbers are those of the journal's attempts.
+/// A broken promise. `sequence` is the number of an attempt in the journal.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Violation {
     /// An expected event was never stored.
     #[error("missing: event {event_id} of {stream} was never stored")]
     Missing {
-        /// The stream to which it belongs.
+        /// The stream to which the event belongs.
         stream: Stream,
         /// The event.
         event_id: String,
     },
-    /// An event was stored where nobody expected it.
+    /// An event was stored in a stream in which it was not expected.
     #[error("unexpected: attempt {sequence} stored event {event_id} in {stream}")]
     Unexpected {
-        /// Where it was stored.
+        /// The stream in which the event was stored.
         stream: Stream,
         /// The event.
         event_id: String,
         /// The attempt that stored it.
         sequence: u64,
     },
-    /// A message without an event id was stored, so it cannot be judged.
+    /// A message without an event id was stored, so the check cannot judge the message.
     #[error("unnamed: message {index} of attempt {sequence} has no event id")]
     Unnamed {
         /// The attempt.
@@ -68,7 +68,7 @@ pub enum Violation {
         event_id: String,
         /// The later event that was already stored.
         after: String,
-        /// The attempt that stored it.
+        /// The attempt that stored the event that came too late.
         sequence: u64,
     },
     /// Events were skipped: this copy is neither the next event nor an earlier one.
@@ -78,9 +78,9 @@ pub enum Violation {
         stream: Stream,
         /// The event that came too early.
         event_id: String,
-        /// The event stored before it; empty at the beginning.
+        /// The event stored before it. Empty if no event was stored before it.
         after: String,
-        /// The attempt that stored it.
+        /// The attempt that stored the event that came too early.
         sequence: u64,
     },
     /// Two requests for one ordering key were in flight at the same time.
@@ -90,15 +90,15 @@ pub enum Violation {
         stream: Stream,
         /// The earlier attempt.
         first: u64,
-        /// The attempt that came before the first had ended.
+        /// The attempt that arrived before the first attempt had ended.
         second: u64,
     },
-    /// A request mixed ordering keys.
+    /// The messages of a request had different ordering keys.
     #[error("mixed keys: attempt {sequence} has the ordering keys {keys:?}")]
     MixedKeys {
         /// The attempt.
         sequence: u64,
-        /// Its ordering keys.
+        /// The ordering keys of the attempt.
         keys: Vec<String>,
     },
 }
@@ -108,7 +108,7 @@ pub enum Violation {
 pub enum Reason {
     /// The previous copy was not answered with its message id, so the client had to repeat it.
     NotAnswered,
-    /// The previous copy was answered. Acceptable only right after a crash of the client.
+    /// The previous copy was answered. This is acceptable only right after a crash of the client.
     Unexplained,
 }
 
@@ -127,18 +127,18 @@ pub struct Duplicate {
     pub reason: Reason,
 }
 
-/// The findings of [`check`](super::check).
+/// The result of [`check`](super::check).
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Report {
-    /// Attempts that were checked.
+    /// How many attempts were checked.
     pub attempts: usize,
-    /// Events that were expected.
+    /// How many events were expected.
     pub expected_events: usize,
-    /// Messages that were stored, duplicates included.
+    /// How many messages were stored, duplicates included.
     pub stored_messages: usize,
     /// Broken promises.
     pub violations: Vec<Violation>,
-    /// Repeated events. Not a violation in themselves: delivery is at least once.
+    /// Repeated events. They are not violations in themselves, because delivery is at least once.
     pub duplicates: Vec<Duplicate>,
 }
 

@@ -1,5 +1,5 @@
-//! Each check must be able to fail: a journal that is wrong in one way provokes each violation, and
-//! the journals of a correct publisher under random faults are clean.
+//! Each check must be able to fail. A journal with one error provokes each violation, and the
+//! journals of a correct publisher under random faults are clean.
 
 mod random;
 
@@ -11,7 +11,7 @@ use super::*;
 
 const TOPIC: &str = "projects/p/topics/orders";
 
-/// Writes journals, one attempt after another, a millisecond each.
+/// Writes journals. Attempts start 10 ms apart and last 1 ms each.
 #[derive(Default)]
 struct Script {
     attempts: Vec<Attempt>,

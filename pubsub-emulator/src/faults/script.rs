@@ -1,6 +1,6 @@
-//! The script: selects the injected fault that applies to a publish, and its action.
+//! The script: finds the injected fault that applies to a publish request, and what the fault does.
 //!
-//! Plain state without a lock or a clock.
+//! The script is plain state without a lock or a clock.
 
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
@@ -21,12 +21,12 @@ pub(super) struct Script {
 struct Injected {
     id: FaultId,
     fault: Fault,
-    /// For a throttle: how many messages may still pass, and as of when. It may be negative,
-    /// because whole requests are admitted.
+    /// For a throttle: how many messages may still pass, and the time of this number. The number
+    /// may be negative, because only whole requests are admitted.
     allowance: Option<(f64, Instant)>,
 }
 
-/// The properties of a publish by which faults are selected.
+/// The properties of a publish request by which faults are selected.
 pub(crate) struct Request<'a> {
     pub(crate) topic: &'a str,
     pub(crate) ordering_key: &'a str,
@@ -35,7 +35,7 @@ pub(crate) struct Request<'a> {
     pub(crate) has_event: &'a dyn Fn(&str) -> bool,
 }
 
-/// What to do with a publish.
+/// What to do with a publish request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Verdict {
     Proceed,
@@ -87,7 +87,7 @@ impl Script {
         })
     }
 
-    /// Uses the first fault that applies, and removes it after its last use.
+    /// Uses the first fault that applies, and removes the fault after its last use.
     pub(super) fn judge(&mut self, request: &Request<'_>, now: Instant) -> Verdict {
         for (index, injected) in self.injected.iter_mut().enumerate() {
             let Some(verdict) = injected.judge(request, now) else {
@@ -144,7 +144,7 @@ impl Injected {
         }
     }
 
-    /// A token bucket that holds the tokens of one second.
+    /// Whether a request passes. The token bucket holds at most the tokens of one second.
     fn passes(&mut self, rate: f64, messages: usize, now: Instant) -> bool {
         let (left, since) = self.allowance.unwrap_or((rate, now));
         let gained = now.saturating_duration_since(since).as_secs_f64() * rate;

@@ -1,4 +1,4 @@
-//! The data that the journal keeps of an attempt to publish.
+//! What the journal keeps of an attempt to publish.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -9,28 +9,29 @@ use tonic::Code;
 /// One `Publish` request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Attempt {
-    /// Its number in the order of processing, from 0.
+    /// The attempt's number in the order of processing, from 0.
     pub sequence: u64,
     /// The client's address.
     pub peer: Option<SocketAddr>,
-    /// When the client's connection was accepted, since the start of the emulator.
+    /// When the client's connection was accepted. Like all times here, this is the time since the
+    /// start of the emulator.
     pub connected: Option<Duration>,
     /// `projects/{project}/topics/{topic}`.
     pub topic: Arc<str>,
-    /// The ordering key of the first message; empty if it has none.
+    /// The ordering key of the first message, or empty if that message has none.
     pub ordering_key: Arc<str>,
-    /// Ordering keys of later messages that differ from the first message's. The emulator refuses
-    /// such requests, so this is empty for stored ones.
+    /// The ordering keys of later messages that differ from `ordering_key`. The emulator refuses a
+    /// request with such messages, so this is empty for a stored request.
     pub other_keys: Vec<String>,
     /// The event ids of the messages, in the order of the request.
     pub event_ids: Arc<[Option<Box<str>>]>,
-    /// When the request had been read, since the start of the emulator.
+    /// When the emulator had read the request.
     pub received: Duration,
-    /// When the messages were stored, since the start of the emulator; `None` if they were not.
+    /// When the messages were stored. `None` if they were not stored.
     pub stored: Option<Duration>,
-    /// When it was answered or given up, since the start of the emulator; `None` until then.
+    /// When the request was answered or given up. `None` until then.
     pub ended: Option<Duration>,
-    /// The id of the first message if the request was stored; message `n` has this id plus `n`.
+    /// The id of the first message if the request was stored. Message `n` has this id plus `n`.
     pub first_message_id: Option<u64>,
     /// The answer that the client got.
     pub answer: Answer,
@@ -41,18 +42,19 @@ pub struct Attempt {
 pub enum Answer {
     /// No answer has been sent yet.
     Pending,
-    /// The message ids. Whether the answer reached the client is not known here.
+    /// The message ids. The journal does not know whether the answer reached the client.
     MessageIds,
-    /// One id too few, by an injected fault. Such an answer tells the client nothing.
+    /// One message id too few, because of an injected fault. Such an answer tells the client
+    /// nothing.
     FewerIds,
-    /// An error, by a rule of the service or by an injected fault.
+    /// An error, because of a rule of the service or of an injected fault.
     Error(Code),
     /// The client never got an answer: it disconnected, or a fault withheld the answer.
     Never,
 }
 
 impl Attempt {
-    /// Whether subscribers get the messages.
+    /// Whether the messages were stored, so that subscribers get them.
     pub fn is_stored(&self) -> bool {
         self.first_message_id.is_some()
     }
@@ -63,11 +65,11 @@ impl Attempt {
 pub struct Counts {
     /// `Publish` requests.
     pub attempts: u64,
-    /// Messages in them.
+    /// Messages in these requests.
     pub messages: u64,
-    /// Messages that were stored, whether answered or not.
+    /// Messages that were stored, whether or not the request was answered.
     pub stored_messages: u64,
-    /// Messages that were stored and whose ids were answered.
+    /// Messages that were stored and answered with their message ids.
     pub answered_messages: u64,
     /// Requests that were answered with an error, or with too few ids.
     pub error_answers: u64,
@@ -78,8 +80,8 @@ pub struct Counts {
 /// How much the journal keeps.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Recording {
-    /// Every attempt with its event ids. Grows without bound.
+    /// Every attempt with its event ids. The journal grows without bound.
     Attempts,
-    /// Only [`Counts`]. Costs next to nothing.
+    /// Only [`Counts`]. This costs next to nothing.
     Counts,
 }

@@ -1,4 +1,4 @@
-//! Ack ids: the names of leases on the wire.
+//! Ack ids, which identify leases on the wire.
 
 use std::fmt;
 use std::str::FromStr;
@@ -7,8 +7,8 @@ use tonic::Status;
 
 use super::backlog::Token;
 
-/// Names a lease of one subscription, and distinguishes that subscription from an earlier one of
-/// the same name.
+/// Identifies a lease of one subscription. `incarnation` distinguishes the subscription from an
+/// earlier subscription of the same name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct AckId {
     pub(super) incarnation: u64,

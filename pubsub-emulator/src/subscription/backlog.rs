@@ -1,8 +1,9 @@
-//! The backlog: which messages wait, and which are leased, to whom and until when.
+//! The backlog of a subscription: which messages wait, and which messages are leased, to whom and
+//! until when.
 //!
-//! A plain state machine without IO, lock or clock: the time is passed in. Messages live in lanes
-//! (`lane.rs`), and leases are named by tokens that are never reused. A lane is forgotten as soon
-//! as all its messages are acknowledged.
+//! The backlog is a plain state machine without IO, lock or clock: the caller passes the time.
+//! Messages live in lanes (`lane.rs`). Leases are identified by tokens, which are never reused. A
+//! lane is removed as soon as all its messages are acknowledged.
 
 use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::sync::Arc;
@@ -11,14 +12,14 @@ use std::time::Instant;
 use super::lane::Lane;
 use crate::topic::StoredMessage;
 
-/// Names a lease.
+/// Identifies a lease.
 pub(crate) type Token = u64;
 
-/// Names a stream or a pull.
+/// Identifies a consumer: a stream or a pull.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct ConsumerId(pub(super) u64);
 
-/// How much may be taken. The last message may exceed the bytes.
+/// How many messages and bytes a consumer may take. The last message may exceed the bytes.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Room {
     pub(super) messages: usize,
@@ -51,7 +52,7 @@ struct Lease {
 pub(super) struct Backlog {
     ordered: bool,
     lanes: HashMap<LaneKey, Lane>,
-    /// The lanes with waiting messages, each once.
+    /// The lanes with waiting messages. Each lane occurs once.
     queue: VecDeque<LaneKey>,
     leases: HashMap<Token, Lease>,
     deadlines: BTreeSet<(Instant, Token)>,
@@ -60,7 +61,7 @@ pub(super) struct Backlog {
 }
 
 impl Backlog {
-    /// `ordered` keeps the messages of each ordering key in order.
+    /// Creates an empty backlog. With `ordered`, the messages of each ordering key stay in order.
     pub(super) fn new(ordered: bool) -> Self {
         Self {
             ordered,
@@ -73,7 +74,7 @@ impl Backlog {
         }
     }
 
-    /// Adds a message. Its id must be greater than all previous ones.
+    /// Adds a message. Its id must be greater than the ids of all earlier messages.
     pub(super) fn push(&mut self, message: Arc<StoredMessage>) {
         let key = if self.ordered && !message.ordering_key.is_empty() {
             LaneKey::OrderingKey(Arc::clone(&message.ordering_key))
@@ -88,8 +89,8 @@ impl Backlog {
         }
     }
 
-    /// Leases waiting messages to a consumer. Lanes take turns, and each gives as many as fit. A
-    /// lane of which another consumer holds messages is skipped.
+    /// Leases waiting messages to a consumer. Lanes take turns, and each lane gives as many
+    /// messages as fit into `room`. A lane is skipped while another consumer holds messages of it.
     pub(super) fn take(
         &mut self,
         consumer: ConsumerId,
@@ -140,7 +141,7 @@ impl Backlog {
         taken
     }
 
-    /// Acknowledges a leased message. No effect if the lease has ended.
+    /// Acknowledges a leased message. Does nothing if the lease has ended.
     pub(super) fn acknowledge(&mut self, token: Token) {
         let Some(lease) = self.end_lease(token) else {
             return;
@@ -154,7 +155,8 @@ impl Backlog {
         }
     }
 
-    /// Gives a leased message back: this message and all later ones of its lane wait again.
+    /// Gives a leased message back, so that this message and all later messages of its lane wait
+    /// again.
     pub(super) fn nack(&mut self, token: Token) {
         let Some(lease) = self.leases.get(&token) else {
             return;
@@ -173,7 +175,7 @@ impl Backlog {
         }
     }
 
-    /// Sets a lease's deadline. No effect if the lease has ended.
+    /// Sets the deadline of a lease. Does nothing if the lease has ended.
     pub(super) fn extend(&mut self, token: Token, deadline: Instant) {
         let Some(lease) = self.leases.get_mut(&token) else {
             return;
@@ -183,7 +185,7 @@ impl Backlog {
         self.deadlines.insert((deadline, token));
     }
 
-    /// Gives back messages that were not acknowledged in time.
+    /// Gives back the messages with a lease that has ended by `now`.
     pub(super) fn expire(&mut self, now: Instant) {
         while let Some(&(deadline, token)) = self.deadlines.first()
             && deadline <= now
@@ -192,7 +194,7 @@ impl Backlog {
         }
     }
 
-    /// When the next lease ends unless it is acknowledged or extended.
+    /// When the next lease ends, unless its message is acknowledged or its deadline extended.
     pub(super) fn next_expiry(&self) -> Option<Instant> {
         self.deadlines.first().map(|(deadline, _)| *deadline)
     }

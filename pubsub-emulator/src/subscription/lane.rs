@@ -1,8 +1,9 @@
 //! A lane: messages that must be delivered in order.
 //!
-//! A lane holds all messages of one ordering key, or a single message that has no order. The front
-//! part of a lane has been sent, the rest waits. Only a fully acknowledged front is dropped:
-//! redelivering a message redelivers all later ones, even acknowledged ones, like the service does:
+//! A lane holds all messages of one ordering key, or a single message that has no order. The
+//! messages at the front of a lane have been sent, and all others wait. A message is dropped only
+//! when it and all earlier messages of the lane are acknowledged. Redelivery of a message
+//! redelivers all later messages, even acknowledged ones, like in the service:
 //! <https://cloud.google.com/pubsub/docs/ordering#considerations>.
 
 use std::collections::VecDeque;
@@ -18,8 +19,8 @@ pub(super) struct Lane {
     sent: usize,
     /// The number of entries that are [`Delivery::Leased`].
     leased: usize,
-    /// The consumer that got the latest message. While any message is leased, no other consumer
-    /// gets the next one.
+    /// The consumer that got the latest message. While this consumer holds any message of the lane,
+    /// no other consumer gets the next message.
     holder: Option<ConsumerId>,
     /// Whether the backlog has this lane in its queue.
     pub(super) queued: bool,
@@ -58,7 +59,7 @@ impl Lane {
         self.leased > 0 && self.holder != Some(consumer)
     }
 
-    /// Sends the next message, if one waits.
+    /// Leases the next message, if one waits.
     pub(super) fn lease_next(
         &mut self,
         consumer: ConsumerId,
@@ -72,7 +73,7 @@ impl Lane {
         Some(Arc::clone(&entry.message))
     }
 
-    /// Marks a leased message as acknowledged, and drops the acknowledged front.
+    /// Marks a leased message as acknowledged, and drops the acknowledged messages at the front.
     pub(super) fn acknowledge(&mut self, message_id: u64) {
         let Some(index) = self.find(message_id) else {
             return;
@@ -89,7 +90,8 @@ impl Lane {
         }
     }
 
-    /// Goes back: this message and all later ones wait again. Returns the leases that end.
+    /// Makes this message and all later messages wait again. Returns the tokens of the leases that
+    /// end.
     pub(super) fn rewind(&mut self, message_id: u64) -> Vec<Token> {
         let Some(index) = self.find(message_id) else {
             return Vec::new();

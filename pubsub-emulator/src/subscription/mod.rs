@@ -1,7 +1,7 @@
 //! A subscription: its settings, its backlog of messages, and the consumers that wait for them.
 //!
-//! [`backlog::Backlog`] selects the messages to deliver, and knows neither locks nor clocks. This
-//! module adds both, and turns the backlog's tokens into ack ids.
+//! [`backlog::Backlog`] selects the messages to deliver, and has neither locks nor clocks. This
+//! module adds locks and clocks, and turns the backlog's tokens into ack ids.
 
 mod ack_id;
 mod backlog;
@@ -25,7 +25,7 @@ use crate::proto;
 use crate::topic::StoredMessage;
 use crate::wire::{MessageView, ReceivedMessage};
 
-/// A response is closed once it holds this many messages or bytes.
+/// A response is full once it holds this many messages, or `MAX_RESPONSE_BYTES` bytes.
 const MAX_RESPONSE_MESSAGES: usize = 1_000;
 const MAX_RESPONSE_BYTES: usize = 1 << 20;
 
@@ -34,11 +34,11 @@ const MAX_RESPONSE_BYTES: usize = 1 << 20;
 pub(crate) struct Subscription {
     name: String,
     filter: Option<Filter>,
-    /// Part of every ack id, so that ack ids of a deleted subscription of the same name have no
+    /// Part of every ack id, so that ack ids of a deleted subscription with the same name have no
     /// effect.
     incarnation: u64,
     state: Mutex<State>,
-    /// Notified whenever there may be something new to take.
+    /// Notified when there may be new messages to take.
     changed: Notify,
 }
 
@@ -49,36 +49,36 @@ struct State {
     next_consumer: u64,
     clients: HashMap<String, Client>,
     gone: Option<Gone>,
-    /// Messages published before this are not kept: see [`Subscription::seek`].
+    /// Messages published before this time are not kept (see [`Subscription::seek`]).
     discard_before: Option<SystemTime>,
 }
 
-/// A client instance that gave itself an id.
+/// A client that sent a client id of its own.
 #[derive(Debug)]
 struct Client {
     consumer: ConsumerId,
     connected: bool,
 }
 
-/// Why a subscription delivers no more.
+/// Why a subscription delivers no more messages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Gone {
     Deleted,
     Detached,
 }
 
-/// How many unacknowledged messages one consumer may hold; `None` means no limit.
+/// How many unacknowledged messages and bytes one consumer may hold. `None` means no limit.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct FlowControl {
     pub(crate) max_messages: Option<usize>,
     pub(crate) max_bytes: Option<usize>,
 }
 
-/// The messages that a consumer got.
+/// The messages that a consumer got from a call of [`Subscription::take`].
 #[derive(Debug)]
 pub(crate) struct Taken {
     pub(crate) messages: Vec<ReceivedMessage>,
-    /// When the next ack deadline ends, which may make messages available.
+    /// When the next ack deadline ends. Messages may become available at that time.
     pub(crate) next_expiry: Option<Instant>,
 }
 
@@ -119,7 +119,8 @@ impl Subscription {
         state.resource.clone()
     }
 
-    /// Sets the fields named by an update mask that was checked against `MUTABLE_FIELDS`.
+    /// Sets the fields that an update mask names. The caller has checked the mask against
+    /// `MUTABLE_FIELDS`.
     pub(crate) fn update(
         &self,
         wanted: &proto::Subscription,
@@ -130,7 +131,7 @@ impl Subscription {
         Ok(state.resource.clone())
     }
 
-    /// Notified when there may be something new to take, and when the subscription is gone.
+    /// Notified when there may be new messages to take, and when the subscription is gone.
     pub(crate) fn changed(&self) -> &Notify {
         &self.changed
     }
@@ -161,7 +162,8 @@ impl Subscription {
         self.changed.notify_waiters();
     }
 
-    /// Registers a consumer. A client that reconnects under its id keeps the messages it holds.
+    /// Registers a consumer. A client that reconnects with the same client id keeps the messages
+    /// that it holds.
     pub(crate) fn connect(&self, client_id: &str) -> ConsumerId {
         let mut state = self.state();
         let State {
@@ -176,7 +178,8 @@ impl Subscription {
         if client_id.is_empty() {
             return consumer;
         }
-        // While the client's first stream is open, its other streams count as other consumers.
+        // While the client's first stream is open, each other stream of the client counts as a
+        // separate consumer.
         let client = clients.entry(client_id.to_owned());
         let client = client.or_insert(Client {
             consumer,
@@ -189,7 +192,8 @@ impl Subscription {
         client.consumer
     }
 
-    /// Notes that a consumer is gone. It keeps its messages until their ack deadlines end.
+    /// Notes that a consumer is gone. The consumer keeps its messages until their ack deadlines
+    /// end.
     pub(crate) fn disconnect(&self, consumer: ConsumerId) {
         let mut state = self.state();
         for client in state
@@ -201,8 +205,8 @@ impl Subscription {
         }
     }
 
-    /// Leases available messages to a consumer until the ack deadline, up to its flow-control
-    /// limits.
+    /// Leases available messages to a consumer until the ack deadline, up to the consumer's
+    /// flow-control limits.
     pub(crate) fn take(
         &self,
         consumer: ConsumerId,
@@ -240,7 +244,8 @@ impl Subscription {
         })
     }
 
-    /// Acknowledges. Ids whose deadline has passed have no effect; malformed ids are refused.
+    /// Acknowledges messages. Ids with an ack deadline that has passed have no effect. Malformed
+    /// ids are refused.
     pub(crate) fn acknowledge(&self, ack_ids: &[String]) -> Result<(), Status> {
         let tokens = self.tokens(ack_ids)?;
         let mut state = self.state();
@@ -254,7 +259,7 @@ impl Subscription {
         Ok(())
     }
 
-    /// Sets new ack deadlines, counted from now. Zero gives a message back.
+    /// Sets new ack deadlines, counted from now. Zero seconds give a message back.
     pub(crate) fn modify_ack_deadline(
         &self,
         ack_ids: &[String],
@@ -284,8 +289,9 @@ impl Subscription {
         Ok(())
     }
 
-    /// Acknowledges everything published before a time, which must not be in the past: acknowledged
-    /// messages are not kept and cannot be brought back.
+    /// Drops the backlog, and from now on every message that is published before `time`. The caller
+    /// must not pass a time in the past, because acknowledged messages are not kept and cannot be
+    /// brought back.
     pub(crate) fn seek(&self, time: SystemTime) -> Result<(), Status> {
         let mut state = self.state();
         self.check_present(&state)?;
@@ -294,7 +300,7 @@ impl Subscription {
         Ok(())
     }
 
-    /// Delivers no more messages, and wakes all waiting consumers.
+    /// Ends the delivery of messages, and wakes all waiting consumers.
     pub(crate) fn end(&self, gone: Gone) {
         let mut state = self.state();
         state.gone = Some(gone);
@@ -314,7 +320,8 @@ impl Subscription {
         }
     }
 
-    /// The tokens of ack ids; `None` for an id of an earlier subscription of this name.
+    /// The token of each ack id. `None` for an ack id of an earlier subscription with the same
+    /// name.
     fn tokens(&self, ack_ids: &[String]) -> Result<Vec<Option<Token>>, Status> {
         let token = |ack_id: &String| {
             let AckId { incarnation, token } = ack_id.parse()?;

@@ -1,6 +1,7 @@
-//! The settings of a subscription: accepted, defaulted, changed and refused ones.
+//! The settings of a subscription: checks them, fills in defaults, applies updates, and refuses
+//! features that the emulator lacks.
 //!
-//! Features that this emulator lacks are refused by name. Bounds and defaults are those of
+//! A refusal names the field. Bounds and defaults are the ones of
 //! <https://cloud.google.com/pubsub/docs/subscription-properties>.
 
 use std::ops::RangeInclusive;
@@ -15,7 +16,7 @@ use crate::registry::unsupported_field;
 
 /// The allowed ack deadlines of a subscription or a stream.
 pub(crate) const ACK_DEADLINE_SECONDS: RangeInclusive<i32> = 10..=600;
-/// The deadlines that a client may set for a message it holds.
+/// The deadlines that a client may set for a message that it holds.
 const MODIFIED_DEADLINE_SECONDS: RangeInclusive<i32> = 0..=600;
 const DEFAULT_ACK_DEADLINE_SECONDS: i32 = 10;
 const DAY_SECONDS: i64 = 24 * 60 * 60;
@@ -62,7 +63,7 @@ pub(super) fn accept(
     Ok((resource, filter))
 }
 
-/// Sets the fields that a checked update mask names.
+/// Sets the fields that an update mask names. The mask has been checked.
 pub(super) fn update(
     resource: &mut proto::Subscription,
     wanted: &proto::Subscription,
@@ -84,7 +85,7 @@ pub(super) fn update(
     Ok(())
 }
 
-/// Checks a new deadline for a message that a client holds.
+/// Checks a new ack deadline for a message that a client holds.
 pub(super) fn check_modified_deadline(seconds: i32) -> Result<(), Status> {
     check_deadline(seconds, &MODIFIED_DEADLINE_SECONDS)
 }

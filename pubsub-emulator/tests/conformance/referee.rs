@@ -1,8 +1,9 @@
-//! Google's emulator, started as a process of its own.
+//! Starts Google's emulator as a separate process.
 
 use super::*;
 
-/// Bypasses the test harness, which would show the line only for a failed test.
+/// Reports a skipped test. Writing to standard error directly bypasses the test harness, which
+/// shows output only for a failed test.
 fn skipped(reason: &str) {
     let _ = writeln!(
         io::stderr(),
@@ -10,7 +11,7 @@ fn skipped(reason: &str) {
     );
 }
 
-/// Google's emulator in a process of its own, which is killed when this value is dropped.
+/// Google's emulator in a separate process, which is killed when this value is dropped.
 pub(super) struct Referee {
     process: Child,
     pub(super) address: SocketAddr,
@@ -54,8 +55,8 @@ impl Referee {
         Some(referee)
     }
 
-    /// A port outside the range from which the system assigns ports by itself, because the Java
-    /// process takes a while to open it.
+    /// Returns an address whose port is outside the range from which the system assigns ports. The
+    /// Java process takes a while to open the port, so nobody else must get it in the meantime.
     fn free_address() -> SocketAddr {
         let first = std::process::id() % 5_000;
         let ports = (0..5_000).map(|next| 15_000 + ((first + next) % 5_000) as u16);
@@ -80,7 +81,7 @@ impl Referee {
 
 impl Drop for Referee {
     fn drop(&mut self) {
-        // Both fail only if the process has already ended.
+        // Errors are expected only if the process has already ended.
         let _ = self.process.kill();
         let _ = self.process.wait();
     }

@@ -1,7 +1,7 @@
-//! Installs Google's Python and Node clients, once, below the cargo target directory.
+//! Installs Google's Python and Node clients once, below the cargo target directory.
 //!
 //! Versions are pinned, so that a new release of a client does not change the tests. A file lock
-//! keeps two test runs from installing at the same time; a stamp file marks a complete
+//! keeps two test runs from installing at the same time. A stamp file marks a complete
 //! installation.
 
 use std::fs::{self, File};
@@ -12,7 +12,7 @@ use std::process::{Command, Stdio};
 const PYTHON_CLIENT: &str = "google-cloud-pubsub==2.44.0";
 const NODE_CLIENT: &str = "@google-cloud/pubsub@6.3.0";
 
-/// The interpreter of a virtual environment with the client.
+/// Returns the interpreter of a virtual environment in which the client is installed.
 pub(crate) fn python_client() -> Option<PathBuf> {
     let installed = once("python3", PYTHON_CLIENT, |folder| {
         run(Command::new("python3")
@@ -31,7 +31,7 @@ pub(crate) fn python_client() -> Option<PathBuf> {
     Some(installed?.join("bin/python"))
 }
 
-/// The `node_modules` folder with the client.
+/// Returns the `node_modules` folder with the client.
 pub(crate) fn node_client() -> Option<PathBuf> {
     let installed = once("node", NODE_CLIENT, |folder| {
         let npm = [
@@ -46,7 +46,7 @@ pub(crate) fn node_client() -> Option<PathBuf> {
     Some(installed?.join("node_modules"))
 }
 
-/// Installs the client unless it is already installed. Prints why if it cannot.
+/// Installs the client unless it is already installed. Prints the reason if the installation fails.
 fn once(
     interpreter: &str,
     client: &str,
@@ -70,7 +70,8 @@ fn once(
     match installed {
         Ok(()) => Some(folder),
         Err(reason) => {
-            // Bypasses the test harness, which would show the line only for a failed test.
+            // Writing to standard error directly bypasses the test harness, which shows output only
+            // for a failed test.
             let _ = writeln!(io::stderr(), "SKIPPED: Google's client {client}: {reason}");
             None
         }
@@ -85,7 +86,7 @@ fn run(command: &mut Command) -> Result<(), String> {
         return Ok(());
     }
     let stderr = String::from_utf8_lossy(&output.stderr);
-    // npm's last lines only say where its log is.
+    // The last lines of npm only say where its log is, so look for a line with the reason.
     let says_why = |line: &&str| line.to_lowercase().contains("no matching");
     let is_error = |line: &&str| line.to_lowercase().contains("error");
     let reason = stderr

@@ -1,8 +1,8 @@
 //! Google's own Python, Node and Rust clients publish and receive in order through the emulator.
 //!
-//! The Python and Node clients are installed from their registries into a folder below the cargo
-//! target directory, once. Where that is not possible (offline, no interpreter) the test is skipped
-//! with a line on stderr.
+//! The Python and Node clients are installed once from their registries, into a folder below the
+//! cargo target directory. Where this is not possible (offline, no interpreter) the test is
+//! skipped, with a line on standard error.
 
 mod install;
 mod rust_client;
@@ -21,7 +21,7 @@ use tokio::process::Command;
 const PROJECT: &str = "clients";
 const KEYS: usize = 5;
 const PER_KEY: u64 = 40;
-/// The scripts' own deadlines are shorter.
+/// How long a script may run. The scripts' own deadlines are shorter.
 const SCRIPT_LIMIT: Duration = Duration::from_secs(240);
 
 #[tokio::test]
@@ -66,7 +66,8 @@ async fn run(mut script: Command, emulator: SocketAddr) -> Value {
     script
         .args([PROJECT, &KEYS.to_string(), &PER_KEY.to_string()])
         .env("PUBSUB_EMULATOR_HOST", emulator.to_string())
-        // Otherwise the clients look for a metadata server, which does not exist here.
+        // Without these variables the clients look for a metadata server, which does not exist
+        // here.
         .env("METADATA_SERVER_DETECTION", "none")
         .env("NO_GCE_CHECK", "true")
         .stdin(Stdio::null())
@@ -80,7 +81,8 @@ async fn run(mut script: Command, emulator: SocketAddr) -> Value {
     serde_json::from_slice(&output.stdout).unwrap_or_else(|error| panic!("{error}: {stderr}"))
 }
 
-/// First copies in order. After the nack the whole key again, in order.
+/// Checks that the first copies of each key arrive in order, and that the emulator redelivers every
+/// message of the nacked key (`key-0`), in order.
 fn assert_received_in_order(summary: &Value) {
     assert_eq!(summary["finished"], true, "{summary}");
     assert_eq!(summary["message_ids"], KEYS as u64 * PER_KEY);
@@ -109,7 +111,8 @@ fn assert_received_in_order(summary: &Value) {
     }
 }
 
-/// Checks that the journal agrees with what the script says it published.
+/// Checks that the journal has the messages that the script published, in order and without
+/// duplicates.
 fn assert_published_in_order(emulator: &RunningEmulator, topic: &str) {
     let topic = format!("projects/{PROJECT}/topics/{topic}");
     let expected: Expected = (0..KEYS)

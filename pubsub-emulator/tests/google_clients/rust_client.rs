@@ -1,4 +1,4 @@
-//! Google's own Rust client, in this process.
+//! Tests with Google's own Rust client, in the test process.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -14,7 +14,7 @@ const LIMIT: Duration = Duration::from_secs(60);
 
 #[tokio::test]
 async fn googles_rust_client_publishes_and_receives_in_order() {
-    // Fails only if a provider is already installed.
+    // An error means that a provider is already installed.
     let _ = rustls::crypto::ring::default_provider().install_default();
     let emulator = Emulator::builder().start().await.expect("a free port");
     let endpoint = format!("http://{}", emulator.addr());
@@ -86,7 +86,7 @@ async fn create(endpoint: &str, topic: &str, subscription: &str) {
         .expect("a new subscription");
 }
 
-/// The numbers of each key in the order of reception.
+/// Receives all messages. Returns the numbers of each key in the order of reception.
 async fn receive(endpoint: &str, subscription: &str) -> BTreeMap<String, Vec<u64>> {
     let subscriber = Subscriber::builder()
         .with_endpoint(endpoint)

@@ -1,6 +1,7 @@
 //! Access to the emulator through bare tonic clients, without the behaviour of any client library.
 //!
-//! Every wait has a deadline; after that the test fails and names the missing condition.
+//! Every wait has a deadline. When the deadline passes, the test fails and names the missing
+//! condition.
 
 #![allow(dead_code, reason = "each test file uses its part")]
 
@@ -18,10 +19,10 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::transport::{Channel, Endpoint};
 use tonic::{Code, Status, Streaming};
 
-/// Limit of each wait: far more than any test needs, for busy machines.
+/// The limit of each wait. It is far more than any test needs, for busy machines.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
 
-/// Clients of both services, and a project for the test.
+/// Clients of both services, and the project in which the test creates its resources.
 #[derive(Clone)]
 pub(crate) struct Clients {
     pub(crate) publisher: PublisherClient<Channel>,
@@ -29,7 +30,7 @@ pub(crate) struct Clients {
     pub(crate) project: String,
 }
 
-/// A message without event id.
+/// A message without an event id.
 pub(crate) fn message(ordering_key: &str, data: &str) -> PubsubMessage {
     PubsubMessage {
         data: data.to_owned().into(),
@@ -56,7 +57,7 @@ pub(crate) fn data(received: &ReceivedMessage) -> String {
     String::from_utf8(message.data.to_vec()).expect("text")
 }
 
-/// Checks the code and returns the status.
+/// Checks that the result is an error with this code. Returns the status.
 #[track_caller]
 pub(crate) fn refused<T: std::fmt::Debug>(result: Result<T, Status>, code: Code) -> Status {
     let status = result.expect_err("this must be refused");
@@ -96,7 +97,7 @@ impl Clients {
         name
     }
 
-    /// A topic, and an ordered subscription to it.
+    /// Creates a topic and an ordered subscription to it. Returns their names.
     pub(crate) async fn create_ordered(&mut self, id: &str) -> (String, String) {
         let topic = self.create_topic(id).await;
         let settings = proto::Subscription {
@@ -145,7 +146,7 @@ impl Clients {
             .message_ids)
     }
 
-    /// One pull that returns the messages available now.
+    /// Pulls once. Returns the messages that are available now.
     pub(crate) async fn pull(
         &mut self,
         subscription: &str,
@@ -165,7 +166,7 @@ impl Clients {
             .received_messages)
     }
 
-    /// Pulls until `count` messages have come.
+    /// Pulls until `count` messages have arrived.
     pub(crate) async fn pull_all(
         &mut self,
         subscription: &str,
@@ -210,13 +211,13 @@ impl Clients {
         self.subscriber.modify_ack_deadline(request).await.map(drop)
     }
 
-    /// Opens a stream with the usual settings.
+    /// Opens a stream with the default settings.
     pub(crate) async fn stream(&mut self, subscription: &str) -> Stream {
         self.stream_with(subscription, StreamingPullRequest::default())
             .await
     }
 
-    /// Opens a stream. Fills in the name and, if missing, the ack deadline.
+    /// Opens a stream. Fills in the name of the subscription and, if missing, the ack deadline.
     pub(crate) async fn stream_with(
         &mut self,
         subscription: &str,
@@ -243,14 +244,14 @@ impl Clients {
     }
 }
 
-/// A `StreamingPull`.
+/// A client's end of a `StreamingPull`.
 pub(crate) struct Stream {
     pub(crate) requests: mpsc::Sender<StreamingPullRequest>,
     responses: Responses,
 }
 
-/// Google's own emulator sends the headers only with the first message, so creating the stream does
-/// not wait for them.
+/// The state of the responses. Google's own emulator sends the headers only with the first message,
+/// so creating the stream does not wait for them.
 enum Responses {
     Opening(JoinHandle<Result<Streaming<StreamingPullResponse>, Status>>),
     Open(Box<Streaming<StreamingPullResponse>>),
@@ -272,7 +273,7 @@ impl Stream {
         }
     }
 
-    /// The next response, even if it is empty.
+    /// Returns the next response, even if it is empty.
     pub(crate) async fn response(&mut self) -> Result<StreamingPullResponse, Status> {
         let next = tokio::time::timeout(PATIENCE, self.opened().await?.message());
         let response = next
@@ -281,7 +282,7 @@ impl Stream {
         Ok(response.expect("the stream continues"))
     }
 
-    /// At least `count` messages, over as many responses as needed.
+    /// Returns at least `count` messages, from as many responses as needed.
     pub(crate) async fn messages(&mut self, count: usize) -> Vec<ReceivedMessage> {
         let mut received = Vec::new();
         while received.len() < count {
@@ -314,7 +315,7 @@ impl Stream {
             .expect("the stream is open");
     }
 
-    /// The error with which the stream ends.
+    /// Returns the error with which the stream ends.
     pub(crate) async fn failure(&mut self) -> Status {
         loop {
             if let Err(status) = self.response().await {

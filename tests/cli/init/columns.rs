@@ -1,4 +1,4 @@
-//! The columns and the index that `init` adds to the captured tables.
+//! Tests of the columns and the index that `init` adds to the captured tables.
 
 use super::*;
 
@@ -51,7 +51,8 @@ async fn no_seq_is_added_when_the_settings_name_another_column() {
 async fn each_table_gets_an_index_even_if_its_name_is_taken_or_a_build_was_cut_off() {
     let long = "a".repeat(48);
     let own = Own::named(&format!("public.{long}_two"), "", "").await;
-    // The name that the index of the first table would have had.
+    // An index of another table takes the name that `init` would give to the index of the first
+    // table.
     own.database
         .execute(&format!(
             "create table public.{long}_one (seq bigint); \

@@ -16,7 +16,8 @@ const UNKNOWN_OUTCOME: [Code; 6] = [
     Code::Cancelled,
 ];
 
-/// The steps of a schedule. `release` is one of them if it happens during the schedule.
+/// Draws the steps of a schedule. [`Fault::Release`] is one of them if events are released under
+/// way.
 pub(super) fn draw(temper: Temper, release: Release, random: &mut Random) -> Vec<Step> {
     let kills = match temper {
         Temper::Gentle => 0,
@@ -131,9 +132,9 @@ enum Family {
     Lease,
 }
 
-/// If the relay does not notice that the slot was recreated, the rows that the new slot omits are
-/// delivered late. Their order can be judged only if this happens once, so a schedule with such a loss
-/// has no other.
+/// Draws the losses of the slot. If the relay does not notice that the slot was recreated, it
+/// delivers the rows that the new slot omits late. The judges can check the order of late rows only
+/// after one such loss, so a schedule with such a loss has no other loss.
 fn draw_losses(random: &mut Random) -> Vec<Fault> {
     if random.per_mille(350) {
         let down = random.pick(&[Down::Running, Down::Killed]);
@@ -163,13 +164,15 @@ fn draw_replacement(random: &mut Random) -> Vec<Fault> {
         0..=1 => vec![copied],
         2..=5 => vec![Fault::Replaced(down, Replacement::Recreated)],
         6..=7 => vec![copied, Fault::SlotLost(Down::Killed, Loss::Dropped)],
-        // Rarely, because PostgreSQL decodes the row twice before the relay replaces the slot.
+        // Drawn rarely because it takes long: PostgreSQL decodes the row twice before the relay
+        // replaces the slot.
         _ => vec![Fault::TooLong],
     }
 }
 
-/// Without records, a recreated table starts a recovery, and rows that were dropped before they
-/// were delivered are gone, as docs/explanation/recovery.md says. So here the table keeps its rows.
+/// Makes every replaced table keep its rows. Without records, a recreated table starts a recovery,
+/// and rows that were dropped before they were delivered are lost, as docs/explanation/recovery.md
+/// says.
 pub(super) fn keep_undelivered_rows(steps: &mut [Step]) {
     for step in steps {
         if let Fault::Replaced(_, how) = &mut step.fault {
@@ -200,10 +203,10 @@ fn draw_network(random: &mut Random) -> Fault {
     Fault::Network(side, trouble, random.millis(50..=700))
 }
 
-/// Draws a fault after which nothing is stored, and the relay gets an error that says so.
+/// Draws a fault in which Pub/Sub refuses requests with an error and stores nothing.
 fn draw_refusal(random: &mut Random) -> Fault {
-    // Drawn rarely, because it makes a schedule long: the relay retries only every few seconds after an
-    // error that an operator has to fix.
+    // These two faults are drawn rarely, because they make a schedule long: the relay retries only
+    // every few seconds after an error that an operator has to fix.
     if random.per_mille(60) {
         let span = random.millis(50..=400);
         return if random.per_mille(500) {
@@ -228,7 +231,8 @@ fn draw_refusal(random: &mut Random) -> Fault {
     }
 }
 
-/// Draws a fault after which the relay cannot know whether the messages were stored.
+/// Draws a fault in which Pub/Sub answers late, wrongly or not at all. After most of these faults,
+/// the relay cannot know whether the messages were stored.
 fn draw_unanswered(random: &mut Random) -> Fault {
     let times = random.within(1..=4);
     match random.within(0..=9) {

@@ -1,8 +1,9 @@
-//! When each connection to Pub/Sub was opened, and when it brought its last request.
+//! For each connection to Pub/Sub: when it was opened, and when it brought its last request.
 //!
-//! A fault that kills a relay or breaks its connections does not explain what a living relay does over
-//! its own connections. It can explain a repeat only if one copy came over a connection that ended with
-//! the fault, and the other over a connection that was opened afterwards.
+//! A fault that kills a relay or breaks its connections does not explain what a living relay does
+//! over its own connections. Such a fault can explain a repeat only if one copy came over a
+//! connection that ended with the fault, and the other copy over a connection that was opened
+//! afterwards.
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
@@ -13,7 +14,8 @@ use pubsub_emulator::Attempt;
 use super::duplicates::LATE;
 use crate::stage::Occurrence;
 
-/// A connection. The time is needed because a client may use the same port again later.
+/// A connection: the client's address, and when the connection was accepted, if known. The time is
+/// needed because a client may use the same port again later.
 pub(super) type Connection = (SocketAddr, Option<Duration>);
 
 /// The connection that brought an attempt, if the journal knows it.
@@ -21,7 +23,8 @@ pub(super) fn connection(attempt: &Attempt) -> Option<Connection> {
     Some((attempt.peer?, attempt.connected))
 }
 
-/// When each connection was accepted, and when its last request came.
+/// For each connection: when it was accepted (or, if that is not known, when its first request
+/// came), and when its last request came.
 #[derive(Debug)]
 pub(super) struct Connections(HashMap<Connection, (Duration, Duration)>);
 
@@ -40,14 +43,15 @@ impl Connections {
         Self(connections)
     }
 
-    /// When it was accepted; `None` for a connection without attempts.
+    /// When the connection was accepted, or `None` if no attempt came over it.
     pub(super) fn opened(&self, connection: Connection) -> Option<Duration> {
         self.0.get(&connection).map(|(opened, _)| *opened)
     }
 
-    /// Whether one of the attempts came over a connection that may have ended with the fault, and the
-    /// other over a connection that was opened after the fault began. With several relays, the second
-    /// connection may also be older, because a relay that served earlier may have opened it.
+    /// Whether one of the two attempts came over a connection that may have ended with the fault,
+    /// and the other attempt over a connection that was opened after the fault began. With several
+    /// relays, this second connection may also be older, because a relay that served earlier may
+    /// have opened it.
     pub(super) fn are_parted_by(
         &self,
         occurrence: &Occurrence,

@@ -1,8 +1,9 @@
-//! Why was an event stored twice? Each repeat needs a reason in the plan.
+//! Finds out why an event was stored twice. Each duplicate needs a reason.
 //!
 //! A copy whose answer was an error, or had too few ids, must be repeated. A copy with a good
-//! answer may be repeated only if the relay died, or lost its connections or its database, between
-//! the two. `senders` checks that a recorded copy is not repeated.
+//! answer may be repeated only if something happened to the relay between the two copies, such as a
+//! crash, cut connections or a lost session. `Cause` lists all reasons. `senders` checks that a
+//! recorded event is not sent again.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
@@ -21,17 +22,17 @@ use crate::stage::Occurrence;
 pub(crate) enum Cause {
     /// The relay was killed between the two copies.
     Killed,
-    /// PostgreSQL was down, or unreachable for longer than the lease, between the two.
+    /// PostgreSQL was down, or unreachable for longer than the lease, between the two copies.
     ServerDown,
-    /// The relay was frozen, and another may have taken over.
+    /// The relay was frozen, and another relay may have taken over.
     Frozen,
     /// The relay's session was ended from outside, and another relay took over.
     TakenOver,
     /// The relay's session was ended from outside, and the relay noticed that PostgreSQL had released
     /// its slot before it read the reason.
     GivenUp,
-    /// The relay's session was ended from outside, while the session that recreated the slot held
-    /// it.
+    /// The relay's session was ended from outside. Before the relay read the reason, the session
+    /// that recreated the slot held the slot.
     Succeeded,
     /// The connections to Pub/Sub were cut.
     Cut,
@@ -66,12 +67,12 @@ impl fmt::Display for Cause {
     }
 }
 
-/// A request that was in flight when its sender died or its connection broke may be read and stored
-/// this much later.
+/// A request that was in flight when its sender died or its connection broke may still be read and
+/// stored up to this long after the fault.
 pub(super) const LATE: Duration = Duration::from_secs(1);
 
 /// A client that writes to a connection just after it was closed sees an error and may not read the
-/// last answers. This is how long before the close such answers may be.
+/// last answers. These are the answers that Pub/Sub sent up to this long before the close.
 const LAST_MOMENTS: Duration = Duration::from_millis(250);
 
 #[derive(Debug, Default)]
@@ -112,9 +113,9 @@ fn cause(
         return Some(Cause::StoredButFailed);
     }
     let by_fault = blamed(evidence, connections, before, again).min();
-    // The relay's timeout starts when the relay sends the request, the journal's time when the emulator
-    // has read it. On a busy machine the emulator reads late, so the wait in the journal may be shorter
-    // than the timeout.
+    // The relay's timeout starts when the relay sends the request, but the journal has the time at
+    // which the emulator has read it. On a busy machine the emulator reads late, so the wait in the
+    // journal may be shorter than the timeout.
     let timeout = evidence.publish_timeout;
     let at_least = (timeout.mul_f64(0.9)).min(timeout.saturating_sub(Duration::from_millis(500)));
     let waited = again.received.saturating_sub(before.received);
@@ -126,7 +127,7 @@ fn cause(
     let given_up = (evidence.log.given_up.iter())
         .filter(|found| **found >= before.received)
         .any(|found| is_ended_walsender(evidence, before, again, *found));
-    // The relay logs this once, but some of its requests in flight may leave later.
+    // The relay logs the takeover once, but it may send some more requests afterwards.
     let succeeded = (evidence.log.succeeded.iter())
         .any(|found| is_ended_walsender(evidence, before, again, *found));
     let closed = evidence.closes_connections
@@ -140,8 +141,8 @@ fn cause(
         .or(succeeded.then_some(Cause::Succeeded))
 }
 
-/// Whether a fault that ends only a walsender happened, and a relay `found` this before the second
-/// attempt.
+/// Whether a fault that ended a walsender explains the loss of the slot that a relay noticed at the
+/// time `found`, and whether `found` is before the second attempt.
 fn is_ended_walsender(
     evidence: &Evidence,
     before: &Attempt,
@@ -155,8 +156,8 @@ fn is_ended_walsender(
             Fault::TerminateWalsender | Fault::SlotLost(Down::Running, _)
         )
     };
-    // While the publication did not exist, every walsender that reached that place in the WAL
-    // ended, no matter when.
+    // A walsender ends whenever it reads the part of the WAL in which the publication did not
+    // exist, even long after the fault.
     let ends_each = |occurrence: &Occurrence| {
         matches!(occurrence.fault, Fault::Gap(..)) && is_found_since(occurrence)
     };
@@ -166,7 +167,8 @@ fn is_ended_walsender(
                 .any(|occurrence| ends_one(occurrence) && is_found_since(occurrence)))
 }
 
-/// Whether the attempt's connection ended right after it.
+/// Whether the attempt was among the last of its connection, so that the connection may have been
+/// closed right after it.
 fn is_among_the_last(evidence: &Evidence, attempt: &Attempt) -> bool {
     let ended = attempt.ended.unwrap_or(attempt.received);
     let is_later = |other: &Attempt| {
@@ -186,7 +188,7 @@ pub(super) fn between<'a>(
     })
 }
 
-/// The causes that explain the second attempt, among all faults between the two.
+/// The causes of a duplicate among all faults between the two attempts.
 pub(super) fn blamed<'a>(
     evidence: &'a Evidence,
     connections: &'a Connections,
@@ -205,14 +207,15 @@ pub(super) fn blamed<'a>(
         if !parts || is_parted() {
             return Some(cause);
         }
-        // With a standby, the killed relay may be the standby: the other relay loses the slot.
+        // With two relays, the killed relay may have been the standby. Then the other relay loses
+        // the slot.
         let loses_slot = matches!(occurrence.fault, Fault::SlotLost(..));
         (loses_slot && evidence.relays > 1).then_some(Cause::TakenOver)
     })
 }
 
-/// The cause of a duplicate if this fault happened between its two copies; `None` if the fault explains
-/// no duplicate.
+/// The cause of a duplicate if this fault happened between the two copies. `None` if the fault
+/// explains no duplicate.
 pub(super) fn blame(evidence: &Evidence, fault: &Fault) -> Option<Cause> {
     match fault {
         Fault::Kill(_) => Some(Cause::Killed),

@@ -1,9 +1,9 @@
 //! Events that were read from their table, because the stream did not bring them (G9).
 //!
-//! The position in its record shows whether an event was read from its table. Such events are allowed
-//! only where the plan takes the stream away, or where a relay without records has recovered. They are
-//! never allowed for a transaction that ended before the publication was altered, unless the slot had
-//! to be recreated.
+//! The position in the record of an event shows whether the event was read from its table. This is
+//! allowed only where the plan makes the stream omit rows, or where a relay without records has
+//! recovered. It is not allowed for an event whose transaction ended before the first gap in the
+//! publication, unless the slot had to be recreated.
 
 use std::collections::{HashMap, HashSet};
 use std::time::Duration;
@@ -19,9 +19,10 @@ pub(crate) enum FromTable {
     /// The stream brings everything.
     #[default]
     Never,
-    /// The slot is lost and the relay notices: rows from the tables come before the stream.
+    /// The slot is lost and the relay notices. It publishes the rows from the tables before it
+    /// streams.
     InOrder,
-    /// The stream leaves rows out. They are found concurrently and come late.
+    /// The stream leaves rows out. The relay finds them while it streams, and publishes them late.
     Late,
 }
 
@@ -74,8 +75,9 @@ pub(super) fn late(evidence: &Evidence) -> HashSet<&str> {
     }
 }
 
-/// Without records, the only sign that the stream left an event out is that later events overtook
-/// it. Only events that ended after the publication was altered may be overtaken.
+/// Events that the stream may have left out, if published events have no records. The only sign of
+/// such an event is that later events of its key overtook it. Only events that ended after the
+/// publication was altered may be overtaken.
 fn left_out(evidence: &Evidence) -> HashSet<&str> {
     let Some(gap) = evidence.first_gap() else {
         return HashSet::new();
@@ -89,10 +91,10 @@ fn left_out(evidence: &Evidence) -> HashSet<&str> {
     left_out.map(|overtaken| &*overtaken.event.id).collect()
 }
 
-/// Whether a repeat after a recovery without records skipped only events of a long transaction. The
-/// relay vouches for rows by the age of their transaction id. A long transaction has an older id than
-/// transactions that committed before it, so the relay may have vouched for the long transaction and
-/// not for the others (docs/adr/0013-exceptions.md).
+/// Whether a repeat after a recovery without records skipped only events that the relay may have
+/// vouched for. The relay vouches for rows by the age of their transaction id. A long transaction
+/// has an older id than transactions that committed before it, so the relay may have vouched for
+/// the long transaction and not for the others (docs/adr/0013-exceptions.md).
 pub(super) fn leaves_out_what_is_vouched_for(
     evidence: &Evidence,
     found: &checks::Violation,
@@ -124,9 +126,9 @@ pub(super) fn leaves_out_what_is_vouched_for(
     })
 }
 
-/// A transaction that was open while the publication was altered may contain other rows when
-/// PostgreSQL decodes it again for another session. Rows that were left out before then come after
-/// the rows that overtook them.
+/// Returns events that the stream first left out and then brought, after later events of their key.
+/// If a transaction was open while the publication was altered, PostgreSQL may send more of its
+/// rows when it decodes the transaction again for another session.
 fn brought_later(evidence: &Evidence) -> impl Iterator<Item = &str> {
     let received: HashMap<u64, Duration> = evidence
         .attempts
@@ -145,7 +147,7 @@ fn brought_later(evidence: &Evidence) -> impl Iterator<Item = &str> {
         .map(|overtaken| &*overtaken.event.id)
 }
 
-/// Whether the transaction was open while the publication was altered.
+/// Whether the event's transaction was open while the publication was altered.
 fn was_open(evidence: &Evidence, event: &Event) -> bool {
     let begun = evidence.begun_after.get(&event.transaction);
     let ended = evidence.committed_by.get(&event.transaction);
@@ -154,10 +156,11 @@ fn was_open(evidence: &Evidence, event: &Event) -> bool {
     })
 }
 
-/// A transaction that was open while the publication was altered may also contain fewer rows when
-/// PostgreSQL decodes it again. If the first session published the missing rows and ended before it
-/// recorded them, they are repeated from their table, among the rows that the stream left out. Returns,
-/// for each such event, since when it counts as an event that the stream left out.
+/// Returns events that the relay may repeat from their table, each with the time from which it
+/// counts as an event that the stream left out. If a transaction was open while the publication was
+/// altered, PostgreSQL may send fewer of its rows when it decodes the transaction again. If the
+/// first session published those rows but ended before it recorded them, the relay later reads them
+/// from their table, together with the rows that no session streamed.
 pub(super) fn repeated_from_table(evidence: &Evidence) -> HashMap<&str, Duration> {
     let mut copies: HashMap<&str, (Duration, Duration)> = HashMap::new();
     for attempt in evidence
@@ -186,8 +189,8 @@ pub(super) fn repeated_from_table(evidence: &Evidence) -> HashMap<&str, Duration
         .collect()
 }
 
-/// An event whose first copy came after that of a later event of its key. Attempts are given by
-/// their numbers.
+/// An event whose first copy came after the first copy of a later event of its key. `first` and
+/// `by` are the numbers of the attempts that brought these two copies.
 struct Overtaken<'a> {
     event: &'a Event,
     first: u64,

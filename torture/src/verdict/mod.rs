@@ -10,8 +10,8 @@
 //! - `from_table`: only events that the stream could not bring are read from a table.
 //! - `duplicates`: every repeat has its reason in the plan.
 //! - `senders`: no relay sends an event that it must know is recorded.
-//! - `stragglers`: requests that a dead client left in flight do not count against living ones.
-//! - `connections`: whether one client can have sent both of two requests.
+//! - `stragglers`: requests that a dead client left in flight do not count against living clients.
+//! - `connections`: when each connection was opened, and when it was used last.
 //! - `buckets`: aggregates that share a key.
 
 mod buckets;
@@ -52,7 +52,7 @@ pub(crate) struct Event {
     pub(crate) topic: String,
     /// Empty for an event without a key.
     pub(crate) key: String,
-    /// The order among the events of the key.
+    /// The number by which the events of a key are ordered.
     pub(crate) version: i64,
     /// The label of the writer's transaction.
     pub(crate) transaction: String,
@@ -75,8 +75,8 @@ impl Record {
         self.state == "published"
     }
 
-    /// Records of streamed events begin at multiples of 8. Events read from their table have
-    /// positions where no commit can be (docs/adr/0011-recovery.md).
+    /// The commit records of streamed events begin at multiples of 8. Events read from their table
+    /// have positions at which no commit record can begin (docs/adr/0011-recovery.md).
     fn is_from_table(&self) -> bool {
         self.commit_lsn % 8 == 7
     }
@@ -88,34 +88,35 @@ pub(crate) struct Evidence {
     pub(crate) attempts: Vec<Attempt>,
     pub(crate) events: Vec<Event>,
     pub(crate) records: Vec<Record>,
-    /// From the label of a transaction to a position at or before its begin.
+    /// Maps the label of a transaction to a WAL position at or before its begin.
     pub(crate) begun_after: HashMap<String, u64>,
-    /// From the label of a transaction to a position at or after its end.
+    /// Maps the label of a transaction to a WAL position at or after its end.
     pub(crate) committed_by: HashMap<String, u64>,
     pub(crate) samples: Vec<Sample>,
-    /// From an event id to a time at which the event certainly had a record.
+    /// Maps an event id to a time at which the event certainly had a record.
     pub(crate) recorded_at: HashMap<String, Duration>,
     pub(crate) occurrences: Vec<Occurrence>,
     pub(crate) publish_timeout: Duration,
     /// Whether Pub/Sub closes connections of a certain age.
     pub(crate) closes_connections: bool,
-    /// `dispatch = exceptions`: published events have no record unless they were released, and a
-    /// crash repeats more, but completely and in order.
+    /// `dispatch = exceptions`: published events have no record unless they were released. After a
+    /// crash the relay repeats more events than with full records, but completely and in order.
     pub(crate) exceptions: bool,
     /// `ordering = bucketed(n)`.
     pub(crate) buckets: Option<u64>,
     /// How many relays share the slot.
     pub(crate) relays: usize,
-    /// Whether the plan makes the relay deliver rows from their table.
+    /// Which rows the plan makes the relay read from their table.
     pub(crate) from_table: FromTable,
-    /// The ends of the WAL before and after the publication was altered.
+    /// For each gap: a WAL position from before the stream began to omit the outbox table, and a
+    /// position from after the gap.
     pub(crate) gaps: Vec<(u64, u64)>,
     pub(crate) quarantine: Quarantine,
     pub(crate) log: Logged,
 }
 
 impl Evidence {
-    /// The end of the WAL before the publication was altered for the first time.
+    /// The WAL position before the first gap.
     fn first_gap(&self) -> Option<u64> {
         self.gaps.iter().map(|(before, _)| *before).min()
     }
@@ -134,11 +135,11 @@ impl Evidence {
 pub(crate) enum Violation {
     /// Completeness, order or form of the published events.
     Delivery(checks::Violation),
-    /// The slot had confirmed an event before it was stored (G1).
+    /// The slot had confirmed an event before the event was stored (G1).
     ConfirmedBeforeStored { event_id: String, sample: Sample },
     /// The slot had confirmed events without a dispatch row (G4).
     ConfirmedBeforeRecorded { unrecorded: u64, sample: Sample },
-    /// The dispatch table is wrong.
+    /// A dispatch row is wrong or missing, or should not exist.
     Record { event_id: String, what: String },
     /// An event was sent although it had a dispatch row (G3).
     SentAfterRecorded { event_id: String, attempt: u64 },
@@ -153,7 +154,7 @@ pub(crate) enum Violation {
 }
 
 impl Violation {
-    /// Equal for violations that differ only in their details.
+    /// A value that is equal for violations that differ only in their details.
     pub(crate) fn kind(&self) -> impl PartialEq + use<> {
         let detail = match self {
             Violation::Delivery(found) => Some(discriminant(found)),

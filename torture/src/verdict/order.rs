@@ -1,9 +1,9 @@
-//! What should have been published, and in which order.
+//! Checks which events were published, and in which order.
 //!
-//! The versions give the order per key. Some events may come late, after later events of their key:
-//! those that the stream left out, and those that were released alone. They are judged as a stream
-//! of their own, which also keeps its order, and none of them may come *before* an earlier event of
-//! its key.
+//! The versions give the order per key. Events that the stream left out, and events that were
+//! released alone, may come late: after later events of their key. These late events are judged as
+//! a separate stream, which must be in order too. None of them may come *before* an earlier event
+//! of its key.
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, HashMap, HashSet};
@@ -81,8 +81,8 @@ fn check_attempts(evidence: &Evidence, attempts: &[Attempt]) -> Report {
     report
 }
 
-/// Every row that is not set aside, per key and by version. (`quarantine` judges whether it was set
-/// aside for a reason.)
+/// The wanted events that must have been published, per key and by version: all events that are not
+/// set aside in the end. (`quarantine` judges whether an event was set aside for a reason.)
 fn expected(evidence: &Evidence, wanted: impl Fn(&str) -> bool) -> Expected {
     let unpublished: HashSet<&str> = evidence
         .records
@@ -101,7 +101,7 @@ fn expected(evidence: &Evidence, wanted: impl Fn(&str) -> bool) -> Expected {
         .collect()
 }
 
-/// All rows per key, in order.
+/// All events per topic and key, by version.
 pub(super) fn streams(evidence: &Evidence) -> BTreeMap<Stream, Vec<&Event>> {
     let mut streams: BTreeMap<Stream, Vec<&Event>> = BTreeMap::new();
     for event in &evidence.events {
@@ -114,7 +114,8 @@ pub(super) fn streams(evidence: &Evidence) -> BTreeMap<Stream, Vec<&Event>> {
     streams
 }
 
-/// The attempts with only the wanted events. Message ids keep their order.
+/// Copies of the attempts with only the wanted events. The order of their message ids does not
+/// change.
 fn only(attempts: &[Attempt], wanted: impl Fn(&Attempt, &str) -> bool) -> Vec<Attempt> {
     let only = |attempt: &Attempt| {
         let ids = attempt.event_ids.iter();
@@ -127,7 +128,7 @@ fn only(attempts: &[Attempt], wanted: impl Fn(&Attempt, &str) -> bool) -> Vec<At
     attempts.iter().map(only).collect()
 }
 
-/// Late events whose first copy came before that of an earlier event of their key.
+/// Late events whose first copy came before the first copy of an earlier event of their key.
 fn too_early(evidence: &Evidence, attempts: &[Attempt], late: &HashSet<&str>) -> Vec<Violation> {
     let first = first_copies(attempts);
     let mut violations = Vec::new();
@@ -135,7 +136,8 @@ fn too_early(evidence: &Evidence, attempts: &[Attempt], late: &HashSet<&str>) ->
         if stream.ordering_key.is_empty() {
             continue;
         }
-        // Of the earlier events that are not late: the one whose first copy came last.
+        // The earlier event that is not late and has the latest first copy: message id, attempt and
+        // event.
         let mut last: Option<(u64, u64, &Event)> = None;
         for event in events {
             let Some((message, sequence)) = first.get(&*event.id).copied() else {

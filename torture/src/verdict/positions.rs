@@ -1,13 +1,14 @@
-//! Nothing is confirmed before it is stored (G1) and recorded (G4).
+//! Checks that the slot confirms no event before the event is stored (G1) and recorded (G4).
 //!
 //! A sample says that the slot had confirmed a position by a certain time. Every event whose
-//! transaction ends at or before that position must have been stored by then. The end of a
-//! transaction is known from its writer, which asked for the position right after COMMIT, and more
-//! exactly from the dispatch row, which has the position of the commit record.
+//! transaction ends at or before that position must have been stored by that time. The end of a
+//! transaction is known from its writer, which asked for the position right after COMMIT. It is
+//! known more exactly from the dispatch row, which has the position of the commit record.
 //!
-//! The slot may pass two kinds of events before they are stored, so they are not checked: events that
-//! wait in quarantine, which are recorded, and events that the stream does not bring. A position that no
-//! relay confirmed proves nothing, such as that of a recreated slot before a relay takes it.
+//! The slot may pass two kinds of events before they are stored, so they are not checked: events
+//! that wait in quarantine, which are recorded, and events that the stream does not bring. A
+//! position that no relay has confirmed proves nothing. An example is the position of a recreated
+//! slot before a relay takes the slot.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -40,9 +41,10 @@ fn is_of_a_lost_slot(evidence: &Evidence, at: Duration) -> bool {
     })
 }
 
-/// Whether the position proves nothing at this time because a relay recovers. Without records, nothing
-/// shows which events are read from the tables meanwhile. The same holds while a relay itself replaces
-/// a slot that cannot deliver a row.
+/// Whether the confirmed position proves nothing at this time, because a relay is recovering.
+/// Without records, nothing shows which events the relay reads from the tables during a recovery.
+/// With records, the position proves nothing while a relay replaces a slot that cannot deliver a
+/// row.
 fn is_of_a_recovery(evidence: &Evidence, at: Duration) -> bool {
     let lives = evidence.log.lives.iter();
     let streams: Vec<Duration> = lives.flat_map(|life| life.streams.clone()).collect();
@@ -63,7 +65,7 @@ fn before_stored(evidence: &Evidence, mut samples: Vec<Sample>) -> Vec<Violation
         .map(|record| (record.event_id.as_str(), record))
         .collect();
     let concerned = quarantine::concerned(evidence);
-    // Each event with the lowest confirmed position that proves that the event is confirmed.
+    // Each event with the lowest confirmed position which proves that the event is confirmed.
     let mut events: Vec<(u64, &str)> = Vec::new();
     for event in &evidence.events {
         let record = records.get(event.id.as_str());
@@ -84,7 +86,7 @@ fn before_stored(evidence: &Evidence, mut samples: Vec<Sample>) -> Vec<Violation
     events.sort_unstable();
     samples.sort_by_key(|sample| sample.at);
     let mut violations = Vec::new();
-    // The first sample past an event judges it; later samples add nothing.
+    // The first sample past an event judges the event. Later samples add nothing.
     let mut judged = 0;
     for sample in samples {
         while let Some((_, event_id)) = events

@@ -1,5 +1,5 @@
-//! Events that Pub/Sub refuses are set aside, with their key or alone, and no other events are
-//! (G10).
+//! Checks that the refused events are set aside, with `quarantine_key` also the events behind them,
+//! and no other events (G10).
 
 use std::collections::{HashMap, HashSet};
 
@@ -11,7 +11,7 @@ use crate::plan::Release;
 pub(crate) struct Quarantine {
     /// Ids of events that Pub/Sub refuses, if they are written at all.
     pub(crate) refused: HashSet<String>,
-    /// `quarantine_key`: later events of the key wait behind.
+    /// `quarantine_key`: later events of the key wait behind a refused event.
     pub(crate) whole_key: bool,
     pub(crate) release: Release,
     /// Ids of events that were still set aside after everything else was delivered.
@@ -50,7 +50,7 @@ pub(super) fn check(evidence: &Evidence) -> Vec<Violation> {
         if is_aside && !is_due {
             complain(&event.id, "it was set aside without a reason".to_owned());
         }
-        // An event may have been released before Pub/Sub ever refused it.
+        // With a release under way, Pub/Sub may accept an event that it would have refused earlier.
         if is_due && !is_aside && *release != Release::UnderWay {
             complain(&event.id, "it was not set aside".to_owned());
         }
@@ -89,7 +89,8 @@ pub(super) fn concerned(evidence: &Evidence) -> HashSet<&str> {
         .collect()
 }
 
-/// Events that were released alone after later events of their key were published.
+/// Events that may be published after later events of their key, because they were set aside and
+/// released alone.
 pub(super) fn late(evidence: &Evidence) -> impl Iterator<Item = &str> {
     let Quarantine {
         refused,

@@ -1,5 +1,6 @@
-//! The dispatch table is correct: one row for each event, for a message that exists, in the order of
-//! the log. With `dispatch = exceptions`, only events that are or were set aside have a row.
+//! Checks the dispatch table: there is one row for each event, the row names a message that exists,
+//! and the rows follow the order of the log. With `dispatch = exceptions`, only events that are or
+//! were set aside have a row.
 
 use std::collections::{HashMap, HashSet};
 
@@ -64,7 +65,7 @@ pub(super) fn check(evidence: &Evidence) -> Vec<Violation> {
     violations
 }
 
-/// Every stored message: event and message id.
+/// The event id and message id of every stored message.
 fn messages(evidence: &Evidence) -> HashSet<(&str, u64)> {
     let mut messages = HashSet::new();
     for attempt in &evidence.attempts {
@@ -79,9 +80,9 @@ fn messages(evidence: &Evidence) -> HashSet<(&str, u64)> {
 }
 
 /// Checks the positions of events in the log, by which a restarting relay skips delivered events.
-/// Within a key they must grow with the version, and never be at or past the known end of the
-/// event's transaction. An event read from its table gets the position at which the relay read it,
-/// so a late event has a late position.
+/// Within a key the positions must grow with the version. A position must not be at or past the
+/// known end of the event's transaction. An event read from its table gets the position at which
+/// the relay read it, so late events that were read from a table are not checked.
 fn out_of_order(evidence: &Evidence, events: &HashMap<&str, &Event>) -> Vec<Violation> {
     let mut violations = Vec::new();
     let mut last: HashMap<(&str, &str), (i64, &Record)> = HashMap::new();
@@ -101,7 +102,7 @@ fn out_of_order(evidence: &Evidence, events: &HashMap<&str, &Event>) -> Vec<Viol
         };
         let end = evidence.committed_by.get(&event.transaction);
         if end.is_some_and(|end| record.commit_lsn >= *end) && !record.is_from_table() {
-            complain("its place in the log is past the end of its transaction".to_owned());
+            complain("its position in the log is past the end of its transaction".to_owned());
         }
         if event.key.is_empty() {
             continue;
@@ -112,7 +113,7 @@ fn out_of_order(evidence: &Evidence, events: &HashMap<&str, &Event>) -> Vec<Viol
             && before.event_id != record.event_id
         {
             complain(format!(
-                "by its place in the log it comes after event {}, which is later in its key",
+                "by its position in the log it comes after event {}, which is later in its key",
                 before.event_id
             ));
         }

@@ -1,10 +1,10 @@
 //! Requests that were stored after their sender had died, lost its connection, lost the slot or was
 //! frozen.
 //!
-//! The server still reads and stores the requests that such a client has sent, in its own time,
-//! perhaps after the successor has sent the same events. The same goes for requests in a frozen
-//! client's buffers when it wakes up. Nobody can call them back. Such a copy is a repeat, and the
-//! rules for the order between requests of *living* senders do not apply to it.
+//! Pub/Sub may read and store the requests of such a client late, perhaps after the client's
+//! successor has sent the same events. A frozen client may also send the requests in its buffers
+//! when it wakes up. Nobody can call these requests back. Such a copy is a repeat, and the rules
+//! for the order between requests of *living* senders do not apply to it.
 
 use std::collections::{HashMap, HashSet};
 use std::time::Duration;
@@ -20,9 +20,10 @@ fn is_the_end_of_a_client(cause: Cause) -> bool {
     matches!(cause, Cause::Killed | Cause::Cut | Cause::TakenOver)
 }
 
-/// Whether a frozen relay had this request in its buffers and sent it on waking up: its connection
-/// was opened before, and has brought no request of this lane since the freeze. Requests that the
-/// relay sent before the freeze may be read during it.
+/// Whether a frozen relay had this request in its buffers and sent it on waking up. In that case
+/// the request's connection has brought an earlier request, but no other request of this lane since
+/// the freeze began. (The emulator may read requests from before the freeze during it, so the
+/// earlier request may come until the freeze ends.)
 pub(super) fn lay_in_a_frozen_relay(evidence: &Evidence, attempt: &Attempt) -> bool {
     let is_of_peer =
         |other: &&Attempt| attempt.peer.is_some() && connection(other) == connection(attempt);
@@ -39,8 +40,9 @@ pub(super) fn lay_in_a_frozen_relay(evidence: &Evidence, attempt: &Attempt) -> b
     })
 }
 
-/// Whether one relay never has these two requests in flight together. Messages without an ordering
-/// key have several lanes, so for them only the same event is certain.
+/// Whether the two requests are of one lane, so that a relay never has both in flight. Messages
+/// without an ordering key are spread over several lanes, so two such requests count as one lane
+/// only if they have an event in common.
 fn is_of_lane(one: &Attempt, other: &Attempt) -> bool {
     let lane = |attempt: &Attempt| (attempt.topic.clone(), attempt.ordering_key.clone());
     let is_in_other = |id| {
@@ -54,9 +56,10 @@ fn is_of_lane(one: &Attempt, other: &Attempt) -> bool {
         && (!one.ordering_key.is_empty() || one.event_ids.iter().flatten().any(is_in_other))
 }
 
-/// Two requests of one key in flight together are not the relay's fault if they came over two
-/// connections and the sender of the first was dead, had seen its connection break, or had lost the
-/// slot, or if one was in the buffers of a frozen relay.
+/// Whether this violation, two requests of one key in flight together, is not the relay's fault.
+/// That is so if the requests came over two connections and the sender of the first request was
+/// dead, had seen its connection break, or had lost the slot. It is also so if one request was in
+/// the buffers of a frozen relay.
 pub(super) fn are_under_way_together(evidence: &Evidence, found: &Violation) -> bool {
     let Violation::InFlightTogether { first, second, .. } = found else {
         return false;
@@ -78,8 +81,8 @@ pub(super) fn are_under_way_together(evidence: &Evidence, found: &Violation) -> 
             .any(is_the_end_of_a_client))
 }
 
-/// The attempts without stragglers, which were stored after another connection's copies of the same
-/// events.
+/// Returns the attempts without stragglers. A straggler was stored after a newer connection had
+/// stored copies of all its events.
 pub(super) fn without(evidence: &Evidence, attempts: &[Attempt]) -> Vec<Attempt> {
     let connections = Connections::of(attempts);
     let opened = |peer: &Connection| connections.opened(*peer).unwrap_or_default();
@@ -87,7 +90,8 @@ pub(super) fn without(evidence: &Evidence, attempts: &[Attempt]) -> Vec<Attempt>
     in_order.sort_by_key(|attempt| attempt.first_message_id);
     // For each event, the connections that have stored it so far.
     let mut stored_by: HashMap<&str, HashSet<Connection>> = HashMap::new();
-    // By sequence and first message, because a request may have several parts.
+    // Sequence number and first message id, because `buckets` splits a request into several
+    // attempts with one sequence number.
     let mut stragglers: HashSet<(u64, Option<u64>)> = HashSet::new();
     for attempt in in_order {
         let Some(peer) = connection(attempt) else {

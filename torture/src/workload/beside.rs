@@ -1,8 +1,8 @@
 //! Other activity in the database: DDL on the outbox table, other tables, another database,
 //! checkpoints.
 //!
-//! Every statement here may fail, for example because a lock is not available. It is noise, and
-//! nothing of it should be published.
+//! Every statement here may fail, for example because a lock is not available. None of the
+//! statements creates an event.
 
 use std::time::Duration;
 
@@ -42,8 +42,8 @@ const NOISE: [&str; 5] = [
     "INSERT INTO noise VALUES (1, 'one')",
 ];
 
-/// Moves old rows, and rows that may be in flight, to the other partition. The trigger that keeps
-/// the table insert-only must not fire.
+/// Moves old rows, and rows that may be in flight, to the other partition.
+/// `session_replication_role = replica` switches off the trigger that keeps the table insert-only.
 const MOVES: [&str; 2] = [
     "SET session_replication_role = replica; \
      UPDATE outbox.events SET part = 1 - part WHERE (id, part) IN \
@@ -102,8 +102,8 @@ pub(super) fn start(
     tasks
 }
 
-/// Runs the statements one after another, with pauses of at most this many milliseconds, until it
-/// is stopped.
+/// Runs randomly drawn statements, with pauses of at most `pause_ms` milliseconds, until the task
+/// is aborted.
 async fn repeat(
     url: String,
     schema: &'static str,

@@ -19,10 +19,11 @@ use crate::random::Random;
 use transaction::{Ending, Transaction};
 pub(crate) use transaction::{Shape, refused_id};
 
-/// A writer that waits for a lock held by a prepared transaction gives up.
+/// A writer gives up after 1 s if a prepared transaction holds a lock that it needs.
 const SESSION: &str = "SET lock_timeout = '1s'; SET client_min_messages = 'error'";
 
-/// Asked right before BEGIN and right after COMMIT: the transaction lies between these positions.
+/// A writer runs this query right before BEGIN and right after COMMIT. The transaction lies between
+/// the two positions.
 const POSITION: &str = "SELECT (pg_current_wal_insert_lsn() - '0/0')::bigint";
 
 /// While faults are still to come, writers continue beyond their planned number of transactions, up to
@@ -60,8 +61,8 @@ pub(crate) struct Writers {
 }
 
 impl Writers {
-    /// `makes_slots`: slots are created while the writers write. Then the noise in their database
-    /// rewrites no table.
+    /// Starts the writers. `makes_slots` says that slots are created while the writers write. In
+    /// that case the noise in their database rewrites no table.
     pub(crate) fn start(
         database: &Database,
         plan: &WorkloadPlan,
@@ -103,7 +104,7 @@ impl Writers {
 
 struct Writer {
     number: u64,
-    /// A transaction that may be prepared, and would then hold its locks forever.
+    /// The name of a transaction that may be prepared, and would then hold its locks forever.
     in_doubt: Option<String>,
     database: Database,
     plan: WorkloadPlan,
@@ -123,7 +124,8 @@ impl Writer {
                 None => self.connect().await?,
             };
             if let Some(gid) = self.in_doubt.take() {
-                // Fails if there is no such transaction. `tidy` rolls back any remaining ones at the end.
+                // An error means that there is no such transaction. At the end, `tidy` rolls back
+                // the prepared transactions that remain.
                 let undo = format!("ROLLBACK PREPARED '{gid}'");
                 let _ = connected.batch_execute(&undo).await;
             }
@@ -148,11 +150,11 @@ impl Writer {
                         .insert(transaction.label, position);
                 }
                 Ok(None) => {}
-                // A lock that was not available, a deadlock, a deliberate division by zero, or a
-                // server that went away. Either the transaction did not commit, or the table shows
-                // it.
+                // Causes are a lock that was not available, a deadlock, a deliberate division by
+                // zero, and a server that went away. The table shows whether the transaction
+                // committed.
                 Err(_) => {
-                    // Fails if the connection broke; the writer then reconnects.
+                    // An error means that the connection broke. The writer then reconnects.
                     let _ = connected.batch_execute("ROLLBACK").await;
                     if let Ending::Prepare { gid, .. } = transaction.ending {
                         self.in_doubt = Some(gid);
@@ -166,7 +168,7 @@ impl Writer {
     }
 
     async fn connect(&self) -> Result<Client, String> {
-        // This ends, because `connect` gives up on a server that stays away.
+        // The loop ends, because `connect` gives up on a server that stays away.
         loop {
             let client = self.database.connect().await?;
             if client.batch_execute(SESSION).await.is_ok() {
@@ -202,7 +204,8 @@ async fn run(
             let prepare = format!("{batch}; PREPARE TRANSACTION '{gid}'");
             client.batch_execute(&prepare).await?;
             tokio::time::sleep(*pause).await;
-            // Sent alone, because several statements in one message would be a transaction block.
+            // This statement is sent alone: several statements in one message would form a
+            // transaction block, in which PostgreSQL does not allow it.
             let end = if *commit { "COMMIT" } else { "ROLLBACK" };
             client
                 .batch_execute(&format!("{end} PREPARED '{gid}'"))

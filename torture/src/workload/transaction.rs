@@ -1,8 +1,8 @@
 //! One transaction of a writer: its SQL in parts, with pauses in between, and its end.
 //!
-//! Every event carries its transaction's label in the payload (`t`), which joins rows with what the
-//! writer knows of the transaction. Events of an aggregate take their version from the aggregate's
-//! row, whose lock orders the transactions that touch it.
+//! Every event carries its transaction's label in the payload (`t`). By this label the judges
+//! connect a row with what its writer knows about the transaction. Events of an aggregate take
+//! their version from the aggregate's row, whose lock orders the transactions that touch it.
 
 use std::fmt::Write;
 use std::ops::RangeInclusive;
@@ -171,7 +171,7 @@ impl Sql<'_> {
         self.hot_with_ids(rows, "gen_random_uuid()")
     }
 
-    /// Events of which one is refused, at a random place.
+    /// SQL that inserts events, one of which Pub/Sub refuses, at a random position among them.
     fn refused(&mut self) -> Vec<String> {
         let id = std::mem::take(&mut self.refused_id);
         let rows = self.random.within(1..=6);
@@ -208,7 +208,7 @@ impl Sql<'_> {
         )
     }
 
-    /// Events that each have a key of their own.
+    /// SQL that inserts events with a different key each.
     fn many_keys(&mut self, rows: RangeInclusive<u64>) -> String {
         let (kind, rows) = (self.random.pick(&KINDS), self.random.within(rows));
         let label = self.label;
@@ -219,7 +219,7 @@ impl Sql<'_> {
         )
     }
 
-    /// Events without a key, which have no order.
+    /// SQL that inserts events without a key, which have no order.
     fn no_key(&mut self) -> String {
         let (kind, rows) = (self.random.pick(&KINDS), self.random.within(1..=10));
         let label = self.label;
@@ -230,7 +230,7 @@ impl Sql<'_> {
         )
     }
 
-    /// An event written with the function that services may use.
+    /// SQL that writes an event with the function that services may use, `outbox.emit`.
     fn emit(&mut self) -> String {
         let ((kind, id), label) = (self.aggregate(), self.label);
         format!(

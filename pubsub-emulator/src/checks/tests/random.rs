@@ -1,4 +1,4 @@
-//! The journal of a correct publisher under random faults is clean.
+//! Checks that the journal of a correct publisher under random faults is clean.
 
 use super::*;
 
@@ -9,7 +9,7 @@ enum Fate {
     StoredThenFailed,
     Failed,
     Withheld,
-    /// Answered, but the publisher crashes and restarts this many events earlier.
+    /// Stored and answered, but then the publisher crashes and restarts this many events earlier.
     Crash(usize),
 }
 
@@ -26,8 +26,8 @@ fn fates() -> impl Strategy<Value = Vec<(usize, usize, Fate)>> {
 
 const KEYS: [&str; 3] = ["a", "b", "c"];
 
-/// Plays a correct publisher, which sends in order per key and repeats unanswered requests. Returns
-/// the journal and the events that it has fully published.
+/// Plays a correct publisher, which sends the events of each key in order and repeats requests
+/// without a good answer. Returns the journal, and the events that should have been published.
 fn correct_history(fates: &[(usize, usize, Fate)]) -> (Script, Expected) {
     let mut script = Script::default();
     let mut next = [0_usize; 3];

@@ -1,4 +1,4 @@
-//! Tests the backlog against its promises, and against a plain model of the rules.
+//! Tests the backlog against its promises and against a simple model of the rules.
 
 mod model;
 
@@ -33,7 +33,7 @@ fn backlog(ordered: bool, messages: &[(u64, &str)]) -> Backlog {
     backlog
 }
 
-/// Takes everything available. Returns message ids and tokens.
+/// Takes all available messages. Returns message ids and tokens.
 fn take(backlog: &mut Backlog, consumer: ConsumerId, now: Instant) -> Vec<(u64, Token)> {
     let taken = backlog.take(consumer, now + ACK_DEADLINE, EVERYTHING);
     taken
@@ -166,7 +166,7 @@ fn take_stops_when_the_room_is_used_up_and_serves_lanes_in_turn() {
         }),
         [] as [u64; 0]
     );
-    // Messages have ten bytes, and the last one may exceed the room.
+    // Each message has ten bytes, and the last message may exceed the room.
     assert_eq!(
         next(Room {
             messages: usize::MAX,

@@ -1,4 +1,4 @@
-//! Aggregates that share a key.
+//! Tests of the judges when aggregates share a key.
 
 use super::*;
 use crate::verdict::buckets;
@@ -57,7 +57,7 @@ fn an_event_in_a_wrong_bucket_is_found() {
     let mut evidence = shared();
     evidence.attempts[0].ordering_key = "bucket-1".into();
     assert_eq!(judge(&evidence).lost(), 3);
-    // Without records, only the requests show it.
+    // Without records, only the requests show the wrong bucket.
     let mut evidence = shared();
     evidence.exceptions = true;
     evidence.records.clear();

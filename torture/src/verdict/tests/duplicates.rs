@@ -1,4 +1,4 @@
-//! Causes of duplicates.
+//! Tests that the judges find the cause of each duplicate.
 
 use super::*;
 
@@ -63,7 +63,7 @@ fn a_fault_that_ends_connections_explains_no_duplicate_over_surviving_ones() {
             evidence.attempts = attempts;
             assert!(!is_explained(&evidence), "{:?}", evidence.attempts);
         }
-        // Requests of a connection that was open when the fault came may be read after it.
+        // Requests of a connection that was open when the fault came may be read after the fault.
         evidence.attempts[2].peer = peer(5);
         (evidence.attempts[2].received, evidence.attempts[3].received) = (ms(391), ms(392));
         assert!(!is_explained(&evidence), "opened after the fault");

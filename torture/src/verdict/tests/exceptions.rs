@@ -1,4 +1,4 @@
-//! Judging with `dispatch = exceptions`.
+//! Tests of the judges with `dispatch = exceptions`.
 
 use super::*;
 
@@ -60,7 +60,8 @@ fn without_records_a_repeat_is_complete() {
     assert_eq!(texts(&evidence), [""; 0]);
     evidence.attempts.remove(4);
     assert!(judge(&evidence).swapped() > 0, "the repeat omits e2");
-    // After a recovery e2 may be omitted, if its transaction began before that of e1 ended.
+    // After a recovery e2 may be omitted, if its transaction began before the transaction of e1
+    // ended.
     evidence.log.recovers = vec![ms(390)];
     evidence.begun_after = [("t2".to_owned(), 1_029)].into();
     assert_eq!(texts(&evidence), [""; 0]);

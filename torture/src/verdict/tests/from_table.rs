@@ -1,4 +1,4 @@
-//! Events that are read from their table.
+//! Tests of the judges for events that are read from their table.
 
 use super::*;
 
@@ -57,7 +57,8 @@ fn events_from_before_a_gap_come_from_the_table_only_with_a_new_slot() {
     assert_eq!(texts(&evidence), [""; 0]);
 }
 
-/// Stores e1, e2 and e3 in this order, with e2 read from its table.
+/// Judges e1, e2 and e3 with these message ids, which give the order in which they were stored. e2
+/// was read from its table.
 fn stored_in_order(plan: FromTable, order: [u64; 3]) -> Vec<Violation> {
     let mut evidence = from_table(plan);
     evidence.samples.clear();
@@ -81,7 +82,7 @@ fn an_omitted_event_may_come_late_but_not_early() {
         !stored_in_order(FromTable::Late, [2, 1, 0]).is_empty(),
         "e3 before e1"
     );
-    // A loss that the relay notices keeps the order across the seam.
+    // If the relay notices the loss, rows from the table and from the stream keep their order.
     assert!(!stored_in_order(FromTable::InOrder, [0, 2, 1]).is_empty());
 }
 
@@ -103,7 +104,7 @@ fn events_that_come_late_are_in_order_among_themselves() {
 
 #[test]
 fn omitted_rows_of_an_open_transaction_may_come_with_the_next_session() {
-    // e1, e3, and then e2, all from the stream.
+    // The stream brings e1, then e3, then e2.
     let mut evidence = evidence();
     evidence.from_table = FromTable::Late;
     for (index, (id, at)) in [(0, 100), (2, 400), (1, 300)].into_iter().enumerate() {

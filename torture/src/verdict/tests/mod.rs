@@ -73,7 +73,7 @@ fn peer(port: u16) -> Option<SocketAddr> {
     Some(([127, 0, 0, 1], port).into())
 }
 
-/// A request of one event that took 2 ms; its message id is its sequence number.
+/// A request of one event. It takes 2 ms, and its message id is its sequence number.
 fn attempt(sequence: u64, received_ms: u64, event_id: &str) -> Attempt {
     Attempt {
         sequence,
@@ -148,7 +148,8 @@ fn texts(evidence: &Evidence) -> Vec<String> {
     found.map(|violation| violation.to_string()).collect()
 }
 
-/// Evidence with a second copy of e3 at 400 ms, over another connection, and these faults.
+/// Evidence in which e3 is stored a second time, at 400 ms and over another connection. `answer` is
+/// the answer to the first copy of e3, and `occurrences` are the faults of the schedule.
 fn repeated(answer: Answer, occurrences: Vec<Occurrence>) -> Evidence {
     let mut evidence = evidence();
     evidence.attempts[2].answer = answer;
@@ -180,7 +181,7 @@ fn sent_by_a_woken_relay(woken_ms: u64) -> Evidence {
 
 #[test]
 fn an_incomplete_repeat_is_a_violation_no_matter_what_died() {
-    // e1, e2, e3, then e1 again, then e3 again.
+    // The relay sends e1, e2, e3, then e1 again and e3 again, without e2.
     let mut evidence = evidence();
     evidence.attempts.push(attempt(3, 400, "e1"));
     evidence.attempts.push(attempt(4, 500, "e3"));

@@ -1,4 +1,4 @@
-//! Quarantine.
+//! Tests of the judges of quarantined events.
 
 use super::*;
 
@@ -18,7 +18,7 @@ fn refused(whole_key: bool, release: Release) -> Evidence {
     evidence
 }
 
-/// Sets the event of this index aside, recorded at the time it would have been published.
+/// Sets the event with this index aside: its record says so, and its attempts are removed.
 fn set_aside(evidence: &mut Evidence, index: usize) {
     let record = &mut evidence.records[index];
     record.state = "quarantined".to_owned();
@@ -29,7 +29,7 @@ fn set_aside(evidence: &mut Evidence, index: usize) {
     evidence.quarantine.set_aside.insert(id);
 }
 
-/// Publishes that event in the end, at this time.
+/// Publishes the event with this index by the attempt `sequence`, received at `received_ms`.
 fn publish(evidence: &mut Evidence, index: usize, sequence: u64, received_ms: u64) {
     let record = &mut evidence.records[index];
     record.state = "published".to_owned();
@@ -42,7 +42,7 @@ fn publish(evidence: &mut Evidence, index: usize, sequence: u64, received_ms: u6
 fn an_event_that_is_set_aside_without_a_reason_is_a_violation() {
     let mut evidence = evidence();
     set_aside(&mut evidence, 2);
-    // As a consequence it was confirmed without being stored.
+    // The slot has confirmed the event, so the judges also complain that it was not stored.
     assert!(matches!(
         violations(&evidence)[0],
         Violation::ConfirmedBeforeStored { .. }
@@ -122,7 +122,7 @@ fn an_event_released_alone_may_come_late_but_never_before_earlier_events() {
     let mut early = refused(false, Release::AtTheEnd);
     publish(&mut early, 1, 7, 400);
     for attempt in &mut early.attempts {
-        // e2, e1, e3.
+        // Now the events are stored in the order e2, e1, e3.
         attempt.first_message_id = attempt.first_message_id.map(|id| (id + 1) % 8);
     }
     for record in &mut early.records {

@@ -1,11 +1,11 @@
-//! Dispatch rows.
+//! Tests of the judges of dispatch rows.
 
 use super::*;
 
 /// The violations in the dispatch rows after `change`.
 fn complaints(change: impl FnOnce(&mut Vec<Record>)) -> Vec<String> {
     let mut evidence = evidence();
-    // Positions do not matter here.
+    // Confirmed positions do not matter here.
     evidence.samples.clear();
     change(&mut evidence.records);
     let what = |violation: Violation| match violation {
@@ -59,10 +59,10 @@ fn the_position_of_a_dispatch_row_follows_the_order_of_commits() {
     let [found] = &found[..] else {
         panic!("{found:?}")
     };
-    assert!(found.starts_with("e1: by its place in the log it comes after event e2"));
+    assert!(found.starts_with("e1: by its position in the log it comes after event e2"));
     let found = complaints(|records| records[1].commit_lsn = 2_030);
     assert_eq!(
         found,
-        ["e2: its place in the log is past the end of its transaction"]
+        ["e2: its position in the log is past the end of its transaction"]
     );
 }

@@ -1,4 +1,4 @@
-//! Requests of dead clients.
+//! Tests of the judges for requests that dead and frozen clients left behind.
 
 use super::*;
 

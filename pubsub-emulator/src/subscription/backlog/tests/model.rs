@@ -1,16 +1,16 @@
-//! Random steps on the backlog, compared with a plain model of the rules.
+//! Random steps on the backlog, compared with a simple model of the rules.
 
 use super::*;
 
 #[derive(Debug, Clone)]
 enum Step {
-    /// 0 means no ordering key.
+    /// Adds a message with this ordering key. 0 means no ordering key.
     Push(u8),
     Take {
         consumer: u64,
         messages: usize,
     },
-    /// The index picks among all tokens ever given, including ended ones.
+    /// The index picks one of all tokens ever given, including tokens of ended leases.
     Acknowledge(prop::sample::Index),
     Nack(prop::sample::Index),
     Extend(prop::sample::Index, u64),
@@ -30,7 +30,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
     vec(step, 1..120)
 }
 
-/// The rules, written out over one list of messages in the order of publication.
+/// The rules, written out over one list of all messages in the order of publication.
 #[derive(Default)]
 struct Model {
     messages: Vec<ModelMessage>,
@@ -84,8 +84,8 @@ impl Model {
             return;
         };
         message.state = ModelState::Acknowledged;
-        // An acknowledged message is gone for good once no message before it in its lane is
-        // unacknowledged.
+        // An acknowledged message is removed once all earlier messages of its lane are
+        // acknowledged.
         let mut open = std::collections::HashSet::new();
         self.messages.retain(|m| {
             if m.state != ModelState::Acknowledged {
@@ -192,7 +192,7 @@ proptest! {
                 prop_assert_eq!(backlog.held(consumer).messages, leased.count());
             }
         }
-        // In the end one consumer gets all remaining messages, and nothing is kept.
+        // At the end one consumer gets all remaining messages, and the backlog keeps nothing.
         backlog.expire(now + Duration::from_secs(3_600));
         model.expire(now + Duration::from_secs(3_600));
         let left = model.messages.iter().filter(|m| m.state == ModelState::Waiting).count();
