@@ -18,8 +18,8 @@ const CREATE: &str = "CREATE PUBLICATION postrider FOR TABLE outbox.events \
 const OUT: &str = "ALTER PUBLICATION postrider DROP TABLE outbox.events";
 const IN: &str = "ALTER PUBLICATION postrider ADD TABLE outbox.events";
 
-/// Inserts rows whose keys begin with `prefix`. Use a prefix that no streamed row has, so that the
-/// order of these rows can be checked separately.
+/// Inserts rows whose keys begin with `prefix`. The prefix of rows in a gap must differ from that of
+/// streamed rows: a gap's rows are published late, so their order is only defined among themselves.
 async fn insert(database: &Database, prefix: &str, rows: u32) {
     database
         .execute(&format!(
@@ -88,19 +88,20 @@ async fn a_gap_of_many_large_rows_is_delivered_in_little_memory() {
     relay.stop().await;
 }
 
-/// The confirmed position, once it no longer changes.
+/// Waits until the confirmed position no longer changes, and returns it.
 async fn resting_position(database: &Database) -> i64 {
     eventually("the confirmed position no longer changes", || async {
         let before = database.confirmed().await;
-        // A status message follows within 250 ms.
+        // The relay reports a new position to PostgreSQL within 250 ms.
         tokio::time::sleep(Duration::from_millis(600)).await;
         (database.confirmed().await == before).then_some(before)
     })
     .await
 }
 
-/// Checks that the relay confirms no idle position after `break_it` and before `repair`, and
-/// delivers everything afterwards. `found` is the log line of each check that finds the broken
+/// Runs the SQL `break_it`, which makes the publication wrong or unreadable. Checks that the relay
+/// confirms no position while it is idle, until the SQL `repair` runs, and that it delivers
+/// everything afterwards. `found` is a text that the relay logs at each check of the broken
 /// publication.
 async fn no_idle_position_is_confirmed_between(break_it: &str, found: &str, repair: &str) {
     let database = Database::private().await;
@@ -112,14 +113,14 @@ async fn no_idle_position_is_confirmed_between(break_it: &str, found: &str, repa
     database.wait_until_confirmed().await;
     let breaker = harness::connect(&database.url).await;
     breaker.batch_execute(break_it).await.unwrap();
-    // When the relay logs the second check, the session knows the result of the first.
+    // When the relay logs the second check, its session knows the result of the first check.
     eventually("the relay has checked twice", || async {
         (relay.log().matches(found).count() >= 2).then_some(())
     })
     .await;
     let resting = resting_position(&database).await;
-    // Write WAL that belongs to no transaction: PostgreSQL 14 streams even a transaction on other
-    // tables, as an empty transaction.
+    // Write WAL that belongs to no transaction, because PostgreSQL 14 streams a transaction on other
+    // tables as an empty transaction.
     for _ in 0..5 {
         database
             .execute("SELECT pg_logical_emit_message(false, 'filler', repeat('x', 900000))")
@@ -242,7 +243,7 @@ async fn a_row_the_stream_skipped_is_found_without_any_change_of_the_publication
     database.wait_until_recorded().await;
     relay.stop().await;
     insert_orders(&database, 20, 5).await;
-    // Lose the record of a confirmed row, as if the stream had left that row out.
+    // Delete the record of a confirmed row, as if the stream had left that row out.
     let relay = Relay::start(&database, &emulator);
     database.wait_until_recorded().await;
     database.wait_until_confirmed().await;
@@ -262,7 +263,8 @@ async fn a_row_the_stream_skipped_is_found_without_any_change_of_the_publication
     relay.stop().await;
 }
 
-/// The stream ends with its error before the relay can ask who holds the slot.
+/// The proxy delays all answers, so the stream fails on the stuck slot before the relay learns
+/// whether its own session holds the slot.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_relay_with_a_slow_connection_notices_a_stuck_slot() {
     let database = Database::private().await;

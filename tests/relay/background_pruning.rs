@@ -1,5 +1,5 @@
-//! `prune_after`: the relay prunes by itself while events flow, and only while it holds the slot.
-//! It deletes no row that is still needed, and errors of pruning do not affect delivery.
+//! Tests of `prune_after`. The relay prunes by itself while events flow, and only while it holds the
+//! slot. The relay deletes no row that is still needed, and errors of pruning do not affect delivery.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -17,7 +17,7 @@ use crate::privileges::login_role;
 
 const PRUNE_AFTER: (&str, &str) = ("POSTRIDER_PRUNE_AFTER", "1s");
 
-/// A service that keeps writing, and remembers what it wrote.
+/// A service that keeps inserting events, and copies their ids to `public.written`.
 struct Service {
     stop: Arc<AtomicBool>,
     writing: JoinHandle<()>,
@@ -56,6 +56,7 @@ impl Service {
     }
 }
 
+/// The events that the service has written, also those whose rows are already deleted.
 async fn written(database: &Database) -> Expected {
     let rows = "SELECT id::text, aggregateid FROM public.written ORDER BY seq";
     let mut expected = BTreeMap::new();
@@ -68,7 +69,8 @@ async fn written(database: &Database) -> Expected {
     expected
 }
 
-/// Waits until the rows that were written by now are deleted, with their records.
+/// Waits until all rows written so far, except the bad event, and the records of all rows of the
+/// service are deleted.
 async fn wait_until_pruned(database: &Database) {
     let last = database.number("SELECT max(seq) FROM public.written").await;
     let left = format!(
@@ -85,7 +87,8 @@ async fn wait_until_pruned(database: &Database) {
     .await;
 }
 
-/// Restarts relays that prune, and drops the slot, while a service keeps writing.
+/// Runs a pruning relay while a service keeps writing. Restarts the relay several times and drops
+/// the slot once. Returns the check of the journal against all written events.
 async fn prune_while_events_flow(
     database: &Database,
     emulator: &RunningEmulator,
@@ -108,7 +111,7 @@ async fn prune_while_events_flow(
         (stored(emulator).len() > 500).then_some(())
     })
     .await;
-    // An audit moves the floor soon after the start of a relay.
+    // Restart the relay, because its first audit raises the floor soon after the start.
     relay.stop().await;
     let relay = run();
     wait_until_pruned(database).await;
@@ -156,7 +159,7 @@ async fn without_records_a_relay_that_prunes_while_events_flow_loses_nothing() {
     assert!(report.is_clean(), "{report}");
 }
 
-/// Starts a relay that prunes and has the settings `more`.
+/// Starts a pruning relay with the additional settings `more`.
 fn start(database: &Database, emulator: &RunningEmulator, more: &[(&str, &str)]) -> Relay {
     let settings = [&[PRUNE_AFTER], more].concat();
     Relay::start_with(database, &emulator.addr().to_string(), &settings)
@@ -217,7 +220,7 @@ async fn a_missing_right_to_delete_is_named_everywhere_and_delivery_goes_on() {
         (outbox(&database).await == 0).then_some(())
     })
     .await;
-    eventually("the metrics say so", || async {
+    eventually("the metrics count the deleted rows", || async {
         let failing = metric(&addr, "postrider_prune_failing").await;
         let pruned = metric(&addr, "postrider_rows_pruned_total kind=\"outbox\"").await;
         (failing == Some(0.0) && pruned.is_some_and(|rows| rows >= 100.0)).then_some(())
@@ -251,7 +254,8 @@ async fn only_the_relay_that_holds_the_slot_prunes_and_its_successor_continues()
         let rows = metric(&ports[port], "postrider_rows_pruned_total kind=\"outbox\"").await;
         rows.unwrap_or_default()
     };
-    // The first audit of a relay moves the floor above these rows.
+    // Deliver 100 rows with another relay. The first audit of the next relay raises the floor above
+    // them.
     let first_start = Relay::start(&database, &emulator);
     insert_orders(&database, 100, 5).await;
     database.wait_until_recorded().await;

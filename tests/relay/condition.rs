@@ -1,5 +1,5 @@
-//! How the relay reports that it cannot deliver: on the HTTP port, in the metrics, in the log, and
-//! in the commands, which read the database only.
+//! How an operator learns that the relay cannot deliver: from the HTTP port, the metrics, the log, and
+//! the commands, which read only the database.
 
 use std::process::Output;
 use std::time::Duration;
@@ -42,8 +42,8 @@ async fn wait_for_state(addr: &str, state: &str) -> Value {
     .await
 }
 
-/// Waits until `postrider status` shows this state. The command reads the state from the database,
-/// where the relay writes it within seconds.
+/// Waits until `postrider status` shows `state`, and returns its JSON output. The command reads the
+/// state from the database, where the relay writes it within seconds.
 async fn wait_for_command(database: &Database, state: &str) -> Output {
     eventually(&format!("the command says {state}"), || async {
         let ran = command(database, &["status", "--json"]);
@@ -125,7 +125,7 @@ async fn a_topic_that_fails_is_named_on_every_screen_until_it_works_again() {
     assert_eq!(lines("works again"), 1, "{log}");
     assert!(
         lines("code=\"topic-missing\"") <= 4,
-        "one line each ten seconds:\n{log}"
+        "at most one line per ten seconds:\n{log}"
     );
 }
 
@@ -174,7 +174,7 @@ async fn a_relay_without_its_publication_is_broken_and_not_merely_inactive() {
             || shown.contains("create publication"),
         "{shown}"
     );
-    let slot = eventually("slot show says it too", || async {
+    let slot = eventually("slot show reports the broken relay", || async {
         let ran = command(&database, &["slot", "show"]);
         let shown = screen(&ran);
         (shown.contains("BROKEN") && ran.status.code() == Some(2)).then_some(shown)
@@ -198,7 +198,7 @@ async fn outcomes_that_cannot_be_recorded_block_the_relay_on_the_database() {
     let relay = Relay::start_with(&database, &host, &[("POSTRIDER_HTTP_ADDR", &addr)]);
     insert_orders(&database, 10, 5).await;
     database.wait_until_recorded().await;
-    // A trigger that somebody else has created refuses new rows.
+    // Create a trigger that refuses all new dispatch rows.
     database
         .execute(
             "CREATE FUNCTION public.refuse() RETURNS trigger LANGUAGE plpgsql AS \
@@ -214,7 +214,10 @@ async fn outcomes_that_cannot_be_recorded_block_the_relay_on_the_database() {
     let lines = log
         .lines()
         .filter(|line| line.contains("cannot write outbox.dispatch"));
-    assert!(lines.count() <= 2, "one line each ten seconds:\n{log}");
+    assert!(
+        lines.count() <= 2,
+        "at most one line per ten seconds:\n{log}"
+    );
     let blocked = json(&wait_for_command(&database, "blocked-on-database").await);
     let what = blocked["condition"]["what"].as_str().unwrap();
     assert!(what.contains("no room"), "{blocked}");

@@ -1,5 +1,5 @@
-//! Connections of a whole relay under each `sslmode` of libpq, and passwords that nothing may
-//! print. `src/postgres/tests.rs` tests each kind of session separately.
+//! A whole relay connects with different values of libpq's `sslmode`, and never logs a password.
+//! `src/postgres/tests.rs` tests each kind of session separately.
 
 use rcgen::{
     BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair,
@@ -54,7 +54,7 @@ impl Authority {
     }
 }
 
-/// A server that accepts only TLS, with a certificate for `names`.
+/// A server on which the roles `relay` and `certified` must connect with TLS.
 pub(crate) struct Secured {
     pub(crate) database: Database,
     authority: Authority,
@@ -64,6 +64,7 @@ pub(crate) struct Secured {
 }
 
 impl Secured {
+    /// Starts a server whose certificate is valid for the host names `names`.
     pub(crate) async fn start(names: &[&str]) -> Self {
         let authority = Authority::new();
         let (cert_pem, key_pem) =
@@ -116,8 +117,8 @@ impl Secured {
         self.files.path().join("ca.pem").display().to_string()
     }
 
-    /// Checks that a relay that connects like this delivers. Returns everything that it logs at all
-    /// levels.
+    /// Checks that a relay with the variables `environment` delivers, and logs no password. Returns
+    /// its log, which contains the lines of all levels.
     async fn delivers(&self, environment: &[(&str, &str)]) -> String {
         let emulator = harness::emulator().await;
         self.database
@@ -138,7 +139,7 @@ impl Secured {
         let log = relay.log();
         assert!(
             log.contains("TRACE"),
-            "the test looks at everything that can be logged"
+            "the log contains the lines of all levels"
         );
         assert!(
             !log.contains(PASSWORD) && !log.contains(PASSWORD_IN_URL),
@@ -148,7 +149,7 @@ impl Secured {
         log
     }
 
-    /// Checks that a relay that connects like this exits with this code and exit status 3.
+    /// Checks that a relay with the database URL `url` exits with the error `code` and exit status 3.
     async fn is_refused(&self, url: &str, code: &str) {
         let more = [("DATABASE_URL", url), ("POSTRIDER_START_TIMEOUT_S", "1")];
         let relay = Relay::start_with(&self.database, "127.0.0.1:9", &more);

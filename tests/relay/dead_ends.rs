@@ -1,5 +1,5 @@
-//! One of several SQL connections goes silent, and nothing closes it. The task that waits on the
-//! connection notices and starts over.
+//! One of the relay's SQL connections goes silent, but stays open. The task that waits for an answer
+//! on this connection gives up and starts over.
 
 use fault_proxy::{FaultProxy, Flow};
 use pubsub_emulator::{Action, Fault};
@@ -8,8 +8,8 @@ use crate::harness::{self, Database, Relay, eventually, insert_orders};
 use crate::load::proxied;
 use crate::standby::insert_much;
 
-/// Waits until the session `name` meets the condition `where_`, then lets its connection swallow
-/// all data.
+/// Waits until the session `name` meets the condition `where_`. Then makes the proxy swallow all data
+/// of this session's connection.
 async fn swallow(database: &Database, proxy: &FaultProxy, name: &str, where_: &str) {
     let port = format!(
         "SELECT coalesce(max(client_port), 0)::bigint FROM pg_stat_activity \

@@ -1,4 +1,5 @@
-//! From a committed row to an ordered message, a dispatch row and a confirmed position.
+//! Tests of the whole path: from a committed row to an ordered message, a dispatch row and a confirmed
+//! position.
 
 use crate::harness::{self, Database, Relay, eventually, insert_orders};
 use crate::http::{free_addr, metric};
@@ -103,8 +104,8 @@ async fn an_idle_relay_retains_no_wal_and_writes_nothing_while_other_tables_are_
         let create = "CREATE TABLE other (n int)";
         client.batch_execute(create).await.unwrap();
     }
-    // Write in the two databases alternately, so that WAL of neither can move the slot for the
-    // other.
+    // Write to the two databases alternately. After each write, WAL of this one database alone must
+    // let the slot advance.
     for _ in 0..5 {
         for client in clients {
             let fill = "INSERT INTO other SELECT generate_series(1, 20000)";
@@ -236,7 +237,8 @@ async fn a_partly_recorded_batch_is_completed_and_no_row_is_replaced() {
              SELECT 'order', 'o-1', 'Placed', i FROM generate_series(1, 3) i",
         )
         .await;
-    // The final_lsn of a Begin is the commit LSN; PostgreSQL 14 also sends empty transactions.
+    // The `final_lsn` of a Begin message is the commit LSN. PostgreSQL 14 also sends empty
+    // transactions, so select a Begin message of a transaction with an insert.
     let written = database
         .number(&format!(
             "WITH changes AS (SELECT * FROM pg_logical_slot_peek_binary_changes('{peek}', NULL, \

@@ -1,4 +1,4 @@
-//! A failover to a physical standby with synchronised slots (PostgreSQL 17 and newer).
+//! A failover to a physical standby server with synchronised slots (PostgreSQL 17 and newer).
 
 use fault_proxy::{Cut, FaultProxy, Target};
 use scratch_postgres::{ScratchPostgres, StopMode};
@@ -6,7 +6,7 @@ use scratch_postgres::{ScratchPostgres, StopMode};
 use crate::harness::{self, Database, Relay, eventually};
 use crate::load::{Load, wait_for_more};
 
-/// A primary, its standby, and a proxy that leads to the one that serves.
+/// A primary server, its standby server, and a proxy to the server that is currently the primary.
 struct Pair {
     database: Database,
     standby: ScratchPostgres,
@@ -14,7 +14,7 @@ struct Pair {
     url: String,
 }
 
-/// `None` before PostgreSQL 17.
+/// Starts both servers and the proxy. Returns `None` before PostgreSQL 17.
 async fn pair() -> Option<Pair> {
     let primary = ScratchPostgres::builder()
         .setting("synchronized_standby_slots", "")
@@ -34,8 +34,8 @@ async fn pair() -> Option<Pair> {
     let standby = standby.start().unwrap();
     server.set("synchronized_standby_slots", "standby").unwrap();
     server.start_again().unwrap();
-    // Enabled while the primary runs, because the slot sync worker is slow to restart after a
-    // failure.
+    // Enable the synchronisation only now that the primary runs again, because the slot sync worker
+    // is slow to restart after a failure.
     standby.set("sync_replication_slots", "on").unwrap();
     standby.reload().unwrap();
     database.reconnect().await;
@@ -54,7 +54,7 @@ async fn pair() -> Option<Pair> {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_failover_to_a_standby_with_synchronised_slots_loses_nothing_and_repeats_little() {
     let Some(mut pair) = pair().await else {
-        eprintln!("SKIPPED: slots are synchronised to standbys from PostgreSQL 17 on");
+        eprintln!("SKIPPED: slots are synchronised to standby servers from PostgreSQL 17 on");
         return;
     };
     let emulator = harness::emulator().await;
@@ -65,7 +65,7 @@ async fn a_failover_to_a_standby_with_synchronised_slots_loses_nothing_and_repea
     wait_for_more(&pair.database, 100).await;
     let standby_url = pair.standby.socket_url("postgres");
     let on_standby = harness::connect(&standby_url).await;
-    eventually("the slot is on the standby", || async {
+    eventually("the slot is on the standby server", || async {
         let synced = "SELECT count(*) FROM pg_replication_slots \
                       WHERE slot_name = 'postrider' AND synced AND NOT temporary";
         let row = on_standby.query_one(synced, &[]).await.ok()?;
@@ -73,10 +73,10 @@ async fn a_failover_to_a_standby_with_synchronised_slots_loses_nothing_and_repea
     })
     .await;
     wait_for_more(&pair.database, 200).await;
-    // Without this wait, the standby's slot could have confirmed events whose records are lost with
-    // the primary.
+    // Without this wait, the slot on the standby server could have confirmed events whose dispatch
+    // rows are lost with the primary.
     let written = pair.database.current_wal().await;
-    eventually("the standby has all WAL", || async {
+    eventually("the standby server has all WAL", || async {
         let received = "SELECT (pg_last_wal_receive_lsn() - '0/0')::bigint";
         let row = on_standby.query_one(received, &[]).await.ok()?;
         (row.get::<_, i64>(0) >= written).then_some(())
@@ -95,9 +95,9 @@ async fn a_failover_to_a_standby_with_synchronised_slots_loses_nothing_and_repea
     load.stop().await;
     pair.database.wait_until_recorded().await;
     pair.database.wait_until_confirmed().await;
-    // An event that the primary had streamed but not yet sent to the standby would be missing from
-    // the database although the journal has it, and the check would name it.
-    // `synchronized_standby_slots` prevents that.
+    // With `synchronized_standby_slots`, the primary streams an event only after the standby server
+    // has received it. Otherwise the relay could publish an event that is lost with the primary, and
+    // this check would report it.
     let report = harness::check_streamed(&pair.database, &emulator).await;
     let log = relay.log();
     assert!(report.is_clean(), "{report}\n{log}");

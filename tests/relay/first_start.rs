@@ -1,10 +1,10 @@
-//! A first start on a slot that somebody has created before: the relay delivers the rows that were
+//! A first start on a slot that `init` has created before. The relay delivers all rows that are
 //! committed after the creation of the slot.
 
 use crate::harness::{self, Database, Relay};
 
-/// Inserts rows whose keys begin with `prefix`. Rows from the table arrive later than streamed
-/// rows, so the two need different keys.
+/// Inserts rows whose keys begin with `prefix`. The relay publishes rows of a gap later than streamed
+/// rows, so both kinds of rows need different keys.
 async fn insert(database: &Database, prefix: &str, rows: u32) {
     database
         .execute(&format!(
@@ -15,8 +15,8 @@ async fn insert(database: &Database, prefix: &str, rows: u32) {
         .await;
 }
 
-/// From PostgreSQL 18 on the stream silently skips rows from a time without the publication. Before
-/// that, the stream ends with an error each time.
+/// From PostgreSQL 18 on, the stream silently skips rows that were inserted while the publication did
+/// not exist. On older versions, the stream ends with an error at such a row, in each session.
 #[tokio::test(flavor = "multi_thread")]
 async fn rows_between_the_slot_and_its_publication_are_delivered_at_a_first_start() {
     let database = Database::private().await;

@@ -1,5 +1,5 @@
-//! The disk is too full for records: unrecorded events are not confirmed, and the relay continues
-//! by itself once there is room.
+//! The disk is full, so the relay cannot write dispatch rows. It does not confirm unrecorded events,
+//! and continues by itself once there is room.
 
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -12,7 +12,7 @@ use pubsub_emulator::RunningEmulator;
 use crate::harness::{self, Database, Relay};
 use crate::load::{Load, wait_for_more};
 
-/// A file system of a few megabytes, in memory. It is removed with the test.
+/// A file system of 16 MiB, in memory. It is unmounted on drop.
 pub(crate) struct SmallDisk {
     folder: PathBuf,
 }
@@ -20,8 +20,8 @@ pub(crate) struct SmallDisk {
 impl SmallDisk {
     const MIB: usize = 16;
 
-    /// Mounts the file system and gives it to the owner of `like`. `None` if this user may not
-    /// mount.
+    /// Mounts the file system and gives it to the owner of the folder `like`. Returns `None` if the
+    /// current user may not mount file systems.
     pub(crate) fn mount(like: &Path) -> Option<Self> {
         static COUNT: AtomicU32 = AtomicU32::new(0);
         let count = COUNT.fetch_add(1, Ordering::Relaxed);
@@ -45,7 +45,7 @@ impl SmallDisk {
             .then_some(disk)
     }
 
-    /// Moves outbox.dispatch onto the small disk.
+    /// Moves `outbox.dispatch` to the small disk.
     pub(crate) async fn hold_dispatch(&self, database: &Database) {
         let folder = self.folder.display();
         let create = format!("CREATE TABLESPACE small LOCATION '{folder}'");
@@ -72,14 +72,14 @@ impl SmallDisk {
 
 impl Drop for SmallDisk {
     fn drop(&mut self) {
-        // The server may still have open files on it.
+        // Use `-l` (lazy), because the server may still have open files on the small disk.
         let _ = Command::new("umount").arg("-l").arg(&self.folder).output();
         let _ = std::fs::remove_dir(&self.folder);
     }
 }
 
-/// Checks that nothing is confirmed while nothing can be recorded, and that after `repair` every
-/// event is delivered once.
+/// Checks that the relay records and confirms no new event until `repair` makes room, and then
+/// delivers every event once.
 async fn is_waited_out(
     database: &Database,
     emulator: &RunningEmulator,
@@ -88,12 +88,12 @@ async fn is_waited_out(
     repair: impl AsyncFnOnce(),
 ) {
     relay.wait_for_log("SQLSTATE 53100").await;
-    // An event without a record comes before this position.
+    // At least one unrecorded event was committed before this position.
     let bound = database.current_wal().await;
     let recorded = "SELECT count(*) FROM outbox.dispatch";
     let before = database.number(recorded).await;
     load.wait_for_rows(300).await;
-    // Longer than a status message may be delayed after a new position.
+    // Wait for longer than the relay may delay the report of a new position (250 ms).
     tokio::time::sleep(Duration::from_millis(600)).await;
     assert_eq!(database.number(recorded).await, before);
     let confirmed = database.confirmed().await;
@@ -135,7 +135,7 @@ async fn the_relay_waits_out_a_dispatch_table_without_room() {
     let relay = Relay::start(&database, &emulator);
     let load = Load::start(&database);
     wait_for_more(&database, 50).await;
-    // Raise the error that a full disk causes in a statement that needs a new page.
+    // Raise the error that PostgreSQL raises when a statement needs a new page on a full disk.
     database
         .execute(
             "CREATE FUNCTION outbox.full_disk() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN \

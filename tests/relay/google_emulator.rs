@@ -1,6 +1,6 @@
-//! The delivery guarantees, tested against Google's own emulator instead of ours. It is an
-//! independent referee: the tests check what its subscriber receives. They are skipped if its jar
-//! is not installed.
+//! The delivery guarantees, tested against Google's own emulator instead of ours. Google's emulator is
+//! an independent referee: the tests check the messages that a subscriber receives from it. The tests
+//! are skipped if the emulator's jar is not installed.
 
 use std::time::Duration;
 
@@ -11,16 +11,17 @@ use crate::harness::{Database, eventually, insert_orders, postrider};
 use crate::load::{Load, wait_for_more};
 use crate::referee::Referee;
 
-/// A publish attempt without an answer is given up after a second.
+/// The relay gives up a publish attempt without an answer after one second.
 const SHORT_ATTEMPTS: [(&str, &str); 1] = [("POSTRIDER_PUBLISH_TIMEOUT_S", "1")];
 
-/// The emulator, where it is installed, and a database with an empty outbox.
+/// Starts Google's emulator and a database with an empty outbox. Returns `None` if the emulator is not
+/// installed.
 async fn stage() -> Option<(Referee, Database)> {
     let referee = Referee::start().await?;
     Some((referee, Database::start().await))
 }
 
-/// Ends the load and waits until all of it is recorded and confirmed.
+/// Waits for 30 more records, ends the load, and waits until every event is recorded and confirmed.
 async fn all_is_recorded(database: &Database, load: Load) {
     wait_for_more(database, 30).await;
     load.stop().await;
@@ -69,7 +70,7 @@ async fn a_message_has_the_payload_key_and_attributes_of_its_row() {
     let [message] = referee.messages("o-ä") else {
         panic!("one message");
     };
-    // The payload as jsonb prints it.
+    // The message contains the payload as `jsonb` prints it.
     assert_eq!(
         String::from_utf8_lossy(&message.data),
         database
@@ -249,7 +250,7 @@ async fn a_topic_that_is_deleted_and_restored_gets_the_events_that_waited_for_it
     referee.delete_topic("order.events").await;
     insert_orders(&database, 50, 5).await;
     relay.wait_for_log("topic-missing").await;
-    // Without this the relay would publish to the topic before it has a subscription.
+    // Keep the relay from publishing to the new topic before the topic has a subscription.
     referee.proxy.refuse();
     referee.proxy.cut(Cut::Reset);
     referee.create_topic("order.events").await;
@@ -295,7 +296,7 @@ async fn an_event_over_a_limit_stops_only_its_key() {
     };
     let relay = referee.relay(&database, &[]);
     insert_orders(&database, 50, 5).await;
-    // One attribute of more than 1,024 bytes.
+    // Insert an event with an attribute value of more than 1,024 bytes, the limit of Pub/Sub.
     database
         .execute(
             "INSERT INTO outbox.events (aggregatetype, aggregateid, event_type, headers, occurred_at) \
@@ -306,7 +307,7 @@ async fn an_event_over_a_limit_stops_only_its_key() {
     insert_orders(&database, 50, 5).await;
     database.wait_until_recorded().await;
     database.wait_until_confirmed().await;
-    // The bad event, and the ten of its key behind it.
+    // The bad event and the ten later events of its key.
     assert_eq!(
         in_state(&database, "quarantined").await,
         11,

@@ -1,4 +1,4 @@
-//! A topic that accepts requests and never answers them, with many keys. Other topics continue.
+//! A topic with many keys accepts requests but never answers them. Other topics continue.
 
 use pubsub_emulator::{Action, Fault};
 
@@ -35,7 +35,7 @@ async fn a_topic_that_never_answers_does_not_hold_up_other_topics() {
     .await;
     insert_orders(&database, 20, 5).await;
     let delivered = "SELECT count(*) FROM outbox.dispatch WHERE topic LIKE '%order%'";
-    eventually("the others are delivered", || async {
+    eventually("the events of the other topic are delivered", || async {
         (database.number(delivered).await == 20).then_some(())
     })
     .await;

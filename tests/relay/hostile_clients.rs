@@ -9,14 +9,13 @@ use tokio::net::TcpStream;
 use crate::harness::{self, Database, Relay};
 use crate::http::{free_addr, get, wait_for};
 
-/// A probe is answered within this time, also on a busy machine. Far below the time that any
-/// kubelet waits for a probe.
+/// The longest time that a probe may wait for its answer. Generous, because machines are shared.
 const PROMPT: Duration = Duration::from_secs(3);
-/// The same values as in src/http/listener.rs.
+/// This constant and the next have the same values as in src/http/listener.rs.
 const CONNECTIONS_MAX: usize = 64;
 const CONNECTION_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// A relay that streams, and the address of its port.
+/// Starts a relay and waits until it is ready. Also returns the address of its HTTP port.
 async fn relay(database: &Database, emulator: &str) -> (Relay, String) {
     let addr = free_addr();
     let relay = Relay::start_with(database, emulator, &[("POSTRIDER_HTTP_ADDR", &addr)]);
@@ -24,6 +23,7 @@ async fn relay(database: &Database, emulator: &str) -> (Relay, String) {
     (relay, addr)
 }
 
+/// Checks that the port answers a liveness probe in time.
 async fn assert_alive(addr: &str, after: &str) {
     let began = Instant::now();
     let answer = tokio::time::timeout(PROMPT, get(addr, "/livez")).await;
@@ -36,7 +36,7 @@ async fn assert_alive(addr: &str, after: &str) {
 /// Sends `bytes` and reads the answer until the server closes the connection.
 async fn send(addr: &str, bytes: &[u8]) -> Vec<u8> {
     let mut stream = TcpStream::connect(addr).await.unwrap();
-    // The server may close while we are still writing; that counts as an answer.
+    // The server may close the connection while we are still writing. That is a valid answer.
     let _ = stream.write_all(bytes).await;
     let mut answer = Vec::new();
     let reading = stream.read_to_end(&mut answer);

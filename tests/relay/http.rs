@@ -8,8 +8,8 @@ use tokio::net::TcpStream;
 use crate::harness::{self, Database, Relay, eventually, insert_orders};
 use crate::page::ask;
 
-/// A free port for a relay, a different one each time. It is outside the range from which the
-/// system assigns ports by itself.
+/// A free address for a relay's HTTP port, a different address on each call. The port is outside the
+/// range from which the system assigns ports by itself.
 pub(crate) fn free_addr() -> String {
     static GIVEN: AtomicU32 = AtomicU32::new(0);
     let addrs = std::iter::repeat_with(|| {
@@ -20,7 +20,7 @@ pub(crate) fn free_addr() -> String {
     addrs.take(5_000).find(is_free).unwrap()
 }
 
-/// Status code and body of a GET; `None` if nobody listens.
+/// Returns the status code and the body of a GET. Returns `None` if the server does not answer.
 pub(crate) async fn get(addr: &str, path: &str) -> Option<(u16, String)> {
     let mut stream = TcpStream::connect(addr).await.ok()?;
     let request = format!("GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n");
@@ -31,8 +31,8 @@ pub(crate) async fn get(addr: &str, path: &str) -> Option<(u16, String)> {
     Some((head.split(' ').nth(1)?.parse().ok()?, body.to_owned()))
 }
 
-/// The value of a metric in `/metrics`: a name, optionally followed by a space and the text of a
-/// label. `None` if no line matches.
+/// Returns the value of a metric in `/metrics`. `name` is the name of the metric, optionally followed
+/// by a space and a text that its labels must contain. Returns `None` if no line matches.
 pub(crate) async fn metric(addr: &str, name: &str) -> Option<f64> {
     let (name, label) = name.split_once(' ').unwrap_or((name, ""));
     let (_, text) = get(addr, "/metrics").await?;
@@ -67,7 +67,7 @@ async fn the_port_shows_phase_lag_and_counts_and_a_pubsub_outage_leaves_the_rela
         "# TYPE postrider_events_published counter\n",
     );
     assert!(metrics.contains(as_text) && !metrics.contains("# EOF"));
-    // The header that Prometheus sends.
+    // Prometheus sends such a header.
     let accept = "Accept: application/openmetrics-text;version=1.0.0,text/plain;q=0.5\r\n";
     let (_, openmetrics) = ask(&addr, "/metrics", &format!("Host: x\r\n{accept}")).await;
     assert!(openmetrics.contains("content-type: application/openmetrics-text; version=1.0.0"));

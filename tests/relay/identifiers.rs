@@ -8,11 +8,11 @@ use tempfile::NamedTempFile;
 
 use crate::harness::{self, Database, Relay, eventually, postrider};
 
-/// Ends a string, an identifier and a statement, and begins a comment.
+/// A name that ends an SQL string, an identifier and a statement, and begins a comment.
 const EVIL: &str = r#"a'b"c; DROP TABLE public.innocent; -- $$ \ , "#;
 
-/// Each id ends a string in its own way, some only where a backslash escapes the next character.
-/// The third would then match every row.
+/// Each id ends an SQL string in another way, some only if a backslash escapes the next character. In
+/// this case, a condition with the first or the third id would match every row.
 const EVIL_IDS: [&str; 5] = [
     r"a\' or '1'='1",
     "x'; --",
@@ -52,7 +52,7 @@ fn settings_file(table: &str) -> NamedTempFile {
     file
 }
 
-/// A database in which every name contains SQL.
+/// A database in which the names of schema, table, columns, role and publication contain SQL.
 struct World {
     database: Database,
     emulator: RunningEmulator,
@@ -65,8 +65,8 @@ struct World {
 }
 
 impl World {
-    /// Prepares the database with `postrider init`. `id` is the type of the table's first column,
-    /// and anything that follows.
+    /// Prepares the database with `postrider init --apply`. `id` is the type of the table's first
+    /// column with its constraints.
     async fn start(id: &str) -> Self {
         let database = Database::private().await;
         let emulator = harness::emulator().await;
@@ -104,7 +104,7 @@ impl World {
         world
     }
 
-    /// Runs a command and returns its status and all its output.
+    /// Runs a command and returns its exit status, and its stdout followed by its stderr.
     fn run(&self, arguments: &[&str], url: &str) -> (ExitStatus, String) {
         let config = self.settings.path().display().to_string();
         let environment = [
@@ -146,7 +146,8 @@ impl World {
             .await;
     }
 
-    /// Waits until `count` rows, matched by their text ids, have this state.
+    /// Waits until exactly `count` rows of the table have a dispatch row in `state`. The ids of the
+    /// table must be texts.
     async fn wait_for_state(&self, state: &str, count: usize) {
         let sql = format!(
             "SELECT count(*) FROM outbox.dispatch d JOIN {} e \
@@ -162,7 +163,8 @@ impl World {
         .await;
     }
 
-    /// Checks that rows which `write` inserts while the publication lacks the table are published.
+    /// Lets `write` insert rows while the publication does not contain the table, and waits until the
+    /// relay logs the gap.
     async fn the_audit_fills_a_gap(&self, relay: &Relay, write: impl AsyncFnOnce()) {
         self.database.wait_until_audited().await;
         let alter = |how| {
@@ -242,7 +244,7 @@ async fn names_with_quotes_semicolons_and_comments_are_quoted_everywhere() {
 
     for arguments in [&["check"][..], &["slot", "show"], &["slot", "list"]] {
         let (status, text) = world.run(arguments, &world.url);
-        // Warnings are fine; a failed statement is not.
+        // Allow warnings, but no failed statement.
         assert!(status.code() < Some(2), "{arguments:?} {status}:\n{text}");
     }
     relay.stop().await;
@@ -254,9 +256,9 @@ fn assert_every_audit_ended(relay: &Relay) {
     assert!(!log.contains("cannot compare the tables"), "{log}");
 }
 
-/// Publishes events with such ids from the stream, from the table after a lost slot, from
-/// quarantine, and from a gap of the publication. Checks that each is published once and in order,
-/// and no other event instead.
+/// Publishes events with the ids in `EVIL_IDS` from the stream, from the table after a lost slot, from
+/// quarantine, and from a gap of the publication. Checks that each event is published once and in
+/// order, and that no other event is published.
 async fn evil_ids_are_streamed_recovered_and_released(world: &World) {
     let [streamed, recovered, released, audited] =
         ["one", "two", "three", "four"].map(|part| EVIL_IDS.map(|id| format!("{part} {id}")));
@@ -282,7 +284,7 @@ async fn evil_ids_are_streamed_recovered_and_released(world: &World) {
     relay.wait_for_log("recovered").await;
     world.wait_for_state("published", 2 * each).await;
 
-    // The event ids are known as soon as the rows are inserted.
+    // The test can read the event ids before the commit, and poison the events in time.
     world.database.execute("BEGIN").await;
     world.insert(&released).await;
     for id in &released {
@@ -328,7 +330,7 @@ async fn ids_and_names_that_look_like_sql_are_recovered_and_released_unchanged()
 async fn ids_and_names_keep_their_meaning_where_backslashes_escape() {
     let world = World::start("text PRIMARY KEY").await;
     let World { database, .. } = &world;
-    // Applies to sessions that begin from now on, not to the test's own session.
+    // The setting applies to sessions that begin from now on, not to the test's own session.
     database
         .execute("ALTER DATABASE postgres SET standard_conforming_strings = off")
         .await;

@@ -1,4 +1,4 @@
-//! A server with few free connections or slots, or a limit on the relay's role. Each limit has its
+//! The server has few free connections or slots, or a limit on the relay's role. Each limit has its
 //! own error code, and the relay continues by itself once there is room. The relay uses no more
 //! connections than the docs say.
 
@@ -9,10 +9,11 @@ use tokio_postgres::Client;
 use crate::harness::{self, Database, Relay, eventually, insert_orders, postrider};
 use crate::privileges::login_role;
 
-/// The limit that docs/reference/postgresql.md promises.
+/// The most connections that a relay uses, according to docs/reference/postgresql.md.
 const CONNECTIONS: i64 = 6;
 
-/// A database on a server with these settings, and a URL for the relay's role.
+/// Starts a server with `settings`. Returns its prepared database, an emulator, and the URL for the
+/// relay's role.
 async fn server_with(settings: &[(&str, &str)]) -> (Database, RunningEmulator, String) {
     let mut builder = ScratchPostgres::builder();
     for (name, value) in settings {
@@ -28,14 +29,14 @@ fn start(database: &Database, emulator: &RunningEmulator, url: &str) -> Relay {
     Relay::start_with(database, &host, &[("DATABASE_URL", url)])
 }
 
-/// The output of `postrider check`, run as the relay's role.
+/// The JSON output of `postrider check`, run as the relay's role.
 fn check(url: &str) -> String {
     let environment = [("DATABASE_URL", url), ("PUBSUB_PROJECT_ID", "demo")];
     let ran = postrider(&["check", "--json"], &environment).output();
     String::from_utf8(ran.unwrap().stdout).unwrap()
 }
 
-/// The severity of a finding of `check`.
+/// The severity of the finding `code` in the output of `check`.
 fn severity(checked: &str, code: &str) -> Option<String> {
     let json: serde_json::Value = serde_json::from_str(checked).unwrap();
     let findings = json["findings"].as_array().unwrap();
@@ -50,7 +51,7 @@ async fn delivers(database: &Database, emulator: &RunningEmulator) {
     assert!(report.is_clean(), "{report}");
 }
 
-/// Opens sessions of the relay's role.
+/// Opens `count` sessions.
 async fn sessions(url: &str, count: usize) -> Vec<Client> {
     let mut sessions = Vec::new();
     for _ in 0..count {
@@ -94,8 +95,8 @@ async fn one_slot_one_walsender_and_six_connections_are_enough_for_the_relay() {
         !log.contains("connection-limit") && !log.contains("used-up"),
         "{log}"
     );
-    // The walsender of the killed relay may run for a moment longer; the next relay waits for its
-    // end.
+    // The walsender of the killed relay may run for a moment longer. `drop_slot` waits until it has
+    // ended.
     relay.kill_9();
     database.drop_slot().await;
     insert_orders(&database, 20, 5).await;
@@ -119,7 +120,7 @@ async fn a_relay_waits_for_a_free_walsender_and_check_reports_the_limit() {
     database
         .execute("SELECT pg_create_logical_replication_slot('other', 'pgoutput')")
         .await;
-    // Makes the tables belong to the other relay.
+    // Make the other relay's slot the owner of the table.
     database
         .execute("UPDATE outbox.capture SET slot = 'other'")
         .await;
@@ -278,7 +279,8 @@ async fn timeouts_and_read_only_defaults_of_role_and_database_have_no_effect() {
     database.wait_until_audited().await;
     relay.stop().await;
     database.drop_slot().await;
-    // The new slot has to wait for a transaction for longer than `lock_timeout`.
+    // Keep a transaction open, for which PostgreSQL has to wait when it creates the new slot. The wait
+    // is longer than `lock_timeout`.
     let without = "default_transaction_read_only=off statement_timeout=0 lock_timeout=0 \
                    idle_in_transaction_session_timeout=0 idle_session_timeout=0";
     let without = without
@@ -327,7 +329,7 @@ async fn timeouts_and_read_only_defaults_of_role_and_database_have_no_effect() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_strangers_session_named_like_a_writer_is_left_alone_and_delays_nothing() {
     let (database, emulator, url) = server_with(&[]).await;
-    // Lets the relay's role see the states of all sessions.
+    // Let the relay's role see the states of all sessions.
     database
         .execute(
             "GRANT pg_read_all_stats TO shop_relay; CREATE ROLE stranger LOGIN; \
@@ -347,7 +349,7 @@ async fn a_strangers_session_named_like_a_writer_is_left_alone_and_delays_nothin
     let relay = start(&database, &emulator, &url);
     delivers(&database, &emulator).await;
     assert!(began.elapsed().as_secs() < 5, "{}", relay.log());
-    // Forces the relay to open another session.
+    // Force the relay to open another session.
     database
         .execute("SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots WHERE active")
         .await;

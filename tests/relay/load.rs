@@ -1,5 +1,5 @@
-//! A load that continues through every fault. One writer at a time, so insertion order is commit
-//! order.
+//! A load that continues through every fault. Only one session writes at a time, so insertion order is
+//! commit order.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -11,12 +11,14 @@ use tokio_postgres::NoTls;
 
 use crate::harness::{Database, eventually, insert_orders_sql};
 
-/// Rows per round, and keys. A round starts every few milliseconds.
+/// The number of rows per round.
 const ROUND: u32 = 10;
+/// The number of ordering keys.
 const KEYS: u32 = 10;
+/// The pause between two rounds, and before a reconnect.
 const PAUSE: Duration = Duration::from_millis(15);
 
-/// Writes several hundred orders a second until it is stopped, and reconnects when its connection
+/// Inserts several hundred orders a second until the test stops it. Reconnects when its connection
 /// breaks.
 pub(crate) struct Load {
     stop: Arc<AtomicBool>,
@@ -54,7 +56,7 @@ impl Load {
         Self { stop, rounds, task }
     }
 
-    /// Waits until `rows` more rows have been committed.
+    /// Waits until about `rows` more rows are committed, rounded down to whole rounds.
     pub(crate) async fn wait_for_rows(&self, rows: u32) {
         let target = self.rounds.load(Ordering::SeqCst) + u64::from(rows / ROUND);
         eventually("rows are written", || async {
@@ -63,14 +65,14 @@ impl Load {
         .await;
     }
 
-    /// Stops the load after the current round. Committed rows must be delivered.
+    /// Stops the load after the current round.
     pub(crate) async fn stop(self) {
         self.stop.store(true, Ordering::SeqCst);
         self.task.await.unwrap();
     }
 }
 
-/// Waits until `more` events are recorded in addition to those recorded now.
+/// Waits until the relay has recorded `more` further events.
 pub(crate) async fn wait_for_more(database: &Database, more: i64) {
     const COUNT: &str = "SELECT count(*) FROM outbox.dispatch";
     let before = database.number(COUNT).await;
@@ -80,7 +82,7 @@ pub(crate) async fn wait_for_more(database: &Database, more: i64) {
     .await;
 }
 
-/// A proxy in front of the database, and the URL that leads through it.
+/// Starts a proxy in front of the database's server. Also returns the URL that leads through the proxy.
 pub(crate) async fn proxied(database: &Database) -> (FaultProxy, String) {
     let (credentials, rest) = database.url.split_once('@').unwrap();
     let (address, name) = rest.split_once('/').unwrap();

@@ -1,8 +1,8 @@
 //! The connection that writes the dispatch rows breaks at the worst moments: in the middle of a
 //! COPY, and between COMMIT and its answer.
 //!
-//! A trigger makes the writer's backend wait at that moment, so the test hits it reliably. Only the
-//! TCP connection of that one session breaks.
+//! A trigger makes the writer's backend wait at such a moment. Then the test breaks the TCP connection
+//! of this session only.
 
 use fault_proxy::{Cut, FaultProxy};
 use pubsub_emulator::RunningEmulator;
@@ -13,7 +13,8 @@ use crate::load::proxied;
 /// The advisory lock that the test holds and the trigger waits for.
 const LOCK: i64 = 4_711;
 
-/// The transaction gets its id before the wait, even if it has written nothing yet.
+/// A trigger function that waits for the lock. Before that, it gives the transaction an id, so that the
+/// test can identify the transaction even if it has written nothing yet.
 const TRIGGER: &str = "\
     CREATE FUNCTION hold_up() RETURNS trigger LANGUAGE plpgsql AS $$ \
     BEGIN \
@@ -32,7 +33,7 @@ const AT_COMMIT: &str = "\
     CREATE CONSTRAINT TRIGGER hold_up AFTER INSERT ON outbox.dispatch \
         DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION hold_up()";
 
-/// The writer's session while it waits in the trigger.
+/// Finds the writer's session while it waits in the trigger.
 const HELD_UP: &str = "\
     SELECT client_port, backend_xid::text FROM pg_stat_activity \
     WHERE datname = current_database() \
@@ -54,7 +55,7 @@ struct World {
 }
 
 impl World {
-    /// A relay whose writer waits in `trigger`, with the events of one insert.
+    /// Starts a relay, inserts 50 events, and waits until the relay's writer waits in `trigger`.
     async fn start(trigger: &str) -> (Self, HeldUp) {
         let database = Database::start().await;
         let emulator = harness::emulator().await;
@@ -98,15 +99,15 @@ impl World {
             .await;
     }
 
-    /// The number of records that the cut-off transaction left behind.
+    /// The number of dispatch rows that the writer's interrupted transaction has committed.
     async fn records_of(&self, held_up: &HeldUp) -> i64 {
         let xid = &held_up.xid;
         let count = format!("SELECT count(*) FROM outbox.dispatch WHERE xmin::text = '{xid}'");
         self.database.number(&count).await
     }
 
-    /// Checks that every event was published once, recorded and confirmed, and that the session
-    /// survived.
+    /// Checks that every event was published once, recorded and confirmed, and that the relay kept its
+    /// replication session.
     async fn is_well(&self) {
         self.database.wait_until_recorded().await;
         insert_orders(&self.database, 50, 5).await;
@@ -125,7 +126,7 @@ async fn a_connection_broken_during_a_copy_loses_no_record_and_repeats_nothing()
     let (world, held_up) = World::start(IN_COPY).await;
     world.cut(&held_up).await;
     world.is_well().await;
-    assert_eq!(world.records_of(&held_up).await, 0, "it was not committed");
+    assert_eq!(world.records_of(&held_up).await, 0, "not committed");
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -133,5 +134,5 @@ async fn a_lost_answer_to_commit_loses_no_record_and_repeats_nothing() {
     let (world, held_up) = World::start(AT_COMMIT).await;
     world.cut(&held_up).await;
     world.is_well().await;
-    assert!(world.records_of(&held_up).await > 0, "it was committed");
+    assert!(world.records_of(&held_up).await > 0, "committed");
 }

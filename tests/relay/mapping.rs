@@ -39,7 +39,7 @@ impl Subscriber {
         Self { client, name }
     }
 
-    /// Waits for `count` messages.
+    /// Waits for at least `count` messages, acknowledges them, and returns them.
     pub(crate) async fn take(&mut self, count: usize) -> Vec<PubsubMessage> {
         let mut messages = Vec::new();
         let client = &self.client;

@@ -1,8 +1,8 @@
-//! What the snapshot of a new slot shows of transactions that ran while PostgreSQL created the
+//! Tests that a recovery loses no event of transactions that run while PostgreSQL creates the new
 //! slot.
 //!
-//! PostgreSQL creates a slot in two steps. It waits for the running transactions, and then for
-//! those that began in the meantime. These tests hold up each step.
+//! PostgreSQL creates a slot in two steps. First it waits for the running transactions, then for
+//! those that began in the meantime. These tests hold up each step with an open transaction.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -14,10 +14,11 @@ use tokio_postgres::Client;
 use crate::exceptions::{assert_whole_and_in_order, insert, start, stored, wait_until_delivered};
 use crate::harness::{self, Database, Relay, eventually};
 
-/// Longer than the relay takes to read the table.
+/// Long enough for a faulty relay to read the table and publish its rows.
 const TIME_FOR_A_MISTAKE: Duration = Duration::from_secs(1);
 
-/// A database that has lost its slot, with published events that have no record.
+/// Publishes 50 events with `dispatch = exceptions`, which leaves no dispatch rows, and drops the
+/// slot.
 async fn without_slot() -> (Database, RunningEmulator) {
     let database = Database::private().await;
     let emulator = harness::emulator().await;
@@ -29,7 +30,7 @@ async fn without_slot() -> (Database, RunningEmulator) {
     (database, emulator)
 }
 
-/// Begins a transaction, and returns its connection and its transaction id.
+/// Begins a transaction. Returns its connection and the lower 32 bits of its id.
 async fn begin(database: &Database) -> (Client, String) {
     let client = harness::connect(&database.url).await;
     client.batch_execute("BEGIN").await.unwrap();
@@ -49,8 +50,9 @@ async fn wait_until_waited_for(database: &Database, xid: &str) {
     .await;
 }
 
-/// A relay that is creating a slot and has reached the second step, which lasts until the returned
-/// transaction ends. The transaction of the first step inserts `rows` and commits.
+/// Starts a relay, which creates a slot, and waits until PostgreSQL is in the second step of the
+/// creation. This step lasts until the transaction of the returned connection ends. The transaction
+/// that held up the first step runs the SQL `rows` and commits.
 async fn in_the_second_step(
     database: &Database,
     emulator: &RunningEmulator,
@@ -74,15 +76,16 @@ fn row(version: u32) -> String {
     )
 }
 
-/// Rows of subtransactions may have ids above the `xmax` of the snapshot that shows them.
+/// Rows of subtransactions may have transaction ids above the `xmax` of a snapshot, although they are
+/// visible in this snapshot.
 #[tokio::test(flavor = "multi_thread")]
 async fn rows_of_subtransactions_that_a_new_slot_waited_for_are_delivered() {
     let (database, emulator) = without_slot().await;
     let rows = (1..=3).map(|n| format!("SAVEPOINT s; {} RELEASE s;", row(n)));
     let rows: String = rows.collect();
     let (relay, second) = in_the_second_step(&database, &emulator, &rows).await;
-    // Without this, the log would have a moment without a running transaction, and the slot could
-    // start there.
+    // Begin a third transaction before the second ends. Otherwise no transaction would run for a
+    // moment, and the slot could start at this point of the log.
     let (third, _) = begin(&database).await;
     second.batch_execute("ROLLBACK").await.unwrap();
     relay.wait_for_log("recovered").await;
@@ -91,8 +94,9 @@ async fn rows_of_subtransactions_that_a_new_slot_waited_for_are_delivered() {
     assert_whole_and_in_order(&database, &emulator, &relay).await;
 }
 
-/// The commit is in the log and waits for a standby that does not exist. (A test cannot hold the
-/// moment before the commit reaches `pg_xact`.)
+/// A commit is already in the WAL, but other sessions do not see it yet, because it waits for a
+/// synchronous standby server that does not exist. (A commit is also in this state for a moment
+/// before it reaches `pg_xact`, but a test cannot prolong this moment.)
 #[tokio::test(flavor = "multi_thread")]
 async fn no_row_is_read_while_its_transaction_is_committing() {
     const STANDBY: &str = "ALTER SYSTEM SET synchronous_standby_names = 'nobody'";
@@ -101,7 +105,8 @@ async fn no_row_is_read_while_its_transaction_is_committing() {
     database.execute(STANDBY).await;
     database.execute("SELECT pg_reload_conf()").await;
     let committing = harness::connect(&database.url).await;
-    // The first commit may finish before the server has loaded the setting.
+    // Commit rows repeatedly, because the first commits may finish before the server has loaded the
+    // setting.
     let is_over = Arc::new(AtomicBool::new(false));
     let seen = is_over.clone();
     let committing = tokio::spawn(async move {
@@ -122,7 +127,8 @@ async fn no_row_is_read_while_its_transaction_is_committing() {
     relay.wait_for_log("just being committed").await;
     tokio::time::sleep(TIME_FOR_A_MISTAKE).await;
     let before = stored(&emulator).len();
-    // The relay has waited long enough: only a standby can be the reason.
+    // The relay logs this text when it has waited for so long that only a standby server can be the
+    // reason.
     relay.wait_for_log("wait for a synchronous standby").await;
     is_over.store(true, Ordering::Relaxed);
     database

@@ -1,4 +1,5 @@
-//! Pub/Sub fails in every retryable way: nothing is lost, reordered, or confirmed too early.
+//! Pub/Sub fails in every retryable way, or refuses an event. No event is lost, reordered, or
+//! confirmed too early.
 
 use std::time::Duration;
 
@@ -50,7 +51,7 @@ async fn nothing_is_confirmed_past_an_unanswered_event_and_other_keys_continue()
         .inject(Fault::new(Action::Fail(Code::Unavailable)).on_ordering_key("o-0"));
     let before = database.confirmed().await;
     let relay = Relay::start(&database, &emulator);
-    // One row of the stuck key; all other rows are committed after it.
+    // Insert one row of the stuck key. All other rows are committed after it.
     insert_orders(&database, 1, 1).await;
     let bound = database.current_wal().await;
     insert_orders(&database, 300, 3).await;
@@ -180,8 +181,8 @@ async fn a_topic_over_its_quota_slows_down_alone_and_is_delivered_in_order() {
         )
         .await;
     insert_orders(&database, 3_000, 300).await;
-    // A round trip as long as to the real Pub/Sub, so that the number of concurrent requests limits
-    // the rate.
+    // Make the round trip as long as to the real Pub/Sub, so that the number of concurrent requests
+    // limits the rate.
     let way = FaultProxy::start(emulator.addr()).await.unwrap();
     way.set_flow(Flow::Delayed(Duration::from_millis(50)));
     let relay = Relay::start_with(&database, &way.addr().to_string(), &[]);

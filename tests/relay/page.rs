@@ -1,4 +1,4 @@
-//! The page on the HTTP port: in a real browser, and who may read its data.
+//! Tests of the web page on the HTTP port: who may read its data, and what a real browser shows.
 //!
 //! The browser is Chromium, found by the name `chromium` or by POSTRIDER_CHROMIUM; `make test` installs it
 //! in CI. Without it the test of the browser is skipped.
@@ -14,7 +14,7 @@ use tonic::Code;
 use crate::harness::{self, Database, Relay, eventually, insert_orders};
 use crate::http::{free_addr, get, wait_for};
 
-/// Status code and body of a GET with these headers.
+/// Returns the status code and the whole answer, with its headers, of a GET with `headers`.
 pub(crate) async fn ask(addr: &str, path: &str, headers: &str) -> (u16, String) {
     let mut stream = TcpStream::connect(addr).await.unwrap();
     let request = format!("GET {path} HTTP/1.1\r\nConnection: close\r\n{headers}\r\n");
@@ -73,7 +73,7 @@ async fn data_needs_a_local_host_name_or_the_token() {
     assert!(!relay.log().contains(token));
     relay.stop().await;
 
-    // The port itself works on any address, but the page is off there.
+    // Without a token, the page is off on an address that is not local. Probes still work there.
     let everywhere = addr.replace("127.0.0.1", "0.0.0.0");
     let _relay = Relay::start_with(&database, &host, &[("POSTRIDER_HTTP_ADDR", &everywhere)]);
     wait_for(&addr, "/readyz", 200).await;
@@ -84,8 +84,8 @@ async fn data_needs_a_local_host_name_or_the_token() {
     }
 }
 
-/// While one search hangs, the relay refuses others. The hanging search ends with a code and a
-/// hint.
+/// While one search hangs, the relay refuses other searches. The hanging search ends with an error
+/// code.
 async fn one_search_at_a_time(database: &Database, addr: &str, headers: &str) {
     let lock = "begin; lock table outbox.dispatch in access exclusive mode";
     database.client.batch_execute(lock).await.unwrap();
@@ -115,7 +115,8 @@ async fn one_search_at_a_time(database: &Database, addr: &str, headers: &str) {
     assert_eq!(ask(addr, "/events?key=a", headers).await.0, 200);
 }
 
-/// Runs Chromium on the page; `None` if there is none.
+/// Opens `url` in Chromium and returns Chromium's standard output. Returns `None` if Chromium is not
+/// installed.
 fn chromium(url: &str, arguments: &[&str]) -> Option<String> {
     let named = std::env::var_os("POSTRIDER_CHROMIUM");
     let mut command = Command::new(named.unwrap_or_else(|| "chromium".into()));
@@ -160,7 +161,7 @@ async fn a_browser_shows_state_graphs_topics_and_quarantine_without_running_what
     let _relay = Relay::start_with(&database, &host, &[("POSTRIDER_HTTP_ADDR", &addr)]);
     insert_orders(&database, 200, 5).await;
     database.wait_until_recorded().await;
-    // A bad event with a script as its key.
+    // Insert a bad event whose key is a script.
     let script = "<script>document.title=\"owned\"</script>";
     let bad = format!(
         "INSERT INTO outbox.events (aggregatetype, aggregateid, event_type, headers) \
@@ -177,7 +178,7 @@ async fn a_browser_shows_state_graphs_topics_and_quarantine_without_running_what
             .then_some(())
     })
     .await;
-    eventually("the database knows it", || async {
+    eventually("the overview shows the blocked relay", || async {
         let (_, body) = ask(&addr, "/overview", "Host: localhost\r\n").await;
         body.contains("\"state\":\"blocked-on-pubsub\"")
             .then_some(())
@@ -208,7 +209,8 @@ async fn a_browser_shows_state_graphs_topics_and_quarantine_without_running_what
     }
 }
 
-/// The page finds one event by its id, and the events of a key. The search is part of the address.
+/// Checks that the page finds one event by its id, and the events of a key. The fragment of the URL
+/// contains the search.
 async fn finds_events(database: &Database, url: &str, script: &str) {
     let published =
         "select d.event_id::text from outbox.dispatch d where d.state = 'published' limit 1";
@@ -234,7 +236,7 @@ async fn finds_events(database: &Database, url: &str, script: &str) {
     assert!(found.contains("No event found with this id."), "{found}");
 }
 
-/// Writes the pictures of the docs.
+/// Writes the screenshots for the docs to `folder`.
 fn screenshots(url: &str, folder: &Path) {
     let dark = "--blink-settings=preferredColorScheme=0";
     for (name, size, theme) in [

@@ -1,4 +1,5 @@
-//! A password that changes while the relay runs: in libpq's password file, or printed by a command.
+//! The relay's password changes while the relay runs. The relay reads the password from libpq's
+//! password file or from the output of a command.
 
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
@@ -12,7 +13,8 @@ fn write(file: &Path, password: &str) {
     std::fs::set_permissions(file, PermissionsExt::from_mode(0o600)).unwrap();
 }
 
-/// The file holds a token that is valid for an hour, and another program renews it.
+/// In production, the password in the file may be a token that is valid for an hour and that another
+/// program renews.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_relay_logs_in_with_the_current_password_of_the_password_file() {
     with_a_new_password("file", |file| ("PGPASSFILE", file.to_owned())).await;
@@ -36,6 +38,8 @@ async fn without_other_settings_the_file_pgpass_at_home_is_used() {
     .await;
 }
 
+/// Changes the password of the role and of the file `name`, and checks that the running relay logs in
+/// with the new password. `setting` returns the variable that makes the relay use this file.
 async fn with_a_new_password(name: &str, setting: impl Fn(&str) -> (&'static str, String)) {
     let server = ScratchPostgres::builder()
         .hba_line("host all token 127.0.0.1/32 scram-sha-256")
@@ -63,7 +67,7 @@ async fn with_a_new_password(name: &str, setting: impl Fn(&str) -> (&'static str
     insert_orders(&database, 50, 5).await;
     database.wait_until_recorded().await;
     write(&file, "second-hour");
-    // The new password is committed before any session is terminated.
+    // Change the password in a separate statement, so that it is committed before any session ends.
     database
         .execute("ALTER ROLE token PASSWORD 'second-hour'")
         .await;

@@ -23,7 +23,7 @@ CREATE FUNCTION evil.trap() RETURNS bool LANGUAGE plpgsql SET search_path = pg_c
     'BEGIN PERFORM nextval(''evil.calls''); RAISE EXCEPTION ''planted''; END';
 DO $plant$
 DECLARE
-    -- The types of an argument, and those to which a planted function changes them.
+    -- Pairs of argument types. A planted copy has the second type instead of the first.
     variants text[][] := ARRAY[['', ''], ['text', 'name'], ['text', 'varchar'],
         ['name', 'text'], ['integer', 'bigint'], ['bigint', 'integer'], ['oid', 'regclass'],
         ['anyelement', 'text'], ['anyarray', 'text[]'], ['"any"', 'text'],
@@ -73,7 +73,7 @@ BEGIN
                     END IF;
                     planted := planted + 1;
                 EXCEPTION WHEN OTHERS THEN
-                    NULL; -- of arguments that no such function can have
+                    NULL; -- no such function or operator can have these argument types
                 END;
             END LOOP;
         END LOOP;
@@ -94,7 +94,7 @@ BEGIN
                            f.name, f.name);
             EXECUTE format('GRANT SELECT ON evil.%I TO PUBLIC', f.name);
         EXCEPTION WHEN OTHERS THEN
-            NULL; -- columns of a type without values
+            NULL; -- a view cannot have a column of a pseudo-type
         END;
     END LOOP;
 END
@@ -297,7 +297,8 @@ async fn ids_of_types_from_public_are_delivered_and_recovered() {
     }
 }
 
-/// A table whose ids have this type: the first row is streamed, and the second is recovered.
+/// Creates a table whose ids have the type `kind`. Checks that the relay records its first row from
+/// the stream, and its second row in a recovery.
 async fn is_delivered_and_recovered(
     client: &tokio_postgres::Client,
     kind: &str,

@@ -12,8 +12,8 @@ use tonic::Code;
 use crate::harness::{self, Database, Relay, eventually, insert_orders};
 use crate::load::{Load, wait_for_more};
 
-/// A stopping server may have to wait for the relay's next check, which notices that the server is
-/// stopping.
+/// The longest time that the server may take to stop. It may have to wait for the relay's next check,
+/// at which the relay notices the shutdown.
 const STOP_LIMIT: Duration = Duration::from_secs(15);
 
 async fn all_is_delivered(
@@ -307,7 +307,7 @@ async fn timeouts_of_the_role_and_a_lock_on_the_dispatch_table_delay_and_lose_no
     assert!(!relay.log().contains("SQLSTATE"), "{}", relay.log());
     database.execute("COMMIT").await;
     all_is_delivered(&database, &emulator, &relay).await;
-    // Idle for longer than the role's timeouts for idle sessions.
+    // Stay idle for longer than the role's timeouts for idle sessions.
     tokio::time::sleep(Duration::from_secs(1)).await;
     insert_orders(&database, 100, 5).await;
     all_is_delivered(&database, &emulator, &relay).await;

@@ -36,7 +36,7 @@ async fn the_whole_relay_runs_with_the_rights_of_its_role() {
     assert!(report.is_clean(), "{report}");
 }
 
-/// The rights of the role on a table, in the words of GRANT.
+/// The rights of `shop_relay` on a table, as `GRANT` names them, separated by spaces.
 async fn rights(database: &Database, table: &str) -> String {
     database
         .text(&format!(
@@ -178,7 +178,8 @@ async fn each_revoked_right_is_named_in_the_error() {
     relay.stop().await;
 }
 
-/// A relay whose role lacks a right that only part of its work needs.
+/// Runs the SQL `revoke`, which takes from the relay's role a right that only a part of its work
+/// needs, and starts a relay.
 async fn run_without(database: &Database, emulator: &RunningEmulator, revoke: &str) -> Relay {
     let url = login_role(database).await;
     database.execute(revoke).await;
@@ -276,7 +277,7 @@ async fn without_update_on_dispatch_events_flow_and_a_release_names_the_right() 
     .await;
     insert_orders(&database, 20, 2).await;
     database.wait_until_recorded().await;
-    // The event is corrected and the right is granted again.
+    // Correct the event and grant the right again.
     database
         .execute(
             "ALTER TABLE outbox.events DISABLE TRIGGER ALL; \

@@ -1,15 +1,16 @@
-//! `postrider prune` next to a relay that runs, was killed, or is held up: it deletes no undelivered
-//! event, and no record that a restart needs.
+//! Runs `postrider prune` while a relay runs, is held up, or was killed. The command deletes no
+//! undelivered event, and no record that a restart needs.
 
 use pubsub_emulator::RunningEmulator;
 
 use crate::exceptions::{BAD, poison, stored, wait_until_vouched};
 use crate::harness::{self, Database, Relay, eventually, postrider};
 
-/// More rows than one step reads.
+/// More rows than `prune` reads in one step.
 const OLD: u32 = 12_000;
 
-/// The result of `postrider prune --older-than 7d --yes --json`: exit code and output.
+/// Runs `postrider prune --older-than 7d --yes --json`. Returns the exit status, and the JSON output or,
+/// if there is none, standard error.
 fn prune(database: &Database, dispatch: &str) -> (Option<i32>, serde_json::Value) {
     let environment = [
         ("DATABASE_URL", database.url.as_str()),
@@ -55,8 +56,8 @@ async fn age_records(database: &Database) {
         .await;
 }
 
-/// Waits until `restart_lsn` is above every record, so that a crash of PostgreSQL cannot set the
-/// slot back before one of them, and until the floor is above all rows.
+/// Waits until `restart_lsn` is above every record and the floor is above all rows. Then a crash of
+/// PostgreSQL cannot set the slot back to a position before a recorded event.
 async fn wait_until_settled(database: &Database) {
     let settled = "SELECT count(*) FROM pg_replication_slots s, outbox.capture c \
         WHERE s.slot_name = c.slot \
@@ -70,7 +71,8 @@ async fn wait_until_settled(database: &Database) {
     .await;
 }
 
-/// Restarts the relay, because the audit that moves the floor runs soon after a start.
+/// Restarts the relay, because its first audit raises the floor soon after the start. Waits as
+/// [`wait_until_settled`] does.
 async fn restarted(database: &Database, relay: Relay, run: &impl Fn() -> Relay) -> Relay {
     relay.stop().await;
     let relay = run();
@@ -143,7 +145,7 @@ async fn without_records_prune_deletes_below_the_floor_and_keeps_quarantined_eve
     wait_until_stored(&emulator, OLD + 100).await;
     age_records(&database).await;
 
-    // The mode of the relay counts, not that of the command.
+    // `prune` uses the relay's dispatch mode, not the command's setting.
     let (code, json) = prune(&database, "full");
     assert_eq!(code, Some(0), "{json:#}");
     assert_eq!(json["tables"][0]["rows"], OLD, "{json:#}");
@@ -155,7 +157,7 @@ async fn without_records_prune_deletes_below_the_floor_and_keeps_quarantined_eve
 
     relay.stop().await;
     let before = emulator.journal().counts().stored_messages;
-    // Without the slot nothing proves which rows are published.
+    // Without the slot, `prune` cannot know which rows are published, and deletes nothing.
     let recreate = format!(
         "SELECT pg_create_logical_replication_slot('{}', 'pgoutput')",
         database.slot()
@@ -173,7 +175,7 @@ async fn without_records_prune_deletes_below_the_floor_and_keeps_quarantined_eve
     wait_until_stored(&emulator, OLD + 200).await;
     relay.stop().await;
     let after = emulator.journal().counts().stored_messages;
-    // The recovery repeats the rows above the floor, and none that was pruned.
+    // The recovery repeats rows above the floor, but no pruned row.
     assert!(
         (before + 100..=before + 200).contains(&after),
         "{before} {after}"
@@ -217,7 +219,7 @@ async fn records_behind_the_confirmed_position_outlive_pruning_and_a_restart_rep
 
     relay.kill_9();
     harness::wait_until_killed_relays_are_gone(&database, &emulator).await;
-    // A row that is moved while no relay runs arrives in the stream as an insert.
+    // Move rows while no relay runs. The stream will send these rows as inserts.
     database
         .execute(
             "WITH moved AS (DELETE FROM outbox.events WHERE aggregateid LIKE 'late-%' RETURNING *) \
@@ -251,8 +253,8 @@ async fn records_behind_the_confirmed_position_outlive_pruning_and_a_restart_rep
     assert_eq!(messages, 602, "nothing is sent again");
 }
 
-/// A row that was moved between partitions arrives in the stream a second time. If its record were
-/// pruned before that, the relay would take it for a new event.
+/// A row that is moved by a delete and an insert arrives in the stream a second time. If its record
+/// were pruned before the second arrival, the relay would treat the row as a new event.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_record_of_a_row_moved_while_no_relay_ran_outlives_pruning() {
     let database = Database::private().await;

@@ -1,5 +1,4 @@
-//! The publication is altered while transactions are open, or a table is altered while its rows are
-//! being delivered from it.
+//! The publication is altered, or a table is altered while the relay reads its rows.
 
 use std::time::Duration;
 
@@ -12,7 +11,7 @@ use crate::mapping::settings;
 const OUT: &str = "ALTER PUBLICATION postrider DROP TABLE outbox.events";
 const IN: &str = "ALTER PUBLICATION postrider ADD TABLE outbox.events";
 
-/// Inserts one event for each key.
+/// SQL that inserts one event for each key.
 fn insert(keys: &[&str]) -> String {
     let row = |key: &&str| format!("('order', '{key}', 'OrderPlaced')");
     let rows: Vec<String> = keys.iter().map(row).collect();
@@ -56,9 +55,11 @@ async fn a_row_filter_refuses_a_start_and_is_reported_and_repaired_while_streami
     recorded(&database, 2).await;
 }
 
-/// pgoutput caches whether a table is published. A transaction that began before the table was put
-/// back includes its first rows if it follows another transaction in the stream, but lacks them if
-/// a session begins with it. Its other rows then have different ordinals.
+/// pgoutput caches whether the publication contains a table. A transaction inserts rows while the
+/// table is out of the publication, and more rows after the table is back. The first session streams
+/// another transaction before this one, so pgoutput sends all rows of this transaction. The next
+/// session begins with this transaction, so pgoutput leaves out the first rows. The other rows then
+/// have different ordinals.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_transaction_with_other_rows_after_a_restart_is_recognised_by_its_event_ids() {
     let mut database = Database::private().await;
@@ -84,7 +85,7 @@ async fn a_transaction_with_other_rows_after_a_restart_is_recognised_by_its_even
     // The three events of the gap and the five later ones, minus the three that are refused.
     recorded(&database, 2 + 8 - 3).await;
     relay.kill_9();
-    // The requests that the killed relay has sent are refused too.
+    // Keep refusing until all requests of the killed relay have arrived.
     harness::wait_until_killed_relays_are_gone(&database, &emulator).await;
     emulator.faults().lift_all();
     let relay = Relay::start(&database, &emulator);
@@ -120,7 +121,7 @@ async fn rows_of_a_gap_come_once_even_if_their_table_is_altered_meanwhile() {
         )
         .await;
     database.execute(IN).await;
-    // Some rows are read, and the next ones wait for memory.
+    // The relay has read some rows. The next rows wait for memory.
     relay.wait_for_log("pubsub-unreachable").await;
     tokio::time::sleep(Duration::from_millis(500)).await;
     database
@@ -159,7 +160,7 @@ async fn a_recovery_restarts_when_a_table_is_altered_while_it_reads() {
     })
     .await;
     altering.batch_execute("COMMIT").await.unwrap();
-    // From PostgreSQL 16 on the query on the publication waits instead, and the relay sees the
+    // From PostgreSQL 16 on, the relay already waits in its query of the publication, and so reads the
     // current columns.
     if waits_to_read {
         relay
@@ -178,7 +179,7 @@ const LATER: &str = "\
     GRANT SELECT ON public.later TO postrider_relay; \
     ALTER PUBLICATION postrider ADD TABLE public.later";
 
-/// Inserts rows with these versions, each of `bytes` bytes.
+/// SQL that inserts rows with the versions `versions`, each with a payload of about `bytes` bytes.
 fn fill(table: &str, versions: std::ops::RangeInclusive<i64>, bytes: u32) -> String {
     format!(
         "INSERT INTO {table} (aggregatetype, aggregateid, event_type, version, payload) \
@@ -220,8 +221,8 @@ async fn a_recovery_skips_no_row_of_a_table_rewritten_before_its_turn() {
         .faults()
         .inject(Fault::new(Action::Fail(Code::Unavailable)));
     let relay = start();
-    // The relay reads the first table until its memory is full. The other table is rewritten before
-    // its turn.
+    // The relay reads the first table until its memory is full. Rewrite the other table before the
+    // relay reads it.
     relay.wait_for_log("pubsub-unreachable").await;
     tokio::time::sleep(Duration::from_millis(500)).await;
     database
@@ -243,8 +244,8 @@ async fn a_recovery_skips_no_row_of_a_table_rewritten_before_its_turn() {
     relay.stop().await;
 }
 
-/// Event ids of numbered rows depend on `inserted_xid`. Rows that come without it would get other ids
-/// than the same rows in the table.
+/// Event ids of numbered rows depend on `inserted_xid`. If the stream sends rows without this column,
+/// the relay must not give them other event ids than the same rows have in the table.
 #[tokio::test(flavor = "multi_thread")]
 async fn leaving_inserted_xid_out_of_the_column_list_for_a_moment_repeats_nothing() {
     let database = Database::private().await;

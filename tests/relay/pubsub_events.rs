@@ -16,12 +16,13 @@ use crate::load::{Load, wait_for_more};
 
 const RECORDED: &str = "SELECT count(*) FROM outbox.dispatch";
 
-/// A relay under load, with a proxy in front of Pub/Sub, and its metrics.
+/// A relay under load, with a proxy between the relay and Pub/Sub.
 struct World {
     database: Database,
     emulator: RunningEmulator,
     proxy: FaultProxy,
     relay: Relay,
+    /// The address of the relay's HTTP port.
     port: String,
     load: Load,
 }
@@ -65,13 +66,13 @@ impl World {
     }
 
     /// Ends the load, then checks that every event is delivered and confirmed, and that the relay
-    /// never restarted its session.
+    /// never restarted its session. Returns the report and the relay's log.
     async fn ends_well(self) -> (Report, String) {
         self.ends_well_but_for(|_, _| false).await
     }
 
-    /// Like `ends_well`, but a request and its repeat may be in flight together if `excused` says
-    /// so.
+    /// Like `ends_well`, but allows that a request and its repeat were in flight together, if `excused`
+    /// returns true for them.
     async fn ends_well_but_for(
         self,
         excused: impl Fn(&Attempt, &Attempt) -> bool,
@@ -93,7 +94,8 @@ impl World {
     }
 }
 
-/// Two requests of a key that were in flight together, if the second repeats the first.
+/// If the violation is that two requests of a key were in flight together, and the second request
+/// repeats the first, returns these requests.
 fn repeated_together<'a>(
     violation: &Violation,
     attempts: &'a [Attempt],
@@ -150,7 +152,7 @@ async fn a_connection_that_dies_silently_is_replaced_while_the_others_continue()
     assert_eq!(
         world.proxy.accepted(),
         connections,
-        "it is too soon to notice"
+        "the relay cannot notice the dead connection yet"
     );
     eventually("another connection is opened", async || {
         (world.proxy.accepted() > connections).then_some(())
@@ -161,8 +163,8 @@ async fn a_connection_that_dies_silently_is_replaced_while_the_others_continue()
 
 #[tokio::test(flavor = "multi_thread")]
 async fn requests_that_arrive_late_after_a_stall_are_repeats_in_order() {
-    // One connection: with several, a late request may even arrive after the requests that follow
-    // its repeat.
+    // Use only one connection. With several, a late request may arrive even after the requests that
+    // follow its repeat.
     let world = World::start(&[("POSTRIDER_PUBSUB_CHANNELS", "1")]).await;
     let mut ends = Vec::new();
     for _ in 0..2 {
@@ -178,7 +180,7 @@ async fn requests_that_arrive_late_after_a_stall_are_repeats_in_order() {
         wait_for_more(&world.database, 50).await;
     }
     // A request that was given up during a stall arrives when the stall ends, together with its
-    // repeat. The relay cannot prevent that.
+    // repeat. The relay cannot prevent this overlap.
     let are_of_a_burst = |first: &Attempt, second: &Attempt| {
         let is_of = |end: &Duration, of: &Attempt| {
             (*end..*end + Duration::from_millis(500)).contains(&of.received)
@@ -236,16 +238,16 @@ async fn front_ends_that_keep_sending_goaway_lose_and_swap_nothing() {
         (world.proxy.accepted() >= connections + 20).then_some(())
     })
     .await;
-    // A request that is handed to a connection as it closes is refused unsent, and retried. A
-    // client that writes to a closed connection may lose the last answers.
+    // If a connection closes just when it gets a request, the client does not send the request, and
+    // the relay retries it. A client that writes to a closed connection may lose the last answers.
     let (report, log) = world.ends_well().await;
     let lost = report.unexplained_duplicates();
     let failed = log.contains("pubsub-unreachable");
     assert!(lost == 0 || failed, "{report}\n{log}");
 }
 
-/// A long publish timeout, for tests in which Pub/Sub answers every request: an answer that a busy
-/// machine reads late must not cause a repeat.
+/// A long publish timeout, for tests in which Pub/Sub answers every request. The relay must not repeat
+/// a request because a busy machine reads its answer late.
 const PATIENT: (&str, &str) = ("POSTRIDER_PUBLISH_TIMEOUT_S", "10");
 
 #[tokio::test(flavor = "multi_thread")]

@@ -6,8 +6,8 @@ use crate::exceptions::{
 };
 use crate::harness::{self, Database, Relay, eventually};
 
-/// Crashes the relay three times under load, loses the slot at the second crash, then releases.
-/// Returns how many events had a row as published before the release.
+/// Kills the relay three times under load, drops the slot after the second kill, and finally releases
+/// all events. Returns the database, and the number of `published` dispatch rows before the release.
 async fn is_kept_and_released(dispatch: &str) -> (Database, i64) {
     let database = Database::start().await;
     let emulator = harness::emulator().await;
@@ -46,7 +46,7 @@ async fn is_kept_and_released(dispatch: &str) -> (Database, i64) {
         (rows(&database, "published").await == published + behind).then_some(())
     })
     .await;
-    // Nothing is left in quarantine, so this checks every event of every key.
+    // The quarantine is empty, so `assert_whole_and_in_order` checks every event of every key.
     assert_eq!(rows(&database, "quarantined").await, 0);
     assert_whole_and_in_order(&database, &emulator, &relay).await;
     assert_eq!(i64::try_from(stored() - before), Ok(behind), "each once");

@@ -1,7 +1,7 @@
-//! Google's own Pub/Sub emulator, where its jar is installed, behind a proxy that can cut the
-//! network to it, and a subscriber that keeps the messages it receives.
+//! Runs Google's own Pub/Sub emulator, if its jar is installed, behind a proxy that can cut the
+//! relay's connections. A subscriber keeps all messages that it receives.
 //!
-//! The emulator has neither a journal nor faults of its own: the tests can only judge the delivered
+//! Google's emulator has no journal and can inject no faults, so the tests can only judge the delivered
 //! messages.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -24,7 +24,8 @@ use tonic::transport::Channel;
 use crate::harness::{self, Database, PATIENCE, Relay};
 use crate::http::free_addr;
 
-/// The process, on a free port. Tests that run at the same time share it, and the last one ends it.
+/// The emulator's process. Tests that run at the same time share this process, and the last of them
+/// ends it.
 #[derive(Debug)]
 struct GoogleEmulator {
     child: Child,
@@ -71,7 +72,7 @@ impl Drop for GoogleEmulator {
     }
 }
 
-/// A project on the emulator with the topic of the orders and an ordered subscription.
+/// A project on Google's emulator, with the topic `order.events` and an ordered subscription to it.
 pub(crate) struct Referee {
     /// The proxy between the relay and the emulator.
     pub(crate) proxy: FaultProxy,
@@ -79,13 +80,13 @@ pub(crate) struct Referee {
     subscriber: SubscriberClient<Channel>,
     schemas: SchemaServiceClient<Channel>,
     project: String,
-    /// The messages delivered so far: per topic and ordering key, in the order of delivery.
+    /// The messages received so far, per topic and ordering key, in the order of delivery.
     received: BTreeMap<(String, String), Vec<PubsubMessage>>,
     _emulator: Arc<GoogleEmulator>,
 }
 
 impl Referee {
-    /// `None` where the emulator is not installed.
+    /// Creates a project on the emulator. Returns `None` if the emulator is not installed.
     pub(crate) async fn start() -> Option<Self> {
         static COUNT: AtomicU32 = AtomicU32::new(0);
         let Some(emulator) = GoogleEmulator::shared() else {
@@ -108,7 +109,7 @@ impl Referee {
         Some(referee)
     }
 
-    /// A relay that publishes through the proxy.
+    /// Starts a relay that publishes through the proxy.
     pub(crate) fn relay(&self, database: &Database, more: &[(&str, &str)]) -> Relay {
         let more = [&[("PUBSUB_PROJECT_ID", self.project.as_str())], more].concat();
         Relay::start_with(database, &self.proxy.addr().to_string(), &more)
@@ -129,7 +130,8 @@ impl Referee {
         self.publisher.delete_topic(request).await.unwrap();
     }
 
-    /// Sets whether the topic of the orders accepts only payloads like `{"n": 1}`.
+    /// Attaches a schema to the topic `order.events`, so that it accepts only payloads like `{"n": 1}`,
+    /// or detaches the schema.
     pub(crate) async fn require_a_number(&mut self, required: bool) {
         let schema = format!("projects/{}/schemas/order", self.project);
         if required {
@@ -164,7 +166,7 @@ impl Referee {
         self.publisher.update_topic(request).await.unwrap();
     }
 
-    /// Subscribes, so that messages published from now on are received.
+    /// Creates a subscription to `topic`. It gets the messages that are published from now on.
     pub(crate) async fn subscribe(&mut self, topic: &str) {
         static COUNT: AtomicU32 = AtomicU32::new(0);
         let count = COUNT.fetch_add(1, Ordering::Relaxed);
@@ -179,7 +181,8 @@ impl Referee {
         subscriber.create_subscription(subscription).await.unwrap();
     }
 
-    /// Pulls once from each subscription. Returns how many messages came.
+    /// Pulls once from each subscription. With `waits`, each pull waits for a message. Returns the
+    /// number of received messages.
     async fn pull(&mut self, waits: bool) -> usize {
         let list = ListSubscriptionsRequest {
             project: format!("projects/{}", self.project),
@@ -217,8 +220,8 @@ impl Referee {
         count
     }
 
-    /// Waits until every published event of the database, and any other message, has been
-    /// delivered.
+    /// Pulls until every event that is `published` in the database has been received. Then pulls until
+    /// three pulls in a row bring nothing, to receive unexpected messages too.
     pub(crate) async fn receive(&mut self, database: &Database, relay: &Relay) {
         let mut missing: BTreeSet<String> =
             published(database).await.into_values().flatten().collect();
@@ -241,13 +244,14 @@ impl Referee {
         }
     }
 
-    /// Checks that every published event came, and the first copies of each key in commit order.
+    /// Checks that every published event was delivered, and that the first copies of the events of each
+    /// key were delivered in commit order.
     pub(crate) async fn assert_all_came_in_order(&mut self, database: &Database, relay: &Relay) {
         self.receive(database, relay).await;
         self.assert_order(database, relay, true).await;
     }
 
-    /// Like `assert_all_came_in_order`, and checks that no event came twice.
+    /// Like `assert_all_came_in_order`, and also checks that no event was delivered twice.
     pub(crate) async fn assert_all_came_once_in_order(
         &mut self,
         database: &Database,
@@ -270,15 +274,16 @@ impl Referee {
         assert_eq!(streams, expected, "\n{log}");
     }
 
-    /// The messages of a key of the orders, in the order of delivery.
+    /// The received messages of the topic `order.events` with the ordering key `key`, in the order of
+    /// delivery.
     pub(crate) fn messages(&self, key: &str) -> &[PubsubMessage] {
         let topic = format!("projects/{}/topics/order.events", self.project);
         &self.received[&(topic, key.to_owned())]
     }
 }
 
-/// The ids of published events per topic and key, in insertion order, which is commit order because
-/// one session writes everything.
+/// The ids of published events per topic and key, in insertion order. This is commit order, because
+/// tests write from one session at a time.
 async fn published(database: &Database) -> BTreeMap<(String, String), Vec<String>> {
     let rows = database
         .client

@@ -1,5 +1,5 @@
-//! `postrider replay`: published events are published again, in the order of their keys and never mixed
-//! with new events of the same key.
+//! Tests of `postrider replay`, which makes the relay publish events again. The relay publishes the
+//! replayed events of a key in order, and never mixes them with new events of the key.
 
 mod interrupted;
 
@@ -30,7 +30,7 @@ fn replay(database: &Database, arguments: &[&str]) -> Output {
         .unwrap()
 }
 
-/// Runs the command with `--json`, and returns its result if it exits with `code`.
+/// Runs `postrider replay` with `--json`, checks that it exits with `code`, and returns its output.
 fn replayed(database: &Database, code: i32, arguments: &[&str]) -> Value {
     let ran = replay(database, &[arguments, &["--json"]].concat());
     let error = String::from_utf8_lossy(&ran.stderr);
@@ -38,7 +38,7 @@ fn replayed(database: &Database, code: i32, arguments: &[&str]) -> Value {
     serde_json::from_slice(&ran.stdout).unwrap_or_else(|e| panic!("{e}: {error}"))
 }
 
-/// The ids of the stored messages of each key, in order.
+/// The event ids of the stored messages of each key, in the order of storage.
 fn stored(emulator: &RunningEmulator) -> BTreeMap<String, Vec<String>> {
     let mut keys: BTreeMap<String, Vec<String>> = BTreeMap::new();
     let mut attempts = emulator.journal().attempts();
@@ -53,7 +53,7 @@ fn stored(emulator: &RunningEmulator) -> BTreeMap<String, Vec<String>> {
     keys
 }
 
-/// The expected ids of one key of the usual topic.
+/// The expected event ids of one key. All events must have the same topic.
 fn of_key<'a>(expected: &'a Expected, key: &str) -> &'a [String] {
     let found = expected
         .iter()
@@ -61,6 +61,7 @@ fn of_key<'a>(expected: &'a Expected, key: &str) -> &'a [String] {
     found.map_or(&[], |(_, ids)| ids)
 }
 
+/// Starts a relay and waits until it has recorded `events` events with `keys` keys.
 async fn with_published_events(events: u32, keys: u32) -> (Database, RunningEmulator, Relay) {
     let database = Database::start().await;
     let emulator = harness::emulator().await;
@@ -122,13 +123,13 @@ async fn a_replay_comes_in_order_and_unmixed_while_services_keep_writing() {
         let again = stored.len() - all.len();
         copies += again as u64;
         assert!(again >= old.len(), "{key}: {again} copies\n{}", relay.log());
-        // The replayed block: the first `again` events of the key, in order, at one place.
+        // The replayed events are the first `again` events of the key, in order and in one block.
         let block = &all[..again];
         let begin = stored
             .windows(again)
             .rposition(|window| window == block)
             .unwrap_or_else(|| panic!("{key} is not in one block: {stored:?}"));
-        // Everything else is the first copy of each event, in order.
+        // All other messages are the first copies of the events, in order.
         let rest = [&stored[..begin], &stored[begin + again..]].concat();
         assert_eq!(rest, all, "{key}");
     }
@@ -146,7 +147,7 @@ async fn one_event_by_its_id_carries_the_name_of_its_replay() {
     let mut subscriber = Subscriber::new(&emulator, "order.events").await;
     let id = "SELECT id::text FROM outbox.events WHERE version = 7";
     let id = database.text(id).await;
-    // Another database's settings, a dry run and a missing --yes change nothing.
+    // A dry run, and a command without `--yes`, change nothing.
     let found = replayed(&database, 0, &[&id, "--dry-run"]);
     assert_eq!(
         (&found["events"], &found["first_ids"][0]),
@@ -168,7 +169,7 @@ async fn one_event_by_its_id_carries_the_name_of_its_replay() {
     assert_eq!(message.ordering_key, "o-1");
     let stored = emulator.journal().counts().stored_messages;
     assert_eq!(stored, stored_before + 1);
-    // The name is taken, and the replay has ended.
+    // The name of a replay cannot be used again, and a replay that has ended cannot be resumed.
     let again = replay(&database, &[&id, "--yes", "--name", "just.one"]);
     assert!(String::from_utf8_lossy(&again.stderr).contains("there is a replay called just.one"));
     let over = replay(&database, &["--resume", "just.one"]);
@@ -218,7 +219,7 @@ async fn positions_times_and_keys_choose_events() {
         replayed(&database, 1, &["--key", "O-3", "--dry-run"])["events"],
         0
     );
-    // A literal is never SQL.
+    // The value of `--key` never runs as SQL.
     let evil = replayed(&database, 1, &["--key", "o-3' or true --", "--dry-run"]);
     assert_eq!(evil["events"], 0);
     let wrong = replay(&database, &["--from-lsn", "16/x", "--yes"]);
@@ -238,7 +239,7 @@ async fn positions_times_and_keys_choose_events() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn it_continues_after_a_crash_of_the_relay_and_of_the_command() {
+async fn a_replay_continues_after_a_crash_of_the_relay_and_of_the_command() {
     for policy in ["quarantine_key", "quarantine_event"] {
         let settings = [("POSTRIDER_ON_BAD_EVENT", policy)];
         let database = Database::start().await;
@@ -284,14 +285,15 @@ async fn it_continues_after_a_crash_of_the_relay_and_of_the_command() {
         let (stored, all) = (stored(&emulator), database.expected().await);
         for (stream, ids) in &first {
             let copies = &stored[&stream.ordering_key];
-            // After the first copies, each old event comes again, in order; a crash repeats some.
+            // After the first copies, each old event is published again, in order. A crash repeats
+            // some of them.
             let later = &copies[ids.len()..];
             let mut wanted = ids.iter().peekable();
             for id in later {
                 wanted.next_if(|wanted| *wanted == id);
             }
             assert_eq!(wanted.peek(), None, "{policy} {stream:?}");
-            // No new event comes between two old ones.
+            // No new event is published between two old events.
             let is_old = |id: &&String| ids.contains(id);
             let last_old = later.iter().rposition(|id| is_old(&id)).unwrap();
             let first_old = later.iter().position(|id| is_old(&id)).unwrap();

@@ -157,7 +157,7 @@ async fn a_fast_shutdown_during_writes_does_not_wait_for_the_relay_and_loses_not
             .unwrap();
         tokio::spawn(connection);
         let insert = harness::insert_orders_sql(2_000_000, 50);
-        // The shutdown interrupts the insert. Rows committed before that must be delivered.
+        // The shutdown interrupts the inserts. Rows committed before the shutdown must be delivered.
         let writing = tokio::spawn(async move { writer.batch_execute(&insert).await });
         let before = database
             .number("SELECT count(*) FROM outbox.dispatch")
@@ -289,7 +289,7 @@ async fn kill_9_within_one_transaction_resends_only_its_unrecorded_events() {
         .await;
     let recorded = "SELECT count(*) FROM outbox.dispatch";
     let host = emulator.addr().to_string();
-    // Few requests at a time, so that the kill hits the middle of the transaction.
+    // Allow few requests at a time, so that the kill hits the middle of the transaction.
     let slow = [("POSTRIDER_IN_FLIGHT_REQUESTS", "10")];
     let relay = Relay::start_with(&database, &host, &slow);
     eventually("some events are recorded", || async {

@@ -1,5 +1,5 @@
-//! A role, a database or a table has settings that the relay does not expect. The relay sets its
-//! own, or stops and says what to change; it loses and repeats nothing.
+//! A role, a database or a table has settings that the relay does not expect. The relay overrides
+//! them, or reports what to change. It loses and repeats no event.
 
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ use crate::privileges::login_role;
 const ON: &str = "ALTER TABLE outbox.events ENABLE ROW LEVEL SECURITY";
 const OFF: &str = "ALTER TABLE outbox.events DISABLE ROW LEVEL SECURITY";
 
-/// A database, an emulator, and the URL of the relay's role.
+/// Starts a private database and an emulator. Also returns the URL for the relay's role.
 async fn with_its_role() -> (Database, RunningEmulator, String) {
     let database = Database::private().await;
     let url = login_role(&database).await;
@@ -24,7 +24,8 @@ fn start(database: &Database, emulator: &RunningEmulator, url: &str) -> Relay {
     Relay::start_with(database, &host, &[("DATABASE_URL", url)])
 }
 
-/// The position of the slot, and whether a recovery has begun.
+/// The positions of the slot, and the recovery mark of `outbox.relay`. The text changes when the relay
+/// changes the slot or begins a recovery.
 async fn slot(database: &Database) -> String {
     database
         .text(
@@ -45,7 +46,7 @@ async fn a_recovery_whose_rows_are_hidden_by_policies_stops_before_any_change() 
     relay.stop().await;
     database.execute(ON).await;
     insert_orders(&database, 50, 5).await;
-    // The new slot begins behind the rows, so they are only in their table.
+    // Create a new slot after the rows, so that the rows are only in their table.
     database.drop_slot().await;
     database
         .execute("SELECT pg_create_logical_replication_slot('postrider', 'pgoutput')")
@@ -163,7 +164,7 @@ async fn a_stricter_isolation_level_makes_no_audit_repeat_events_in_flight() {
     );
 }
 
-/// Types whose text depends on settings, each with a value.
+/// Types whose text form depends on settings of the session, each with a value.
 const ID_TYPES: [(&str, &str); 4] = [
     ("double precision", "0.1234567"),
     ("interval", "1 day 02:03:04"),

@@ -1,5 +1,5 @@
-//! Everything that the program can log, at trace level and with the lines of every library,
-//! contains no password, token, key or payload, whether things go well or wrong.
+//! The log contains no password, token, private key or payload, not even at trace level with the
+//! lines of all libraries, and not even after errors.
 
 use std::process::{Child, Stdio};
 use std::time::Instant;
@@ -12,17 +12,18 @@ use crate::connections::{PASSWORD, PASSWORD_IN_URL, Secured};
 use crate::harness::{self, Database, PATIENCE, eventually};
 use crate::service::{rsa_key, service_account, tls_in_front_of};
 
-/// The text in every payload, and the value of a header.
+/// A text in every payload.
 const PAYLOAD: &str = "tell-nobody-4711";
+/// The value of a header of every event, or a part of it.
 const HEADER: &str = "nor-this-0815";
 
-/// The beginning of each part of a token: JSON in base64.
+/// The beginning of an access token, which is JSON in base64.
 const TOKEN: &str = "eyJ";
 
 /// The event that Pub/Sub refuses at first.
 const BAD: &str = "00000000-0000-4000-8000-00000000bad0";
 
-/// A relay whose standard output and error go to one file.
+/// A relay at log level `trace`, whose standard output and standard error go to one file.
 struct Traced {
     child: Child,
     output: NamedTempFile,
@@ -38,7 +39,7 @@ impl Traced {
         .concat();
         let child = harness::postrider(&["run"], &all)
             .stdout(output.reopen().unwrap())
-            // The same file description, so both share one position.
+            // Use the same file description, so that both outputs share one position in the file.
             .stderr(Stdio::from(output.as_file().try_clone().unwrap()))
             .spawn()
             .unwrap();
@@ -77,8 +78,8 @@ impl Drop for Traced {
     }
 }
 
-/// The texts that must never appear: the passwords, every line of the private key, tokens, payload,
-/// header.
+/// The texts that the output must never contain: the passwords, each line of the private key, the
+/// beginning of tokens, the payload and the header.
 struct Secrets(Vec<String>);
 
 impl Secrets {
@@ -96,7 +97,7 @@ impl Secrets {
     }
 
     fn assert_unseen(&self, output: &str, when: &str) {
-        // The payload as debug output of bytes shows it.
+        // The payload as Rust's debug output shows bytes.
         let listed = PAYLOAD.bytes().map(|b| b.to_string()).collect::<Vec<_>>();
         let listed = listed.join(", ");
         for secret in self.0.iter().chain([&listed]) {
@@ -128,7 +129,7 @@ async fn insert_too_long(database: &Database) {
         .await;
 }
 
-/// Parts of lines of HTTP/2, TLS and PostgreSQL at the level `trace`.
+/// Parts of the lines that the libraries for HTTP/2, TLS and PostgreSQL log at the level `trace`.
 const LIBRARY_LINES: [&str; 3] = [
     "TRACE Connection{peer=Client}",
     "ClientExtensions",
@@ -222,13 +223,14 @@ async fn no_secret_is_printed_at_trace_level_when_things_go_wrong() {
     for of_a_library in LIBRARY_LINES {
         assert!(
             output.contains(of_a_library),
-            "everything that can be logged is in the output"
+            "the output contains the lines of all libraries"
         );
     }
     secrets.assert_unseen(&output, "while running");
 }
 
-/// Rows of a publication gap are audited, and a key is released, while the relay runs.
+/// Makes the running relay publish rows of a publication gap, and events that an operator releases from
+/// quarantine.
 async fn rows_are_audited_and_released(database: &Database, emulator: &RunningEmulator) {
     database.wait_until_audited().await;
     database
@@ -253,7 +255,7 @@ async fn rows_are_audited_and_released(database: &Database, emulator: &RunningEm
     let url = [("DATABASE_URL", database.url.as_str())];
     let release = harness::postrider(&["quarantine", "release", "--all"], &url).output();
     assert!(release.unwrap().status.success());
-    // The key of the other bad event is tried, and returns to quarantine.
+    // The relay also tries the other bad event again, and returns it to quarantine.
     eventually("the releasable events are published", || async {
         let waiting = "SELECT count(*) FROM outbox.dispatch \
                        WHERE state = 'released' OR (state = 'quarantined' AND ordering_key = 'o-2')";

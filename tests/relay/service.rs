@@ -19,7 +19,7 @@ use tonic::transport::server::TcpIncoming;
 
 use crate::harness::{self, Database, Relay, eventually, insert_orders};
 
-/// An RSA key as PEM; `None` where openssl is not installed.
+/// Creates an RSA key as PEM. Returns `None` if openssl is not installed.
 pub(crate) fn rsa_key() -> Option<String> {
     let made = Command::new("openssl")
         .args([
@@ -47,7 +47,8 @@ pub(crate) fn service_account(private_key: &str) -> String {
     .to_string()
 }
 
-/// Terminates TLS for `target` as `localhost`. Returns the port and the authority's PEM.
+/// Starts a TLS terminator in front of `target`, with a certificate for `localhost`. Returns its port
+/// and the PEM of the certificate authority.
 pub(crate) async fn tls_in_front_of(target: String) -> (u16, String) {
     let mut params = CertificateParams::default();
     params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
@@ -124,7 +125,8 @@ async fn a_tls_endpoint_with_application_default_credentials_is_published_to() {
     );
 }
 
-/// A relay to this endpoint, with a service account, which trusts the authorities in this file.
+/// Starts a relay that publishes to `endpoint` with the service account in the file `account`. The
+/// relay trusts the certificate authorities in the file `authorities`.
 fn relay_to(database: &Database, endpoint: &str, account: &str, authorities: &str) -> Relay {
     let environment = [
         ("PUBSUB_EMULATOR_HOST", ""),
@@ -177,10 +179,11 @@ async fn an_endpoint_with_a_wrong_or_untrusted_certificate_gets_nothing() {
     assert!(once, "{report}");
 }
 
-/// For each call, whether it carried an `authorization` header.
+/// Says for each call whether the call carried an `authorization` header.
 type Calls = Arc<Mutex<Vec<bool>>>;
 
-/// A server that asks for credentials at every call and notes which calls carried any.
+/// Starts a server that refuses every call as unauthenticated, and notes which calls carried
+/// credentials.
 async fn asks_for_credentials() -> (SocketAddr, Calls) {
     let calls = Calls::default();
     let noted = calls.clone();
@@ -207,7 +210,7 @@ async fn a_token_is_never_sent_to_a_plain_text_endpoint_even_if_it_asks() {
     };
     let database = Database::start().await;
     let (addr, calls) = asks_for_credentials().await;
-    // Calls of a killed relay may still reach the first server.
+    // Use a second server for TLS, because calls of a killed relay may still reach the first server.
     let (behind_tls, calls_over_tls) = asks_for_credentials().await;
     let (tls_port, ca_pem) = tls_in_front_of(behind_tls.to_string()).await;
     let files = TempDir::new().unwrap();
@@ -242,7 +245,7 @@ async fn a_token_is_never_sent_to_a_plain_text_endpoint_even_if_it_asks() {
         );
         calls.lock().unwrap().clear();
     }
-    // The same server does see the token over TLS, where it may be sent.
+    // The second server gets the token, because the relay may send it over TLS.
     let endpoint = format!("https://localhost:{tls_port}");
     let _relay = relay_to(&database, &endpoint, &account, &ca);
     let calls_with = some_calls(&calls_over_tls).await;

@@ -1,4 +1,5 @@
-//! `DATABASE_URL` with several servers: which one serves the relay, at the start and after a failover.
+//! `DATABASE_URL` names several servers. The tests check which server the relay uses, at the start and
+//! after a failover.
 
 use scratch_postgres::{ScratchPostgres, StopMode};
 use tokio::net::TcpListener;
@@ -7,11 +8,12 @@ use tokio_postgres::Client;
 use crate::harness::{self, Database, Relay, eventually, insert_orders};
 use crate::load::{Load, wait_for_more};
 
-/// Counts the relay's sessions of the kind whose name is appended.
+/// Counts the relay's sessions with one `backend_type`. The caller appends the quoted type.
 const SESSIONS: &str = "SELECT count(*) FROM pg_stat_activity \
     WHERE application_name LIKE 'postrider%' AND backend_type = ";
 
-/// A primary and a hot standby that streams from it, without its slots.
+/// A primary server and a hot standby server that streams from it. The standby server has no slot of
+/// the relay.
 struct Pair {
     database: Database,
     standby: ScratchPostgres,
@@ -39,7 +41,8 @@ impl Pair {
         (self.database.server().port(), self.standby.port())
     }
 
-    /// Stops the primary, which first sends all WAL to the standby, and promotes the standby.
+    /// Stops the primary, which first sends all WAL to the standby server, and promotes the standby
+    /// server.
     async fn fail_over(&mut self) {
         let primary = self.database.server();
         primary.stop(StopMode::Fast, harness::PATIENCE).unwrap();
@@ -55,7 +58,7 @@ async fn sessions(client: &Client, kind: &str) -> i64 {
     row.unwrap().get(0)
 }
 
-/// The server of the last session, as the log says.
+/// The server of the relay's last session, according to the log.
 fn host_of_last_session(relay: &Relay) -> String {
     let log = relay.log();
     let streaming = log.lines().rfind(|line| line.contains("streaming "));
@@ -154,8 +157,8 @@ async fn after_a_failover_the_relay_goes_to_the_new_primary_by_itself_and_loses_
     relay.stop().await;
 }
 
-/// After a failover there are two primaries. Only the failover tool can prevent that, by fencing, but all
-/// connections of a session must be on one of them.
+/// The old primary starts again after the failover, so there are two primaries. Only the failover tool
+/// can prevent this, by fencing. But the relay must keep all connections of a session on one server.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_session_stays_on_its_server_when_the_old_primary_comes_back() {
     let mut pair = Pair::start().await;

@@ -24,6 +24,7 @@ async fn ends_in_time(relay: Relay) {
     assert!(took < Duration::from_secs(1) + BEYOND, "{took:?}");
 }
 
+/// Starts another relay, and checks that it delivers and confirms all remaining events.
 async fn the_next_one_delivers_all(
     database: &Database,
     emulator: &pubsub_emulator::RunningEmulator,
@@ -94,8 +95,8 @@ async fn sigterm_during_a_big_transaction() {
         .faults()
         .inject(Fault::new(Action::Delay(Duration::from_millis(200))));
     let host = emulator.addr().to_string();
-    // Keep the default shutdown timeout: a shorter one may cut off requests, whose events are then
-    // repeated.
+    // Keep the default shutdown timeout. With a shorter timeout the relay may give up requests, and the
+    // next relay would repeat their events.
     let little = [("POSTRIDER_IN_FLIGHT_MIB", "1")];
     let relay = Relay::start_with(&database, &host, &little);
     relay.wait_for_log("streaming").await;
@@ -217,7 +218,7 @@ async fn sigterm_during_a_recovery_which_the_next_relay_completes() {
         .faults()
         .inject(Fault::new(Action::Delay(Duration::from_millis(300))));
     let host = emulator.addr().to_string();
-    // One request at a time, so that the stop hits the middle of the recovery.
+    // Allow one request at a time, so that the stop hits the middle of the recovery.
     let slowly = [TIMEOUT, ("POSTRIDER_IN_FLIGHT_REQUESTS", "1")];
     let relay = Relay::start_with(&database, &host, &slowly);
     relay.wait_for_log("recovering").await;
@@ -291,7 +292,7 @@ async fn sigterm_during_a_release_which_the_next_relay_completes() {
     );
 }
 
-/// The variable that replays the moments of an earlier run.
+/// The variable with the seed of the random delays. It replays an earlier run.
 const SEED: &str = "POSTRIDER_TEST_SEED";
 
 fn seed() -> u64 {
@@ -310,7 +311,7 @@ async fn sigterm_at_any_moment_under_load_repeats_nothing() {
         .inject(Fault::new(Action::Delay(Duration::from_millis(10))));
     let seed = seed();
     println!("{SEED}={seed}");
-    // xorshift stays at 0.
+    // xorshift cannot leave the state 0.
     let mut random = seed.max(1);
     let load = Load::start(&database);
     for _ in 0..6 {
@@ -320,7 +321,7 @@ async fn sigterm_at_any_moment_under_load_repeats_nothing() {
         random ^= random << 17;
         let relay = Relay::start(&database, &emulator);
         relay.wait_until_it_takes_sigterm().await;
-        // The test is about the moment itself; there is no condition to wait for.
+        // Sleep for a random time, because the signal must come at any moment, not after an event.
         tokio::time::sleep(Duration::from_millis(random % 1_200)).await;
         relay.stop().await;
     }

@@ -1,6 +1,6 @@
-//! Servers with unusual certificates and TLS settings. `prefer` and `require` accept any
-//! certificate, as in libpq, and the verifying modes say what is wrong. `postrider check` opens
-//! both kinds of session.
+//! Servers with unusual certificates and TLS settings. The modes `prefer` and `require` accept any
+//! certificate, as in libpq. The modes `verify-ca` and `verify-full` report what is wrong. The tests
+//! run `postrider check`, which opens an SQL session and a replication session.
 
 use std::process::Command;
 
@@ -33,7 +33,8 @@ fn made(names: &[&str], change: impl FnOnce(&mut CertificateParams)) -> Certific
     }
 }
 
-/// A certificate with a key or version that rcgen does not support; `None` without openssl.
+/// Creates a self-signed certificate with a key or version that rcgen does not support. Returns `None`
+/// if openssl is not installed.
 fn by_openssl(key: &[&str], make: &[&str]) -> Option<Certificate> {
     let files = TempDir::new().unwrap();
     let run = |arguments: &[&str]| {
@@ -96,7 +97,7 @@ fn server(certificate: &Certificate, settings: &[(&str, &str)]) -> ScratchPostgr
     builder.start().unwrap()
 }
 
-/// The output of `check`, which covers both kinds of session.
+/// Runs `check --all`, which opens both kinds of session. Returns stdout followed by stderr.
 fn check(server: &ScratchPostgres, host: &str, parameters: &str) -> String {
     let port = server.port();
     let url = format!("postgres://postgres@{host}:{port}/postgres?{parameters}");
@@ -290,7 +291,7 @@ async fn parameters_of_libpq_reach_both_kinds_of_session() {
     let root = files.path().join("root.pem");
     std::fs::write(&root, &certificate.cert_pem).unwrap();
     let root = root.display();
-    // No resolver knows this name; `hostaddr` gives the address.
+    // No resolver knows this host name. `hostaddr` gives the address.
     let said = check(
         &server,
         "db.example",
@@ -301,7 +302,7 @@ async fn parameters_of_libpq_reach_both_kinds_of_session() {
         ),
     );
     assert!(is_let_in(&said), "{said}");
-    // The server reads `options` of both sessions, and refuses unknown ones.
+    // The server reads `options` of both sessions, and refuses unknown settings.
     let said = check(
         &server,
         "127.0.0.1",

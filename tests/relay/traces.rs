@@ -1,4 +1,4 @@
-//! Spans of events, as a collector of OpenTelemetry receives them over HTTP.
+//! Tests the spans of events that an OpenTelemetry collector receives over HTTP.
 
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -21,12 +21,12 @@ const ENDPOINT: &str = "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT";
 const TRACE: &str = "0af7651916cd43dd8448eb211c80319c";
 const PARENT: &str = "b7ad6b7169203331";
 
-/// A collector, which keeps what it receives.
+/// An OpenTelemetry collector that keeps all requests.
 #[derive(Clone, Default)]
 struct Collector(Arc<Mutex<Vec<ExportTraceServiceRequest>>>);
 
 impl Collector {
-    /// Starts the collector; returns the setting that points to it.
+    /// Starts the collector. Returns its URL, for the setting [`ENDPOINT`].
     async fn start(&self) -> String {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let url = format!("http://{}/v1/traces", listener.local_addr().unwrap());
@@ -71,7 +71,7 @@ fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// Inserts an event of this trace; `flags` is `01` if the trace is sampled.
+/// Inserts an event that belongs to the trace [`TRACE`]. `flags` is `01` if the trace is sampled.
 async fn insert_traced(database: &Database, id: &str, key: &str, flags: &str) {
     let sql = format!(
         "insert into outbox.events (id, aggregatetype, aggregateid, event_type, payload, headers)
@@ -81,7 +81,7 @@ async fn insert_traced(database: &Database, id: &str, key: &str, flags: &str) {
     database.execute(&sql).await;
 }
 
-/// Inserts events whose trace context is not valid by W3C's rules.
+/// Inserts events with a `traceparent` that W3C's rules do not allow.
 async fn insert_with_a_wrong_context(database: &Database) {
     let nothing = "0".repeat(32);
     for wrong in [
@@ -165,7 +165,7 @@ async fn each_event_of_a_sampled_trace_gets_one_span_and_others_get_none() {
     assert_eq!(text(&resource, "service.name"), "postrider");
     assert_eq!(text(&resource, "deployment.environment.name"), "test");
     relay.stop().await;
-    assert_eq!(collector.spans().len(), 2, "none of the others");
+    assert_eq!(collector.spans().len(), 2, "no span of other events");
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -1,11 +1,11 @@
-//! The log that a slot needs was removed from the server. No event is lost.
+//! Somebody has removed log files that a slot needs from the server. No event is lost.
 
 use pubsub_emulator::RunningEmulator;
 use scratch_postgres::{Builder, ScratchPostgres, StopMode};
 
 use crate::harness::{self, Database, Relay, insert_orders};
 
-/// 50 events, delivered by a relay that was then stopped cleanly.
+/// Starts `server`, delivers 50 events with a relay, and stops the relay cleanly.
 async fn served_on(server: Builder) -> (Database, RunningEmulator) {
     let server = server.setting("wal_level", "logical").start().unwrap();
     let database = Database::on(server).await;
@@ -18,7 +18,7 @@ async fn served_on(server: Builder) -> (Database, RunningEmulator) {
     (database, emulator)
 }
 
-/// Removes all log that the slot needs and the server itself does not.
+/// Removes the log files that the slot needs but the server itself does not, and restarts the server.
 async fn remove_log(database: &mut Database) {
     database
         .execute("SELECT pg_switch_wal(); CHECKPOINT; SELECT pg_switch_wal(); CHECKPOINT")

@@ -1,6 +1,6 @@
-//! Rows that the stream cannot bring: bytes that are not UTF-8, values larger than any message, and
-//! columns that were altered before their log was read. The relay reads around them and continues
-//! by itself.
+//! Rows that the stream cannot bring: bytes without a form in UTF-8, values larger than any message, and
+//! rows from before a column was altered. The relay recovers by itself, and reads the rows from their
+//! table.
 
 use pubsub_emulator::RunningEmulator;
 use scratch_postgres::ScratchPostgres;
@@ -8,7 +8,7 @@ use scratch_postgres::ScratchPostgres;
 use crate::harness::{self, Database, Relay, eventually};
 use crate::mapping::settings;
 
-/// A database with a single-byte encoding.
+/// Starts a database with the encoding `encoding`, in which rows of `outbox.events` may be changed.
 async fn in_encoding(encoding: &str) -> Database {
     let server = ScratchPostgres::builder()
         .setting("wal_level", "logical")
@@ -72,7 +72,8 @@ async fn a_row_that_is_not_utf8_is_quarantined_and_other_keys_continue() {
     insert(&database, "good", "'4'").await;
     database.wait_until_recorded().await;
     assert_eq!(stored(&emulator), 3, "nothing twice");
-    // Once corrected and released, the row is published, and then the events behind it.
+    // Correct the row and release the key. The relay publishes the row and the event that waits behind
+    // it.
     database
         .execute("UPDATE outbox.events SET payload = '1' WHERE payload::text LIKE '\"_\"'")
         .await;
@@ -130,7 +131,8 @@ async fn in_sql_ascii_a_row_that_is_not_utf8_is_quarantined() {
     relay.stop().await;
 }
 
-/// 36 MB as hex is larger than a message of the protocol, and PostgreSQL itself cannot send 600 MB.
+/// 36 MB in hexadecimal are more than the 64 MiB that the relay accepts in a message of the stream.
+/// PostgreSQL itself cannot send 600 MB, which would exceed its limit of 1 GiB.
 #[tokio::test(flavor = "multi_thread")]
 async fn values_larger_than_any_message_are_quarantined_in_little_memory() {
     let database = Database::private().await;
@@ -159,8 +161,8 @@ async fn values_larger_than_any_message_are_quarantined_in_little_memory() {
     relay.stop().await;
 }
 
-/// Alters the table after rows were logged. The stream cannot bring these rows, but the table has
-/// them, and the settings name its current columns.
+/// Alters the table after rows were inserted, before a relay has read them. The stream cannot bring
+/// these rows, but the relay can read them from the table. The settings name its current columns.
 async fn altered(alter: &str, columns: &str) {
     let database = Database::private().await;
     let emulator = harness::emulator().await;

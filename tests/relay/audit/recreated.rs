@@ -1,16 +1,16 @@
-//! A publication that is dropped and recreated, or gets another table.
+//! The publication is dropped and recreated, or another table is added to it.
 
 use super::*;
 
-/// PostgreSQL 14 to 17 cannot decode past a row that was inserted without the publication.
-/// PostgreSQL 18 skips such a row.
+/// PostgreSQL 14 to 17 cannot decode past a row that was inserted while the publication did not
+/// exist. PostgreSQL 18 skips such a row.
 #[tokio::test(flavor = "multi_thread")]
 async fn dropping_and_recreating_the_publication_loses_no_event() {
     let database = Database::start().await;
     let emulator = harness::emulator().await;
     let relay = Relay::start(&database, &emulator);
     insert_orders(&database, 100, 5).await;
-    // Wait until the relay streams: a relay that finds no publication at startup exits.
+    // Wait until the relay streams, because a relay that finds no publication at startup exits.
     relay.wait_for_log("streaming").await;
     database.execute(DROP).await;
     insert_gap(&database, 50).await;

@@ -28,7 +28,8 @@ fn what_was_sent() -> String {
     statement.to_owned()
 }
 
-/// A service that writes until `stop` is set.
+/// Starts a service that inserts rows until `stop` is set. The services together roll back every
+/// seventh row.
 fn writer(url: &str, name: &'static str, stop: Arc<AtomicBool>) -> JoinHandle<()> {
     static NEXT: AtomicU32 = AtomicU32::new(0);
     let url = url.to_owned();
@@ -55,7 +56,8 @@ fn row(key: &str) -> String {
     )
 }
 
-/// The poller that the relay replaces. It marks every row that it has sent.
+/// Starts the poller that the relay replaces. The poller marks the rows that it sends, until `stop`
+/// is set. The task returns the ids of these rows.
 fn poller(url: &str, stop: Arc<AtomicBool>) -> JoinHandle<Vec<i64>> {
     let url = url.to_owned();
     tokio::spawn(async move {
@@ -76,7 +78,7 @@ fn poller(url: &str, stop: Arc<AtomicBool>) -> JoinHandle<Vec<i64>> {
 struct Shop {
     database: Database,
     emulator: RunningEmulator,
-    /// Keeps the settings file, which is deleted on drop.
+    /// Keeps the settings file, which would be deleted on drop.
     _settings: NamedTempFile,
 }
 
@@ -145,8 +147,8 @@ async fn each_row_is_sent_once_by_the_poller_or_by_the_relay_that_replaces_it() 
     stop_poller.store(true, Ordering::Relaxed);
     let sent = polling.await.unwrap();
     shop.database.execute(&what_was_sent()).await;
-    // Step 5 of the page may lead back to step 4: run the statement again when some records are
-    // missing.
+    // After step 5 of docs/how-to/adopting.md, an operator may repeat step 4. Run its statement again
+    // when some records are missing.
     let unmarked = "DELETE FROM outbox.dispatch WHERE ordinal % 3 = 0";
     shop.database.execute(unmarked).await;
     shop.database.execute(&what_was_sent()).await;
@@ -192,7 +194,8 @@ async fn assert_each_once(shop: &Shop, sent: &[i64]) {
     assert!(by_relay.len() > 10, "the writers kept writing");
 }
 
-/// A shop with ten old rows, for which `init` ran with these settings; and the path of the settings.
+/// Creates a shop with ten old rows and runs `init` with the settings file `settings`. Also returns
+/// the path of this file.
 async fn prepared_with(settings: &str) -> (Shop, String) {
     let builder = ScratchPostgres::builder().setting("wal_level", "logical");
     let server = builder.start().unwrap();
@@ -229,7 +232,7 @@ async fn start_all_publishes_old_rows_even_if_init_ran_without_it() {
     relay.stop().await;
 }
 
-/// What `init` has recorded stays, even if the relay's own settings lack `start = all`.
+/// The choice that `init` has recorded remains, even if the relay runs with `start = new`.
 #[tokio::test(flavor = "multi_thread")]
 async fn old_rows_are_published_if_only_init_ran_with_start_all() {
     let (shop, path) = prepared_with(SETTINGS).await;
@@ -249,7 +252,7 @@ async fn old_rows_are_published_if_only_init_ran_with_start_all() {
     relay.stop().await;
 }
 
-/// Runs the dry run of step 5 of the page, before the relay starts.
+/// Step 5 of docs/how-to/adopting.md: `recover --dry-run`, before the relay starts.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_dry_run_counts_the_rows_the_poller_has_not_sent() {
     let builder = ScratchPostgres::builder().setting("wal_level", "logical");

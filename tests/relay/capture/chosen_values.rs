@@ -5,7 +5,8 @@ use super::World;
 use super::table::Kind;
 use crate::harness;
 
-/// Inserts `rows` rows with these values in the two columns, one transaction per row.
+/// Inserts `rows` rows, one transaction per row. `inserted_xid` and `seq` are SQL expressions for
+/// the columns of these names.
 async fn insert_with(world: &mut World, key: &str, inserted_xid: &str, seq: &str, rows: u32) {
     for _ in 0..rows {
         let sql = format!(
@@ -37,8 +38,8 @@ async fn rows_with_zeros_in_inserted_xid_and_seq_are_published() {
     }
 }
 
-/// `inserted_xid` names a transaction that does not exist yet, as after a restored dump of a server
-/// with higher transaction ids.
+/// `inserted_xid` is the id of a transaction that does not exist yet, as in a restored dump from a
+/// server with higher transaction ids.
 #[tokio::test(flavor = "multi_thread")]
 async fn rows_of_a_future_transaction_are_published_from_the_table_too() {
     let (mut world, relay) = World::served(Kind::Events, 20).await;
@@ -71,7 +72,7 @@ async fn a_row_of_a_near_future_transaction_keeps_its_place_in_a_continued_recov
     world.assert_published_once(relay).await;
 }
 
-/// One row with a very high `seq` must not make a recovery miss rows with ordinary numbers.
+/// One row with a very high `seq` must not make a recovery miss rows with an ordinary `seq`.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_very_high_seq_does_not_change_the_order_of_a_recovery() {
     let (mut world, relay) = World::served(Kind::Events, 20).await;
@@ -79,7 +80,7 @@ async fn a_very_high_seq_does_not_change_the_order_of_a_recovery() {
     world.insert("a", 20).await;
     world.note().await;
     world.wait_until_published(&relay).await;
-    // The floors rise past the row with the high number.
+    // Restart the relay twice, so that the floor rises past the row with the high `seq`.
     relay.stop().await;
     let relay = world.streaming().await;
     world.insert("b", 5).await;
@@ -98,7 +99,7 @@ async fn a_very_high_seq_does_not_change_the_order_of_a_recovery() {
 }
 
 /// With `inserted_xid` = 0 only `xmin` identifies the row's transaction. Here `xmin` is the id of
-/// the savepoint's subtransaction, which no snapshot lists.
+/// the savepoint's subtransaction, which `pg_current_snapshot()` does not list.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_row_with_inserted_xid_0_from_a_savepoint_open_at_the_first_start_is_published() {
     let mut world = World::new(Kind::Events, 20).await.without_slot().await;

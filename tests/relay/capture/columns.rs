@@ -3,7 +3,7 @@
 use super::World;
 use super::table::Kind;
 
-/// Runs `init`, which adds the missing columns and reports that the table has them all.
+/// Runs `init --apply`, which adds missing columns. Checks that it reports a complete table.
 fn init(world: &World) {
     let done = world.run(&["init", "--apply"], &[]);
     let said = String::from_utf8_lossy(&done.stdout);
@@ -57,7 +57,7 @@ async fn a_column_that_was_dropped_and_added_by_init_repeats_nothing() {
             world
                 .execute("ALTER TABLE TABLE_NAME DROP COLUMN inserted_xid")
                 .await;
-            // Let a relay run without the column, too.
+            // Run a relay while the table has no `inserted_xid`.
             let relay = world.streaming().await;
             world.wait_until_compared(&relay).await;
             relay.stop().await;

@@ -18,7 +18,8 @@ impl World {
     }
 }
 
-/// A relay that writes no records, after it has delivered rows and vouched for them.
+/// Starts a relay with `dispatch = exceptions`, and waits until it has delivered 50 rows and has
+/// compared the table.
 async fn served(kind: Kind) -> (World, Relay) {
     World::without_records(kind, 500).await.serve(50).await
 }
@@ -134,7 +135,7 @@ async fn renaming_a_table_loses_nothing_without_records() {
     }
 }
 
-/// The partition was filled before the last vouch and is attached after it.
+/// The partition is filled before the floor last rises, and attached afterwards.
 #[tokio::test(flavor = "multi_thread")]
 async fn rows_of_a_partition_filled_long_before_are_published_without_records() {
     let (mut world, relay) = served(Kind::Partitioned).await;
@@ -195,7 +196,7 @@ async fn a_table_can_be_altered_while_a_recovery_without_records_waits() {
     world.assert_published(relay).await;
 }
 
-/// The partition was filled just now, so its rows are above the floor.
+/// The partition is filled just before it is attached, so its rows are above the floor.
 #[tokio::test(flavor = "multi_thread")]
 async fn rows_of_a_partition_filled_just_before_it_is_attached_are_published_without_records() {
     let (mut world, relay) = served(Kind::Partitioned).await;
@@ -210,18 +211,20 @@ async fn rows_of_a_partition_filled_just_before_it_is_attached_are_published_wit
     world.assert_published(relay).await;
 }
 
+/// Waits until the capture record lists `partition` among the compared partitions.
 async fn wait_until_noted(world: &World, partition: &str) {
     let noted = format!(
         "SELECT count(*) FROM outbox.capture \
          WHERE '{partition}'::regclass::oid::text = ANY (string_to_array(partitions, ','))"
     );
-    eventually("the partition is noted", || async {
+    eventually("the capture record lists the partition", || async {
         (world.database.number(&noted).await == 1).then_some(())
     })
     .await;
 }
 
-/// A new partition that the stream fills is no reason to repeat anything.
+/// The stream brings all rows of a partition that was empty when it was created. So the relay
+/// repeats no row.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_partition_that_is_created_empty_repeats_nothing_without_records() {
     let (mut world, relay) = served(Kind::Partitioned).await;
@@ -257,10 +260,10 @@ async fn a_gap_before_the_first_session_is_noticed_without_records() {
     world.assert_published(relay).await;
 }
 
-/// After a switch back to full records, the relay does not repeat events that were published
-/// without a record, for any reason that makes it compare the whole table.
+/// After a switch back to `dispatch = full`, the relay repeats no event that it published without a
+/// record. It compares the whole table twice: after a change of the publication, and after a crash.
 #[tokio::test(flavor = "multi_thread")]
-async fn back_at_full_records_nothing_that_was_published_without_one_is_repeated() {
+async fn after_a_switch_back_to_full_records_no_event_without_a_record_is_repeated() {
     for kind in [Kind::Numbered, Kind::Partitioned] {
         let (mut world, relay) = served(kind).await;
         relay.stop().await;
@@ -295,7 +298,8 @@ async fn back_at_full_records_nothing_that_was_published_without_one_is_repeated
     }
 }
 
-/// The application creates a partition together with its first rows: the stream brings them.
+/// The application creates a partition and inserts its first rows in one transaction. The stream
+/// brings these rows.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_partition_created_together_with_its_rows_repeats_nothing_without_records() {
     let (mut world, relay) = served(Kind::Partitioned).await;
@@ -332,9 +336,9 @@ async fn a_partition_filled_and_attached_by_one_transaction_is_published_without
     world.assert_published(relay).await;
 }
 
-/// The moved rows have no records, because they were published before full records resumed.
+/// The moved rows have no records, because the relay published them with `dispatch = exceptions`.
 #[tokio::test(flavor = "multi_thread")]
-async fn back_at_full_records_rows_that_are_moved_to_another_partition_are_not_repeated() {
+async fn after_a_switch_back_to_full_records_rows_moved_to_another_partition_are_not_repeated() {
     let (mut world, relay) = served(Kind::Partitioned).await;
     relay.stop().await;
     world.more.clear();

@@ -1,5 +1,5 @@
-//! The first start on a table with old rows. The relay never publishes them and writes nothing for
-//! them, and it delivers new rows at once.
+//! The first start on a table with old rows. The relay does not publish the old rows and writes no
+//! records for them. It delivers new rows at once.
 
 use std::time::{Duration, Instant};
 
@@ -11,7 +11,8 @@ use crate::harness;
 use crate::privileges::login_role;
 
 const HISTORY: u32 = 200_000;
-/// Generous, because machines are shared. The bug that this guards against took minutes.
+/// Generous, because machines are shared. With the bug that this limit detects, the relay streamed
+/// only after minutes.
 const STREAMS_WITHIN: Duration = Duration::from_secs(10);
 
 async fn a_long_history_costs_nothing(kind: Kind) {
@@ -55,8 +56,9 @@ async fn a_long_history_in_partitions_costs_nothing_at_the_first_start() {
     a_long_history_costs_nothing(Kind::Partitioned).await;
 }
 
-/// Drops the slot before a relay has run (`by_init`) or after a first start, and requests a
-/// recovery. Then drops the slot once more.
+/// Checks that no old row is published although the slot is dropped twice. The first drop happens
+/// before any relay has run (`by_init`) or right after a first start, and an operator then requests a
+/// recovery. The second drop happens after this recovery.
 async fn no_old_row_is_published_after_a_loss(kind: Kind, by_init: bool) {
     let mut world = World::new(kind, 2_000).await;
     if !by_init {
@@ -108,7 +110,7 @@ async fn no_old_row_of_a_partition_is_published_when_the_slot_is_lost() {
     no_old_row_is_published_after_a_loss(Kind::Partitioned, false).await;
 }
 
-/// A single event with a missing topic once kept the first audit from ever finishing.
+/// In an old version, a single event with a missing topic kept the first audit from ever finishing.
 #[tokio::test(flavor = "multi_thread")]
 async fn no_old_row_is_published_when_the_topic_is_missing_and_the_slot_is_lost() {
     let emulator = Emulator::builder().listen("127.0.0.1:0".parse().unwrap());
@@ -152,8 +154,8 @@ async fn a_lagging_foreign_slot_makes_no_old_row_count_as_new() {
     world.assert_published_once(relay).await;
 }
 
-/// Rows that are committed while `init` and the first start run are either old or delivered. Those
-/// written after the slot was created are delivered.
+/// The relay delivers every row that is committed after `init` has created the slot, also if it is
+/// committed before the relay starts.
 #[tokio::test(flavor = "multi_thread")]
 async fn rows_committed_between_init_and_the_first_start_are_delivered() {
     for kind in [Kind::Events, Kind::Numbered, Kind::Uuid, Kind::Partitioned] {
@@ -205,8 +207,8 @@ async fn rows_committed_while_the_first_slot_is_made_keep_their_order() {
     }
 }
 
-/// The first start may not read the table. The next start must not take the table for one that a
-/// relay has served.
+/// At the first start, the relay's role has no right to read the table, so the relay exits. The next
+/// start must not treat the table as one that a relay has already served.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_first_start_with_all_that_lacks_a_right_begins_again_in_order() {
     let mut world = World::new(Kind::Numbered, 0).await.without_slot().await;
@@ -228,8 +230,8 @@ async fn a_first_start_with_all_that_lacks_a_right_begins_again_in_order() {
     world.assert_published_once(relay).await;
 }
 
-/// A first start waits for the topic of one row. A restart with `start = all`, which is meant for new
-/// tables, must not publish the old rows of this table.
+/// A first start waits for the topic of one row. A later restart with `start = all` must not publish
+/// the table's old rows, because this setting only applies to new tables.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_first_start_that_waits_for_a_topic_never_publishes_old_rows_later() {
     let mut world = World::new(Kind::Events, 100).await.without_slot().await;

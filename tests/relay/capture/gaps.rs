@@ -1,5 +1,5 @@
-//! The relay finds and publishes rows that the publication left out. It needs no more than the
-//! documented rights, and it does so even if the relay that saw the gap is killed.
+//! The relay finds and publishes rows that the publication left out. The relay needs only the
+//! documented rights. If it is killed after it noticed a gap, the next relay publishes the rows.
 
 use super::World;
 use super::table::Kind;
@@ -12,7 +12,7 @@ const IN: &str = "ALTER PUBLICATION postrider ADD TABLE TABLE_NAME";
 const ANOTHER: &str = "CREATE TABLE public.another (id int); \
                        ALTER PUBLICATION postrider ADD TABLE public.another";
 
-/// A relay that has only the rights of `postrider_relay`.
+/// Starts a relay under a login role that has only the rights of `postrider_relay`.
 async fn served_by_its_role(kind: Kind) -> (World, harness::Relay) {
     let mut world = World::new(kind, 100).await;
     let url = login_role(&world.database).await;
@@ -55,13 +55,13 @@ async fn an_attached_partition_is_read_with_the_documented_rights() {
                ALTER TABLE public.parts ATTACH PARTITION public.more \
                    FOR VALUES FROM ('2031-01-01') TO ('2032-01-01')";
     world.execute(sql).await;
-    // The next audit runs soon after a start.
+    // Restart the relay, because its first audit runs soon after the start.
     relay.stop().await;
     let relay = world.relay();
     world.assert_published_once(relay).await;
 }
 
-/// When the relay that saw the gap is killed.
+/// The moment at which the test kills the relay that noticed the gap.
 #[derive(Clone, Copy, PartialEq)]
 enum Killed {
     WhileThereIsTheGap,
@@ -101,7 +101,7 @@ async fn a_gap_is_closed_after_the_relay_is_killed_right_after_it() {
     }
 }
 
-/// The new rows reuse room in old pages. The relay finds a row in any page.
+/// The rows of the gap reuse free space in old pages of the table. The relay must find them there.
 #[tokio::test(flavor = "multi_thread")]
 async fn rows_of_a_gap_in_reused_pages_are_found() {
     for kind in [Kind::Numbered, Kind::Uuid] {
@@ -118,7 +118,7 @@ async fn rows_of_a_gap_in_reused_pages_are_found() {
     }
 }
 
-/// The rows of a gap are also compared after the slot is lost.
+/// After the slot is lost, the recovery also publishes the rows of the earlier gap.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_gap_and_a_lost_slot_together_lose_nothing() {
     for kind in [Kind::Events, Kind::Numbered, Kind::Partitioned] {
@@ -136,9 +136,9 @@ async fn a_gap_and_a_lost_slot_together_lose_nothing() {
     }
 }
 
-/// The relay cannot compare the rows of a gap while an older transaction runs. It compares them
-/// soon after that transaction ends, even though the comparison that the change of the publication
-/// triggered has already ended.
+/// The relay cannot compare the rows of a gap while an older transaction runs. The change of the
+/// publication triggers an audit, which ends before this transaction does. The relay must compare
+/// the rows again soon after the transaction ends.
 #[tokio::test(flavor = "multi_thread")]
 async fn rows_missed_during_a_long_transaction_are_published_soon_after_it_ends() {
     let (mut world, relay) = World::served(Kind::Numbered, 40).await;
@@ -156,7 +156,7 @@ async fn rows_missed_during_a_long_transaction_are_published_soon_after_it_ends(
         (world.database.text(audited).await != with_gap).then_some(())
     })
     .await;
-    // The auditor audits once more and then pauses.
+    // The auditor runs once more, and is then idle for over 2.5 s.
     let pauses = "SELECT count(*) FROM pg_stat_activity \
                   WHERE application_name = 'postrider auditor' \
                     AND clock_timestamp() - state_change > '2500 ms'";

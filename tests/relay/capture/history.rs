@@ -1,6 +1,7 @@
-//! Random histories, checked against a plain model: the relay publishes every row that a committed
-//! transaction inserted since capturing began, and no other row. Each key is in order, except for
-//! rows of gaps. `POSTRIDER_HISTORY_SEED` replays one history.
+//! Runs random histories and checks them against a simple model: the relay publishes every row that
+//! a committed transaction inserted since capturing began, and no other row. The rows of each key are
+//! published in order. Rows of gaps have keys of their own. `POSTRIDER_HISTORY_SEED` replays one
+//! history.
 
 mod random;
 
@@ -21,15 +22,16 @@ struct History {
     world: World,
     random: Random,
     relay: Option<Relay>,
-    /// A transaction that stays open, with rows under keys of its own.
+    /// The session of an open transaction that has inserted one row. No other row has its key.
     slow: Option<Client>,
     prepared: Vec<String>,
     step: u32,
     partitions: u32,
     /// Whether the table may have unpublished rows that the stream left out.
     has_gap: bool,
-    /// The prefix of the keys that are written now. It changes after the settings have lacked the
-    /// table, because rows of that time have no order relative to later rows.
+    /// The prefix of the keys of new rows. The prefix changes after each run of a relay whose
+    /// settings do not contain the table, because rows from that time have no order relative to later
+    /// rows.
     keys: String,
 }
 
@@ -38,7 +40,7 @@ impl History {
         println!("POSTRIDER_HISTORY_SEED={seed} ({kind:?}, dispatch = {dispatch})");
         let mut world = World::new(kind, 200).await;
         world.more.push(("POSTRIDER_DISPATCH", dispatch.to_owned()));
-        // The table that the other version of the settings captures.
+        // `take_out_of_the_settings` captures this table instead.
         let other = "CREATE TABLE public.other (LIKE outbox.events INCLUDING ALL); \
                      ALTER PUBLICATION postrider ADD TABLE public.other";
         world.execute(other).await;
@@ -61,7 +63,7 @@ impl History {
         history.end().await;
     }
 
-    /// Prints each step, for debugging.
+    /// Prints a step of the history, for debugging.
     fn say(&mut self, what: &str) {
         println!("{}: {what}", self.step);
     }
@@ -166,9 +168,9 @@ impl History {
             None => {
                 self.say("start");
                 let relay = self.world.relay();
-                // Wait for this: the next step may break the publication, and a relay that starts
-                // without a correct publication exits. A relay is a standby here while the server
-                // still creates a slot for the previous relay.
+                // Wait until the relay has begun, because the next step may break the publication,
+                // and a relay that starts without a correct publication exits. The relay is a standby
+                // while the server still creates a slot for the previous relay.
                 eventually("the relay has begun", || async {
                     let log = relay.log();
                     let has_begun = |word| log.contains(word);
@@ -218,7 +220,8 @@ impl History {
         }
     }
 
-    /// A gap: rows that the publication leaves out.
+    /// Inserts rows while the publication does not contain the table. May also move rows to another
+    /// partition meanwhile.
     async fn gap(&mut self) {
         self.say("gap");
         self.end_all().await;
@@ -237,15 +240,16 @@ impl History {
         self.has_gap = true;
     }
 
-    /// Waits until the rows of earlier gaps are published. Otherwise a row that is moved would be
-    /// published at once, perhaps before older rows of its gap.
+    /// Waits until the rows of earlier gaps are published. Otherwise the relay would publish a moved
+    /// row of a gap at once, perhaps before older rows of the same gap.
     async fn settle_gaps(&mut self) {
         if self.has_gap {
             self.settle().await;
         }
     }
 
-    /// Moves some rows to another partition, published or not.
+    /// Moves about a third of the rows with a `day` before June 2022 to a later partition, whether the
+    /// rows are published or not. Does nothing if the table is not partitioned.
     async fn move_rows(&mut self) {
         if self.world.kind != Kind::Partitioned {
             return;
@@ -261,7 +265,8 @@ impl History {
         self.world.execute(&sql).await;
     }
 
-    /// Runs the relay for a while with settings that lack the table.
+    /// Runs a relay whose settings name `public.other` instead of the table, and inserts five rows
+    /// into the table meanwhile.
     async fn take_out_of_the_settings(&mut self) {
         self.say("settings without the table");
         if let Some(relay) = self.relay.take() {
@@ -271,7 +276,7 @@ impl History {
         let relay = self.world.relay();
         let key = format!("out{}", self.step);
         self.world.insert(&key, 5).await;
-        // A relay that waits for a transaction to end cannot stream yet, which is fine.
+        // Skip this wait while a transaction is open: the relay may wait for its end before it streams.
         if self.slow.is_none() && self.prepared.is_empty() {
             self.world.wait_until_compared(&relay).await;
         }
@@ -336,8 +341,8 @@ impl History {
         self.has_gap = false;
     }
 
-    /// Whether moved rows may be repeated alone: without records, a row that is moved soon after it
-    /// was published is sent again.
+    /// Whether the relay may repeat a moved row without the rows that follow it. With
+    /// `dispatch = exceptions`, the relay sends a row again that moves soon after it was published.
     fn repeats_moved_rows(&self) -> bool {
         let is_without_records =
             |(name, value): &(&str, String)| *name == "POSTRIDER_DISPATCH" && value == "exceptions";
@@ -363,7 +368,7 @@ impl History {
     }
 }
 
-/// The seeds of every run, or the one that `POSTRIDER_HISTORY_SEED` names.
+/// Runs one history per seed in `seeds`, or only that of the seed in `POSTRIDER_HISTORY_SEED`.
 async fn histories(kind: Kind, dispatch: &str, seeds: &[u64]) {
     let asked = std::env::var("POSTRIDER_HISTORY_SEED");
     match asked.ok().and_then(|seed| seed.parse().ok()) {

@@ -1,4 +1,5 @@
-//! A recovery of many rows blocks nobody while it runs, and may be interrupted at any time.
+//! A recovery of many rows blocks neither vacuum nor schema changes, and may be interrupted at any
+//! time.
 
 use std::collections::HashSet;
 use std::time::{Duration, Instant};
@@ -12,7 +13,8 @@ use crate::harness::{self, Relay, eventually};
 
 const ROWS: u32 = 100_000;
 
-/// A table with many rows that only a recovery will deliver.
+/// Inserts `ROWS` rows while no relay runs, and drops the slot, so that only a recovery can deliver
+/// the rows.
 async fn with_a_backlog(kind: Kind) -> World {
     let (mut world, relay) = World::served(kind, 20).await;
     relay.stop().await;
@@ -21,8 +23,8 @@ async fn with_a_backlog(kind: Kind) -> World {
     world
 }
 
-/// No session of the relay holds a transaction or lock that vacuum or a schema change would wait
-/// for.
+/// Checks that no session of the relay keeps a transaction or a snapshot open for long. Vacuum or a
+/// schema change would wait for it.
 async fn assert_nothing_is_held(world: &World) {
     const WATCHES_FOR: Duration = Duration::from_secs(3);
     let old = "SELECT count(*) FROM pg_stat_activity \
@@ -31,7 +33,7 @@ async fn assert_nothing_is_held(world: &World) {
     let began = Instant::now();
     while began.elapsed() < WATCHES_FOR {
         assert_eq!(world.database.number(old).await, 0, "an old transaction");
-        // Use up a transaction id, so that a snapshot that the relay holds visibly ages.
+        // Use up a transaction id, so that the age of a snapshot that the relay holds grows.
         world.execute("SELECT pg_current_xact_id()").await;
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
@@ -79,7 +81,7 @@ async fn recorded(world: &World) -> HashSet<String> {
     rows.iter().map(|row| row.get(0)).collect()
 }
 
-/// Kills the relay once `records` rows are recorded.
+/// Kills the relay once more than `records` events are recorded. Returns the recorded event ids.
 async fn killed_after(world: &World, relay: Relay, records: i64) -> HashSet<String> {
     eventually("some rows are recorded", || async {
         let count = "SELECT count(*) FROM outbox.dispatch";
@@ -112,7 +114,7 @@ async fn a_recovery_that_is_killed_twice_resends_only_unrecorded_rows() {
     let copies = super::stored(&world.emulator);
     let is_repeated = |id: &&String| copies.get(*id).copied() > Some(1);
     let allowed: usize = report.duplicates.len();
-    // The relay sends rows again that it had sent and not recorded: at most the rows in flight.
+    // A relay repeats at most the rows that were in flight when the previous relay was killed.
     assert!(allowed < 30_000, "{allowed} repeats");
     let sent_again = |killed: &HashSet<String>, before: &HashSet<String>| {
         let fresh = killed.iter().filter(|id| !before.contains(*id));

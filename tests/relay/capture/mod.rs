@@ -1,5 +1,6 @@
-//! Which rows of a captured table the relay publishes: each row committed since capturing began,
-//! once, whatever happens to the table, and no row from before.
+//! Tests of which rows of a captured table the relay publishes. The relay publishes each row that is
+//! committed after capturing began, and no older row, whatever happens to the table. With
+//! `dispatch = full` it publishes each row once.
 
 mod adoption;
 mod chosen_values;
@@ -29,7 +30,7 @@ use tempfile::NamedTempFile;
 use crate::harness::{self, Database, Relay, eventually, postrider};
 use table::Kind;
 
-/// A captured table, with the rows of it that must be published.
+/// A captured table on a private server, the relay's settings, and the rows that must be published.
 struct World {
     database: Database,
     emulator: RunningEmulator,
@@ -37,17 +38,18 @@ struct World {
     /// The current name of the table.
     table: String,
     settings: NamedTempFile,
-    /// Settings of the relay in addition to the settings file.
+    /// Environment variables of the relay, in addition to the settings file.
     more: Vec<(&'static str, String)>,
-    /// The number of the next row.
+    /// The number of the next row, which its payload contains as `n`.
     next: u32,
     expected: Expected,
+    /// The event ids in `expected`.
     noted: HashSet<String>,
 }
 
 impl World {
-    /// A table with `old_rows` old rows, prepared by `postrider init --apply`, which creates the
-    /// slot.
+    /// Creates a table with `old_rows` old rows, and prepares it with `postrider init --apply`, which
+    /// creates the slot.
     async fn new(kind: Kind, old_rows: u32) -> Self {
         Self::with_emulator(kind, old_rows, harness::emulator().await).await
     }
@@ -91,15 +93,15 @@ impl World {
         }
     }
 
-    /// Removes the slot and the capture records, as if `init` had created no slot: the relay
-    /// creates it at its first start.
+    /// Removes the slot and the capture records, as if `init` had created no slot. The relay then
+    /// creates the slot at its first start.
     async fn without_slot(self) -> Self {
         self.database.drop_slot().await;
         self.database.execute("DELETE FROM outbox.capture").await;
         self
     }
 
-    /// From now on the settings give the table this name.
+    /// Writes the new name of the table to the settings file, and uses it in later statements.
     fn now_called(&mut self, table: &str) {
         write_settings(&self.settings, self.kind, table);
         table.clone_into(&mut self.table);
@@ -116,14 +118,15 @@ impl World {
         Relay::start_with(&self.database, &self.emulator.addr().to_string(), &more)
     }
 
-    /// A relay that has begun to stream.
+    /// Starts a relay and waits until it streams.
     async fn streaming(&self) -> Relay {
         let relay = self.relay();
         relay.wait_for_log("streaming").await;
         relay
     }
 
-    /// Runs a command of the program with the relay's settings.
+    /// Runs a `postrider` command with the relay's database, slot and settings file, and with the
+    /// variables `more`. Ignores `self.more`.
     fn run(&self, arguments: &[&str], more: &[(&str, &str)]) -> std::process::Output {
         let config = self.settings.path().display().to_string();
         let mut environment = vec![
@@ -142,7 +145,7 @@ impl World {
         }
     }
 
-    /// Commits new rows over five keys, one transaction per row.
+    /// Commits new rows with five keys, one transaction per row.
     async fn insert(&mut self, prefix: &str, rows: u32) {
         let sql = self.insert_sql(prefix, rows);
         self.database.execute(&sql).await;
@@ -154,7 +157,7 @@ impl World {
         sql
     }
 
-    /// Commits new rows in one transaction.
+    /// Commits new rows with five keys, all in one transaction.
     async fn insert_at_once(&mut self, prefix: &str, rows: u32) {
         let sql = self
             .kind
@@ -163,7 +166,8 @@ impl World {
         self.database.execute(&sql).await;
     }
 
-    /// Like [`insert`](Self::insert), but into the partition that no test moves.
+    /// Like [`insert_at_once`](Self::insert_at_once), but only into the partition of 2020, which no
+    /// test detaches.
     async fn insert_into_first_partition(&mut self, prefix: &str, rows: u32) {
         let sql = format!(
             "INSERT INTO public.parts (aggregatetype, aggregateid, event_type, payload, day) \
@@ -176,14 +180,15 @@ impl World {
         self.database.execute(&sql).await;
     }
 
-    /// The statement that inserts one row.
+    /// The SQL statement that inserts the next row.
     fn row_sql(&mut self, key: &str) -> String {
         let sql = self.kind.row(&self.table, key, self.next);
         self.next += 1;
         sql
     }
 
-    /// Notes that the rows now in the table must be published, unless they are old.
+    /// Expects from now on that every new row that is now in the table is published. Old rows are not
+    /// expected.
     async fn note(&mut self) {
         let sql = format!(
             "SELECT {id}::text, aggregateid FROM {table} e \
@@ -194,7 +199,8 @@ impl World {
         self.note_rows(&sql).await;
     }
 
-    /// Notes that the rows of the query must be published. The query returns event ids and keys.
+    /// Expects from now on that the rows of the query `sql` are published. The query returns event ids
+    /// and keys.
     async fn note_rows(&mut self, sql: &str) {
         for row in self.database.client.query(sql, &[]).await.unwrap() {
             let (id, key): (String, String) = (row.get(0), row.get(1));
@@ -205,7 +211,8 @@ impl World {
         }
     }
 
-    /// Waits until every noted row is published. The deadline starts again with each row published.
+    /// Waits until every expected row is published. The deadline starts again whenever a row is
+    /// published.
     async fn wait_until_published(&self, relay: &Relay) {
         loop {
             let before = self.missing();
@@ -221,14 +228,15 @@ impl World {
         }
     }
 
-    /// The number of noted rows that are not yet published.
+    /// The number of expected rows that are not yet published.
     fn missing(&self) -> usize {
         let stored = stored(&self.emulator);
         let is_missing = |id: &&String| !stored.contains_key(*id);
         self.noted.iter().filter(is_missing).count()
     }
 
-    /// Waits until the relay's session has compared the tables and confirmed its position.
+    /// Waits until this relay has audited the tables in its current session, no recovery is open, and
+    /// the slot has confirmed everything written so far.
     async fn wait_until_compared(&self, relay: &Relay) {
         let sql = format!(
             "SELECT count(*) FROM outbox.relay WHERE instance LIKE '%:{}' \
@@ -243,8 +251,8 @@ impl World {
         self.database.wait_until_confirmed().await;
     }
 
-    /// Checks that every row now in the table is published once and in order, also after a restart,
-    /// and that no other row is.
+    /// Checks that the relay publishes every expected row and every new row now in the table once and
+    /// in order, and no other row. Restarts the relay before this check, and stops it afterwards.
     async fn assert_published_once(&mut self, relay: Relay) {
         let relay = self.published_all(relay).await;
         let report = self.report();
@@ -256,7 +264,7 @@ impl World {
         relay.stop().await;
     }
 
-    /// Like `assert_published_once`, but published rows may be repeated.
+    /// Like `assert_published_once`, but allows repeats.
     async fn assert_published(&mut self, relay: Relay) {
         let relay = self.published_all(relay).await;
         let report = self.report();
@@ -264,6 +272,7 @@ impl World {
         relay.stop().await;
     }
 
+    /// Waits until every new row in the table is published, and restarts the relay.
     async fn published_all(&mut self, relay: Relay) -> Relay {
         self.note().await;
         self.wait_until_published(&relay).await;
@@ -278,7 +287,8 @@ impl World {
         checks::check(&self.emulator.journal().attempts(), &self.expected)
     }
 
-    /// A relay that has delivered rows of the keys `before-…` and compared the tables.
+    /// Creates a table with 20 old rows and starts a relay. The relay has published `rows` rows with
+    /// keys `before-…` and compared the table when this returns.
     async fn served(kind: Kind, rows: u32) -> (Self, Relay) {
         Self::new(kind, 20).await.serve(rows).await
     }
@@ -299,11 +309,11 @@ impl World {
         (self, relay)
     }
 
-    /// Waits until every noted row has its record.
+    /// Waits until every expected row has its record.
     async fn wait_until_recorded(&self) {
         let ids: Vec<String> = self.noted.iter().cloned().collect();
         let sql = "SELECT count(*) FROM outbox.dispatch WHERE event_id::text = ANY ($1)";
-        eventually("every noted row has its record", || async {
+        eventually("every expected row has its record", || async {
             let row = self.database.client.query_one(sql, &[&ids]).await.unwrap();
             (row.get::<_, i64>(0) >= ids.len() as i64).then_some(())
         })
@@ -311,7 +321,7 @@ impl World {
     }
 }
 
-/// How often each event was stored.
+/// How often the emulator stored each event, by event id.
 fn stored(emulator: &RunningEmulator) -> HashMap<String, u32> {
     let mut stored = HashMap::new();
     for attempt in emulator.journal().attempts() {

@@ -4,7 +4,7 @@
 use super::World;
 use super::table::Kind;
 
-const PLACES: [&str; 3] = ["i::text", "NULL", "CASE WHEN i % 3 = 0 THEN i::text END"];
+const VERSIONS: [&str; 3] = ["i::text", "NULL", "CASE WHEN i % 3 = 0 THEN i::text END"];
 
 /// Inserts rows of one key, each in its own transaction, with these values of `version`.
 async fn in_order_of_insertion(kind: Kind, version_type: &str, version: &str) {
@@ -35,21 +35,21 @@ async fn in_order_of_insertion(kind: Kind, version_type: &str, version: &str) {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_text_version_does_not_change_the_order() {
     for kind in [Kind::Numbered, Kind::Uuid, Kind::Partitioned] {
-        in_order_of_insertion(kind, "text", PLACES[0]).await;
+        in_order_of_insertion(kind, "text", VERSIONS[0]).await;
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_null_version_does_not_change_the_order() {
     for kind in [Kind::Numbered, Kind::Uuid, Kind::Partitioned, Kind::Events] {
-        in_order_of_insertion(kind, "bigint", PLACES[1]).await;
+        in_order_of_insertion(kind, "bigint", VERSIONS[1]).await;
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_partly_null_version_does_not_change_the_order() {
     for kind in [Kind::Numbered, Kind::Uuid, Kind::Events] {
-        in_order_of_insertion(kind, "bigint", PLACES[2]).await;
+        in_order_of_insertion(kind, "bigint", VERSIONS[2]).await;
     }
 }
 

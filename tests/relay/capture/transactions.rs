@@ -1,4 +1,4 @@
-//! Transactions that are long, prepared, or have savepoints.
+//! Events of transactions that run long, are prepared, or have savepoints.
 
 use super::World;
 use super::table::Kind;
@@ -69,7 +69,8 @@ async fn a_row_that_its_own_transaction_deletes_is_published_from_the_stream() {
     }
 }
 
-/// Rows inserted under a savepoint belong to the transaction around it.
+/// Checks that rows inserted under a savepoint are published with the rest of their transaction,
+/// unless they are rolled back to the savepoint.
 async fn savepoints(kind: Kind, loses_slot: bool) {
     let (mut world, relay) = World::served(kind, 20).await;
     relay.stop().await;
@@ -99,7 +100,7 @@ async fn rows_under_savepoints_are_delivered_unless_rolled_back() {
     }
 }
 
-/// When the transaction that was open at the first start ends.
+/// The event after which the test commits the transaction that was open at the first start.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum EndsAfter {
     Streaming,
@@ -109,7 +110,7 @@ enum EndsAfter {
 
 async fn open_at_the_first_start(kind: Kind, ends_after: EndsAfter) {
     let mut world = World::new(kind, 100).await;
-    // The slot exists; the relay captures the table at its first start.
+    // Keep the slot, but let the relay begin to capture the table at its first start.
     world.database.execute("DELETE FROM outbox.capture").await;
     if ends_after == EndsAfter::Gap {
         world.execute(ANOTHER).await;
@@ -164,7 +165,7 @@ async fn a_transaction_open_at_the_first_start_is_delivered_by_a_recovery() {
     open_at_the_first_start(Kind::Partitioned, EndsAfter::LostSlot).await;
 }
 
-/// Several audits run while the transaction is open. The floor does not pass it.
+/// Several audits run while the transaction is open. They must not raise the floor above it.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_transaction_that_outlives_several_audits_is_delivered_after_a_crash_and_a_lost_slot() {
     for kind in [Kind::Events, Kind::Numbered, Kind::Uuid] {

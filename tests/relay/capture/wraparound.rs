@@ -1,5 +1,5 @@
-//! Rows and the log hold 32-bit transaction ids. The relay distinguishes rows by 64 bits, also
-//! after the lower half wraps around.
+//! The WAL and the rows of PostgreSQL hold only the lower 32 bits of transaction ids. The relay
+//! distinguishes rows by all 64 bits, also after the lower 32 bits wrap around.
 
 use std::fs;
 use std::os::unix::fs::{MetadataExt, chown};
@@ -15,15 +15,16 @@ use super::table::Kind;
 use crate::harness;
 
 const EPOCH: u64 = 1 << 32;
-/// How many transactions before the wraparound the test begins.
+/// The number of transaction ids that are left before the wraparound when a test begins.
 const BEFORE: u64 = 700;
-/// How many transactions one file of `pg_xact` covers, and the size of such a file.
+/// The number of transactions that one file of `pg_xact` covers.
 const XIDS_PER_FILE: u64 = 1 << 20;
+/// The size of a file of `pg_xact`.
 const FILE_BYTES: usize = 1 << 18;
 
-/// A server whose next transaction id is `BEFORE` ids before the wraparound; `None` without the
-/// program `pg_resetwal`. The ids advance in steps of less than half of all ids, because no row may be
-/// older than that.
+/// Starts a server whose next transaction id is `BEFORE` ids before the wraparound. Returns `None` if
+/// PostgreSQL was installed without `pg_resetwal`. The next id advances in steps of less than 2^31,
+/// because no row may be older than 2^31 transactions.
 async fn near_the_wraparound() -> Option<ScratchPostgres> {
     let builder = ScratchPostgres::builder().setting("wal_level", "logical");
     let builder = builder.setting("autovacuum", "off");
@@ -93,7 +94,7 @@ async fn next_xid(world: &World) -> i64 {
     world.database.number(sql).await
 }
 
-/// Uses up ids until the lower half has wrapped around.
+/// Uses up transaction ids until the lower 32 bits have wrapped around.
 async fn pass_it(world: &World) {
     while next_xid(world).await < EPOCH as i64 + 10 {
         let use_some = "DO $$ BEGIN FOR i IN 1..50 LOOP \
@@ -148,7 +149,7 @@ async fn the_wraparound_of_transaction_ids_changes_nothing_for_numbered_rows() {
     rows_before_and_after_the_wraparound(Kind::Numbered).await;
 }
 
-/// The slot is lost before the wraparound, and the recovery runs after it.
+/// The slot is lost before the wraparound, and the recovery runs after the wraparound.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_recovery_across_the_wraparound_publishes_each_row_once() {
     let Some(server) = near_the_wraparound().await else {

@@ -1,5 +1,5 @@
-//! A refused event and the events behind it, with `dispatch = exceptions`, where events without
-//! records are repeated.
+//! A refused event blocks its key, with `dispatch = exceptions`. After a crash or a lost slot, the
+//! relay repeats events without a dispatch row. The events of each key must stay in order.
 
 use std::time::Duration;
 
@@ -11,13 +11,15 @@ use super::{
 };
 use crate::harness::{self, Database, eventually};
 
-/// Keys have events in quarantine, and earlier events that have no row and are repeated.
+/// The blocked key has events in quarantine, and earlier events without a dispatch row. A recovery
+/// repeats the earlier events.
 #[tokio::test(flavor = "multi_thread")]
 async fn events_before_a_blocked_event_are_repeated_before_it_when_the_slot_is_lost() {
     let database = Database::start().await;
     let emulator = harness::emulator().await;
     poison(&emulator);
-    // After the first events the relay must not vouch for anything.
+    // The relay vouches for the first ten events. The test kills the relay before it can vouch for
+    // later events, about ten seconds after that.
     let relay = start(&database, &emulator);
     insert(&database, 1, 10).await;
     wait_until_delivered(&database, &emulator, &relay).await;
@@ -52,7 +54,8 @@ async fn kill_9_during_a_release_keeps_the_order_of_the_key() {
     let emulator = harness::emulator().await;
     poison(&emulator);
     let mut relay = start(&database, &emulator);
-    // The topic is missing, so the position stays and each restart repeats everything.
+    // The topic of this event does not exist, so the confirmed position does not advance, and each
+    // restart repeats all events.
     database
         .execute(
             "INSERT INTO outbox.events (aggregatetype, aggregateid, event_type, version, \
@@ -87,7 +90,7 @@ async fn kill_9_during_a_release_keeps_the_order_of_the_key() {
         (left == 0).then_some(())
     })
     .await;
-    // The next relay repeats everything once more, the released events among their neighbours.
+    // The next relay repeats all events once more, with the released events in their original order.
     relay.kill_9();
     harness::wait_until_killed_relays_are_gone(&database, &emulator).await;
     relay = start(&database, &emulator);
@@ -107,7 +110,7 @@ async fn released_events_are_repeated_among_their_neighbours_when_the_slot_is_lo
     let relay = start(&database, &emulator);
     insert(&database, 1, 50).await;
     wait_until_delivered(&database, &emulator, &relay).await;
-    // While this transaction runs, the relay does not vouch for anything that comes later.
+    // While this transaction runs, the relay cannot vouch for later events.
     let slow = harness::connect(&database.url).await;
     slow.batch_execute("BEGIN; SELECT pg_current_xact_id()")
         .await

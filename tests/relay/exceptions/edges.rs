@@ -1,5 +1,5 @@
-//! `dispatch = exceptions` at the boundaries between sessions, slots and modes, where the relay
-//! could take an unrecorded event for delivered, or repeat a recorded event alone.
+//! `dispatch = exceptions` at the boundaries between sessions, slots and modes. There a faulty relay
+//! could treat an unpublished event as published, or repeat events out of order.
 
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ use super::{
 };
 use crate::harness::{self, Database, Relay, eventually};
 
-/// Long enough for a faulty relay to confirm a position, or to vouch for it, by mistake.
+/// Long enough for a faulty relay to confirm a position or raise a floor by mistake.
 const TIME_FOR_A_MISTAKE: Duration = Duration::from_secs(2);
 /// Longer than the interval between two vouches, ten seconds.
 const A_ROUND: Duration = Duration::from_secs(12);
@@ -81,7 +81,8 @@ async fn a_slot_recreated_while_a_session_ends_is_not_vouched_for() {
     let never = Action::Delay(Duration::from_secs(600));
     emulator.faults().inject(Fault::new(never));
     insert(&database, 201, 100).await;
-    // A vouch begins, and waits until the slot has confirmed everything.
+    // Wait until the relay tries to vouch. It cannot vouch yet, because the slot has not confirmed
+    // these events.
     tokio::time::sleep(A_ROUND).await;
     let slot = database.slot().to_owned();
     database
@@ -111,7 +112,7 @@ async fn events_with_the_ordering_key_of_a_blocked_event_wait_behind_it_after_a_
     let relay = start_with(&database, &emulator, &one_bucket);
     insert(&database, 1, 20).await;
     insert_bad(&database, 21).await;
-    // An aggregate that sorts before the bad event's aggregate in every collation.
+    // The aggregate `a` sorts before the bad event's aggregate, `o-1`, in every collation.
     insert_one(&database, WAITS, "a", 1).await;
     eventually("both are quarantined", || async {
         (rows(&database, "quarantined").await == 2).then_some(())

@@ -1,5 +1,5 @@
-//! The slot is lost or recreated. Events that the relay vouched for stay delivered; all others are
-//! repeated.
+//! The slot is lost or recreated. The relay does not repeat events that it has vouched for, and
+//! publishes all other events again.
 
 use super::{
     after_some_events, assert_once_and_in_order, assert_whole_and_in_order, insert, make_slot,
@@ -45,7 +45,7 @@ async fn rows_of_a_transaction_older_than_a_vouch_are_delivered_after_a_lost_slo
     insert(&database, 1, 50).await;
     wait_until_delivered(&database, &emulator, &relay).await;
     wait_until_vouched(&database).await;
-    // One more batch, so that the next vouch differs from the last.
+    // Insert one more batch, so that the next vouch raises the floor.
     insert(&database, 51, 50).await;
     let slow = harness::connect(&database.url).await;
     let row = |key: &str| {
@@ -54,7 +54,7 @@ async fn rows_of_a_transaction_older_than_a_vouch_are_delivered_after_a_lost_slo
              occurred_at) VALUES ('order', '{key}', 'OrderPlaced', 1, clock_timestamp());"
         )
     };
-    // Rows under savepoints have transaction ids of their own.
+    // Rows under savepoints have the ids of their subtransactions.
     let begun = format!(
         "BEGIN; {} SAVEPOINT a; {} RELEASE a; SAVEPOINT b; {}",
         row("slow-0"),
@@ -69,7 +69,7 @@ async fn rows_of_a_transaction_older_than_a_vouch_are_delivered_after_a_lost_slo
     let before = resolved().await;
     insert(&database, 101, 100).await;
     let stored_all = || async { (stored(&emulator).len() >= 200).then_some(()) };
-    eventually("the others are delivered", stored_all).await;
+    eventually("the other events are delivered", stored_all).await;
     eventually("the relay has vouched once more", || async {
         (resolved().await > before).then_some(())
     })

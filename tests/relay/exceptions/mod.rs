@@ -1,5 +1,6 @@
-//! `dispatch = exceptions`: published events have no row. Nothing is lost, and repeats are complete
-//! and in order. The relay *vouches* for events by raising the floor of their table above them.
+//! `dispatch = exceptions`: published events get no dispatch row. No event is lost. If the relay
+//! repeats an event, it also repeats the later events of the key, in order. The relay *vouches* for
+//! events by raising the floor of their table above them.
 
 mod blocked;
 mod edges;
@@ -31,7 +32,8 @@ pub(crate) fn start_with(
     Relay::start_with(database, &emulator.addr().to_string(), &settings)
 }
 
-/// Events with the versions `first..first + count`, one transaction per event, over 5 keys.
+/// SQL that inserts events with the versions `first..first + count`, one transaction per event, over
+/// 5 keys that begin with `key`.
 fn insert_sql(key: &str, first: u32, count: u32) -> String {
     format!(
         "DO $$ BEGIN FOR i IN {first}..{last} LOOP \
@@ -57,12 +59,14 @@ pub(crate) async fn insert_bad(database: &Database, version: u32) {
         .await;
 }
 
+/// Makes the emulator refuse the event [`BAD`].
 pub(crate) fn poison(emulator: &RunningEmulator) {
     let event_id = BAD.to_owned();
     let fault = Fault::new(Action::Poison { event_id });
     emulator.faults().inject(fault);
 }
 
+/// The ids of the events that the emulator has stored.
 pub(crate) fn stored(emulator: &RunningEmulator) -> HashSet<String> {
     let attempts = emulator.journal().attempts();
     let stored = attempts.iter().filter(|attempt| attempt.is_stored());
@@ -70,7 +74,8 @@ pub(crate) fn stored(emulator: &RunningEmulator) -> HashSet<String> {
     ids.map(|id| id.to_string()).collect()
 }
 
-/// Waits until every event is stored or has a row, and the slot has confirmed everything.
+/// Waits until every event is stored or has a dispatch row, no recovery is open, and the slot has
+/// confirmed everything.
 pub(crate) async fn wait_until_delivered(
     database: &Database,
     emulator: &RunningEmulator,
@@ -109,13 +114,14 @@ pub(crate) async fn wait_until_vouched(database: &Database) {
     .await;
 }
 
+/// The number of dispatch rows in `state`.
 pub(crate) async fn rows(database: &Database, state: &str) -> i64 {
     let sql = format!("SELECT count(*) FROM outbox.dispatch WHERE state = '{state}'");
     database.number(&sql).await
 }
 
-/// Compares the journal with the events that are not in quarantine: published in order, and repeats
-/// complete.
+/// Compares the journal with all events, except those whose dispatch row has another state than
+/// `published`. The events of each key must be published in order, and repeats must be complete.
 pub(crate) async fn check(database: &Database, emulator: &RunningEmulator) -> Report {
     let mut expected = database.expected().await;
     let aside = "SELECT event_id::text FROM outbox.dispatch WHERE state <> 'published'";
@@ -136,8 +142,8 @@ pub(crate) async fn assert_whole_and_in_order(
     assert!(report.is_clean(), "{report}\n{}", relay.log());
 }
 
-/// Like `assert_whole_and_in_order`, and nothing was repeated, unless the relay lost its lease with
-/// requests in flight.
+/// Like `assert_whole_and_in_order`, and also checks that no event was repeated. Allows repeats if the
+/// relay lost its lease, because requests may have been in flight.
 pub(crate) async fn assert_once_and_in_order(
     database: &Database,
     emulator: &RunningEmulator,
@@ -148,7 +154,7 @@ pub(crate) async fn assert_once_and_in_order(
     assert!(report.is_clean() && once, "{report}\n{}", relay.log());
 }
 
-/// A relay that has delivered `count` events.
+/// Starts a relay and waits until it has delivered `count` events.
 async fn after_some_events(count: u32) -> (Database, RunningEmulator, Relay) {
     let database = Database::start().await;
     let emulator = harness::emulator().await;
@@ -164,7 +170,7 @@ async fn make_slot(database: &Database) {
     database.execute(&sql).await;
 }
 
-/// Waits until full records have resumed and the tables are compared with them.
+/// Waits until an audit has compared the tables and has switched back to full records.
 pub(crate) async fn wait_until_compared(database: &Database) {
     let sql = "SELECT count(*) FROM outbox.relay WHERE dispatch = 'full'";
     eventually("the tables are compared", || async {

@@ -1,4 +1,4 @@
-//! First starts, and switches between full records and exceptions.
+//! First starts with `dispatch = exceptions`, and switches between `full` and `exceptions`.
 
 use std::time::Duration;
 
@@ -21,15 +21,16 @@ async fn start_new_delivers_no_old_row_even_when_the_slot_is_lost() {
     let relay = start(&database, &emulator);
     relay.wait_for_log("streaming").await;
     insert(&database, 301, 20).await;
-    eventually("the rows after the slot are delivered", || async {
-        (stored(&emulator).len() == 20).then_some(())
-    })
+    eventually(
+        "the rows written after the first start are delivered",
+        || async { (stored(&emulator).len() == 20).then_some(()) },
+    )
     .await;
     relay.kill_9();
     database.drop_slot().await;
     insert(&database, 321, 20).await;
     let relay = start(&database, &emulator);
-    eventually("the rows after the loss are delivered", || async {
+    eventually("the rows written after the loss are delivered", || async {
         (stored(&emulator).len() == 40).then_some(())
     })
     .await;

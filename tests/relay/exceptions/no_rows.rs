@@ -1,4 +1,5 @@
-//! Published events get no row, also when relays are killed, and an idle relay writes nothing.
+//! With `dispatch = exceptions`, published events get no dispatch row, even if relays are killed. An
+//! idle relay writes nothing.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! The publication leaves rows out, for a while or because of its kind.
+//! The publication leaves rows out for a while, or names a whole schema instead of the table.
 
 use super::{
     after_some_events, assert_whole_and_in_order, insert, insert_sql, rows, start,

@@ -1,4 +1,4 @@
-//! A database with an outbox, on a server of its own or on a shared one.
+//! A database with an outbox, on a private or a shared server.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -19,13 +19,13 @@ pub(crate) struct Database {
 
 /// Where the database is.
 enum Home {
-    /// On a server of its own, which the test may stop and break.
+    /// On a private server, which the test may stop and break.
     Private(Box<ScratchPostgres>),
     /// On the server that `DATABASE_URL` names, together with other databases.
     Shared { _guest: Guest },
 }
 
-/// A database and slot on a shared server. Both are dropped at the end.
+/// A database and a slot, both named `name`, on a shared server. `Drop` removes them.
 struct Guest {
     server_url: String,
     name: String,
@@ -59,8 +59,8 @@ impl Drop for Guest {
 }
 
 impl Database {
-    /// Uses the server that `DATABASE_URL` names, which needs `wal_level = logical` and a
-    /// superuser, or else a private one.
+    /// Creates a database on the server that `DATABASE_URL` names, as a superuser. The server needs
+    /// `wal_level = logical`. Without the variable, starts a private server.
     pub(crate) async fn start() -> Self {
         match std::env::var("DATABASE_URL") {
             Ok(url) if !url.is_empty() => Self::on_shared(url).await,
@@ -78,7 +78,8 @@ impl Database {
         Self::on_with(server, &[]).await
     }
 
-    /// Uses that server, prepared with additional settings.
+    /// Prepares the database `postgres` on `server` with `postrider init --apply` and the additional
+    /// settings `more`.
     pub(crate) async fn on_with(server: ScratchPostgres, more: &[(&str, &str)]) -> Self {
         let socket_url = server.socket_url("postgres");
         init(&socket_url, "postrider", more);
@@ -118,7 +119,7 @@ impl Database {
         }
     }
 
-    /// The private server.
+    /// The private server. Panics if the database is on a shared server.
     pub(crate) fn server(&mut self) -> &mut ScratchPostgres {
         match &mut self.home {
             Home::Private(server) => server,
@@ -126,7 +127,7 @@ impl Database {
         }
     }
 
-    /// Replaces the private server by another one that has the same database.
+    /// Replaces the private server by `server`, which has the same database.
     pub(crate) async fn move_to(&mut self, server: ScratchPostgres) {
         self.url = server.url("postgres");
         self.home = Home::Private(Box::new(server));
@@ -155,8 +156,9 @@ impl Database {
         self.client.query_one(sql, &[]).await.unwrap().get(0)
     }
 
-    /// The events of `outbox.events` in commit order per stream, as they should be published. Tests
-    /// write the events of a key from one session at a time, so insertion order is commit order.
+    /// The events of `outbox.events` per topic and key, in the order in which the relay should publish
+    /// them. They are sorted by `occurred_at` and `version`. This is their commit order, because tests
+    /// write the events of a key from one session at a time.
     pub(crate) async fn expected(&self) -> Expected {
         let rows = self
             .client
@@ -190,7 +192,7 @@ impl Database {
         .await;
     }
 
-    /// Waits until the relay has completed its first audit.
+    /// Waits until a relay of this database has completed an audit, now or earlier.
     pub(crate) async fn wait_until_audited(&self) {
         eventually("the first audit is complete", || async {
             let audited = "SELECT count(*) FROM outbox.relay WHERE audited_at IS NOT NULL";
@@ -209,7 +211,7 @@ impl Database {
         .await
     }
 
-    /// Drops the slot, once nobody reads from it.
+    /// Waits until no session uses the slot, and drops the slot.
     pub(crate) async fn drop_slot(&self) {
         let sql = format!("SELECT pg_drop_replication_slot('{}')", self.slot);
         eventually("the slot is free and dropped", || async {
@@ -233,7 +235,7 @@ impl Database {
     }
 }
 
-/// Runs `postrider init --apply`.
+/// Runs `postrider init --apply` with the additional settings `more`.
 fn init(url: &str, slot: &str, more: &[(&str, &str)]) {
     let mut environment = vec![("DATABASE_URL", url), ("POSTRIDER_SLOT", slot)];
     environment.extend(more);

@@ -1,5 +1,5 @@
-//! Helpers for all tests: a server, an emulator, the relay as a process, and waiting with a
-//! deadline.
+//! Helpers for all tests. They start a database server, an emulator and the relay as a process, and
+//! wait for a condition with a deadline.
 
 mod database;
 mod relay_process;
@@ -12,10 +12,11 @@ use pubsub_emulator::{Emulator, RunningEmulator};
 pub(crate) use database::{Database, connect};
 pub(crate) use relay_process::{Relay, postrider};
 
-/// How long a condition may take to come true. Generous, because machines are shared.
+/// How long a test waits for a condition before it fails. Generous, because machines are shared.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Waits until `probe` returns a value.
+/// Calls `probe` until it returns a value. Panics with `what`, the awaited condition, after
+/// [`PATIENCE`].
 pub(crate) async fn eventually<T, F: Future<Output = Option<T>>>(
     what: &str,
     mut probe: impl FnMut() -> F,
@@ -33,14 +34,14 @@ pub(crate) async fn eventually<T, F: Future<Output = Option<T>>>(
     }
 }
 
-/// Compares the journal with the rows of the outbox table.
+/// Compares the emulator's journal with the rows of `outbox.events`.
 #[must_use]
 pub(crate) async fn check(database: &Database, emulator: &RunningEmulator) -> Report {
     checks::check(&emulator.journal().attempts(), &database.expected().await)
 }
 
-/// Like [`check`], but requires that every event came from the stream. Without this, the auditor
-/// would deliver an event that the stream lost, and the journal would not show the loss.
+/// Like [`check`], but also requires that every recorded event came from the stream. Otherwise the
+/// test could not notice an event that the stream lost, because the auditor delivers such an event.
 #[must_use]
 pub(crate) async fn check_streamed(database: &Database, emulator: &RunningEmulator) -> Report {
     let from_a_table = "SELECT count(*) FROM outbox.dispatch \
@@ -49,8 +50,9 @@ pub(crate) async fn check_streamed(database: &Database, emulator: &RunningEmulat
     check(database, emulator).await
 }
 
-/// Waits until killed relays can no longer act: the server has ended their sessions, whose last
-/// statements may still record outcomes, and the requests that they sent are in the journal.
+/// Waits until killed relays can no longer have an effect. First the server must end their sessions,
+/// because the last statements of a session may still record outcomes. Then the journal must not
+/// change for 200 ms, because requests of the relays may still be in the network.
 pub(crate) async fn wait_until_killed_relays_are_gone(
     database: &Database,
     emulator: &RunningEmulator,
@@ -70,7 +72,7 @@ pub(crate) async fn wait_until_killed_relays_are_gone(
     .await;
 }
 
-/// An emulator with the topic `order.events` of project `demo`.
+/// Starts an emulator with the topic `order.events` of project `demo`.
 pub(crate) async fn emulator() -> RunningEmulator {
     let emulator = Emulator::builder()
         .listen("127.0.0.1:0".parse().unwrap())
@@ -101,7 +103,7 @@ pub(crate) fn insert_orders_sql(count: u32, keys: u32) -> String {
     )
 }
 
-/// A gRPC connection to an emulator at `host:port`.
+/// Opens a gRPC connection to the emulator at `host`, which is `host:port`.
 pub(crate) async fn channel(host: &str) -> tonic::transport::Channel {
     let endpoint = tonic::transport::Endpoint::from_shared(format!("http://{host}")).unwrap();
     eventually("the emulator takes connections", || async {

@@ -1,4 +1,4 @@
-//! The program under test as a process: its log, its signals, its exit.
+//! Runs the program under test as a process: reads its log, sends signals, and waits for its exit.
 
 use std::io::{BufRead, BufReader};
 use std::process::{Child, Command, ExitStatus, Stdio};
@@ -9,7 +9,7 @@ use pubsub_emulator::RunningEmulator;
 
 use super::{Database, PATIENCE, eventually};
 
-/// The binary under test, with `environment` and no other variables.
+/// The command that runs the binary under test, with `environment` and no other variables.
 pub(crate) fn postrider(arguments: &[&str], environment: &[(&str, &str)]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_postrider"));
     command
@@ -62,8 +62,8 @@ impl Relay {
         self.log.lock().unwrap().join("\n")
     }
 
-    /// Whether a session of this relay lost its lease on the slot. The requests that were in flight
-    /// are repeated.
+    /// Whether a session of this relay lost its lease on the slot. If so, the relay may have repeated
+    /// the requests that were in flight.
     pub(crate) fn has_lost_its_slot(&self) -> bool {
         self.log().contains("code=lease-lost")
     }
@@ -83,8 +83,8 @@ impl Relay {
             .await;
     }
 
-    /// Waits until the relay handles SIGTERM. Before that, the system ends the process at a
-    /// SIGTERM; the relay has changed nothing yet.
+    /// Waits until the relay has installed its handler for SIGTERM. Before that, SIGTERM kills the
+    /// process at once. (This does no harm, because the relay has not changed anything by then.)
     pub(crate) async fn wait_until_it_takes_sigterm(&self) {
         const SIGTERM: u32 = 15;
         let path = format!("/proc/{}/status", self.child.id());
@@ -97,7 +97,7 @@ impl Relay {
         .await;
     }
 
-    /// The peak memory of the process, KiB.
+    /// The peak resident memory of the process, in KiB.
     pub(crate) fn peak_rss_kib(&self) -> u64 {
         let status = std::fs::read_to_string(format!("/proc/{}/status", self.child.id())).unwrap();
         let peak = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
@@ -140,7 +140,7 @@ impl Relay {
         );
     }
 
-    /// Waits until the process exits by itself.
+    /// Waits until the process exits.
     pub(crate) async fn wait(mut self) -> ExitStatus {
         let deadline = Instant::now() + PATIENCE;
         loop {

@@ -1,4 +1,4 @@
-//! PostgreSQL is unreachable, full, or altered.
+//! PostgreSQL is down, its disk is full, or its publication or a right is changed.
 
 use std::time::Duration;
 

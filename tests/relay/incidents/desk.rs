@@ -12,23 +12,24 @@ use crate::http::{free_addr, get};
 /// Pause between two reads of all views.
 const POLL_INTERVAL: Duration = Duration::from_millis(200);
 
-/// The parts that an incident needs.
+/// The programs of an incident, and the operator's access to their views.
 pub(super) struct Desk {
     pub(super) database: Database,
     pub(super) emulator: RunningEmulator,
     /// The relay; `None` while it is down.
     pub(super) relay: Option<Relay>,
-    /// The address at which the relay looks for Pub/Sub.
+    /// The address at which the relay reaches Pub/Sub: that of the emulator or of a proxy.
     pub(super) pubsub: String,
     /// The URL with which the relay logs in.
     pub(super) relay_url: String,
+    /// The address of the relay's HTTP port.
     addr: String,
-    /// The log of relays that have ended.
+    /// The logs of the relays that have ended.
     old_log: String,
 }
 
 impl Desk {
-    /// A desk whose relay streams and has delivered a few events.
+    /// Prepares a desk whose relay streams and has delivered a few events.
     pub(super) async fn new() -> Self {
         Self::on(Database::start().await).await
     }
@@ -41,7 +42,7 @@ impl Desk {
         desk
     }
 
-    /// A desk whose relay has not been started.
+    /// Prepares a desk whose relay has not been started.
     pub(super) fn prepared(database: Database, emulator: RunningEmulator, pubsub: String) -> Self {
         Self {
             relay_url: database.url.clone(),
@@ -54,7 +55,7 @@ impl Desk {
         }
     }
 
-    /// Starts the relay, and waits until it has delivered a few events.
+    /// Starts the relay, and waits until it has delivered a few events and all views are healthy.
     pub(super) async fn begin(&mut self) {
         self.start();
         insert_orders(&self.database, 10, 5).await;
@@ -78,7 +79,8 @@ impl Desk {
         }
     }
 
-    /// Waits until the relay has ended by itself, and returns its exit code.
+    /// Waits until the relay has logged the error `code` and has ended by itself. Returns its exit
+    /// status.
     pub(super) async fn ended(&mut self, code: &str) -> Option<i32> {
         let relay = self.relay.take().expect("a relay runs");
         relay.wait_for_error(code).await;
@@ -86,12 +88,12 @@ impl Desk {
         relay.wait().await.code()
     }
 
-    /// Writes events, which the incident holds up.
+    /// Writes 40 events with 8 keys. Most incidents hold up these events.
     pub(super) async fn write_events(&self) {
         insert_orders(&self.database, 40, 8).await;
     }
 
-    /// Reads all views until they show what is expected.
+    /// Reads all views until they have the expected content. Panics after 20 seconds.
     pub(super) async fn sees(&self, expected: Expected) -> Sight {
         let deadline = Instant::now() + Duration::from_secs(20);
         loop {
@@ -106,13 +108,13 @@ impl Desk {
         }
     }
 
-    /// Waits until everything is delivered and every view shows that.
+    /// Waits until every event is recorded and all views are healthy.
     pub(super) async fn sees_all_delivered(&self) -> Sight {
         self.database.wait_until_recorded().await;
         self.sees(Expected::HEALTHY).await
     }
 
-    /// Like `sees_all_delivered`, and the log must contain these texts.
+    /// Like `sees_all_delivered`, and also requires that the log contains each text in `log`.
     pub(super) async fn sees_all_delivered_and_logs(&self, log: &'static [&'static str]) {
         self.database.wait_until_recorded().await;
         self.sees(Expected::HEALTHY.log(log)).await;
@@ -142,7 +144,8 @@ impl Desk {
         }
     }
 
-    /// Runs a command as the operator, who has the settings of the relay and reaches its database only.
+    /// Runs a command as the operator, with the relay's settings but as the owner of the database.
+    /// Commands reach the database, but not the relay.
     pub(super) fn run(&self, arguments: &[&str]) -> std::process::Output {
         let environment = [
             ("DATABASE_URL", self.database.url.as_str()),

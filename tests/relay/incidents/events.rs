@@ -1,4 +1,4 @@
-//! Events that Pub/Sub or the mapping refuses: only their keys wait.
+//! Pub/Sub or the mapping refuses some events. Only the keys of these events wait.
 
 use pubsub_emulator::{Action, Fault};
 
@@ -7,7 +7,8 @@ use super::sight::Expected;
 
 const BAD: &str = "00000000-0000-4000-8000-00000000bad0";
 
-/// Other events are delivered, and the quarantine is on the screen.
+/// The views while some events are in quarantine and the relay delivers all others. `status` exits
+/// with 1, and the log reports the quarantine.
 const OTHERS_GO_ON: Expected = Expected {
     status: ("streaming", 1),
     slot: ("active", 0),

@@ -1,4 +1,4 @@
-//! The incidents of a night on call, replayed. Each test checks all six views of the operator
+//! Typical incidents of a night on call. Each test checks all six views of the operator
 //! (`status`, `slot show`, `/status`, `/readyz`, the log, the metrics) during the incident and
 //! after the repair. No view may report health while nothing is delivered.
 //!
@@ -6,9 +6,9 @@
 //! |---|---|
 //! | `pubsub` | Pub/Sub unreachable; topic missing, no permission, quota used up, credentials refused |
 //! | `events` | a schema refuses an event, events that can never be published |
-//! | `slot` | dropped under the relay, lost, unreserved, held back by a long transaction |
+//! | `slot` | the slot is dropped under the relay, lost, unreserved, or held back by a long transaction |
 //! | `database` | PostgreSQL stopped, disk full, table out of the publication, publication dropped, `INSERT` revoked |
-//! | `relays` | the relay is down, its password was changed, a second relay on the same slot, one on another slot |
+//! | `relays` | the relay is down, its password was changed, a second relay on the same or on another slot |
 //!
 //! Not tested here: a disk that is so full that PostgreSQL itself stops. In `database` only the tablespace of
 //! `outbox.dispatch` is full, and another test stops PostgreSQL.

@@ -19,7 +19,8 @@ const BLOCKED: Expected = Expected {
     quarantined: None,
 };
 
-/// Topics, why Pub/Sub refuses them (`None`: the topic was deleted), and what `status` says about each.
+/// For each topic: its name, the gRPC code with which Pub/Sub refuses its events (`None`: the topic is
+/// deleted), and the error code and the hint that the views must show.
 const REFUSED: [(&str, Option<Code>, &str, &str); 4] = [
     ("missing", None, "topic-missing", "create the topic"),
     (
@@ -68,7 +69,8 @@ async fn pubsub_is_unreachable() {
     desk.sees_all_delivered_and_logs(&["works again"]).await;
 }
 
-/// No permission, quota used up, credentials refused, topic deleted: each topic is named with its own code.
+/// Each topic fails for another reason: it is deleted, the relay has no permission, the quota is used
+/// up, or Pub/Sub refuses the credentials. The views show the error code of each topic.
 #[tokio::test(flavor = "multi_thread")]
 async fn pubsub_refuses_topics() {
     let desk = Desk::new().await;

@@ -1,4 +1,4 @@
-//! The relay is down, cannot log in, or is not the only one.
+//! The relay is down or cannot log in, or a second relay runs.
 
 use super::desk::Desk;
 use super::sight::Expected;

@@ -9,44 +9,48 @@ use serde_json::Value;
 pub(super) struct Sight {
     pub(super) status: CommandView,
     pub(super) slot: CommandView,
-    /// `/status`; `None` when nobody answers.
+    /// The body of `/status`. `None` if the port does not answer.
     pub(super) port: Option<Value>,
-    /// Code and body of `/readyz`.
+    /// Status code and body of `/readyz`. `None` if the port does not answer.
     pub(super) ready: Option<(u16, String)>,
     pub(super) metrics: Option<String>,
     pub(super) log: String,
 }
 
-/// The output of a command, for a person and as JSON.
+/// The output of a command, as text and as JSON.
 pub(super) struct CommandView {
     pub(super) exit: Option<i32>,
-    /// Standard output and standard error.
+    /// Standard output followed by standard error.
     pub(super) screen: String,
     pub(super) json: Value,
 }
 
-/// The expected content of all views. A field that does not matter is `None` or empty.
+/// The expected content of all views. `None` in `code` or `quarantined`, and an empty list, mean that
+/// any content is allowed.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Expected {
     /// State and exit code of `postrider status`.
     pub(super) status: (&'static str, i32),
     /// Health and exit code of `postrider slot show`.
     pub(super) slot: (&'static str, i32),
-    /// State at `/status` and in the metric `postrider_condition`; `None`: nobody answers.
+    /// State at `/status` and in the metric `postrider_condition`. `None`: the port must not answer.
     pub(super) port: Option<&'static str>,
-    /// The code of `/readyz`.
+    /// The status code of `/readyz`. `None`: the port must not answer.
     pub(super) ready: Option<u16>,
-    /// The error code: in `/status`, in the log, and on both screens.
+    /// The error code that the log and the text of both commands must contain, and also `/status` and
+    /// `/readyz` if the port must answer.
     pub(super) code: Option<&'static str>,
-    /// Further text of `postrider status`: the waiting events, since when they wait, the remedy.
+    /// Further texts that `postrider status` must print, for example the number of waiting events or
+    /// the remedy.
     pub(super) says: &'static [&'static str],
+    /// Texts that the log must contain.
     pub(super) log: &'static [&'static str],
-    /// Events in quarantine, at `/status`.
+    /// The number of events in quarantine, at `/status`.
     pub(super) quarantined: Option<u64>,
 }
 
 impl Expected {
-    /// Everything is delivered.
+    /// The relay streams, and no event waits.
     pub(super) const HEALTHY: Self = Self {
         status: ("streaming", 0),
         slot: ("active", 0),
@@ -101,7 +105,7 @@ impl Expected {
 }
 
 impl Sight {
-    /// All differences between the views and their expected content.
+    /// Lists all differences between the views and their expected content.
     pub(super) fn faults(&self, expected: &Expected) -> Vec<String> {
         let mut faults = Vec::new();
         let mut is = |view: &str, found: String, wanted: String| {
@@ -156,7 +160,7 @@ impl Sight {
         Some(line.split("kind=\"").nth(1)?.split('"').next()?.to_owned())
     }
 
-    /// Text that a view lacks.
+    /// Lists the expected texts that a view does not contain.
     fn missing(&self, expected: &Expected) -> Vec<String> {
         let ready = self.ready.as_ref().map_or("", |(_, body)| body);
         let port = self.port.as_ref().map(ToString::to_string);
@@ -190,7 +194,7 @@ impl Sight {
             .collect()
     }
 
-    /// The views that claim that events are delivered, although an incident holds them up.
+    /// Lists the views that claim that events are delivered, although an incident holds them up.
     fn claims_of_health(&self) -> Vec<String> {
         let ready = self.ready.as_ref().map_or("", |(_, body)| body);
         let claims = [

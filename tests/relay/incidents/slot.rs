@@ -1,4 +1,4 @@
-//! The slot is gone, in danger, or held back.
+//! The slot is dropped, lost or unreserved, or a long transaction holds it back.
 
 use std::time::Duration;
 
@@ -8,7 +8,8 @@ use super::desk::Desk;
 use super::sight::Expected;
 use crate::harness::{Database, connect, eventually};
 
-/// A server on which a little WAL puts a slot in danger.
+/// Starts a server on which a few megabytes of WAL are enough to make a slot `unreserved` or `lost`.
+/// `limit` is its `max_slot_wal_keep_size`.
 async fn impatient(limit: &str, max_wal_size: &str) -> Database {
     let server = ScratchPostgres::builder()
         .initdb_arg("--wal-segsize=1")
@@ -20,9 +21,10 @@ async fn impatient(limit: &str, max_wal_size: &str) -> Database {
     Database::on(server).await
 }
 
-/// Writes WAL until the slot has this `wal_status`.
+/// Writes WAL until the slot has the `wal_status` `status`. After each write, runs `checkpoint`, which
+/// is `CHECKPOINT` or a statement without effect.
 async fn write_wal_until(database: &Database, status: &str, checkpoint: &str) {
-    eventually("the slot is in danger", || async {
+    eventually(&format!("the slot is {status}"), || async {
         database
             .execute("SELECT pg_logical_emit_message(false, 'filler', repeat('x', 900000))")
             .await;
@@ -100,8 +102,8 @@ async fn the_slot_is_unreserved() {
     desk.sees_all_delivered().await;
 }
 
-/// The views name a transaction only after 30 seconds, so this test takes longer than the others. Most of the
-/// time it only waits.
+/// The views name a transaction only when it is at least 30 seconds old, so this test takes longer
+/// than the others. Most of the time it only waits.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_long_transaction_holds_wal_back() {
     let desk = Desk::new().await;

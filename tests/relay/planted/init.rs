@@ -93,8 +93,8 @@ async fn init_refuses_a_schema_in_which_strangers_may_create_objects() {
     }
 }
 
-/// A stranger creates the table while it has the right, and commits after `init` has checked the
-/// schema.
+/// A stranger creates the table `outbox.migrations` while the stranger still has the right to create
+/// tables, and commits after `init` has checked the schema.
 #[tokio::test(flavor = "multi_thread")]
 async fn init_fires_no_trigger_of_a_table_that_is_committed_while_it_runs() {
     let server = ScratchPostgres::builder().start().unwrap();

@@ -1,8 +1,9 @@
-//! A partition that is attached while the relay runs.
+//! A partition is attached while the relay runs.
 
 use super::*;
 
-/// A relay whose table has one partition, for the versions 0 to 99.
+/// Creates `outbox.parted`, a table with one partition, for the versions 0 to 99. Starts a relay that
+/// captures it, and waits until the relay streams.
 async fn start_parted(database: &Database, emulator: &RunningEmulator) -> Relay {
     database
         .execute(
@@ -29,7 +30,7 @@ const CREATE_SECOND: &str = "CREATE TABLE outbox.parted_2 (LIKE outbox.parted IN
 const ATTACH_SECOND: &str = "ALTER TABLE outbox.parted \
      ATTACH PARTITION outbox.parted_2 FOR VALUES FROM (100) TO (200);";
 
-/// The SQL that inserts rows with these versions.
+/// SQL that inserts rows with the versions `from` to `to`.
 fn insert_parted(table: &str, from: u32, to: u32) -> String {
     format!(
         "INSERT INTO outbox.{table} (aggregatetype, aggregateid, event_type, version, payload) \
@@ -82,7 +83,8 @@ async fn rows_in_a_partition_before_it_is_attached_are_delivered_from_the_table(
     database.execute(CREATE_SECOND).await;
     database.execute(&insert_parted("parted_2", 100, 149)).await;
     database.execute(ATTACH_SECOND).await;
-    // A starting relay audits the new partition at once; a running one takes up to five minutes.
+    // Restart the relay, because a starting relay audits the new partition at once. A running relay
+    // takes up to five minutes.
     relay.stop().await;
     let relay = relay_of_parted(&database, &emulator);
     wait_for_100_records(&database).await;

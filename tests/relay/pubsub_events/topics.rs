@@ -1,15 +1,15 @@
-//! A topic that Pub/Sub refuses or throttles holds up only itself.
+//! A topic that Pub/Sub refuses or throttles holds up only its own events.
 
 use super::*;
 
-/// Inserts payments, which have a topic of their own.
+/// Inserts payments, whose topic is `payment.events`.
 async fn insert_payments(database: &Database, count: u32) {
     database
         .execute(&harness::insert_orders_sql(count, 5).replace("'order'", "'payment'"))
         .await;
 }
 
-/// Checks that payments are recorded while orders are in trouble.
+/// Checks that the relay records payments while it cannot deliver orders.
 async fn payments_continue(world: &World) {
     insert_payments(&world.database, 200).await;
     let recorded = format!("{RECORDED} WHERE topic LIKE '%/payment.events'");
@@ -71,7 +71,7 @@ async fn a_right_that_is_revoked_and_granted_again_holds_up_only_its_topic() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_topic_that_fails_a_precondition_for_a_while_holds_up_only_itself() {
-    // Pub/Sub answers so when the key that encrypts the topic is unavailable, for example.
+    // For example, Pub/Sub answers so when the key that encrypts the topic is unavailable.
     let hint = "roles/pubsub.publisher";
     a_refusal_holds_up_only_its_topic(Code::FailedPrecondition, "pubsub-permission", hint).await;
 }
@@ -92,8 +92,8 @@ async fn credentials_that_pubsub_refuses_for_a_while_are_named_and_retried() {
     .await;
 }
 
-/// Checks that the refusal is logged with a hint, holds up only its topic, and that delivery
-/// continues as soon as it is lifted.
+/// Makes Pub/Sub refuse all orders with `code`. Checks that the relay logs the error `name` with
+/// `hint`, that payments continue, and that all orders are delivered once the refusal is lifted.
 async fn a_refusal_holds_up_only_its_topic(code: Code, name: &str, hint: &str) {
     let world = world_with_payments().await;
     let refusal = Fault::new(Action::Fail(code)).on_topic("order.events");

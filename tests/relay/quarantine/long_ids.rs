@@ -3,7 +3,7 @@
 use super::*;
 use crate::http::metric;
 
-/// Bytes of the id: far more than a usual row takes in memory.
+/// The size of the id in bytes, far more than a usual row takes in memory.
 const ID: f64 = 3e6;
 
 #[tokio::test(flavor = "multi_thread")]

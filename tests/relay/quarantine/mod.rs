@@ -1,5 +1,5 @@
-//! Bad events: found, quarantined together with the events behind them, released in order, or
-//! discarded.
+//! Tests of bad events. The relay quarantines a bad event together with the later events of its key.
+//! Released events are published in order, and discarded events are not published.
 
 mod long_ids;
 mod release;
@@ -19,7 +19,7 @@ const BAD_TOO: &str = "00000000-0000-4000-8000-00000000bad1";
 
 const TOPIC: &str = "projects/demo/topics/order.events";
 
-/// Inserts one bad event with this id into the key.
+/// Inserts an event with the id `id` and the ordering key `key`. [`poison`] makes it a bad event.
 async fn insert_bad(database: &Database, id: &str, key: &str) {
     database
         .execute(&format!(
@@ -30,6 +30,7 @@ async fn insert_bad(database: &Database, id: &str, key: &str) {
         .await;
 }
 
+/// Makes the emulator refuse the event `id`.
 fn poison(emulator: &RunningEmulator, id: &str) -> FaultId {
     let event_id = id.to_owned();
     emulator
@@ -37,7 +38,7 @@ fn poison(emulator: &RunningEmulator, id: &str) -> FaultId {
         .inject(Fault::new(Action::Poison { event_id }))
 }
 
-/// How many rows are in this state.
+/// The number of dispatch rows in `state`.
 async fn in_state(database: &Database, state: &str) -> i64 {
     let sql = format!("SELECT count(*) FROM outbox.dispatch WHERE state = '{state}'");
     database.number(&sql).await
@@ -50,7 +51,7 @@ async fn wait_for_state(database: &Database, state: &str, count: i64) {
     .await;
 }
 
-/// Ids of all published events by stream, in commit order.
+/// The ids of all published events per topic and key, in commit order.
 async fn expected_published(database: &Database) -> Expected {
     let rows = database
         .client
@@ -71,13 +72,13 @@ async fn expected_published(database: &Database) -> Expected {
     expected
 }
 
-/// Compares the journal with the events that outbox.dispatch marks as published, in commit order.
+/// Compares the journal with the events that are `published` in `outbox.dispatch`, in commit order.
 async fn check_published(database: &Database, emulator: &RunningEmulator) -> Report {
     let expected = expected_published(database).await;
     checks::check(&emulator.journal().attempts(), &expected)
 }
 
-/// Runs a command of `postrider quarantine` against the database.
+/// Runs a command of `postrider quarantine`, and returns its standard output.
 fn quarantine(database: &Database, arguments: &[&str]) -> String {
     let arguments: Vec<&str> = ["quarantine"].iter().chain(arguments).copied().collect();
     let ran = postrider(&arguments, &[("DATABASE_URL", &database.url)])
@@ -91,7 +92,8 @@ fn quarantine(database: &Database, arguments: &[&str]) -> String {
     out
 }
 
-/// A key with a bad event and the events behind it, for a relay with default settings.
+/// Prepares a database for a relay with default settings. The key `o-1` has five good events, then a
+/// bad event, then `events / 2` events that wait behind it. The key `o-0` has good events only.
 async fn with_a_blocked_key(events: u32) -> (Database, RunningEmulator, FaultId) {
     let database = Database::start().await;
     let emulator = harness::emulator().await;

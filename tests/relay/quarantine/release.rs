@@ -1,4 +1,4 @@
-//! Quarantined events are released in order, discarded, or put back with the reason.
+//! Quarantined events are released in order, discarded, or returned to quarantine with a reason.
 
 use super::*;
 
@@ -21,7 +21,7 @@ async fn a_released_key_is_published_in_commit_order_while_services_keep_writing
             tokio::time::sleep(Duration::from_millis(50)).await;
         }
     });
-    // Releases the first event of its key; the events behind it are released too.
+    // Release the first event of its key. This also releases the later events of the key.
     let said = quarantine(&database, &["release", BAD]);
     assert!(said.contains("first of key o-1"), "{said}");
     relay.wait_for_log("are released from quarantine").await;
@@ -185,7 +185,7 @@ async fn an_unmappable_row_is_released_after_the_settings_are_corrected() {
             ))
             .await;
     }
-    // The aggregate id is also an attribute, and too long for one.
+    // The aggregate id is also an attribute of the message, and is too long for an attribute.
     let relay = Relay::start(&database, &emulator);
     wait_for_state(&database, "quarantined", 2).await;
     relay.stop().await;
@@ -269,7 +269,7 @@ async fn a_bad_event_that_arrives_during_a_release_gets_a_dead_letter_and_its_tu
     let is_released = format!(
         "SELECT count(*) FROM outbox.dispatch WHERE event_id = '{BAD_TOO}' AND state = 'released'"
     );
-    eventually("it waits behind the released events", || async {
+    eventually("the bad event waits behind the released events", || async {
         (database.number(&is_released).await == 1).then_some(())
     })
     .await;
@@ -309,7 +309,7 @@ async fn hundreds_of_released_keys_of_a_missing_topic_hold_up_no_other_key() {
     let emulator = harness::emulator().await;
     let poisoned = poison(&emulator, BAD);
     let relay = Relay::start(&database, &emulator);
-    // The missing topic comes first in topic order.
+    // The missing topic sorts before the topic of the orders.
     database
         .execute(
             "INSERT INTO outbox.events (aggregatetype, aggregateid, event_type, headers) \

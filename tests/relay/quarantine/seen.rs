@@ -64,7 +64,8 @@ async fn one_bad_key_too_many_stops_the_relay_before_its_event_is_confirmed() {
     assert_eq!(relay.wait().await.code(), Some(5), "{log}");
     let of_it = format!("SELECT count(*) FROM outbox.dispatch WHERE event_id = '{BAD}'");
     assert_eq!(database.number(&of_it).await, 0);
-    // The next relay meets the event again, and sets it aside once there is room.
+    // The stream sends the event again to the next relay. A relay records the event once there is room
+    // for it, here because it is no longer bad.
     let relay = Relay::start(&database, &emulator);
     relay.wait_for_error("quarantine-full").await;
     assert_eq!(relay.wait().await.code(), Some(5));
@@ -73,8 +74,8 @@ async fn one_bad_key_too_many_stops_the_relay_before_its_event_is_confirmed() {
     database.wait_until_recorded().await;
     assert_eq!(emulator.journal().counts().stored_messages, 21);
     relay.stop().await;
-    // A relay that starts with a quarantine over the limit says so too, and the remedy of the error
-    // page helps.
+    // A relay that starts with more quarantined events than the limit stops with the same error. The
+    // remedy on the error's page helps.
     fill_one_more(&database).await;
     let relay = Relay::start(&database, &emulator);
     relay.wait_for_error("quarantine-full").await;

@@ -1,5 +1,4 @@
-//! A bad event is found and quarantined, with the events that must wait behind it, under each
-//! policy.
+//! The relay finds a bad event and sets it aside, as each policy (`on_bad_event`) requires.
 
 use super::*;
 
@@ -39,7 +38,7 @@ async fn one_poison_event_among_thousands_is_quarantined_and_only_its_key_waits(
     assert_eq!(
         row.get::<_, i32>(1) as usize,
         attempts.iter().filter(carried).count(),
-        "every request that carried it is counted"
+        "every request with the bad event is counted"
     );
     assert_eq!(
         (row.get::<_, &str>(2), row.get::<_, &str>(3)),
@@ -137,9 +136,10 @@ async fn under_halt_the_relay_stops_at_the_bad_event_with_a_remedy() {
     assert_eq!(
         in_state(&database, "published").await,
         30,
-        "all events before it"
+        "all events before the bad event"
     );
-    // The stream sends the event again, and the next relay quarantines it under another policy.
+    // The stream sends the event again. The next relay has the default policy and quarantines the
+    // event.
     let relay = Relay::start(&database, &emulator);
     database.wait_until_recorded().await;
     assert_eq!(in_state(&database, "quarantined").await, 31);

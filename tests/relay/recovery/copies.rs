@@ -3,7 +3,8 @@
 
 use super::*;
 
-/// Production has undelivered events. A relay on a copy finds these events in the tables.
+/// Prepares a production database with 50 undelivered events. A relay on a copy of this database finds
+/// these events in the tables.
 async fn production() -> (Database, RunningEmulator) {
     let (database, emulator) = served_by(Database::private().await).await;
     insert(&database, 201, 50).await;
@@ -14,7 +15,8 @@ fn published(emulator: &RunningEmulator) -> usize {
     emulator.journal().attempts().len()
 }
 
-/// Starts a relay on the copy, which must stop with this error and publish nothing.
+/// Starts a relay on the copy with the URL `copy`. Checks that the relay stops with the error `code` and
+/// publishes nothing.
 async fn assert_refused(
     production: &Database,
     emulator: &RunningEmulator,
@@ -32,7 +34,8 @@ async fn assert_refused(
     assert_eq!(published(emulator), before);
 }
 
-/// A promoted copy of production's files. It has no slots, like a copy made by `pg_basebackup`.
+/// Creates and promotes a copy of production's files. The copy has no slots, like a copy made by
+/// `pg_basebackup`. Also returns a connection to it.
 async fn promoted_copy(production: &mut Database) -> (ScratchPostgres, tokio_postgres::Client) {
     let server = production.server();
     server.stop(StopMode::Fast, harness::PATIENCE).unwrap();

@@ -1,5 +1,5 @@
-//! Recoveries: which rows come from the tables, in which order, and what happens when the log is
-//! unreadable.
+//! Tests which rows a recovery publishes from the tables, in which order, and what happens when
+//! PostgreSQL cannot read its log.
 
 use super::*;
 
@@ -9,8 +9,7 @@ async fn start_all_delivers_the_rows_of_the_table_while_writers_continue() {
     let emulator = harness::emulator().await;
     database.drop_slot().await;
     insert(&database, 1, 4_000).await;
-    // Slows publishing down, so that writers commit new rows while the recovery still reads the
-    // table.
+    // Slow down publishing, so that writers commit new rows while the recovery still reads the table.
     emulator
         .faults()
         .inject(Fault::new(Action::Delay(Duration::from_millis(30))).times(200));
@@ -99,8 +98,8 @@ async fn rows_written_without_a_publication_come_from_the_table() {
     let columns = "SELECT string_agg(tablename, ',') FROM pg_publication_tables";
     assert_eq!(database.text(columns).await, "events");
     database.execute("DROP PUBLICATION postrider").await;
-    // These rows get keys of their own: PostgreSQL 18 silently skips them, and the audit delivers
-    // them later than the stream.
+    // Give these rows keys of their own. PostgreSQL 18 silently skips them, and the audit delivers
+    // them after rows that the stream brings later.
     database.execute(&insert_sql("gap", 201, 100)).await;
     database
         .execute("CREATE PUBLICATION postrider FOR TABLE outbox.events WITH (publish = 'insert', publish_via_partition_root = true)")
@@ -111,7 +110,8 @@ async fn rows_written_without_a_publication_come_from_the_table() {
     relay.wait_for_log("publication-gap").await;
 }
 
-/// Delivers 200 events, then damages the log so that only half of the next 300 can be streamed.
+/// Delivers 200 events, writes 300 more events, and damages the log in their middle, so that only the
+/// first 150 of them can be streamed.
 async fn served_with_a_damaged_log() -> (Database, RunningEmulator) {
     let (mut database, emulator) = served_by(Database::private().await).await;
     let place = "SELECT file_name || ' ' || file_offset \
@@ -258,7 +258,7 @@ async fn a_recovered_row_whose_topic_is_missing_holds_up_its_key_alone() {
     let relay = Relay::start(&database, &emulator);
     relay.wait_for_log("topic-missing").await;
     insert(&database, 251, 50).await;
-    // These events wait behind the events of their key that came from the table.
+    // These events wait behind the recovered events of their key.
     database.execute(&lost.replace("1, 3", "4, 6")).await;
     insert(&database, 301, 50).await;
     eventually("the stream of other keys is published", || async {
@@ -276,7 +276,7 @@ async fn a_recovered_row_whose_topic_is_missing_holds_up_its_key_alone() {
     assert_nothing_is_lost_or_repeated(&database, &emulator, &relay).await;
 }
 
-/// An unrelated key can be released while the recovered row waits.
+/// The quarantined event has another key than the recovered row that waits.
 #[tokio::test(flavor = "multi_thread")]
 async fn quarantined_events_are_released_while_a_recovered_row_waits_for_its_topic() {
     let (database, emulator) = served_and_stopped().await;

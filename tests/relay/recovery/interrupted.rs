@@ -1,4 +1,4 @@
-//! Interruptions of a running recovery, and which transactions it waits for.
+//! A running recovery is interrupted, or waits for transactions.
 
 use super::*;
 use pubsub_emulator::checks::Violation;
@@ -12,7 +12,7 @@ async fn kill_9_during_a_recovery_restarts_it_and_resends_only_unrecorded_events
         .faults()
         .inject(Fault::new(Action::Delay(Duration::from_millis(5))));
     for round in 1..=5 {
-        // Few requests at a time, so that the kill hits the middle of the recovery.
+        // Allow one request at a time, so that the kill hits the middle of the recovery.
         let more = [("POSTRIDER_IN_FLIGHT_REQUESTS", "1")];
         let relay = Relay::start_with(&database, &emulator.addr().to_string(), &more);
         eventually("some more events are recorded", || async {
@@ -84,9 +84,9 @@ async fn a_standby_completes_a_recovery_when_the_first_relay_dies() {
     assert_nothing_is_lost_or_repeated(&database, &emulator, &second).await;
 }
 
-/// The slot of the unfinished recovery has everything that was committed since its creation. A row
-/// that its own transaction deleted is nowhere else. And the relay need not wait for open
-/// transactions, as it would for a new slot.
+/// The slot of the unfinished recovery streams everything that was committed since its creation, even
+/// a row that its own transaction deleted from the table. Besides, a relay that creates a new slot
+/// would have to wait for open transactions.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_restart_continues_an_unfinished_recovery_with_its_slot() {
     const SERIES: &str = "\
@@ -135,8 +135,8 @@ async fn a_restart_continues_an_unfinished_recovery_with_its_slot() {
     assert!(report.duplicates.is_empty(), "{report}");
 }
 
-/// The events that the stream has brought have no records. So only a new slot lets the relay
-/// repeat, in order, everything after the waiting row.
+/// With `dispatch = exceptions`, the events that the stream has brought have no records. Since the
+/// relay cannot tell whether they are published, it creates a new slot and repeats them in order.
 #[tokio::test(flavor = "multi_thread")]
 async fn without_records_a_restart_begins_an_unfinished_recovery_again() {
     let (database, emulator) = served_and_stopped().await;
@@ -164,8 +164,8 @@ async fn without_records_a_restart_begins_an_unfinished_recovery_again() {
     assert!(report.is_clean(), "{report}");
 }
 
-/// A relay has read 50 rows from the table, could not publish them, and was killed. Pub/Sub still takes
-/// no connections.
+/// Kills a relay that has read 50 rows from the table in a recovery and could not publish them. Pub/Sub
+/// still refuses connections afterwards.
 async fn killed_in_a_recovery() -> (Database, RunningEmulator) {
     let (database, emulator) = served_and_stopped().await;
     database.drop_slot().await;
@@ -178,7 +178,7 @@ async fn killed_in_a_recovery() -> (Database, RunningEmulator) {
     (database, emulator)
 }
 
-/// Checks that the next relay creates a new slot and publishes everything once.
+/// Checks that the next relay replaces the slot and publishes every event once.
 async fn assert_begins_again(database: &Database, emulator: &RunningEmulator) {
     let relay = Relay::start(database, emulator);
     relay.wait_for_log("dropped the old slot").await;
@@ -242,7 +242,8 @@ async fn a_relay_that_finds_the_slot_missing_too_late_marks_no_recovery() {
     database.drop_slot().await;
     let mut other = harness::connect(&database.url).await;
     let lock = other.transaction().await.unwrap();
-    // This lock needs no transaction id; the new slot would wait for a transaction that has one.
+    // This lock needs no transaction id. The creation of a slot would wait for a transaction with an
+    // id.
     lock.batch_execute("LOCK TABLE outbox.relay IN SHARE MODE")
         .await
         .unwrap();
@@ -253,7 +254,7 @@ async fn a_relay_that_finds_the_slot_missing_too_late_marks_no_recovery() {
         (database.number(waits).await == 1).then_some(())
     })
     .await;
-    // In the meantime the slot is created, and another relay reads it.
+    // Meanwhile, create the slot and let another relay open it.
     create_slot(&database).await;
     let reader = Relay::start(&database, &emulator);
     eventually("the slot is read", || async {

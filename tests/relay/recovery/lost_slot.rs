@@ -1,5 +1,5 @@
-//! A slot that is dropped, advanced, recreated or invalidated before a start, during one, or while
-//! a relay runs.
+//! A slot is dropped, advanced, recreated or invalidated while no relay runs, while a relay opens the
+//! slot, or while a relay runs.
 
 use super::*;
 
@@ -76,7 +76,7 @@ async fn a_clean_stop_and_start_recovers_nothing() {
     assert_eq!(emulator.journal().counts().stored_messages, 800);
 }
 
-/// A server that soon invalidates a slot.
+/// Starts a server that invalidates a slot after a few megabytes of WAL.
 async fn impatient() -> Database {
     let server = ScratchPostgres::builder()
         .initdb_arg("--wal-segsize=1")
@@ -146,8 +146,8 @@ async fn busy_writer(database: &Database) {
     .await;
 }
 
-/// A relay that has read the state of the slot but not opened it yet, because it waits for the
-/// writer.
+/// Starts a relay, and waits until it has read the state of the slot but cannot open it yet, because it
+/// waits for the statement of [`busy_writer`].
 async fn opening_relay(database: &Database, emulator: &RunningEmulator) -> Relay {
     let host = emulator.addr().to_string();
     let patient = [
@@ -164,6 +164,7 @@ async fn opening_relay(database: &Database, emulator: &RunningEmulator) -> Relay
     relay
 }
 
+/// SQL that counts the running statements of [`busy_writer`].
 fn busy_writers(database: &Database) -> String {
     format!(
         "SELECT count(*) FROM pg_stat_activity WHERE query = 'SELECT pg_sleep(60)' \

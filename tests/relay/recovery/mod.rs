@@ -1,5 +1,5 @@
-//! The slot is lost or recreated, or never existed, and no event is lost. Unrecorded rows come from
-//! the tables, in order per key, and then the stream continues.
+//! The slot is lost or recreated, or never existed, but no event is lost. The relay publishes
+//! unrecorded rows from the tables, in order per key, and then continues with the stream.
 
 mod copies;
 mod from_table;
@@ -43,11 +43,12 @@ async fn create_slot(database: &Database) {
         .await;
 }
 
-/// 200 events, delivered by a relay that was then stopped cleanly.
+/// Delivers 200 events with a relay, and then stops the relay cleanly.
 async fn served_and_stopped() -> (Database, RunningEmulator) {
     served_by(Database::start().await).await
 }
 
+/// Like [`served_and_stopped`], but with the given database.
 async fn served_by(database: Database) -> (Database, RunningEmulator) {
     let emulator = harness::emulator().await;
     let relay = Relay::start(&database, &emulator);
@@ -72,9 +73,9 @@ async fn wait_until_recovered(database: &Database) {
     .await;
 }
 
-/// Waits until the recovery is over and everything is confirmed. Checks that every event was
-/// published once and in order; a relay that lost its lease may have repeated the requests in
-/// flight.
+/// Waits until the recovery is over and everything is recorded and confirmed. Checks that every event
+/// was published once and in order. Allows repeats if the relay lost its lease, because requests may
+/// have been in flight.
 async fn assert_nothing_is_lost_or_repeated(
     database: &Database,
     emulator: &RunningEmulator,

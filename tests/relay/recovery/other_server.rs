@@ -1,4 +1,5 @@
-//! Another server with the same tables: a promoted standby, another timeline, or a copy.
+//! The relay connects to another server with the same tables: a promoted standby server, a server on
+//! another timeline, or another cluster.
 
 use super::*;
 
@@ -43,7 +44,7 @@ async fn a_server_of_another_timeline_that_has_the_slot_is_served_and_audited() 
     assert_eq!(database.number(timeline).await, 1);
 }
 
-/// Copies to another cluster what a dump of the outbox would contain.
+/// Copies the rows that a dump of the outbox would contain to another cluster.
 async fn migrate(from: &Database, to: &Database) {
     to.execute("DELETE FROM outbox.capture").await;
     let last = from.number("SELECT max(seq) FROM outbox.events").await;
@@ -82,7 +83,7 @@ async fn another_cluster_is_refused_until_adopted_and_its_log_collides_with_no_r
     insert(&old, 201, 100).await;
     let new = Database::private().await;
     migrate(&old, &new).await;
-    // A record of the old cluster at an LSN that the new cluster's log will reach.
+    // Move a record of the old cluster to an LSN that the new cluster's log may reach.
     new.execute(
         "UPDATE outbox.dispatch SET commit_lsn = pg_current_wal_lsn() + (ordinal + 100000000) \
          WHERE event_id IN (SELECT event_id FROM outbox.dispatch LIMIT 1)",

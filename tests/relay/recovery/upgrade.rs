@@ -1,12 +1,12 @@
-//! Follows docs/how-to/upgrade-postgresql.md: `pg_upgrade` keeps the slot from 17 on, and the relay
-//! continues with it.
+//! Follows docs/how-to/upgrade-postgresql.md. `pg_upgrade` keeps the slot of servers from PostgreSQL 17
+//! on, and the relay continues with this slot.
 
 use std::path::{Path, PathBuf};
 
 use super::*;
 use crate::harness::postrider;
 
-/// The program folders of two major versions, each with `pg_upgrade`.
+/// The program folders of PostgreSQL 17 and 18, each with `pg_upgrade`. `None` if one is missing.
 fn two_majors() -> Option<(PathBuf, PathBuf)> {
     let programs = |major: u32| {
         let named = std::env::var_os(format!("POSTRIDER_PG_BIN_{major}")).map(PathBuf::from);
@@ -26,7 +26,8 @@ fn two_majors() -> Option<(PathBuf, PathBuf)> {
     found
 }
 
-/// An old server whose events are all delivered, and the relay, which still runs.
+/// Starts an old server with the programs in `programs`, and a relay that has recorded 200 events and
+/// still runs.
 async fn served_on(programs: &Path) -> (Database, RunningEmulator, Relay) {
     let old = ScratchPostgres::builder()
         .programs(programs)
@@ -40,13 +41,14 @@ async fn served_on(programs: &Path) -> (Database, RunningEmulator, Relay) {
     (database, emulator, relay)
 }
 
+/// Upgrades the stopped server `old` to the version in `programs`.
 fn upgraded(
     old: &ScratchPostgres,
     programs: &Path,
 ) -> Result<ScratchPostgres, scratch_postgres::Error> {
     ScratchPostgres::builder()
         .programs(programs)
-        // Without checksums, as on the old server.
+        // Disable checksums, as on the old server.
         .initdb_arg("--no-data-checksums")
         .upgrade_of(old)
         .start()
@@ -85,14 +87,15 @@ async fn after_pg_upgrade_the_relay_continues_with_the_copied_slot() {
     let (mut database, emulator, relay) = served_on(&old_programs).await;
     let host = emulator.addr().to_string();
 
-    // Stop in the order of the page: first the server, while the relay reads, then the relay.
+    // Stop in the order of upgrade-postgresql.md: first the server, while the relay still reads, then
+    // the relay.
     stop(&mut database);
     relay.stop().await;
     let new = upgraded(database.server(), &new_programs).unwrap();
     database.move_to(new).await;
     let position = slot_position(&database).await;
 
-    // Nothing is published before a person confirms that this is not a copy.
+    // The relay publishes nothing until an operator confirms that the new server is not a copy.
     let refused = Relay::start(&database, &emulator);
     refused.wait_for_error("foreign-cluster").await;
     assert_eq!(refused.wait().await.code(), Some(3));
@@ -117,7 +120,7 @@ async fn after_pg_upgrade_the_relay_continues_with_the_copied_slot() {
         "it is the same slot"
     );
 
-    // Services write before the relay starts.
+    // Insert events before the relay starts, as services do.
     insert(&database, 201, 100).await;
     let relay = Relay::start(&database, &emulator);
     assert_nothing_is_lost_or_repeated(&database, &emulator, &relay).await;
@@ -141,7 +144,7 @@ async fn pg_upgrade_refuses_the_slot_of_a_relay_stopped_before_its_server() {
         "{refused}"
     );
 
-    // Stop again, now in the order of the page.
+    // Stop again, now in the order of upgrade-postgresql.md.
     database.server().start_again().unwrap();
     database.reconnect().await;
     let relay = Relay::start(&database, &emulator);

@@ -1,5 +1,5 @@
-//! Replays that cannot send everything: rows that are gone, refused events, no records, and a replay that is
-//! cancelled.
+//! Replays that cannot send all events, are cancelled, or are refused, and two replays at the same time.
+//! Operators and services act while a replay runs.
 
 use super::*;
 
@@ -46,7 +46,8 @@ async fn a_refused_event_goes_into_quarantine_and_the_others_stay_published() {
         1,
         &["--topic", "order.events", "--yes", "--name", "r"],
     );
-    // Version 5 is refused; before it come 1 and 3, and all of the other key.
+    // Pub/Sub refuses version 5. The replay sends at least the versions 1 and 3 of the same key, and
+    // all 20 events of the other key.
     let sent = emulator.journal().counts().stored_messages - 40;
     assert_eq!(report["quarantined"], 1, "{report}\n{}", relay.log());
     assert_eq!(report["sent"], sent, "{report}");
@@ -54,8 +55,8 @@ async fn a_refused_event_goes_into_quarantine_and_the_others_stay_published() {
     assert!((22..=39).contains(&sent), "{report}");
     let aside = "SELECT count(*) FROM outbox.dispatch WHERE state <> 'published'";
     assert_eq!(database.number(aside).await, 1);
-    // The key of the refused event is blocked. Only an operator releases such events, never a
-    // replay.
+    // The key of the refused event is blocked. Only an operator can release the quarantined events of
+    // the key. A replay never does.
     insert_orders(&database, 4, 2).await;
     eventually("two events wait", || async {
         (database.number(aside).await == 3).then_some(())
@@ -74,7 +75,7 @@ async fn a_refused_event_goes_into_quarantine_and_the_others_stay_published() {
         "{left}"
     );
     assert_eq!(database.number(aside).await, 3);
-    // After the release, the rest follows.
+    // After the release, the resumed replay sends the remaining events.
     emulator.faults().lift(fault);
     let release = postrider(&["quarantine", "release", &bad], &environment(&database))
         .output()
@@ -103,7 +104,7 @@ async fn a_cancelled_replay_sends_nothing_more() {
         .spawn()
         .unwrap();
     let released = "SELECT count(*) FROM outbox.dispatch WHERE state = 'released'";
-    eventually("as many events are released as may be", || async {
+    eventually("the limit of 2,000 released events is reached", || async {
         (database.number(released).await == 2_000).then_some(())
     })
     .await;

@@ -23,7 +23,7 @@ async fn taken_over_before_the_answers_come() -> (Database, RunningEmulator, Rel
     let host = emulator.addr().to_string();
     let second = Relay::start_with(&database, &host, &with(&[]));
     second.wait_for_log("standby").await;
-    // Shorter than the time that a relay waits for answers after its session has ended.
+    // This delay is shorter than the time that a relay waits for answers after its session has ended.
     let late = Action::Delay(Duration::from_secs(9));
     emulator.faults().inject(Fault::new(late).times(3));
     let withheld = emulator.faults().inject(Fault::new(Action::NeverAnswer));
@@ -55,7 +55,7 @@ fn answers_of_first(emulator: &RunningEmulator) -> Vec<Answer> {
 async fn an_outcome_that_arrives_after_another_relay_served_and_died_is_not_recorded() {
     let (database, emulator, first, second, _) = taken_over_before_the_answers_come().await;
     second.kill_9();
-    // The relay logs this only after it has recorded its outcomes and begun to close.
+    // The relay logs this only after it has tried to record the outcomes.
     first.wait_for_log("closing the session").await;
     let answers = answers_of_first(&emulator);
     assert!(answers.iter().all(|answer| *answer == Answer::MessageIds));
@@ -68,7 +68,7 @@ async fn an_outcome_that_arrives_after_another_relay_served_and_died_is_not_reco
 #[tokio::test(flavor = "multi_thread")]
 async fn an_outcome_that_arrives_after_a_takeover_is_not_recorded() {
     let (database, emulator, first, _second, withheld) = taken_over_before_the_answers_come().await;
-    // The relay logs this only after it has recorded its outcomes and begun to close.
+    // The relay logs this only after it has tried to record the outcomes.
     first.wait_for_log("closing the session").await;
     let answers = answers_of_first(&emulator);
     assert!(
@@ -91,7 +91,7 @@ async fn an_outcome_that_arrives_after_a_takeover_is_not_recorded() {
     let row = database.client.query_one(late_ids, &[&ids_of_first]).await;
     assert_eq!(row.unwrap().get::<_, i64>(0), 0);
     let report = harness::check_streamed(&database, &emulator).await;
-    // Requests in flight when the slot was taken over cannot be called back.
+    // The first relay cannot call back requests that were in flight at the takeover.
     let others = |found: &&Violation| !matches!(found, Violation::InFlightTogether { .. });
     assert_eq!(
         report.violations.iter().filter(others).count(),

@@ -14,13 +14,13 @@ use crate::load::{Load, proxied, wait_for_more};
 use crate::privileges::login_role;
 
 /// Runs two relays under load with a slow Pub/Sub, and disturbs the first relay's connection to
-/// PostgreSQL. Checks that the second takes over, and that no request of the first arrives once the
-/// second's session has begun.
+/// PostgreSQL with `disturb`. Checks that the second relay takes over, and that Pub/Sub receives no
+/// request of the first relay after the session of the second relay has begun.
 async fn the_cut_off_relay_stops_before_the_other_begins(disturb: impl FnOnce(&FaultProxy)) {
     let database = Database::private().await;
     let emulator = harness::emulator().await;
     let (proxy, url) = proxied(&database).await;
-    // Identifies the first relay's attempts in the journal.
+    // Give the first relay a proxy to Pub/Sub, so that the journal shows which attempts are its own.
     let pubsub = FaultProxy::start(emulator.addr()).await.unwrap();
     let of_first = with(&[("DATABASE_URL", &url)]);
     let first = Relay::start_with(&database, &pubsub.addr().to_string(), &of_first);
@@ -29,7 +29,7 @@ async fn the_cut_off_relay_stops_before_the_other_begins(disturb: impl FnOnce(&F
     second.wait_for_log("standby").await;
     let load = Load::start(&database);
     wait_for_more(&database, 100).await;
-    // From now on each answer takes a large part of an attempt's timeout.
+    // From now on each answer takes 400 ms, so that many requests are in flight.
     let slow = emulator
         .faults()
         .inject(Fault::new(Action::Delay(Duration::from_millis(400))));
@@ -64,12 +64,13 @@ async fn the_cut_off_relay_stops_before_the_other_begins(disturb: impl FnOnce(&F
     assert!(report.is_clean(), "{report}\n{}", first.log());
 }
 
-/// The client port of the connection that reads the slot.
+/// The client port of the relay's replication connection.
 async fn port_of_the_stream(database: &Database) -> u16 {
     let port = "SELECT client_port::bigint FROM pg_stat_replication";
     database.number(port).await.try_into().unwrap()
 }
 
+/// The client addresses of all publish attempts.
 fn peers(emulator: &RunningEmulator) -> BTreeSet<std::net::SocketAddr> {
     let attempts = emulator.journal().attempts();
     attempts.iter().filter_map(|attempt| attempt.peer).collect()
@@ -108,7 +109,7 @@ async fn backpressure_keeps_the_lease_as_long_as_postgresql_hears_the_relay() {
     let environment = with(&[("DATABASE_URL", &url), ("POSTRIDER_IN_FLIGHT_MIB", "1")]);
     let relay = Relay::start_with(&database, &host, &environment);
     relay.wait_for_log("streaming").await;
-    // The relay reads far less than the 80 MB that there are.
+    // The relay reads far less than the inserted 80 MB.
     tokio::time::sleep(LEASE + LEASE / 3).await;
     let log = relay.log();
     assert!(!log.contains("lease-lost"), "{log}");
@@ -131,8 +132,8 @@ async fn backpressure_keeps_the_lease_as_long_as_postgresql_hears_the_relay() {
     assert_eq!(emulator.journal().counts().attempts, attempts);
 }
 
-/// The relay's role may not see when the walsender last heard from the relay, and its other
-/// connections still work.
+/// The relay's role has no right to see when the walsender last heard from the relay. Only the
+/// replication connection is cut; the relay's other connections still work.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_relay_without_rights_to_statistics_stops_in_time_when_only_its_stream_is_cut() {
     let database = Database::private().await;
@@ -182,7 +183,7 @@ async fn backpressure_without_rights_to_statistics_keeps_the_lease_until_the_slo
     .await;
     let free = Instant::now();
     relay.wait_for_log("lease-lost").await;
-    // The relay checks every eighth of the lease.
+    // The relay checks the slot eight times per lease.
     assert!(free.elapsed() < LEASE / 2, "{:?}", free.elapsed());
 }
 
@@ -210,7 +211,7 @@ async fn a_frozen_relay_sends_nothing_new_when_it_wakes_up_after_a_takeover() {
     let of_first = |attempt: &&Attempt| attempt.peer.is_some_and(|p| peers_of_first.contains(&p));
     let late = attempts.iter().filter(of_first);
     let late = late.filter(|attempt| attempt.received >= woken).count();
-    // Requests that were in its sockets when it froze cannot be called back, at most one per key.
+    // Requests that were in the first relay's sockets when it froze still arrive, at most one per key.
     assert!(late <= 10, "{late} requests after it woke up");
     let report = harness::check_streamed(&database, &emulator).await;
     let missing = |violation: &&Violation| matches!(violation, Violation::Missing { .. });
@@ -240,7 +241,8 @@ async fn a_standby_with_a_silent_connection_notices_and_still_takes_over() {
     database.wait_until_recorded().await;
 }
 
-/// PostgreSQL's last message arrives late, after a check has found the slot free.
+/// PostgreSQL's last message on the stream arrives late, after a check of the relay has found the slot
+/// free.
 #[tokio::test(flavor = "multi_thread")]
 async fn published_events_are_recorded_even_if_the_free_slot_is_seen_first() {
     let database = Database::private().await;
@@ -248,7 +250,7 @@ async fn published_events_are_recorded_even_if_the_free_slot_is_seen_first() {
     let (proxy, url) = proxied(&database).await;
     let settings = [
         ("DATABASE_URL", &*url),
-        // The relay checks once in an eighth of this timeout.
+        // The relay checks the slot eight times per timeout.
         ("POSTRIDER_WAL_SENDER_TIMEOUT_S", "7"),
         ("POSTRIDER_PUBLISH_TIMEOUT_S", "1"),
     ];

@@ -1,5 +1,5 @@
-//! One sender at a time. A standby says that it is one, a takeover loses nothing, and a relay that
-//! is cut off from PostgreSQL stops sending before another can begin.
+//! Only one relay sends at a time. A standby reports that it waits for the slot. A takeover loses no
+//! event. A relay that is cut off from PostgreSQL stops sending before another relay can begin.
 
 mod late_answers;
 mod lease;
@@ -13,7 +13,7 @@ use crate::harness::{self, Database, Relay, eventually, insert_orders};
 use crate::http::{free_addr, get, metric};
 use crate::load::{Load, proxied, wait_for_more};
 
-/// A quarter of this lease is longer than a busy machine stalls.
+/// Settings for a short lease of 12 s. A busy machine does not stall for a quarter of this time.
 const SHORT_LEASE: [(&str, &str); 2] = [
     ("POSTRIDER_WAL_SENDER_TIMEOUT_S", "12"),
     // Long compared with the 400 ms that answers take in some tests.
@@ -21,9 +21,11 @@ const SHORT_LEASE: [(&str, &str); 2] = [
 ];
 const LEASE: Duration = Duration::from_secs(12);
 
-/// The limit for a takeover. A standby checks twice a second, and the machine may be busy.
+/// The longest time that a takeover of a free slot may take. A standby checks the slot twice a second,
+/// but the machine may be busy.
 const LEEWAY: Duration = Duration::from_secs(5);
 
+/// The settings for a short lease, and `more`.
 fn with<'a>(more: &[(&'a str, &'a str)]) -> Vec<(&'a str, &'a str)> {
     [&SHORT_LEASE[..], more].concat()
 }
@@ -56,7 +58,7 @@ async fn a_standby_names_the_holder_in_its_log_and_on_its_port() {
     assert_eq!(metric(&addr, "postrider_holds_slot").await, Some(0.0));
 }
 
-/// Otherwise the gauges of the first relay would alert people about a slot that the second relay
+/// If the first relay kept its gauges, they would alert operators about a slot that the second relay
 /// holds.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_relay_that_lost_the_slot_to_its_standby_no_longer_shows_slot_metrics() {
@@ -122,7 +124,7 @@ async fn a_rolling_deploy_under_load_loses_and_repeats_nothing_and_takes_over_in
     );
 }
 
-/// The start time of the walsender that holds the slot now, by the journal's clock.
+/// The start time of the walsender that holds the slot now, on the journal's clock.
 async fn session_began(database: &Database, emulator: &RunningEmulator) -> Duration {
     let row = database
         .client
@@ -137,8 +139,8 @@ async fn session_began(database: &Database, emulator: &RunningEmulator) -> Durat
     emulator.journal().now() - Duration::from_secs_f64(age)
 }
 
-/// Inserts 80 MB. A relay that publishes nothing reads less than that, including all that the
-/// system buffers: 32 MiB on each side of a proxy are usual.
+/// Inserts 80 MB. A relay that publishes nothing reads less, even if buffers of the system are counted,
+/// which usually hold 32 MiB on each side of a proxy.
 pub(crate) async fn insert_much(database: &Database) {
     database
         .execute(
@@ -179,8 +181,8 @@ async fn a_standby_that_finds_the_publication_altered_at_takeover_waits() {
     second.stop().await;
 }
 
-/// Both relays meet a row that PostgreSQL cannot decode past. The second recovers before the first,
-/// which waits for an answer, reaches that row.
+/// PostgreSQL cannot decode past a row, so the stream of the first relay ends. While the first relay
+/// still waits for an answer of Pub/Sub, the second relay gets the slot and recovers.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_stuck_slot_that_another_relay_already_replaced_is_not_recovered_again() {
     let database = Database::private().await;

@@ -1,4 +1,4 @@
-//! A domain behaves like its base type.
+//! Columns of a domain behave like columns of its base type.
 
 use super::World;
 use crate::mapping::{Subscriber, attributes};

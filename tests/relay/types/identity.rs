@@ -1,4 +1,4 @@
-//! The ids that consumers use to deduplicate.
+//! The event ids, which subscribers use to deduplicate.
 
 use std::collections::HashSet;
 

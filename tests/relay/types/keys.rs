@@ -1,4 +1,4 @@
-//! Ids, keys and versions of types that are rarely used for them.
+//! Ids, keys and times (`occurred_at`) of types that are rarely used for them.
 
 use super::World;
 
@@ -100,7 +100,7 @@ async fn ids_and_keys_of_any_type_are_streamed_audited_recovered_and_checked() {
     let stored = world.emulator.journal().counts().stored_messages;
     assert_eq!(stored, 2 * each as u64, "{}", relay.log());
     each_row_is_known_by_its_text(&world).await;
-    // A released row is found again by its id.
+    // Release all events. The relay must find their rows by their ids.
     relay.stop().await;
     world
         .database

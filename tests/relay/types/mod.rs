@@ -1,5 +1,5 @@
-//! Columns of every type that PostgreSQL has: in the stream, in rows read from the tables, in the
-//! audit, and in the output of each command.
+//! Columns of many types: in the stream, in rows read from the tables, in audits, and in the output of
+//! commands.
 
 mod domains;
 mod generated;
@@ -16,7 +16,8 @@ use tempfile::NamedTempFile;
 use crate::harness::{self, Database, Relay, eventually, postrider};
 use crate::mapping::settings;
 
-/// A database that captures only these tables, and the settings for them.
+/// A database whose publication contains only the tables of a test, and the relay's settings for these
+/// tables.
 struct World {
     database: Database,
     emulator: RunningEmulator,
@@ -25,7 +26,8 @@ struct World {
 }
 
 impl World {
-    /// `tables` is the SQL that creates the tables, which are captured instead of outbox.events.
+    /// Runs the SQL `tables`, which creates tables. The publication then contains the tables `captured`
+    /// instead of `outbox.events`. `toml` is the text of the settings file.
     async fn start(tables: &str, captured: &[&str], toml: &str) -> Self {
         let database = Database::start().await;
         database.execute(tables).await;
@@ -54,7 +56,7 @@ impl World {
         Relay::start_with(&self.database, &self.host, &more)
     }
 
-    /// Runs another command. Returns its output and exit status.
+    /// Runs `postrider` with these arguments. Returns stdout followed by stderr, and the exit status.
     fn command(&self, arguments: &[&str]) -> (String, Option<i32>) {
         let environment = [
             ("DATABASE_URL", self.database.url.as_str()),
@@ -73,7 +75,8 @@ impl World {
         (text(stdout) + &text(stderr), status.code())
     }
 
-    /// Checks that both `check` and `run` refuse the settings with this message.
+    /// Checks that `check` and `run` refuse the settings with `message`, and that the error of `run` is
+    /// `code`.
     async fn is_refused(&self, code: &str, message: &str) {
         let (found, status) = self.command(&["check"]);
         assert_eq!(status, Some(2), "{found}");
@@ -94,7 +97,7 @@ impl World {
         .await;
     }
 
-    /// Drops the slot, so that rows inserted from now on come from the tables.
+    /// Stops the relay and drops the slot, so that the next relay publishes later rows from the tables.
     async fn lose_the_slot(&self, relay: Relay) {
         self.database.wait_until_confirmed().await;
         relay.stop().await;

@@ -1,4 +1,4 @@
-//! Times without a zone, and times outside a calendar with four-digit years.
+//! Times without a time zone, infinite times, and years before Christ or with more than four digits.
 
 use super::World;
 use crate::mapping::{Subscriber, attributes};
@@ -101,7 +101,7 @@ async fn infinite_and_far_times_are_delivered_and_break_no_command() {
         world.wait_until_recorded(6).await;
         world.database.wait_until_confirmed().await;
         relay.stop().await;
-        // No relay runs now, so each of these rows in turn decides the age of the oldest event.
+        // No relay runs now, so `slot show` computes the age of waiting events from these rows.
         for far in FAR {
             world.database.execute(&insert(&[far])).await;
             let (shown, status) = world.command(&["slot", "show"]);
@@ -111,7 +111,7 @@ async fn infinite_and_far_times_are_delivered_and_break_no_command() {
             let (shown, _) = world.command(&["slot", "show", "--json"]);
             serde_json::from_str::<serde_json::Value>(&shown).unwrap();
         }
-        // Adds rows that cannot be sent.
+        // Add rows that cannot become messages.
         let key = "repeat('k', 2000)";
         let bad = format!(
             "INSERT INTO t (aggregatetype, aggregateid, event_type, created_at) \

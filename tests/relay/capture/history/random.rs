@@ -1,6 +1,6 @@
-//! A small generator of random numbers: the same seed gives the same history.
+//! A small random number generator. The same seed gives the same numbers, and so the same history.
 
-/// SplitMix64.
+/// The SplitMix64 generator. The field is its state, at first the seed.
 pub(super) struct Random(pub(super) u64);
 
 impl Random {
