@@ -18,8 +18,8 @@ const CREATE: &str = "CREATE PUBLICATION postrider FOR TABLE outbox.events \
 const OUT: &str = "ALTER PUBLICATION postrider DROP TABLE outbox.events";
 const IN: &str = "ALTER PUBLICATION postrider ADD TABLE outbox.events";
 
-/// Inserts rows whose keys begin with `prefix`. The prefix of rows in a gap must differ from that of
-/// streamed rows: a gap's rows are published late, so their order is only defined among themselves.
+/// Inserts rows whose keys begin with `prefix`. Rows of a gap need a prefix of their own, because the
+/// relay publishes them later than streamed rows.
 async fn insert(database: &Database, prefix: &str, rows: u32) {
     database
         .execute(&format!(
@@ -190,7 +190,7 @@ async fn a_row_written_in_a_gap_and_committed_long_after_is_delivered() {
     .unwrap();
     database.execute(IN).await;
     insert_gap(&database, 5).await;
-    // The relay compares the whole table while this row is not visible yet.
+    // Let the relay compare the whole table while the row of `slow` is not committed yet.
     relay.wait_for_log("comparing the tables").await;
     database.wait_until_recorded().await;
     slow.batch_execute("COMMIT").await.unwrap();
@@ -351,7 +351,7 @@ async fn a_relay_that_may_not_recover_stops_at_a_row_postgres_cannot_decode() {
         0,
         "no recovery was started"
     );
-    // The relay keeps refusing until an operator asks for a recovery.
+    // Each start ends with this error until an operator asks for a recovery.
     let relay = run();
     relay.wait_for_error("slot-stuck").await;
     assert_eq!(relay.wait().await.code(), Some(3));

@@ -69,8 +69,8 @@ async fn written(database: &Database) -> Expected {
     expected
 }
 
-/// Waits until all rows written so far, except the bad event, and the records of all rows of the
-/// service are deleted.
+/// Waits until all rows that are written so far are deleted, except the bad event. The records of the
+/// service's rows must be deleted too.
 async fn wait_until_pruned(database: &Database) {
     let last = database.number("SELECT max(seq) FROM public.written").await;
     let left = format!(

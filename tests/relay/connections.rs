@@ -33,7 +33,7 @@ impl Authority {
         }
     }
 
-    /// A certificate and key for `names`, with `common_name`.
+    /// Signs a certificate for the host names `names`. Returns the certificate and its key as PEM.
     fn sign(
         &self,
         common_name: &str,

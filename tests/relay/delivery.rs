@@ -104,8 +104,8 @@ async fn an_idle_relay_retains_no_wal_and_writes_nothing_while_other_tables_are_
         let create = "CREATE TABLE other (n int)";
         client.batch_execute(create).await.unwrap();
     }
-    // Write to the two databases alternately. After each write, WAL of this one database alone must
-    // let the slot advance.
+    // Write to the two databases alternately. The slot must advance after each write, so WAL of either
+    // database alone must be enough.
     for _ in 0..5 {
         for client in clients {
             let fill = "INSERT INTO other SELECT generate_series(1, 20000)";

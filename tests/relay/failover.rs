@@ -19,7 +19,7 @@ async fn pair() -> Option<Pair> {
     let primary = ScratchPostgres::builder()
         .setting("synchronized_standby_slots", "")
         .start();
-    // Older servers do not know the setting.
+    // Older servers do not start with the unknown setting `synchronized_standby_slots`.
     let primary = primary.ok().filter(|s| s.major_version().unwrap() >= 17)?;
     let mut database = Database::on_with(primary, &[("POSTRIDER_SLOT_FAILOVER", "true")]).await;
     database

@@ -159,7 +159,7 @@ async fn refused_connections_a_black_hole_and_late_requests_lose_and_swap_nothin
     for flow in [Flow::Swallowed, Flow::Stalled] {
         wait_for_more(&database, 50).await;
         referee.proxy.set_flow(flow);
-        // Longer than an attempt may take.
+        // Wait for longer than a publish attempt may take (1 s).
         tokio::time::sleep(Duration::from_secs(3)).await;
         referee.proxy.heal();
     }
@@ -307,7 +307,7 @@ async fn an_event_over_a_limit_stops_only_its_key() {
     insert_orders(&database, 50, 5).await;
     database.wait_until_recorded().await;
     database.wait_until_confirmed().await;
-    // The bad event and the ten later events of its key.
+    // Expect the bad event and the ten later events of its key in quarantine.
     assert_eq!(
         in_state(&database, "quarantined").await,
         11,

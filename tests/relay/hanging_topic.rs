@@ -27,7 +27,8 @@ async fn a_topic_that_never_answers_does_not_hold_up_other_topics() {
              SELECT 'hanging', 'h-' || i, 'Made', i, '{}' FROM generate_series(1, 40) i",
         )
         .await;
-    // Forty requests have timed out, and the topic is now limited to one request in flight.
+    // Wait for 42 failures. Then all forty requests have timed out, and the relay limits the topic to
+    // one request in flight.
     eventually("the topic has failed often", || async {
         let failures = metric(&port, "postrider_publish_failures_total").await?;
         (failures >= 42.0).then_some(())

@@ -1,5 +1,5 @@
-//! Hostile clients of the HTTP port. The port reveals no secrets, and keeps answering probes no
-//! matter what clients send or leave out.
+//! Hostile clients connect to the HTTP port. The port reveals no secrets, and keeps answering probes
+//! no matter what clients send or leave out.
 
 use std::time::{Duration, Instant};
 

@@ -1,4 +1,5 @@
-//! The HTTP port while the relay streams, is on standby, and during an outage.
+//! Tests the HTTP port of a relay that streams, of a relay during an outage of Pub/Sub, and of a
+//! standby.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 

@@ -1,4 +1,4 @@
-//! Names and ids that would run as SQL if the relay forgot to quote them.
+//! Names and ids contain text that would run as SQL if the program forgot to quote it.
 
 use std::io::Write;
 use std::process::ExitStatus;

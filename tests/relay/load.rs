@@ -1,5 +1,5 @@
-//! A load that continues through every fault. Only one session writes at a time, so insertion order is
-//! commit order.
+//! A load generator that continues through every fault. Only one of its sessions writes at a time, so
+//! insertion order is commit order.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};

@@ -1,5 +1,5 @@
-//! The relay against a real PostgreSQL and a real gRPC server. The relay is the process under test;
-//! the tests create everything else themselves.
+//! Tests the relay with a real PostgreSQL server and a real gRPC server. The relay runs as a process.
+//! The tests create everything else themselves.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 

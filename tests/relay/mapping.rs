@@ -1,4 +1,4 @@
-//! Messages as a subscriber receives them: tables, columns, payloads and envelopes, end to end.
+//! Tests which messages a subscriber receives, with different tables, columns, payloads and envelopes.
 
 use std::collections::HashMap;
 use std::io::Write;
@@ -348,7 +348,7 @@ async fn under_halt_an_unmappable_or_too_large_event_stops_the_relay_and_nothing
             log.contains("outbox.events") && log.contains("hint:"),
             "{log}"
         );
-        // The slot is still before the bad row, so the stream sends the row again.
+        // The confirmed position is still before the bad row, so the stream sends the row again.
         let relay = Relay::start_with(&database, &addr, &policy);
         relay.wait_for_error(code).await;
         assert_eq!(relay.wait().await.code(), Some(5));

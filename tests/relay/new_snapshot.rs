@@ -105,8 +105,8 @@ async fn no_row_is_read_while_its_transaction_is_committing() {
     database.execute(STANDBY).await;
     database.execute("SELECT pg_reload_conf()").await;
     let committing = harness::connect(&database.url).await;
-    // Commit rows repeatedly, because the first commits may finish before the server has loaded the
-    // setting.
+    // Commit rows repeatedly, because the first commits may finish before the server has loaded
+    // `synchronous_standby_names`.
     let is_over = Arc::new(AtomicBool::new(false));
     let seen = is_over.clone();
     let committing = tokio::spawn(async move {

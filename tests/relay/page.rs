@@ -1,7 +1,7 @@
 //! Tests of the web page on the HTTP port: who may read its data, and what a real browser shows.
 //!
 //! The browser is Chromium, found by the name `chromium` or by POSTRIDER_CHROMIUM; `make test` installs it
-//! in CI. Without it the test of the browser is skipped.
+//! in CI. Without Chromium, the test in a browser is skipped.
 
 use std::path::Path;
 use std::process::Command;

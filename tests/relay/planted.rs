@@ -101,8 +101,8 @@ END
 $plant$;
 "#;
 
-/// The first path puts the planted names before PostgreSQL's own. The second is the default, under
-/// which planted names are used where their types match better.
+/// The first path puts the planted names before PostgreSQL's own. The second path is PostgreSQL's
+/// default: a planted object is only used if its argument types match better.
 const PATHS: [&str; 2] = ["evil, public, pg_catalog", "\"$user\", public"];
 
 async fn planted(path: &str) -> ScratchPostgres {

@@ -1,5 +1,5 @@
-//! Ordinary events in the life of a database, under load. Nothing is lost, the order holds, and the
-//! relay continues by itself, or stops with an error code that says what to do.
+//! Ordinary events in the life of a database happen under load. No event is lost, and the order holds.
+//! The relay continues by itself, or stops with an error that says what to do.
 
 mod partitions;
 
@@ -65,7 +65,7 @@ async fn sessions_terminated_repeatedly_under_load_lose_nothing() {
         let terminate = format!(
             "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE {victims}"
         );
-        // The session may be reconnecting at this moment.
+        // Retry, because the session may be reconnecting at this moment.
         eventually(victims, || async {
             (database.number(&terminate).await > 0).then_some(())
         })
@@ -343,12 +343,12 @@ async fn a_short_statement_timeout_of_the_role_ends_no_statement_waiting_for_a_l
         (database.number(waiting).await > 0).then_some(())
     })
     .await;
-    // Several times as long as the role's `statement_timeout`.
+    // Wait for several times the role's `statement_timeout`.
     tokio::time::sleep(Duration::from_secs(1)).await;
     locker.batch_execute("COMMIT").await.unwrap();
     all_is_delivered(&database, &emulator, &relay).await;
     let log = relay.log();
-    // The supervisor's queries have a timeout of their own.
+    // Ignore the supervisor's queries, which have their own statement timeout.
     let is_ended = |line: &str| line.contains("57014") && !line.contains("the publication");
     assert!(!log.lines().any(is_ended), "{log}");
     let report = harness::check_streamed(&database, &emulator).await;

@@ -71,8 +71,8 @@ async fn wait_until_settled(database: &Database) {
     .await;
 }
 
-/// Restarts the relay, because its first audit raises the floor soon after the start. Waits as
-/// [`wait_until_settled`] does.
+/// Restarts the relay, because its first audit raises the floor soon after the start. Then waits with
+/// [`wait_until_settled`].
 async fn restarted(database: &Database, relay: Relay, run: &impl Fn() -> Relay) -> Relay {
     relay.stop().await;
     let relay = run();

@@ -55,11 +55,10 @@ async fn a_row_filter_refuses_a_start_and_is_reported_and_repaired_while_streami
     recorded(&database, 2).await;
 }
 
-/// pgoutput caches whether the publication contains a table. A transaction inserts rows while the
-/// table is out of the publication, and more rows after the table is back. The first session streams
-/// another transaction before this one, so pgoutput sends all rows of this transaction. The next
-/// session begins with this transaction, so pgoutput leaves out the first rows. The other rows then
-/// have different ordinals.
+/// pgoutput caches whether the publication contains a table. Transaction A inserts rows while the table
+/// is out of the publication, and more rows after the table is back. The first session streams
+/// transaction B before A, so pgoutput sends all rows of A. The next session begins with A, so pgoutput
+/// leaves out the first rows of A, and the later rows of A have different ordinals.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_transaction_with_other_rows_after_a_restart_is_recognised_by_its_event_ids() {
     let mut database = Database::private().await;
@@ -245,7 +244,7 @@ async fn a_recovery_skips_no_row_of_a_table_rewritten_before_its_turn() {
 }
 
 /// Event ids of numbered rows depend on `inserted_xid`. If the stream sends rows without this column,
-/// the relay must not give them other event ids than the same rows have in the table.
+/// the relay must still give them the event ids that the same rows have in the table.
 #[tokio::test(flavor = "multi_thread")]
 async fn leaving_inserted_xid_out_of_the_column_list_for_a_moment_repeats_nothing() {
     let database = Database::private().await;

@@ -1,5 +1,5 @@
-//! Trouble with Pub/Sub or the network to it, under load. Other topics and keys continue, nothing
-//! is lost, the order holds, and the metrics show the trouble.
+//! Pub/Sub, or the network to Pub/Sub, fails under load. Other topics and keys continue, no event is
+//! lost, the order holds, and the metrics show the failures.
 
 mod topics;
 
@@ -94,8 +94,8 @@ impl World {
     }
 }
 
-/// If the violation is that two requests of a key were in flight together, and the second request
-/// repeats the first, returns these requests.
+/// Returns the two requests of an `InFlightTogether` violation, if the second request repeats the
+/// first.
 fn repeated_together<'a>(
     violation: &Violation,
     attempts: &'a [Attempt],

@@ -166,7 +166,7 @@ impl Referee {
         self.publisher.update_topic(request).await.unwrap();
     }
 
-    /// Creates a subscription to `topic`. It gets the messages that are published from now on.
+    /// Creates a subscription to `topic`, which gets the messages that are published from now on.
     pub(crate) async fn subscribe(&mut self, topic: &str) {
         static COUNT: AtomicU32 = AtomicU32::new(0);
         let count = COUNT.fetch_add(1, Ordering::Relaxed);

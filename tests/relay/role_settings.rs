@@ -1,5 +1,5 @@
 //! A role, a database or a table has settings that the relay does not expect. The relay overrides
-//! them, or reports what to change. It loses and repeats no event.
+//! these settings, or reports what to change. The relay loses and repeats no event.
 
 use std::time::Duration;
 

@@ -14,7 +14,7 @@ use crate::service::{rsa_key, service_account, tls_in_front_of};
 
 /// A text in every payload.
 const PAYLOAD: &str = "tell-nobody-4711";
-/// The value of a header of every event, or a part of it.
+/// A text in a header of every event.
 const HEADER: &str = "nor-this-0815";
 
 /// The beginning of an access token, which is JSON in base64.
@@ -305,7 +305,7 @@ async fn no_secret_is_printed_at_trace_level_for_rows_read_by_sql() {
     assert!(output.contains("slot-missing"), "no recovery");
     secrets.assert_unseen(&output, "by a recovery");
 
-    // These commands log nothing, so this checks only their output.
+    // These commands log nothing, so the loop checks only their output.
     let talkative = [&environment[..], &[("RUST_LOG", "trace")]].concat();
     for command in [
         &["check"][..],

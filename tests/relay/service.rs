@@ -1,5 +1,6 @@
-//! An endpoint with TLS and Application Default Credentials, like the real service: our emulator
-//! behind a TLS terminator, and a service account whose tokens are signed locally.
+//! The relay publishes to an endpoint with TLS and Application Default Credentials, like the real
+//! service. The endpoint is our emulator behind a TLS terminator. The relay uses a service account
+//! and signs its tokens locally.
 
 use std::net::SocketAddr;
 use std::process::{Command, Stdio};
@@ -79,7 +80,7 @@ pub(crate) async fn tls_in_front_of(target: String) -> (u16, String) {
             tokio::spawn(async move {
                 let mut plain = TcpStream::connect(target).await.unwrap();
                 if let Ok(mut secure) = acceptor.accept(stream).await {
-                    // Ends when either side closes its connection.
+                    // The copy ends when either side closes its connection.
                     let _ = tokio::io::copy_bidirectional(&mut secure, &mut plain).await;
                 }
             });
@@ -179,7 +180,7 @@ async fn an_endpoint_with_a_wrong_or_untrusted_certificate_gets_nothing() {
     assert!(once, "{report}");
 }
 
-/// Says for each call whether the call carried an `authorization` header.
+/// One entry per call: whether the call carried an `authorization` header.
 type Calls = Arc<Mutex<Vec<bool>>>;
 
 /// Starts a server that refuses every call as unauthenticated, and notes which calls carried

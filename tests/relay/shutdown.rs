@@ -1,5 +1,5 @@
-//! Graceful shutdown: on SIGTERM at any moment the relay exits in time, and its successor resends
-//! at most unrecorded events.
+//! Graceful shutdown: on SIGTERM at any moment the relay exits in time, and the next relay resends
+//! only unrecorded events, if any.
 
 use std::time::{Duration, Instant};
 
@@ -292,7 +292,7 @@ async fn sigterm_during_a_release_which_the_next_relay_completes() {
     );
 }
 
-/// The variable with the seed of the random delays. It replays an earlier run.
+/// The variable with the seed of the random delays. Set it to replay an earlier run.
 const SEED: &str = "POSTRIDER_TEST_SEED";
 
 fn seed() -> u64 {

@@ -1,6 +1,6 @@
-//! Rows that the stream cannot bring: bytes without a form in UTF-8, values larger than any message, and
-//! rows from before a column was altered. The relay recovers by itself, and reads the rows from their
-//! table.
+//! The stream cannot bring some rows: rows with bytes that have no form in UTF-8, rows with values larger
+//! than any message, and rows from before a column was altered. The relay recovers by itself and reads
+//! such rows from their table.
 
 use pubsub_emulator::RunningEmulator;
 use scratch_postgres::ScratchPostgres;

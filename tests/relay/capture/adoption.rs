@@ -78,7 +78,7 @@ fn poller(url: &str, stop: Arc<AtomicBool>) -> JoinHandle<Vec<i64>> {
 struct Shop {
     database: Database,
     emulator: RunningEmulator,
-    /// Keeps the settings file, which would be deleted on drop.
+    /// Keeps the settings file. A drop deletes the file.
     _settings: NamedTempFile,
 }
 
@@ -218,7 +218,8 @@ async fn prepared_with(settings: &str) -> (Shop, String) {
     (shop, path)
 }
 
-/// The relay's own `start = all` decides, even if `init` ran without it.
+/// The relay publishes old rows if its own settings say `start = all`, even if `init` ran without this
+/// setting.
 #[tokio::test(flavor = "multi_thread")]
 async fn start_all_publishes_old_rows_even_if_init_ran_without_it() {
     let (shop, path) = prepared_with(&SETTINGS.replace("start = \"all\"\n", "")).await;

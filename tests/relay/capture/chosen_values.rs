@@ -1,5 +1,5 @@
-//! Writers that fill the columns `inserted_xid` and `seq` themselves, as an ORM that writes every column
-//! does. Each row is published regardless of these values, and the other rows are not affected.
+//! Some writers fill the columns `inserted_xid` and `seq` themselves, like an ORM that writes every
+//! column. The relay publishes each row regardless of these values. Other rows are not affected.
 
 use super::World;
 use super::table::Kind;

@@ -3,7 +3,7 @@
 use super::World;
 use super::table::Kind;
 
-/// Runs `init --apply`, which adds missing columns. Checks that it reports a complete table.
+/// Runs `init --apply`, which adds missing columns. Checks that `init` reports a complete table.
 fn init(world: &World) {
     let done = world.run(&["init", "--apply"], &[]);
     let said = String::from_utf8_lossy(&done.stdout);

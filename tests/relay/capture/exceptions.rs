@@ -1,5 +1,5 @@
-//! Captured tables with `dispatch = exceptions`, where published events get no record: rows may be
-//! repeated, but none is lost, and no old row is published.
+//! With `dispatch = exceptions`, published events get no record. The relay may repeat rows, but it
+//! loses no row and publishes no old row.
 
 use pubsub_emulator::{Action, Fault};
 use tonic::Code;
@@ -135,7 +135,7 @@ async fn renaming_a_table_loses_nothing_without_records() {
     }
 }
 
-/// The partition is filled before the floor last rises, and attached afterwards.
+/// The partition is filled first. Then the floor rises above its rows, and then it is attached.
 #[tokio::test(flavor = "multi_thread")]
 async fn rows_of_a_partition_filled_long_before_are_published_without_records() {
     let (mut world, relay) = served(Kind::Partitioned).await;

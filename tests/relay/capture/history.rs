@@ -276,7 +276,8 @@ impl History {
         let relay = self.world.relay();
         let key = format!("out{}", self.step);
         self.world.insert(&key, 5).await;
-        // Skip this wait while a transaction is open: the relay may wait for its end before it streams.
+        // Skip this wait while a transaction is open, because the relay may have to wait for the end of
+        // the transaction before it streams.
         if self.slow.is_none() && self.prepared.is_empty() {
             self.world.wait_until_compared(&relay).await;
         }
@@ -368,7 +369,7 @@ impl History {
     }
 }
 
-/// Runs one history per seed in `seeds`, or only that of the seed in `POSTRIDER_HISTORY_SEED`.
+/// Runs one history per seed in `seeds`, or only the history of the seed in `POSTRIDER_HISTORY_SEED`.
 async fn histories(kind: Kind, dispatch: &str, seeds: &[u64]) {
     let asked = std::env::var("POSTRIDER_HISTORY_SEED");
     match asked.ok().and_then(|seed| seed.parse().ok()) {

@@ -23,8 +23,8 @@ async fn with_a_backlog(kind: Kind) -> World {
     world
 }
 
-/// Checks that no session of the relay keeps a transaction or a snapshot open for long. Vacuum or a
-/// schema change would wait for it.
+/// Checks that no session of the relay keeps a transaction or a snapshot open for long. Otherwise
+/// vacuum or a schema change would have to wait.
 async fn assert_nothing_is_held(world: &World) {
     const WATCHES_FOR: Duration = Duration::from_secs(3);
     let old = "SELECT count(*) FROM pg_stat_activity \
@@ -33,7 +33,7 @@ async fn assert_nothing_is_held(world: &World) {
     let began = Instant::now();
     while began.elapsed() < WATCHES_FOR {
         assert_eq!(world.database.number(old).await, 0, "an old transaction");
-        // Use up a transaction id, so that the age of a snapshot that the relay holds grows.
+        // Use up a transaction id, so that the snapshots of other sessions age.
         world.execute("SELECT pg_current_xact_id()").await;
         tokio::time::sleep(Duration::from_millis(50)).await;
     }

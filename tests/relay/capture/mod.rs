@@ -1,6 +1,6 @@
-//! Tests of which rows of a captured table the relay publishes. The relay publishes each row that is
-//! committed after capturing began, and no older row, whatever happens to the table. With
-//! `dispatch = full` it publishes each row once.
+//! Tests which rows of a captured table the relay publishes: each row that is committed after
+//! capturing began, and no older row, whatever happens to the table. With `dispatch = full`, the relay
+//! publishes each row once.
 
 mod adoption;
 mod chosen_values;
@@ -40,7 +40,7 @@ struct World {
     settings: NamedTempFile,
     /// Environment variables of the relay, in addition to the settings file.
     more: Vec<(&'static str, String)>,
-    /// The number of the next row, which its payload contains as `n`.
+    /// The number of the next row. A row's payload contains its number as `n`.
     next: u32,
     expected: Expected,
     /// The event ids in `expected`.
@@ -187,8 +187,7 @@ impl World {
         sql
     }
 
-    /// Expects from now on that every new row that is now in the table is published. Old rows are not
-    /// expected.
+    /// Adds the new rows that are now in the table to the expected rows. Old rows are never expected.
     async fn note(&mut self) {
         let sql = format!(
             "SELECT {id}::text, aggregateid FROM {table} e \
@@ -199,8 +198,7 @@ impl World {
         self.note_rows(&sql).await;
     }
 
-    /// Expects from now on that the rows of the query `sql` are published. The query returns event ids
-    /// and keys.
+    /// Adds the rows of the query `sql` to the expected rows. The query returns event ids and keys.
     async fn note_rows(&mut self, sql: &str) {
         for row in self.database.client.query(sql, &[]).await.unwrap() {
             let (id, key): (String, String) = (row.get(0), row.get(1));
@@ -287,8 +285,8 @@ impl World {
         checks::check(&self.emulator.journal().attempts(), &self.expected)
     }
 
-    /// Creates a table with 20 old rows and starts a relay. The relay has published `rows` rows with
-    /// keys `before-…` and compared the table when this returns.
+    /// Creates a table with 20 old rows and starts a relay. Waits until the relay has published `rows`
+    /// new rows with keys `before-…` and has compared the table.
     async fn served(kind: Kind, rows: u32) -> (Self, Relay) {
         Self::new(kind, 20).await.serve(rows).await
     }

@@ -1,5 +1,4 @@
-//! Rows that enter a captured table without being new, and partitions that are attached and
-//! detached.
+//! Rows are moved between partitions, and partitions are attached or detached.
 
 use std::collections::HashMap;
 
@@ -10,15 +9,15 @@ use super::World;
 use super::table::Kind;
 use crate::harness::{self, eventually};
 
-/// Creates, fills and attaches a partition. Its rows are not in the stream, because they were
-/// inserted before it belonged to the captured table.
+/// Creates, fills and attaches a partition. Its rows are not in the stream, because they are inserted
+/// before the partition belongs to the captured table.
 const ATTACH: &str = "\
     CREATE TABLE public.more (LIKE public.parts INCLUDING ALL); \
     INSERT_ROWS; \
     ALTER TABLE public.parts ATTACH PARTITION public.more \
         FOR VALUES FROM ('2030-01-01') TO ('2031-01-01')";
 
-/// Attaches a partition with `rows` rows and notes them.
+/// Attaches a partition that contains `rows` new rows.
 async fn attach(world: &mut World, rows: u32) {
     let first = world.next;
     world.next += rows;
@@ -31,7 +30,8 @@ async fn attach(world: &mut World, rows: u32) {
     world.execute(&ATTACH.replace("INSERT_ROWS", &insert)).await;
 }
 
-/// The next audit publishes the rows. An audit runs soon after a start and then every few minutes.
+/// The next audit publishes the rows. The test restarts the relay, because an audit runs soon after a
+/// start, but otherwise only every few minutes.
 #[tokio::test(flavor = "multi_thread")]
 async fn rows_of_a_partition_attached_under_a_running_relay_are_published() {
     let (mut world, relay) = World::served(Kind::Partitioned, 50).await;
@@ -63,7 +63,7 @@ async fn rows_of_an_attached_partition_are_published_even_if_the_slot_is_lost() 
     world.assert_published_once(relay).await;
 }
 
-/// The rows are older than the floor by the time they are attached.
+/// When the partition is attached, its rows are already below the floor.
 #[tokio::test(flavor = "multi_thread")]
 async fn rows_of_a_partition_filled_long_before_are_published() {
     let (mut world, relay) = World::served(Kind::Partitioned, 50).await;
@@ -73,7 +73,7 @@ async fn rows_of_a_partition_filled_long_before_are_published() {
                FROM generate_series(1001, 1030) i";
     world.execute(sql).await;
     relay.stop().await;
-    // The floor rises above those rows.
+    // Let the floor rise above the rows of `long_ago`.
     world.insert("a", 30).await;
     let relay = world.relay();
     world.note().await;
@@ -119,8 +119,9 @@ async fn a_partition_that_is_detached_and_attached_again_repeats_nothing() {
     world.assert_published_once(relay).await;
 }
 
-/// Two ways in which rows move to another partition.
+/// Moves rows to a later partition with an `UPDATE`.
 const BY_UPDATE: &str = "UPDATE public.parts SET day = day + 366 WHERE day < '2022-06-01'";
+/// Moves rows to a later partition with a `DELETE` and an `INSERT`, as pg_partman does.
 const BY_PARTMAN: &str = "\
     WITH gone AS (DELETE FROM public.parts WHERE day < '2022-06-01' RETURNING *) \
     INSERT INTO public.parts SELECT id, aggregatetype, aggregateid, event_type, payload, day + 366, \
@@ -146,8 +147,8 @@ async fn moved(how: &str, with_restart: bool) {
 async fn a_moved_row_whose_record_was_pruned_is_published_again_under_its_event_id() {
     let (world, relay) = World::served(Kind::Partitioned, 60).await;
     world.wait_until_compared(&relay).await;
-    // The relay compares the whole table only after a change, so it does not notice the pruning by
-    // itself.
+    // The pruning alone does not make the relay publish the rows again, because the relay compares the
+    // whole table only after a change.
     let prune = "DELETE FROM outbox.dispatch d USING public.parts e \
                  WHERE d.event_id = e.id AND e.day < '2022-06-01'";
     let pruned = world.database.client.execute(prune, &[]).await.unwrap();
@@ -190,7 +191,8 @@ async fn old_rows_that_move_to_another_partition_are_not_published() {
     world.assert_published_once(relay).await;
 }
 
-/// Rows are published once even if both their insert and their move are still to be streamed.
+/// The rows are inserted and moved while no relay runs. The next relay streams both changes, but
+/// publishes each row once.
 #[tokio::test(flavor = "multi_thread")]
 async fn rows_that_move_before_they_are_streamed_are_published_once() {
     for how in [BY_UPDATE, BY_PARTMAN] {
@@ -204,7 +206,7 @@ async fn rows_that_move_before_they_are_streamed_are_published_once() {
     }
 }
 
-/// A row that one transaction inserts and moves is new.
+/// A row that is inserted and moved by the same transaction is a new row.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_row_that_its_own_transaction_moves_is_published() {
     let (mut world, relay) = World::served(Kind::Partitioned, 20).await;
@@ -251,8 +253,8 @@ async fn rows_of_an_unlogged_partition_are_published_once_it_is_logged() {
     world.assert_published_once(relay).await;
 }
 
-/// The relay has read the rows from their table, and they wait for Pub/Sub. Meanwhile the stream
-/// brings the same rows as moved rows.
+/// The relay has read the rows from their table, and they wait for Pub/Sub. Meanwhile the rows move, so
+/// the stream brings them as inserts too.
 #[tokio::test(flavor = "multi_thread")]
 async fn rows_that_move_while_a_recovery_publishes_them_are_published_once() {
     let (mut world, relay) = World::served(Kind::Partitioned, 60).await;
@@ -273,8 +275,9 @@ async fn rows_that_move_while_a_recovery_publishes_them_are_published_once() {
     world.assert_published_once(relay).await;
 }
 
-/// A continued recovery identifies rows by `inserted_xid`, so rows may change in any way that
-/// leaves `inserted_xid` as it is.
+/// Runs the SQL `changes` between an interrupted recovery and its continuation. A continued recovery
+/// identifies rows by `inserted_xid`, so other changes of a row must not make the relay repeat or lose
+/// the row.
 async fn changed_before_a_recovery_is_continued(kind: Kind, changes: &[&str]) {
     let (mut world, relay) = World::served(kind, 60).await;
     relay.stop().await;

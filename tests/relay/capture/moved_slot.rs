@@ -1,12 +1,12 @@
-//! A slot that was moved forward, or replaced by a copy of another slot, after `init` and before
-//! the first start. No relay has recorded a position yet, so only the capture records show that the
-//! slot has skipped rows.
+//! The slot is moved forward, or replaced by a copy of another slot, after `init` and before the first
+//! start. No relay has recorded a position yet, so only the capture records show that the slot has
+//! skipped rows.
 
 use super::World;
 use super::table::Kind;
 
-/// `skip` makes the slot skip the rows that were committed before. The relay publishes these from
-/// the table.
+/// Calls `skip`, which makes the slot skip the rows that are committed so far. Checks that the commands
+/// report the changed slot, and that the relay publishes the skipped rows from the table.
 async fn rows_that_the_slot_skips_come_from_the_table(
     dispatch: &str,
     skip: impl AsyncFnOnce(&World),

@@ -1,4 +1,4 @@
-//! In a recovery, the rows of each key come in insertion order, regardless of their `version` and of
+//! A recovery publishes the rows of each key in insertion order, regardless of their `version` and of
 //! which transaction began first.
 
 use super::World;
@@ -6,7 +6,8 @@ use super::table::Kind;
 
 const VERSIONS: [&str; 3] = ["i::text", "NULL", "CASE WHEN i % 3 = 0 THEN i::text END"];
 
-/// Inserts rows of one key, each in its own transaction, with these values of `version`.
+/// Inserts 40 rows of one key, one transaction per row, and loses the slot. Checks that the rows are
+/// published in insertion order. `version` is the SQL expression for the column `version` of row `i`.
 async fn in_order_of_insertion(kind: Kind, version_type: &str, version: &str) {
     let world = World::new(kind, 20).await;
     if kind != Kind::Events {
@@ -60,7 +61,7 @@ async fn a_version_that_counts_down_does_not_change_the_order() {
     }
 }
 
-/// The transaction that began first may be the last to insert for a key.
+/// Checks the order of a key when the transaction that began first inserts its row last.
 async fn overlapping_transactions_keep_the_order(kind: Kind) {
     let (mut world, relay) = World::served(kind, 20).await;
     relay.stop().await;

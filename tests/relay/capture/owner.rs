@@ -1,5 +1,5 @@
-//! One relay per table. A second relay is refused, also under another slot name, unless the first
-//! is gone and an operator says so.
+//! A table belongs to one slot. A relay with another slot is refused, unless the relay of the first
+//! slot is gone and an operator runs `recover --adopt`.
 
 use super::World;
 use super::table::Kind;

@@ -1,10 +1,11 @@
-//! A captured table that is renamed, or out of the settings for a while. Its rows stay captured,
-//! and their events keep their identity.
+//! A captured table is renamed, or is missing from the settings for a while. Its rows stay captured,
+//! and their events keep their event ids.
 
 use super::table::Kind;
 use super::{World, write_settings};
 
-/// Renames the table with this statement, while the relay is down or while it runs.
+/// Renames the table to `name` with the statement `rename`, while the relay is down or runs
+/// (`is_running`). With `loses_slot`, also drops the slot. Checks that every row is published.
 async fn renamed(kind: Kind, rename: &str, name: &str, is_running: bool, loses_slot: bool) {
     let (mut world, relay) = World::served(kind, 50).await;
     let relay = if is_running {
@@ -19,7 +20,7 @@ async fn renamed(kind: Kind, rename: &str, name: &str, is_running: bool, loses_s
     world.now_called(name);
     world.insert("b", 30).await;
     if let Some(relay) = relay {
-        // The relay may or may not have noticed that its table is gone.
+        // Kill the relay. It may or may not have noticed that its table is gone.
         drop(relay);
     }
     world.insert("c", 30).await;
@@ -95,7 +96,9 @@ async fn a_renamed_table_keeps_the_identity_of_its_events() {
     world.assert_published_once(relay).await;
 }
 
-/// A rolled-back deployment: the settings lack the table, and the relay serves another one.
+/// Rolls a deployment back for a while: the settings do not contain the table, and a relay serves
+/// `outbox.events` instead. With `leaves_publication`, the publication does not contain the table
+/// either. With `loses_slot`, the slot is dropped before the table is in the settings again.
 async fn out_of_the_settings(leaves_publication: bool, loses_slot: bool) {
     let (mut world, relay) = World::served(Kind::Numbered, 50).await;
     relay.stop().await;

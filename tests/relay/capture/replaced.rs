@@ -1,5 +1,5 @@
-//! A captured table that is replaced: recreated, copied and swapped, or restored. No event is lost,
-//! and no event with a record is published again.
+//! A captured table is recreated, swapped with a copy of itself, or restored. No event is lost, and no
+//! event with a record is published again.
 
 use super::World;
 use super::table::Kind;
@@ -7,14 +7,14 @@ use crate::harness::Relay;
 
 const PUBLISH: &str = "ALTER PUBLICATION postrider ADD TABLE TABLE_NAME";
 
-/// The table as its service recreates it, with the columns that `init` had added.
+/// Recreates the table, with the column `inserted_xid` that `init` had added.
 pub(super) const RECREATE: &str = "\
     DROP TABLE public.numbered; \
     CREATE TABLE public.numbered (id bigserial PRIMARY KEY, aggregatetype text, aggregateid text, \
         event_type text, payload jsonb, \
         inserted_xid xid8 NOT NULL DEFAULT pg_current_xact_id())";
 
-/// What the relay does while the table is recreated.
+/// The state of the relay and the slot while the table is replaced.
 #[derive(Clone, Copy, PartialEq)]
 enum Meanwhile {
     RelayRuns,
@@ -32,7 +32,7 @@ async fn recreated(meanwhile: Meanwhile) {
         }
     };
     world.execute(RECREATE).await;
-    // The publication does not have the new table yet.
+    // The publication does not contain the new table yet.
     world.insert("a", 30).await;
     world.execute(PUBLISH).await;
     world.insert("b", 30).await;
@@ -66,8 +66,9 @@ async fn settle(world: &mut World, relay: Relay) {
     relay.stop().await;
 }
 
-/// After a sequence restarts, the numbers that the relay has recorded are no longer valid. Tests a
-/// recovery right after the restart, and one after the relay has audited rows with new numbers.
+/// The SQL `begin_again` makes the ids of new rows start at 1 again, lower than the number that the
+/// relay has recorded as `floor_seq`. Checks that a recovery still finds all rows: a recovery right
+/// afterwards, and a recovery after the relay has audited rows with new ids.
 async fn numbers_that_begin_again_hide_no_row_from_a_recovery(begin_again: &str, publish: &str) {
     for is_seen in [false, true] {
         numbers_begin_again(begin_again, publish, is_seen).await;
@@ -77,7 +78,7 @@ async fn numbers_that_begin_again_hide_no_row_from_a_recovery(begin_again: &str,
 async fn numbers_begin_again(begin_again: &str, publish: &str, is_seen: bool) {
     let (mut world, relay) = World::served(Kind::Numbered, 200).await;
     relay.stop().await;
-    // A second session audits again, and so learns how far the numbers have come.
+    // The audit of a second session records how far the ids have come.
     let relay = world.streaming().await;
     settle(&mut world, relay).await;
     world.execute(begin_again).await;
@@ -117,8 +118,8 @@ async fn a_recovery_finds_the_rows_after_their_sequence_was_restarted() {
     numbers_that_begin_again_hide_no_row_from_a_recovery(restart, "").await;
 }
 
-/// Services may choose the number themselves, or take it from the sequence long before they insert
-/// the row, as object mappers do. The order of such rows is not guaranteed.
+/// Services may choose an id themselves, or take an id from the sequence long before they insert the
+/// row, as object mappers do. The order of such rows is not guaranteed.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_recovery_finds_a_row_whose_writer_chose_its_number() {
     let (mut world, relay) = World::served(Kind::Numbered, 200).await;
@@ -143,7 +144,7 @@ const SWAP: &str = "\
     ALTER TABLE TABLE_NAME RENAME TO old_one; ALTER TABLE SCHEMA.copied RENAME TO NAME; \
     ALTER PUBLICATION postrider SET TABLE TABLE_NAME; COMMIT";
 
-/// Copies and swaps the table, like tools that change a table without a lock.
+/// Copies the table and swaps the table with the copy, like tools for online schema changes.
 async fn copied_and_swapped(kind: Kind, meanwhile: Meanwhile) {
     let (mut world, relay) = World::served(kind, 50).await;
     let relay = match meanwhile {
@@ -187,11 +188,12 @@ async fn copying_and_swapping_a_table_whose_slot_is_lost_repeats_and_loses_nothi
     copied_and_swapped(Kind::Events, Meanwhile::SlotIsLost).await;
 }
 
-/// Rows that are copied out, removed and copied back appear in the stream a second time.
+/// Copies the rows to a file, removes them, and copies them back. The rows then appear in the stream a
+/// second time, or only in the table if the slot is lost (`loses_slot`).
 async fn restored(kind: Kind, loses_slot: bool) {
     let (mut world, relay) = World::served(kind, 50).await;
     relay.stop().await;
-    // These rows are not yet published when they are removed.
+    // The relay has not published these rows when they are removed.
     world.insert("a", 30).await;
     world.note().await;
     let remove = match kind {

@@ -4,11 +4,11 @@
 pub(super) enum Kind {
     /// `outbox.events`, as `init` creates it.
     Events,
-    /// Ids are numbers, which restart at 1 when the table is recreated.
+    /// Ids are numbers from a sequence, which restart at 1 when the table is recreated.
     Numbered,
-    /// Ids are random; the table has no numbers.
+    /// Ids are random UUIDs. The service's table has no column that counts the rows.
     Uuid,
-    /// Partitioned by date, with random ids.
+    /// Partitioned by date. Ids are random UUIDs.
     Partitioned,
 }
 
@@ -25,7 +25,7 @@ impl Kind {
         }
     }
 
-    /// The statement with which a service creates the table.
+    /// SQL with which a service creates the table. Empty for `outbox.events`, which `init` creates.
     pub(super) fn create(self) -> String {
         match self {
             Self::Events => String::new(),
@@ -53,12 +53,12 @@ impl Kind {
         }
     }
 
-    /// The settings file of a relay that captures the table under this name.
+    /// The text of the settings file of a relay that captures only `table`.
     pub(super) fn settings(self, table: &str) -> String {
         format!("[[tables]]\ntable = \"{table}\"\n")
     }
 
-    /// SQL for the event id of a row of `e`.
+    /// SQL for the event id of a row. The query must give the table the alias `e`.
     pub(super) fn event_id(self) -> &'static str {
         match self {
             Self::Numbered => "outbox.event_uuid('public.numbered', e.id::text, e.inserted_xid)",
@@ -84,13 +84,13 @@ impl Kind {
         )
     }
 
-    /// Old rows, from before the relay, in one transaction.
+    /// SQL that inserts `rows` old rows in one transaction. Tests run it before capturing begins.
     pub(super) fn insert_old(self, table: &str, rows: u32) -> String {
         let insert = self.values(table, "'old-' || n % 5", "Old", "n");
         format!("{insert} FROM generate_series(1, {rows}) n")
     }
 
-    /// New rows with the numbers from `first` on, one transaction per row.
+    /// SQL that inserts `rows` new rows with the numbers from `first` on, one transaction per row.
     pub(super) fn insert(self, table: &str, prefix: &str, first: u32, rows: u32) -> String {
         let insert = self.values(table, &format!("'{prefix}-' || i % 5"), "New", "i");
         format!(
@@ -108,7 +108,7 @@ impl Kind {
         )
     }
 
-    /// One new row.
+    /// SQL that inserts one new row with the number `n`.
     pub(super) fn row(self, table: &str, key: &str, n: u32) -> String {
         self.values(table, &format!("'{key}'"), "New", &n.to_string())
     }

@@ -165,7 +165,8 @@ async fn a_transaction_open_at_the_first_start_is_delivered_by_a_recovery() {
     open_at_the_first_start(Kind::Partitioned, EndsAfter::LostSlot).await;
 }
 
-/// Several audits run while the transaction is open. They must not raise the floor above it.
+/// Several audits run while the transaction is open. They must not raise the floor above this
+/// transaction.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_transaction_that_outlives_several_audits_is_delivered_after_a_crash_and_a_lost_slot() {
     for kind in [Kind::Events, Kind::Numbered, Kind::Uuid] {

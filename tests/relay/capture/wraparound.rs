@@ -19,7 +19,7 @@ const EPOCH: u64 = 1 << 32;
 const BEFORE: u64 = 700;
 /// The number of transactions that one file of `pg_xact` covers.
 const XIDS_PER_FILE: u64 = 1 << 20;
-/// The size of a file of `pg_xact`.
+/// The size of a file of `pg_xact`, in bytes.
 const FILE_BYTES: usize = 1 << 18;
 
 /// Starts a server whose next transaction id is `BEFORE` ids before the wraparound. Returns `None` if

@@ -46,7 +46,7 @@ impl Drop for Guest {
                     "SELECT pg_drop_replication_slot('NAME')",
                     "DROP DATABASE NAME WITH (FORCE)",
                 ] {
-                    // Walsenders take a moment to end.
+                    // Retry each statement, because walsenders take a moment to end.
                     eventually("the database is cleaned up", || async {
                         client.batch_execute(&sql.replace("NAME", &name)).await.ok()
                     })

@@ -9,7 +9,7 @@ use super::sight::Expected;
 use crate::harness::{Database, connect, eventually};
 
 /// Starts a server on which a few megabytes of WAL are enough to make a slot `unreserved` or `lost`.
-/// `limit` is its `max_slot_wal_keep_size`.
+/// `limit` is the server's `max_slot_wal_keep_size`.
 async fn impatient(limit: &str, max_wal_size: &str) -> Database {
     let server = ScratchPostgres::builder()
         .initdb_arg("--wal-segsize=1")

@@ -1,4 +1,4 @@
-//! `postrider init` on a database in which somebody has created objects under our names.
+//! Runs `postrider init` on a database in which somebody has created objects under our names.
 
 use super::*;
 

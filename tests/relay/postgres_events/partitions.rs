@@ -3,7 +3,7 @@
 use super::*;
 
 /// Creates `outbox.parted`, a table with one partition, for the versions 0 to 99. Starts a relay that
-/// captures it, and waits until the relay streams.
+/// captures this table, and waits until the relay streams.
 async fn start_parted(database: &Database, emulator: &RunningEmulator) -> Relay {
     database
         .execute(

@@ -71,7 +71,7 @@ async fn a_right_that_is_revoked_and_granted_again_holds_up_only_its_topic() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_topic_that_fails_a_precondition_for_a_while_holds_up_only_itself() {
-    // For example, Pub/Sub answers so when the key that encrypts the topic is unavailable.
+    // Pub/Sub answers with this code, for example, while the key that encrypts the topic is unavailable.
     let hint = "roles/pubsub.publisher";
     a_refusal_holds_up_only_its_topic(Code::FailedPrecondition, "pubsub-permission", hint).await;
 }

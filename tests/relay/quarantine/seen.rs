@@ -1,4 +1,4 @@
-//! The quarantine in metrics and status, and its limit.
+//! Tests how the metrics and `/status` show the quarantine, and its limit.
 
 use super::*;
 use crate::http::{get, metric};
@@ -64,8 +64,8 @@ async fn one_bad_key_too_many_stops_the_relay_before_its_event_is_confirmed() {
     assert_eq!(relay.wait().await.code(), Some(5), "{log}");
     let of_it = format!("SELECT count(*) FROM outbox.dispatch WHERE event_id = '{BAD}'");
     assert_eq!(database.number(&of_it).await, 0);
-    // The stream sends the event again to the next relay. A relay records the event once there is room
-    // for it, here because it is no longer bad.
+    // The stream sends the event again, and the next relay stops with the same error. Once the event is
+    // no longer bad, a relay publishes it.
     let relay = Relay::start(&database, &emulator);
     relay.wait_for_error("quarantine-full").await;
     assert_eq!(relay.wait().await.code(), Some(5));

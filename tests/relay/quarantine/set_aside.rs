@@ -255,7 +255,7 @@ async fn a_dead_letter_is_sent_for_the_bad_event_and_not_for_those_that_wait() {
         .collect();
     assert_eq!(ids.len(), 2, "{ids:?}");
     assert!(ids.contains(&BAD));
-    // A dead letter that is refused too does not hold up the event.
+    // Let Pub/Sub refuse a bad event and also its dead letter. The event must still be quarantined.
     emulator.faults().lift_all();
     let second = BAD_TOO.to_owned();
     emulator

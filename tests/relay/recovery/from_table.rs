@@ -265,7 +265,7 @@ async fn a_recovered_row_whose_topic_is_missing_holds_up_its_key_alone() {
         (recorded(&database).await == 350).then_some(())
     })
     .await;
-    // The next relay continues the recovery.
+    // Kill the relay. The next relay continues the recovery.
     relay.kill_9();
     harness::wait_until_killed_relays_are_gone(&database, &emulator).await;
     let relay = Relay::start(&database, &emulator);

@@ -16,7 +16,7 @@ use std::time::Duration;
 use tonic::Code;
 
 /// Inserts events with the versions `first..first + count` over 7 keys, one transaction per event.
-/// Versions never repeat.
+/// A test must not use a version twice.
 async fn insert(database: &Database, first: u32, count: u32) {
     database.execute(&insert_sql("o", first, count)).await;
 }

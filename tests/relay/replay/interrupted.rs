@@ -1,5 +1,5 @@
-//! Replays that cannot send all events, are cancelled, or are refused, and two replays at the same time.
-//! Operators and services act while a replay runs.
+//! Tests of replays that cannot send all events, are cancelled or are refused, of two replays at the
+//! same time, and of other changes while a replay runs.
 
 use super::*;
 

@@ -1,5 +1,5 @@
-//! The first relay's walsender is terminated while its requests are in flight. The first relay
-//! waits for the answers, and the second takes over the slot before they arrive.
+//! PostgreSQL terminates the first relay's walsender while requests of this relay are in flight. The
+//! first relay waits for the answers. The second relay takes over the slot before the answers arrive.
 
 use std::collections::BTreeSet;
 use std::time::Duration;

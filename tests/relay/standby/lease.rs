@@ -1,5 +1,4 @@
-//! A relay whose slot PostgreSQL may have freed without the relay's knowledge stops sending in
-//! time.
+//! PostgreSQL may free the slot without the relay's knowledge. The relay must stop sending in time.
 
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
@@ -132,8 +131,8 @@ async fn backpressure_keeps_the_lease_as_long_as_postgresql_hears_the_relay() {
     assert_eq!(emulator.journal().counts().attempts, attempts);
 }
 
-/// The relay's role has no right to see when the walsender last heard from the relay. Only the
-/// replication connection is cut; the relay's other connections still work.
+/// The relay's role has no right to see when the walsender last heard from the relay. The test cuts
+/// only the replication connection. The relay's other connections still work.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_relay_without_rights_to_statistics_stops_in_time_when_only_its_stream_is_cut() {
     let database = Database::private().await;

@@ -16,7 +16,7 @@ use crate::load::{Load, proxied, wait_for_more};
 /// Settings for a short lease of 12 s. A busy machine does not stall for a quarter of this time.
 const SHORT_LEASE: [(&str, &str); 2] = [
     ("POSTRIDER_WAL_SENDER_TIMEOUT_S", "12"),
-    // Long compared with the 400 ms that answers take in some tests.
+    // This timeout is much longer than the 400 ms that answers take in some tests.
     ("POSTRIDER_PUBLISH_TIMEOUT_S", "2"),
 ];
 const LEASE: Duration = Duration::from_secs(12);

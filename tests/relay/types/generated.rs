@@ -1,4 +1,4 @@
-//! Generated columns, which PostgreSQL can publish from version 18 on.
+//! Tests of generated columns, which PostgreSQL can publish from version 18 on.
 
 use super::World;
 use crate::mapping::{Subscriber, attributes};

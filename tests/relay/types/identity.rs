@@ -1,4 +1,4 @@
-//! The event ids, which subscribers use to deduplicate.
+//! Tests of the event ids, which subscribers use to deduplicate.
 
 use std::collections::HashSet;
 

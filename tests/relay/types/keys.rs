@@ -1,4 +1,4 @@
-//! Ids, keys and times (`occurred_at`) of types that are rarely used for them.
+//! Tests of ids, keys and times (`occurred_at`) with types that are rarely used for these columns.
 
 use super::World;
 

@@ -1,5 +1,5 @@
-//! Columns of many types: in the stream, in rows read from the tables, in audits, and in the output of
-//! commands.
+//! Tests of columns of many types: in the stream, in rows read from the tables, in audits, and in the
+//! output of commands.
 
 mod domains;
 mod generated;

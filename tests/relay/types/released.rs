@@ -5,7 +5,7 @@ use super::World;
 use crate::harness::eventually;
 use crate::mapping::{Subscriber, attributes};
 
-/// Names of tables, with the type of their ids and an id. The operator `=` of the first four types
+/// For each table: its name, the type of its ids, and an id. The operator `=` of the first four types
 /// is in the schema `public`. The text of a `regclass`, a `regtype` or an enum value changes when
 /// its object is renamed.
 const IDS: [(&str, &str, &str); 10] = [

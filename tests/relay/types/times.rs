@@ -1,4 +1,5 @@
-//! Times without a time zone, infinite times, and years before Christ or with more than four digits.
+//! Tests of times without a time zone, infinite times, and years before Christ or with more than four
+//! digits.
 
 use super::World;
 use crate::mapping::{Subscriber, attributes};
