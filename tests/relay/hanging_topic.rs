@@ -27,8 +27,8 @@ async fn a_topic_that_never_answers_does_not_hold_up_other_topics() {
              SELECT 'hanging', 'h-' || i, 'Made', i, '{}' FROM generate_series(1, 40) i",
         )
         .await;
-    // Wait for 42 failures. Then all forty requests have timed out, and the relay limits the topic to
-    // one request in flight.
+    // Wait until all forty requests and two retries have timed out. Each failure halves the limit on
+    // requests in flight, so the relay now sends one request at a time, to any topic.
     eventually("the topic has failed often", || async {
         let failures = metric(&port, "postrider_publish_failures_total").await?;
         (failures >= 42.0).then_some(())

@@ -126,7 +126,7 @@ async fn a_connection_broken_during_a_copy_loses_no_record_and_repeats_nothing()
     let (world, held_up) = World::start(IN_COPY).await;
     world.cut(&held_up).await;
     world.is_well().await;
-    assert_eq!(world.records_of(&held_up).await, 0, "not committed");
+    assert_eq!(world.records_of(&held_up).await, 0, "rolled back");
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -119,7 +119,7 @@ async fn no_row_is_read_while_its_transaction_is_committing() {
         }
     });
     let waits = "SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'SyncRep'";
-    eventually("a commit waits for the standby", || async {
+    eventually("a commit waits for the standby server", || async {
         (database.number(waits).await == 1).then_some(())
     })
     .await;

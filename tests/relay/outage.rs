@@ -37,7 +37,7 @@ async fn every_retryable_code_is_retried_until_it_succeeds_and_order_holds() {
     assert!(report.is_clean(), "{report}\n{}", relay.log());
     assert!(
         !report.duplicates.is_empty(),
-        "messages stored but answered with an error come twice"
+        "messages that were stored but answered with an error are repeated"
     );
     assert_eq!(report.unexplained_duplicates(), 0, "{report}");
 }

@@ -73,7 +73,7 @@ async fn data_needs_a_local_host_name_or_the_token() {
     assert!(!relay.log().contains(token));
     relay.stop().await;
 
-    // Without a token, the page is off on an address that is not local. Probes still work there.
+    // If the port listens on all addresses and has no token, the page is off. Probes still work.
     let everywhere = addr.replace("127.0.0.1", "0.0.0.0");
     let _relay = Relay::start_with(&database, &host, &[("POSTRIDER_HTTP_ADDR", &everywhere)]);
     wait_for(&addr, "/readyz", 200).await;

@@ -63,11 +63,14 @@ async fn wait_until_settled(database: &Database) {
         WHERE s.slot_name = c.slot \
           AND s.restart_lsn > coalesce((SELECT max(commit_lsn) FROM outbox.dispatch), '0/0') \
           AND NOT EXISTS (SELECT FROM outbox.events e WHERE e.inserted_xid >= c.floor)";
-    eventually("the position is durable and the floor is up", || async {
-        // A checkpoint logs the running transactions, which lets `restart_lsn` advance.
-        database.execute("CHECKPOINT").await;
-        (database.number(settled).await == 1).then_some(())
-    })
+    eventually(
+        "the position is durable, the floor is above all rows",
+        || async {
+            // A checkpoint logs the running transactions, which lets `restart_lsn` advance.
+            database.execute("CHECKPOINT").await;
+            (database.number(settled).await == 1).then_some(())
+        },
+    )
     .await;
 }
 

@@ -59,7 +59,7 @@ impl World {
     }
 
     async fn wait_for_metric(&self, name: &str, holds: impl Fn(f64) -> bool) {
-        eventually(&format!("{name} reaches the value"), || async {
+        eventually(&format!("{name} has the expected value"), || async {
             holds(self.metric(name).await.unwrap_or(0.0)).then_some(())
         })
         .await;

@@ -71,7 +71,7 @@ async fn a_row_that_is_not_utf8_is_quarantined_and_other_keys_continue() {
     assert_eq!(database.number(old).await, 0, "the time of the commit");
     insert(&database, "good", "'4'").await;
     database.wait_until_recorded().await;
-    assert_eq!(stored(&emulator), 3, "nothing twice");
+    assert_eq!(stored(&emulator), 3, "no event is repeated");
     // Correct the row and release the key. The relay publishes the row and the event that waits behind
     // it.
     database

@@ -114,7 +114,7 @@ async fn events_with_the_ordering_key_of_a_blocked_event_wait_behind_it_after_a_
     insert_bad(&database, 21).await;
     // The aggregate `a` sorts before the bad event's aggregate, `o-1`, in every collation.
     insert_one(&database, WAITS, "a", 1).await;
-    eventually("both are quarantined", || async {
+    eventually("both events are quarantined", || async {
         (rows(&database, "quarantined").await == 2).then_some(())
     })
     .await;

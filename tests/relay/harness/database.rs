@@ -59,8 +59,9 @@ impl Drop for Guest {
 }
 
 impl Database {
-    /// Creates a database on the server that `DATABASE_URL` names, as a superuser. The server needs
-    /// `wal_level = logical`. Without the variable, starts a private server.
+    /// Creates a database on the server that `DATABASE_URL` names. The server needs
+    /// `wal_level = logical`, and the URL must log in as a superuser. Without the variable, starts a
+    /// private server.
     pub(crate) async fn start() -> Self {
         match std::env::var("DATABASE_URL") {
             Ok(url) if !url.is_empty() => Self::on_shared(url).await,
@@ -194,7 +195,7 @@ impl Database {
 
     /// Waits until a relay of this database has completed an audit, now or earlier.
     pub(crate) async fn wait_until_audited(&self) {
-        eventually("the first audit is complete", || async {
+        eventually("an audit is complete", || async {
             let audited = "SELECT count(*) FROM outbox.relay WHERE audited_at IS NOT NULL";
             (self.number(audited).await == 1).then_some(())
         })

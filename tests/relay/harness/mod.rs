@@ -59,7 +59,7 @@ pub(crate) async fn wait_until_killed_relays_are_gone(
 ) {
     let sessions = "SELECT count(*) FROM pg_stat_activity \
                     WHERE application_name LIKE 'postrider%' AND datname = current_database()";
-    eventually("nothing of the killed relays is left", || async {
+    eventually("the sessions of the killed relays have ended", || async {
         (database.number(sessions).await == 0).then_some(())
     })
     .await;

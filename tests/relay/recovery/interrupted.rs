@@ -257,7 +257,7 @@ async fn a_relay_that_finds_the_slot_missing_too_late_marks_no_recovery() {
     // Meanwhile, create the slot and let another relay open it.
     create_slot(&database).await;
     let reader = Relay::start(&database, &emulator);
-    eventually("the slot is read", || async {
+    eventually("a relay reads the slot", || async {
         let held = "SELECT count(*) FROM pg_replication_slots WHERE active";
         (database.number(held).await == 1).then_some(())
     })

@@ -117,7 +117,7 @@ async fn after_pg_upgrade_the_relay_continues_with_the_copied_slot() {
     assert_eq!(
         slot_position(&database).await,
         position,
-        "it is the same slot"
+        "the slot is the old slot"
     );
 
     // Insert events before the relay starts, as services do.

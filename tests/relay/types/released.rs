@@ -63,7 +63,7 @@ async fn an_event_is_released_whatever_the_type_of_its_id() {
     }
     let (said, status) = world.command(&["quarantine", "release", "--all"]);
     assert_eq!(status, Some(0), "{said}");
-    eventually("each release has an end", || async {
+    eventually("every released event has an outcome", || async {
         let open = "SELECT count(*) FROM outbox.dispatch WHERE state = 'released'";
         (world.database.number(open).await == 0).then_some(())
     })
