@@ -1,5 +1,5 @@
-//! The auditor finds and delivers rows that the publication left out of the stream. It does not
-//! deliver rows from before the first start.
+//! The auditor finds and delivers rows that the publication left out of the stream. The auditor does
+//! not deliver rows from before the first start.
 
 mod recreated;
 

@@ -1,5 +1,5 @@
-//! The disk is full, so the relay cannot write dispatch rows. It does not confirm unrecorded events,
-//! and continues by itself once there is room.
+//! The disk is full, so the relay cannot write dispatch rows. The relay does not confirm unrecorded
+//! events, and continues by itself once there is room.
 
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};

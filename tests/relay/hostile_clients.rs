@@ -128,7 +128,8 @@ async fn slow_clients_lose_their_connections_and_keep_nobody_out() {
         (relay.open_files() <= bound).then_some(())
     })
     .await;
-    // The newest connection was not replaced. It runs into the timeout although it keeps sending.
+    // The newest connection was not replaced. The server closes it at the timeout, although its client
+    // keeps sending.
     let mut youngest = slow.pop().unwrap();
     let began = Instant::now();
     let mut answer = Vec::new();

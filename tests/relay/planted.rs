@@ -9,10 +9,10 @@ use tokio_postgres::NoTls;
 use crate::harness::{self, Database, Relay, eventually, insert_orders, postrider};
 use crate::privileges::login_role;
 
-/// Creates the schema `evil`. Plants there and in `public` a copy of everything in `pg_catalog`
-/// that can be called or read by name, and copies with other argument types, which match better
-/// where arguments would need a conversion. Each call is counted, even if its transaction is rolled
-/// back.
+/// Creates the schema `evil`. Plants there and in `public` copies of the functions and operators of
+/// `pg_catalog`. Some copies have other argument types: PostgreSQL prefers such a copy if the original
+/// would need a conversion. Plants copies of the types and relations of `pg_catalog` in `evil` only.
+/// Counts each call, even if its transaction is rolled back.
 const PLANT: &str = r#"
 SET search_path = pg_catalog, pg_temp;
 CREATE SCHEMA evil;

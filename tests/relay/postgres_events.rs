@@ -12,8 +12,8 @@ use tonic::Code;
 use crate::harness::{self, Database, Relay, eventually, insert_orders};
 use crate::load::{Load, wait_for_more};
 
-/// The longest time that the server may take to stop. It may have to wait for the relay's next check,
-/// at which the relay notices the shutdown.
+/// The longest time that the server may take to stop. The server may have to wait for the relay's next
+/// check, at which the relay notices the shutdown.
 const STOP_LIMIT: Duration = Duration::from_secs(15);
 
 async fn all_is_delivered(
@@ -320,7 +320,7 @@ async fn timeouts_of_the_role_and_a_lock_on_the_dispatch_table_delay_and_lose_no
 async fn a_short_statement_timeout_of_the_role_ends_no_statement_waiting_for_a_lock() {
     let database = Database::private().await;
     let emulator = harness::emulator().await;
-    // This session begins before the settings change, so they do not apply to it.
+    // The session `locker` begins before the settings change, so it keeps the old settings.
     let locker = harness::connect(&database.url).await;
     database
         .execute(

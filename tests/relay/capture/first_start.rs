@@ -1,5 +1,5 @@
 //! Tests of the first start on a table with old rows. The relay does not publish the old rows and
-//! writes no records for them. It delivers new rows at once.
+//! writes no records for them. The relay delivers new rows at once.
 
 use std::time::{Duration, Instant};
 

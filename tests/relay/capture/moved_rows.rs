@@ -253,8 +253,8 @@ async fn rows_of_an_unlogged_partition_are_published_once_it_is_logged() {
     world.assert_published_once(relay).await;
 }
 
-/// The relay has read the rows from their table, and they wait for Pub/Sub. Meanwhile the rows move, so
-/// the stream brings them as inserts too.
+/// The relay has read the rows from their table, and the rows wait for Pub/Sub. Meanwhile they move to
+/// another partition, so the stream brings them as inserts too.
 #[tokio::test(flavor = "multi_thread")]
 async fn rows_that_move_while_a_recovery_publishes_them_are_published_once() {
     let (mut world, relay) = World::served(Kind::Partitioned, 60).await;

@@ -81,8 +81,8 @@ async fn a_slot_recreated_while_a_session_ends_is_not_vouched_for() {
     let never = Action::Delay(Duration::from_secs(600));
     emulator.faults().inject(Fault::new(never));
     insert(&database, 201, 100).await;
-    // Wait until the relay tries to vouch. It cannot vouch yet, because the slot has not confirmed
-    // these events.
+    // Wait until the relay tries to vouch. The relay cannot vouch yet, because the slot has not
+    // confirmed these events.
     tokio::time::sleep(A_ROUND).await;
     let slot = database.slot().to_owned();
     database

@@ -1,5 +1,5 @@
-//! The slot is lost or recreated. The relay does not repeat events that it has vouched for. It
-//! publishes all other events from the tables, even if it had published them before.
+//! The slot is lost or recreated. The relay does not repeat events that it has vouched for. All other
+//! events are published from the tables, even if they were published before.
 
 use super::{
     after_some_events, assert_once_and_in_order, assert_whole_and_in_order, insert, make_slot,

@@ -103,7 +103,7 @@ async fn the_slot_is_unreserved() {
 }
 
 /// The views name a transaction only when it is at least 30 seconds old, so this test takes longer
-/// than the others. Most of the time it only waits.
+/// than the others. Most of the time the test only waits.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_long_transaction_holds_wal_back() {
     let desk = Desk::new().await;
