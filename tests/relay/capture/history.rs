@@ -1,7 +1,6 @@
-//! Runs random histories and checks them against a simple model: the relay publishes every row that
-//! a committed transaction inserted since capturing began, and no other row. The rows of each key are
-//! published in order. Rows of gaps have keys of their own. `POSTRIDER_HISTORY_SEED` replays one
-//! history.
+//! Runs random histories and checks them against a simple model: the relay publishes every row that a
+//! committed transaction inserted since capturing began, and no other row. Rows of each key are published
+//! in order. Rows of gaps have keys of their own. `POSTRIDER_HISTORY_SEED` replays one history.
 
 mod random;
 
@@ -29,9 +28,8 @@ struct History {
     partitions: u32,
     /// Whether the table may have unpublished rows that the stream left out.
     has_gap: bool,
-    /// The prefix of the keys of new rows. The prefix changes after each run of a relay whose
-    /// settings do not contain the table, because rows from that time have no order relative to later
-    /// rows.
+    /// The prefix of the keys of new rows. It changes after each run of a relay whose settings do not
+    /// contain the table, because rows from that time have no order relative to later rows.
     keys: String,
 }
 
@@ -63,7 +61,7 @@ impl History {
         history.end().await;
     }
 
-    /// Prints a step of the history, for debugging.
+    /// Prints a step, for debugging.
     fn say(&mut self, what: &str) {
         println!("{}: {what}", self.step);
     }
@@ -220,8 +218,7 @@ impl History {
         }
     }
 
-    /// Inserts rows while the publication does not contain the table. May also move rows to another
-    /// partition meanwhile.
+    /// Inserts rows while the publication does not contain the table. May also move rows meanwhile.
     async fn gap(&mut self) {
         self.say("gap");
         self.end_all().await;
@@ -276,8 +273,7 @@ impl History {
         let relay = self.world.relay();
         let key = format!("out{}", self.step);
         self.world.insert(&key, 5).await;
-        // Skip this wait while a transaction is open, because the relay may have to wait for the end of
-        // the transaction before it streams.
+        // While a transaction is open, the relay may have to wait for its end before it streams.
         if self.slow.is_none() && self.prepared.is_empty() {
             self.world.wait_until_compared(&relay).await;
         }
