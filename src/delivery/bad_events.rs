@@ -51,7 +51,7 @@ impl Delivery {
             return Err(error);
         }
         self.metrics.events_read.inc();
-        self.budget.take_record();
+        self.flow.take_record();
         let group = Group {
             topic: known.topic.unwrap_or_default(),
             ordering_key: known.ordering_key,
@@ -76,7 +76,7 @@ impl Delivery {
         failure: &Failure,
     ) -> Result<()> {
         if let Some(letter) = self.take_letter(&key.topic, &event.origin) {
-            self.budget.give_back_messages(1, event.message.len());
+            self.flow.give_back_messages(1, event.message.len());
             tracing::warn!(
                 code = %Code::EventRefused, event = letter.origin.event_id.shown(),
                 "Pub/Sub refuses the dead letter, too: setting the event aside without one"
@@ -103,7 +103,7 @@ impl Delivery {
             ordering_key: key.ordering_key.clone(),
         };
         self.block(&group, &origin, &error)?;
-        self.budget.give_back_messages(1, message.len());
+        self.flow.give_back_messages(1, message.len());
         let behind = if self.quarantine.keys.blocks(&group) {
             self.lanes.close(key)
         } else {
@@ -198,8 +198,8 @@ impl Delivery {
             message: letter(&about, message),
             origin: about.origin.clone(),
         };
-        self.budget.take_message(&event);
-        self.budget.take_texts(about.origin.event_id.text_bytes());
+        self.flow.take_message(&event);
+        self.flow.take_texts(about.origin.event_id.text_bytes());
         self.quarantine.letter_sent(&about.group);
         self.letters.sent(about);
         self.lanes.push(topic, OrderingKey::UNORDERED, event);
@@ -224,7 +224,7 @@ impl Delivery {
 
     fn take_letter(&mut self, topic: &Arc<str>, origin: &EventRef) -> Option<Letter> {
         let letter = self.letters.take(topic, origin)?;
-        self.budget
+        self.flow
             .give_back_texts(letter.origin.event_id.text_bytes());
         Some(letter)
     }
@@ -286,7 +286,7 @@ impl Delivery {
         quarantined
             .get_or_create(&KindLabel { kind: "waits" })
             .inc();
-        self.budget.give_back_messages(1, event.message.len());
+        self.flow.give_back_messages(1, event.message.len());
         self.record(Record {
             topic: Some(topic),
             ordering_key,
@@ -300,8 +300,8 @@ impl Delivery {
     /// stays as it is.
     fn leave_published(&mut self, event: &Event, why: &dyn std::fmt::Display) {
         stays_published(&event.origin.event_id, why);
-        self.budget.give_back_messages(1, event.message.len());
-        self.budget.give_back_records(1);
+        self.flow.give_back_messages(1, event.message.len());
+        self.flow.give_back_records(1);
         self.recorder.resolve(event.origin.commit);
     }
 
@@ -329,8 +329,8 @@ impl Delivery {
     /// Drops a released event that was in a lane, without a new outcome. The event's row stays as it
     /// is.
     fn drop_released(&mut self, event: &Event) {
-        self.budget.give_back_messages(1, event.message.len());
-        self.budget.give_back_records(1);
+        self.flow.give_back_messages(1, event.message.len());
+        self.flow.give_back_records(1);
         if let Some(group) = self.quarantine.left_lane(quarantine::place(&event.origin)) {
             self.fail_release(&group);
         }

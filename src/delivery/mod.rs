@@ -4,8 +4,8 @@
 //! how many events are resolved; the caller decides what that means for the position in the log.
 //!
 //! `requests` sends what the lanes choose and decides what follows from each answer. `records` hands
-//! outcomes to the writer, and `failing_topics` knows which topics fail. [`backlog`] and
-//! `budget` say when lanes may send, and how much may be in memory. `bad_events` handles events that
+//! outcomes to the writer, and `failing_topics` knows which topics fail. [`flow_control`] bounds the
+//! memory of events, and says when lanes linger. `bad_events` handles events that
 //! can never be published, [`quarantine`] keeps their keys waiting, and `released` handles events that are
 //! released from quarantine. [`topic_maker`] creates missing topics.
 //!
@@ -15,10 +15,9 @@
 //! Not here: the order within a key (`lanes`), one publish attempt (the crate `publisher`), the rows
 //! themselves (`store`), and positions of the stream (`watermark`).
 
-pub(crate) mod backlog;
 mod bad_events;
-mod budget;
 mod failing_topics;
+pub(crate) mod flow_control;
 pub(crate) mod quarantine;
 mod records;
 mod released;
@@ -30,8 +29,8 @@ use std::time::Instant;
 
 use replication::CommitLsn;
 
-use budget::Budget;
 use failing_topics::FailingTopics;
+use flow_control::FlowControl;
 use quarantine::{Admission, DeadLetters, Quarantine, Releaser};
 use records::Recorder;
 use released::Releases;
@@ -50,7 +49,7 @@ use crate::traces::Traces;
 /// Delivers the events of one session.
 pub(crate) struct Delivery {
     lanes: Lanes,
-    budget: Budget,
+    flow: FlowControl,
     attempts: Attempts,
     topic_maker: TopicMaker,
     failing: FailingTopics,
@@ -84,7 +83,7 @@ impl Delivery {
         );
         Ok(Self {
             lanes: Lanes::new(settings.in_flight_requests),
-            budget: Budget::new(settings.in_flight_bytes),
+            flow: FlowControl::new(settings.in_flight_bytes),
             attempts,
             topic_maker,
             failing: FailingTopics::new(metrics.troubles.clone()),
@@ -100,7 +99,7 @@ impl Delivery {
 
     /// Takes over an event, behind all others of its key.
     pub(crate) fn take(&mut self, topic: Arc<str>, ordering_key: OrderingKey, event: Event) {
-        self.budget.take(&event);
+        self.flow.take(&event);
         self.metrics.events_read.inc();
         let at = quarantine::place(&event.origin);
         match self.quarantine.admit(&topic, &ordering_key, at) {
@@ -120,18 +119,18 @@ impl Delivery {
     /// Whether more events may be read. While lanes wait for a retry or for their topic, reading continues
     /// until the budget has no room at all, so that the waiting events do not hold up other keys.
     pub(crate) fn takes_events(&self) -> bool {
-        !self.budget.is_spent() || (self.budget.has_room() && self.lanes.waiting() > 0)
+        !self.flow.stops_reading() || (self.flow.has_room() && self.lanes.waiting() > 0)
     }
 
     /// Notes that the stream has caught up: the backlog has ended.
     pub(crate) fn caught_up(&mut self) {
-        self.budget.caught_up();
+        self.flow.caught_up();
     }
 
     /// Whether lanes should linger for more events.
-    fn fills_requests(&mut self) -> bool {
-        self.budget.weigh_lanes(self.lanes.len());
-        self.budget.fills_requests(self.lanes.waiting() == 0)
+    fn may_linger(&mut self) -> bool {
+        self.flow.weigh_lanes(self.lanes.len());
+        self.flow.may_linger(self.lanes.waiting() == 0)
     }
 
     /// Waits until something happens, and returns the number of newly resolved events per transaction;
@@ -144,15 +143,14 @@ impl Delivery {
         if !resolved.is_empty() {
             return Ok(resolved);
         }
-        if self.budget.is_spent_by_messages() || !self.budget.has_room() {
+        if self.flow.queue_is_full() || !self.flow.has_room() {
             // Held events are not sent, so they would keep the budget spent.
             self.unhold();
         }
         self.ask();
         let next_due = self.lanes.next_due();
-        // Released events that cannot be sent must not take the last room from the stream.
-        let crowded = self.quarantine.in_lanes.bytes() >= self.budget.limit() / 2;
-        let has_room = self.takes_events() && !(self.budget.is_spent() && crowded);
+        let queued = self.quarantine.in_lanes.bytes();
+        let has_room = self.takes_events() && self.flow.may_release(queued);
         tokio::select! {
             biased;
             // Poll these answers first: they are by far the slowest, so they never hold up the other
@@ -178,7 +176,7 @@ impl Delivery {
     /// Sets the gauges.
     pub(crate) fn measure(&mut self) {
         self.failing.survey(&self.lanes);
-        self.metrics.in_flight_bytes.set(self.budget.used() as i64);
+        self.metrics.in_flight_bytes.set(self.flow.used() as i64);
         self.metrics
             .in_flight_requests
             .set(self.lanes.in_flight() as i64);

@@ -71,7 +71,7 @@ impl Delivery {
     /// Hands outcomes to the writer.
     pub(super) fn record(&mut self, record: Record) {
         self.quarantine.handed(&record);
-        self.budget.take_texts(record.text_bytes());
+        self.flow.take_texts(record.text_bytes());
         self.recorder.writer.record(record);
     }
 
@@ -83,8 +83,8 @@ impl Delivery {
                 text_bytes,
                 records,
             }) => {
-                self.budget.give_back_records(events);
-                self.budget.give_back_texts(text_bytes);
+                self.flow.give_back_records(events);
+                self.flow.give_back_texts(text_bytes);
                 self.metrics.events_recorded.inc_by(events as u64);
                 self.quarantine.durable(records);
                 self.recorder.resolved.commits.extend(commits);

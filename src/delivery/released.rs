@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use super::bad_events::reason;
 use super::quarantine::{self, Admission, Ask, InLane, QuarantineAnswer, Releaser};
-use super::{Delivery, budget, until};
+use super::{Delivery, flow_control, until};
 use crate::capture::table::TableEvent;
 use crate::error::{Code, Error, Result};
 use crate::event::{EventRef, Group};
@@ -215,11 +215,11 @@ impl Delivery {
         if !self.quarantine.read(&group, at) {
             return Ok(());
         }
-        self.budget.take(&event);
+        self.flow.take(&event);
         let own = *topic == *group.topic && ordering_key == group.ordering_key;
         let lane = InLane {
             group: group.clone(),
-            bytes: budget::weight(&event),
+            bytes: flow_control::weight(&event),
             is_new,
         };
         self.quarantine.goes_to_lane(at, lane);
@@ -259,7 +259,7 @@ impl Delivery {
         let kind = error.code().name();
         let quarantined = &self.metrics.events_quarantined;
         quarantined.get_or_create(&KindLabel { kind }).inc();
-        self.budget.take_record();
+        self.flow.take_record();
         self.record(Record {
             topic: Some(group.topic.clone()).filter(|topic| !topic.is_empty()),
             ordering_key: group.ordering_key.clone(),

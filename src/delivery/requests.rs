@@ -60,12 +60,12 @@ pub(super) struct Answer {
 impl Delivery {
     /// Starts as many requests as the lanes and their limits allow. The timeout of the requests begins at
     /// `now`, when the lease was last checked. `serve` says which lanes may send; its argument is whether
-    /// requests still fill up.
+    /// lanes may linger.
     pub(crate) fn send_requests(&mut self, now: Instant, serve: impl Fn(bool) -> Serve) {
-        while let serve = serve(self.fills_requests())
+        while let serve = serve(self.may_linger())
             && let Some(request) = self.lanes.next_request(now, serve)
         {
-            self.budget.sent(&request.events);
+            self.flow.sent(&request.events);
             self.attempts.start(request, now);
         }
     }
@@ -73,7 +73,7 @@ impl Delivery {
     pub(super) fn on_answer(&mut self, answer: Result<Answer, JoinError>) -> Result<()> {
         let Answer { request, result } =
             answer.map_err(|e| Error::new(Code::Internal, "a publish task ended").caused_by(e))?;
-        self.budget.answered(&request.events);
+        self.flow.answered(&request.events);
         match result {
             Ok(message_ids) => {
                 self.on_published(request, message_ids);
@@ -90,7 +90,7 @@ impl Delivery {
         self.metrics.publish_requests.inc();
         self.metrics.last_published.now();
         let bytes = request.events.iter().map(|event| event.message.len()).sum();
-        self.budget.give_back_messages(request.events.len(), bytes);
+        self.flow.give_back_messages(request.events.len(), bytes);
         if !self.letters.none_in_flight() {
             self.letters_published(&mut request, &mut message_ids);
         }
@@ -120,7 +120,7 @@ impl Delivery {
                 for event in &events {
                     self.recorder.resolve(event.commit);
                 }
-                self.budget.give_back_records(events.len());
+                self.flow.give_back_records(events.len());
                 return;
             }
         }

@@ -20,7 +20,7 @@ use slot_manager::slots;
 
 use crate::capture::intake::{Intake, IntakeStep, Streamed};
 use crate::capture::table;
-use crate::delivery::backlog::Backlog;
+use crate::delivery::flow_control::backlog::Backlog;
 use crate::error::{Code, Error, Result};
 use crate::event::OrderingKey;
 use crate::metrics::Metrics;

@@ -27,7 +27,7 @@ use crate::capture::intake::Intake;
 use crate::capture::moved::MovedRows;
 use crate::capture::{Bounds, from_table};
 use crate::condition::Phase;
-use crate::delivery::backlog::Backlog;
+use crate::delivery::flow_control::backlog::Backlog;
 use crate::error::{Code, Error, Result};
 use crate::recovery;
 use crate::recovery::loss::SlotVerdict;

@@ -26,7 +26,7 @@ use crate::capture::intake::{Intake, IntakeStep};
 use crate::capture::moved::{MappedRow, MovedRow, MovedRows};
 use crate::capture::table;
 use crate::capture::unrecorded::stays_published;
-use crate::delivery::backlog::Backlog;
+use crate::delivery::flow_control::backlog::Backlog;
 use crate::delivery::{Delivery, until};
 use crate::error::{Code, Error, Result};
 use crate::event::Standing;
@@ -79,7 +79,7 @@ impl Pipeline {
             if is_open && self.earlier.is_over() {
                 self.delivery.allow_releases();
             }
-            let serve = |fills_requests| self.backlog.serve(fills_requests);
+            let serve = |may_linger| self.backlog.serve(may_linger);
             self.delivery.send_requests(now, serve);
             self.source.confirm(self.watermark.confirmable());
             self.source.set_behind(self.backlog.is_behind());

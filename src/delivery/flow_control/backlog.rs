@@ -4,7 +4,7 @@
 //! A request costs about the same for one message as for a hundred. While the stream is live, every
 //! event is sent at once. While the server sends old transactions, a lane lingers until it has
 //! enough for a request. Lanes stop lingering when more events would not make requests larger
-//! (`budget`), or when a pause shows that the stream has caught up.
+//! (`flow_control`), or when a pause shows that the stream has caught up.
 //!
 //! After a keepalive a short pause is enough: the server sends a keepalive before it waits for more
 //! WAL. But the server also sends keepalives within a backlog (`WalSndWaitForWal` and
@@ -73,8 +73,8 @@ impl Backlog {
     }
 
     /// Which lanes to serve.
-    pub(crate) fn serve(&self, fills_requests: bool) -> Serve {
-        if self.is_behind() && fills_requests {
+    pub(crate) fn serve(&self, may_linger: bool) -> Serve {
+        if self.is_behind() && may_linger {
             Serve::Worthwhile
         } else {
             Serve::All

@@ -1,0 +1,246 @@
+//! Flow control: when to stop reading from PostgreSQL, and when lanes linger.
+//!
+//! There is one budget for the bytes of all events in memory (`in_flight_mib`). [`memory`] counts them.
+//!
+//! **Reading (backpressure).** The session reads while both gates are open. A gate closes at its high
+//! watermark, and opens again below its low watermark, so that reading does not stop and start for each
+//! event.
+//!
+//! | gate | closes when | opens when |
+//! |---|---|---|
+//! | queue | events use the whole budget | undelivered events use less than [`QUEUE_LOW`] |
+//! | unrecorded | delivered, unrecorded events use [`UNRECORDED_HIGH`] | they use less than [`UNRECORDED_LOW`] |
+//!
+//! **Linger.** A lane sends its events at once, unless the stream is behind ([`backlog`]). Then a lane
+//! lingers until it has a worthwhile request, or for at most a second (`lanes`). There is one rule, and
+//! these are its exceptions. Lanes that have waited longest send first, and as soon as an exception no
+//! longer holds, the others continue to fill. If all lanes were emptied instead, requests would have
+//! half as many messages.
+//!
+//! | lanes send although they could linger | until | reason |
+//! |---|---|---|
+//! | the queue gate is closed | queued events use [`QUEUE_SENDS_TO`] | opens the gate although one answer is late |
+//! | queued events use more than [`BACKLOG_HIGH`] of the budget, and more than [`BACKLOG_SHARE`] of this backlog | [`BACKLOG_LOW`] of that is queued | what is queued when the backlog ends must still be sent |
+//! | messages use [`UNSHARED_HIGH`], and hardly two share a lane | either no longer holds | lingering fills no request |
+//!
+//! All shares except [`BACKLOG_SHARE`] and [`BACKLOG_LOW`] are shares of the budget.
+
+pub(crate) mod backlog;
+mod memory;
+
+use crate::event::Event;
+use memory::EventMemory;
+pub(in crate::delivery) use memory::weight;
+
+/// Low watermark of undelivered events.
+const QUEUE_LOW: Share = Share(2, 3);
+
+/// With a closed queue gate, lanes send until no more than this is queued: a little less than
+/// [`QUEUE_LOW`].
+const QUEUE_SENDS_TO: Share = Share(5, 8);
+
+/// High watermark of delivered events whose dispatch rows are not durable yet. The rest of the budget
+/// stays free for messages.
+const UNRECORDED_HIGH: Share = Share(1, 4);
+
+/// Low watermark of these events.
+const UNRECORDED_LOW: Share = Share(1, 8);
+
+/// High watermark of queued events while the stream is behind.
+const BACKLOG_HIGH: Share = Share(1, 4);
+
+/// Alternative high watermark, as a share of everything that arrived in this backlog. It is larger in a
+/// long backlog, whose end matters less.
+const BACKLOG_SHARE: Share = Share(1, 16);
+
+/// Low watermark of queued events, as a share of their high watermark.
+const BACKLOG_LOW: Share = Share(5, 8);
+
+/// With more messages than this, lanes of one message each do not linger.
+const UNSHARED_HIGH: Share = Share(1, 2);
+
+/// High watermark of events that are released from quarantine and queued, while reading is stopped. Events
+/// that cannot be sent must not take the last room from the stream.
+const RELEASED_HIGH: Share = Share(1, 2);
+
+/// A part of a number of bytes: numerator and denominator.
+#[derive(Debug, Clone, Copy)]
+struct Share(usize, usize);
+
+impl Share {
+    fn of(self, bytes: usize) -> usize {
+        bytes / self.1 * self.0
+    }
+}
+
+/// Closes at a high watermark, and opens at a low one.
+#[derive(Debug, Default)]
+struct Gate {
+    is_closed: bool,
+}
+
+impl Gate {
+    fn update(&mut self, is_high: bool, is_low: bool) {
+        self.is_closed = !is_low && (self.is_closed || is_high);
+    }
+}
+
+/// The budget, and the decisions that depend on it.
+#[derive(Debug)]
+pub(super) struct FlowControl {
+    budget: usize,
+    memory: EventMemory,
+    queue: Gate,
+    unrecorded: Gate,
+    /// Closed while lanes have to send, because too much is queued for the size of the backlog.
+    backlog: Gate,
+    /// Weight of everything that arrived since the stream last caught up.
+    backlog_bytes: usize,
+}
+
+impl FlowControl {
+    /// For a budget of this many bytes.
+    pub(super) fn new(budget: usize) -> Self {
+        Self {
+            budget,
+            memory: EventMemory::default(),
+            queue: Gate::default(),
+            unrecorded: Gate::default(),
+            backlog: Gate::default(),
+            backlog_bytes: 0,
+        }
+    }
+
+    /// Counts a new event with its message.
+    pub(super) fn take(&mut self, event: &Event) {
+        self.memory.records += 1;
+        self.take_message(event);
+    }
+
+    /// Counts a new event without a message.
+    pub(super) fn take_record(&mut self) {
+        self.memory.records += 1;
+        self.update();
+    }
+
+    /// Counts a message of an event whose record is counted already: the event's own message, or its
+    /// dead letter.
+    pub(super) fn take_message(&mut self, event: &Event) {
+        self.backlog_bytes = self.backlog_bytes.saturating_add(weight(event));
+        self.memory.messages += 1;
+        self.memory.message_bytes += event.message.len();
+        self.update();
+    }
+
+    /// Counts the bytes of an event's long texts: its id while its dead letter is unsent, and the
+    /// ids, key and error of a record until its rows are durable.
+    pub(super) fn take_texts(&mut self, bytes: usize) {
+        self.memory.text_bytes += bytes;
+        self.update();
+    }
+
+    /// Gives back `messages` messages, `bytes` bytes in all.
+    pub(super) fn give_back_messages(&mut self, messages: usize, bytes: usize) {
+        let memory = &mut self.memory;
+        memory.messages = memory.messages.saturating_sub(messages);
+        memory.message_bytes = memory.message_bytes.saturating_sub(bytes);
+        self.update();
+    }
+
+    /// Gives back the records of `events` events.
+    pub(super) fn give_back_records(&mut self, events: usize) {
+        self.memory.records = self.memory.records.saturating_sub(events);
+        self.update();
+    }
+
+    /// Gives back texts that [`take_texts`](Self::take_texts) has counted.
+    pub(super) fn give_back_texts(&mut self, bytes: usize) {
+        self.memory.text_bytes = self.memory.text_bytes.saturating_sub(bytes);
+        self.update();
+    }
+
+    /// Notes that a request with these events is in flight.
+    pub(super) fn sent(&mut self, events: &[Event]) {
+        self.memory.in_flight += events.iter().map(weight).sum::<usize>();
+        debug_assert!(self.memory.in_flight <= self.memory.undelivered());
+    }
+
+    /// Notes that a request with these events was answered, with success or failure. The request is
+    /// no longer in flight.
+    pub(super) fn answered(&mut self, events: &[Event]) {
+        let answered = events.iter().map(weight).sum();
+        debug_assert!(self.memory.in_flight >= answered);
+        self.memory.in_flight = self.memory.in_flight.saturating_sub(answered);
+    }
+
+    /// Sets the number of lanes with work.
+    pub(super) fn weigh_lanes(&mut self, lanes: usize) {
+        self.memory.lanes = lanes;
+        self.update();
+    }
+
+    /// Notes that the stream has caught up: the backlog has ended.
+    pub(super) fn caught_up(&mut self) {
+        self.backlog_bytes = 0;
+    }
+
+    fn update(&mut self) {
+        let (budget, memory) = (self.budget, &self.memory);
+        let unrecorded = memory.unrecorded();
+        self.unrecorded.update(
+            unrecorded >= UNRECORDED_HIGH.of(budget),
+            unrecorded < UNRECORDED_LOW.of(budget),
+        );
+        self.queue.update(
+            memory.used() >= budget,
+            memory.undelivered() < QUEUE_LOW.of(budget),
+        );
+        let high = BACKLOG_SHARE
+            .of(self.backlog_bytes)
+            .max(BACKLOG_HIGH.of(budget));
+        let queued = memory.queued();
+        self.backlog
+            .update(queued > high, queued <= BACKLOG_LOW.of(high));
+    }
+
+    /// The bytes in use.
+    pub(super) fn used(&self) -> usize {
+        self.memory.used()
+    }
+
+    /// Whether any byte of the budget is free.
+    pub(super) fn has_room(&self) -> bool {
+        self.used() < self.budget
+    }
+
+    /// Whether nothing more may be read for now. An empty budget accepts one event of any size.
+    pub(super) fn stops_reading(&self) -> bool {
+        self.queue.is_closed || self.unrecorded.is_closed
+    }
+
+    /// Whether more events may be taken from quarantine. `queued` is the weight of those that were taken
+    /// and are still in lanes.
+    pub(super) fn may_release(&self, queued: usize) -> bool {
+        !self.stops_reading() || queued < RELEASED_HIGH.of(self.budget)
+    }
+
+    /// Whether undelivered events stop reading, so that some have to be sent. Unrecorded events need
+    /// nothing: they are recorded soon.
+    pub(super) fn queue_is_full(&self) -> bool {
+        self.queue.is_closed
+    }
+
+    /// Whether lanes may linger. While some lanes wait for a retry or for their topic, `all_may_go` is
+    /// false, and the size of the backlog does not matter.
+    pub(super) fn may_linger(&self, all_may_go: bool) -> bool {
+        let memory = &self.memory;
+        let opens_queue = self.queue.is_closed && memory.queued() > QUEUE_SENDS_TO.of(self.budget);
+        let ends_backlog = self.backlog.is_closed && all_may_go;
+        let fills_nothing =
+            !memory.lanes_are_shared() && memory.messages() >= UNSHARED_HIGH.of(self.budget);
+        !(opens_queue || ends_backlog || fills_nothing)
+    }
+}
+
+#[cfg(test)]
+mod tests;
