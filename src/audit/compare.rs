@@ -10,7 +10,6 @@ use crate::capture::unrecorded::Unrecorded;
 use crate::capture::{ScanWindow, shape};
 use crate::error::{Code, Error, Result};
 use crate::postgres::{PatientSql, Sql};
-use crate::settings::Dispatch;
 use crate::store::capture_record::{self as captures, Resolved};
 use crate::store::dispatch::last_ordinal;
 use crate::store::relay_row::Manner;
@@ -115,15 +114,11 @@ impl AuditState {
         }
         // Switch back to full records only when the floor is above every event that was published without
         // a record.
-        let is_full = self.subject.dispatch == Dispatch::Full
-            && self.began_before.is_some_and(|next| waiting.xmin >= next);
-        let dispatch = if is_full || !earlier.repeats {
-            self.subject.dispatch
-        } else {
-            Dispatch::Exceptions
-        };
-        if earlier.repeats && dispatch == Dispatch::Full {
+        let is_above_earlier_sessions = self.began_before.is_some_and(|next| waiting.xmin >= next);
+        let mut records = earlier.records;
+        if records.becomes_complete() && is_above_earlier_sessions {
             captures::full_from_here(&**sql, &self.subject.slot).await?;
+            records = records.without_earlier();
         }
         let AuditSubject {
             slot,
@@ -132,7 +127,7 @@ impl AuditState {
             ..
         } = &self.subject;
         let manner = Manner {
-            dispatch,
+            records,
             publication,
         };
         audits::audited(sql, slot, instance, *walsender, manner).await

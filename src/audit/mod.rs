@@ -18,10 +18,10 @@
 //!
 //! While the publication is wrong no floor moves, so a later audit always covers the gap.
 //!
-//! With `dispatch = exceptions` there is nothing to compare with, because published events have no
-//! record. The auditor then raises the floors as long as no trace changes. If the publication or a
-//! table has changed, or a partition is attached that holds rows below the floor, the auditor ends the
-//! session. The next session begins with a recovery that publishes every row from the floor on.
+//! When published events may lack a record, there is nothing to compare with. The auditor then raises
+//! the floors as long as no trace changes. If the publication or a table has changed, or a partition is
+//! attached that holds rows below the floor, the auditor ends the session. The next session begins with
+//! a recovery that publishes every row from the floor on.
 //!
 //! Not here: watching the publication (`session`), a lost slot (`recovery`), and finding the unrecorded
 //! rows of a table (`capture`).
@@ -47,14 +47,14 @@ use crate::mapping::TableSettings;
 use crate::metrics::Metrics;
 use crate::postgres::{PatientSql, Sql, Target, current_snapshot};
 use crate::recovery::loss::Loss;
-use crate::settings::Dispatch;
+use crate::store::relay_row::RecordKeeping;
 use crate::store::relay_row::audits::{self, AuditHistory};
 
 /// Time between two audits when every event has a record.
 const INTERVAL: Duration = Duration::from_secs(300);
-/// Time between two audits with `dispatch = exceptions`, where a recovery repeats everything since the
-/// last audit. Also the time between audits after a comparison of whole tables until older transactions
-/// have ended, the pause before a retry, and the pause while the publication is wrong.
+/// Time between two audits when published events may lack a record. A recovery then repeats everything
+/// since the last audit. Also the time between audits after a comparison of whole tables until older
+/// transactions have ended, the pause before a retry, and the pause while the publication is wrong.
 const SOON: Duration = Duration::from_secs(10);
 /// Poll interval while the slot has not confirmed the awaited position. Also the pause after a
 /// comparison of whole tables.
@@ -74,7 +74,7 @@ pub(crate) struct AuditSubject {
     /// The bounds of each table, shared with the pipeline. The auditor raises the floors here.
     pub(crate) bounds: Arc<[Bounds]>,
     /// Which events get a record in this session.
-    pub(crate) dispatch: Dispatch,
+    pub(crate) records: RecordKeeping,
     pub(crate) instance: String,
     /// The walsender's pid.
     pub(crate) walsender: i32,
@@ -196,9 +196,9 @@ async fn open(target: &Target) -> Result<PatientSql> {
 
 /// Whether a partition was attached that has rows below the floor of its table, or rows that were written
 /// before it was attached.
-async fn any_overlooked(sql: &Sql, captured: &[Captured]) -> Result<bool> {
+async fn any_overlooked(sql: &Sql, captured: &[Captured], records: RecordKeeping) -> Result<bool> {
     for captured in captured {
-        let window = ScanWindow::unresolved(captured, true);
+        let window = ScanWindow::unresolved(captured, records);
         if statements::has_overlooked(sql, &window).await? {
             return Ok(true);
         }
@@ -227,7 +227,8 @@ impl AuditState {
         }
         let fingerprint = state.fingerprint();
         let is_as_it_was = earlier.publication.as_deref() == Some(fingerprint);
-        if earlier.repeats && !is_as_it_was {
+        let records = earlier.records;
+        if records.may_lack_records() && !is_as_it_was {
             return sql.answer(self.end_session(sql)).await;
         }
         if !reached {
@@ -239,7 +240,8 @@ impl AuditState {
             claim::known(sql, &self.subject.slot, &self.subject.tables).await
         };
         let captured = sql.answer(known).await?;
-        if earlier.repeats && sql.answer(any_overlooked(sql, &captured)).await? {
+        if records.may_lack_records() && sql.answer(any_overlooked(sql, &captured, records)).await?
+        {
             return sql.answer(self.end_session(sql)).await;
         }
         let has_partitions = captured
@@ -248,8 +250,8 @@ impl AuditState {
         let is_whole = !is_as_it_was || self.everything;
         let is_higher = self.goal.is_some() && waiting.xmin > self.floor;
         let mut writes = is_higher || !earlier.had_one || has_partitions;
-        writes |= is_whole && !earlier.repeats;
-        if !earlier.repeats {
+        if !records.may_lack_records() {
+            writes |= is_whole;
             writes |= self.compare(sql, &captured, waiting, is_whole).await?;
         }
         // An idle relay writes nothing.
@@ -268,7 +270,7 @@ impl AuditState {
             return Ok(AT_ONCE);
         }
         self.horizon = self.horizon.filter(|horizon| waiting.xmin < *horizon);
-        Ok(if earlier.repeats || self.horizon.is_some() {
+        Ok(if records.may_lack_records() || self.horizon.is_some() {
             SOON
         } else {
             INTERVAL
@@ -282,10 +284,11 @@ impl AuditState {
             slot,
             publication,
             captured,
+            records,
             walsender,
             ..
         } = &self.subject;
-        let earlier = audits::earlier(sql, slot).await?;
+        let earlier = audits::earlier(sql, slot, *records).await?;
         // Read the publication after the slot's position, so that the publication's state is the newer of
         // the two.
         let reached = statements::is_confirmed(sql, slot, *walsender, end).await?;

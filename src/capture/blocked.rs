@@ -19,6 +19,7 @@ use crate::event::{Group, OrderingKey};
 use crate::mapping::{Ordering, TableSettings};
 use crate::postgres::Sql;
 use crate::store::dispatch::quarantined::{self, MAX_BLOCKED};
+use crate::store::relay_row::RecordKeeping;
 
 /// The keys whose first quarantined event has not been read from the table yet.
 #[derive(Debug, Default)]
@@ -32,11 +33,15 @@ pub(crate) struct Blocked {
 pub(crate) struct Firsts(HashMap<[u8; 16], Group>);
 
 impl Firsts {
-    /// Reads the first quarantined event of each key. Nobody may write records during this query.
+    /// Reads the first quarantined event of each key. Finds none if all events have a record, because the
+    /// scan then skips quarantined events. Nobody may write records during this query.
     ///
     /// # Errors
     /// Errors of [`quarantined::blocked_keys`].
-    pub(crate) async fn read(sql: &Sql) -> Result<Self> {
+    pub(crate) async fn read(sql: &Sql, records: RecordKeeping) -> Result<Self> {
+        if !records.may_lack_records() {
+            return Ok(Self::default());
+        }
         let keys = quarantined::blocked_keys(sql, MAX_BLOCKED).await?;
         let keys = keys.into_iter().map(|key| (key.first.uuid, key.group));
         Ok(Self(keys.collect()))

@@ -21,6 +21,7 @@ use crate::mapping::EventError;
 use crate::metrics::Metrics;
 use crate::postgres::{Sql, Target, connect};
 use crate::store::dispatch::{Lookup, look_up_by_id};
+use crate::store::relay_row::RecordKeeping;
 
 const STATEMENT_TIMEOUT: Duration = Duration::from_secs(5);
 /// Minimum time between two log lines about skipped rows.
@@ -77,7 +78,7 @@ impl MappedRow {
 pub(crate) struct MovedRows {
     target: Target,
     bounds: Arc<[Bounds]>,
-    repeats: bool,
+    records: RecordKeeping,
     /// The SQL session for lookups. The first lookup opens it.
     sql: Option<Sql>,
     /// Moved rows that wait for their original insert, by the transaction of that insert. Each such
@@ -96,13 +97,13 @@ impl MovedRows {
     pub(crate) fn new(
         target: Target,
         bounds: Arc<[Bounds]>,
-        repeats: bool,
+        records: RecordKeeping,
         metrics: Metrics,
     ) -> Self {
         Self {
             target,
             bounds,
-            repeats,
+            records,
             sql: None,
             waiting: BTreeMap::new(),
             for_recovery: Vec::new(),
@@ -146,12 +147,12 @@ impl MovedRows {
     /// # Errors
     /// Connection and database errors.
     pub(crate) async fn look_up(&mut self, moved: MovedMark, event_id: &EventId) -> Result<Lookup> {
-        // With full records, look up even a row below the floor. The row may come from a table that was
-        // not captured until now, and then the row was never published.
+        // If all events have a record, look up even a row below the floor. The row may come from a table
+        // that was not captured until now, and then the row was never published.
         let is_handled = self.bounds.get(moved.table).is_some_and(|bounds| {
             bounds.is_from_before(moved.inserted_xid)
                 || bounds.may_lack_a_record(moved.inserted_xid)
-                || self.repeats && bounds.is_resolved(moved.inserted_xid)
+                || self.records.may_lack_records() && bounds.is_resolved(moved.inserted_xid)
         });
         if is_handled {
             self.metrics.events_skipped.inc();
@@ -188,7 +189,7 @@ impl MovedRows {
                 self.sql.insert(connecting.await?)
             }
         };
-        look_up_by_id(sql, &event_id.uuid, self.repeats).await
+        look_up_by_id(sql, &event_id.uuid, self.records).await
     }
 }
 

@@ -134,7 +134,7 @@ impl<'a> Scan<'a> {
     /// Returns two SQL expressions about a row of `w`: the state of its event in outbox.dispatch, and
     /// whether the scan returns the row.
     fn recorded_sql(&self) -> (String, String) {
-        if self.window.repeats {
+        if self.window.records.may_lack_records() {
             (state_sql("w.id"), "true".to_owned())
         } else {
             ("null::text".to_owned(), has_no_row_sql("w.id"))

@@ -18,6 +18,7 @@ use crate::error::Result;
 use crate::event::{EventId, Standing};
 use crate::mapping::{MapError, TableSettings};
 use crate::postgres::PatientSql;
+use crate::store::relay_row::RecordKeeping;
 
 /// Reads the rows of a table that may have to be published, the rows of each key in their order.
 pub(crate) struct Unrecorded<'a> {
@@ -26,8 +27,9 @@ pub(crate) struct Unrecorded<'a> {
     scan: Scan<'a>,
     rows: Rows,
     ready: VecDeque<ReadRow>,
-    /// Whether some of these rows may have been published, with or without a record.
-    repeats: bool,
+    /// If published events may lack a record, some of these rows may have been published, with or
+    /// without a record.
+    records: RecordKeeping,
     blocked: Blocked,
 }
 
@@ -52,7 +54,7 @@ impl<'a> Unrecorded<'a> {
             reader,
             rows: Rows::new(),
             ready: VecDeque::new(),
-            repeats: window.repeats,
+            records: window.records,
             blocked,
         })
     }
@@ -96,7 +98,7 @@ impl<'a> Unrecorded<'a> {
             // Without a record under this id, every scan would find the row again.
             error.known.event_id.uuid = row.id.into_bytes();
         }
-        if !self.repeats {
+        if !self.records.may_lack_records() {
             return Some(event);
         }
         let event_id = match &event {

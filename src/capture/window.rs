@@ -10,6 +10,7 @@ use slot_manager::table::WRITTEN_BEFORE_ATTACHED;
 use super::claim::Captured;
 use super::shape::xids_sql;
 use crate::postgres::Snapshot;
+use crate::store::relay_row::RecordKeeping;
 
 /// The bounds of a walk.
 #[derive(Debug, Clone, Copy)]
@@ -25,14 +26,13 @@ pub(crate) struct ScanWindow<'a> {
     pub(crate) shown_by: Option<&'a Snapshot>,
     /// Whether rows without a `seq` are included.
     pub(crate) with_unnumbered: bool,
-    /// Whether events may have been published without a record. Then rows with a record are included
-    /// too.
-    pub(crate) repeats: bool,
+    /// If published events may lack a record, rows with a record are included too.
+    pub(crate) records: RecordKeeping,
 }
 
 impl<'a> ScanWindow<'a> {
     /// All rows that may be unresolved.
-    pub(crate) fn unresolved(captured: &'a Captured, repeats: bool) -> Self {
+    pub(crate) fn unresolved(captured: &'a Captured, records: RecordKeeping) -> Self {
         let Captured { record, shape } = captured;
         Self {
             captured,
@@ -41,8 +41,13 @@ impl<'a> ScanWindow<'a> {
             below_xid: None,
             shown_by: None,
             with_unnumbered: shape.seq.as_ref().is_none_or(|seq| seq.is_nullable),
-            repeats,
+            records,
         }
+    }
+
+    /// The rows from the floor on that have no record.
+    pub(crate) fn unrecorded(captured: &'a Captured) -> Self {
+        Self::unresolved(captured, RecordKeeping::COMPLETE)
     }
 
     /// The rows that the frequent audits compare: rows that may be unresolved. If a sequence numbers
@@ -55,7 +60,7 @@ impl<'a> ScanWindow<'a> {
         Self {
             from_seq: record.floor_seq.filter(|_| is_numbered_so),
             with_unnumbered: record.numbering.is_none(),
-            ..Self::unresolved(captured, false)
+            ..Self::unrecorded(captured)
         }
     }
 
@@ -68,7 +73,7 @@ impl<'a> ScanWindow<'a> {
     pub(crate) fn whole(captured: &'a Captured) -> Self {
         Self {
             from_xid: captured.record.recorded_from,
-            ..Self::unresolved(captured, false)
+            ..Self::unrecorded(captured)
         }
     }
 
@@ -77,7 +82,8 @@ impl<'a> ScanWindow<'a> {
     /// compares the whole table.
     fn new_partitions(&self) -> Option<String> {
         let new = self.captured.new_partitions();
-        let may_lack_records = self.repeats || self.captured.record.recorded_from > 0;
+        let may_lack_records =
+            self.records.may_lack_records() || self.captured.record.recorded_from > 0;
         let is_needed = may_lack_records && !new.is_empty();
         is_needed.then(|| format!("e.tableoid = any ('{{{}}}'::oid[])", new.join(",")))
     }
@@ -206,7 +212,7 @@ pub(crate) mod tests {
     #[test]
     fn rows_older_than_capturing_are_excluded_by_the_snapshot() {
         let captured = captured(true, Some("100:110:103"));
-        let condition = ScanWindow::unresolved(&captured, false).condition();
+        let condition = ScanWindow::unrecorded(&captured).condition();
         let xid = captured.shape.inserted_xid_sql(&[]);
         let own = captured.shape.has_own_xid_sql();
         assert_eq!(
@@ -245,7 +251,7 @@ pub(crate) mod tests {
     fn the_seq_hint_is_used_only_while_the_same_sequence_numbers_the_rows() {
         let mut captured = captured(true, None);
         assert_eq!(ScanWindow::recent(&captured).from_seq, Some(7));
-        assert_eq!(ScanWindow::unresolved(&captured, false).from_seq, None);
+        assert_eq!(ScanWindow::unrecorded(&captured).from_seq, None);
         assert_eq!(ScanWindow::whole(&captured).from_seq, None);
         captured.record.numbering = Some("2/1".into());
         assert_eq!(ScanWindow::recent(&captured).from_seq, None);

@@ -103,7 +103,7 @@ fn text(report: &AuditReport, paint: Paint) -> String {
         ),
     };
     text += &format!("\n{}\n", paint.severity(severity, conclusion));
-    if report.dispatch == "exceptions" {
+    if report.records.may_lack_records() {
         text += "With dispatch = exceptions published events have no record, so this audit cannot \
                  find a missing event: it counts every row that the slot has passed as published.\n";
     }

@@ -10,8 +10,9 @@ use super::Delivery;
 use super::requests::Answer;
 use crate::error::{Code, Error, Result};
 use crate::event::{EventRef, Standing};
-use crate::settings::{Dispatch, Settings};
+use crate::settings::Settings;
 use crate::store::dispatch::{DispatchWriter, Record, SlotReader, WriterEvent, Written};
+use crate::store::relay_row::RecordKeeping;
 
 /// Minimum time for writing dispatch rows when a session ends. With this minimum, the answers that
 /// arrived are recorded even if another answer never arrives.
@@ -22,7 +23,7 @@ pub(super) struct Recorder {
     writer: DispatchWriter,
     written: mpsc::UnboundedReceiver<WriterEvent>,
     /// Whether published events get a row.
-    pub(super) dispatch: Dispatch,
+    pub(super) keeping: RecordKeeping,
     /// Events that are resolved but not yet reported, counted per transaction.
     resolved: Written,
     /// Whether the writer's last attempt has failed.
@@ -35,7 +36,7 @@ impl Recorder {
         Self {
             writer: DispatchWriter::start(&settings.slot, reader, sender),
             written,
-            dispatch: settings.dispatch,
+            keeping: RecordKeeping::of(settings.dispatch, None),
             resolved: Written::default(),
             cannot_record: false,
         }

@@ -10,7 +10,6 @@ use crate::error::{Code, Error, Result};
 use crate::event::{EventRef, Standing};
 use crate::lanes::{Load, Request, Serve};
 use crate::metrics::KindLabel;
-use crate::settings::Dispatch;
 use crate::store::dispatch::{Outcome, Record};
 use crate::traces::Destination;
 
@@ -114,7 +113,7 @@ impl Delivery {
         self.traces.published(to, &request.events, &message_ids, at);
         let events = request.events.into_iter().map(|event| event.origin);
         let mut events: Vec<EventRef> = events.collect();
-        if self.recorder.dispatch == Dispatch::Exceptions {
+        if !self.recorder.keeping.records_published() {
             leave_without_rows(&mut events);
             if self.resolves_at_once(&events) {
                 for event in &events {
@@ -169,8 +168,8 @@ impl Delivery {
     }
 }
 
-/// Marks new events so that they get no row. With `dispatch = exceptions`, a published event has a
-/// row only if it was released.
+/// Marks new events so that they get no row. If published events are not recorded, only those that were
+/// released have a row.
 fn leave_without_rows(events: &mut [EventRef]) {
     for event in events {
         if event.standing == Standing::New {

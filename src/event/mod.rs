@@ -31,7 +31,7 @@ pub use position::EventPosition;
 pub enum Standing {
     /// The event has no row yet; its outcome adds one.
     New,
-    /// The event gets no new row. Either published events get none (`dispatch = exceptions`), or its row
+    /// The event gets no new row. Either this session records no published events, or the event's row
     /// already says `published`, and the event is sent again only to keep the order with neighbours that
     /// have no row.
     Repeated,

@@ -9,8 +9,8 @@
 //!   the WAL ended at that moment. The relay confirms a position only after all records up to it are
 //!   durable (G4).
 //!
-//! With `dispatch = exceptions` published events have no record, so the audit cannot find missing rows.
-//! Rows without a record that the slot has passed then count as published.
+//! If published events may lack a record, the audit cannot find missing rows. Rows without a record that
+//! the slot has passed then count as published.
 //!
 //! The relay's auditor (`crate::audit`) makes the same comparison for rows above the floor, and publishes
 //! the missing rows.
@@ -28,8 +28,8 @@ use crate::error::Result;
 use crate::ops::since::Since;
 use crate::postgres::Sql;
 use crate::postgres::current_snapshot;
-use crate::settings::{Dispatch, Settings};
-use crate::store::relay_row;
+use crate::settings::Settings;
+use crate::store::relay_row::{self, RecordKeeping};
 
 /// Rows in a page.
 const PAGE_ROWS: u32 = 5_000;
@@ -42,7 +42,8 @@ const WAIT: Duration = Duration::from_secs(10);
 pub(crate) struct AuditReport {
     pub(crate) result: AuditResult,
     /// `full` or `exceptions`.
-    pub(crate) dispatch: &'static str,
+    #[serde(rename = "dispatch")]
+    pub(crate) records: RecordKeeping,
     /// Whether the slot has confirmed all rows that existed when the audit began.
     pub(crate) slot_has_passed: bool,
     pub(crate) tables: Vec<TableAudit>,
@@ -97,8 +98,7 @@ struct Passed {
     /// Every transaction below this number has ended, and the slot has passed it. 0 if there is no
     /// such proof.
     below_xid: u64,
-    /// Whether published events may have no record.
-    repeats: bool,
+    records: RecordKeeping,
 }
 
 /// Compares all captured tables. Calls `progress` after each page with the table's name and the
@@ -127,11 +127,10 @@ pub(crate) async fn run(
         .as_ref()
         .is_some_and(|earlier| earlier.recovering.is_some());
     let has_passed = has_passed && !is_recovering;
-    let repeats = settings.dispatch == Dispatch::Exceptions
-        || earlier.is_some_and(|earlier| earlier.dispatch == Dispatch::Exceptions);
+    let records = RecordKeeping::of(settings.dispatch, earlier.as_ref());
     let passed = Passed {
         below_xid: if has_passed { ended } else { 0 },
-        repeats,
+        records,
     };
     let captured =
         claim::as_if_claimed(sql, &settings.slot, &settings.tables, settings.start).await?;
@@ -168,11 +167,7 @@ pub(crate) async fn run(
             .map(TableAudit::result)
             .max()
             .unwrap_or(AuditResult::Complete),
-        dispatch: if repeats {
-            Dispatch::Exceptions.name()
-        } else {
-            Dispatch::Full.name()
-        },
+        records,
         slot_has_passed: has_passed,
         tables,
     })
@@ -182,11 +177,12 @@ pub(crate) async fn run(
 fn verdict_sql(captured: &Captured, passed: Passed) -> String {
     let record = &captured.record;
     let below = passed.below_xid.max(record.floor);
-    // Rows of transactions below this number may have been published without a record.
-    let without_record = if passed.repeats {
-        below
+    // Rows of transactions below `without_record` may have been published without a record. If all
+    // events have one, rows that the slot has passed are missing without it.
+    let (without_record, missing) = if passed.records.may_lack_records() {
+        (below, 0)
     } else {
-        record.recorded_from
+        (record.recorded_from, passed.below_xid)
     };
     format!(
         "case when r.id is null then 'without_id' \
@@ -194,9 +190,8 @@ fn verdict_sql(captured: &Captured, passed: Passed) -> String {
              when not r.is_ours then 'not_captured' \
              when r.xid < '{without_record}'::xid8 and not r.is_uncompared \
                  then 'published_without_record' \
-             when r.xid < '{}'::xid8 or r.xid < '{}'::xid8 and not r.is_uncompared then 'missing' \
+             when r.xid < '{missing}'::xid8 or r.xid < '{}'::xid8 and not r.is_uncompared then 'missing' \
              else 'waiting' end",
-        if passed.repeats { 0 } else { passed.below_xid },
         record.floor,
     )
 }

@@ -2,8 +2,8 @@
 //! unknown if it would cost too much.
 //!
 //! An event waits if it has no record in `outbox.dispatch` and, by the capture record of its table, is
-//! neither resolved nor older than capturing. With `dispatch = exceptions` an event without a record
-//! may have been delivered, so the result is known only if no event waits.
+//! neither resolved nor older than capturing. If published events may lack a record, such an event may
+//! have been delivered, so the result is known only if no event waits.
 //!
 //! With an index on `seq`, only rows beyond `floor_seq` are read. Without this bound, tables larger than
 //! [`LARGEST_BYTES`] are not read, and the result is unknown.
@@ -18,7 +18,7 @@ use crate::capture::table::TableReader;
 use crate::error::{Code, Error, Result};
 use crate::mapping::TableSettings;
 use crate::postgres::Sql;
-use crate::settings::{Dispatch, Settings};
+use crate::settings::Settings;
 use crate::store::dispatch::has_no_row_sql;
 use crate::store::relay_row;
 
@@ -53,9 +53,7 @@ async fn read_all(sql: &Sql, settings: &Settings) -> Result<Option<PendingEvents
         events: 0,
         oldest: Some(Duration::ZERO),
     };
-    let earlier = relay_row::read(sql, &settings.slot).await?;
-    let repeats = settings.dispatch == Dispatch::Exceptions
-        || earlier.is_some_and(|earlier| earlier.dispatch == Dispatch::Exceptions);
+    let records = relay_row::read_record_keeping(sql, settings).await?;
     let known = claim::known(sql, &settings.slot, &settings.tables).await?;
     for (table, captured) in settings.tables.iter().zip(&known) {
         let Some(one) = read_table(sql, settings, table, captured).await? else {
@@ -64,7 +62,7 @@ async fn read_all(sql: &Sql, settings: &Settings) -> Result<Option<PendingEvents
         all.events += one.events;
         all.oldest = all.oldest.zip(one.oldest).map(|(a, b)| a.max(b));
     }
-    if all.events > 0 && repeats {
+    if all.events > 0 && records.may_lack_records() {
         return Ok(None);
     }
     Ok(Some(all))
@@ -76,7 +74,7 @@ async fn read_table(
     table: &TableSettings,
     captured: &Captured,
 ) -> Result<Option<PendingEvents>> {
-    let window = ScanWindow::unresolved(captured, false);
+    let window = ScanWindow::unrecorded(captured);
     let seq = captured.shape.seq.as_ref().filter(|seq| seq.is_indexed);
     let bytes = u64::from(captured.shape.blocks) * BLOCK_BYTES;
     let bound = match (seq, window.from_seq) {

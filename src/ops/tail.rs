@@ -23,7 +23,7 @@ use replication::CommitLsn;
 use serde::Serialize;
 use slot_manager::slots;
 
-use super::event::{self, EventQuery};
+use super::event::EventQuery;
 use crate::capture::claim;
 use crate::capture::rows;
 use crate::capture::table::TableReader;
@@ -32,6 +32,7 @@ use crate::event::EventId;
 use crate::postgres::PatientSql;
 use crate::settings::Settings;
 use crate::store::dispatch::history::{self, RecordFilter, RecordPlace, RecordedRow};
+use crate::store::relay_row;
 
 /// Maximum number of records that one poll reads and that the command remembers.
 const WINDOW: usize = 10_000;
@@ -79,7 +80,8 @@ impl<'a> Tail<'a> {
             notes: Vec::new(),
             noted: HashSet::new(),
         };
-        if event::keeps_no_records(sql, settings).await? {
+        let records = relay_row::read_record_keeping(sql, settings).await?;
+        if records.may_lack_records() {
             tail.note(
                 "with dispatch = exceptions published events get no record: of the new events, only \
                  events that were quarantined appear",

@@ -11,8 +11,8 @@ use slot_manager::health::{self, Observation, RecordedPosition, Thresholds, View
 use slot_manager::{Cluster, Health, Slot, SlotName};
 
 use crate::error::{Code, Error};
-use crate::settings::{Dispatch, Start};
-use crate::store::relay_row::{Audit, Recorded, Unfinished};
+use crate::settings::Start;
+use crate::store::relay_row::{Audit, RecordKeeping, Recorded, Unfinished};
 
 /// The name of [`Loss::Unfinished`].
 pub(crate) const UNFINISHED: &str = "recovery-unfinished";
@@ -28,8 +28,8 @@ pub(crate) struct Seen<'a> {
     /// The end of the server's WAL.
     pub(crate) server_lsn: Lsn,
     pub(crate) start: Start,
-    /// Which events this session will record.
-    pub(crate) dispatch: Dispatch,
+    /// Which published events have a record, in `earlier` and in this session.
+    pub(crate) records: RecordKeeping,
     /// Fingerprint of the publication, which was just checked and has no problem.
     pub(crate) publication: &'a str,
     /// Whether a table of the settings is not captured yet.
@@ -75,11 +75,11 @@ pub(crate) enum Loss {
     SlotRecreated { recorded: Lsn, found: Lsn },
     /// The server's WAL ends before the last confirmed position.
     WalMissing { recorded: Lsn, server: Lsn },
-    /// The publication was altered (only with `dispatch = exceptions`). Without records, events that the
-    /// stream left out cannot be distinguished from delivered events.
+    /// The publication was altered (only if published events may lack a record). Without records, events
+    /// that the stream left out cannot be distinguished from delivered events.
     PublicationChanged,
     /// The relay cannot prove that this is the slot that it served before, so the stream may have left
-    /// events out (only with `dispatch = exceptions`). Without records, such events cannot be
+    /// events out (only if published events may lack a record). Without records, such events cannot be
     /// distinguished from delivered events.
     SlotUnproven { recorded: Lsn, found: Lsn },
 }
@@ -130,15 +130,9 @@ fn served(earlier: &Recorded, seen: Seen<'_>) -> SlotVerdict {
         _ if seen.has_new_table && seen.start == Start::All => {
             SlotVerdict::Recover(Loss::TableAdded)
         }
-        _ if repeats(seen) => without_records(earlier, recorded, slot, seen),
+        _ if seen.records.may_lack_records() => without_records(earlier, recorded, slot, seen),
         _ => stream(slot, audit(earlier, recorded, slot, seen.cluster)),
     }
-}
-
-/// Whether events may have been published without a record, or will be published without a record.
-pub(crate) fn repeats(seen: Seen<'_>) -> bool {
-    let earlier = seen.earlier.map(|earlier| earlier.dispatch);
-    seen.dispatch == Dispatch::Exceptions || earlier == Some(Dispatch::Exceptions)
 }
 
 /// Decides for the case that published events may have no record. Comparing the tables with the records

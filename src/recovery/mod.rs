@@ -39,10 +39,9 @@ use crate::error::{Code, Error, Result};
 use crate::mapping::TableSettings;
 use crate::metrics::Metrics;
 use crate::postgres::{PatientSql, Sql, Target};
-use crate::settings::Dispatch;
 use crate::store::capture_record::{self as captures, Resolved};
 use crate::store::dispatch::{PredecessorGone, last_ordinal};
-use crate::store::relay_row::{Manner, Unfinished, mark};
+use crate::store::relay_row::{Manner, RecordKeeping, Unfinished, mark};
 use slot::RecoverySlot;
 
 const LOG_INTERVAL: Duration = Duration::from_secs(10);
@@ -108,9 +107,7 @@ pub(crate) struct RecoverySubject {
     pub(crate) project: String,
     /// The shape and the capture record of each of `tables`, in the same order.
     pub(crate) captured: Vec<Captured>,
-    /// Whether events may have been published without a record.
-    pub(crate) repeats: bool,
-    pub(crate) dispatch: Dispatch,
+    pub(crate) records: RecordKeeping,
     pub(crate) instance: String,
     /// The walsender's pid.
     pub(crate) walsender: i32,
@@ -132,11 +129,7 @@ pub(crate) async fn start(
     let last_ordinal = last_ordinal(sql, place)
         .await?
         .max(last_ordinal(sql, FIRST_PLACE).await?);
-    let firsts = if subject.repeats {
-        Firsts::read(sql).await?
-    } else {
-        Firsts::default()
-    };
+    let firsts = Firsts::read(sql, subject.records).await?;
     if slot.is_new {
         mark::write_unfinished(sql, &subject.slot, &subject.instance, &slot.point).await?;
     }
@@ -216,7 +209,7 @@ impl Recovery {
 
     /// Raises the floors and removes the mark: everything that the snapshot shows is resolved.
     async fn write_down(&self, sql: &Sql) -> Result<()> {
-        let slot = &self.subject.slot;
+        let (slot, records) = (&self.subject.slot, self.subject.records);
         let floor = self.point.snapshot.xmin();
         for captured in &self.subject.captured {
             let identity = &captured.record.identity;
@@ -224,16 +217,18 @@ impl Recovery {
                 identity,
                 floor,
                 floor_seq: None,
-                // With full records, the auditor compares new partitions and records them.
-                partitions: self.subject.repeats.then_some(&*captured.shape.partitions),
+                // If all events have a record, the auditor compares new partitions and records them.
+                partitions: records
+                    .may_lack_records()
+                    .then_some(&*captured.shape.partitions),
             };
             captures::resolve(sql, slot, self.subject.walsender, &resolved).await?;
         }
-        if self.subject.repeats && self.subject.dispatch == Dispatch::Full {
+        if records.becomes_complete() {
             captures::full_from_here(&**sql, slot).await?;
         }
         let manner = Manner {
-            dispatch: self.subject.dispatch,
+            records: records.without_earlier(),
             publication: &self.subject.publication,
         };
         if !mark::recovered(sql, slot, self.point.consistent_point, manner).await? {
@@ -251,7 +246,7 @@ impl Recovery {
         let reader = sql.answer(resolving).await?;
         let window = ScanWindow {
             shown_by: Some(&self.point.snapshot),
-            ..ScanWindow::unresolved(captured, self.subject.repeats)
+            ..ScanWindow::unresolved(captured, self.subject.records)
         };
         let unrecorded = Unrecorded::of(sql, reader, table, window, &self.firsts).await?;
         let (progress, metrics) = (&mut self.progress, &self.subject.metrics);

@@ -73,7 +73,7 @@ pub(crate) async fn everything_is_readable(sql: &Sql, settings: &Settings) -> Re
         claim::as_if_claimed(sql, &settings.slot, &settings.tables, settings.start).await?;
     for (table, captured) in settings.tables.iter().zip(&captured) {
         let reader = TableReader::resolve(sql, table, settings.project()?, captured).await?;
-        let condition = ScanWindow::unresolved(captured, false).condition();
+        let condition = ScanWindow::unrecorded(captured).condition();
         let statement = format!(
             "{} where {condition} and {} limit 0",
             reader.select_sql(),

@@ -33,7 +33,7 @@ use crate::recovery;
 use crate::recovery::loss::SlotVerdict;
 use crate::recovery::slot::{self, RecoverySlot};
 use crate::store::dispatch::{PredecessorGone, RecordedEvents, SlotReader, wait_for_predecessor};
-use crate::store::relay_row::{self, Audit, Manner, ServedSlot, mark};
+use crate::store::relay_row::{self, Audit, Manner, RecordKeeping, ServedSlot, mark};
 
 /// Statement timeout of look-ups for which the stream has to wait.
 const LOOK_UP_TIMEOUT: Duration = Duration::from_secs(5);
@@ -52,8 +52,7 @@ struct ReadySlot {
     /// The slot of a recovery; `None` if no recovery is needed. Rows that this slot does not stream come
     /// from the tables.
     recovery: Option<RecoverySlot>,
-    /// Whether events may have been delivered without a record.
-    repeats: bool,
+    records: RecordKeeping,
     captured: Vec<Captured>,
     /// The publication as it was before a recovery created the slot.
     publication: PublicationState,
@@ -158,7 +157,7 @@ impl SessionRunner {
             confirmed,
             audit,
             recovery,
-            repeats: decision.repeats,
+            records: decision.records,
             captured,
             publication: free.publication.clone(),
         })
@@ -229,11 +228,11 @@ impl SessionRunner {
         let (settings, metrics) = (&self.settings, &self.metrics);
         let (sql, cluster) = (database.sql, database.cluster);
         let (ready, reader) = (stream.ready, stream.reader);
-        let (confirmed, repeats) = (ready.confirmed, ready.repeats);
-        let recorded = RecordedEvents::after(&sql, confirmed, repeats, gone).await?;
+        let (confirmed, records) = (ready.confirmed, ready.records);
+        let recorded = RecordedEvents::after(&sql, confirmed, records, gone).await?;
         let quarantine = parts::quarantine(&sql, settings.on_bad_event, gone).await?;
         let manner = Manner {
-            dispatch: settings.dispatch,
+            records: records.without_earlier(),
             publication: parts::as_captured(&ready.captured, &database.publication),
         };
         relay_row::take(&sql, self.served(&cluster), confirmed, ready.audit, manner).await?;
@@ -246,7 +245,7 @@ impl SessionRunner {
         let (rows, from_table) = from_table::channel();
         let (seam, recovered) = if let Some(slot) = ready.recovery {
             let (publication, captured) = (&ready.publication, ready.captured);
-            let subject = self.recovery_subject(&reader, publication, captured, repeats)?;
+            let subject = self.recovery_subject(&reader, publication, captured, records)?;
             let (seam, over) = recovery::start(&sql, subject, slot, rows.another(), gone).await?;
             (Some(seam), Some(over))
         } else {
@@ -260,7 +259,7 @@ impl SessionRunner {
             everything: ready.audit == Audit::Everything,
             after: recovered,
         };
-        let subject = self.audit_subject(&reader, bounds.clone())?;
+        let subject = self.audit_subject(&reader, bounds.clone(), records)?;
         let (auditor, broken) = audit::start(subject, audit, stream.hasten, rows);
         let target = reader.target().clone();
         let pipeline = Pipeline {
@@ -269,7 +268,7 @@ impl SessionRunner {
             watermark: Watermark::new(Confirmable::by_slot(confirmed)),
             delivery: self.delivery(quarantine, reader, confirmed)?,
             earlier: OutcomeLookup::new(recorded, sql, metrics.clone()),
-            moved: MovedRows::new(target, bounds, repeats, metrics.clone()),
+            moved: MovedRows::new(target, bounds, records, metrics.clone()),
             supervision: stream.supervision,
             from_table,
             seam,

@@ -22,6 +22,7 @@ use crate::recovery::RecoverySubject;
 use crate::settings::{OnBadEvent, Settings};
 use crate::store::dispatch::quarantined::{self, MAX_BLOCKED};
 use crate::store::dispatch::{PredecessorGone, SlotReader};
+use crate::store::relay_row::RecordKeeping;
 
 /// Returns the captured tables, with the properties that reading the stream needs.
 pub(super) fn streamed(settings: &Settings, captured: &[Captured]) -> Vec<Streamed> {
@@ -70,6 +71,7 @@ impl SessionRunner {
         &self,
         reader: &SlotReader,
         bounds: Arc<[Bounds]>,
+        records: RecordKeeping,
     ) -> Result<AuditSubject> {
         let settings = &self.settings;
         Ok(AuditSubject {
@@ -80,7 +82,7 @@ impl SessionRunner {
             tables: settings.tables.clone().into(),
             project: Arc::from(settings.project()?),
             bounds,
-            dispatch: settings.dispatch,
+            records,
             instance: self.instance.clone(),
             walsender: reader.walsender(),
             metrics: self.metrics.clone(),
@@ -93,7 +95,7 @@ impl SessionRunner {
         reader: &SlotReader,
         publication: &PublicationState,
         captured: Vec<Captured>,
-        repeats: bool,
+        records: RecordKeeping,
     ) -> Result<RecoverySubject> {
         let settings = &self.settings;
         Ok(RecoverySubject {
@@ -103,8 +105,7 @@ impl SessionRunner {
             tables: settings.tables.clone(),
             project: settings.project()?.to_owned(),
             captured,
-            repeats,
-            dispatch: settings.dispatch,
+            records,
             instance: self.instance.clone(),
             walsender: reader.walsender(),
             state: self.state.clone(),

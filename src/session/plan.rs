@@ -16,9 +16,9 @@ use crate::capture::claim::{self, FoundTable};
 use crate::error::{Error, Result};
 use crate::metrics::Metrics;
 use crate::recovery::loss::{self, Loss, Seen, SlotVerdict};
-use crate::settings::{Dispatch, OnLoss, Settings, Start};
+use crate::settings::{OnLoss, Settings, Start};
 use crate::store::capture_record::{self as captures, CaptureRecord};
-use crate::store::relay_row::Recorded;
+use crate::store::relay_row::{RecordKeeping, Recorded};
 
 /// All facts on which the decision depends, apart from the settings.
 #[derive(Debug)]
@@ -81,8 +81,7 @@ pub(super) struct Decision {
     pub(super) begin: SlotVerdict,
     /// The error with which the relay stops, if a recovery is necessary but `slot_on_loss` is `stop`.
     pub(super) stop: Option<Error>,
-    /// Whether events may have been delivered without a record.
-    pub(super) repeats: bool,
+    pub(super) records: RecordKeeping,
     /// Whether no relay has ever served the slot, apart from an interrupted first start.
     pub(super) is_first: bool,
 }
@@ -96,17 +95,18 @@ pub(super) fn decide(facts: &SlotFacts<'_>, settings: &Settings) -> Result<Decis
     claim::refuse_others(&known, &settings.slot)?;
     let earlier = facts.earlier.as_ref();
     let is_first = earlier.is_none_or(is_at_its_first_start);
+    let records = RecordKeeping::of(settings.dispatch, earlier);
     let seen = Seen {
         earlier,
         slot: facts.slot,
         cluster: facts.cluster,
         server_lsn: facts.server_lsn,
         start: claim::start(settings.start, is_first, &known),
-        dispatch: settings.dispatch,
+        records,
         publication: facts.publication,
         has_new_table: known.iter().any(Option::is_none),
         since_lsn: captures::since_lsn(&facts.records, &settings.slot),
-        can_continue: can_continue(earlier, settings.dispatch, &facts.found, &known),
+        can_continue: can_continue(earlier, records, &facts.found, &known),
     };
     let begin = loss::judge(seen);
     Ok(Decision {
@@ -117,7 +117,7 @@ pub(super) fn decide(facts: &SlotFacts<'_>, settings: &Settings) -> Result<Decis
             _ => None,
         },
         begin,
-        repeats: loss::repeats(seen),
+        records,
         is_first,
     })
 }
@@ -133,13 +133,11 @@ fn is_at_its_first_start(earlier: &Recorded) -> bool {
 /// have a record, because rows that the stream has already delivered would otherwise seem to be new.
 fn can_continue(
     earlier: Option<&Recorded>,
-    dispatch: Dispatch,
+    records: RecordKeeping,
     found: &[FoundTable],
     known: &[Option<&CaptureRecord>],
 ) -> bool {
-    let has_records = |earlier: &Recorded| {
-        [dispatch, earlier.dispatch] == [Dispatch::Full; 2] && earlier.unfinished.is_some()
-    };
+    let has_begun = earlier.is_some_and(|earlier| earlier.unfinished.is_some());
     let has_had_xids = |(found, known): (&FoundTable, &Option<&CaptureRecord>)| {
         known.is_some_and(|record| {
             let mut added = record.added_xids.iter().chain(&found.shape.missing_xids);
@@ -147,7 +145,7 @@ fn can_continue(
             has_them && added.all(|xid| *xid < record.floor)
         })
     };
-    earlier.is_some_and(has_records) && found.iter().zip(known).all(has_had_xids)
+    has_begun && !records.may_lack_records() && found.iter().zip(known).all(has_had_xids)
 }
 
 #[cfg(test)]

@@ -6,14 +6,15 @@ use slot_manager::publication::{self, CapturedTable, PublicationState};
 
 use crate::error::{Code, Error, Result};
 use crate::postgres::Sql;
-use crate::settings::{Dispatch, Settings};
+use crate::settings::Settings;
+use crate::store::relay_row::RecordKeeping;
 
 /// Checks the publication, and remembers across sessions whether it was ever right.
 #[derive(Debug)]
 pub(super) struct PublicationCheck {
     publication: String,
     tables: Vec<CapturedTable>,
-    dispatch: Dispatch,
+    records: RecordKeeping,
     /// Whether this process has ever found the publication right.
     was_right: AtomicBool,
 }
@@ -23,7 +24,7 @@ impl PublicationCheck {
         Self {
             publication: settings.publication.clone(),
             tables: settings.captured(),
-            dispatch: settings.dispatch,
+            records: RecordKeeping::of(settings.dispatch, None),
             was_right: AtomicBool::new(false),
         }
     }
@@ -49,7 +50,9 @@ impl PublicationCheck {
                 error
             });
         }
-        if let (Dispatch::Exceptions, Some(error)) = (self.dispatch, untraced(&state)) {
+        if self.records.needs_traces()
+            && let Some(error) = untraced(&state)
+        {
             return Err(error);
         }
         self.was_right.store(true, Ordering::Relaxed);
@@ -57,9 +60,8 @@ impl PublicationCheck {
     }
 }
 
-/// Returns the error for a table that is published only through its schema. With
-/// `dispatch = exceptions`, the relay would not notice if the publication left such a table out for a
-/// while.
+/// Returns the error for a table that is published only through its schema. If published events get no
+/// record, the relay would not notice if the publication left such a table out for a while.
 pub(crate) fn untraced(state: &PublicationState) -> Option<Error> {
     let table = state.untraced().next()?;
     let publication = slot_manager::quoted_identifier(&state.name);

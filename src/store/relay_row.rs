@@ -4,10 +4,12 @@
 //! The row never decides the position to resume from: only the slot does. By comparing the slot with
 //! the row, the relay notices that the slot was replaced or moved (`recovery::loss`). The row also
 //! remembers across crashes that a recovery has not ended (`mark`) and what audits have compared
-//! (`audits`). Commands read the row with `shown`.
+//! (`audits`). Commands read the row with `shown`. `record_keeping` answers which published events have
+//! a record, by the settings and the row.
 
 pub(crate) mod audits;
 pub(crate) mod mark;
+pub(crate) mod record_keeping;
 pub(crate) mod shown;
 
 use decoder::Lsn;
@@ -20,7 +22,8 @@ use tokio_postgres::types::{PgLsn, ToSql};
 use crate::condition::{Condition, PruneRun};
 use crate::error::{Code, Error, Result};
 use crate::postgres::{Snapshot, Sql};
-use crate::settings::Dispatch;
+use crate::settings::{Dispatch, Settings};
+pub(crate) use record_keeping::RecordKeeping;
 
 /// The last two columns are only there to make the statement fail on an older schema, before a
 /// standby starts to wait.
@@ -178,9 +181,18 @@ pub(crate) async fn read(sql: &Sql, slot: &SlotName) -> Result<Option<Recorded>>
             consistent_point,
             snapshot,
         }),
-        dispatch: Dispatch::named(row.get(5)).unwrap_or(Dispatch::Exceptions),
+        dispatch: record_keeping::mode(row.get(5)),
         publication: row.get(6),
     }))
+}
+
+/// Reads which published events have a record, by the settings of this command and by the relay's row.
+///
+/// # Errors
+/// Those of [`read`].
+pub(crate) async fn read_record_keeping(sql: &Sql, settings: &Settings) -> Result<RecordKeeping> {
+    let row = read(sql, &settings.slot).await?;
+    Ok(RecordKeeping::of(settings.dispatch, row.as_ref()))
 }
 
 fn outdated(error: tokio_postgres::Error) -> Error {
@@ -204,10 +216,11 @@ pub(crate) enum Audit {
     Everything,
 }
 
-/// A dispatch mode, and the fingerprint of a publication.
+/// What a session, an audit or a recovery writes to the row about the records and the publication.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Manner<'a> {
-    pub(crate) dispatch: Dispatch,
+    pub(crate) records: RecordKeeping,
+    /// The publication's fingerprint.
     pub(crate) publication: &'a str,
 }
 
@@ -238,7 +251,7 @@ pub(crate) async fn take(
             &confirmed,
             &served.instance,
             &(audit == Audit::Everything),
-            &manner.dispatch.name(),
+            &manner.records.name(),
             &manner.publication,
             &database,
         ],

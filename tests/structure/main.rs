@@ -1,8 +1,9 @@
 //! Checks the shape of the code: each type name is unique, files are short, folders form layers,
 //! and crates use only crates below them. Only the listed folders have SQL on our own tables, and
-//! only one crate and the listed files query the catalogue.
+//! only one crate and the listed files query the catalogue. Few files name the mode of dispatch.
 
 mod crates;
+mod dispatch_mode;
 mod layers;
 mod source;
 mod sql;

@@ -23,7 +23,8 @@ use crate::ops::prune::{Pruning, require_rights};
 use crate::postgres::{Sql, connect};
 use crate::session::database;
 use crate::session::publication::untraced;
-use crate::settings::{Dispatch, Settings};
+use crate::settings::Settings;
+use crate::store::relay_row::RecordKeeping;
 
 const STATEMENT_TIMEOUT: Duration = Duration::from_secs(10);
 
@@ -160,7 +161,7 @@ async fn check_database(sql: &Sql, settings: &Settings) -> Result<(Vec<Finding>,
             Err(error) => findings.push(from_error(&error)),
         }
     }
-    if settings.dispatch == Dispatch::Exceptions {
+    if RecordKeeping::of(settings.dispatch, None).needs_traces() {
         let tables = settings.captured();
         let state = publication::inspect(sql, &settings.publication, &tables).await?;
         findings.extend(untraced(&state).as_ref().map(from_error));

@@ -94,7 +94,7 @@ pub(super) fn list(listing: &EventListing) -> String {
             name.unwrap_or(&event.event_id),
         );
     }
-    if listing.dispatch == "exceptions" {
+    if listing.records.may_lack_records() {
         text += "With dispatch = exceptions only events with a record are listed: published events get \
                  no record, and waiting events cannot be distinguished from them.\n";
     }
@@ -121,6 +121,7 @@ fn row(committed: &str, state: &str, key: &str, name: &str) -> String {
 mod tests {
     use super::*;
     use crate::store::dispatch::history::EventOutcome;
+    use crate::store::relay_row::RecordKeeping;
 
     fn published(key: &str) -> EventReport {
         EventReport {
@@ -150,7 +151,7 @@ mod tests {
     fn a_line_of_the_list_fits_into_80_columns_and_has_no_control_characters() {
         let listing = EventListing {
             events: vec![published("a very long key\x1b[2J indeed")],
-            dispatch: "full",
+            records: RecordKeeping::COMPLETE,
             more_wait: false,
         };
         let text = list(&listing);

@@ -22,7 +22,7 @@ use crate::postgres::{Sql, connect};
 use crate::recovery::loss::{self, Seen, SlotVerdict};
 use crate::settings::{OnLoss, Settings};
 use crate::store::capture_record as captures;
-use crate::store::relay_row::{self, Recorded};
+use crate::store::relay_row::{self, RecordKeeping, Recorded};
 
 /// Long, because adopting may move many records.
 const STATEMENT_TIMEOUT: Duration = Duration::from_secs(3600);
@@ -68,8 +68,7 @@ struct Situation {
     owner: Option<SlotName>,
     /// The identities of the tables' capture records.
     identities: Vec<String>,
-    /// Whether events may have been delivered without a record.
-    repeats: bool,
+    records: RecordKeeping,
     /// Fingerprint of the publication.
     publication: String,
     /// The slot's confirmed position, if a relay could simply continue to stream from there.
@@ -113,13 +112,14 @@ impl Situation {
         let identities = known.iter().flatten().map(|record| record.identity.clone());
         let mut owners = known.iter().flatten().map(|record| record.slot.as_str());
         let other = owners.find(|owner| *owner != name.as_str());
+        let keeping = RecordKeeping::of(settings.dispatch, earlier.as_ref());
         let mut situation = Self {
             cluster,
             slot,
             earlier,
             owner: other.and_then(|owner| owner.parse().ok()),
             identities: identities.collect(),
-            repeats: false,
+            records: keeping,
             publication: publication.fingerprint().to_owned(),
             usable_from: None,
             why: None,
@@ -130,19 +130,19 @@ impl Situation {
             cluster: &situation.cluster,
             server_lsn,
             start: claim::start(settings.start, situation.earlier.is_none(), &known),
-            dispatch: settings.dispatch,
+            records: keeping,
             publication: publication.fingerprint(),
             has_new_table: known.iter().any(Option::is_none),
             since_lsn: captures::since_lsn(&records, name),
             // Ignore an unfinished recovery: continuing it publishes the same rows.
             can_continue: false,
         };
-        let (repeats, why) = (loss::repeats(seen), situation.why(name, seen));
+        let why = situation.why(name, seen);
         // Without the column `inserted_xid`, a relay does not recognise rows that were restored after
         // the slot was created.
         let tells_restored_rows = found.iter().all(|found| found.shape.has_inserted_xid);
         let usable_from = adopt::usable_from(seen).filter(|_| tells_restored_rows);
-        (situation.repeats, situation.why) = (repeats, why);
+        situation.why = why;
         situation.usable_from = usable_from;
         Ok(situation)
     }

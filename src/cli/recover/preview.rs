@@ -100,12 +100,7 @@ async fn tables(
 ) -> Result<Vec<TablePreview>> {
     let sql = PatientSql::open(settings.database()?, "postrider recover", Duration::ZERO).await?;
     scan::prepare(&sql).await?;
-    let repeats = situation.repeats;
-    let firsts = if repeats {
-        Firsts::read(&sql).await?
-    } else {
-        Firsts::default()
-    };
+    let firsts = Firsts::read(&sql, situation.records).await?;
     let mut tables = Vec::new();
     let known = claim::as_if_claimed(&sql, &settings.slot, &settings.tables, settings.start);
     let mut known = sql.answer(known).await?;
@@ -117,7 +112,7 @@ async fn tables(
     for (table, captured) in settings.tables.iter().zip(&known) {
         let resolving = TableReader::resolve(&sql, table, project, captured);
         let reader = sql.answer(resolving).await?;
-        let window = ScanWindow::unresolved(captured, repeats);
+        let window = ScanWindow::unresolved(captured, situation.records);
         let window = if situation.is_foreign() {
             // The floor counts transactions of another cluster, so no row here is resolved because
             // of the floor.

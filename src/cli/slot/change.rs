@@ -157,8 +157,8 @@ pub(super) async fn advance(settings: &Settings, args: &AdvanceArgs) -> Result<E
     let text = left_out.text();
     let left = PgLsn::from(left_out.confirmed_flush_lsn.as_u64());
     slots::can_advance(&sql, &settings.slot, to).await?;
-    // Record the position before advancing. Otherwise a relay with dispatch = exceptions could not notice
-    // the advance.
+    // Record the position before advancing. Otherwise a relay whose records may be lacking could not
+    // notice the advance.
     relay_row::write_left(&sql, &settings.slot, left).await?;
     left_out.confirmed_flush_lsn = slots::advance(&sql, &settings.slot, to).await?;
     if args.json {

@@ -12,7 +12,6 @@ use crate::cli::wrap::wrapped;
 use crate::condition::TopicCondition;
 use crate::ops::slot::{Rates, SlotSnapshot};
 use crate::ops::verdict::Verdict;
-use crate::settings::Dispatch;
 
 /// Width of the labels.
 const LABEL: usize = 10;
@@ -75,7 +74,7 @@ fn lines(snapshot: &SlotSnapshot) -> Vec<(&'static str, String)> {
         let due = format!("due or running ({why}): rows from the tables are published first");
         lines.push(("recovery", due));
     }
-    if relay.is_some_and(|relay| relay.dispatch == Dispatch::Exceptions.name()) {
+    if relay.is_some_and(|relay| relay.records.may_lack_records()) {
         let records = "quarantined events only (dispatch = exceptions)";
         lines.push(("records", records.to_owned()));
     }

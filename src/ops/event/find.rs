@@ -18,9 +18,9 @@ use crate::event::EventId;
 use crate::mapping::TableSettings;
 use crate::ops::{progress, walk};
 use crate::postgres::{PatientSql, Sql};
-use crate::settings::{Dispatch, Settings};
+use crate::settings::Settings;
 use crate::store::dispatch::history::{self, RecordedRow};
-use crate::store::relay_row;
+use crate::store::relay_row::{self, RecordKeeping};
 
 /// Statement timeout. Only a search without an index, such as through all of outbox.dispatch, takes
 /// nearly as long.
@@ -248,10 +248,7 @@ async fn unrecorded(
 ) -> Result<EventReport> {
     let record = &table.captured.record;
     let earlier = relay_row::read(sql, &settings.slot).await?;
-    let repeats = settings.dispatch == Dispatch::Exceptions
-        || earlier
-            .as_ref()
-            .is_some_and(|earlier| earlier.dispatch == Dispatch::Exceptions);
+    let records = RecordKeeping::of(settings.dispatch, earlier.as_ref());
     let is_recovering = earlier.as_ref().is_some_and(|row| row.recovering.is_some());
     let is_below_floor = row.xid < record.floor && !row.is_uncompared;
     let mut is_passed = is_below_floor;
@@ -269,8 +266,8 @@ async fn unrecorded(
     let state = EventState::unrecorded(UnrecordedFacts {
         is_ours: row.is_ours,
         is_passed,
-        may_lack_record: repeats || row.xid < record.recorded_from,
-        repeats,
+        may_lack_record: records.may_lack_records() || row.xid < record.recorded_from,
+        records,
     });
     let lane = lane(sql, table, &row).await?;
     let (topic, ordering_key) = lane.unzip();

@@ -1,9 +1,9 @@
 //! Lists the newest events of a key, of a topic, or since a time.
 //!
 //! The list has two parts: first the events that wait, from the tables, then the events with a
-//! record, from outbox.dispatch along its primary key. With `dispatch = exceptions` the list leaves
-//! out the first part, because a waiting event looks like a published event without a record. The
-//! list then has the events that were set aside, and the events that were published while `dispatch`
+//! record, from outbox.dispatch along its primary key. If published events may lack a record, the list
+//! leaves out the first part, because a waiting event looks like a published event without a record.
+//! The list then has the events that were set aside, and the events that were published while `dispatch`
 //! was `full`.
 
 use decoder::Lsn;
@@ -20,8 +20,9 @@ use crate::capture::table::TableReader;
 use crate::error::Result;
 use crate::mapping::TableSettings;
 use crate::postgres::PatientSql;
-use crate::settings::{Dispatch, Settings};
+use crate::settings::Settings;
 use crate::store::dispatch::history;
+use crate::store::relay_row::{self, RecordKeeping};
 
 /// The search for waiting events stops in a table after this many rows without a record, oldest
 /// first.
@@ -32,7 +33,8 @@ const WAITING_MAX: usize = 10_000;
 pub(crate) struct EventListing {
     pub(crate) events: Vec<EventReport>,
     /// `full` or `exceptions`. With `exceptions`, only events with a record are listed.
-    pub(crate) dispatch: &'static str,
+    #[serde(rename = "dispatch")]
+    pub(crate) records: RecordKeeping,
     /// Whether the search stopped at its limit, so that more events may be waiting.
     pub(crate) more_wait: bool,
 }
@@ -50,22 +52,17 @@ pub(crate) async fn list(
     let filter = query.filter(sql).await?;
     let recorded = history::newest(sql, &filter, limit).await;
     let recorded = recorded.map_err(|error| query.took_long(error))?;
-    let repeats = super::keeps_no_records(sql, settings).await?;
-    let (mut events, more_wait) = if repeats {
+    let records = relay_row::read_record_keeping(sql, settings).await?;
+    let (mut events, more_wait) = if records.may_lack_records() {
         (Vec::new(), false)
     } else {
         waiting(sql, settings, query).await?
     };
     events.extend(recorded.into_iter().map(of_record_alone));
     events.truncate(limit);
-    let dispatch = if repeats {
-        Dispatch::Exceptions
-    } else {
-        Dispatch::Full
-    };
     Ok(EventListing {
         events,
-        dispatch: dispatch.name(),
+        records,
         more_wait,
     })
 }

@@ -19,20 +19,7 @@ pub(crate) use state::EventState;
 use crate::error::{Code, Error, Result};
 use crate::ops::since::Since;
 use crate::postgres::PatientSql;
-use crate::settings::{Dispatch, Settings};
 use crate::store::dispatch::history::{EventOutcome, RecordFilter};
-use crate::store::relay_row;
-
-/// Whether published events may have no record, because the command's settings or the relay's row say
-/// `dispatch = exceptions`.
-///
-/// # Errors
-/// Database errors.
-pub(crate) async fn keeps_no_records(sql: &PatientSql, settings: &Settings) -> Result<bool> {
-    let earlier = relay_row::read(sql, &settings.slot).await?;
-    Ok(settings.dispatch == Dispatch::Exceptions
-        || earlier.is_some_and(|earlier| earlier.dispatch == Dispatch::Exceptions))
-}
 
 /// Which events to list or to follow.
 #[derive(Debug)]

@@ -3,13 +3,14 @@
 use serde::Serialize;
 
 use crate::store::dispatch::history::EventOutcome;
+use crate::store::relay_row::RecordKeeping;
 
 /// The state of an event.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum EventState {
     Published,
-    /// The event has no record and needs none: the slot has passed it with `dispatch = exceptions`.
+    /// The event has no record and needs none: the slot has passed it, and it may lack a record.
     PublishedWithoutRecord,
     Quarantined,
     /// Released from quarantine, and not published yet.
@@ -17,7 +18,7 @@ pub(crate) enum EventState {
     Discarded,
     /// The event has no record yet.
     Waiting,
-    /// With `dispatch = exceptions`: the event waits, or was published a moment ago.
+    /// The event waits, or was published a moment ago without a record.
     WaitingOrPublished,
     /// The slot has passed the event, but the event has no record.
     Missing,
@@ -34,8 +35,7 @@ pub(super) struct UnrecordedFacts {
     pub(super) is_passed: bool,
     /// Whether the event may have been published without a record.
     pub(super) may_lack_record: bool,
-    /// Whether published events currently get no record.
-    pub(super) repeats: bool,
+    pub(super) records: RecordKeeping,
 }
 
 impl EventState {
@@ -61,8 +61,10 @@ impl EventState {
             UnrecordedFacts {
                 is_passed: true, ..
             } => Self::Missing,
-            UnrecordedFacts { repeats: true, .. } => Self::WaitingOrPublished,
-            UnrecordedFacts { repeats: false, .. } => Self::Waiting,
+            UnrecordedFacts { records, .. } if records.may_lack_records() => {
+                Self::WaitingOrPublished
+            }
+            UnrecordedFacts { .. } => Self::Waiting,
         }
     }
 
@@ -144,6 +146,7 @@ fn took(millis: f64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::store::relay_row::record_keeping::tests::PARTIAL;
 
     #[test]
     fn a_row_without_a_record_waits_until_the_slot_has_passed_it() {
@@ -151,7 +154,7 @@ mod tests {
             is_ours: true,
             is_passed: false,
             may_lack_record: false,
-            repeats: false,
+            records: RecordKeeping::COMPLETE,
         };
         let state = EventState::unrecorded;
         assert_eq!(state(facts), EventState::Waiting);
@@ -162,7 +165,7 @@ mod tests {
         assert_eq!(state(passed), EventState::Missing);
         let without = UnrecordedFacts {
             may_lack_record: true,
-            repeats: true,
+            records: PARTIAL,
             ..facts
         };
         assert_eq!(state(without), EventState::WaitingOrPublished);

@@ -20,12 +20,12 @@ use slot_manager::{activity, cluster};
 
 pub(crate) use select::ReplaySelection;
 
-use super::event::keeps_no_records;
 use super::since::Since;
 use crate::error::{Code, Error, Result};
 use crate::mapping::fnv1a_64;
 use crate::postgres::PatientSql;
 use crate::settings::Settings;
+use crate::store::relay_row;
 use crate::store::replay::{self, ReplayRow};
 
 /// The conditions that an event must meet to be replayed.
@@ -222,7 +222,8 @@ fn read_time(text: &str) -> Result<Since> {
 }
 
 async fn check_records(sql: &PatientSql, settings: &Settings) -> Result<()> {
-    if keeps_no_records(sql, settings).await? {
+    let records = relay_row::read_record_keeping(sql, settings).await?;
+    if records.may_lack_records() {
         let what =
             "a replay needs the records of published events, and dispatch = exceptions keeps none";
         return Err(Error::new(Code::SettingInvalid, what).hint(

@@ -1,6 +1,7 @@
 use slot_manager::{DatabaseOrigin, SystemIdentifier, WalStatus};
 
 use super::*;
+use crate::settings::Dispatch;
 
 pub(crate) fn slot(confirmed: u64) -> Slot {
     Slot {
@@ -67,7 +68,7 @@ fn judged(
         },
         server_lsn: Lsn::new(1_000),
         start,
-        dispatch: Dispatch::Full,
+        records: RecordKeeping::of(Dispatch::Full, earlier),
         publication: "p2",
         has_new_table: false,
         since_lsn: Some(Lsn::new(500)),
@@ -269,7 +270,7 @@ fn without_records(earlier: &Recorded, slot: &Slot, timeline: u32) -> SlotVerdic
         },
         server_lsn: Lsn::new(1_000),
         start: Start::New,
-        dispatch: Dispatch::Exceptions,
+        records: RecordKeeping::of(Dispatch::Exceptions, Some(earlier)),
         publication: "p1",
         has_new_table: false,
         since_lsn: None,

@@ -5,6 +5,7 @@ use super::*;
 use crate::capture::claim::Captured;
 use crate::capture::window::tests::captured;
 use crate::recovery::loss::tests::{left, slot};
+use crate::settings::Dispatch;
 use crate::store::relay_row::Unfinished;
 use slot_manager::{DatabaseOrigin, SystemIdentifier};
 
@@ -39,7 +40,11 @@ fn begins(facts: &SlotFacts<'_>, settings: &Settings) -> String {
         (SlotVerdict::Recover(_), Some(error)) => format!("stop: {}", error.code()),
         (begin, Some(_)) => panic!("stops without a loss: {begin:?}"),
     };
-    let repeats = if decision.repeats { ", repeats" } else { "" };
+    let repeats = if decision.records.may_lack_records() {
+        ", repeats"
+    } else {
+        ""
+    };
     let first = if decision.is_first { ", first" } else { "" };
     format!("{begin}{repeats}{first}")
 }
@@ -223,7 +228,8 @@ fn continues(earlier: &Recorded, dispatch: Dispatch, table: &Captured) -> bool {
         table: table.record.table.clone(),
         shape: table.shape.clone(),
     };
-    can_continue(Some(earlier), dispatch, &[found], &[Some(&table.record)])
+    let records = RecordKeeping::of(dispatch, Some(earlier));
+    can_continue(Some(earlier), records, &[found], &[Some(&table.record)])
 }
 
 #[test]
@@ -268,7 +274,7 @@ fn a_recovery_is_not_continued_when_a_table_is_new() {
     let earlier = interrupted(Dispatch::Full);
     assert!(!can_continue(
         Some(&earlier),
-        Dispatch::Full,
+        RecordKeeping::COMPLETE,
         &[found],
         &[None]
     ));

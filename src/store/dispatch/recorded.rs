@@ -4,10 +4,10 @@
 //! we read the rows after the slot's position page by page, just ahead of the stream. Only one page is
 //! in memory, however many rows there are.
 //!
-//! With `dispatch = exceptions`, published events usually have no row, so a restart publishes them
-//! again. Some published events have a row all the same, for example because they were in quarantine
-//! before. The relay publishes these events again too, because a repeated sequence must not have gaps.
-//! So in that mode, the relay skips only events that are in quarantine or discarded.
+//! When published events may lack a row ([`RecordKeeping`]), a restart publishes them again. Some
+//! published events have a row all the same, for example because they were in quarantine before. The
+//! relay publishes these events again too, because a repeated sequence must not have gaps. So the relay
+//! then skips only events that are in quarantine or discarded.
 //!
 //! PostgreSQL may decode a transaction differently the second time. If the publication was altered
 //! while the transaction was open, PostgreSQL may send more or fewer rows, depending on what the same
@@ -27,6 +27,7 @@ use tokio_postgres::types::PgLsn;
 use super::predecessor::PredecessorGone;
 use crate::error::Result;
 use crate::postgres::Sql;
+use crate::store::relay_row::RecordKeeping;
 
 const PAGE: i64 = 5_000;
 
@@ -67,17 +68,15 @@ pub(crate) struct RecordedEvents {
     read_to: (u64, i32),
     /// Commit LSN of the last row to read. `None` once all rows have been read.
     last: Option<u64>,
-    /// Whether events may have been published without a row (`dispatch = exceptions`).
-    repeats: bool,
+    records: RecordKeeping,
 }
 
 impl RecordedEvents {
-    /// Prepares to read the rows after `confirmed`. `repeats` says that events may have been
-    /// published without a row.
+    /// Prepares to read the rows after `confirmed`.
     pub(crate) async fn after(
         sql: &Sql,
         confirmed: Lsn,
-        repeats: bool,
+        records: RecordKeeping,
         _nobody_adds_rows: &PredecessorGone,
     ) -> Result<Self> {
         let start = PgLsn::from(confirmed.as_u64());
@@ -97,7 +96,7 @@ impl RecordedEvents {
             ids: HashSet::default(),
             read_to,
             last: last.map(u64::from),
-            repeats,
+            records,
         })
     }
 
@@ -146,7 +145,7 @@ impl RecordedEvents {
     /// Looks an event up by its id alone, for a transaction that PostgreSQL has decoded differently from
     /// last time.
     pub(crate) async fn look_up_by_id(&self, sql: &Sql, event_id: &[u8; 16]) -> Result<Lookup> {
-        look_up_by_id(sql, event_id, self.repeats).await
+        look_up_by_id(sql, event_id, self.records).await
     }
 
     /// Drops rows before `wal_end`, because the stream has brought every transaction that was committed
@@ -193,7 +192,7 @@ impl RecordedEvents {
             Some(row) if row.event_id == *event_id => {
                 self.page.pop_front();
                 self.ids.remove(event_id);
-                Some(standing(row.is_published, self.repeats))
+                Some(standing(row.is_published, self.records))
             }
             Some(_) => None,
             None if self.ids.contains(event_id) => None,
@@ -202,23 +201,26 @@ impl RecordedEvents {
     }
 }
 
-/// Looks an event up by its id alone. `repeats` says that events may have been published without a
-/// row.
+/// Looks an event up by its id alone.
 ///
 /// # Errors
 /// Database errors.
-pub(crate) async fn look_up_by_id(sql: &Sql, event_id: &[u8; 16], repeats: bool) -> Result<Lookup> {
+pub(crate) async fn look_up_by_id(
+    sql: &Sql,
+    event_id: &[u8; 16],
+    records: RecordKeeping,
+) -> Result<Lookup> {
     let id = uuid::Uuid::from_bytes(*event_id);
     let row = sql.query_one(IS_PUBLISHED, &[&id]).await?;
     let is_published: Option<bool> = row.get(0);
     Ok(match is_published {
         None => Lookup::New,
-        Some(is_published) => standing(is_published, repeats),
+        Some(is_published) => standing(is_published, records),
     })
 }
 
-fn standing(is_published: bool, repeats: bool) -> Lookup {
-    if repeats && is_published {
+fn standing(is_published: bool, records: RecordKeeping) -> Lookup {
+    if is_published && records.repeats_published() {
         Lookup::Repeated
     } else {
         Lookup::Done

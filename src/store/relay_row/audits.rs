@@ -4,10 +4,9 @@
 use slot_manager::SlotName;
 use tokio_postgres::types::ToSql;
 
-use super::Manner;
+use super::{Manner, RecordKeeping};
 use crate::error::Result;
 use crate::postgres::Sql;
-use crate::settings::Dispatch;
 
 const EARLIER: &str = "\
     select audited_at is not null, audited_publication, dispatch from outbox.relay where slot = $1";
@@ -29,17 +28,20 @@ const MARK_BROKEN: &str = "\
 pub(crate) struct AuditHistory {
     pub(crate) had_one: bool,
     pub(crate) publication: Option<String>,
-    /// Whether events may have been delivered without a record.
-    pub(crate) repeats: bool,
+    pub(crate) records: RecordKeeping,
 }
 
-/// Reads the results of earlier audits.
-pub(crate) async fn earlier(sql: &Sql, slot: &SlotName) -> Result<AuditHistory> {
+/// Reads the results of earlier audits. `records` tells what the session of the caller records.
+pub(crate) async fn earlier(
+    sql: &Sql,
+    slot: &SlotName,
+    records: RecordKeeping,
+) -> Result<AuditHistory> {
     let row = sql.query_one(EARLIER, &[&slot.as_str()]).await?;
     Ok(AuditHistory {
         had_one: row.get(0),
         publication: row.get(1),
-        repeats: Dispatch::named(row.get(2)) != Some(Dispatch::Full),
+        records: records.after(row.get(2)),
     })
 }
 
@@ -53,7 +55,7 @@ pub(crate) async fn audited(
     walsender: i32,
     manner: Manner<'_>,
 ) -> Result<()> {
-    let (slot, dispatch) = (slot.as_str(), manner.dispatch.name());
+    let (slot, dispatch) = (slot.as_str(), manner.records.name());
     let parameters: [&(dyn ToSql + Sync); 5] =
         [&slot, &instance, &manner.publication, &dispatch, &walsender];
     sql.execute(AUDITED, &parameters).await?;

@@ -160,7 +160,7 @@ pub(crate) async fn recovered(
     consistent_point: Lsn,
     manner: Manner<'_>,
 ) -> Result<bool> {
-    let (dispatch, publication) = (manner.dispatch.name(), manner.publication);
+    let (dispatch, publication) = (manner.records.name(), manner.publication);
     let from = PgLsn::from(consistent_point.as_u64());
     let parameters: [&(dyn ToSql + Sync); 4] = [&slot.as_str(), &from, &dispatch, &publication];
     let rows = sql.execute(RECOVERED, &parameters).await?;

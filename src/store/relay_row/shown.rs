@@ -9,6 +9,7 @@ use slot_manager::{DatabaseOrigin, SlotName};
 use tokio_postgres::error::SqlState;
 use tokio_postgres::types::PgLsn;
 
+use super::RecordKeeping;
 use crate::condition::{Condition, PruneRun};
 use crate::error::Result;
 use crate::postgres::Sql;
@@ -44,7 +45,8 @@ pub(crate) struct RelayRow {
     pub(crate) recovering: Option<String>,
     /// Which events get a row in outbox.dispatch: `full` or `exceptions`. After a change to `full`, this
     /// stays `exceptions` until an audit or a recovery has resolved all events without a row.
-    pub(crate) dispatch: String,
+    #[serde(rename = "dispatch")]
+    pub(crate) records: RecordKeeping,
     /// Why delivery is held up. `None` if it is not held up, or if the relay has not written the reason
     /// within the last 75 seconds.
     pub(crate) condition: Option<Condition>,
@@ -78,7 +80,7 @@ pub(crate) async fn read(sql: &Sql, slot: &SlotName) -> Result<Option<RelayRow>>
                 confirmed_lsn: confirmed.map(|lsn| Lsn::new(lsn.into())),
                 confirmed_is_final: row.get(4),
                 recovering: row.get(5),
-                dispatch: row.get(6),
+                records: RecordKeeping::recorded(row.get(6)),
                 condition: said(row.get(8), row.get(9)),
                 pruning: pruned(row.get(10), row.get(11)),
             }

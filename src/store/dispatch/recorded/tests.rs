@@ -3,6 +3,7 @@
 use proptest::prelude::*;
 
 use super::*;
+use crate::store::relay_row::record_keeping::tests::PARTIAL;
 
 fn row(commit: u64, ordinal: i32) -> DispatchRow {
     DispatchRow {
@@ -19,7 +20,7 @@ fn recorded(rows: &[DispatchRow], last: Option<u64>) -> RecordedEvents {
         ids: rows.iter().map(|row| row.event_id).collect(),
         read_to: (0, 0),
         last,
-        repeats: false,
+        records: RecordKeeping::COMPLETE,
     }
 }
 
@@ -89,7 +90,7 @@ fn with_dispatch_exceptions_published_events_repeat_and_quarantined_ones_do_not(
         ..row(20, 1)
     };
     let mut recorded = RecordedEvents {
-        repeats: true,
+        records: PARTIAL,
         ..recorded(&[row(10, 1), aside], None)
     };
     assert_eq!(look_up(&mut recorded, 10, 1), Some(Lookup::Repeated));

@@ -1,0 +1,172 @@
+//! Tells which published events have a record, that is, a row in `outbox.dispatch`. Answers what follows
+//! from that. This is the only module that decides by the setting `dispatch`.
+//!
+//! With `full` each published event gets a record. With `exceptions` only events that are set aside get
+//! one. The setting alone does not tell which events have a record: after a change to `full`, the events
+//! that earlier sessions published still have none. `outbox.relay` remembers this until an audit or a
+//! recovery has raised the floors above these events.
+//!
+//! When published events may lack a record, the relay works differently in these places:
+//!
+//! - If this session records no published events, the delivery resolves them at once, without a record
+//!   (`delivery::requests`).
+//! - After a crash, everything after the slot's position is published again (`store::dispatch`).
+//! - A row without a record may have been published. Only the floor of its table proves that it has an
+//!   outcome, so recoveries publish every row from the floor on (`recovery`), and audits raise the
+//!   floor without a comparison (`audit`).
+//! - A change of the publication, or a slot that may be another one, is a loss (`recovery::loss`).
+//! - Commands cannot tell waiting events from published ones (`ops`).
+
+use serde::{Serialize, Serializer};
+
+use super::Recorded;
+use crate::settings::Dispatch;
+
+/// Which published events have a record: those of this session, and those of earlier sessions.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct RecordKeeping {
+    now: Dispatch,
+    /// The mode that `outbox.relay` remembers. `Exceptions` if events above the floors may have been
+    /// published without a record.
+    earlier: Dispatch,
+}
+
+impl RecordKeeping {
+    /// Every published event has a record.
+    pub(crate) const COMPLETE: Self = Self {
+        now: Dispatch::Full,
+        earlier: Dispatch::Full,
+    };
+
+    /// The record keeping of a session with this setting. `row` is the relay's row, as an earlier
+    /// session left it. Without a row, nothing was published earlier.
+    pub(crate) fn of(setting: Dispatch, row: Option<&Recorded>) -> Self {
+        Self {
+            now: setting,
+            earlier: row.map_or(setting, |row| row.dispatch),
+        }
+    }
+
+    /// What `outbox.relay` remembers, without any settings.
+    pub(super) fn recorded(word: &str) -> Self {
+        let earlier = mode(word);
+        Self {
+            now: earlier,
+            earlier,
+        }
+    }
+
+    /// The same session after `outbox.relay` was read again.
+    pub(super) fn after(self, word: &str) -> Self {
+        Self {
+            earlier: mode(word),
+            ..self
+        }
+    }
+
+    /// The same session once every event that was published earlier is below the floors.
+    pub(crate) fn without_earlier(self) -> Self {
+        Self {
+            earlier: self.now,
+            ..self
+        }
+    }
+
+    /// Whether this session writes a record for each event that it publishes.
+    pub(crate) fn records_published(self) -> bool {
+        self.now == Dispatch::Full
+    }
+
+    /// Whether events above the floors may have been published without a record, or will be. Then a
+    /// missing record proves nothing.
+    pub(crate) fn may_lack_records(self) -> bool {
+        self.now == Dispatch::Exceptions || self.earlier == Dispatch::Exceptions
+    }
+
+    /// Whether this session records every event, but earlier sessions did not. The records are complete
+    /// again from the moment when every event without a record is below the floors.
+    pub(crate) fn becomes_complete(self) -> bool {
+        self.records_published() && self.may_lack_records()
+    }
+
+    /// Whether events with a `published` record are published again after a crash. Events around them may
+    /// have no record and are published again, and what is repeated must have no gaps.
+    pub(crate) fn repeats_published(self) -> bool {
+        self.may_lack_records()
+    }
+
+    /// Whether each change of the publication must leave a trace in the catalog. If this session records
+    /// no published events, the trace is the only sign of events that the stream left out.
+    pub(crate) fn needs_traces(self) -> bool {
+        !self.records_published()
+    }
+
+    /// The word for `outbox.relay` and for programs: `exceptions` as long as records may be lacking.
+    pub(crate) fn name(self) -> &'static str {
+        if self.may_lack_records() {
+            Dispatch::Exceptions.name()
+        } else {
+            Dispatch::Full.name()
+        }
+    }
+}
+
+impl Serialize for RecordKeeping {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(self.name())
+    }
+}
+
+/// The mode that `outbox.relay` names. An unknown word counts as the mode that assumes less.
+pub(super) fn mode(word: &str) -> Dispatch {
+    Dispatch::named(word).unwrap_or(Dispatch::Exceptions)
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+
+    /// No published event has a record.
+    pub(crate) const PARTIAL: RecordKeeping = RecordKeeping {
+        now: Dispatch::Exceptions,
+        earlier: Dispatch::Exceptions,
+    };
+
+    fn switched(now: Dispatch, earlier: &str) -> RecordKeeping {
+        RecordKeeping::of(now, None).after(earlier)
+    }
+
+    #[test]
+    fn records_are_complete_only_if_all_sessions_record_everything() {
+        use Dispatch::{Exceptions, Full};
+        assert_eq!(switched(Full, "full"), RecordKeeping::COMPLETE);
+        assert!(!switched(Full, "full").may_lack_records());
+        for lacking in [
+            switched(Full, "exceptions"),
+            switched(Exceptions, "full"),
+            switched(Exceptions, "exceptions"),
+            switched(Full, "a word of a later version"),
+        ] {
+            assert!(lacking.may_lack_records(), "{lacking:?}");
+            assert_eq!(lacking.name(), "exceptions");
+        }
+    }
+
+    #[test]
+    fn after_a_switch_to_full_the_records_become_complete_above_the_floors() {
+        let switched = switched(Dispatch::Full, "exceptions");
+        assert!(switched.records_published());
+        assert!(switched.becomes_complete());
+        assert!(!switched.needs_traces());
+        assert_eq!(switched.without_earlier(), RecordKeeping::COMPLETE);
+        assert!(!RecordKeeping::COMPLETE.becomes_complete());
+    }
+
+    #[test]
+    fn with_exceptions_the_records_stay_incomplete() {
+        let switched = switched(Dispatch::Exceptions, "full");
+        assert!(!switched.becomes_complete());
+        assert!(switched.needs_traces());
+        assert_eq!(switched.without_earlier(), PARTIAL);
+    }
+}

@@ -1,0 +1,48 @@
+//! Checks that few files name the mode of the setting `dispatch`. The others ask `RecordKeeping` what
+//! the mode means for them.
+
+use regex_lite::Regex;
+
+use crate::crates::product;
+use crate::source::{modules_in, shown};
+
+/// The most files that may name the mode in their code, apart from tests.
+const FILES_MAX: usize = 8;
+
+/// Where the questions about the mode are answered.
+const HOME: &str = "src/store/relay_row/record_keeping.rs";
+
+/// Matches the type of the setting, its variant, and a comparison with its word.
+const MODE: &str = r#"\b(?:Dispatch|Exceptions)\b|[!=]= "exceptions""#;
+
+#[test]
+fn few_files_name_the_mode_of_dispatch() {
+    let mode = Regex::new(MODE).expect("a valid pattern");
+    let files = product().into_iter().flat_map(|folder| modules_in(&folder));
+    let naming = files.filter(|file| mode.is_match(&file.code));
+    let naming: Vec<String> = naming.map(|file| shown(&file.path)).collect();
+    assert!(naming.iter().any(|path| path == HOME), "{naming:?}");
+    assert!(
+        naming.len() <= FILES_MAX,
+        "more than {FILES_MAX} files name the mode; add a question to {HOME} instead: {naming:#?}"
+    );
+}
+
+#[test]
+fn the_mode_is_recognised() {
+    let mode = Regex::new(MODE).expect("a valid pattern");
+    for code in [
+        "use crate::settings::{Dispatch, Settings};",
+        "Some(Exceptions) => true,",
+        "if report.dispatch == \"exceptions\" {",
+    ] {
+        assert!(mode.is_match(code), "{code}");
+    }
+    for code in [
+        "let writer = DispatchWriter::start();",
+        "RecordKeeping::of(settings.dispatch, earlier)",
+        "\"with dispatch = exceptions published events have no record\"",
+    ] {
+        assert!(!mode.is_match(code), "{code}");
+    }
+}
