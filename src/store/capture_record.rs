@@ -41,7 +41,8 @@ const RESOLVE: &str = "\
         SELECT FROM pg_catalog.pg_replication_slots s \
         WHERE s.slot_name = $5 AND s.active_pid = $6)";
 
-/// The previous owner may have published events without a record. Raising `recorded_from` tells the new owner not to expect records of these events.
+/// The previous owner may have published events without a record. Raising `recorded_from` tells the new
+/// owner not to expect records of these events.
 const TAKE_OVER: &str = "\
     UPDATE outbox.capture c SET slot = $2, since_lsn = NULL, \
         recorded_from = CASE WHEN EXISTS ( \

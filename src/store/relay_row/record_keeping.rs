@@ -1,5 +1,6 @@
-//! Tells which published events have a record, that is, a row in `outbox.dispatch`. Answers what follows
-//! from that. This is the only module that decides by the setting `dispatch`.
+//! Tells which published events have a record, that is, a row in `outbox.dispatch`, and answers what
+//! follows from that. Other modules ask these questions instead of reading the setting `dispatch`. Only
+//! pruning still reads the setting itself (`ops::prune::proof`).
 //!
 //! With `full` each published event gets a record. With `exceptions` only events that are set aside get
 //! one. The setting alone does not tell which events have a record: after a change to `full`, the events
