@@ -8,6 +8,7 @@
 //! - [`audit`] compares the tables with the records.
 //! - [`prune`] deletes old rows and records, and [`pruner`] does so in a running relay.
 //! - [`replay`] publishes events again.
+//! - [`recover`] previews a recovery and requests one.
 //! - `walk` compares the rows of a table with their records, for `audit` and `prune`. `progress` waits until
 //!   the slot has confirmed a position. [`since`] parses points in time and finds the first rows after them.
 //!
@@ -21,6 +22,7 @@ pub(crate) mod pending;
 mod progress;
 pub(crate) mod prune;
 pub(crate) mod pruner;
+pub(crate) mod recover;
 pub(crate) mod replay;
 pub(crate) mod since;
 pub(crate) mod slot;

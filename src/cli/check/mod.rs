@@ -17,9 +17,10 @@ use slot_manager::publication;
 use slot_manager::{Finding, QualifiedName, Severity};
 
 use super::findings::{Findings, finding, from_error};
-use super::{output, recover};
+use super::output;
 use crate::error::{Code, Result};
 use crate::ops::prune::{Pruning, require_rights};
+use crate::ops::recover;
 use crate::postgres::{Sql, connect};
 use crate::session::database;
 use crate::session::publication::untraced;

@@ -4,39 +4,13 @@
 use decoder::Lsn;
 use slot_manager::{SlotName, slots};
 
-use super::{Situation, preview};
+use super::preview;
+use super::situation::Situation;
 use crate::capture::claim;
 use crate::error::{Code, Error, Result};
 use crate::postgres::{Snapshot, Sql, current_snapshot};
-use crate::recovery::loss::{self, Seen, SlotVerdict};
 use crate::settings::Settings;
 use crate::store::capture_record as captures;
-use crate::store::relay_row::{Audit, Recorded};
-
-/// Returns the slot's confirmed position if nobody reads the slot, and a relay could simply continue
-/// to stream from there. The check assumes that the relay stopped at this position, on this cluster.
-pub(super) fn usable_from(seen: Seen<'_>) -> Option<Lsn> {
-    let slot = seen.slot.filter(|slot| !slot.active)?;
-    let left_here = Recorded {
-        origin: seen.cluster.origin(),
-        timeline: seen.cluster.timeline,
-        confirmed_lsn: slot.confirmed_flush_lsn,
-        confirmed_is_final: false,
-        publication: Some(seen.publication.to_owned()),
-        ..seen.earlier?.clone()
-    };
-    let verdict = loss::judge(Seen {
-        earlier: Some(&left_here),
-        ..seen
-    });
-    match verdict {
-        SlotVerdict::Stream {
-            confirmed,
-            audit: Audit::Continue,
-        } => Some(confirmed),
-        _ => None,
-    }
-}
 
 /// Returns the position from which the relay continues with the existing slot, or `None` if the
 /// relay has to recover. An adoption keeps the slot if every visible row has an outcome. The slot

@@ -1,0 +1,50 @@
+//! Previews a recovery, requests one, and lets a relay continue on another server.
+//!
+//! The relay does the recovery itself, because it holds the slot and knows which events are in flight.
+//! An operator only marks the slot for recovery in `outbox.relay`, and ends the relay's session, so that
+//! the relay opens a new one.
+//!
+//! - [`situation`] reads whether a relay would recover, and why.
+//! - [`preview`] lists the rows that a recovery would publish.
+//! - `adoption` decides whether this server may replace the relay's previous server.
+//! - [`request`] writes the mark, or lets the relay keep its slot.
+//!
+//! Not here: the recovery itself (`recovery`), and the questions and texts for the operator (`cli`).
+
+mod adoption;
+pub(crate) mod preview;
+pub(crate) mod request;
+pub(crate) mod situation;
+
+use slot_manager::{Finding, Severity};
+
+use crate::postgres::Sql;
+use crate::settings::{OnLoss, Settings};
+use situation::Situation;
+
+/// Returns the finding of `postrider check` about a slot that is missing, lost or recreated. Returns
+/// `None` if the slot has no such fault. Also returns `None` if a query fails, because another
+/// finding then says why.
+pub(crate) async fn lost_slot(sql: &Sql, settings: &Settings) -> Option<Finding> {
+    let situation = Situation::read(sql, settings).await.ok()?;
+    let error = situation.why?.stops?;
+    let (severity, remedy) = match settings.slot_on_loss {
+        OnLoss::Recover => (
+            Severity::Warning,
+            "`postrider run` creates a new slot and publishes every row without a record from the \
+             tables; `postrider recover --dry-run` lists these rows. If this server is a copy of \
+             another one, run no relay here",
+        ),
+        OnLoss::Stop => (
+            Severity::Error,
+            "`postrider recover --dry-run` lists the undelivered rows, and `postrider recover --yes` \
+             requests their delivery. If this server is a copy of another one, run no relay here",
+        ),
+    };
+    Some(Finding {
+        code: error.code().name(),
+        severity,
+        what: error.what().to_owned(),
+        remedy: Some(remedy.to_owned()),
+    })
+}

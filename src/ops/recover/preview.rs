@@ -1,0 +1,191 @@
+//! Lists the rows that a recovery would publish now. Reads and maps the rows with the recovery's code.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use decoder::Lsn;
+use replication::CommitLsn;
+use serde::Serialize;
+use slot_manager::SlotName;
+
+use super::situation::Situation;
+use crate::capture::blocked::Firsts;
+use crate::capture::table::TableReader;
+use crate::capture::unrecorded::Unrecorded;
+use crate::capture::{ScanWindow, claim, scan};
+use crate::error::Result;
+use crate::postgres::PatientSql;
+use crate::recovery::loss::Loss;
+use crate::settings::{Settings, Start};
+
+/// Maximum number of event ids listed for each topic.
+const LISTED_IDS: usize = 5;
+
+/// The output of `recover --dry-run --json`; programs depend on it.
+#[derive(Debug, Serialize)]
+pub(crate) struct RecoveryPreview<'a> {
+    pub(crate) slot_name: &'a SlotName,
+    /// Whether a relay would recover at its next session.
+    pub(crate) needed: bool,
+    /// The reason in kebab case, such as `slot-missing`.
+    pub(crate) why: Option<&'static str>,
+    pub(crate) what: Option<&'a str>,
+    pub(crate) tables: Vec<TablePreview>,
+}
+
+/// The unrecorded rows of one table.
+#[derive(Debug, Serialize)]
+pub(crate) struct TablePreview {
+    pub(crate) table: String,
+    pub(crate) rows: u64,
+    pub(crate) topics: BTreeMap<String, TopicPreview>,
+    /// Rows that cannot become a message.
+    pub(crate) unmappable: u64,
+    /// The error of the first such row.
+    pub(crate) first_error: Option<String>,
+}
+
+/// The unrecorded rows of one table for one topic.
+#[derive(Debug, Default, Serialize)]
+pub(crate) struct TopicPreview {
+    pub(crate) rows: u64,
+    /// Total size of the encoded messages.
+    pub(crate) bytes: u64,
+    /// Earliest and latest `occurred_at`; `None` if no row has such a time.
+    pub(crate) oldest: Option<String>,
+    pub(crate) newest: Option<String>,
+    pub(crate) first_event_ids: Vec<String>,
+}
+
+/// Lists the rows that a recovery would publish now. Changes nothing.
+///
+/// # Errors
+/// `project-missing`; errors of a statement.
+pub(crate) async fn read<'a>(
+    situation: &'a Situation,
+    settings: &'a Settings,
+) -> Result<RecoveryPreview<'a>> {
+    let tables = tables(situation, settings, settings.project()?, u64::MAX).await?;
+    let why = situation.why.as_ref();
+    Ok(RecoveryPreview {
+        slot_name: &settings.slot,
+        needed: why.is_some(),
+        why: why.map(|why| why.name),
+        what: why.map(|why| why.what.as_str()),
+        tables,
+    })
+}
+
+/// Whether a recovery would publish anything.
+///
+/// # Errors
+/// Errors of a statement.
+pub(super) async fn any_row_waits(situation: &Situation, settings: &Settings) -> Result<bool> {
+    // The rows are only counted, so the project does not matter.
+    let project = settings.project().unwrap_or("no-project");
+    let tables = tables(situation, settings, project, 1).await?;
+    Ok(tables.iter().any(|table| table.rows > 0))
+}
+
+/// The rows that a recovery would publish, up to `limit` rows of each table.
+async fn tables(
+    situation: &Situation,
+    settings: &Settings,
+    project: &str,
+    limit: u64,
+) -> Result<Vec<TablePreview>> {
+    let sql = PatientSql::open(settings.database()?, "postrider recover", Duration::ZERO).await?;
+    scan::prepare(&sql).await?;
+    let firsts = Firsts::read(&sql, situation.records).await?;
+    let mut tables = Vec::new();
+    let known = claim::as_if_claimed(&sql, &settings.slot, &settings.tables, settings.start);
+    let mut known = sql.answer(known).await?;
+    let wants_everything = settings.start == Start::All
+        && situation.why.as_ref().map(|why| why.name) == Some(Loss::FirstStart(Start::All).name());
+    for captured in known.iter_mut().filter(|_| wants_everything) {
+        (captured.record.since, captured.record.floor) = (None, 0);
+    }
+    for (table, captured) in settings.tables.iter().zip(&known) {
+        let resolving = TableReader::resolve(&sql, table, project, captured);
+        let reader = sql.answer(resolving).await?;
+        let window = ScanWindow::unresolved(captured, situation.records);
+        let window = if situation.is_foreign() {
+            // The floor counts transactions of another cluster, so no row here is resolved because
+            // of the floor.
+            ScanWindow {
+                from_xid: 0,
+                ..window
+            }
+        } else {
+            window
+        };
+        let unrecorded = Unrecorded::of(&sql, reader, table, window, &firsts).await?;
+        tables.push(read_table(unrecorded, table.table.to_string(), limit).await?);
+    }
+    Ok(tables)
+}
+
+async fn read_table(
+    mut unrecorded: Unrecorded<'_>,
+    name: String,
+    limit: u64,
+) -> Result<TablePreview> {
+    // The mapping needs a position. Any position will do, because nothing is published or recorded.
+    let place = CommitLsn::new(Lsn::new(1));
+    let mut table = TablePreview {
+        table: name,
+        rows: 0,
+        topics: BTreeMap::new(),
+        unmappable: 0,
+        first_error: None,
+    };
+    while table.rows < limit
+        && let Some(row) = unrecorded.next().await?
+    {
+        let Some(event) = unrecorded.event(&row, place, 1) else {
+            continue;
+        };
+        table.rows += 1;
+        match event {
+            Ok(event) => {
+                if !table.topics.contains_key(&*event.topic) {
+                    table
+                        .topics
+                        .insert(event.topic.to_string(), TopicPreview::default());
+                }
+                let topic = table
+                    .topics
+                    .get_mut(&*event.topic)
+                    .expect("invariant: inserted just now");
+                topic.rows += 1;
+                topic.bytes += event.event.message.len() as u64;
+                if topic.first_event_ids.len() < LISTED_IDS {
+                    topic
+                        .first_event_ids
+                        .push(event.event.origin.event_id.to_string());
+                }
+                if let Some(at) = unrecorded.occurred_at(&row.values) {
+                    topic.happened(at);
+                }
+            }
+            Err(error) => {
+                table.unmappable += 1;
+                table.first_error.get_or_insert_with(|| error.to_string());
+            }
+        }
+    }
+    Ok(table)
+}
+
+impl TopicPreview {
+    /// Updates the earliest and latest time. Compares them as text, because all times of one session have
+    /// the same format.
+    fn happened(&mut self, at: &str) {
+        if self.oldest.as_deref().is_none_or(|oldest| at < oldest) {
+            self.oldest = Some(at.to_owned());
+        }
+        if self.newest.as_deref().is_none_or(|newest| at > newest) {
+            self.newest = Some(at.to_owned());
+        }
+    }
+}

@@ -1,0 +1,181 @@
+//! Reads whether a relay would recover at its next session, and why.
+
+use decoder::Lsn;
+use slot_manager::{Cluster, Slot, SlotName, cluster, publication, slots};
+
+use crate::capture::claim;
+use crate::error::{Code, Error, Result};
+use crate::postgres::Sql;
+use crate::recovery::loss::{self, Seen, SlotVerdict};
+use crate::settings::Settings;
+use crate::store::capture_record as captures;
+use crate::store::relay_row::{self, Audit, RecordKeeping, Recorded};
+
+/// The facts that decide whether a recovery is needed.
+pub(crate) struct Situation {
+    pub(crate) cluster: Cluster,
+    pub(crate) slot: Option<Slot>,
+    earlier: Option<Recorded>,
+    /// Another slot that owns one of the tables, if any.
+    pub(crate) owner: Option<SlotName>,
+    /// The identities of the tables' capture records.
+    pub(super) identities: Vec<String>,
+    pub(super) records: RecordKeeping,
+    /// Fingerprint of the publication.
+    pub(super) publication: String,
+    /// The slot's confirmed position, if a relay could simply continue to stream from there.
+    pub(super) usable_from: Option<Lsn>,
+    /// Why a relay would recover at its next session; `None` if it would only stream.
+    pub(crate) why: Option<RecoveryReason>,
+}
+
+/// A reason to recover.
+pub(crate) struct RecoveryReason {
+    /// In kebab case, such as `slot-missing`.
+    pub(crate) name: &'static str,
+    pub(crate) what: String,
+    /// The error with which a relay stops if it may not recover by itself.
+    pub(super) stops: Option<Error>,
+}
+
+impl Situation {
+    /// Reads the facts. Changes nothing.
+    ///
+    /// # Errors
+    /// `postgres-standby` on a standby; `slot-foreign` when the name belongs to a slot that no relay can
+    /// use; `schema-missing`; errors of a statement.
+    pub(crate) async fn read(sql: &Sql, settings: &Settings) -> Result<Self> {
+        let name = &settings.slot;
+        let cluster = cluster::inspect(sql).await?;
+        if cluster.in_recovery {
+            let what = format!("{} is a standby", sql.target());
+            return Err(Error::new(Code::PostgresStandby, what));
+        }
+        let slot = slots::find(sql, name).await?;
+        if let Some(slot) = &slot {
+            slot.require_ours()?;
+        }
+        let earlier = relay_row::read(sql, name).await?;
+        let server_lsn = cluster::written_wal_end(sql).await?;
+        let publication =
+            publication::inspect(sql, &settings.publication, &settings.captured()).await?;
+        let found = claim::find_tables(sql, &settings.tables).await?;
+        let is_foreign = is_foreign(earlier.as_ref(), &cluster);
+        let records = if is_foreign {
+            captures::read_as_adopted(&**sql).await?
+        } else {
+            captures::read(&**sql).await?
+        };
+        let known = claim::matched(&found, &records);
+        let identities = known.iter().flatten().map(|record| record.identity.clone());
+        let mut owners = known.iter().flatten().map(|record| record.slot.as_str());
+        let other = owners.find(|owner| *owner != name.as_str());
+        let keeping = RecordKeeping::of(settings.dispatch, earlier.as_ref());
+        let mut situation = Self {
+            cluster,
+            slot,
+            earlier,
+            owner: other.and_then(|owner| owner.parse().ok()),
+            identities: identities.collect(),
+            records: keeping,
+            publication: publication.fingerprint().to_owned(),
+            usable_from: None,
+            why: None,
+        };
+        let seen = Seen {
+            earlier: situation.earlier.as_ref(),
+            slot: situation.slot.as_ref(),
+            cluster: &situation.cluster,
+            server_lsn,
+            start: claim::start(settings.start, situation.earlier.is_none(), &known),
+            records: keeping,
+            publication: publication.fingerprint(),
+            has_new_table: known.iter().any(Option::is_none),
+            since_lsn: captures::since_lsn(&records, name),
+            // Ignore an unfinished recovery: continuing it publishes the same rows.
+            can_continue: false,
+        };
+        let why = situation.why(name, seen);
+        // Without the column `inserted_xid`, a relay does not recognise rows that were restored after
+        // the slot was created.
+        let tells_restored_rows = found.iter().all(|found| found.shape.has_inserted_xid);
+        let usable_from = usable_from(seen).filter(|_| tells_restored_rows);
+        situation.why = why;
+        situation.usable_from = usable_from;
+        Ok(situation)
+    }
+
+    /// Whether the relay's records come from another cluster, or from another database of this cluster.
+    pub(crate) fn is_foreign(&self) -> bool {
+        is_foreign(self.earlier.as_ref(), &self.cluster)
+    }
+
+    /// Whether the tables or the records belong to another server, database or slot.
+    pub(super) fn needs_adoption(&self) -> bool {
+        self.is_foreign() || self.owner.is_some()
+    }
+
+    fn why(&self, slot: &SlotName, seen: Seen<'_>) -> Option<RecoveryReason> {
+        if let Some(earlier) = self.earlier.as_ref().filter(|_| self.is_foreign()) {
+            let what = format!(
+                "the relay's records come from cluster {}, and this is cluster {}: a relay refuses to \
+                 run here until `postrider recover --adopt`",
+                earlier.origin,
+                self.cluster.origin()
+            );
+            return Some(RecoveryReason {
+                name: Code::ForeignCluster.name(),
+                what,
+                stops: None,
+            });
+        }
+        if let Some(owner) = &self.owner {
+            let what = format!(
+                "the tables are captured through slot \"{owner}\": a relay refuses to run here until \
+                 `postrider recover --adopt`"
+            );
+            return Some(RecoveryReason {
+                name: Code::TableCaptured.name(),
+                what,
+                stops: None,
+            });
+        }
+        match loss::judge(seen) {
+            SlotVerdict::Stream { .. } | SlotVerdict::Continue { .. } => None,
+            SlotVerdict::Recover(loss) => Some(RecoveryReason {
+                name: loss.name(),
+                what: loss.to_string(),
+                stops: loss.stops(slot),
+            }),
+        }
+    }
+}
+
+fn is_foreign(earlier: Option<&Recorded>, cluster: &Cluster) -> bool {
+    earlier.is_some_and(|row| !row.origin.matches(cluster.origin()))
+}
+
+/// Returns the slot's confirmed position if nobody reads the slot, and a relay could simply continue
+/// to stream from there. The check assumes that the relay stopped at this position, on this cluster.
+fn usable_from(seen: Seen<'_>) -> Option<Lsn> {
+    let slot = seen.slot.filter(|slot| !slot.active)?;
+    let left_here = Recorded {
+        origin: seen.cluster.origin(),
+        timeline: seen.cluster.timeline,
+        confirmed_lsn: slot.confirmed_flush_lsn,
+        confirmed_is_final: false,
+        publication: Some(seen.publication.to_owned()),
+        ..seen.earlier?.clone()
+    };
+    let verdict = loss::judge(Seen {
+        earlier: Some(&left_here),
+        ..seen
+    });
+    match verdict {
+        SlotVerdict::Stream {
+            confirmed,
+            audit: Audit::Continue,
+        } => Some(confirmed),
+        _ => None,
+    }
+}
