@@ -9,7 +9,7 @@ use slot_manager::{Finding, Severity};
 
 use super::paint::Paint;
 use super::{explain, output, wrap};
-use crate::error::Error;
+pub(super) use crate::ops::finding::{finding, finding_with_remedy, from_error};
 
 /// Minimum width, in columns, of a finding's text next to its code.
 const NARROWEST_COLUMN: usize = 40;
@@ -149,35 +149,6 @@ pub(super) fn name(severity: Severity) -> &'static str {
         Severity::Warning => "warning",
         Severity::Error => "error",
     }
-}
-
-/// A finding without a remedy.
-pub(super) fn finding(severity: Severity, code: &'static str, what: impl Into<String>) -> Finding {
-    Finding {
-        code,
-        severity,
-        what: what.into(),
-        remedy: None,
-    }
-}
-
-/// A finding with a remedy.
-pub(super) fn finding_with_remedy(
-    severity: Severity,
-    code: &'static str,
-    what: impl Into<String>,
-    remedy: impl Into<String>,
-) -> Finding {
-    Finding {
-        remedy: Some(remedy.into()),
-        ..finding(severity, code, what)
-    }
-}
-
-/// Converts an error to a finding with its code, the whole chain of causes, and its hint.
-pub(super) fn from_error(error: &Error) -> Finding {
-    let (code, hint) = (error.code().name(), error.hint_text());
-    finding_with_remedy(Severity::Error, code, error.to_string(), hint)
 }
 
 #[cfg(test)]

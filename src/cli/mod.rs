@@ -5,7 +5,6 @@
 
 mod args;
 mod audit;
-mod capture;
 mod check;
 mod event;
 mod explain;
@@ -33,6 +32,7 @@ use std::io::Write;
 use std::process::ExitCode;
 
 use crate::error::{Code, Error, Report, Result};
+use crate::ops::capture;
 use crate::settings::{LogFormat, Settings, environment};
 use args::Command;
 

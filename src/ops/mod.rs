@@ -5,6 +5,8 @@
 //!   [`verdict`] turns both into one word with a severity and a remedy. [`status`] adds the
 //!   publication, the quarantine and rates.
 //! - [`event`] finds the outcome of one event, and [`tail`] follows the records as they appear.
+//! - [`check`] checks PostgreSQL and Pub/Sub before the start, and [`finding`] creates the findings. [`capture`]
+//!   records that a slot captures the tables.
 //! - [`audit`] compares the tables with the records.
 //! - [`prune`] deletes old rows and records, and [`pruner`] does so in a running relay.
 //! - [`replay`] publishes events again.
@@ -17,7 +19,10 @@
 //! Not here: the output (`cli`, `http`), and what the relay knows about itself (`condition`).
 
 pub(crate) mod audit;
+pub(crate) mod capture;
+pub(crate) mod check;
 pub(crate) mod event;
+pub(crate) mod finding;
 pub(crate) mod pending;
 mod progress;
 pub(crate) mod prune;

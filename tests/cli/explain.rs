@@ -12,8 +12,8 @@ const SOURCES: [&str; 6] = [
     "slot-manager/src/preflight",
     "slot-manager/src/preflight.rs",
     "slot-manager/src/publication/problem.rs",
-    "src/cli/check",
     "src/cli/init",
+    "src/ops/check",
     "src/ops/slot.rs",
 ];
 

@@ -5,10 +5,9 @@ use std::time::Duration;
 use publisher::{Endpoint, Failure, Publisher, TopicAdmin};
 use slot_manager::{Finding, Severity};
 
-use crate::cli::figures;
-use crate::cli::findings::{finding, finding_with_remedy, from_error};
 use crate::error::{Code, Error, Result};
 use crate::mapping::Ordering;
+use crate::ops::finding::{finding, finding_with_remedy, from_error};
 use crate::settings::Settings;
 
 /// Time limit of one call. The client itself would retry for longer.
@@ -132,8 +131,9 @@ async fn look_up(client: &TopicAdmin, settings: &Settings, topics: &[String]) ->
         }
     }
     if topics.len() > LOOKED_UP_MAX {
-        let left = figures::count((topics.len() - LOOKED_UP_MAX) as u64, "more topic");
-        let what = format!("{left} not looked up");
+        let left = topics.len() - LOOKED_UP_MAX;
+        let topics = if left == 1 { "topic" } else { "topics" };
+        let what = format!("{left} more {topics} not looked up");
         findings.push(finding(Severity::Info, "topics-unknown", what));
     }
     findings

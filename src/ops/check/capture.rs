@@ -6,9 +6,9 @@ use slot_manager::{Finding, Severity, SlotName, cluster, quoted_identifier, slot
 
 use crate::capture::claim;
 use crate::capture::shape::{self, Shape, Unfit};
-use crate::cli::findings::{finding, finding_with_remedy, from_error};
 use crate::error::{Code, Result};
 use crate::mapping::TableSettings;
+use crate::ops::finding::{finding, finding_with_remedy, from_error};
 use crate::ops::slot::before_publication;
 use crate::postgres::Sql;
 use crate::settings::Settings;
@@ -56,7 +56,7 @@ async fn encoding(sql: &Sql) -> Result<Finding> {
 }
 
 /// Returns the findings about the columns of one table.
-pub(in crate::cli) fn columns(table: &TableSettings, shape: &Shape) -> Vec<Finding> {
+pub(crate) fn columns(table: &TableSettings, shape: &Shape) -> Vec<Finding> {
     let name = &table.table;
     let mut findings = Vec::new();
     let mut warn = |code, what: String, remedy: &str| {

@@ -1,14 +1,16 @@
-//! `postrider check`: checks that PostgreSQL and Pub/Sub have everything that the relay needs.
+//! Checks that PostgreSQL and Pub/Sub have everything that the relay needs.
 //!
 //! Changes nothing. Every problem is a finding, even an unreachable database; only unreadable settings
-//! are errors. `slot_manager::preflight` checks the database, `mapping` checks the settings of the
-//! tables, `capture` the columns that identify and order rows, and `pubsub` topics and credentials.
+//! are errors, and these end a command before it can check anything. `slot_manager::preflight` checks
+//! the database, `mapping` checks the settings of the tables, [`capture`] the columns that identify and
+//! order rows, and `pubsub` topics and credentials.
+//!
+//! Not here: the output and the exit code (`cli`).
 
-pub(super) mod capture;
+pub(crate) mod capture;
 mod mapping;
 mod pubsub;
 
-use std::process::ExitCode;
 use std::time::Duration;
 
 use publisher::Endpoint;
@@ -16,11 +18,10 @@ use slot_manager::preflight::{self, Expectation};
 use slot_manager::publication;
 use slot_manager::{Finding, QualifiedName, Severity};
 
-use super::findings::{Findings, finding, from_error};
-use super::output;
+use super::finding::{finding, from_error};
+use super::prune::{Pruning, require_rights};
+use super::recover;
 use crate::error::{Code, Result};
-use crate::ops::prune::{Pruning, require_rights};
-use crate::ops::recover;
 use crate::postgres::{Sql, connect};
 use crate::session::database;
 use crate::session::publication::untraced;
@@ -29,49 +30,16 @@ use crate::store::relay_row::RecordKeeping;
 
 const STATEMENT_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// The arguments of `postrider check`.
-#[derive(Debug, clap::Args)]
-pub(super) struct CheckArgs {
-    /// Print JSON: {findings: [{code, severity, what, remedy}], worst}
-    #[arg(long)]
-    json: bool,
-    /// Also list the checks that passed
-    #[arg(long, conflicts_with = "json")]
-    all: bool,
-    /// Check only the settings, without any connection
-    #[arg(long)]
-    offline: bool,
-}
-
-pub(super) fn run(settings: &Settings, args: &CheckArgs) -> Result<ExitCode> {
-    let findings = if args.offline {
-        check_settings(settings)
-    } else {
-        super::block_on(check(settings))?
-    };
-    if args.json {
-        findings.print_json();
-    } else {
-        if args.all {
-            findings.print();
-        } else {
-            findings.print_problems();
-        }
-        output::write(&match findings.worst() {
-            Severity::Ok | Severity::Info if args.offline => {
-                "The settings are in order; nothing else was checked.\n".to_owned()
-            }
-            Severity::Ok | Severity::Info => "Ready for `postrider run`.\n".to_owned(),
-            Severity::Warning => format!("{}; `postrider run` would start.\n", findings.summary()),
-            Severity::Error => format!("{}; `postrider run` would not work.\n", findings.summary()),
-        });
-    }
-    Ok(findings.exit_code())
+/// The findings about one server, or about the settings.
+#[derive(Debug)]
+pub(crate) struct CheckSection {
+    pub(crate) heading: String,
+    pub(crate) findings: Vec<Finding>,
 }
 
 /// The findings that need no connection. Unreadable settings have already ended the command with an
 /// error.
-fn check_settings(settings: &Settings) -> Findings {
+pub(crate) fn settings_alone(settings: &Settings) -> Vec<CheckSection> {
     let tables: Vec<String> = settings
         .tables
         .iter()
@@ -90,18 +58,19 @@ fn check_settings(settings: &Settings) -> Findings {
         Ok(_) => checked.extend(settings.dead_letter_topic().err().as_ref().map(from_error)),
         Err(error) => checked.push(from_error(&error)),
     }
-    let mut findings = Findings::default();
-    findings.section("Settings", checked);
-    findings
+    vec![CheckSection {
+        heading: "Settings".to_owned(),
+        findings: checked,
+    }]
 }
 
-async fn check(settings: &Settings) -> Result<Findings> {
-    let mut findings = Findings::default();
+/// Checks the database and Pub/Sub. Changes nothing.
+pub(crate) async fn everything(settings: &Settings) -> Vec<CheckSection> {
     let connected = async {
         let servers = settings.database()?;
         connect(servers, "postrider check", STATEMENT_TIMEOUT).await
     };
-    let topics = match connected.await {
+    let (database, topics) = match connected.await {
         Ok(sql) => {
             let reached = format!("connected to {}", sql.target());
             let mut found = vec![finding(Severity::Ok, "connection", reached)];
@@ -115,24 +84,33 @@ async fn check(settings: &Settings) -> Result<Findings> {
                     Vec::new()
                 }
             };
-            findings.section(format!("PostgreSQL {}", sql.target()), found);
-            topics
+            let database = CheckSection {
+                heading: format!("PostgreSQL {}", sql.target()),
+                findings: found,
+            };
+            (database, topics)
         }
         Err(error) => {
             let heading = match &settings.database {
                 Some(servers) => format!("PostgreSQL {servers}"),
                 None => "PostgreSQL".to_owned(),
             };
-            findings.section(heading, vec![from_error(&error)]);
-            Vec::new()
+            let database = CheckSection {
+                heading,
+                findings: vec![from_error(&error)],
+            };
+            (database, Vec::new())
         }
     };
     let heading = match &settings.pubsub {
         Endpoint::Emulator(host) => format!("Pub/Sub emulator {host}"),
         Endpoint::Service(url) => format!("Pub/Sub {url}"),
     };
-    findings.section(heading, pubsub::check(settings, topics).await);
-    Ok(findings)
+    let pubsub = CheckSection {
+        heading,
+        findings: pubsub::check(settings, topics).await,
+    };
+    vec![database, pubsub]
 }
 
 /// Returns the findings about the database, and the topics of the settings and of the sampled

@@ -15,7 +15,7 @@ use crate::store::capture_record;
 ///
 /// # Errors
 /// `table-captured`; `schema-missing`; errors of a statement.
-pub(super) async fn refuse_others(sql: &Sql, settings: &Settings) -> Result<()> {
+pub(crate) async fn refuse_others(sql: &Sql, settings: &Settings) -> Result<()> {
     let found = claim::find_tables(sql, &settings.tables).await?;
     let records = capture_record::read(&**sql).await?;
     claim::refuse_others(&claim::matched(&found, &records), &settings.slot)
@@ -26,7 +26,7 @@ pub(super) async fn refuse_others(sql: &Sql, settings: &Settings) -> Result<()> 
 ///
 /// # Errors
 /// The errors of [`refuse_others`].
-pub(super) async fn from_now_on(
+pub(crate) async fn from_now_on(
     sql: &Sql,
     settings: &Settings,
     instance: &str,

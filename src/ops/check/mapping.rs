@@ -14,10 +14,10 @@ use slot_manager::{Finding, Severity, quoted_identifier};
 use tokio_postgres::Row;
 
 use crate::capture::table::{self, Description};
-use crate::cli::findings::{finding, finding_with_remedy, from_error};
 use crate::error::{Error, Result};
 use crate::event::EventPosition;
 use crate::mapping::{MapError, Mapper, TableSettings};
+use crate::ops::finding::{finding, finding_with_remedy, from_error};
 use crate::postgres::Sql;
 
 /// Maximum number of rows in the sample, enough to include every usual kind of event.
