@@ -10,6 +10,7 @@
 //! - [`audit`] compares the tables with the records.
 //! - [`prune`] deletes old rows and records, and [`pruner`] does so in a running relay.
 //! - [`replay`] publishes events again.
+//! - [`quarantine`] lists, releases and discards quarantined events.
 //! - [`recover`] previews a recovery and requests one.
 //! - `walk` compares the rows of a table with their records, for `audit` and `prune`. `progress` waits until
 //!   the slot has confirmed a position. [`since`] parses points in time and finds the first rows after them.
@@ -27,6 +28,7 @@ pub(crate) mod pending;
 mod progress;
 pub(crate) mod prune;
 pub(crate) mod pruner;
+pub(crate) mod quarantine;
 pub(crate) mod recover;
 pub(crate) mod replay;
 pub(crate) mod since;

@@ -4,15 +4,16 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use printable::{printable, start_of};
-use serde::Serialize;
 use slot_manager::Severity;
 
-use super::{seconds, select, session, short};
+use super::{session, short};
 use crate::cli::paint::Paint;
 use crate::cli::{figures, output};
 use crate::error::Result;
+use crate::ops::quarantine;
+use crate::ops::quarantine::list::QuarantineListing;
+use crate::ops::quarantine::select::QuarantineSelection;
 use crate::settings::Settings;
-use crate::store::dispatch::quarantine_commands::{self, QuarantineFilter, QuarantinedKey};
 
 /// Maximum number of characters of a key on the screen.
 const SHOWN_KEY_CHARS: usize = 36;
@@ -35,36 +36,13 @@ pub(super) struct QuarantineListArgs {
     json: bool,
 }
 
-#[derive(Debug, Serialize)]
-struct ListedKey {
-    topic: Option<String>,
-    ordering_key: Option<String>,
-    events: i64,
-    /// How many of these events are released but not published yet.
-    released: i64,
-    /// The first event, under a name that the other commands accept.
-    first_event: String,
-    /// Time since the commit of the first event.
-    since_seconds: u64,
-    error: Option<String>,
-}
-
-#[derive(Debug, Serialize)]
-struct Listing {
-    keys: Vec<ListedKey>,
-    total_keys: i64,
-    total_events: i64,
-}
-
 pub(super) async fn run(settings: &Settings, args: &QuarantineListArgs) -> Result<ExitCode> {
     let sql = session(settings).await?;
-    let filter = QuarantineFilter::new(args.key.as_deref(), args.topic.as_deref());
-    let keys = quarantine_commands::keys(&sql, &filter, args.limit).await?;
-    let listing = Listing {
-        total_keys: keys.first().map_or(0, |key| key.total_keys),
-        total_events: keys.first().map_or(0, |key| key.total_events),
-        keys: keys.into_iter().map(listed).collect(),
+    let selection = QuarantineSelection {
+        key: args.key.as_deref(),
+        topic: args.topic.as_deref(),
     };
+    let listing = quarantine::list::list(&sql, selection, args.limit).await?;
     if args.json {
         output::write_json(&listing)
     } else {
@@ -73,19 +51,7 @@ pub(super) async fn run(settings: &Settings, args: &QuarantineListArgs) -> Resul
     Ok(ExitCode::SUCCESS)
 }
 
-fn listed(key: QuarantinedKey) -> ListedKey {
-    ListedKey {
-        first_event: select::name(key.source_id.as_deref(), key.uuid),
-        topic: key.topic,
-        ordering_key: key.ordering_key,
-        events: key.events,
-        released: key.released,
-        since_seconds: seconds(key.age_seconds),
-        error: key.error,
-    }
-}
-
-fn text(listing: &Listing, paint: Paint) -> String {
+fn text(listing: &QuarantineListing, paint: Paint) -> String {
     if listing.keys.is_empty() {
         return "Nothing is in quarantine.\n".to_owned();
     }
@@ -126,10 +92,11 @@ fn text(listing: &Listing, paint: Paint) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::ops::quarantine::list::ListedKey;
 
     #[test]
     fn a_key_shows_its_event_count_age_and_first_error() {
-        let listing = Listing {
+        let listing = QuarantineListing {
             keys: vec![ListedKey {
                 topic: Some("projects/p/topics/order.events".into()),
                 ordering_key: Some("o-7".into()),
@@ -157,7 +124,7 @@ mod tests {
             "event-invalid: {} end",
             "its attribute is too long ".repeat(15)
         );
-        let listing = Listing {
+        let listing = QuarantineListing {
             keys: vec![ListedKey {
                 topic: Some("projects/p/topics/a\x1b]0;b".into()),
                 ordering_key: Some("ctl\nx\x1b[31mred".into()),
@@ -182,7 +149,7 @@ mod tests {
 
     #[test]
     fn an_empty_quarantine_says_so() {
-        let listing = Listing {
+        let listing = QuarantineListing {
             keys: Vec::new(),
             total_keys: 0,
             total_events: 0,

@@ -1,12 +1,7 @@
-//! `postrider quarantine`: lists, releases and discards quarantined events.
-//!
-//! The commands use only the database. A running relay polls every two seconds for released and
-//! discarded events; a stopped relay reads them at its next start. `select` resolves which events a
-//! command means, `list` and `show` only read, `change` releases and discards.
+//! `postrider quarantine`: lists, releases and discards quarantined events (`ops::quarantine`).
 
 mod change;
 mod list;
-mod select;
 mod show;
 
 use std::process::ExitCode;
@@ -76,12 +71,6 @@ async fn session(settings: &Settings) -> Result<Sql> {
     let sql = connect(target, "postrider quarantine", STATEMENT_TIMEOUT).await?;
     sql.wait_without_limit();
     Ok(sql)
-}
-
-/// Whole seconds of an age that the server computed with its own clock.
-fn seconds(age: f64) -> u64 {
-    let age = Duration::try_from_secs_f64(age).unwrap_or_default();
-    age.as_secs()
 }
 
 /// The last part of a topic's full name.

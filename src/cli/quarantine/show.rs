@@ -3,15 +3,14 @@
 use std::process::ExitCode;
 
 use printable::{printable, start_of};
-use serde::Serialize;
 
-use super::{seconds, select, session};
+use super::session;
 use crate::cli::{figures, output};
 use crate::error::Result;
 use crate::event::SHOWN_CHARS;
-use crate::postgres::Sql;
+use crate::ops::quarantine;
+use crate::ops::quarantine::show::ShownEvent;
 use crate::settings::Settings;
-use crate::store::dispatch::quarantine_commands::{self, EventRow};
 
 /// The arguments of `postrider quarantine show`.
 #[derive(Debug, clap::Args)]
@@ -24,37 +23,9 @@ pub(super) struct QuarantineShowArgs {
     json: bool,
 }
 
-#[derive(Debug, Serialize)]
-struct Shown {
-    /// The event's uuid, or `schema.table:id` if the ids of its table are not uuids.
-    event_id: String,
-    /// The event's uuid, which its message has in the attribute `event_id`.
-    uuid: String,
-    state: String,
-    error: Option<String>,
-    topic: Option<String>,
-    ordering_key: Option<String>,
-    attempts: i32,
-    commit_lsn: String,
-    ordinal: i32,
-    committed_seconds_ago: u64,
-    dispatched_seconds_ago: u64,
-    message_id: Option<String>,
-    /// Numbers of events of the same key that are in quarantine before and behind this event.
-    earlier_in_quarantine: u64,
-    later_in_quarantine: u64,
-}
-
 pub(super) async fn run(settings: &Settings, args: &QuarantineShowArgs) -> Result<ExitCode> {
     let sql = session(settings).await?;
-    // If the event is in quarantine, show its first row, otherwise its latest row.
-    let mut rows = select::rows_of(&sql, &args.id).await?;
-    let event = if rows[0].is_in_quarantine() {
-        rows.swap_remove(0)
-    } else {
-        rows.swap_remove(rows.len() - 1)
-    };
-    let shown = shown(&sql, event).await?;
+    let shown = quarantine::show::show(&sql, &args.id).await?;
     if args.json {
         output::write_json(&shown)
     } else {
@@ -63,29 +34,7 @@ pub(super) async fn run(settings: &Settings, args: &QuarantineShowArgs) -> Resul
     Ok(ExitCode::SUCCESS)
 }
 
-async fn shown(sql: &Sql, event: EventRow) -> Result<Shown> {
-    let (earlier, later) = quarantine_commands::neighbours(sql, &event).await?;
-    let record = quarantine_commands::record(sql, &event).await?;
-    let (commit, ordinal) = event.place;
-    Ok(Shown {
-        event_id: event.source_id.unwrap_or_else(|| event.uuid.to_string()),
-        uuid: event.uuid.to_string(),
-        state: event.state,
-        error: record.error,
-        topic: record.topic,
-        ordering_key: record.ordering_key,
-        attempts: record.attempts,
-        commit_lsn: commit.to_string(),
-        ordinal,
-        committed_seconds_ago: seconds(record.committed_seconds_ago),
-        dispatched_seconds_ago: seconds(record.dispatched_seconds_ago),
-        message_id: record.message_id,
-        earlier_in_quarantine: earlier,
-        later_in_quarantine: later,
-    })
-}
-
-fn text(shown: &Shown) -> String {
+fn text(shown: &ShownEvent) -> String {
     let none = || "none".to_owned();
     let line = |text: &str| printable(text).into_owned();
     let ago = |seconds| {

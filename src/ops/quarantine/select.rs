@@ -1,4 +1,4 @@
-//! Resolves which events a command means: one event by its id, the events of a key or topic, or all.
+//! Resolves which events an operator means: one event by its id, the events of a key or topic, or all.
 
 use printable::printable;
 use uuid::Uuid;
@@ -6,24 +6,29 @@ use uuid::Uuid;
 use crate::error::{Code, Error, Result};
 use crate::event::SHOWN_CHARS;
 use crate::postgres::Sql;
-use crate::store::dispatch::quarantine_commands::{self, EventRow};
+use crate::store::dispatch::quarantine_commands::{self, EventRow, QuarantineFilter};
 
-/// The arguments that select events.
-#[derive(Debug, clap::Args)]
-pub(super) struct Which {
-    /// The event: its uuid, or `schema.table:id` where ids are not uuids
-    #[arg(value_name = "ID", conflicts_with_all = ["key", "topic", "all"],
-          required_unless_present_any = ["key", "all"])]
-    pub(super) id: Option<String>,
-    /// All events of this ordering key
-    #[arg(long, value_name = "KEY", conflicts_with = "all")]
-    pub(super) key: Option<String>,
-    /// Only of this topic
-    #[arg(long, value_name = "TOPIC")]
-    pub(super) topic: Option<String>,
-    /// All events in quarantine
-    #[arg(long)]
-    pub(super) all: bool,
+/// Selects events in quarantine by ordering key, by topic, or by both. Without key and topic, selects
+/// all of them. A topic may be given without its project.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct QuarantineSelection<'a> {
+    pub(crate) key: Option<&'a str>,
+    pub(crate) topic: Option<&'a str>,
+}
+
+impl QuarantineSelection<'_> {
+    pub(super) fn filter(self) -> QuarantineFilter {
+        QuarantineFilter::new(self.key, self.topic)
+    }
+
+    /// The error if this selects no event.
+    pub(super) fn nothing(self) -> Error {
+        not_in_quarantine(match (self.key, self.topic) {
+            (Some(key), _) => format!("no event of key {key} is in quarantine"),
+            (None, Some(topic)) => format!("no event of topic {topic} is in quarantine"),
+            (None, None) => "nothing is in quarantine".to_owned(),
+        })
+    }
 }
 
 /// Returns a name of the event that a person can type as an argument: its source id, or its uuid if

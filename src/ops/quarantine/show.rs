@@ -1,0 +1,63 @@
+//! Reads the record of one event, and how many events of its key are in quarantine.
+
+use serde::Serialize;
+
+use super::{seconds, select};
+use crate::error::Result;
+use crate::postgres::Sql;
+use crate::store::dispatch::quarantine_commands;
+
+/// The output of `quarantine show --json`; programs depend on it.
+#[derive(Debug, Serialize)]
+pub(crate) struct ShownEvent {
+    /// The event's uuid, or `schema.table:id` if the ids of its table are not uuids.
+    pub(crate) event_id: String,
+    /// The event's uuid, which its message has in the attribute `event_id`.
+    pub(crate) uuid: String,
+    pub(crate) state: String,
+    pub(crate) error: Option<String>,
+    pub(crate) topic: Option<String>,
+    pub(crate) ordering_key: Option<String>,
+    pub(crate) attempts: i32,
+    pub(crate) commit_lsn: String,
+    pub(crate) ordinal: i32,
+    pub(crate) committed_seconds_ago: u64,
+    pub(crate) dispatched_seconds_ago: u64,
+    pub(crate) message_id: Option<String>,
+    /// Numbers of events of the same key that are in quarantine before and behind this event.
+    pub(crate) earlier_in_quarantine: u64,
+    pub(crate) later_in_quarantine: u64,
+}
+
+/// Reads the record of one event.
+///
+/// # Errors
+/// `not-in-quarantine` when the event has no row; `setting-invalid` when several events have this id.
+pub(crate) async fn show(sql: &Sql, id: &str) -> Result<ShownEvent> {
+    // If the event is in quarantine, show its first row, otherwise its latest row.
+    let mut rows = select::rows_of(sql, id).await?;
+    let event = if rows[0].is_in_quarantine() {
+        rows.swap_remove(0)
+    } else {
+        rows.swap_remove(rows.len() - 1)
+    };
+    let (earlier, later) = quarantine_commands::neighbours(sql, &event).await?;
+    let record = quarantine_commands::record(sql, &event).await?;
+    let (commit, ordinal) = event.place;
+    Ok(ShownEvent {
+        event_id: event.source_id.unwrap_or_else(|| event.uuid.to_string()),
+        uuid: event.uuid.to_string(),
+        state: event.state,
+        error: record.error,
+        topic: record.topic,
+        ordering_key: record.ordering_key,
+        attempts: record.attempts,
+        commit_lsn: commit.to_string(),
+        ordinal,
+        committed_seconds_ago: seconds(record.committed_seconds_ago),
+        dispatched_seconds_ago: seconds(record.dispatched_seconds_ago),
+        message_id: record.message_id,
+        earlier_in_quarantine: earlier,
+        later_in_quarantine: later,
+    })
+}
