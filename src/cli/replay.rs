@@ -9,11 +9,12 @@ use printable::printable;
 use super::audit::ProgressLine;
 use super::{block_on, figures, output, signals};
 use crate::error::{Code, Error, Result};
-use crate::ops::replay::{self, ReplayCriteria, ReplayReport, ReplaySelection, ReplayStep};
+use crate::ops::replay::{
+    self, ReplayCriteria, ReplayReport, ReplayRow, ReplaySelection, ReplayStep,
+};
 use crate::ops::since::Since;
 use crate::postgres::PatientSql;
 use crate::settings::Settings;
-use crate::store::replay::ReplayRow;
 
 const STATEMENT_TIMEOUT: Duration = Duration::from_secs(60);
 

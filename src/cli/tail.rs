@@ -12,10 +12,9 @@ use crate::error::{Code, Disposition, Error, Result};
 use crate::ops::event::find::of_record_alone;
 use crate::ops::event::{EventQuery, EventReport, EventState};
 use crate::ops::since::Since;
-use crate::ops::tail::{MessageReader, Tail, TailedMessage};
+use crate::ops::tail::{MessageReader, RecordedRow, Tail, TailedMessage};
 use crate::postgres::PatientSql;
 use crate::settings::Settings;
-use crate::store::dispatch::history::RecordedRow;
 
 /// Long, because `--since` with `--key` or `--topic` may scan much of the table.
 const STATEMENT_TIMEOUT: Duration = Duration::from_secs(60);

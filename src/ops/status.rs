@@ -13,7 +13,7 @@ use crate::error::{Code, Error, Result};
 use crate::postgres::Sql;
 use crate::settings::Settings;
 use crate::store::dispatch::quarantined;
-use crate::store::relay_row::shown::ShownPruning;
+pub(crate) use crate::store::relay_row::shown::ShownPruning;
 
 /// Maximum number of blocked keys that the status names.
 const KEYS_NAMED: usize = 5;

@@ -31,7 +31,8 @@ use crate::error::Result;
 use crate::event::EventId;
 use crate::postgres::PatientSql;
 use crate::settings::Settings;
-use crate::store::dispatch::history::{self, RecordFilter, RecordPlace, RecordedRow};
+pub(crate) use crate::store::dispatch::history::RecordedRow;
+use crate::store::dispatch::history::{self, RecordFilter, RecordPlace};
 use crate::store::relay_row;
 
 /// Maximum number of records that one poll reads and that the command remembers.

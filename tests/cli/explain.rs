@@ -14,7 +14,7 @@ const SOURCES: [&str; 6] = [
     "slot-manager/src/publication/problem.rs",
     "src/cli/init",
     "src/ops/check",
-    "src/ops/slot.rs",
+    "src/ops/slot",
 ];
 
 /// Patterns that match the calls which take the code of a finding.

@@ -120,8 +120,8 @@ fn row(committed: &str, state: &str, key: &str, name: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::store::dispatch::history::EventOutcome;
-    use crate::store::relay_row::RecordKeeping;
+    use crate::ops::event::EventOutcome;
+    use crate::ops::event::list::RecordKeeping;
 
     fn published(key: &str) -> EventReport {
         EventReport {

@@ -9,8 +9,7 @@ use crate::cli::paint::Paint;
 use crate::cli::slot::screen as slot_screen;
 use crate::cli::wrap::wrapped;
 use crate::condition::PruneRun;
-use crate::ops::status::{EventRates, QuarantineStatus, RelayStatus};
-use crate::store::relay_row::shown::ShownPruning;
+use crate::ops::status::{EventRates, QuarantineStatus, RelayStatus, ShownPruning};
 
 /// Width of the labels.
 const LABEL: usize = 11;

@@ -22,7 +22,8 @@ use crate::mapping::TableSettings;
 use crate::postgres::PatientSql;
 use crate::settings::Settings;
 use crate::store::dispatch::history;
-use crate::store::relay_row::{self, RecordKeeping};
+use crate::store::relay_row;
+pub(crate) use crate::store::relay_row::RecordKeeping;
 
 /// The search for waiting events stops in a table after this many rows without a record, oldest
 /// first.

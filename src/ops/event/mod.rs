@@ -19,7 +19,8 @@ pub(crate) use state::EventState;
 use crate::error::{Code, Error, Result};
 use crate::ops::since::Since;
 use crate::postgres::PatientSql;
-use crate::store::dispatch::history::{EventOutcome, RecordFilter};
+pub(crate) use crate::store::dispatch::history::EventOutcome;
+use crate::store::dispatch::history::RecordFilter;
 
 /// Which events to list or to follow.
 #[derive(Debug)]

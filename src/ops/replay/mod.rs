@@ -18,6 +18,7 @@ mod select;
 use serde::{Deserialize, Serialize};
 use slot_manager::{activity, cluster};
 
+pub(crate) use crate::store::replay::ReplayRow;
 pub(crate) use select::ReplaySelection;
 
 use super::since::Since;
@@ -26,7 +27,7 @@ use crate::mapping::fnv1a_64;
 use crate::postgres::PatientSql;
 use crate::settings::Settings;
 use crate::store::relay_row;
-use crate::store::replay::{self, ReplayRow};
+use crate::store::replay;
 
 /// The conditions that an event must meet to be replayed.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]

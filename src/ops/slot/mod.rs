@@ -1,4 +1,7 @@
-//! Takes a snapshot of the slot with the row of its relay, and defines its JSON form.
+//! Takes a snapshot of the slot with the row of its relay, and defines its JSON form. [`change`] creates,
+//! drops and advances the slot.
+
+pub(crate) mod change;
 
 use std::time::{Duration, Instant};
 
@@ -10,9 +13,9 @@ use slot_manager::health::{
 use slot_manager::retention::{self, WalHolder};
 use slot_manager::{Cluster, Finding, Health, Severity, Slot, SlotName, cluster, slots};
 
-use super::pending::{self, PendingEvents};
-use super::verdict::{self, Verdict};
 use crate::error::{Code, Result};
+use crate::ops::pending::{self, PendingEvents};
+use crate::ops::verdict::{self, Verdict};
 use crate::postgres::Sql;
 use crate::settings::Settings;
 use crate::store::capture_record::{self as captures, CaptureRecord};

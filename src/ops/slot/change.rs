@@ -1,0 +1,170 @@
+//! Creates, drops and advances the slot. After a drop or an advance, some events may not be streamed.
+
+use std::time::Duration;
+
+use decoder::Lsn;
+use serde::Serialize;
+use slot_manager::slots::{self, CreateOptions};
+use slot_manager::{Slot, publication};
+use tokio_postgres::types::PgLsn;
+
+use crate::error::{Code, Error, Result};
+use crate::ops::{capture, pending};
+use crate::postgres::Sql;
+use crate::settings::Settings;
+use crate::store::relay_row;
+use crate::store::relay_row::shown::served_before;
+
+/// The events and WAL that are not streamed after a drop or an advance. The output of `slot drop --json` and
+/// `slot advance --json`; programs depend on it.
+#[derive(Debug, Serialize)]
+pub(crate) struct LeftOut {
+    pub(crate) slot_name: String,
+    /// The slot's confirmed position, before a drop or after an advance.
+    #[serde(serialize_with = "as_text")]
+    pub(crate) confirmed_flush_lsn: Lsn,
+    /// Bytes of WAL that were not confirmed, up to the server's position or the target of the
+    /// advance.
+    pub(crate) lag_bytes: u64,
+    /// Number of events without a record; `None` if unknown.
+    pub(crate) pending_events: Option<u64>,
+}
+
+/// Creates the slot, and records that its relay captures the tables. Returns where the slot begins.
+/// `although_lost`: create the slot even if the relay has lost an earlier slot of this name.
+///
+/// # Errors
+/// `publication-missing`; `slot-missing` if an earlier slot is lost; `table-captured`; errors of a
+/// statement.
+pub(crate) async fn create(
+    sql: &Sql,
+    settings: &Settings,
+    wait: Duration,
+    although_lost: bool,
+) -> Result<Lsn> {
+    let name = &settings.slot;
+    let state = publication::inspect(sql, &settings.publication, &settings.captured()).await?;
+    if state.publication.is_none() {
+        let what = format!("publication {} does not exist", settings.publication);
+        return Err(Error::new(Code::PublicationMissing, what).hint(
+            "create the publication first, with `postrider init --apply`: rows inserted after the \
+             slot and before the publication cannot be streamed",
+        ));
+    }
+    let missing = slots::find(sql, name).await?.is_none();
+    if let Some(confirmed) = served_before(sql, name)
+        .await?
+        .filter(|_| missing && !although_lost)
+    {
+        let what = format!(
+            "slot {name} was confirmed up to {confirmed} and is gone: rows committed between that \
+             position and a new slot are not streamed"
+        );
+        return Err(Error::new(Code::SlotMissing, what).hint(
+            "the relay recreates the slot by itself and publishes the unrecorded rows from the tables \
+             (`postrider recover --dry-run` lists them); add --yes to create the slot here",
+        ));
+    }
+    let options = CreateOptions {
+        failover: settings.slot_failover,
+    };
+    capture::refuse_others(sql, settings).await?;
+    let at = slots::create(sql, name, options, wait).await?;
+    capture::from_now_on(sql, settings, "postrider slot create", Some(at)).await?;
+    Ok(at)
+}
+
+/// A slot that is to be dropped.
+pub(crate) struct SlotDrop {
+    pub(crate) left_out: LeftOut,
+}
+
+impl SlotDrop {
+    /// Reads what a drop leaves out. Changes nothing.
+    ///
+    /// # Errors
+    /// `slot-missing`; `slot-foreign`; errors of a statement.
+    pub(crate) async fn prepare(sql: &Sql, settings: &Settings) -> Result<Self> {
+        let slot = find(sql, settings).await?;
+        let left_out = left_out(sql, settings, &slot).await?;
+        Ok(Self { left_out })
+    }
+
+    /// Drops the slot.
+    ///
+    /// # Errors
+    /// `slot-held` while it is being read; errors of a statement.
+    pub(crate) async fn carry_out(self, sql: &Sql, settings: &Settings) -> Result<LeftOut> {
+        slots::drop(sql, &settings.slot).await?;
+        Ok(self.left_out)
+    }
+}
+
+/// A slot that is to be advanced.
+pub(crate) struct SlotAdvance {
+    pub(crate) left_out: LeftOut,
+    /// The position to move to.
+    pub(crate) to: Lsn,
+}
+
+impl SlotAdvance {
+    /// Reads what an advance leaves out. Changes nothing. Without `to`, the slot is to move to the
+    /// server's position.
+    ///
+    /// # Errors
+    /// `slot-missing`; `slot-foreign`; errors of a statement.
+    pub(crate) async fn prepare(sql: &Sql, settings: &Settings, to: Option<Lsn>) -> Result<Self> {
+        let slot = find(sql, settings).await?;
+        let mut left_out = left_out(sql, settings, &slot).await?;
+        let target = to.or(slot.server_lsn).unwrap_or_default();
+        if let Some(bytes) = target.bytes_since(left_out.confirmed_flush_lsn) {
+            left_out.lag_bytes = bytes;
+        }
+        if to.is_some() {
+            left_out.pending_events = None; // the number of events before that position is unknown
+        }
+        Ok(Self {
+            left_out,
+            to: target,
+        })
+    }
+
+    /// Advances the slot. Returns what was left out, with the slot's new confirmed position.
+    ///
+    /// # Errors
+    /// `slot-held` while it is being read; errors of a statement.
+    pub(crate) async fn carry_out(self, sql: &Sql, settings: &Settings) -> Result<LeftOut> {
+        let Self { mut left_out, to } = self;
+        let left = PgLsn::from(left_out.confirmed_flush_lsn.as_u64());
+        slots::can_advance(sql, &settings.slot, to).await?;
+        // Record the position before advancing. Otherwise a relay whose records may be lacking
+        // could not notice the advance.
+        relay_row::write_left(sql, &settings.slot, left).await?;
+        left_out.confirmed_flush_lsn = slots::advance(sql, &settings.slot, to).await?;
+        Ok(left_out)
+    }
+}
+
+async fn find(sql: &Sql, settings: &Settings) -> Result<Slot> {
+    let name = &settings.slot;
+    let slot = slots::find(sql, name).await?.ok_or_else(|| {
+        Error::new(Code::SlotMissing, format!("there is no slot {name}"))
+            .hint("`postrider slot list` shows all slots; choose another with --slot")
+    })?;
+    slot.require_ours()?;
+    Ok(slot)
+}
+
+async fn left_out(sql: &Sql, settings: &Settings, slot: &Slot) -> Result<LeftOut> {
+    let pending = pending::read(sql, settings).await?;
+    Ok(LeftOut {
+        slot_name: slot.slot_name.clone(),
+        confirmed_flush_lsn: slot.confirmed_flush_lsn.unwrap_or_default(),
+        lag_bytes: slot.lag_bytes.unwrap_or_default(),
+        pending_events: pending.map(|pending| pending.events),
+    })
+}
+
+fn as_text<S: serde::Serializer>(lsn: &Lsn, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.collect_str(lsn)
+}
