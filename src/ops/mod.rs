@@ -5,8 +5,8 @@
 //!   [`verdict`] turns both into one word with a severity and a remedy. [`status`] adds the
 //!   publication, the quarantine and rates.
 //! - [`event`] finds the outcome of one event, and [`tail`] follows the records as they appear.
-//! - [`check`] checks PostgreSQL and Pub/Sub before the start, and [`finding`] creates the findings. [`capture`]
-//!   records that a slot captures the tables.
+//! - [`check`] checks PostgreSQL and Pub/Sub before the start, and [`finding`] creates the findings.
+//! - [`capture`] records that a slot captures the tables.
 //! - [`audit`] compares the tables with the records.
 //! - [`prune`] deletes old rows and records, and [`pruner`] does so in a running relay.
 //! - [`replay`] publishes events again.

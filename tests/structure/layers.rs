@@ -67,7 +67,7 @@ fn paths_in(prefix: &str, tree: &str, paths: &mut Vec<String>) {
 
 /// The paths that a file imports or names from `crate` or `super`, as paths from the root of the
 /// crate.
-fn imports(file: &SourceFile) -> Vec<Vec<String>> {
+pub(crate) fn imports(file: &SourceFile) -> Vec<Vec<String>> {
     let is_path = |c: char| c.is_alphanumeric() || c == '_' || c == ':';
     let mut paths = Vec::new();
     let mut rest = file.code.as_str();

@@ -1,12 +1,14 @@
 //! Checks the shape of the code: each type name is unique, files are short, folders form layers,
-//! and crates use only crates below them. Only the listed folders have SQL on our own tables, and
-//! only one crate and the listed files query the catalogue. Few files name the mode of dispatch.
+//! and crates use only crates below them. Only the listed folders have SQL on our own tables, only one
+//! crate and the listed files query the catalogue, and the views call `ops`. Few files name the mode of
+//! dispatch.
 
 mod crates;
 mod dispatch_mode;
 mod layers;
 mod source;
 mod sql;
+mod views;
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
