@@ -81,8 +81,8 @@ impl<'a> RecoveryRequest<'a> {
     /// for recovery unless the relay can keep it, and ends the relay's session.
     ///
     /// # Errors
-    /// Errors of a statement. Then nothing has changed, except if only the relay's session could not be
-    /// ended.
+    /// Errors of a statement. Everything is as before, unless the failed statement is the last one, which
+    /// ends the relay's session.
     pub(crate) async fn carry_out(self, sql: &mut Sql) -> Result<RequestedRecovery> {
         let Self {
             situation,
