@@ -24,6 +24,19 @@
 //!
 //! The folders form layers. No folder imports a folder of a layer above it;
 //! `tests/structure/layers.rs` lists the layers.
+//!
+//! # Example
+//!
+//! The program is the product; the library exists for its tests and benchmarks. The hot path's parts are public,
+//! such as the choice of the ordering key:
+//!
+//! ```
+//! use postrider::mapping::Ordering;
+//!
+//! let ordering: Ordering = "bucketed(256)".parse()?;
+//! assert_eq!(ordering, Ordering::Bucketed(256));
+//! # Ok::<(), postrider::mapping::ParseOrderingError>(())
+//! ```
 
 #![cfg_attr(test, allow(clippy::unwrap_used, reason = "a test fails by panicking"))]
 

@@ -27,6 +27,32 @@
 //!
 //! **Not here:** streaming from a slot, confirming positions, and the snapshot that a slot can
 //! export (a replication command).
+//!
+//! # Example
+//!
+//! Creates a slot, reads it, and drops it again.
+//!
+//! ```
+//! use std::time::Duration;
+//!
+//! use slot_manager::slots::{self, CreateOptions};
+//!
+//! # #[tokio::main(flavor = "current_thread")]
+//! # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! # let server = scratch_postgres::ScratchPostgres::builder().setting("wal_level", "logical").start()?;
+//! # let url = server.socket_url("postgres");
+//! let (client, connection) = tokio_postgres::connect(&url, tokio_postgres::NoTls).await?;
+//! tokio::spawn(connection);
+//!
+//! let name = "orders".parse()?;
+//! let begins_at =
+//!     slots::create(&client, &name, CreateOptions::default(), Duration::from_secs(10)).await?;
+//! let slot = slots::find(&client, &name).await?.expect("the slot exists");
+//! assert_eq!(slot.confirmed_flush_lsn, Some(begins_at));
+//! slots::drop(&client, &name).await?;
+//! # Ok(())
+//! # }
+//! ```
 
 pub mod activity;
 pub mod cluster;
