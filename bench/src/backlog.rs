@@ -22,7 +22,8 @@ pub(crate) enum Text {
 }
 
 impl Backlog {
-    /// `events` rows with short payloads. The number is rounded down to whole transactions.
+    /// `events` rows with short payloads. The number is rounded down to whole
+    /// transactions, but is at least one transaction.
     pub(crate) fn new(events: u64, rows_per_transaction: Option<u64>, keys: Option<u64>) -> Self {
         let rows = rows_per_transaction.unwrap_or(1);
         Self {

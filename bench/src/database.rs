@@ -10,8 +10,7 @@ use tokio_postgres::{Client, NoTls};
 use crate::backlog::Backlog;
 use crate::drain::Server;
 
-/// A slot at the start of the backlog, which nobody reads. The slots that programs read are copies
-/// of it.
+/// A slot that nobody reads, at the start of the backlog. Each program reads a copy of this slot.
 const ORIGIN: &str = "origin";
 
 /// How long to wait for a slot's reader to end after it was terminated.

@@ -62,9 +62,9 @@ type UnnumberedKey = (i64, u64, u32, u32, u32);
 /// The progress of a walk.
 #[derive(Debug)]
 enum Walk {
-    /// The walk reads rows without `seq` next, after this key or from the beginning.
+    /// Next come the rows without a `seq`: from the row after this key on, or from the first row.
     Unnumbered(Option<UnnumberedKey>),
-    /// The walk reads rows with `seq` next, after the row with this `seq`, partition and `ctid`.
+    /// Next come the rows that have a `seq`, from the row after this one on (`seq`, partition, `ctid`).
     Numbered(i64, u32, String),
     Done,
 }

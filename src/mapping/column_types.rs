@@ -78,7 +78,7 @@ impl ColumnTypes {
         self.0.extend(others.0);
     }
 
-    /// The type that values of this type behave as.
+    /// Returns the base type of a domain. Returns any other type unchanged.
     pub(crate) fn base(&self, type_oid: Oid) -> Oid {
         self.0.get(&type_oid).map_or(type_oid, |known| known.base)
     }

@@ -123,7 +123,7 @@ pub struct ColumnSettings {
     pub version: Option<String>,
     /// Version of the payload's schema.
     pub schema_version: Option<String>,
-    /// The message body: `jsonb`, `json`, `text` or `bytea`.
+    /// The message body, of any type: `json` and `jsonb` as JSON, `bytea` as bytes, other types as text.
     pub payload: Option<String>,
     /// A JSON object whose entries become attributes.
     pub headers: Option<String>,

@@ -101,7 +101,7 @@ impl Drop for Seam {
 pub(crate) struct RecoverySubject {
     pub(crate) target: Target,
     pub(crate) slot: SlotName,
-    /// Fingerprint of the publication from before the slot was created.
+    /// Fingerprint of the publication at the start of the session, before it created a slot.
     pub(crate) publication: String,
     pub(crate) tables: Vec<TableSettings>,
     pub(crate) project: String,

@@ -1,8 +1,8 @@
 //! Connects a session to its database, and checks that the server is a primary, that the database is not
 //! a copy, and that the publication is right.
 //!
-//! The relay's row in `outbox.relay` has the cluster's system identifier and the database's oid. A copy
-//! of the database has the same row, but another system identifier or database oid.
+//! The relay's row in `outbox.relay` has the cluster's system identifier and the database's oid. A restored
+//! or cloned database has the same row, but another system identifier or database oid.
 
 use slot_manager::publication::PublicationState;
 use slot_manager::{Cluster, SlotName, cluster};

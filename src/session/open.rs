@@ -54,7 +54,7 @@ struct ReadySlot {
     recovery: Option<RecoverySlot>,
     records: RecordKeeping,
     captured: Vec<Captured>,
-    /// The publication as it was before a recovery created the slot.
+    /// The publication at the start of this session, before it created a slot.
     publication: PublicationState,
 }
 

@@ -89,7 +89,8 @@ impl SessionRunner {
         })
     }
 
-    /// The input of a recovery. `publication` is the publication as it was before the slot was created.
+    /// The input of a recovery. `publication` is the publication at the start of this session: before the
+    /// slot was created, unless this session continues an interrupted recovery.
     pub(super) fn recovery_subject(
         &self,
         reader: &SlotReader,

@@ -14,7 +14,7 @@ use crate::support::{command, connect, execute};
 /// How many secrets are tried.
 const SECRETS: u64 = 200;
 
-/// The letters in secrets. No text of the program has these letters next to each other.
+/// The letters in secrets. Printed texts hardly ever have three of them within four characters.
 const LETTERS: [char; 10] = ['Q', 'X', 'Z', 'J', 'K', 'V', 'W', 'H', 'B', 'F'];
 
 /// Characters that have a meaning in URLs, password files, TOML, SQL or shells.

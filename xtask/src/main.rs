@@ -1,7 +1,7 @@
 //! Automation of the repository: `cargo xtask <command>`.
 //!
-//! All automation is reached from here: the Makefile and `.ci/run` only call these commands. The
-//! programs with many dependencies are packages of their own (`torture/`, `bench/`), which xtask starts.
+//! All checks are run from here: `make test`, which `.ci/run` calls, runs `cargo xtask ci`. Only `make demo`
+//! and the installation of packages are in the Makefile. The programs with many dependencies are packages of their own (`torture/`, `bench/`), which xtask starts.
 
 mod ci;
 mod deploy;

@@ -21,8 +21,8 @@ pub(super) struct Script {
 struct Injected {
     id: FaultId,
     fault: Fault,
-    /// For a throttle: how many messages may still pass, and the time of this number. The number
-    /// may be negative, because only whole requests are admitted.
+    /// For a throttle: how many messages may still pass, and when this number was computed.
+    /// The number may be negative, because only whole requests are admitted.
     allowance: Option<(f64, Instant)>,
 }
 

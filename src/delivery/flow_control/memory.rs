@@ -40,27 +40,27 @@ pub(super) struct EventMemory {
 }
 
 impl EventMemory {
-    /// Everything.
+    /// All bytes in use.
     pub(super) fn used(&self) -> usize {
         self.messages() + self.records * RECORD + self.text_bytes
     }
 
-    /// Messages and lanes, without the records of their events.
+    /// Bytes of messages and lanes, without the records of their events.
     pub(super) fn messages(&self) -> usize {
         self.message_bytes + self.messages * QUEUED_OVERHEAD + self.lanes * LANE
     }
 
-    /// Delivered events that are not recorded yet.
+    /// Bytes of delivered events that are not recorded yet.
     pub(super) fn unrecorded(&self) -> usize {
         self.records.saturating_sub(self.messages) * RECORD + self.text_bytes
     }
 
-    /// Events that are not delivered yet, and lanes.
+    /// Bytes of the events that are not delivered yet, plus the bytes of all lanes.
     pub(super) fn undelivered(&self) -> usize {
         self.used() - self.unrecorded()
     }
 
-    /// Events that are neither delivered nor in flight, and all lanes.
+    /// Bytes of the events that are neither delivered nor in flight, plus the bytes of all lanes.
     pub(super) fn queued(&self) -> usize {
         self.undelivered().saturating_sub(self.in_flight)
     }

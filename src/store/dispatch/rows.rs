@@ -31,7 +31,7 @@ impl Storing {
         }
     }
 
-    /// Escapes characters that the database cannot store.
+    /// Escapes characters that the database may be unable to store.
     pub(super) fn text(self, text: &str) -> Cow<'_, str> {
         if self == Self::Everything || text.is_ascii() {
             return Cow::Borrowed(text);

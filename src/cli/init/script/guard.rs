@@ -1,5 +1,5 @@
-//! The guard: statements that stop `init` when an untrusted role could put its own objects under
-//! ours.
+//! The guard: statements that stop `init` if an untrusted role owns objects in the schema `outbox`, or may
+//! create some there. Otherwise `init` would run or reuse that role's objects as its own.
 
 /// Refuses to run when an untrusted role owns the schema or anything in it, or may create objects
 /// there. Such a role could attack the role that runs this: statements on a table run its triggers,
