@@ -8,7 +8,7 @@ use tokio_postgres::Row;
 use tokio_postgres::types::PgLsn;
 
 use super::proof::PruneProof;
-use super::{FailedAttempts, OnPruneStep, PruneContext, PruneStep, PrunedRecords, RECORDS};
+use super::{FailedAttempts, OnPruneStep, PruneContext, PruneStep, PrunedRecords, RECORDS, rows};
 use crate::capture::claim::Captured;
 use crate::capture::table::TableReader;
 use crate::error::{Code, Error, Result};
@@ -71,10 +71,7 @@ pub(super) async fn prune(
         looked_at += chunk.rows;
         pruned.rows += chunk.gone;
         pruned.of_rows += chunk.of_rows;
-        pruned.oldest = match (pruned.oldest.take(), chunk.oldest) {
-            (Some(a), Some(b)) => Some(a.min(b)),
-            (a, b) => a.or(b),
-        };
+        pruned.oldest = rows::earlier(pruned.oldest.take(), chunk.oldest);
         let step = PruneStep {
             what: RECORDS,
             looked_at,
