@@ -12,6 +12,13 @@ use crate::postgres::Sql;
 /// The table that may have daily partitions.
 pub(crate) const TABLE: &str = "outbox.events";
 
+/// The functions that need a grant: they add and drop days with the rights of the table's owner.
+pub(crate) const FUNCTIONS: [&str; 3] = [
+    "outbox.add_day(date)",
+    "outbox.lock_day(oid, date)",
+    "outbox.drop_day(oid, date)",
+];
+
 /// Parameters: none. Dates as text, because their form depends on the session.
 const MISSING: &str = "\
     select to_char(m.day, 'YYYY-MM-DD') from outbox.missing_days() m (day) order by m.day";
@@ -152,6 +159,19 @@ pub(crate) async fn lock(sql: &Sql, day: &DayPartition) -> Result<bool, PgError>
         roll_back(sql).await?;
     }
     locked
+}
+
+/// Whether a record in quarantine, or one that is to be published again, has its row in a locked day.
+/// `is_record_of_row` is a condition on records `w` and rows `e`.
+///
+/// # Errors
+/// Errors of the statement.
+pub(crate) async fn has_quarantined(sql: &Sql, is_record_of_row: &str) -> Result<bool, PgError> {
+    let statement = format!(
+        "select exists (select from outbox.dispatch w \
+         where w.state in ('quarantined', 'released') and {is_record_of_row})"
+    );
+    Ok(sql.query_one(&statement, &[]).await?.get(0))
 }
 
 /// Drops a locked day, and commits. Both statements are one message, so that no insert waits for the

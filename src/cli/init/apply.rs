@@ -122,7 +122,7 @@ fn not_the_owner(error: tokio_postgres::Error, what: &str) -> Error {
     let inner = Error::from(error);
     let failed = Error::new(inner.code(), what).caused_by(inner);
     match (failed.code(), said) {
-        (Code::PrivilegeMissing, Some(said)) => failed.hint(said),
+        (_, Some(said)) => failed.hint(said),
         (Code::PrivilegeMissing, None) => failed.hint(
             "run it as the owner of the database and of the tables, such as \
              DATABASE_URL=postgres://postgres@HOST/DATABASE, not as the relay's role",

@@ -1,8 +1,10 @@
-//! Checks that somebody adds the daily partitions of `outbox.events`.
+//! Checks that somebody adds the daily partitions of `outbox.events`, and that a relay that prunes may do it.
 
 use slot_manager::{Finding, Severity};
 
+use crate::error::Code;
 use crate::ops::finding::{finding, finding_with_remedy};
+use crate::ops::prune::missing_day_grant;
 use crate::postgres::Sql;
 use crate::settings::Settings;
 use crate::store::days;
@@ -17,8 +19,20 @@ pub(super) async fn check(sql: &Sql, settings: &Settings) -> Option<Finding> {
     if !days::exist(sql).await.ok()? {
         return None;
     }
-    let missing = days::missing(sql).await.ok()?;
     let table = days::TABLE;
+    if settings.prune_after.is_some()
+        && let Some(grant) = missing_day_grant(sql).await.ok()?
+    {
+        return Some(finding_with_remedy(
+            Severity::Warning,
+            Code::PrivilegeMissing.name(),
+            format!("the relay may not add or drop the daily partitions of {table}"),
+            format!(
+                "as the owner of the table: {grant}; or run `postrider init --apply` with prune_after set"
+            ),
+        ));
+    }
+    let missing = days::missing(sql).await.ok()?;
     Some(match missing.first() {
         Some(first) if missing.len() > MISSING_MAX => finding_with_remedy(
             Severity::Warning,

@@ -10,9 +10,12 @@
 use std::time::Duration;
 
 use serde::Serialize;
-use tokio_postgres::error::Error as PgError;
+use tokio_postgres::error::{Error as PgError, SqlState};
 
-use super::{OnPruneStep, PruneContext, PruneStep, PrunedTable, is_in_the_way, rows};
+use super::{
+    OnPruneStep, PruneContext, PruneStep, PrunedTable, is_in_the_way, missing_day_grant, records,
+    rows,
+};
 use crate::capture::claim::Captured;
 use crate::capture::table::TableReader;
 use crate::error::{Error, Result};
@@ -80,8 +83,8 @@ pub(crate) async fn add_ahead(sql: &Sql) -> Result<AddedDays> {
             }
             Ok(AddedDay::NameTaken) => "another table has its name",
             Ok(AddedDay::LargeDefault) => {
-                let what = "no partition was added: the default partition is larger than 16 MB, and \
-                            inserts would wait while PostgreSQL reads it (docs/how-to/operations.md, \
+                let what = "no partition was added: the default partition is larger than 16 MB, or partitioned \
+                            itself, and inserts would wait while PostgreSQL reads it (docs/how-to/operations.md, \
                             Daily partitions)";
                 done.notes.push(what.to_owned());
                 break;
@@ -103,8 +106,39 @@ fn note(what: &str, error: PgError) -> Result<String> {
     if error.is_closed() {
         return Err(error.into());
     }
+    // The functions of migration 19 know better than the general hint.
+    let said = error.as_db_error().and_then(|error| error.hint());
+    let said = said.map(str::to_owned);
     let error = Error::from(error);
-    Ok(format!("{what}: {error} ({})", error.hint_text()))
+    let hint = said.as_deref().unwrap_or_else(|| error.hint_text());
+    Ok(format!("{what}: {error} ({hint})"))
+}
+
+/// Adds the days ahead, unless it is a dry run. Returns the old ones; none if a note says why.
+async fn add_and_list(
+    context: &PruneContext<'_>,
+    pruned: &mut PrunedTable,
+) -> Result<Vec<DayPartition>> {
+    let sql = context.sql;
+    if !context.request.is_dry_run() {
+        if let Some(grant) = missing_day_grant(sql).await? {
+            let what = format!(
+                "no partition was added or dropped: as the owner of the table, run {grant}"
+            );
+            pruned.notes.push(what);
+            return Ok(Vec::new());
+        }
+        let AddedDays { added, notes } = add_ahead(sql).await?;
+        pruned.days_added = added;
+        pruned.notes = notes;
+    }
+    match days::before(sql, context.cutoff.sql()).await {
+        Ok(old) => Ok(old),
+        Err(error) => {
+            pruned.notes.push(note("no old day was dropped", error)?);
+            Ok(Vec::new())
+        }
+    }
 }
 
 /// Adds the days ahead and drops old ones. Returns false if it was stopped.
@@ -120,18 +154,7 @@ pub(super) async fn prune(
     }
     let sql = context.sql;
     let is_dry_run = context.request.is_dry_run();
-    if !is_dry_run {
-        let AddedDays { added, notes } = add_ahead(sql).await?;
-        pruned.days_added = added;
-        pruned.notes = notes;
-    }
-    let old = match days::before(sql, context.cutoff.sql()).await {
-        Ok(old) => old,
-        Err(error) => {
-            pruned.notes.push(note("no old day was dropped", error)?);
-            return Ok(true);
-        }
-    };
+    let old = add_and_list(context, pruned).await?;
     let project = context.settings.project().unwrap_or("none");
     let judge = DayJudge {
         context,
@@ -142,25 +165,32 @@ pub(super) async fn prune(
         let ended = if is_dry_run {
             judge.judge(&day, pruned, on_step).await
         } else {
-            judge.drop_day(&day, pruned, on_step).await
+            let of_day = day.has_row_sql();
+            match records::exists_sql(sql, captured, judge.reader, &of_day).await? {
+                Ok(has_row) => judge.drop_day(&day, &has_row, pruned, on_step).await,
+                Err(why) => {
+                    pruned.notes.push(format!("no old day was dropped: {why}"));
+                    return Ok(true);
+                }
+            }
         };
-        match ended {
-            Ok(OldDay::Goes(gone)) => pruned.add_day(day.day, gone, is_dry_run),
-            Ok(OldDay::Stays) => {}
-            // Further attempts would delay inserts for nothing.
-            Ok(OldDay::InUse(error)) => {
-                let what = format!(
-                    "{} was not dropped as a whole, nor was any later day",
-                    day.day
-                );
-                pruned.notes.push(note(&what, error)?);
-                return Ok(true);
+        let goes_on = match ended {
+            Ok(OldDay::Goes(gone)) => {
+                pruned.add_day(day.day, gone, is_dry_run);
+                true
             }
+            Ok(OldDay::Stays) => true,
             Ok(OldDay::Stopped) => return Ok(false),
+            // Further attempts would delay inserts for nothing.
+            Ok(OldDay::InUse(error)) => pruned.add_note(&day, error, false)?,
             Err(error) => {
-                let what = format!("{} was not dropped as a whole", day.day);
-                pruned.notes.push(note(&what, error)?);
+                // The other days would need the same right.
+                let is_refused = error.code() == Some(&SqlState::INSUFFICIENT_PRIVILEGE);
+                pruned.add_note(&day, error, !is_refused)?
             }
+        };
+        if !goes_on {
+            return Ok(true);
         }
         if !is_dry_run {
             tokio::time::sleep(context.request.pause).await;
@@ -177,10 +207,11 @@ struct DayJudge<'a> {
 }
 
 impl DayJudge<'_> {
-    /// Drops a day if all its rows may go.
+    /// Drops a day if all its rows may go. `has_row` is the condition that the row of a record is in it.
     async fn drop_day(
         &self,
         day: &DayPartition,
+        has_row: &str,
         pruned: &PrunedTable,
         on_step: &mut OnPruneStep<'_>,
     ) -> Result<OldDay, PgError> {
@@ -193,9 +224,12 @@ impl DayJudge<'_> {
             return Ok(OldDay::Stays);
         }
         let dropped = match self.judge(day, pruned, on_step).await {
-            Ok(OldDay::Goes(gone)) => match drop_locked(sql, day).await {
-                Ok(()) => return Ok(OldDay::Goes(gone)),
-                Err(error) if is_in_the_way(&error) => Ok(OldDay::InUse(error)),
+            Ok(OldDay::Goes(gone)) => match drop_locked(sql, day, has_row).await {
+                Ok(true) => return Ok(OldDay::Goes(gone)),
+                Ok(false) => Ok(OldDay::Stays),
+                Err(error) if is_in_the_way(&error) || is_waited_for(&error) => {
+                    Ok(OldDay::InUse(error))
+                }
                 Err(error) => Err(error),
             },
             other => other,
@@ -240,20 +274,44 @@ impl DayJudge<'_> {
     }
 }
 
-async fn drop_locked(sql: &Sql, day: &DayPartition) -> Result<(), PgError> {
+/// Drops a locked day. Returns false if it stays: the rows were judged page by page, and `postrider replay`
+/// may have released one of an early page since.
+async fn drop_locked(sql: &Sql, day: &DayPartition, has_row: &str) -> Result<bool, PgError> {
     let mut attempt = 1;
     loop {
+        if days::has_quarantined(sql, has_row).await? {
+            return Ok(false);
+        }
         match days::drop_locked(sql, day).await {
             Err(error) if is_in_the_way(&error) && attempt < DROP_ATTEMPTS => {
                 tokio::time::sleep(DROP_PAUSE).await;
             }
-            ended => return ended,
+            Ok(()) => return Ok(true),
+            Err(error) => return Err(error),
         }
         attempt += 1;
     }
 }
 
+/// Whether a session waits for the partition. It may hold a lock that the drop waits for, so another attempt
+/// would only prolong its wait.
+fn is_waited_for(error: &PgError) -> bool {
+    error.code() == Some(&SqlState::OBJECT_IN_USE)
+}
+
 impl PrunedTable {
+    /// Notes that a day was not dropped. Returns `goes_on`, whether later days are tried.
+    fn add_note(&mut self, day: &DayPartition, error: PgError, goes_on: bool) -> Result<bool> {
+        let later = if goes_on {
+            ""
+        } else {
+            ", nor was any later day"
+        };
+        let what = format!("{} was not dropped as a whole{later}", day.day);
+        self.notes.push(note(&what, error)?);
+        Ok(goes_on)
+    }
+
     fn add_day(&mut self, day: String, gone: PrunedTable, is_dry_run: bool) {
         self.days.push(PrunedDay {
             day,

@@ -37,7 +37,7 @@ use tokio_postgres::error::{Error as PgError, SqlState};
 
 pub(crate) use self::days::{AddedDays, PrunedDay, add_ahead};
 use self::proof::PruneProof;
-pub(crate) use self::rights::{Pruning, require_rights};
+pub(crate) use self::rights::{Pruning, missing_day_grant, require_rights};
 use crate::capture::claim;
 use crate::error::{Code, Error, Result};
 use crate::ops::since::{Since, SinceTime};

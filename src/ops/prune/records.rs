@@ -179,7 +179,7 @@ async fn has_row_sql(
     for (table, captured) in context.settings.tables.iter().zip(captured) {
         let project = context.settings.project().unwrap_or("none");
         let reader = TableReader::resolve(sql, table, project, captured).await?;
-        match exists_sql(sql, captured, &reader).await? {
+        match exists_sql(sql, captured, &reader, "true").await? {
             Ok(condition) => conditions.push(condition),
             Err(why) => return Ok(Err(why)),
         }
@@ -187,12 +187,13 @@ async fn has_row_sql(
     Ok(Ok(format!("({})", conditions.join(" or "))))
 }
 
-/// The condition that the row of a record `w` is in this table. `offset 0` keeps PostgreSQL from reading
+/// The condition that the row of a record `w` is in this table, and fulfils a condition on `e`. `offset 0` keeps PostgreSQL from reading
 /// the whole table at once instead of looking each row up.
-async fn exists_sql(
+pub(super) async fn exists_sql(
     sql: &Sql,
     captured: &Captured,
     reader: &TableReader,
+    condition: &str,
 ) -> Result<Result<String, String>> {
     const INTEGERS: [u32; 3] = [20, 21, 23];
     const TEXTS: [u32; 2] = [25, 1043];
@@ -208,7 +209,9 @@ async fn exists_sql(
     })?;
     let id = format!("e.{}", quoted_identifier(column));
     let exists = |id_of_record: &str| {
-        format!("exists (select from {table} e where {id} = {id_of_record} offset 0)")
+        format!(
+            "exists (select from {table} e where {id} = {id_of_record} and {condition} offset 0)"
+        )
     };
     let Some(prefix) = reader.source_prefix() else {
         return Ok(if is_indexed {

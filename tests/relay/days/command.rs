@@ -5,6 +5,7 @@ use scratch_postgres::StopMode;
 use super::*;
 use crate::exceptions::{BAD, poison, wait_until_vouched};
 use crate::harness::{self, Relay};
+use crate::privileges::login_role;
 
 /// Inserts an event that Pub/Sub refuses.
 async fn insert_bad(database: &Database, days: i32) {
@@ -228,5 +229,48 @@ async fn days_are_added_ahead_and_a_day_with_rows_in_the_default_partition_is_a_
     );
     assert_eq!(database.number(ahead).await, 7);
     assert_eq!(rows(&database, "outbox.events_default").await, 1);
+    relay.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_role_that_may_not_drop_days_gets_one_note_with_the_grant() {
+    let database = daily_database().await;
+    let emulator = harness::emulator().await;
+    let url = login_role(&database).await;
+    let relay = Relay::start(&database, &emulator);
+    insert(&database, 1, "o", 0).await;
+    wait_until_stored(&emulator, 1).await;
+    let mut past = Vec::new();
+    for days in [-20, -19, -18] {
+        past.push(add_past_day(&database, days).await);
+    }
+    database
+        .execute("REVOKE EXECUTE ON FUNCTION outbox.lock_day(oid, date) FROM postrider_relay")
+        .await;
+    let (code, json) = prune_as(&url, database.slot(), "--yes");
+    assert_eq!(code, Some(0), "{json:#}");
+    let notes = json["tables"][0]["notes"].as_array().unwrap();
+    assert_eq!(notes.len(), 1, "{json:#}");
+    let note = notes[0].as_str().unwrap();
+    let grant = "GRANT EXECUTE ON FUNCTION outbox.add_day(date), outbox.lock_day(oid, date), \
+                 outbox.drop_day(oid, date) TO shop_relay";
+    assert!(note.ends_with(grant), "{note}");
+    let check = || {
+        let environment = [
+            ("DATABASE_URL", url.as_str()),
+            ("POSTRIDER_PRUNE_AFTER", "30d"),
+        ];
+        let checked = postrider(&["check", "--json"], &environment).output();
+        String::from_utf8(checked.unwrap().stdout).unwrap()
+    };
+    let checked = check();
+    assert!(checked.contains(grant), "{checked}");
+
+    database.execute(grant).await;
+    let checked = check();
+    assert!(!checked.contains("GRANT EXECUTE"), "{checked}");
+    let (_, json) = prune_as(&url, database.slot(), "--yes");
+    assert_eq!(dropped(&json), [0, 0, 0], "{json:#}");
+    assert!(!exists(&database, &past[0]).await);
     relay.stop().await;
 }

@@ -87,6 +87,118 @@ async fn only_whole_past_days_of_the_outbox_can_be_dropped() {
     assert_eq!(refused(&url, &unlocked).await, prerequisite);
 }
 
+/// An old snapshot shows partitions that were detached since.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_partition_that_was_detached_is_no_day_in_any_isolation_level() {
+    let database = daily_database().await;
+    let url = login_role(&database).await;
+    let past = add_past_day(&database, -20).await;
+    let hostile = connect(&url).await;
+    hostile
+        .batch_execute("BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT outbox.days()")
+        .await
+        .unwrap();
+    let detach = format!("ALTER TABLE outbox.events DETACH PARTITION {past}");
+    database.execute(&detach).await;
+    let drop = drop_sql(&past, &date(-20)).replace("BEGIN; ", "");
+    let error = hostile.batch_execute(&drop).await.unwrap_err();
+    assert_eq!(
+        error.code(),
+        Some(&SqlState::OBJECT_NOT_IN_PREREQUISITE_STATE)
+    );
+    assert!(exists(&database, &past).await);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn no_code_of_the_owner_of_the_table_runs_with_the_rights_of_another_role() {
+    let database = daily_database().await;
+    let url = login_role(&database).await;
+    database
+        .execute(
+            "CREATE ROLE app; GRANT ALL ON SCHEMA outbox TO app; ALTER DATABASE postgres OWNER TO app; \
+             DO $$ DECLARE t text; BEGIN \
+                 FOR t IN SELECT 'outbox.events' UNION SELECT name FROM outbox.days() \
+                 LOOP EXECUTE format('ALTER TABLE %s OWNER TO app', t); END LOOP; END $$",
+        )
+        .await;
+    let past = add_past_day(&database, -20).await;
+    let last = day(&database, 7).await.0;
+    let prepare = format!("DROP TABLE {last}; ALTER TABLE {past} OWNER TO app");
+    database.execute(&prepare).await;
+    for call in [
+        format!("add_day({})", date(7)),
+        format!("lock_day('{past}'::regclass, {})", date(-20)),
+        format!("drop_day('{past}'::regclass, {})", date(-20)),
+    ] {
+        let state = refused(&url, &format!("SELECT outbox.{call}")).await;
+        assert_eq!(state, Some(SqlState::INSUFFICIENT_PRIVILEGE), "{call}");
+    }
+    // Another role than the owner of the table applies the migrations.
+    let environment = [
+        ("DATABASE_URL", database.url.as_str()),
+        ("POSTRIDER_PRUNE_AFTER", "1s"),
+    ];
+    let init = postrider(&["init", "--apply"], &environment).output();
+    let init = init.unwrap();
+    assert!(init.status.success(), "{init:?}");
+    let owners = "SELECT count(*) FROM pg_proc WHERE proname IN ('add_day', 'lock_day', 'drop_day') \
+                  AND prosecdef AND proowner = 'app'::regrole";
+    assert_eq!(database.number(owners).await, 3);
+    assert!(exists(&database, &last).await);
+    assert_eq!(refused(&url, &drop_sql(&past, &date(-20))).await, None);
+    assert!(!exists(&database, &past).await);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn nobody_locks_a_day_without_the_right_to_delete() {
+    let database = daily_database().await;
+    let url = login_role(&database).await;
+    let past = add_past_day(&database, -20).await;
+    database
+        .execute("REVOKE DELETE ON outbox.events FROM postrider_relay")
+        .await;
+    let state = refused(&url, &drop_sql(&past, &date(-20))).await;
+    assert_eq!(state, Some(SqlState::INSUFFICIENT_PRIVILEGE));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn two_sessions_that_lock_a_day_do_not_keep_each_other_from_dropping_it() {
+    let database = daily_database().await;
+    let url = login_role(&database).await;
+    let past = add_past_day(&database, -20).await;
+    let drop = drop_sql(&past, &date(-20));
+    let (lock, drop) = drop.split_once("SELECT outbox.drop_day").unwrap();
+    let (first, second) = (connect(&url).await, connect(&url).await);
+    first.batch_execute(lock).await.unwrap();
+    let lock = lock.replace("BEGIN; ", "");
+    let waiting = tokio::spawn(async move {
+        let locked = second.query_one(lock.trim_end_matches("; "), &[]).await;
+        locked.unwrap().get::<_, bool>(0)
+    });
+    let waits = "SELECT count(*) FROM pg_locks WHERE NOT granted";
+    eventually("the second one waits", || async {
+        (database.number(waits).await == 1).then_some(())
+    })
+    .await;
+    let drop = format!("SELECT outbox.drop_day{drop}");
+    first.batch_execute(&drop).await.unwrap();
+    assert!(!waiting.await.unwrap(), "the day is gone");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn no_day_is_added_next_to_a_default_partition_whose_size_is_unknown() {
+    let database = daily_database().await;
+    let last = day(&database, 7).await.0;
+    database
+        .execute(&format!(
+            "DROP TABLE {last}, outbox.events_default; \
+             CREATE TABLE outbox.events_default PARTITION OF outbox.events DEFAULT PARTITION BY HASH (id)"
+        ))
+        .await;
+    let add = format!("SELECT outbox.add_day({})", date(7));
+    assert_eq!(database.text(&add).await, "large");
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn no_object_of_a_hostile_search_path_is_used() {
     let database = daily_database().await;
