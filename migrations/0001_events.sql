@@ -14,6 +14,23 @@ set local search_path = pg_catalog, pg_temp;
 
 create schema if not exists outbox;
 
+-- Two functions outbox.emit could not be told apart.
+do $$
+declare
+    found_type constant text := (
+        select format_type(p.proargtypes[3], null) from pg_catalog.pg_proc p
+        where p.pronamespace = 'outbox'::regnamespace and p.proname = 'emit'
+          and pg_get_function_identity_arguments(p.oid) not like '%, payload jsonb, %'
+        limit 1);
+begin
+    if found_type is not null then
+        raise exception 'there is a function outbox.emit whose payload is %', found_type
+            using errcode = 'duplicate_function',
+                  hint = format('Run `postrider init` with --payload %s, or drop that function.', found_type);
+    end if;
+end
+$$;
+
 -- The order of insertion. Writers use it through the default of the column, so everybody may.
 create sequence if not exists outbox.events_seq_seq;
 grant usage on sequence outbox.events_seq_seq to public;

@@ -12,7 +12,7 @@ use crate::{SlotError, query};
 pub struct OwnPrivileges {
     /// Our role.
     pub role: String,
-    /// Whether the role has all needed privileges on all tables.
+    /// Whether the role has all needed privileges.
     pub are_granted: bool,
 }
 
@@ -42,6 +42,21 @@ pub async fn on_tables(
         (&is_select_enough as _, Type::BOOL),
     ];
     let row = query::single(client, action, sql::HAS_PRIVILEGES, &parameters).await?;
+    Ok(OwnPrivileges {
+        role: get(&row, "role")?,
+        are_granted: get(&row, "are_granted")?,
+    })
+}
+
+/// Returns our role, and whether it may call all `functions`, such as `outbox.add_day(date)`. Those that do
+/// not exist are left out.
+///
+/// # Errors
+/// [`SlotError::Database`], also when the role may not use the schema of a function.
+pub async fn on_functions(client: &Client, functions: &[&str]) -> Result<OwnPrivileges, SlotError> {
+    let action = "reading the role's grants";
+    let parameters = [(&functions as _, Type::TEXT_ARRAY)];
+    let row = query::single(client, action, sql::MAY_EXECUTE, &parameters).await?;
     Ok(OwnPrivileges {
         role: get(&row, "role")?,
         are_granted: get(&row, "are_granted")?,

@@ -9,7 +9,9 @@ use printable::printable;
 use super::audit::ProgressLine;
 use super::{block_on, figures, output, signals};
 use crate::error::Result;
-use crate::ops::prune::{self, PruneReport, PruneRequest, PruneStep, PrunedTable, Pruning};
+use crate::ops::prune::{
+    self, PruneReport, PruneRequest, PruneStep, PrunedDay, PrunedTable, Pruning,
+};
 use crate::postgres::connect;
 use crate::settings::{Settings, parse_duration};
 
@@ -94,7 +96,8 @@ fn text(report: &PruneReport) -> String {
     } else {
         "Rows deleted:\n".to_owned()
     };
-    text.extend(report.tables.iter().map(of_table));
+    let of_tables = report.tables.iter();
+    text.extend(of_tables.map(|table| of_table(table, report.dry_run)));
     let dispatch = &report.dispatch;
     text += &format!("{:>10}  outbox.dispatch", dispatch.rows);
     if let Some(oldest) = &dispatch.oldest {
@@ -118,7 +121,8 @@ fn text(report: &PruneReport) -> String {
             printable(why)
         );
     }
-    let is_empty = dispatch.rows == 0 && report.tables.iter().all(|table| table.rows == 0);
+    let is_untouched = |table: &PrunedTable| table.rows == 0 && table.days.is_empty();
+    let is_empty = dispatch.rows == 0 && report.tables.iter().all(is_untouched);
     text += match (report.dry_run, report.finished) {
         (false, true) if is_empty => "\nNo row can be deleted now.\n",
         (true, true) => "\nNothing was deleted: replace --dry-run with --yes to delete.\n",
@@ -129,12 +133,29 @@ fn text(report: &PruneReport) -> String {
     text
 }
 
-fn of_table(table: &PrunedTable) -> String {
+fn of_table(table: &PrunedTable, is_dry_run: bool) -> String {
     let mut text = format!("{:>10}  {}", table.rows, table.table);
     if let Some(oldest) = &table.oldest {
         text += &format!(", the oldest from {oldest}");
     }
     text += "\n";
+    let whole = if is_dry_run {
+        "would be dropped as a whole"
+    } else {
+        "dropped as a whole"
+    };
+    for PrunedDay { day, rows } in &table.days {
+        text += &format!(
+            "            {day}: {whole}, {}\n",
+            figures::count(*rows, "row")
+        );
+    }
+    for day in &table.days_added {
+        text += &format!("            {day}: partition added\n");
+    }
+    for note in &table.notes {
+        text += &format!("            note: {}\n", printable(note));
+    }
     let kept = &table.kept;
     for (rows, why) in [
         (kept.quarantined, "in quarantine"),

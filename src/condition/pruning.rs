@@ -13,6 +13,12 @@ pub struct PruneRun {
     pub rows: u64,
     /// Number of deleted rows of `outbox.dispatch`.
     pub records: u64,
+    /// Daily partitions that it dropped. Their rows are among `rows`.
+    #[serde(default)]
+    pub days: u64,
+    /// Why a daily partition could not be added or dropped.
+    #[serde(default)]
+    pub notes: Vec<String>,
     /// Why old records stay for now, if they do.
     pub postponed: Option<String>,
     /// The code of the error that ended the run.

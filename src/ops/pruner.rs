@@ -54,6 +54,7 @@ pub(crate) async fn run(settings: Arc<Settings>, metrics: Metrics, state: Arc<Re
         metrics,
         state,
     };
+    let mut noted = Vec::new();
     let between_runs = (older_than / 10).clamp(SHORTEST_PAUSE, LONGEST_PAUSE);
     let mut after_error = FIRST_ERROR_PAUSE;
     loop {
@@ -67,7 +68,7 @@ pub(crate) async fn run(settings: Arc<Settings>, metrics: Metrics, state: Arc<Re
         };
         let pause = match ended {
             Ok(report) => {
-                pruner.log(&report);
+                pruner.log(&report, &mut noted);
                 after_error = FIRST_ERROR_PAUSE;
                 between_runs
             }
@@ -138,6 +139,12 @@ impl Pruner {
             Ok(report) => PruneRun {
                 rows: report.tables.iter().map(|table| table.rows).sum(),
                 records: report.dispatch.rows,
+                days: report
+                    .tables
+                    .iter()
+                    .map(|table| table.days.len() as u64)
+                    .sum(),
+                notes: notes(report).cloned().collect(),
                 postponed: report.dispatch.postponed.clone(),
                 ..PruneRun::default()
             },
@@ -165,13 +172,23 @@ impl Pruner {
         counters.get_or_create(&KindLabel { kind }).inc_by(rows);
     }
 
-    fn log(&self, report: &PruneReport) {
+    /// `noted` are the notes of the previous run, which are not logged again.
+    fn log(&self, report: &PruneReport, noted: &mut Vec<String>) {
         let rows: u64 = report.tables.iter().map(|table| table.rows).sum();
         let records = report.dispatch.rows;
         if rows + records > 0 {
-            tracing::info!(rows, records, older_than = ?self.request.older_than, "pruned");
+            let days: usize = report.tables.iter().map(|table| table.days.len()).sum();
+            tracing::info!(rows, days, records, older_than = ?self.request.older_than, "pruned");
         }
+        for note in notes(report).filter(|note| !noted.contains(*note)) {
+            tracing::info!("pruning: {note}");
+        }
+        *noted = notes(report).cloned().collect();
     }
+}
+
+fn notes(report: &PruneReport) -> impl Iterator<Item = &String> {
+    report.tables.iter().flat_map(|table| &table.notes)
 }
 
 fn failed(error: &Error) -> PruneRun {

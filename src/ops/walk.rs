@@ -36,6 +36,8 @@ const PLAN: &str = "\
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum WalkAction {
     Look,
+    /// Look, without names of events.
+    Count,
     Delete,
 }
 
@@ -86,6 +88,8 @@ pub(super) struct TableWalk<'a> {
     /// Rows in a page.
     rows: u32,
     verdict: String,
+    /// A condition on the rows of `e`, followed by `and`; empty for all rows.
+    only: String,
     action: WalkAction,
     place: WalkPlace,
 }
@@ -114,9 +118,15 @@ impl<'a> TableWalk<'a> {
             reader,
             rows,
             verdict,
+            only: String::new(),
             action,
             place,
         }
+    }
+
+    /// Leaves out the rows of `e` that do not satisfy this condition. For a walk that does not delete.
+    pub(super) fn restrict_to(&mut self, condition: &str) {
+        self.only = format!("{condition} and ");
     }
 
     /// Begins at the rows with this `seq`, and leaves out the rows with a lower `seq`.
@@ -193,10 +203,11 @@ impl<'a> TableWalk<'a> {
     fn numbered_sql(&self, seq: i64, leaf: u32, place: &str) -> String {
         let column = self.seq_sql().unwrap_or_default();
         let which = format!(
-            "{column} >= '{seq}'::bigint and ({column}, e.tableoid, e.ctid) \
+            "{only}{column} >= '{seq}'::bigint and ({column}, e.tableoid, e.ctid) \
                  > ('{seq}'::bigint, '{leaf}'::oid, '{place}'::tid) \
              order by {column}, e.tableoid, e.ctid limit {}",
-            self.rows
+            self.rows,
+            only = self.only,
         );
         let again =
             format!("{column} >= '{seq}'::bigint and {column} <= (select max(seq) from judged)");
@@ -209,14 +220,14 @@ impl<'a> TableWalk<'a> {
             .seq_sql()
             .map_or_else(String::new, |seq| format!("and {seq} is null"));
         let range = format!("e.ctid >= '({from},0)' {end} {unnumbered}");
-        self.page_sql("null::bigint", &range, &range)
+        self.page_sql("null::bigint", &format!("{}{range}", self.only), &range)
     }
 
     /// The statement of one page. `which` selects the rows to compare. `again` is a wider condition with
     /// which the delete finds these rows again through an index.
     fn page_sql(&self, seq: &str, which: &str, again: &str) -> String {
         let delete = match self.action {
-            WalkAction::Look => "select 1 where false".to_owned(),
+            WalkAction::Look | WalkAction::Count => "select 1 where false".to_owned(),
             WalkAction::Delete => format!(
                 "delete from {table} e using judged j \
                  where j.verdict = '{GO}' and {again} and e.tableoid = j.leaf and e.ctid = j.place \
@@ -251,7 +262,7 @@ impl<'a> TableWalk<'a> {
     /// event id instead.
     fn name_sql(&self) -> String {
         match self.action {
-            WalkAction::Delete => "null::text".to_owned(),
+            WalkAction::Count | WalkAction::Delete => "null::text".to_owned(),
             WalkAction::Look => format!(
                 "case when octet_length(j.name) = length(j.name) and j.name ~ '^[ -~]*$' \
                  then left(j.name, {NAME_CHARS}) else j.id::text end"

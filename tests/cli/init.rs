@@ -1,13 +1,14 @@
 //! Tests of `postrider init --apply`.
 
 mod columns;
+mod days;
 
 use scratch_postgres::ScratchPostgres;
 
 use crate::support::{Database, assert_contains, connect, execute, postrider};
 
 /// The number of files in `migrations/`.
-const MIGRATIONS: i64 = 17;
+const MIGRATIONS: i64 = 18;
 
 #[tokio::test]
 async fn a_second_init_changes_nothing_and_says_so() {

@@ -67,6 +67,12 @@ select current_user::text as role, coalesce(pg_catalog.bool_and(
     and ($2 or pg_catalog.has_table_privilege(name::regclass, 'delete'))), true) as are_granted
 from pg_catalog.unnest($1) name";
 
+/// Parameters: functions with the types of their arguments (text[]). Functions that do not exist do not count.
+pub(crate) const MAY_EXECUTE: &str = "
+select current_user::text as role, coalesce(pg_catalog.bool_and(
+    pg_catalog.has_function_privilege(pg_catalog.to_regprocedure(name)::oid, 'execute')), true) as are_granted
+from pg_catalog.unnest($1) name";
+
 /// Parameters: role (text). The right to replicate is an attribute of the role or, on Amazon RDS, a
 /// group role.
 pub(crate) const ROLE_RIGHTS: &str = "

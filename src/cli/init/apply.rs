@@ -4,19 +4,21 @@
 //! reads which migrations are applied.
 
 mod columns;
+mod days;
 
 use slot_manager::privileges::{self, RoleRights};
 use slot_manager::publication::{self, Problem};
 use slot_manager::{Finding, Severity, activity, quoted_identifier, table};
 use tokio_postgres::error::SqlState;
 
-use super::script::{self, Migration, Payload};
+use super::script::{self, Migration, NewTable, Payload};
 use crate::cli::findings::{finding, finding_with_remedy, from_error};
 use crate::error::{Code, Error, Result};
 use crate::postgres::Sql;
 use crate::settings::Settings;
 
 pub(super) use columns::columns;
+pub(super) use days::days;
 
 /// Key of the advisory lock: "postride" in ASCII.
 const LOCK: i64 = 0x706f_7374_7269_6465;
@@ -31,10 +33,10 @@ const FIRST_WITH_TABLES: i32 = 3;
 pub(super) async fn migrations(
     sql: &mut Sql,
     settings: &Settings,
-    payload: Payload,
+    new_table: NewTable,
 ) -> Result<Vec<Finding>> {
     let mut findings = Vec::new();
-    for migration in script::migrations(settings, payload) {
+    for migration in script::migrations(settings, new_table) {
         if migration.version == FIRST_WITH_TABLES {
             tables_exist(sql, settings).await?;
         }
@@ -120,7 +122,7 @@ fn not_the_owner(error: tokio_postgres::Error, what: &str) -> Error {
     let inner = Error::from(error);
     let failed = Error::new(inner.code(), what).caused_by(inner);
     match (failed.code(), said) {
-        (Code::PrivilegeMissing, Some(said)) => failed.hint(said),
+        (_, Some(said)) => failed.hint(said),
         (Code::PrivilegeMissing, None) => failed.hint(
             "run it as the owner of the database and of the tables, such as \
              DATABASE_URL=postgres://postgres@HOST/DATABASE, not as the relay's role",

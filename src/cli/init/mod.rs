@@ -9,7 +9,8 @@ use std::time::Duration;
 
 use slot_manager::{Finding, Severity, cluster, publication};
 
-pub(super) use script::Payload;
+use script::Partition;
+pub(super) use script::{NewTable, Payload};
 
 use super::findings::Findings;
 use super::output;
@@ -29,6 +30,9 @@ pub(super) struct InitArgs {
     /// Type of the payload column of outbox.events, used when the table is created
     #[arg(long, value_enum, value_name = "TYPE")]
     payload: Option<Payload>,
+    /// Partition outbox.events by day, used when the table is created; `prune` then drops whole days
+    #[arg(long, value_enum, value_name = "PERIOD")]
+    partition: Option<Partition>,
     /// Grant postrider_relay to this role, and report which rights it still needs
     #[arg(long, value_name = "ROLE")]
     relay_user: Option<String>,
@@ -44,13 +48,21 @@ pub(super) struct InitArgs {
     json: bool,
 }
 
+impl InitArgs {
+    fn new_table(&self) -> NewTable {
+        NewTable {
+            payload: self.payload.unwrap_or(Payload::Jsonb),
+            partition: self.partition,
+        }
+    }
+}
+
 pub(super) fn run(settings: &Settings, args: &InitArgs) -> Result<ExitCode> {
-    let payload = args.payload.unwrap_or(Payload::Jsonb);
     if !args.apply {
         let user = args.relay_user.as_deref();
         output::write(&script::script(
             settings,
-            payload,
+            args.new_table(),
             user,
             !args.no_slot,
             !args.no_columns,
@@ -84,10 +96,13 @@ async fn apply(settings: &Settings, args: &InitArgs) -> Result<Findings> {
     if let Some(user) = &args.relay_user {
         apply::relay_user_exists(&sql, user).await?;
     }
-    let mut done = schema(&mut sql, settings, args.payload.unwrap_or(Payload::Jsonb)).await?;
+    let mut done = schema(&mut sql, settings, args.new_table()).await?;
     if !args.no_columns {
         done.findings.extend(apply::columns(&sql, settings).await?);
     }
+    // After the columns, so that the partitions have their index from the start.
+    done.findings
+        .extend(apply::days(&sql, args.partition).await?);
     if let Some(wanted) = args.payload {
         done.findings
             .extend(apply::payload_type(&sql, wanted).await?);
@@ -118,7 +133,11 @@ pub(super) struct Schema {
 /// # Errors
 /// `postgres-version`, `privilege-missing`, `schema-missing` when a captured table does not exist,
 /// `publication-drift` when no publication can carry one.
-pub(super) async fn schema(sql: &mut Sql, settings: &Settings, payload: Payload) -> Result<Schema> {
+pub(super) async fn schema(
+    sql: &mut Sql,
+    settings: &Settings,
+    new_table: NewTable,
+) -> Result<Schema> {
     let major = cluster::inspect(sql).await?.major_version();
     if major < 14 {
         return Err(Error::new(
@@ -131,7 +150,7 @@ pub(super) async fn schema(sql: &mut Sql, settings: &Settings, payload: Payload)
     if let Some(unfit) = before.unfit().first() {
         return Err(unfit.into());
     }
-    let mut findings = apply::migrations(sql, settings, payload).await?;
+    let mut findings = apply::migrations(sql, settings, new_table).await?;
     findings.extend(apply::publication(sql, settings).await?);
     Ok(Schema {
         findings,

@@ -4,6 +4,7 @@
 //! migration tool. This module renders the parts that depend on settings: the payload's type, the
 //! publication's name and tables, and the grants on the user's own tables.
 
+mod events;
 mod guard;
 mod printed;
 
@@ -12,17 +13,9 @@ use slot_manager::{QualifiedName, quoted_identifier, quoted_literal};
 use crate::mapping::TableSettings;
 use crate::settings::Settings;
 
+pub(in crate::cli) use events::{NewTable, Partition, Payload};
 pub(super) use guard::guard;
 pub(super) use printed::script;
-
-/// The type of the payload column of `outbox.events`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
-pub(in crate::cli) enum Payload {
-    /// For JSON; PostgreSQL validates it
-    Jsonb,
-    /// For Protobuf, Avro and similar formats; sent byte for byte
-    Bytea,
-}
 
 /// One step of the schema. Each is safe to run again.
 #[derive(Debug)]
@@ -35,7 +28,6 @@ pub(super) struct Migration {
     pub(super) repeats: bool,
 }
 
-const EVENTS: &str = include_str!("../../../migrations/0001_events.sql");
 const DISPATCH: &str = include_str!("../../../migrations/0002_dispatch.sql");
 const PUBLICATION: &str = include_str!("../../../migrations/0003_publication.sql");
 const AUDIT: &str = include_str!("../../../migrations/0007_audit.sql");
@@ -52,6 +44,7 @@ const CONDITION: &str = include_str!("../../../migrations/0015_condition.sql");
 const REPLAY: &str = include_str!("../../../migrations/0016_replay.sql");
 const PRUNING: &str = include_str!("../../../migrations/0017_pruning.sql");
 const SINCE_LSN: &str = include_str!("../../../migrations/0018_since_lsn.sql");
+const DAYS: &str = include_str!("../../../migrations/0019_days.sql");
 
 /// The names used in the files.
 const DEFAULT_PUBLICATION: &str = "postrider";
@@ -73,7 +66,7 @@ comment on table outbox.migrations is 'Which migrations `postrider init` has app
 ";
 
 /// Every migration, in order.
-pub(super) fn migrations(settings: &Settings, payload: Payload) -> Vec<Migration> {
+pub(super) fn migrations(settings: &Settings, new_table: NewTable) -> Vec<Migration> {
     let migration = |version, name, sql: String, repeats| Migration {
         version,
         name,
@@ -81,7 +74,7 @@ pub(super) fn migrations(settings: &Settings, payload: Payload) -> Vec<Migration
         repeats,
     };
     vec![
-        migration(1, "events", events(payload), false),
+        migration(1, "events", events::events(new_table), false),
         migration(2, "dispatch", DISPATCH.to_owned(), false),
         migration(3, "publication", publication(settings), true),
         migration(4, "roles", roles(settings), true),
@@ -98,6 +91,7 @@ pub(super) fn migrations(settings: &Settings, payload: Payload) -> Vec<Migration
         migration(16, "replay", REPLAY.to_owned(), true),
         migration(17, "pruning", PRUNING.to_owned(), false),
         migration(18, "since_lsn", SINCE_LSN.to_owned(), false),
+        migration(19, "days", days(settings), true),
     ]
 }
 
@@ -171,23 +165,6 @@ fn short(name: &str) -> &str {
     &name[..end.unwrap_or(0).min(name.len())]
 }
 
-fn events(payload: Payload) -> String {
-    match payload {
-        Payload::Jsonb => EVENTS.to_owned(),
-        // Comments stay unchanged: one of them describes this replacement.
-        Payload::Bytea => EVENTS
-            .lines()
-            .map(|line| {
-                if line.starts_with("--") {
-                    format!("{line}\n")
-                } else {
-                    format!("{}\n", line.replace("payload jsonb", "payload bytea"))
-                }
-            })
-            .collect(),
-    }
-}
-
 fn publication(settings: &Settings) -> String {
     let is_default = settings.publication == DEFAULT_PUBLICATION
         && settings
@@ -258,6 +235,23 @@ fn roles(settings: &Settings) -> String {
         );
         sql += "\n-- The relay prunes (`prune_after`).\n";
         sql += &do_block(&body);
+    }
+    sql
+}
+
+/// The functions on daily partitions. A relay that prunes may add and drop days.
+fn days(settings: &Settings) -> String {
+    let is_captured = |table: &TableSettings| table.table.to_string() == DEFAULT_TABLE;
+    let mut sql = DAYS.to_owned();
+    if settings.prune_after.is_some() && settings.tables.iter().any(is_captured) {
+        sql += "\n-- The relay prunes (`prune_after`).\n";
+        sql += &do_block(
+            "    if exists (select from pg_catalog.pg_roles where rolname = 'postrider_relay')\n       \
+                     and exists (select from outbox.days()) then\n        \
+                     grant execute on function outbox.add_day(date), outbox.lock_day(oid, date),\n            \
+                         outbox.drop_day(oid, date) to postrider_relay;\n    \
+                 end if;\n",
+        );
     }
     sql
 }

@@ -81,6 +81,7 @@ pub(super) fn lines(status: &RelayStatus) -> Vec<(&'static str, String)> {
     }) = status.pruning()
     {
         lines.push(("pruning", pruning(run, *ended_seconds_ago)));
+        lines.extend(run.notes.iter().map(|note| ("", note.clone())));
         lines.extend(run.hint.iter().map(|hint| ("", format!("-> {hint}"))));
     }
     lines

@@ -3,11 +3,12 @@
 //! Changes nothing. Every problem is a finding, even an unreachable database; only unreadable settings
 //! are errors, and these end a command before it can check anything. `slot_manager::preflight` checks
 //! the database, `mapping` checks the settings of the tables, [`capture`] the columns that identify and
-//! order rows, and `pubsub` topics and credentials.
+//! order rows, `days` the daily partitions, and `pubsub` topics and credentials.
 //!
 //! Not here: the output and the exit code (`cli`).
 
 pub(crate) mod capture;
+mod days;
 mod mapping;
 mod pubsub;
 
@@ -147,6 +148,7 @@ async fn check_database(sql: &Sql, settings: &Settings) -> Result<(Vec<Finding>,
     }
     findings.extend(capture::check(sql, settings).await?);
     findings.extend(pruning(sql, settings).await);
+    findings.extend(days::check(sql, settings).await);
     let mut topics = Vec::new();
     for table in &settings.tables {
         let looked = mapping::check(sql, table, &settings.project).await?;

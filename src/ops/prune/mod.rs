@@ -1,9 +1,9 @@
 //! Deletes old events that have a final outcome, and old records that nobody needs.
 //!
-//! [`proof`] decides from the state of the slot what may be deleted; [`rows`] deletes rows of the outbox
-//! tables, and after that [`records`] deletes rows of outbox.dispatch. Both work in chunks: one short
-//! transaction each, along an index, with a pause in between. So the command may be stopped between two
-//! chunks, and continues when it is run again.
+//! [`proof`] decides from the state of the slot what may be deleted. [`days`] drops daily partitions whose
+//! rows may all go, [`rows`] deletes the other rows of the outbox tables, and after that [`records`] deletes
+//! rows of outbox.dispatch. Rows and records go in chunks: one short transaction each, along an index, with
+//! a pause in between. So the command may be stopped between two chunks, and continues when it is run again.
 //!
 //! **An outbox row may go** when its outcome is final and no repeat reads it:
 //!
@@ -22,8 +22,9 @@
 //! - The slot has confirmed the end of the WAL at which the row was gone. A row that was moved between
 //!   partitions arrives in the stream once more, and only the record shows that it was published.
 //!
-//! The reasons are in docs/adr/0032-pruning.md.
+//! The reasons are in docs/adr/0032-pruning.md and, for partitions, docs/adr/0037-daily-partitions.md.
 
+mod days;
 mod proof;
 mod records;
 mod rights;
@@ -34,8 +35,9 @@ use std::time::Duration;
 use serde::Serialize;
 use tokio_postgres::error::{Error as PgError, SqlState};
 
+pub(crate) use self::days::{AddedDays, PrunedDay, add_ahead};
 use self::proof::PruneProof;
-pub(crate) use self::rights::{Pruning, require_rights};
+pub(crate) use self::rights::{Pruning, missing_day_grant, require_rights};
 use crate::capture::claim;
 use crate::error::{Code, Error, Result};
 use crate::ops::since::{Since, SinceTime};
@@ -110,6 +112,12 @@ pub(crate) struct PrunedTable {
     pub(crate) oldest: Option<String>,
     /// Rows that stay although they may be old.
     pub(crate) kept: KeptRows,
+    /// Daily partitions that were dropped, or would be. Their rows are among `rows`.
+    pub(crate) days: Vec<PrunedDay>,
+    /// Days that got a partition.
+    pub(crate) days_added: Vec<String>,
+    /// Why a partition could not be added or dropped.
+    pub(crate) notes: Vec<String>,
 }
 
 /// Why rows stay.
@@ -193,7 +201,12 @@ pub(crate) async fn run(
         dispatch: PrunedRecords::default(),
     };
     for (table, captured) in settings.tables.iter().zip(&captured) {
-        let (pruned, finished) = rows::prune(&context, table, captured, on_step).await?;
+        let mut pruned = PrunedTable {
+            table: table.table.to_string(),
+            ..PrunedTable::default()
+        };
+        let finished = days::prune(&context, table, captured, &mut pruned, on_step).await?
+            && rows::prune(&context, table, captured, &mut pruned, on_step).await?;
         report.tables.push(pruned);
         if !finished {
             report.finished = false;

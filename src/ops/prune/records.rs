@@ -8,7 +8,7 @@ use tokio_postgres::Row;
 use tokio_postgres::types::PgLsn;
 
 use super::proof::PruneProof;
-use super::{FailedAttempts, OnPruneStep, PruneContext, PruneStep, PrunedRecords, RECORDS};
+use super::{FailedAttempts, OnPruneStep, PruneContext, PruneStep, PrunedRecords, RECORDS, rows};
 use crate::capture::claim::Captured;
 use crate::capture::table::TableReader;
 use crate::error::{Code, Error, Result};
@@ -71,10 +71,7 @@ pub(super) async fn prune(
         looked_at += chunk.rows;
         pruned.rows += chunk.gone;
         pruned.of_rows += chunk.of_rows;
-        pruned.oldest = match (pruned.oldest.take(), chunk.oldest) {
-            (Some(a), Some(b)) => Some(a.min(b)),
-            (a, b) => a.or(b),
-        };
+        pruned.oldest = rows::earlier(pruned.oldest.take(), chunk.oldest);
         let step = PruneStep {
             what: RECORDS,
             looked_at,
@@ -182,7 +179,7 @@ async fn has_row_sql(
     for (table, captured) in context.settings.tables.iter().zip(captured) {
         let project = context.settings.project().unwrap_or("none");
         let reader = TableReader::resolve(sql, table, project, captured).await?;
-        match exists_sql(sql, captured, &reader).await? {
+        match exists_sql(sql, captured, &reader, "true").await? {
             Ok(condition) => conditions.push(condition),
             Err(why) => return Ok(Err(why)),
         }
@@ -190,12 +187,13 @@ async fn has_row_sql(
     Ok(Ok(format!("({})", conditions.join(" or "))))
 }
 
-/// The condition that the row of a record `w` is in this table. `offset 0` keeps PostgreSQL from reading
+/// The condition that the row of a record `w` is in this table, and fulfils a condition on `e`. `offset 0` keeps PostgreSQL from reading
 /// the whole table at once instead of looking each row up.
-async fn exists_sql(
+pub(super) async fn exists_sql(
     sql: &Sql,
     captured: &Captured,
     reader: &TableReader,
+    condition: &str,
 ) -> Result<Result<String, String>> {
     const INTEGERS: [u32; 3] = [20, 21, 23];
     const TEXTS: [u32; 2] = [25, 1043];
@@ -211,7 +209,9 @@ async fn exists_sql(
     })?;
     let id = format!("e.{}", quoted_identifier(column));
     let exists = |id_of_record: &str| {
-        format!("exists (select from {table} e where {id} = {id_of_record} offset 0)")
+        format!(
+            "exists (select from {table} e where {id} = {id_of_record} and {condition} offset 0)"
+        )
     };
     let Some(prefix) = reader.source_prefix() else {
         return Ok(if is_indexed {

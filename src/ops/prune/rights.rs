@@ -5,6 +5,7 @@ use slot_manager::privileges::{self, NeededPrivileges};
 use crate::error::{Code, Error, Result};
 use crate::postgres::Sql;
 use crate::settings::Settings;
+use crate::store::days;
 
 /// Who wants to delete.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -13,6 +14,22 @@ pub(crate) enum Pruning {
     Command { dry_run: bool },
     /// The relay, by the setting `prune_after`.
     Relay,
+}
+
+/// The GRANT that our role lacks for adding and dropping days. `None` if the table has no daily partitions.
+pub(crate) async fn missing_day_grant(sql: &Sql) -> Result<Option<String>> {
+    // Fails without the schema or the functions. Others report that.
+    if !days::exist(sql).await.unwrap_or(false) {
+        return Ok(None);
+    }
+    let own = privileges::on_functions(sql, &days::FUNCTIONS).await?;
+    Ok((!own.are_granted).then(|| {
+        format!(
+            "GRANT EXECUTE ON FUNCTION {} TO {}",
+            days::FUNCTIONS.join(", "),
+            slot_manager::quoted_identifier(&own.role)
+        )
+    }))
 }
 
 /// # Errors
@@ -36,7 +53,10 @@ pub(crate) async fn require_rights(sql: &Sql, settings: &Settings, who: Pruning)
     let role = own.role;
     let tables = tables.join(", ");
     let role_sql = slot_manager::quoted_identifier(&role);
-    let grant = format!("GRANT {rights} ON {tables} TO {role_sql}");
+    let mut grant = format!("GRANT {rights} ON {tables} TO {role_sql}");
+    if let Some(of_days) = missing_day_grant(sql).await? {
+        grant = format!("{grant}; {of_days}");
+    }
     let what = format!("role {role} needs {rights} on {tables}; nothing was deleted");
     Err(Error::new(Code::PrivilegeMissing, what).hint(match who {
         Pruning::Command { .. } => format!(

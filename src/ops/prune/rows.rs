@@ -14,8 +14,9 @@ pub(super) async fn prune(
     context: &PruneContext<'_>,
     table: &TableSettings,
     captured: &Captured,
+    pruned: &mut PrunedTable,
     on_step: &mut OnPruneStep<'_>,
-) -> Result<(PrunedTable, bool)> {
+) -> Result<bool> {
     let (sql, request) = (context.sql, context.request);
     // The topics of the rows do not matter here.
     let project = context.settings.project().unwrap_or("none");
@@ -27,10 +28,6 @@ pub(super) async fn prune(
     };
     let verdict = verdict_sql(context, captured);
     let mut walk = TableWalk::new(captured, &reader, request.chunk, verdict, action);
-    let mut pruned = PrunedTable {
-        table: table.table.to_string(),
-        ..PrunedTable::default()
-    };
     let mut looked_at = 0;
     loop {
         let mut failed = FailedAttempts::default();
@@ -41,7 +38,7 @@ pub(super) async fn prune(
             }
         };
         let Some(page) = page else {
-            return Ok((pruned, true));
+            return Ok(true);
         };
         looked_at += page.rows;
         let is_young = is_young(&page);
@@ -53,7 +50,7 @@ pub(super) async fn prune(
             deleted: pruned.rows,
         };
         if !on_step(&step) {
-            return Ok((pruned, false));
+            return Ok(false);
         }
         // Rows are read in the order of their insertion, so all later ones are young too.
         if is_young && !walk.is_by_blocks() {
@@ -72,7 +69,7 @@ fn is_young(page: &WalkedPage) -> bool {
 }
 
 /// The verdict on a row.
-fn verdict_sql(context: &PruneContext<'_>, captured: &Captured) -> String {
+pub(super) fn verdict_sql(context: &PruneContext<'_>, captured: &Captured) -> String {
     let record = &captured.record;
     let cutoff = context.cutoff.sql();
     let floor = record.floor;
@@ -105,8 +102,17 @@ fn verdict_sql(context: &PruneContext<'_>, captured: &Captured) -> String {
     )
 }
 
+/// The earlier of two times, RFC 3339.
+pub(super) fn earlier(a: Option<String>, b: Option<String>) -> Option<String> {
+    match (a, b) {
+        (Some(a), Some(b)) => Some(a.min(b)),
+        (a, b) => a.or(b),
+    }
+}
+
 impl PrunedTable {
-    fn add(&mut self, page: WalkedPage) {
+    /// Counts the rows of a page.
+    pub(super) fn add(&mut self, page: WalkedPage) {
         for group in page.groups {
             let KeptRows {
                 quarantined,
@@ -117,10 +123,7 @@ impl PrunedTable {
             } = &mut self.kept;
             let count = match group.verdict.as_str() {
                 GO => {
-                    self.oldest = match (self.oldest.take(), group.oldest) {
-                        (Some(a), Some(b)) => Some(a.min(b)),
-                        (a, b) => a.or(b),
-                    };
+                    self.oldest = earlier(self.oldest.take(), group.oldest);
                     &mut self.rows
                 }
                 "quarantined" => quarantined,

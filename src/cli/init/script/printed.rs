@@ -3,14 +3,14 @@
 use slot_manager::{SlotName, quoted_identifier, quoted_literal};
 
 use super::guard::{CALL_GUARD, GUARD_BODY};
-use super::{Migration, PIN, Payload, VERSIONS, columns, index, migrations};
+use super::{Migration, NewTable, PIN, VERSIONS, columns, index, migrations};
 use crate::mapping::TableSettings;
 use crate::settings::{Settings, Start};
 
 /// All statements as one commented script for psql or any other client.
 pub(in crate::cli::init) fn script(
     settings: &Settings,
-    payload: Payload,
+    new_table: NewTable,
     relay_user: Option<&str>,
     with_slot: bool,
     with_columns: bool,
@@ -30,7 +30,7 @@ pub(in crate::cli::init) fn script(
     );
     for Migration {
         version, name, sql, ..
-    } in migrations(settings, payload)
+    } in migrations(settings, new_table)
     {
         text += &format!(
             "\n-- {version:04} {name} {}\n\nbegin;\n\n",
@@ -51,6 +51,9 @@ pub(in crate::cli::init) fn script(
     if with_columns {
         text += &columns_part(settings);
     }
+    if new_table.partition.is_some() {
+        text += DAYS_AHEAD;
+    }
     if let Some(user) = relay_user {
         text += &format!(
             "\n-- The relay's own login role {}\n\n\
@@ -67,6 +70,13 @@ pub(in crate::cli::init) fn script(
     text += "\nreset search_path;\n";
     text
 }
+
+/// Adds the first daily partitions.
+const DAYS_AHEAD: &str = "
+-- Daily partitions of today and the next seven days -------------------------------
+
+select m.day, outbox.add_day(m.day) from outbox.missing_days() m (day);
+";
 
 fn columns_part(settings: &Settings) -> String {
     let mut text = format!(

@@ -2,6 +2,11 @@
 
 use super::*;
 
+const NEW_TABLE: NewTable = NewTable {
+    payload: Payload::Jsonb,
+    partition: None,
+};
+
 fn settings(pairs: &[(&str, &str)]) -> Settings {
     let env = pairs
         .iter()
@@ -12,12 +17,12 @@ fn settings(pairs: &[(&str, &str)]) -> Settings {
 
 #[test]
 fn the_default_settings_render_the_files_unchanged() {
-    let rendered = migrations(&settings(&[]), Payload::Jsonb);
+    let rendered = migrations(&settings(&[]), NEW_TABLE);
     let texts: Vec<&str> = rendered.iter().map(|m| m.sql.as_str()).collect();
     assert_eq!(
         texts,
         [
-            EVENTS,
+            include_str!("../../../../migrations/0001_events.sql"),
             DISPATCH,
             PUBLICATION,
             ROLES,
@@ -33,28 +38,16 @@ fn the_default_settings_render_the_files_unchanged() {
             CONDITION,
             REPLAY,
             PRUNING,
-            SINCE_LSN
+            SINCE_LSN,
+            DAYS
         ]
     );
     let versions: Vec<i32> = rendered.iter().map(|m| m.version).collect();
     assert_eq!(
         versions,
-        [1, 2, 3, 4, 5, 6, 7, 8, 10, 11, 12, 13, 14, 15, 16, 17, 18]
-    );
-}
-
-#[test]
-fn payload_bytea_changes_the_table_and_the_function() {
-    let sql = events(Payload::Bytea);
-    assert_eq!(
-        sql.lines()
-            .filter(|line| line.trim() == "payload bytea,")
-            .count(),
-        2
-    );
-    assert!(
-        !sql.lines()
-            .any(|line| !line.starts_with("--") && line.contains("payload jsonb"))
+        [
+            1, 2, 3, 4, 5, 6, 7, 8, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19
+        ]
     );
 }
 
@@ -86,6 +79,29 @@ fn the_relay_may_delete_only_if_it_prunes() {
 }
 
 #[test]
+fn the_relay_may_drop_days_only_if_it_prunes_the_partitioned_table() {
+    fn grants_drop(pairs: &[(&str, &str)]) -> bool {
+        days(&settings(pairs)).contains("outbox.drop_day(oid, date) to postrider_relay")
+    }
+    assert!(!grants_drop(&[]));
+    let prunes = ("POSTRIDER_PRUNE_AFTER", "30d");
+    assert!(grants_drop(&[prunes]));
+    assert!(!grants_drop(&[prunes, ("POSTRIDER_TABLE", "sales.outbox")]));
+}
+
+#[test]
+fn the_first_days_are_added_after_the_migrations() {
+    let daily = NewTable {
+        partition: Some(Partition::Daily),
+        ..NEW_TABLE
+    };
+    let sql = script(&settings(&[]), daily, None, true, true);
+    let added = sql.find("select m.day, outbox.add_day(m.day)").unwrap();
+    assert!(sql.rfind("commit;").unwrap() < added);
+    assert!(added < sql.find("slot_name =>").unwrap());
+}
+
+#[test]
 fn a_quoted_name_cannot_end_its_do_block() {
     let settings = settings(&[
         ("POSTRIDER_PUBLICATION", "a$$b"),
@@ -98,11 +114,11 @@ fn a_quoted_name_cannot_end_its_do_block() {
 #[test]
 fn the_slot_comes_after_the_publication_and_can_be_left_out() {
     let settings = settings(&[("POSTRIDER_SLOT", "mine")]);
-    let sql = script(&settings, Payload::Jsonb, Some("shop relay"), true, true);
+    let sql = script(&settings, NEW_TABLE, Some("shop relay"), true, true);
     let slot = sql.find("slot_name => 'mine'").unwrap();
     assert!(sql.find("create publication").unwrap() < slot);
     assert!(sql.rfind("commit;").unwrap() < slot);
     assert!(sql.contains("grant postrider_relay to \"shop relay\";"));
-    let without = script(&settings, Payload::Jsonb, None, false, false);
+    let without = script(&settings, NEW_TABLE, None, false, false);
     assert!(!without.contains("pg_create_logical_replication_slot"));
 }

@@ -1,0 +1,132 @@
+//! A relay that prunes drops days as the role of the relay, which owns no table.
+
+use std::collections::BTreeMap;
+
+use pubsub_emulator::checks::{self, Expected, Stream};
+
+use super::*;
+use crate::harness::{self, Relay};
+use crate::privileges::login_role;
+
+/// Past days that hold rows, in the order in which they are added and dropped.
+const DAYS: std::ops::Range<i32> = -9..-1;
+
+/// Every event that was ever inserted, in the order of each key.
+async fn expected(database: &Database) -> Expected {
+    let rows = "SELECT id::text, aggregateid FROM public.written ORDER BY seq";
+    let mut expected = BTreeMap::new();
+    for row in database.client.query(rows, &[]).await.unwrap() {
+        let key: String = row.get(1);
+        let stream = Stream::new("projects/demo/topics/order.events".to_owned(), key);
+        let ids: &mut Vec<String> = expected.entry(stream).or_default();
+        ids.push(row.get(0));
+    }
+    expected
+}
+
+/// A trigger of the table's owner notes what is inserted, because rows vanish.
+async fn note_what_is_written(database: &Database) {
+    database
+        .execute(
+            "CREATE TABLE public.written (id uuid, aggregateid text, seq bigint); \
+             CREATE FUNCTION public.note() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN \
+                 INSERT INTO public.written VALUES (NEW.id, NEW.aggregateid, NEW.seq); \
+                 RETURN NULL; END $$; \
+             CREATE TRIGGER note AFTER INSERT ON outbox.events FOR EACH ROW \
+                 EXECUTE FUNCTION public.note()",
+        )
+        .await;
+}
+
+/// Number of stored messages with a key of the old events.
+fn stored_old(emulator: &RunningEmulator) -> usize {
+    let attempts = emulator.journal().attempts();
+    let stored = attempts.iter().filter(|attempt| attempt.is_stored());
+    let of_old = stored.filter(|attempt| attempt.ordering_key.starts_with("old-"));
+    of_old.map(|attempt| attempt.event_ids.len()).sum()
+}
+
+/// Events flow, while past days get rows and are dropped by a relay that is restarted meanwhile.
+async fn drop_days_while_events_flow(dispatch: &str) {
+    let database = daily_database().await;
+    let emulator = harness::emulator().await;
+    let host = emulator.addr().to_string();
+    let url = login_role(&database).await;
+    note_what_is_written(&database).await;
+    let settings = [
+        ("DATABASE_URL", url.as_str()),
+        ("POSTRIDER_PRUNE_AFTER", "1s"),
+        ("POSTRIDER_DISPATCH", dispatch),
+    ];
+    let run = || Relay::start_with(&database, &host, &settings);
+    let relay = run();
+    relay.wait_for_log("streaming").await;
+    let service = TimedService::start(&database).await;
+    let mut names = Vec::new();
+    for days in DAYS {
+        names.push(add_past_day(&database, days).await);
+        insert(&database, 200, "old", days).await;
+    }
+    database
+        .execute(&format!("DROP TABLE {}", day(&database, 7).await.0))
+        .await;
+    // Without records, a relay that stops in the middle of a transaction sends all of it again.
+    let old = "SELECT count(*) FROM public.written WHERE aggregateid LIKE 'old-%'";
+    let old = usize::try_from(database.number(old).await).unwrap();
+    eventually("the old events are stored", || async {
+        (stored_old(&emulator) == old).then_some(())
+    })
+    .await;
+    // An audit moves the floor soon after the start of a relay.
+    relay.stop().await;
+    let relay = run();
+    eventually("old days are dropped, and the records of their rows deleted", || async {
+        // Makes PostgreSQL log the running transactions, from which restart_lsn follows.
+        database.execute("CHECKPOINT").await;
+        tokio::time::sleep(Duration::from_millis(200)).await;
+        let mut left = 0;
+        for name in &names {
+            left += i32::from(exists(&database, name).await);
+        }
+        let records = "SELECT count(*) FROM outbox.dispatch d JOIN public.written w ON w.id = d.event_id \
+                       WHERE w.aggregateid LIKE 'old-%'";
+        (left == 0 && database.number(records).await == 0).then_some(())
+    })
+    .await;
+    assert!(
+        exists(&database, &day(&database, 7).await.0).await,
+        "added ahead"
+    );
+    let slowest = service.stop().await;
+    assert!(!relay.log().contains("publication-gap"), "{}", relay.log());
+    relay.stop().await;
+    let relay = run();
+    let written = rows(&database, "public.written").await;
+    eventually("everything is stored", || async {
+        (i64::try_from(stored(&emulator).len()).unwrap() >= written).then_some(())
+    })
+    .await;
+    assert!(!relay.log().contains("publication-gap"), "{}", relay.log());
+    relay.stop().await;
+    let report = checks::check(&emulator.journal().attempts(), &expected(&database).await);
+    assert!(report.is_clean(), "{report}");
+    // Without records, a clean stop may repeat the event that was in flight.
+    let may_repeat = |key: &str| dispatch == "exceptions" && key == "live";
+    let mut duplicates = report.duplicates.iter();
+    assert!(
+        duplicates.all(|duplicate| may_repeat(&duplicate.stream.ordering_key)),
+        "{report}"
+    );
+    // Each drop may delay inserts by 0.1 s for each of its locks. The rest is for slow machines.
+    assert!(slowest < Duration::from_millis(1_500), "{slowest:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_relay_that_prunes_drops_old_days_while_events_flow() {
+    drop_days_while_events_flow("full").await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn without_records_a_relay_that_prunes_drops_old_days_while_events_flow() {
+    drop_days_while_events_flow("exceptions").await;
+}
