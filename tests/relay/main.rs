@@ -8,6 +8,7 @@ mod background_pruning;
 mod capture;
 mod condition;
 mod connections;
+mod damaged_value;
 mod dead_ends;
 mod delivery;
 mod exceptions;
