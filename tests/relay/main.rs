@@ -22,6 +22,7 @@ mod hostile_clients;
 mod http;
 mod identifiers;
 mod incidents;
+mod inherited;
 mod limits;
 mod load;
 mod lost_answers;
