@@ -33,6 +33,10 @@ pub struct TableShape {
     pub partitions: String,
     /// The OIDs of those partitions, or of the table, whose files are not empty.
     pub filled: Vec<u32>,
+    /// The OIDs of its partitions at every level, without its own.
+    pub below: Vec<u32>,
+    /// The OIDs of the tables of which it is a partition, up to the root.
+    pub above: Vec<u32>,
     /// `oid:file number` of each partition, or of the table itself, separated by commas.
     pub files: String,
     /// Blocks of the largest partition, or of the table.
@@ -108,6 +112,8 @@ impl TableShape {
             missing_xids: missing.iter().filter_map(|xid| xid.parse().ok()).collect(),
             partitions: partitions.unwrap_or_default(),
             filled: get(row, "filled")?,
+            below: get(row, "below")?,
+            above: get(row, "above")?,
             files: files.unwrap_or_default(),
             blocks: u32::try_from(blocks.unwrap_or_default()).unwrap_or(u32::MAX),
             seq: SeqColumn::from_row(row)?,

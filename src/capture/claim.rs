@@ -2,12 +2,16 @@
 //!
 //! A table is recognised by its OID, so a rename or `SET SCHEMA` changes nothing. If no record has
 //! the OID, the name decides, so a table that was dropped and created again, restored or swapped
-//! keeps its record. All functions are pure, except those that take an SQL session.
+//! keeps its record. All functions are pure, except those that take an SQL session. The module `owner`
+//! decides whether another slot captures the rows of a table.
+
+mod owner;
 
 use decoder::Lsn;
 use outbox_event::TableIdentity;
 use slot_manager::{QualifiedName, SlotName};
 
+pub(crate) use self::owner::{refuse_others, refuse_partial_overlap, with_partitions};
 use super::shape::{self, Shape};
 use crate::error::{Code, Error, Result};
 use crate::mapping::TableSettings;
@@ -105,29 +109,6 @@ pub(crate) fn matched<'r>(
         .collect()
 }
 
-/// Refuses tables whose rows another relay publishes.
-///
-/// # Errors
-/// `table-captured`.
-pub(crate) fn refuse_others(
-    known: &[Option<&CaptureRecord>],
-    slot: &SlotName,
-) -> Result<(), Error> {
-    let other = known
-        .iter()
-        .flatten()
-        .find(|record| record.slot != slot.as_str());
-    let Some(other) = other else { return Ok(()) };
-    Err(Error::new(
-        Code::TableCaptured,
-        format!(
-            "table {} is captured through slot \"{}\": a second relay on slot \"{slot}\" would \
-             publish its rows twice",
-            other.table, other.slot
-        ),
-    ))
-}
-
 /// Returns the value of `start` that applies. The first relay of a slot also publishes the old rows if
 /// `init` or `slot create` recorded `start = all` for any table, even if `setting` is `new`.
 pub(crate) fn start(setting: Start, is_first: bool, known: &[Option<&CaptureRecord>]) -> Start {
@@ -159,7 +140,7 @@ pub(crate) async fn claim(
     } = begin;
     let records = capture_record::read(&**sql).await?;
     let known = matched(&found, &records);
-    refuse_others(&known, slot)?;
+    refuse_others(&found, &records, slot)?;
     let is_whole = known.iter().all(Option::is_some);
     for (found, known) in found.iter().zip(&known) {
         if let Some(known) = known {
@@ -223,8 +204,8 @@ pub(crate) async fn known(
 
 async fn known_of(sql: &Sql, slot: &SlotName, found: Vec<FoundTable>) -> Result<Vec<Captured>> {
     let records = capture_record::read(&**sql).await?;
+    refuse_others(&found, &records, slot)?;
     let known = matched(&found, &records);
-    refuse_others(&known, slot)?;
     let known: Vec<Option<CaptureRecord>> = known.into_iter().map(Option::<&_>::cloned).collect();
     let captured = found.into_iter().zip(known);
     captured

@@ -6,6 +6,11 @@
 //! row's event id. Ordinary rows need no lookup. A relay that was down may get the moved row shortly
 //! after the row's original insert. Then the lookup waits until the event of the original insert has
 //! its outcome.
+//!
+//! Many rows may wait for long: for example, somebody moves a large partition while one event of it waits
+//! for its topic. Nearly all of them turn out to be handled before, so the relay drops the messages of
+//! waiting rows once they use [`KEPT_SHARE`] of the memory budget, and keeps only the identities. If such a
+//! row is new after all, its message is read from the table. All waiting rows count against the budget.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -16,13 +21,17 @@ use replication::CommitLsn;
 
 use super::Bounds;
 use crate::error::Result;
-use crate::event::{Event, EventId, OrderingKey};
+use crate::event::{Event, EventId, EventRef, OrderingKey};
 use crate::mapping::EventError;
 use crate::metrics::Metrics;
 use crate::postgres::{Sql, Target, connect};
 use crate::store::dispatch::{Lookup, look_up_by_id};
 use crate::store::relay_row::RecordKeeping;
 
+/// Waiting rows keep their messages while these use at most this part of the budget `in_flight_mib`.
+const KEPT_SHARE: usize = 16;
+/// Memory of a waiting row in addition to its message and texts.
+const WAITING_ROW: usize = 200;
 const STATEMENT_TIMEOUT: Duration = Duration::from_secs(5);
 /// Minimum time between two log lines about skipped rows.
 const LOG_INTERVAL: Duration = Duration::from_secs(10);
@@ -43,13 +52,19 @@ pub(crate) struct MovedRow {
     pub(crate) row: MappedRow,
 }
 
-/// The row's event to deliver, or the error with which the event is set aside.
+/// The row's event to deliver, or the error with which the event is set aside. To save memory, the event
+/// may be without its message, and the error without the row's payload.
 #[derive(Debug)]
 pub(crate) enum MappedRow {
     Event {
         topic: Arc<str>,
         ordering_key: OrderingKey,
         event: Event,
+    },
+    WithoutMessage {
+        topic: Arc<str>,
+        ordering_key: OrderingKey,
+        origin: EventRef,
     },
     Unmappable {
         error: Box<EventError>,
@@ -61,6 +76,7 @@ impl MappedRow {
     pub(crate) fn event_id(&self) -> &EventId {
         match self {
             Self::Event { event, .. } => &event.origin.event_id,
+            Self::WithoutMessage { origin, .. } => &origin.event_id,
             Self::Unmappable { error, .. } => &error.known.event_id,
         }
     }
@@ -69,7 +85,47 @@ impl MappedRow {
     pub(crate) fn commit(&self) -> CommitLsn {
         match self {
             Self::Event { event, .. } => event.origin.commit,
+            Self::WithoutMessage { origin, .. } => origin.commit,
             Self::Unmappable { error, .. } => CommitLsn::new(error.at.commit_lsn),
+        }
+    }
+
+    /// The size of the message or payload.
+    fn message_bytes(&self) -> usize {
+        match self {
+            Self::Event { event, .. } => event.message.len(),
+            Self::WithoutMessage { .. } => 0,
+            Self::Unmappable { payload, .. } => payload.len(),
+        }
+    }
+
+    fn weight(&self) -> usize {
+        let key = match self {
+            Self::Event { ordering_key, .. } | Self::WithoutMessage { ordering_key, .. } => {
+                ordering_key
+            }
+            Self::Unmappable { error, .. } => &error.known.ordering_key,
+        };
+        let texts = key.as_str().len() + self.event_id().text_bytes();
+        WAITING_ROW + texts + self.message_bytes()
+    }
+
+    fn without_message(self) -> Self {
+        match self {
+            Self::Event {
+                topic,
+                ordering_key,
+                event,
+            } => Self::WithoutMessage {
+                topic,
+                ordering_key,
+                origin: event.origin,
+            },
+            Self::Unmappable { error, .. } => Self::Unmappable {
+                error,
+                payload: Bytes::new(),
+            },
+            Self::WithoutMessage { .. } => self,
         }
     }
 }
@@ -81,9 +137,13 @@ pub(crate) struct MovedRows {
     records: RecordKeeping,
     /// The SQL session for lookups. The first lookup opens it.
     sql: Option<Sql>,
-    /// Moved rows that wait for their original insert, by the transaction of that insert. Each such
-    /// transaction has events in flight, so the number of entries is bounded.
+    /// Moved rows that wait for their original insert, by the transaction of that insert.
     waiting: BTreeMap<CommitLsn, Vec<MovedRow>>,
+    /// The memory of these rows.
+    waiting_bytes: usize,
+    /// The messages of these rows, and their upper bound.
+    message_bytes: usize,
+    kept_bytes: usize,
     /// Moved rows that wait for the end of a recovery. The pipeline does not read the stream while there
     /// are any.
     for_recovery: Vec<MovedRow>,
@@ -94,10 +154,12 @@ pub(crate) struct MovedRows {
 }
 
 impl MovedRows {
+    /// `budget` is the memory in bytes that all events may use.
     pub(crate) fn new(
         target: Target,
         bounds: Arc<[Bounds]>,
         records: RecordKeeping,
+        budget: usize,
         metrics: Metrics,
     ) -> Self {
         Self {
@@ -106,6 +168,9 @@ impl MovedRows {
             records,
             sql: None,
             waiting: BTreeMap::new(),
+            waiting_bytes: 0,
+            message_bytes: 0,
+            kept_bytes: budget / KEPT_SHARE,
             for_recovery: Vec::new(),
             metrics,
             skipped: 0,
@@ -114,13 +179,28 @@ impl MovedRows {
     }
 
     /// Keeps a row until the transaction that wrote it first is resolved.
-    pub(crate) fn wait_for(&mut self, first: CommitLsn, row: MovedRow) {
+    pub(crate) fn wait_for(&mut self, first: CommitLsn, mut row: MovedRow) {
+        if self.message_bytes + row.row.message_bytes() > self.kept_bytes {
+            row.row = row.row.without_message();
+        }
+        self.message_bytes += row.row.message_bytes();
+        self.waiting_bytes += row.row.weight();
         self.waiting.entry(first).or_default().push(row);
+    }
+
+    /// The memory of all rows that wait for their original insert.
+    pub(crate) fn waiting_bytes(&self) -> usize {
+        self.waiting_bytes
     }
 
     /// Takes the rows that have waited for this transaction.
     pub(crate) fn have_waited_for(&mut self, first: CommitLsn) -> Vec<MovedRow> {
-        self.waiting.remove(&first).unwrap_or_default()
+        let rows = self.waiting.remove(&first).unwrap_or_default();
+        for MovedRow { row, .. } in &rows {
+            self.message_bytes -= row.message_bytes();
+            self.waiting_bytes -= row.weight();
+        }
+        rows
     }
 
     /// Keeps a row until the recovery is over, because the recovery may have read the same row from its

@@ -1,8 +1,9 @@
 //! Reads the rows that a scan has found, in their order and in portions of bounded size.
 //!
-//! PostgreSQL cannot send some values: bytes that cannot be converted to UTF-8, or more bytes than
-//! a protocol message can hold. One such value fails the whole statement. So we bisect the portion
-//! until the bad row is alone, and read that row column by column, without the bad value.
+//! PostgreSQL cannot send some values: bytes that cannot be converted to UTF-8, more bytes than a
+//! protocol message can hold, or a value that is damaged on disk. One such value fails the whole
+//! statement. So we bisect the portion until the bad row is alone, and read that row column by column,
+//! without the bad value.
 
 use std::collections::VecDeque;
 
@@ -283,11 +284,14 @@ fn is_of_a_value(error: &PgError) -> bool {
     };
     // Data exceptions, such as bytes that cannot be converted to UTF-8. A value that is too large
     // to send is a program limit, an internal error or a lack of memory, depending on the version.
+    // A value stored out of line may have lost some of its parts, or no longer decompress: the data are
+    // corrupted. A corrupted index is not of a value, because REINDEX repairs it without any loss.
     code.code().starts_with("22")
         || [
             SqlState::PROGRAM_LIMIT_EXCEEDED,
             SqlState::OUT_OF_MEMORY,
             SqlState::INTERNAL_ERROR,
+            SqlState::DATA_CORRUPTED,
         ]
         .contains(code)
 }

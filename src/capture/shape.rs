@@ -45,6 +45,10 @@ pub(crate) struct Shape {
     pub(crate) partitions: String,
     /// The OIDs of the partitions that are not empty.
     pub(crate) filled: Vec<u32>,
+    /// The OIDs of its partitions at every level.
+    pub(crate) below: Vec<u32>,
+    /// The OIDs of the tables of which it is a partition, up to the root.
+    pub(crate) above: Vec<u32>,
     /// `oid:file number` of each partition. A new file number means that the table was rewritten.
     pub(crate) files: String,
     /// Blocks of the largest partition, or of the table.
@@ -104,6 +108,8 @@ pub(crate) async fn read(sql: &Sql, settings: &TableSettings) -> Result<Option<S
         missing_xids: found.missing_xids,
         partitions: found.partitions,
         filled: found.filled,
+        below: found.below,
+        above: found.above,
         files: found.files,
         blocks: found.blocks,
         seq: found.seq,

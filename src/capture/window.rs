@@ -195,6 +195,8 @@ pub(crate) mod tests {
                 missing_xids: Vec::new(),
                 partitions: String::new(),
                 filled: Vec::new(),
+                below: Vec::new(),
+                above: Vec::new(),
                 files: String::new(),
                 blocks: 10,
                 seq: Some(SeqColumn {

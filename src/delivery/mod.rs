@@ -122,6 +122,11 @@ impl Delivery {
         !self.flow.stops_reading() || (self.flow.has_room() && self.lanes.waiting() > 0)
     }
 
+    /// Sets the memory of the moved rows that wait outside the delivery.
+    pub(crate) fn weigh_waiting(&mut self, bytes: usize) {
+        self.flow.weigh_waiting(bytes);
+    }
+
     /// Notes that the stream has caught up: the backlog has ended.
     pub(crate) fn caught_up(&mut self) {
         self.flow.caught_up();

@@ -3,13 +3,16 @@
 
 use std::time::{Duration, Instant};
 
+use bytes::Bytes;
+
 use super::bad_events::reason;
 use super::quarantine::{self, Admission, Ask, InLane, QuarantineAnswer, Releaser};
 use super::{Delivery, flow_control, until};
 use crate::capture::table::TableEvent;
 use crate::error::{Code, Error, Result};
-use crate::event::{EventRef, Group};
+use crate::event::{Event, EventRef, Group, Standing};
 use crate::metrics::KindLabel;
+use crate::store::dispatch::quarantined::BEHIND_A_RELEASE;
 use crate::store::dispatch::{Outcome, Record};
 
 /// Poll interval for released or discarded events.
@@ -180,6 +183,37 @@ impl Delivery {
         }
         self.releases.asked = false;
         Ok(())
+    }
+
+    /// Takes over an event whose message is not in memory any more. The event is recorded as released, so
+    /// its message is read from the table, and later events of its key wait behind it.
+    pub(crate) fn take_without_message(&mut self, group: Group, origin: EventRef) {
+        let event = Event {
+            origin,
+            message: Bytes::new(),
+        };
+        self.flow.take(&event);
+        self.metrics.events_read.inc();
+        let at = quarantine::place(&event.origin);
+        let Group {
+            topic,
+            ordering_key,
+        } = group.clone();
+        let outcome = match self.quarantine.admit(&topic, &ordering_key, at) {
+            Admission::Quarantined(why) => Outcome::Quarantined(why),
+            Admission::Released(why) => Outcome::Released(why),
+            Admission::Held => {
+                self.unhold();
+                Outcome::Released(self.quarantine.keys.waits_for(&group))
+            }
+            Admission::Open => {
+                if group.is_ordered() && event.origin.standing == Standing::New {
+                    self.quarantine.keys.block_for_release(group, at);
+                }
+                Outcome::Released(BEHIND_A_RELEASE.into())
+            }
+        };
+        self.set_aside_behind(topic, ordering_key, event, outcome);
     }
 
     fn page_ended(&mut self, group: &Group, rows: usize) {

@@ -18,7 +18,7 @@ use crate::store::capture_record;
 pub(crate) async fn refuse_others(sql: &Sql, settings: &Settings) -> Result<()> {
     let found = claim::find_tables(sql, &settings.tables).await?;
     let records = capture_record::read(&**sql).await?;
-    claim::refuse_others(&claim::matched(&found, &records), &settings.slot)
+    claim::refuse_others(&found, &records, &settings.slot)
 }
 
 /// Records that the slot's relay captures the tables, and that the slot streams their rows from

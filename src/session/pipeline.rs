@@ -11,6 +11,8 @@
 //! ask the catalog for a type that the stream names for the first time, and to find out why the lease is
 //! over.
 
+mod moved_rows;
+
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
@@ -19,6 +21,7 @@ use decoder::frame::Frame;
 use replication::{Chunk, CommitLsn, Confirmable, Source, Watermark, frames};
 use tokio::sync::{mpsc, watch};
 
+use self::moved_rows::standing;
 use super::supervisor::Supervision;
 use crate::capture::earlier::{LookupKey, OutcomeLookup};
 use crate::capture::from_table::{FromTable, TableRows};
@@ -29,7 +32,6 @@ use crate::capture::unrecorded::stays_published;
 use crate::delivery::flow_control::backlog::Backlog;
 use crate::delivery::{Delivery, until};
 use crate::error::{Code, Error, Result};
-use crate::event::Standing;
 use crate::lanes::Serve;
 use crate::mapping::MapError;
 use crate::metrics::Metrics;
@@ -118,9 +120,7 @@ impl Pipeline {
                     SeamStep::Opened => {}
                     SeamStep::Over => {
                         self.seam = None;
-                        for row in self.moved.have_waited_for_recovery() {
-                            self.decide_moved(row).await?;
-                        }
+                        self.decide_all_that_waited_for_recovery().await?;
                     }
                 },
                 Some(batch) = self.from_table.recv(), if takes_events => {
@@ -154,37 +154,7 @@ impl Pipeline {
             }
             self.watermark.resolve(commit, events);
             if self.moved.any_waits() && !self.watermark.is_unresolved(commit) {
-                for row in self.moved.have_waited_for(commit) {
-                    self.take_moved(row).await?;
-                }
-            }
-        }
-        Ok(())
-    }
-
-    /// Delivers a moved row, unless its event has an outcome already.
-    async fn take_moved(&mut self, MovedRow { moved, row }: MovedRow) -> Result<()> {
-        let found = self.moved.look_up(moved, row.event_id()).await?;
-        let commit = row.commit();
-        match (found, row) {
-            (Lookup::Done, _) => self.watermark.resolve(commit, 1),
-            (Lookup::Repeated, MappedRow::Unmappable { error, .. }) => {
-                stays_published(&error.known.event_id, &error);
-                self.watermark.resolve(commit, 1);
-            }
-            (Lookup::New, MappedRow::Unmappable { error, payload }) => {
-                self.delivery.take_unmappable(error, payload)?;
-            }
-            (
-                found,
-                MappedRow::Event {
-                    topic,
-                    ordering_key,
-                    mut event,
-                },
-            ) => {
-                event.origin.standing = standing(found);
-                self.delivery.take(topic, ordering_key, event);
+                self.take_all_that_waited_for(commit).await?;
             }
         }
         Ok(())
@@ -320,29 +290,6 @@ impl Pipeline {
         Ok(())
     }
 
-    /// Handles a moved row that has no record at its new position. During a recovery, the event of the
-    /// row's first insert may not have its record yet, so the row waits until the recovery is over.
-    async fn on_moved(&mut self, row: MovedRow) -> Result<()> {
-        self.watermark.add_event();
-        if self.seam.is_some() {
-            self.moved.wait_for_recovery(row);
-            return Ok(());
-        }
-        self.decide_moved(row).await
-    }
-
-    /// Delivers or skips a moved row. If the transaction that first inserted the row is unresolved, the
-    /// row waits until that transaction is resolved.
-    async fn decide_moved(&mut self, row: MovedRow) -> Result<()> {
-        match self.watermark.unresolved_of(row.moved.inserted_xid as u32) {
-            Some(first) => {
-                self.moved.wait_for(first, row);
-                Ok(())
-            }
-            None => self.take_moved(row).await,
-        }
-    }
-
     /// Reads the column types of a captured table from the catalog, because the stream contains only the
     /// types' oids.
     async fn look_types_up(&mut self, relation: Oid) -> Result<()> {
@@ -375,13 +322,6 @@ impl Pipeline {
         self.metrics
             .oldest_pending
             .set(self.watermark.oldest_pending());
-    }
-}
-
-fn standing(found: Lookup) -> Standing {
-    match found {
-        Lookup::Repeated => Standing::Repeated,
-        Lookup::New | Lookup::Done => Standing::New,
     }
 }
 

@@ -92,7 +92,7 @@ pub(super) struct Decision {
 /// `table-captured`.
 pub(super) fn decide(facts: &SlotFacts<'_>, settings: &Settings) -> Result<Decision> {
     let known = claim::matched(&facts.found, &facts.records);
-    claim::refuse_others(&known, &settings.slot)?;
+    claim::refuse_others(&facts.found, &facts.records, &settings.slot)?;
     let earlier = facts.earlier.as_ref();
     let is_first = earlier.is_none_or(is_at_its_first_start);
     let records = RecordKeeping::of(settings.dispatch, earlier);

@@ -178,6 +178,10 @@ select root.oid,
        (select pg_catalog.string_agg(leaf.oid::text, ',' order by leaf.oid) from leaf)
            as partitions,
        array(select leaf.oid from leaf where pg_catalog.pg_relation_size(leaf.oid) > 0) as filled,
+       array(select t.relid::oid from pg_catalog.pg_partition_tree(root.oid) t
+           where t.relid <> root.oid) as below,
+       array(select a.relid::oid from pg_catalog.pg_partition_ancestors(root.oid) a
+           where a.relid <> root.oid) as above,
        (select pg_catalog.string_agg(
            leaf.oid || ':' || pg_catalog.pg_relation_filenode(leaf.oid), ',') from leaf) as files,
        (select max(pg_catalog.pg_relation_size(leaf.oid))

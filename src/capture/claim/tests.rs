@@ -32,6 +32,8 @@ fn found(table: &str, oid: u32) -> FoundTable {
             missing_xids: Vec::new(),
             partitions: String::new(),
             filled: Vec::new(),
+            below: Vec::new(),
+            above: Vec::new(),
             files: String::new(),
             blocks: 0,
             seq: None,
@@ -105,9 +107,53 @@ fn a_new_table_under_the_old_name_of_a_renamed_one_gets_its_own_identity() {
 fn a_table_of_another_slot_is_refused_and_the_slot_is_named() {
     let records = [record("a.x", "a.x", 1)];
     let found = [found("a.x", 1)];
-    let known = matched(&found, &records);
-    assert!(refuse_others(&known, &"postrider".parse().unwrap()).is_ok());
-    let error = refuse_others(&known, &"other".parse().unwrap()).unwrap_err();
+    assert!(refuse_others(&found, &records, &"postrider".parse().unwrap()).is_ok());
+    let error = refuse_others(&found, &records, &"other".parse().unwrap()).unwrap_err();
     assert_eq!(error.code(), Code::TableCaptured);
     assert!(error.what().contains("\"postrider\""), "{}", error.what());
+}
+
+/// A partitioned table a.x with the partition a.x_1.
+fn tree() -> [FoundTable; 2] {
+    let (mut root, mut partition) = (found("a.x", 1), found("a.x_1", 2));
+    root.shape.below = vec![2];
+    partition.shape.above = vec![1];
+    [root, partition]
+}
+
+#[test]
+fn a_partition_of_another_slots_table_is_refused_and_cannot_be_adopted() {
+    let [_, partition] = tree();
+    let found = [found("a.y", 4), partition];
+    let records = [record("a.x", "a.x", 1), record("a.z", "a.z", 3)];
+    assert!(refuse_others(&found, &records, &"postrider".parse().unwrap()).is_ok());
+    for refuse in [refuse_others, refuse_partial_overlap] {
+        let error = refuse(&found, &records, &"other".parse().unwrap()).unwrap_err();
+        assert_eq!(error.code(), Code::TableCaptured);
+        let what = error.what();
+        assert!(
+            what.contains("a.x is captured through slot \"postrider\""),
+            "{what}"
+        );
+        assert!(what.contains("shares rows with a.x_1"), "{what}");
+    }
+}
+
+#[test]
+fn a_table_with_a_partition_of_another_slot_is_refused_and_adopts_it_if_it_has_a_record() {
+    let [root, _] = tree();
+    let (found, slot) = ([root], "other".parse().unwrap());
+    let mut records = vec![record("a.x_1", "a.x_1", 2)];
+    assert!(refuse_others(&found, &records, &slot).is_err());
+    assert!(refuse_partial_overlap(&found, &records, &slot).is_err());
+    let ours = CaptureRecord {
+        slot: "other".into(),
+        ..record("a.x", "a.x", 1)
+    };
+    records.push(ours);
+    assert!(refuse_others(&found, &records, &slot).is_err());
+    assert!(refuse_partial_overlap(&found, &records, &slot).is_ok());
+    let owned = with_partitions(&found, &records);
+    let identities = owned.iter().map(|record| record.identity.as_str());
+    assert_eq!(identities.collect::<Vec<_>>(), ["a.x", "a.x_1"]);
 }

@@ -35,6 +35,8 @@ pub(super) struct EventMemory {
     pub(super) records: usize,
     /// Long texts of events that wait for their dead letter, or to be recorded.
     pub(super) text_bytes: usize,
+    /// Moved rows that wait for the outcome of their original insert.
+    pub(super) waiting: usize,
     /// Weight of the events in requests in flight.
     pub(super) in_flight: usize,
 }
@@ -42,7 +44,7 @@ pub(super) struct EventMemory {
 impl EventMemory {
     /// All bytes in use.
     pub(super) fn used(&self) -> usize {
-        self.messages() + self.records * RECORD + self.text_bytes
+        self.messages() + self.records * RECORD + self.text_bytes + self.waiting
     }
 
     /// Bytes of messages and lanes, without the records of their events.

@@ -179,6 +179,12 @@ impl FlowControl {
         self.update();
     }
 
+    /// Sets the memory of the moved rows that wait.
+    pub(super) fn weigh_waiting(&mut self, bytes: usize) {
+        self.memory.waiting = bytes;
+        self.update();
+    }
+
     /// Notes that the stream has caught up: the backlog has ended.
     pub(super) fn caught_up(&mut self) {
         self.backlog_bytes = 0;

@@ -159,7 +159,7 @@ async fn owner(sql: &Sql, settings: &Settings, slot: &SlotName) -> Option<Findin
     let looking = async {
         let found = claim::find_tables(sql, &settings.tables).await?;
         let records = capture_record::read(&**sql).await?;
-        claim::refuse_others(&claim::matched(&found, &records), slot)
+        claim::refuse_others(&found, &records, slot)
     };
     match looking.await {
         Err(error) if error.code() == Code::TableCaptured => Some(from_error(&error)),

@@ -67,8 +67,10 @@ impl Situation {
             captures::read(&**sql).await?
         };
         let known = claim::matched(&found, &records);
-        let identities = known.iter().flatten().map(|record| record.identity.clone());
-        let mut owners = known.iter().flatten().map(|record| record.slot.as_str());
+        claim::refuse_partial_overlap(&found, &records, name)?;
+        let owned = claim::with_partitions(&found, &records);
+        let identities = owned.iter().map(|record| record.identity.clone());
+        let mut owners = owned.iter().map(|record| record.slot.as_str());
         let other = owners.find(|owner| *owner != name.as_str());
         let keeping = RecordKeeping::of(settings.dispatch, earlier.as_ref());
         let mut situation = Self {

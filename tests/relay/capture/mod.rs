@@ -18,6 +18,7 @@ mod renamed;
 mod replaced;
 mod table;
 mod transactions;
+mod waiting_rows;
 mod wraparound;
 
 use std::collections::{HashMap, HashSet};

@@ -128,3 +128,101 @@ async fn a_table_renamed_before_it_is_adopted_is_the_same_table() {
         "{report}"
     );
 }
+
+/// Runs the commands of a relay on another slot that captures only `table`, and asserts that each of
+/// them is refused and names the first slot.
+async fn assert_refused_beside_the_first(world: &World, table: &str) {
+    let sql = format!(
+        "CREATE PUBLICATION second FOR TABLE {table} \
+         WITH (publish = 'insert', publish_via_partition_root = true)"
+    );
+    world.execute(&sql).await;
+    let settings = tempfile::NamedTempFile::new().unwrap();
+    super::write_settings(&settings, world.kind, table);
+    let config = settings.path().display().to_string();
+    let host = world.emulator.addr().to_string();
+    let more = [
+        SECOND,
+        ("POSTRIDER_CONFIG", config.as_str()),
+        ("POSTRIDER_PUBLICATION", "second"),
+        ("PUBSUB_EMULATOR_HOST", host.as_str()),
+        ("PUBSUB_PROJECT_ID", "demo"),
+        ("POSTRIDER_HTTP_ADDR", "off"),
+    ];
+    let commands: [&[&str]; 5] = [
+        &["slot", "create"],
+        &["init", "--apply"],
+        &["check"],
+        &["run"],
+        &["recover", "--yes"],
+    ];
+    for command in commands {
+        let refused = world.run(command, &more);
+        let said = format!(
+            "{command:?}: {}{}",
+            String::from_utf8_lossy(&refused.stdout),
+            stderr(&refused)
+        );
+        assert!(!refused.status.success(), "{said}");
+        assert!(said.contains("table-captured"), "{said}");
+        assert!(said.contains("\"postrider\""), "{said}");
+    }
+    assert_eq!(slots(world).await, "postrider", "no slot is created");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_second_relay_on_a_partition_of_a_captured_table_is_refused() {
+    let (mut world, first) = World::served(Kind::Partitioned, 40).await;
+    assert_refused_beside_the_first(&world, "public.parts_0").await;
+    world.insert("a", 20).await;
+    world.assert_published_once(first).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_second_relay_on_the_root_of_a_captured_partition_is_refused() {
+    let mut world = World::new(Kind::Partitioned, 20).await.without_slot().await;
+    world
+        .execute("ALTER PUBLICATION postrider SET TABLE public.parts_0")
+        .await;
+    world.now_called("public.parts_0");
+    let first = world.streaming().await;
+    assert_refused_beside_the_first(&world, "public.parts").await;
+    world.insert_into_first_partition("a", 20).await;
+    world.assert_published_once(first).await;
+}
+
+/// The table of another slot is attached to a captured table. Both relays refuse to start, until one of
+/// them takes over the other's table.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_relay_adopts_the_attached_table_of_a_relay_that_is_gone() {
+    let (mut world, first) = World::served(Kind::Partitioned, 40).await;
+    first.stop().await;
+    world
+        .execute(
+            "CREATE TABLE public.more (LIKE public.parts INCLUDING ALL); \
+             INSERT INTO outbox.capture (identity, schema_name, table_name, table_oid, slot, floor, \
+                     has_inserted_xid, instance) \
+                 SELECT 'public.more', 'public', 'more', 'public.more'::regclass, 'gone', floor, \
+                     true, instance \
+                 FROM outbox.capture; \
+             ALTER TABLE public.parts ATTACH PARTITION public.more \
+                 FOR VALUES FROM ('2030-01-01') TO ('2031-01-01')",
+        )
+        .await;
+    world.insert("a", 20).await;
+    let more = [
+        ("PUBSUB_PROJECT_ID", "demo"),
+        ("POSTRIDER_HTTP_ADDR", "off"),
+    ];
+    let refused = world.run(&["run"], &more);
+    let said = stderr(&refused);
+    assert_eq!(refused.status.code(), Some(3), "{said}");
+    assert!(
+        said.contains("table-captured") && said.contains("\"gone\""),
+        "{said}"
+    );
+    let adopted = world.run(&["recover", "--adopt", "--yes"], &[]);
+    assert!(adopted.status.success(), "{}", stderr(&adopted));
+    let relay = world.relay();
+    world.assert_published_once(relay).await;
+}

@@ -1,0 +1,117 @@
+//! Rows are moved while the event of their original insert has no outcome, so they wait for it.
+
+use pubsub_emulator::checks::Stream;
+
+use super::World;
+use super::table::Kind;
+use crate::harness::{Relay, eventually};
+
+/// One event of a transaction waits for its topic, so all rows of this transaction that are moved later
+/// have to wait too. Their messages would need twice the budget.
+async fn rows_that_wait_for_their_original(world: &World, relay: &Relay) {
+    const ROWS: u32 = 10_000;
+    world
+        .execute(&format!(
+            "BEGIN; \
+             INSERT INTO public.parts (aggregatetype, aggregateid, event_type, payload, day) \
+                 VALUES ('missing', 'm', 'New', '{{}}', '2020-02-02'); \
+             INSERT INTO public.parts (aggregatetype, aggregateid, event_type, payload, day) \
+                 SELECT 'order', 'big-' || i % 100, 'New', \
+                     jsonb_build_object('n', i, 'x', repeat(md5(i::text), 150)), '2020-02-02' \
+                 FROM generate_series(1, {ROWS}) i; \
+             COMMIT"
+        ))
+        .await;
+    let recorded = "SELECT count(*) FROM outbox.dispatch d JOIN public.parts e ON e.id = d.event_id \
+                    WHERE aggregateid LIKE 'big-%'";
+    eventually("all rows but one are published", || async {
+        (world.database.number(recorded).await == i64::from(ROWS)).then_some(())
+    })
+    .await;
+    let before = relay.peak_rss_kib();
+    world
+        .execute("UPDATE public.parts SET day = '2021-02-02' WHERE aggregateid LIKE 'big-%'")
+        .await;
+    // Another key is still published, although it comes after the moved rows.
+    let other = "INSERT INTO public.parts (aggregatetype, aggregateid, event_type, payload, day) \
+                 VALUES ('order', 'other', 'New', '{\"n\": 100000}', '2020-02-02') RETURNING id::text";
+    let other = world.database.text(other).await;
+    eventually("another key is published", || async {
+        super::stored(&world.emulator)
+            .contains_key(&other)
+            .then_some(())
+    })
+    .await;
+    let grown = relay.peak_rss_kib() - before;
+    assert!(grown < 24 << 10, "grew by {grown} KiB");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn moved_rows_that_wait_for_their_original_stay_within_the_budget_and_are_published_once() {
+    let (world, relay) = World::served(Kind::Partitioned, 20).await;
+    rows_that_wait_for_their_original(&world, &relay).await;
+    let topic = "projects/demo/topics/missing.events";
+    world.emulator.create_topic(topic).await.unwrap();
+    world.database.wait_until_confirmed().await;
+    let copies = super::stored(&world.emulator);
+    assert!(copies.values().all(|copies| *copies == 1));
+    relay.stop().await;
+}
+
+/// The rows name an older transaction as the one that inserted them, as rows of a staging table do. One event
+/// of that transaction waits for its topic, so these rows wait with it, most of them without their
+/// messages. Then they turn out to be new.
+#[tokio::test(flavor = "multi_thread")]
+async fn new_rows_that_have_waited_without_their_messages_are_published_in_order() {
+    let mut world = World::new(Kind::Partitioned, 20).await;
+    world.more.push(("POSTRIDER_IN_FLIGHT_MIB", "1".to_owned()));
+    let (mut world, relay) = world.serve(20).await;
+    let original = "INSERT INTO public.parts (aggregatetype, aggregateid, event_type, payload, day) \
+                    VALUES ('missing', 'm', 'Other', '{}', '2020-02-02') \
+                    RETURNING inserted_xid::text, id::text";
+    let original = world
+        .database
+        .client
+        .query_one(original, &[])
+        .await
+        .unwrap();
+    let (first, original): (String, String) = (original.get(0), original.get(1));
+    let (from, to) = (world.next, world.next + 59);
+    world.next += 60;
+    world
+        .execute(&format!(
+            "INSERT INTO public.parts \
+                 (aggregatetype, aggregateid, event_type, payload, day, inserted_xid) \
+             SELECT 'order', 'staged-' || i % 5, 'New', \
+                 jsonb_build_object('n', i, 'x', repeat(md5(i::text), 200)), '2020-02-02', '{first}' \
+             FROM generate_series({from}, {to}) i"
+        ))
+        .await;
+    world.insert("a", 20).await;
+    let last = "SELECT id::text FROM public.parts ORDER BY (payload->>'n')::bigint DESC NULLS LAST LIMIT 1";
+    let last = world.database.text(last).await;
+    eventually("other keys are published", || async {
+        super::stored(&world.emulator)
+            .contains_key(&last)
+            .then_some(())
+    })
+    .await;
+    let topic = "projects/demo/topics/missing.events";
+    world.emulator.create_topic(topic).await.unwrap();
+    let stream = Stream::new(topic, "m");
+    world.expected.insert(stream, vec![original]);
+    world.note().await;
+    world.wait_until_published(&relay).await;
+    let updated = "SELECT n_tup_upd FROM pg_stat_user_tables WHERE relname = 'dispatch'";
+    eventually("some rows were recorded as released first", || async {
+        (world.database.number(updated).await > 0).then_some(())
+    })
+    .await;
+    world.database.wait_until_confirmed().await;
+    let report = world.report();
+    assert!(
+        report.is_clean() && report.duplicates.is_empty(),
+        "{report}"
+    );
+    relay.stop().await;
+}
