@@ -1,5 +1,5 @@
 //! The commands of `postrider`, one file or folder each. A command parses its arguments, calls
-//! [`crate::ops`], prints the result, and chooses the exit code. It contains no SQL, except for `init`.
+//! `ops`, prints the result, and chooses the exit code. It contains no SQL, except for `init`.
 //!
 //! `args` defines the command line. `setting_flags` adds a flag for each setting, from the table of
 //! settings ([`crate::settings::KEYS`]).
