@@ -57,7 +57,7 @@ impl Service {
 }
 
 /// The events that the service has written, also those whose rows are already deleted.
-async fn written(database: &Database) -> Expected {
+pub(crate) async fn written(database: &Database) -> Expected {
     let rows = "SELECT id::text, aggregateid FROM public.written ORDER BY seq";
     let mut expected = BTreeMap::new();
     for row in database.client.query(rows, &[]).await.unwrap() {

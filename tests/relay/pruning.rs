@@ -58,7 +58,7 @@ async fn age_records(database: &Database) {
 
 /// Waits until `restart_lsn` is above every record and the floor is above all rows. Then a crash of
 /// PostgreSQL cannot set the slot back to a position before a recorded event.
-async fn wait_until_settled(database: &Database) {
+pub(crate) async fn wait_until_settled(database: &Database) {
     let settled = "SELECT count(*) FROM pg_replication_slots s, outbox.capture c \
         WHERE s.slot_name = c.slot \
           AND s.restart_lsn > coalesce((SELECT max(commit_lsn) FROM outbox.dispatch), '0/0') \

@@ -1,28 +1,14 @@
 //! A relay that prunes drops days as the role of the relay, which owns no table.
 
-use std::collections::BTreeMap;
-
-use pubsub_emulator::checks::{self, Expected, Stream};
+use pubsub_emulator::checks;
 
 use super::*;
+use crate::background_pruning::written;
 use crate::harness::{self, Relay};
 use crate::privileges::login_role;
 
 /// Past days that hold rows, in the order in which they are added and dropped.
 const DAYS: std::ops::Range<i32> = -9..-1;
-
-/// Every event that was ever inserted, in the order of each key.
-async fn expected(database: &Database) -> Expected {
-    let rows = "SELECT id::text, aggregateid FROM public.written ORDER BY seq";
-    let mut expected = BTreeMap::new();
-    for row in database.client.query(rows, &[]).await.unwrap() {
-        let key: String = row.get(1);
-        let stream = Stream::new("projects/demo/topics/order.events".to_owned(), key);
-        let ids: &mut Vec<String> = expected.entry(stream).or_default();
-        ids.push(row.get(0));
-    }
-    expected
-}
 
 /// A trigger of the table's owner notes what is inserted, because rows vanish.
 async fn note_what_is_written(database: &Database) {
@@ -101,14 +87,14 @@ async fn drop_days_while_events_flow(dispatch: &str) {
     assert!(!relay.log().contains("publication-gap"), "{}", relay.log());
     relay.stop().await;
     let relay = run();
-    let written = rows(&database, "public.written").await;
+    let inserted = rows(&database, "public.written").await;
     eventually("everything is stored", || async {
-        (i64::try_from(stored(&emulator).len()).unwrap() >= written).then_some(())
+        (i64::try_from(stored(&emulator).len()).unwrap() >= inserted).then_some(())
     })
     .await;
     assert!(!relay.log().contains("publication-gap"), "{}", relay.log());
     relay.stop().await;
-    let report = checks::check(&emulator.journal().attempts(), &expected(&database).await);
+    let report = checks::check(&emulator.journal().attempts(), &written(&database).await);
     assert!(report.is_clean(), "{report}");
     // Without records, a clean stop may repeat the event that was in flight.
     let may_repeat = |key: &str| dispatch == "exceptions" && key == "live";

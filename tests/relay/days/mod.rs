@@ -15,6 +15,7 @@ use tokio::task::JoinHandle;
 
 use crate::exceptions::stored;
 use crate::harness::{Database, connect, eventually, postrider};
+use crate::pruning::wait_until_settled;
 
 /// A database whose outbox has daily partitions. The relay's role may prune.
 async fn daily_database() -> Database {
@@ -90,24 +91,11 @@ async fn wait_until_stored(emulator: &RunningEmulator, count: usize) {
     .await;
 }
 
-/// A month passes for everything that is recorded.
+/// Makes all records look 30 days old.
 async fn age_records(database: &Database) {
     database
         .execute("UPDATE outbox.dispatch SET dispatched_at = now() - interval '30 days'")
         .await;
-}
-
-/// Waits until the floor is above all rows, and PostgreSQL would not forget the position of any record.
-async fn wait_until_settled(database: &Database) {
-    let settled = "SELECT count(*) FROM pg_replication_slots s, outbox.capture c \
-        WHERE s.slot_name = c.slot \
-          AND s.restart_lsn > coalesce((SELECT max(commit_lsn) FROM outbox.dispatch), '0/0') \
-          AND NOT EXISTS (SELECT FROM outbox.events e WHERE e.inserted_xid >= c.floor)";
-    eventually("the position is durable and the floor is up", || async {
-        database.execute("CHECKPOINT").await;
-        (database.number(settled).await == 1).then_some(())
-    })
-    .await;
 }
 
 /// The result of `postrider prune --older-than 7d --json`: exit code and output.
