@@ -9,7 +9,7 @@ use crate::capture::table::TableReader;
 use crate::capture::unrecorded::Unrecorded;
 use crate::capture::{ScanWindow, shape};
 use crate::error::{Code, Error, Result};
-use crate::postgres::{PatientSql, Sql};
+use crate::postgres::Sql;
 use crate::store::capture_record::{self as captures, Resolved};
 use crate::store::dispatch::last_ordinal;
 use crate::store::relay_row::Manner;
@@ -20,13 +20,13 @@ impl AuditState {
     /// there were such rows, or whether the partitions of a table have changed since the last audit.
     pub(super) async fn compare(
         &mut self,
-        sql: &PatientSql,
+        sql: &Sql,
         captured: &[Captured],
         waiting: AuditWait,
         is_whole: bool,
     ) -> Result<bool> {
         let commit = place_before(waiting.end);
-        let last = sql.answer(last_ordinal(sql, commit)).await?;
+        let last = last_ordinal(sql, commit).await?;
         let mut places = Places {
             commit,
             next_ordinal: last + 1,
@@ -50,8 +50,7 @@ impl AuditState {
                 below_xid: Some(waiting.xmin),
                 ..window
             };
-            let resolving = TableReader::resolve(sql, table, &self.subject.project, captured);
-            let reader = sql.answer(resolving).await?;
+            let reader = TableReader::resolve(sql, table, &self.subject.project, captured).await?;
             let none = Firsts::default();
             let unrecorded = Unrecorded::of(sql, reader, table, window, &none).await?;
             let metrics = &self.subject.metrics;
@@ -70,8 +69,7 @@ impl AuditState {
                 (Ok(sent), Ok(())) => sent,
             };
             if window.goes_by_places() {
-                sql.answer(shape::refuse_rewritten(sql, table, shape))
-                    .await?;
+                shape::refuse_rewritten(sql, table, shape).await?;
             }
         }
         if found > 0 {

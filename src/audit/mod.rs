@@ -45,7 +45,7 @@ use crate::capture::{Bounds, ScanWindow, scan};
 use crate::error::{Code, Error, Result};
 use crate::mapping::TableSettings;
 use crate::metrics::Metrics;
-use crate::postgres::{PatientSql, Sql, Target, current_snapshot};
+use crate::postgres::{Sql, Target, connect_patiently, current_snapshot};
 use crate::recovery::loss::Loss;
 use crate::store::relay_row::RecordKeeping;
 use crate::store::relay_row::audits::{self, AuditHistory};
@@ -188,8 +188,8 @@ struct AuditWait {
     end: Lsn,
 }
 
-async fn open(target: &Target) -> Result<PatientSql> {
-    let sql = PatientSql::open(target, "postrider auditor", STATEMENT_TIMEOUT).await?;
+async fn open(target: &Target) -> Result<Sql> {
+    let sql = connect_patiently(target, "postrider auditor", STATEMENT_TIMEOUT).await?;
     scan::prepare(&sql).await?;
     Ok(sql)
 }
@@ -208,7 +208,7 @@ async fn any_overlooked(sql: &Sql, captured: &[Captured], records: RecordKeeping
 
 impl AuditState {
     /// Makes one step of an audit. Returns the time until the next step.
-    async fn round(&mut self, sql: &mut Option<PatientSql>) -> Result<Duration> {
+    async fn round(&mut self, sql: &mut Option<Sql>) -> Result<Duration> {
         let sql = match sql {
             Some(sql) => sql,
             None => sql.insert(open(&self.subject.target).await?),
@@ -216,11 +216,11 @@ impl AuditState {
         let waiting = match self.waiting {
             Some(waiting) => waiting,
             None => {
-                let waiting = sql.answer(self.begin(sql)).await?;
+                let waiting = self.begin(sql).await?;
                 *self.waiting.insert(waiting)
             }
         };
-        let (earlier, reached, state) = sql.answer(self.survey(sql, waiting.end)).await?;
+        let (earlier, reached, state) = self.survey(sql, waiting.end).await?;
         if !state.problems().is_empty() {
             // The supervisor reports the problem, and wakes the auditor when the problem is solved.
             return Ok(SOON);
@@ -229,20 +229,16 @@ impl AuditState {
         let is_as_it_was = earlier.publication.as_deref() == Some(fingerprint);
         let records = earlier.records;
         if records.may_lack_records() && !is_as_it_was {
-            return sql.answer(self.end_session(sql)).await;
+            return self.end_session(sql).await;
         }
         if !reached {
             return Ok(AT_ONCE);
         }
-        let known = async {
-            // Columns may be added while a relay runs.
-            claim::refresh(sql, &self.subject.tables).await?;
-            claim::known(sql, &self.subject.slot, &self.subject.tables).await
-        };
-        let captured = sql.answer(known).await?;
-        if records.may_lack_records() && sql.answer(any_overlooked(sql, &captured, records)).await?
-        {
-            return sql.answer(self.end_session(sql)).await;
+        // Columns may be added while a relay runs.
+        claim::refresh(sql, &self.subject.tables).await?;
+        let captured = claim::known(sql, &self.subject.slot, &self.subject.tables).await?;
+        if records.may_lack_records() && any_overlooked(sql, &captured, records).await? {
+            return self.end_session(sql).await;
         }
         let has_partitions = captured
             .iter()
@@ -256,8 +252,8 @@ impl AuditState {
         }
         // An idle relay writes nothing.
         if writes {
-            let writing = self.resolved(sql, &captured, waiting, fingerprint, &earlier);
-            sql.answer(writing).await?;
+            self.resolved(sql, &captured, waiting, fingerprint, &earlier)
+                .await?;
             self.floor = waiting.xmin;
             self.goal = self.goal.filter(|goal| waiting.xmin < *goal);
         }
@@ -265,7 +261,7 @@ impl AuditState {
         self.everything = false;
         if is_whole {
             // Rows of a gap may belong to transactions that are still running.
-            let now = sql.answer(current_snapshot(&***sql)).await?;
+            let now = current_snapshot(&**sql).await?;
             self.horizon = Some(now.xmax());
             return Ok(AT_ONCE);
         }

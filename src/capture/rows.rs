@@ -16,7 +16,7 @@ use super::scan::{Candidate, DispatchState};
 use super::table::{RowValues, TableReader, altered_since};
 use crate::error::Result;
 use crate::event::EventId;
-use crate::postgres::PatientSql;
+use crate::postgres::Sql;
 
 /// Maximum number of rows per statement. Large rows end a portion earlier.
 const MAX_ROWS: usize = 512;
@@ -71,7 +71,7 @@ impl Rows {
     /// Errors of a statement; `slot-busy` when the table was altered in the meantime.
     pub(crate) async fn portion(
         &mut self,
-        sql: &PatientSql,
+        sql: &Sql,
         reader: &TableReader,
     ) -> Result<Vec<ReadRow>> {
         loop {
@@ -80,7 +80,7 @@ impl Rows {
                 return Ok(Vec::new());
             }
             let candidates = &self.waiting.make_contiguous()[..asked];
-            match sql.answer(read(sql, reader, candidates)).await? {
+            match read(sql, reader, candidates).await? {
                 Portion::Read(rows, done) => {
                     self.count = if done < asked {
                         done.max(1)
@@ -121,7 +121,7 @@ impl Rows {
     }
 }
 
-async fn read(sql: &PatientSql, reader: &TableReader, candidates: &[Candidate]) -> Result<Portion> {
+async fn read(sql: &Sql, reader: &TableReader, candidates: &[Candidate]) -> Result<Portion> {
     let order = match reader.seq_sql().filter(|_| candidates[0].seq.is_some()) {
         Some(seq) => format!("{seq}, e.tableoid, e.ctid"),
         None => format!(
@@ -142,7 +142,7 @@ async fn read(sql: &PatientSql, reader: &TableReader, candidates: &[Candidate]) 
 }
 
 async fn read_portion(
-    sql: &PatientSql,
+    sql: &Sql,
     statement: &str,
     reader: &TableReader,
     candidates: &[Candidate],
@@ -189,7 +189,7 @@ fn place_of(row: &SimpleQueryRow, reader: &TableReader, rest: &[Candidate]) -> O
 /// # Errors
 /// Those of [`Rows::portion`].
 pub(crate) async fn find(
-    sql: &PatientSql,
+    sql: &Sql,
     reader: &TableReader,
     event_id: &EventId,
 ) -> Result<Option<RowValues>> {
@@ -205,11 +205,7 @@ pub(crate) async fn find(
 
 /// Reads the row that meets `condition` column by column, without the values that PostgreSQL cannot
 /// send; `None` when the row is gone.
-async fn around(
-    sql: &PatientSql,
-    reader: &TableReader,
-    condition: &str,
-) -> Result<Option<RowValues>> {
+async fn around(sql: &Sql, reader: &TableReader, condition: &str) -> Result<Option<RowValues>> {
     let mut values = RowValues::empty(reader);
     for column in reader.columns() {
         let statement = format!(
@@ -228,15 +224,11 @@ async fn around(
 
 /// Runs a statement and returns its first row. The inner error means that PostgreSQL cannot send the
 /// row.
-async fn ask(sql: &PatientSql, statement: &str) -> Result<Result<Option<SimpleQueryRow>, PgError>> {
-    let asking = async {
-        match sql.simple_query(statement).await {
-            Ok(messages) => Ok(Ok(messages)),
-            Err(error) if is_of_a_value(&error) => Ok(Err(error)),
-            Err(error) => Err(altered_since(error)),
-        }
+async fn ask(sql: &Sql, statement: &str) -> Result<Result<Option<SimpleQueryRow>, PgError>> {
+    let answer = match sql.simple_query(statement).await {
+        Err(error) if !is_of_a_value(&error) => return Err(altered_since(error)),
+        answer => answer,
     };
-    let answer = sql.answer(asking).await?;
     Ok(answer.map(|messages| {
         messages.into_iter().find_map(|message| match message {
             SimpleQueryMessage::Row(row) => Some(row),

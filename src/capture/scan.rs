@@ -15,7 +15,7 @@ use super::claim::Captured;
 use super::table::{TableReader, altered_since};
 use super::window::ScanWindow;
 use crate::error::Result;
-use crate::postgres::PatientSql;
+use crate::postgres::Sql;
 use crate::store::dispatch::{has_no_row_sql, state_sql};
 
 /// Rows that one statement walks over.
@@ -81,8 +81,8 @@ pub(crate) struct Scan<'a> {
 ///
 /// # Errors
 /// Those of the connection.
-pub(crate) async fn prepare(sql: &PatientSql) -> Result<()> {
-    sql.answer(sql.batch_execute(PLAN)).await
+pub(crate) async fn prepare(sql: &Sql) -> Result<()> {
+    Ok(sql.batch_execute(PLAN).await?)
 }
 
 impl<'a> Scan<'a> {
@@ -114,7 +114,7 @@ impl<'a> Scan<'a> {
     ///
     /// # Errors
     /// Errors of a statement; `slot-busy` when the table was altered in the meantime.
-    pub(crate) async fn next(&mut self, sql: &PatientSql) -> Result<Option<Vec<Candidate>>> {
+    pub(crate) async fn next(&mut self, sql: &Sql) -> Result<Option<Vec<Candidate>>> {
         match std::mem::replace(&mut self.walk, Walk::Done) {
             Walk::Unnumbered(after) => {
                 let found = self.collect(sql, after).await?;
@@ -145,7 +145,7 @@ impl<'a> Scan<'a> {
     /// published.
     async fn page(
         &mut self,
-        sql: &PatientSql,
+        sql: &Sql,
         seq: i64,
         leaf: u32,
         place: &str,
@@ -171,9 +171,7 @@ impl<'a> Scan<'a> {
             table = self.table,
         );
         let rows = sql.query_typed(&statement, &[]);
-        let rows = sql
-            .answer(async { rows.await.map_err(altered_since) })
-            .await?;
+        let rows = rows.await.map_err(altered_since)?;
         let mut found = Vec::with_capacity(rows.len());
         for row in rows {
             let (seq, leaf, place): (i64, u32, String) = (row.get(0), row.get(1), row.get(2));
@@ -200,7 +198,7 @@ impl<'a> Scan<'a> {
     /// Reads the first [`MAX_COLLECTED`] rows without `seq` after the key `after`, in their order.
     async fn collect(
         &self,
-        sql: &PatientSql,
+        sql: &Sql,
         after: Option<UnnumberedKey>,
     ) -> Result<BTreeMap<UnnumberedKey, Candidate>> {
         let mut found = BTreeMap::new();
@@ -211,10 +209,7 @@ impl<'a> Scan<'a> {
             let to = Some(from.saturating_add(RANGE_BLOCKS)).filter(|to| *to <= blocks);
             let statement = self.range_sql(from, to, after);
             let rows = sql.query_typed(&statement, &[]);
-            for row in sql
-                .answer(async { rows.await.map_err(altered_since) })
-                .await?
-            {
+            for row in rows.await.map_err(altered_since)? {
                 let place: String = row.get(1);
                 let (block, line) = block_and_line(&place);
                 let xid: String = row.get(2);

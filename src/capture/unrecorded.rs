@@ -17,12 +17,12 @@ use super::table::{RowValues, TableEvent, TableReader};
 use crate::error::Result;
 use crate::event::{EventId, Standing};
 use crate::mapping::{MapError, TableSettings};
-use crate::postgres::PatientSql;
+use crate::postgres::Sql;
 use crate::store::relay_row::RecordKeeping;
 
 /// Reads the rows of a table that may have to be published, the rows of each key in their order.
 pub(crate) struct Unrecorded<'a> {
-    sql: &'a PatientSql,
+    sql: &'a Sql,
     reader: TableReader,
     scan: Scan<'a>,
     rows: Rows,
@@ -40,14 +40,13 @@ impl<'a> Unrecorded<'a> {
     /// Errors of a statement; `slot-busy` when the table was altered after its columns were looked
     /// up.
     pub(crate) async fn of(
-        sql: &'a PatientSql,
+        sql: &'a Sql,
         reader: TableReader,
         table: &TableSettings,
         window: ScanWindow<'a>,
         firsts: &Firsts,
     ) -> Result<Self> {
-        let looking = Blocked::of(sql, table, &reader, &window, firsts);
-        let blocked = sql.answer(looking).await?;
+        let blocked = Blocked::of(sql, table, &reader, &window, firsts).await?;
         Ok(Self {
             sql,
             scan: Scan::new(window, &reader),

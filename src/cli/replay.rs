@@ -13,7 +13,7 @@ use crate::ops::replay::{
     self, ReplayCriteria, ReplayReport, ReplayRow, ReplaySelection, ReplayStep,
 };
 use crate::ops::since::Since;
-use crate::postgres::PatientSql;
+use crate::postgres::{Sql, connect_patiently};
 use crate::settings::Settings;
 
 const STATEMENT_TIMEOUT: Duration = Duration::from_secs(60);
@@ -92,7 +92,7 @@ fn name(text: &str) -> Result<String, String> {
 pub(super) fn run(settings: &Settings, args: &ReplayArgs) -> Result<ExitCode> {
     block_on(async {
         let target = settings.database()?;
-        let sql = PatientSql::open(target, "postrider replay", STATEMENT_TIMEOUT).await?;
+        let sql = connect_patiently(target, "postrider replay", STATEMENT_TIMEOUT).await?;
         let is_stopped = signals::watch_steps()?;
         let mut line = ProgressLine::new();
         let mut on_step = |step: &ReplayStep| {
@@ -152,7 +152,7 @@ fn criteria(args: &ReplayArgs) -> Result<ReplayCriteria> {
     Ok(criteria)
 }
 
-async fn begin(sql: &PatientSql, settings: &Settings, args: &ReplayArgs) -> Result<ReplayRow> {
+async fn begin(sql: &Sql, settings: &Settings, args: &ReplayArgs) -> Result<ReplayRow> {
     let criteria = criteria(args)?;
     if !args.yes {
         let what =

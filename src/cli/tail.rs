@@ -13,7 +13,7 @@ use crate::ops::event::find::of_record_alone;
 use crate::ops::event::{EventQuery, EventReport, EventState};
 use crate::ops::since::Since;
 use crate::ops::tail::{MessageReader, RecordedRow, Tail, TailedMessage};
-use crate::postgres::PatientSql;
+use crate::postgres::{Sql, connect_patiently};
 use crate::settings::Settings;
 
 /// Long, because `--since` with `--key` or `--topic` may scan much of the table.
@@ -122,14 +122,14 @@ fn is_of_the_connection(error: &Error) -> bool {
 
 /// A connection, and the reader of messages that was opened with it.
 struct TailSession {
-    sql: PatientSql,
+    sql: Sql,
     messages: Option<MessageReader>,
 }
 
 impl TailSession {
     async fn open(settings: &Settings, args: &TailArgs) -> Result<Self> {
         let target = settings.database()?;
-        let sql = PatientSql::open(target, "postrider tail", STATEMENT_TIMEOUT).await?;
+        let sql = connect_patiently(target, "postrider tail", STATEMENT_TIMEOUT).await?;
         let messages = if args.message {
             Some(MessageReader::open(&sql, settings).await?)
         } else {

@@ -26,7 +26,7 @@ use crate::error::{Code, Error, Result};
 use crate::ops::event::{EventQuery, find, list};
 use crate::ops::since::Since;
 use crate::ops::status::RelayStatus;
-use crate::postgres::{PatientSql, connect};
+use crate::postgres::{connect, connect_patiently};
 use crate::settings::Settings;
 
 const HTML: &str = include_str!("page/page.html");
@@ -274,7 +274,7 @@ async fn events(Shared(port): Shared<Port>, Query(search): Query<EventSearch>) -
 
 async fn find_events(settings: &Settings, wanted: &str, is_id: bool) -> Result<serde_json::Value> {
     let target = settings.database()?;
-    let sql = PatientSql::open(target, "postrider page", STATEMENT_TIMEOUT).await?;
+    let sql = connect_patiently(target, "postrider page", STATEMENT_TIMEOUT).await?;
     if is_id {
         let events = find::find(&sql, settings, wanted).await?;
         return Ok(serde_json::json!({ "events": events }));

@@ -29,7 +29,7 @@ use crate::capture::rows;
 use crate::capture::table::TableReader;
 use crate::error::Result;
 use crate::event::EventId;
-use crate::postgres::PatientSql;
+use crate::postgres::Sql;
 use crate::settings::Settings;
 pub(crate) use crate::store::dispatch::history::RecordedRow;
 use crate::store::dispatch::history::{self, RecordFilter, RecordPlace};
@@ -66,7 +66,7 @@ impl<'a> Tail<'a> {
     /// # Errors
     /// Database errors.
     pub(crate) async fn begin(
-        sql: &PatientSql,
+        sql: &Sql,
         settings: &'a Settings,
         query: &'a EventQuery<'a>,
     ) -> Result<Self> {
@@ -106,7 +106,7 @@ impl<'a> Tail<'a> {
     ///
     /// # Errors
     /// Database errors. The next call then returns the records that this call did not return.
-    pub(crate) async fn next(&mut self, sql: &PatientSql) -> Result<Vec<RecordedRow>> {
+    pub(crate) async fn next(&mut self, sql: &Sql) -> Result<Vec<RecordedRow>> {
         if let Some(after) = self.catching_up {
             let page = history::page(sql, &self.filter, after, PAGE).await;
             let page = page.map_err(|error| self.query.took_long(error))?;
@@ -134,7 +134,7 @@ impl<'a> Tail<'a> {
         }
     }
 
-    async fn confirmed(&mut self, sql: &PatientSql) -> Result<Option<RecordPlace>> {
+    async fn confirmed(&mut self, sql: &Sql) -> Result<Option<RecordPlace>> {
         let slot = slots::find(sql, &self.settings.slot).await?;
         if slot.is_none() {
             self.note("the slot does not exist here: no relay writes records");
@@ -146,7 +146,7 @@ impl<'a> Tail<'a> {
         }))
     }
 
-    async fn poll(&mut self, sql: &PatientSql) -> Result<Vec<RecordedRow>> {
+    async fn poll(&mut self, sql: &Sql) -> Result<Vec<RecordedRow>> {
         let confirmed = self.confirmed(sql).await?;
         let found = history::newest_places(sql, &self.filter, self.from, WINDOW).await?;
         if let Some((oldest, at)) = found.get(WINDOW - 1) {
@@ -208,7 +208,7 @@ impl MessageReader {
     ///
     /// # Errors
     /// `column-missing` and others if the settings do not fit the tables; database errors.
-    pub(crate) async fn open(sql: &PatientSql, settings: &Settings) -> Result<Self> {
+    pub(crate) async fn open(sql: &Sql, settings: &Settings) -> Result<Self> {
         let captured =
             claim::as_if_claimed(sql, &settings.slot, &settings.tables, settings.start).await?;
         let project = settings.project().unwrap_or("none");
@@ -225,7 +225,7 @@ impl MessageReader {
     /// Database errors.
     pub(crate) async fn message(
         &mut self,
-        sql: &PatientSql,
+        sql: &Sql,
         row: &RecordedRow,
     ) -> Result<Option<TailedMessage>> {
         let event_id = EventId {

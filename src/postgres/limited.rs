@@ -8,8 +8,8 @@
 use std::future::{Ready, ready};
 use std::io;
 use std::pin::Pin;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
@@ -21,9 +21,18 @@ use tokio_postgres::tls::{ChannelBinding, TlsConnect, TlsStream};
 /// The time limit for an answer is `statement_timeout` plus this grace period.
 const GRACE: Duration = Duration::from_secs(5);
 
-/// The time limit for an answer. The session and its stream share it.
+/// The time limit for an answer, and how long an answer has been outstanding. The session and its stream
+/// share it.
 #[derive(Debug, Clone, Default)]
-pub(super) struct AnswerLimit(Arc<AtomicU64>);
+pub(super) struct AnswerLimit(Arc<Answers>);
+
+#[derive(Debug, Default)]
+struct Answers {
+    /// The limit in milliseconds; 0 means no limit.
+    limit: AtomicU64,
+    /// Time of the last byte in either direction, while an answer is outstanding.
+    silent_since: Mutex<Option<Instant>>,
+}
 
 impl AnswerLimit {
     /// Sets the limit for a session with this `statement_timeout`. Zero means no limit, as on the server.
@@ -33,12 +42,24 @@ impl AnswerLimit {
             timeout => timeout + GRACE,
         };
         let millis = u64::try_from(limit.as_millis()).unwrap_or(u64::MAX);
-        self.0.store(millis, Ordering::Relaxed);
+        self.0.limit.store(millis, Ordering::Relaxed);
     }
 
     fn get(&self) -> Option<Duration> {
-        let millis = self.0.load(Ordering::Relaxed);
+        let millis = self.0.limit.load(Ordering::Relaxed);
         (millis > 0).then(|| Duration::from_millis(millis))
+    }
+
+    /// Time of the last byte in either direction; `None` if no answer is outstanding.
+    pub(super) fn silent_since(&self) -> Option<Instant> {
+        *self.silence()
+    }
+
+    fn silence(&self) -> MutexGuard<'_, Option<Instant>> {
+        self.0
+            .silent_since
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -51,8 +72,6 @@ pub(super) struct Limited<S> {
     /// Number of requests without a complete answer. The client may send a request before it has read the
     /// answer to the previous request.
     outstanding: u32,
-    /// Time of the last byte in either direction, while an answer is outstanding.
-    silent_since: Option<Instant>,
     timer: Pin<Box<Sleep>>,
 }
 
@@ -64,7 +83,6 @@ impl<S> Limited<S> {
             requests: Frames::of_client(),
             answers: Frames::of_server(),
             outstanding: 0,
-            silent_since: None,
             timer: Box::pin(sleep(Duration::ZERO)),
         }
     }
@@ -93,13 +111,13 @@ impl<S> Limited<S> {
     }
 
     fn moved(&mut self) {
-        self.silent_since = (self.outstanding > 0).then(Instant::now);
+        *self.limit.silence() = (self.outstanding > 0).then(Instant::now);
     }
 
     /// Fails if the limit has passed. Otherwise schedules a wakeup for the time when it will have passed.
     fn poll_limit(&mut self, cx: &mut Context<'_>) -> Poll<io::Error> {
         loop {
-            let (Some(since), Some(limit)) = (self.silent_since, self.limit.get()) else {
+            let (Some(since), Some(limit)) = (self.limit.silent_since(), self.limit.get()) else {
                 return Poll::Pending;
             };
             let deadline = since + limit;
@@ -141,7 +159,7 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Limited<S> {
             Poll::Ready(Ok(length)) => self.sent(&bytes[..*length]),
             Poll::Ready(Err(_)) => return written,
             Poll::Pending => {
-                self.silent_since.get_or_insert_with(Instant::now);
+                self.limit.silence().get_or_insert_with(Instant::now);
             }
         }
         // The timer wakes the session's driver, which always polls for reading before writing.
@@ -259,6 +277,7 @@ mod tests {
         session
             .limit
             .0
+            .limit
             .store(LIMIT.as_millis() as u64, Ordering::Relaxed);
         (session, server)
     }

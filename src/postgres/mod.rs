@@ -14,7 +14,7 @@ mod sql;
 #[cfg(test)]
 mod tests;
 
-pub(crate) use patience::PatientSql;
+pub(crate) use patience::connect_patiently;
 pub use replication::{Servers, Target};
 pub(crate) use snapshot::{Snapshot, current_snapshot};
 pub use sql::{Sql, connect};

@@ -1,17 +1,19 @@
-//! Runs statements that may take long, and detects a dead connection without a statement timeout.
+//! Detects a dead connection of a session whose statements may take long.
 //!
 //! A timeout would end a statement on a large table on every attempt. TCP keepalives do not help
-//! either: a proxy may answer them while it no longer forwards anything. So we ask the server over
-//! another connection whether it is still working on the statement.
+//! either: a proxy may answer them while it no longer forwards anything. So while an answer is
+//! outstanding, we ask the server over another connection whether it is still working on the statement.
 
-use std::ops::Deref;
 use std::time::Duration;
 
 use replication::Target;
 use slot_manager::activity::{self, ServerProcess};
+use tokio::task::AbortHandle;
+use tokio::time::{Instant, sleep, sleep_until};
 
-use super::sql::{Sql, connect};
-use crate::error::{Code, Error, Result};
+use super::limited::AnswerLimit;
+use super::sql::{Sql, connect, log_dead};
+use crate::error::Result;
 
 /// Poll interval for the server process. An answer in transit arrives within this time.
 const POLL_INTERVAL: Duration = Duration::from_secs(10);
@@ -19,67 +21,67 @@ const POLL_INTERVAL: Duration = Duration::from_secs(10);
 /// Time limit of one poll.
 const CHECK_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// A session whose statements may take any amount of time.
-#[derive(Debug)]
-pub(crate) struct PatientSql {
-    sql: Sql,
+/// Opens a session whose statements may take any amount of time. The session ends if the server no
+/// longer works on a statement, but its answer does not arrive. A `statement_timeout` of 0 means no
+/// timeout.
+///
+/// # Errors
+/// Errors of the connection.
+pub(crate) async fn connect_patiently(
+    servers: &impl AsRef<[Target]>,
+    application_name: &str,
+    statement_timeout: Duration,
+) -> Result<Sql> {
+    let mut sql = connect(servers, application_name, CHECK_TIMEOUT).await?;
+    let process = activity::own_process(&sql).await?;
+    sql.limit_statements(statement_timeout).await?;
+    let watchdog = Watchdog {
+        target: sql.target().clone(),
+        process,
+        answers: sql.answers().clone(),
+        session: sql.abort_handle(),
+    };
+    sql.watch(tokio::spawn(watchdog.run()));
+    Ok(sql)
+}
+
+/// Ends a session whose answer was lost on the way.
+struct Watchdog {
+    target: Target,
     process: ServerProcess,
+    answers: AnswerLimit,
+    session: AbortHandle,
 }
 
-impl Deref for PatientSql {
-    type Target = Sql;
-
-    fn deref(&self) -> &Sql {
-        &self.sql
-    }
-}
-
-impl PatientSql {
-    /// Opens a session. A `statement_timeout` of 0 means no timeout.
-    ///
-    /// # Errors
-    /// Errors of the connection.
-    pub(crate) async fn open(
-        servers: &impl AsRef<[Target]>,
-        application_name: &str,
-        statement_timeout: Duration,
-    ) -> Result<Self> {
-        let sql = connect(servers, application_name, CHECK_TIMEOUT).await?;
-        let process = activity::own_process(&sql).await?;
-        sql.limit_statements(statement_timeout).await?;
-        Ok(Self { sql, process })
-    }
-
-    /// Waits for the result of `asking` as long as the server works on its statement. `asking` must wait
-    /// only for this session.
-    ///
-    /// # Errors
-    /// The errors of `asking`; `postgres-connection-lost` if two polls in a row show that the server no
-    /// longer works on the statement, but no answer arrives.
-    pub(crate) async fn answer<T, E>(&self, asking: impl Future<Output = Result<T, E>>) -> Result<T>
-    where
-        Error: From<E>,
-    {
-        let mut asking = std::pin::pin!(asking);
-        let mut seen_done = false;
+impl Watchdog {
+    async fn run(self) {
+        // The silence in which the last poll found that the server is done.
+        let mut done_in = None;
         loop {
-            if let Ok(answer) = tokio::time::timeout(POLL_INTERVAL, &mut asking).await {
-                return Ok(answer?);
+            let Some(since) = self.answers.silent_since() else {
+                sleep(POLL_INTERVAL).await;
+                continue;
+            };
+            let due = since + POLL_INTERVAL;
+            if Instant::now() < due {
+                sleep_until(due).await;
+                continue;
             }
             // A poll that fails proves nothing about this connection.
             let is_done = matches!(self.is_at_work().await, Ok(false));
-            if is_done && seen_done {
-                return Err(Error::new(
-                    Code::PostgresConnectionLost,
-                    "PostgreSQL has answered, but the answer does not arrive",
-                ));
+            let is_silent = self.answers.silent_since() == Some(since);
+            if is_done && is_silent && done_in == Some(since) {
+                log_dead("PostgreSQL has answered, but the answer does not arrive");
+                self.session.abort();
+                return;
             }
-            seen_done = is_done;
+            done_in = is_done.then_some(since);
+            sleep(POLL_INTERVAL).await;
         }
     }
 
     async fn is_at_work(&self) -> Result<bool> {
-        let sql = connect(self.sql.target(), "postrider", CHECK_TIMEOUT).await?;
+        let sql = connect(&self.target, "postrider", CHECK_TIMEOUT).await?;
         Ok(activity::is_at_work(&sql, &self.process).await?)
     }
 }

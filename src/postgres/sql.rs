@@ -8,7 +8,7 @@ use replication::connection::{
     self, CHANNEL_BINDING_HINT, ChannelBinding, Liveness, Target, Wire, session_settings,
     transaction_timeout, unreachable,
 };
-use tokio::task::JoinHandle;
+use tokio::task::{AbortHandle, JoinHandle};
 use tokio_postgres::config::{
     ChannelBinding as PgChannelBinding, SslMode as PgSslMode, SslNegotiation,
 };
@@ -33,6 +33,8 @@ pub struct Sql {
     target: Target,
     limit: AnswerLimit,
     driver: JoinHandle<()>,
+    /// Ends the session when it is dead; see [`connect_patiently`](super::connect_patiently).
+    watchdog: Option<JoinHandle<()>>,
 }
 
 impl Deref for Sql {
@@ -60,6 +62,21 @@ impl Sql {
         self.limit.set(Duration::ZERO);
     }
 
+    /// The time limit for answers, shared with the session's stream.
+    pub(super) fn answers(&self) -> &AnswerLimit {
+        &self.limit
+    }
+
+    /// Ends the session from outside.
+    pub(super) fn abort_handle(&self) -> AbortHandle {
+        self.driver.abort_handle()
+    }
+
+    /// Gives the session a task that lives as long as the session.
+    pub(super) fn watch(&mut self, watchdog: JoinHandle<()>) {
+        self.watchdog = Some(watchdog);
+    }
+
     /// Changes the statement timeout. Zero means no timeout.
     ///
     /// # Errors
@@ -76,6 +93,9 @@ impl Sql {
 impl Drop for Sql {
     fn drop(&mut self) {
         self.driver.abort();
+        if let Some(watchdog) = &self.watchdog {
+            watchdog.abort();
+        }
     }
 }
 
@@ -146,6 +166,7 @@ async fn log_in(
         target: target.clone(),
         limit,
         driver,
+        watchdog: None,
     };
     connection::refuse_a_standby(target, standby.as_deref())?;
     if transaction_timeout::exists(version.as_deref()) {
@@ -159,11 +180,16 @@ fn log_end(error: &tokio_postgres::Error) {
     let cause = std::error::Error::source(error);
     match cause.and_then(|cause| cause.downcast_ref::<std::io::Error>()) {
         Some(silent) if silent.kind() == ErrorKind::TimedOut => {
-            let code = Code::PostgresConnectionLost;
-            tracing::warn!(%code, hint = code.hint(), "closing an SQL session: {silent}");
+            log_dead(&silent.to_string());
         }
         _ => tracing::debug!(%error, "an SQL session ended"),
     }
+}
+
+/// Logs that a session is closed because its server is silent.
+pub(super) fn log_dead(what: &str) {
+    let code = Code::PostgresConnectionLost;
+    tracing::warn!(%code, hint = code.hint(), "closing an SQL session: {what}");
 }
 
 fn config(target: &Target, application_name: &str, statement_timeout: Duration) -> Config {

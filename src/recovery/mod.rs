@@ -38,7 +38,7 @@ use crate::condition::{Phase, RelayState};
 use crate::error::{Code, Error, Result};
 use crate::mapping::TableSettings;
 use crate::metrics::Metrics;
-use crate::postgres::{PatientSql, Sql, Target};
+use crate::postgres::{Sql, Target, connect_patiently};
 use crate::store::capture_record::{self as captures, Resolved};
 use crate::store::dispatch::{PredecessorGone, last_ordinal};
 use crate::store::relay_row::{Manner, RecordKeeping, Unfinished, mark};
@@ -182,7 +182,7 @@ struct Recovery {
 impl Recovery {
     async fn run(mut self, open: oneshot::Sender<()>) -> Result<(), Interrupted> {
         let sql =
-            PatientSql::open(&self.subject.target, "postrider recovery", Duration::ZERO).await?;
+            connect_patiently(&self.subject.target, "postrider recovery", Duration::ZERO).await?;
         scan::prepare(&sql).await?;
         for n in 0..self.subject.tables.len() {
             self.read(n, &sql).await?;
@@ -194,7 +194,7 @@ impl Recovery {
         if self.rows.settled().await == Err(SessionEnded) {
             return Err(Interrupted::SessionEnded);
         }
-        sql.answer(self.write_down(&sql)).await?;
+        self.write_down(&sql).await?;
         let (slot, rows) = (&self.subject.slot, self.progress.rows);
         if !self.is_first {
             tracing::warn!(
@@ -240,10 +240,9 @@ impl Recovery {
         Ok(())
     }
 
-    async fn read(&mut self, n: usize, sql: &PatientSql) -> Result<(), Interrupted> {
+    async fn read(&mut self, n: usize, sql: &Sql) -> Result<(), Interrupted> {
         let (table, captured) = (&self.subject.tables[n], &self.subject.captured[n]);
-        let resolving = TableReader::resolve(sql, table, &self.subject.project, captured);
-        let reader = sql.answer(resolving).await?;
+        let reader = TableReader::resolve(sql, table, &self.subject.project, captured).await?;
         let window = ScanWindow {
             shown_by: Some(&self.point.snapshot),
             ..ScanWindow::unresolved(captured, self.subject.records)
@@ -256,8 +255,7 @@ impl Recovery {
         });
         let rows = sending.await?;
         if window.goes_by_places() {
-            sql.answer(shape::refuse_rewritten(sql, table, &captured.shape))
-                .await?;
+            shape::refuse_rewritten(sql, table, &captured.shape).await?;
         }
         if !self.is_first || rows > 0 {
             tracing::info!(table = %table.table, rows, "recovering: finished reading the table");

@@ -6,14 +6,13 @@ use decoder::{Oid, OwnedRelation};
 use slot_manager::QualifiedName;
 use slot_manager::column_types::{self, CatalogType};
 
-use crate::error::{Code, Error, Result};
+use crate::error::Result;
 use crate::mapping::{ColumnType, ColumnTypes};
 use crate::postgres::{Sql, Target, connect};
 
 /// The time limits are short, because a lookup delays the stream, and a session whose stream is delayed
 /// for long ends.
 const STATEMENT_TIMEOUT: Duration = Duration::from_secs(5);
-const LOOK_UP_LIMIT: Duration = Duration::from_secs(8);
 
 /// Looks up every type of the table's columns that is not among `known`.
 ///
@@ -76,13 +75,6 @@ pub(crate) async fn look_up_apart(
     relation: &OwnedRelation,
     known: &ColumnTypes,
 ) -> Result<ColumnTypes> {
-    let asking = async {
-        let sql = connect(target, "postrider types", STATEMENT_TIMEOUT).await?;
-        look_up(&sql, relation, known).await
-    };
-    let asked = tokio::time::timeout(LOOK_UP_LIMIT, asking).await;
-    asked.unwrap_or_else(|_| {
-        let what = format!("PostgreSQL has not answered in {LOOK_UP_LIMIT:?}");
-        Err(Error::new(Code::PostgresConnectionLost, what))
-    })
+    let sql = connect(target, "postrider types", STATEMENT_TIMEOUT).await?;
+    look_up(&sql, relation, known).await
 }

@@ -12,7 +12,7 @@ use crate::ops::event::EventQuery;
 use crate::ops::event::find::{self, STATEMENT_TIMEOUT};
 use crate::ops::event::list;
 use crate::ops::since::Since;
-use crate::postgres::PatientSql;
+use crate::postgres::{Sql, connect_patiently};
 use crate::settings::Settings;
 
 /// Exit code when nothing is found.
@@ -45,7 +45,7 @@ pub(super) struct EventArgs {
 pub(super) fn run(settings: &Settings, args: &EventArgs) -> Result<ExitCode> {
     block_on(async {
         let target = settings.database()?;
-        let sql = PatientSql::open(target, "postrider event", STATEMENT_TIMEOUT).await?;
+        let sql = connect_patiently(target, "postrider event", STATEMENT_TIMEOUT).await?;
         match &args.id {
             Some(id) => one(&sql, settings, args, id).await,
             None => several(&sql, settings, args).await,
@@ -53,12 +53,7 @@ pub(super) fn run(settings: &Settings, args: &EventArgs) -> Result<ExitCode> {
     })
 }
 
-async fn one(
-    sql: &PatientSql,
-    settings: &Settings,
-    args: &EventArgs,
-    id: &str,
-) -> Result<ExitCode> {
+async fn one(sql: &Sql, settings: &Settings, args: &EventArgs, id: &str) -> Result<ExitCode> {
     let events = find::find(sql, settings, id).await?;
     let is_found = !events.is_empty();
     if args.json {
@@ -71,7 +66,7 @@ async fn one(
     Ok(exit(is_found))
 }
 
-async fn several(sql: &PatientSql, settings: &Settings, args: &EventArgs) -> Result<ExitCode> {
+async fn several(sql: &Sql, settings: &Settings, args: &EventArgs) -> Result<ExitCode> {
     let query = EventQuery {
         key: args.key.as_deref(),
         topic: args.topic.as_deref(),

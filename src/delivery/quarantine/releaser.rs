@@ -20,7 +20,7 @@ use crate::capture::{claim, rows};
 use crate::error::{Code, Error, Result};
 use crate::event::{EventRef, Group};
 use crate::mapping::{self, MapError, TableSettings};
-use crate::postgres::{PatientSql, Target};
+use crate::postgres::{Sql, Target, connect_patiently};
 use crate::store::dispatch::quarantined::{self, ReleasedKind, ReleasedRow};
 
 /// Long, because marking a key with a million events takes a while.
@@ -124,7 +124,7 @@ impl Drop for Releaser {
 }
 
 struct ReleaserSession {
-    sql: PatientSql,
+    sql: Sql,
     /// Created when first needed.
     readers: Vec<TableReader>,
 }
@@ -170,39 +170,37 @@ impl Worker {
                 count,
             } => {
                 let after = self.read_to.take();
-                let asking = quarantined::released_groups(sql, after.as_ref(), GROUPS as i64);
-                let released = sql.answer(asking).await?;
+                let released =
+                    quarantined::released_groups(sql, after.as_ref(), GROUPS as i64).await?;
                 self.read_to = released.get(GROUPS - 1).map(|(group, _)| group.clone());
                 Ok(QuarantineAnswer::Polled {
                     released,
                     vanished: if blocked.is_empty() {
                         Vec::new()
                     } else {
-                        let asking = quarantined::vanished(sql, &blocked);
-                        sql.answer(asking).await?
+                        quarantined::vanished(sql, &blocked).await?
                     },
                     durable,
                     count: if count {
-                        Some(sql.answer(quarantined::count(sql)).await?)
+                        Some(quarantined::count(sql).await?)
                     } else {
                         None
                     },
                 })
             }
             Ask::Do(QuarantineQuery::Mark(group)) => {
-                if sql.answer(quarantined::only_replayed(sql, &group)).await? {
+                if quarantined::only_replayed(sql, &group).await? {
                     return Ok(QuarantineAnswer::OnlyReplayed(group));
                 }
-                sql.answer(quarantined::mark(sql, &group)).await?;
+                quarantined::mark(sql, &group).await?;
                 Ok(QuarantineAnswer::Marked(group))
             }
             Ask::Do(QuarantineQuery::SendBack(group)) => {
-                sql.answer(quarantined::send_back(sql, &group)).await?;
+                quarantined::send_back(sql, &group).await?;
                 Ok(QuarantineAnswer::SentBack(group))
             }
             Ask::Do(QuarantineQuery::Page(group, after)) => {
-                let paging = quarantined::page(sql, &group, after, PAGE);
-                let rows = sql.answer(paging).await?;
+                let rows = quarantined::page(sql, &group, after, PAGE).await?;
                 let count = rows.len();
                 if count > 0 {
                     self.read(&group, rows, found).await?;
@@ -225,11 +223,10 @@ impl Worker {
         let sql = &session.sql;
         let readers_are_new = session.readers.is_empty();
         if readers_are_new {
-            let known = claim::known(sql, &self.slot, &self.tables);
-            let known = sql.answer(known).await?;
+            let known = claim::known(sql, &self.slot, &self.tables).await?;
             for (table, captured) in self.tables.iter().zip(&known) {
-                let resolving = TableReader::resolve(sql, table, &self.project, captured);
-                session.readers.push(sql.answer(resolving).await?);
+                let reader = TableReader::resolve(sql, table, &self.project, captured).await?;
+                session.readers.push(reader);
             }
         }
         let mut not_replayed = 0;
@@ -250,8 +247,7 @@ impl Worker {
                     );
                 }
                 not_replayed += 1;
-                let leaving = quarantined::leave_published(&session.sql, origin);
-                session.sql.answer(leaving).await?;
+                quarantined::leave_published(&session.sql, origin).await?;
             } else if found.send(one).await.is_err() {
                 break;
             }
@@ -276,12 +272,12 @@ fn is_of_one_event(error: &Error, readers_are_new: bool) -> bool {
 
 impl ReleaserSession {
     async fn open(target: &Target) -> Result<Self> {
-        let sql = PatientSql::open(target, "postrider quarantine", STATEMENT_TIMEOUT).await?;
+        let sql = connect_patiently(target, "postrider quarantine", STATEMENT_TIMEOUT).await?;
         // Use the index even with wrong statistics: rows in quarantine are a small part of a large table.
         // Without an index on the id, a sequential scan then seems so expensive that PostgreSQL would
         // compile every statement, which takes half a second.
-        let setting = sql.batch_execute("SET enable_seqscan = off; SET jit = off");
-        sql.answer(setting).await?;
+        sql.batch_execute("SET enable_seqscan = off; SET jit = off")
+            .await?;
         Ok(Self {
             sql,
             readers: Vec::new(),

@@ -17,7 +17,7 @@ use crate::error::{Code, Error, Result};
 use crate::event::EventId;
 use crate::mapping::TableSettings;
 use crate::ops::{progress, walk};
-use crate::postgres::{PatientSql, Sql};
+use crate::postgres::Sql;
 use crate::settings::Settings;
 use crate::store::dispatch::history::{self, RecordedRow};
 use crate::store::relay_row::{self, RecordKeeping};
@@ -55,11 +55,7 @@ struct FoundRow {
 ///
 /// # Errors
 /// `postgres-timeout` when a search takes too long; database errors.
-pub(crate) async fn find(
-    sql: &PatientSql,
-    settings: &Settings,
-    id: &str,
-) -> Result<Vec<EventReport>> {
+pub(crate) async fn find(sql: &Sql, settings: &Settings, id: &str) -> Result<Vec<EventReport>> {
     let captured =
         claim::as_if_claimed(sql, &settings.slot, &settings.tables, settings.start).await?;
     let mut tables = Vec::new();
@@ -241,7 +237,7 @@ fn of_record(found: RecordedRow, row: Option<EventTableRow>) -> EventReport {
 
 /// The report of a row without a record.
 async fn unrecorded(
-    sql: &PatientSql,
+    sql: &Sql,
     settings: &Settings,
     table: &mut SearchedTable<'_>,
     row: FoundRow,
@@ -286,7 +282,7 @@ async fn unrecorded(
 
 /// The topic and ordering key of a row's event. `None` if the row is gone or cannot be mapped.
 async fn lane(
-    sql: &PatientSql,
+    sql: &Sql,
     table: &mut SearchedTable<'_>,
     row: &FoundRow,
 ) -> Result<Option<(String, String)>> {

@@ -19,7 +19,7 @@ use crate::capture::scan::{self, Scan};
 use crate::capture::table::TableReader;
 use crate::error::Result;
 use crate::mapping::TableSettings;
-use crate::postgres::PatientSql;
+use crate::postgres::Sql;
 use crate::settings::Settings;
 use crate::store::dispatch::history;
 use crate::store::relay_row;
@@ -45,7 +45,7 @@ pub(crate) struct EventListing {
 /// # Errors
 /// `postgres-timeout` when the search takes too long; database errors.
 pub(crate) async fn list(
-    sql: &PatientSql,
+    sql: &Sql,
     settings: &Settings,
     query: &EventQuery<'_>,
     limit: usize,
@@ -70,7 +70,7 @@ pub(crate) async fn list(
 
 /// The waiting events that match, newest first, and whether the search stopped at its limit.
 async fn waiting(
-    sql: &PatientSql,
+    sql: &Sql,
     settings: &Settings,
     query: &EventQuery<'_>,
 ) -> Result<(Vec<EventReport>, bool)> {
@@ -86,7 +86,7 @@ async fn waiting(
 }
 
 async fn waiting_in(
-    sql: &PatientSql,
+    sql: &Sql,
     settings: &Settings,
     table: &TableSettings,
     captured: &Captured,

@@ -18,7 +18,7 @@ pub(crate) use state::EventState;
 
 use crate::error::{Code, Error, Result};
 use crate::ops::since::Since;
-use crate::postgres::PatientSql;
+use crate::postgres::Sql;
 pub(crate) use crate::store::dispatch::history::EventOutcome;
 use crate::store::dispatch::history::RecordFilter;
 
@@ -37,7 +37,7 @@ impl EventQuery<'_> {
     ///
     /// # Errors
     /// `setting-invalid` for a time that does not exist; database errors.
-    pub(super) async fn filter(&self, sql: &PatientSql) -> Result<RecordFilter> {
+    pub(super) async fn filter(&self, sql: &Sql) -> Result<RecordFilter> {
         let since = match self.since {
             Some(since) => {
                 let since = since.resolve(sql).await?;

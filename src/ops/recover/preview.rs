@@ -14,7 +14,7 @@ use crate::capture::table::TableReader;
 use crate::capture::unrecorded::Unrecorded;
 use crate::capture::{ScanWindow, claim, scan};
 use crate::error::Result;
-use crate::postgres::PatientSql;
+use crate::postgres::connect_patiently;
 use crate::recovery::loss::Loss;
 use crate::settings::{Settings, Start};
 
@@ -94,20 +94,19 @@ async fn tables(
     project: &str,
     limit: u64,
 ) -> Result<Vec<TablePreview>> {
-    let sql = PatientSql::open(settings.database()?, "postrider recover", Duration::ZERO).await?;
+    let sql = connect_patiently(settings.database()?, "postrider recover", Duration::ZERO).await?;
     scan::prepare(&sql).await?;
     let firsts = Firsts::read(&sql, situation.records).await?;
     let mut tables = Vec::new();
-    let known = claim::as_if_claimed(&sql, &settings.slot, &settings.tables, settings.start);
-    let mut known = sql.answer(known).await?;
+    let mut known =
+        claim::as_if_claimed(&sql, &settings.slot, &settings.tables, settings.start).await?;
     let wants_everything = settings.start == Start::All
         && situation.why.as_ref().map(|why| why.name) == Some(Loss::FirstStart(Start::All).name());
     for captured in known.iter_mut().filter(|_| wants_everything) {
         (captured.record.since, captured.record.floor) = (None, 0);
     }
     for (table, captured) in settings.tables.iter().zip(&known) {
-        let resolving = TableReader::resolve(&sql, table, project, captured);
-        let reader = sql.answer(resolving).await?;
+        let reader = TableReader::resolve(&sql, table, project, captured).await?;
         let window = ScanWindow::unresolved(captured, situation.records);
         let window = if situation.is_foreign() {
             // The floor counts transactions of another cluster, so no row here is resolved because

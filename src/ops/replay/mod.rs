@@ -24,7 +24,7 @@ pub(crate) use select::ReplaySelection;
 use super::since::Since;
 use crate::error::{Code, Error, Result};
 use crate::mapping::fnv1a_64;
-use crate::postgres::PatientSql;
+use crate::postgres::Sql;
 use crate::settings::Settings;
 use crate::store::relay_row;
 use crate::store::replay;
@@ -91,7 +91,7 @@ pub(crate) struct ReplayReport {
 /// `setting-invalid` if a condition makes no sense, or if the relay keeps no records of published
 /// events; database errors.
 pub(crate) async fn preview(
-    sql: &PatientSql,
+    sql: &Sql,
     settings: &Settings,
     criteria: &ReplayCriteria,
     on_step: &mut OnReplayStep<'_>,
@@ -107,7 +107,7 @@ pub(crate) async fn preview(
 /// The errors of [`preview`]; `setting-invalid` when the name is taken. After an error nothing is
 /// stored.
 pub(crate) async fn begin(
-    sql: &PatientSql,
+    sql: &Sql,
     settings: &Settings,
     name: Option<&str>,
     criteria: &ReplayCriteria,
@@ -137,7 +137,7 @@ pub(crate) async fn begin(
 ///
 /// # Errors
 /// `setting-invalid` when it does not exist, or has ended; database errors.
-pub(crate) async fn find(sql: &PatientSql, name: &str) -> Result<ReplayRow> {
+pub(crate) async fn find(sql: &Sql, name: &str) -> Result<ReplayRow> {
     match replay::find(sql, name).await? {
         Some(row) if row.has_ended => {
             let what = format!("the replay {name} has ended");
@@ -163,7 +163,7 @@ pub(crate) async fn find(sql: &PatientSql, name: &str) -> Result<ReplayRow> {
 /// `setting-invalid` when another command is carrying it out; database errors. The replay can be resumed
 /// after an error.
 pub(crate) async fn run(
-    sql: &PatientSql,
+    sql: &Sql,
     settings: &Settings,
     row: &ReplayRow,
     rate: u32,
@@ -192,7 +192,7 @@ pub(crate) async fn run(
 /// # Errors
 /// The errors of [`run`].
 pub(crate) async fn cancel(
-    sql: &PatientSql,
+    sql: &Sql,
     row: &ReplayRow,
     on_step: &mut OnReplayStep<'_>,
 ) -> Result<(u64, ReplayReport)> {
@@ -204,7 +204,7 @@ pub(crate) async fn cancel(
 }
 
 /// Refuses a replay that another command is carrying out.
-async fn lock(sql: &PatientSql, name: &str) -> Result<()> {
+async fn lock(sql: &Sql, name: &str) -> Result<()> {
     if activity::try_advisory_lock(sql, lock_key(name)).await? {
         return Ok(());
     }
@@ -222,7 +222,7 @@ fn read_time(text: &str) -> Result<Since> {
         .map_err(|hint: String| Error::new(Code::SettingInvalid, "not a time").hint(hint))
 }
 
-async fn check_records(sql: &PatientSql, settings: &Settings) -> Result<()> {
+async fn check_records(sql: &Sql, settings: &Settings) -> Result<()> {
     let records = relay_row::read_record_keeping(sql, settings).await?;
     if records.may_lack_records() {
         let what =

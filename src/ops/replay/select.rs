@@ -6,7 +6,7 @@ use serde::Serialize;
 use super::{OnReplayStep, ReplayCriteria, ReplayStep, read_time};
 use crate::error::{Code, Error, Result};
 use crate::ops::event::{EventQuery, find};
-use crate::postgres::PatientSql;
+use crate::postgres::Sql;
 use crate::settings::Settings;
 use crate::store::dispatch::history::{RecordFilter, RecordPlace};
 use crate::store::replay::{self, SelectionPage};
@@ -48,7 +48,7 @@ pub(super) struct Conditions {
 ///
 /// # Errors
 /// `setting-invalid` for a time or position that does not exist; database errors.
-pub(super) async fn conditions(sql: &PatientSql, criteria: &ReplayCriteria) -> Result<Conditions> {
+pub(super) async fn conditions(sql: &Sql, criteria: &ReplayCriteria) -> Result<Conditions> {
     let since = criteria.since.as_deref().map(read_time).transpose()?;
     let query = EventQuery {
         key: criteria.key.as_deref(),
@@ -81,7 +81,7 @@ fn position(text: &str) -> Result<Lsn> {
 
 /// Selects the events for the replay `name`. If `name` is `None`, only counts them.
 pub(super) async fn run(
-    sql: &PatientSql,
+    sql: &Sql,
     settings: &Settings,
     criteria: &ReplayCriteria,
     until: Lsn,
@@ -97,7 +97,7 @@ pub(super) async fn run(
 /// Selects all published events with this id whose rows still exist. The same number may be an id in
 /// several tables.
 async fn one(
-    sql: &PatientSql,
+    sql: &Sql,
     settings: &Settings,
     id: &str,
     name: Option<&str>,
@@ -133,7 +133,7 @@ async fn one(
 }
 
 async fn several(
-    sql: &PatientSql,
+    sql: &Sql,
     criteria: &ReplayCriteria,
     until: Lsn,
     name: Option<&str>,
