@@ -18,7 +18,7 @@ use decoder::{
 };
 use divan::Bencher;
 use divan::counter::ItemsCount;
-use postrider::event::{Event, EventId, EventPosition, EventRef, OrderingKey};
+use postrider::event::{CommittedAt, Event, EventId, EventPosition, EventRef, OrderingKey};
 use postrider::lanes::{Lanes, Serve};
 use postrider::mapping::{ColumnTypes, Mapper, TableSettings, TupleValues};
 use replication::{CommitLsn, Confirmable, Watermark};
@@ -154,26 +154,28 @@ fn mapping() -> Box<dyn FnMut()> {
     let frames = frames();
     Box::new(move || {
         for (n, frame) in frames.iter().enumerate() {
-            let at = EventPosition {
-                commit_lsn: Lsn::new(n as u64),
-                ordinal: 1,
-                commit_time: PgTimestamp::from_micros(0),
-            };
             let row = TupleValues::of(&insert_of(frame).tuple);
-            let mapped = mapper.map_row(row.as_slice(), at);
+            let mapped = mapper.map_row(row.as_slice(), committed_at(n));
             black_box(mapped.expect("a usual row"));
         }
     })
 }
 
+fn committed_at(n: usize) -> CommittedAt {
+    let commit = CommitLsn::new(Lsn::new(n as u64));
+    CommittedAt {
+        position: EventPosition { commit, ordinal: 1 },
+        ..CommittedAt::default()
+    }
+}
+
 fn event(n: u32) -> Event {
-    let commit = CommitLsn::new(Lsn::new(u64::from(n)));
     let event_id = EventId {
         uuid: [7; 16],
         source_id: None,
     };
     Event {
-        origin: EventRef::new(commit, 1, PgTimestamp::from_micros(0), event_id),
+        origin: EventRef::new(committed_at(n as usize), event_id),
         message: Bytes::from_static(b"a message, encoded"),
     }
 }

@@ -4,11 +4,12 @@ use super::{AuditState, AuditSubject, AuditWait};
 use crate::capture::blocked::Firsts;
 use crate::capture::claim::Captured;
 use crate::capture::from_table::{self, Interrupted, SessionEnded};
-use crate::capture::places::{Places, place_before};
+use crate::capture::positions::commit_before;
 use crate::capture::table::TableReader;
 use crate::capture::unrecorded::Unrecorded;
 use crate::capture::{ScanWindow, shape};
 use crate::error::{Code, Error, Result};
+use crate::event::EventPosition;
 use crate::postgres::Sql;
 use crate::store::capture_record::{self as captures, Resolved};
 use crate::store::dispatch::last_ordinal;
@@ -25,11 +26,11 @@ impl AuditState {
         waiting: AuditWait,
         is_whole: bool,
     ) -> Result<bool> {
-        let commit = place_before(waiting.end);
+        let commit = commit_before(waiting.end);
         let last = last_ordinal(sql, commit).await?;
-        let mut places = Places {
+        let mut next = EventPosition {
             commit,
-            next_ordinal: last + 1,
+            ordinal: last + 1,
         };
         let (mut found, mut has_changed) = (0, false);
         for (table, captured) in self.subject.tables.iter().zip(captured) {
@@ -54,7 +55,7 @@ impl AuditState {
             let none = Firsts::default();
             let unrecorded = Unrecorded::of(sql, reader, table, window, &none).await?;
             let metrics = &self.subject.metrics;
-            let sending = from_table::hand_over(unrecorded, &mut self.events, &mut places, || {
+            let sending = from_table::hand_over(unrecorded, &mut self.events, &mut next, || {
                 metrics.events_from_table.inc();
             });
             let sent = sending.await;

@@ -8,10 +8,9 @@
 //! give them ordinals above all ordinals that are in use.
 
 use decoder::Lsn;
-use replication::CommitLsn;
 
 use crate::error::Result;
-use crate::event::EventId;
+use crate::event::{EventId, EventPosition};
 use crate::metrics::Metrics;
 use crate::postgres::Sql;
 use crate::store::dispatch::{Lookup, RecordedEvents, last_ordinal};
@@ -29,17 +28,8 @@ pub(crate) struct OutcomeLookup {
 /// A transaction whose ordinals have shifted.
 #[derive(Debug, Clone, Copy)]
 struct ShiftedTransaction {
-    commit: CommitLsn,
-    /// The ordinal for the next event of the transaction.
-    next_ordinal: u32,
-}
-
-/// The event to look up.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct LookupKey<'a> {
-    pub(crate) commit: CommitLsn,
-    pub(crate) ordinal: u32,
-    pub(crate) event_id: &'a EventId,
+    /// The position for the next event of the transaction.
+    next: EventPosition,
 }
 
 impl OutcomeLookup {
@@ -60,41 +50,42 @@ impl OutcomeLookup {
     /// See [`RecordedEvents::passed`].
     pub(crate) fn passed(&mut self, wal_end: Lsn) {
         self.recorded.passed(wal_end);
-        self.moved = self.moved.filter(|moved| moved.commit.lsn() >= wal_end);
+        self.moved = self
+            .moved
+            .filter(|moved| moved.next.commit.lsn() >= wal_end);
     }
 
-    /// Looks up the next event of the stream. Also returns the ordinal to use for this event.
+    /// Looks up the next event of the stream. Also returns the position to use for this event.
     ///
     /// # Errors
     /// Database errors.
-    pub(crate) async fn look_up(&mut self, event: LookupKey<'_>) -> Result<(Lookup, u32)> {
+    pub(crate) async fn look_up(
+        &mut self,
+        at: EventPosition,
+        event_id: &EventId,
+    ) -> Result<(Lookup, EventPosition)> {
         let Some(sql) = &self.sql else {
-            return Ok((Lookup::New, event.ordinal));
+            return Ok((Lookup::New, at));
         };
-        let LookupKey {
-            commit,
-            ordinal,
-            event_id,
-        } = event;
-        self.moved = self.moved.filter(|moved| moved.commit == commit);
+        self.moved = self.moved.filter(|moved| moved.next.commit == at.commit);
         let mut by_place = None;
         if self.moved.is_none() {
-            while self.recorded.needs_page(commit, ordinal) {
+            while self.recorded.needs_page(at) {
                 self.recorded.read_page(sql).await?;
             }
-            by_place = self.recorded.look_up(commit, ordinal, &event_id.uuid);
+            by_place = self.recorded.look_up(at, &event_id.uuid);
         }
-        let (found, place) = match by_place {
-            Some(found) => (found, ordinal),
+        let (found, position) = match by_place {
+            Some(found) => (found, at),
             None => {
                 let moved = match &mut self.moved {
                     Some(moved) => moved,
-                    none => none.insert(begin(sql, event).await?),
+                    none => none.insert(begin(sql, at).await?),
                 };
                 let found = self.recorded.look_up_by_id(sql, &event_id.uuid).await?;
-                let place = moved.next_ordinal;
-                moved.next_ordinal += 1;
-                (found, place)
+                let position = moved.next;
+                moved.next.ordinal += 1;
+                (found, position)
             }
         };
         if self.is_over() {
@@ -103,22 +94,24 @@ impl OutcomeLookup {
         if found == Lookup::Done {
             self.metrics.events_skipped.inc();
         }
-        Ok((found, place))
+        Ok((found, position))
     }
 }
 
 /// Starts to look up the events of a transaction by their ids. The new ordinals begin above the recorded
-/// ordinals of the transaction and above the ordinal of `event`.
-async fn begin(sql: &Sql, event: LookupKey<'_>) -> Result<ShiftedTransaction> {
-    let recorded = last_ordinal(sql, event.commit).await?;
-    let last = recorded.max(event.ordinal);
+/// ordinals of the transaction and above the ordinal of the event `at`.
+async fn begin(sql: &Sql, at: EventPosition) -> Result<ShiftedTransaction> {
+    let recorded = last_ordinal(sql, at.commit).await?;
+    let last = recorded.max(at.ordinal);
     tracing::warn!(
-        commit_lsn = %event.commit.lsn(), ordinal = event.ordinal,
+        commit_lsn = %at.commit.lsn(), ordinal = at.ordinal,
         "a transaction was decoded with other rows than last time, because the publication was \
          altered while it was open: looking up its events by their ids"
     );
     Ok(ShiftedTransaction {
-        commit: event.commit,
-        next_ordinal: last + 1,
+        next: EventPosition {
+            commit: at.commit,
+            ordinal: last + 1,
+        },
     })
 }

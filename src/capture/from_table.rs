@@ -9,10 +9,11 @@
 use replication::CommitLsn;
 use tokio::sync::{mpsc, oneshot};
 
-use super::places::{Places, is_of_a_table};
+use super::positions::is_of_a_table;
 use super::table::TableEvent;
 use super::unrecorded::Unrecorded;
 use crate::error::Error;
+use crate::event::EventPosition;
 use crate::mapping::MapError;
 
 /// A batch is sent once its messages have this many bytes. A single message may be larger.
@@ -131,20 +132,21 @@ impl<E: Into<Error>> From<E> for Interrupted {
 }
 
 /// Sends the rows of `unrecorded` that have an event to send into the pipeline. Calls `each` for each
-/// such row. Returns how many rows it has sent. The last rows stay in the sender's batch until the
+/// such row. The first event gets the position `next`, and each further event the next ordinal. Returns
+/// how many rows it has sent. The last rows stay in the sender's batch until the
 /// caller waits for [`queued`](TableSender::queued) or [`settled`](TableSender::settled).
 pub(crate) async fn hand_over(
     mut unrecorded: Unrecorded<'_>,
     rows: &mut TableSender,
-    places: &mut Places,
+    next: &mut EventPosition,
     mut each: impl FnMut(),
 ) -> Result<u64, Interrupted> {
     let mut sent = 0;
     while let Some(row) = unrecorded.next().await? {
-        let Some(row) = unrecorded.event(&row, places.commit, places.next_ordinal) else {
+        let Some(row) = unrecorded.event(&row, *next) else {
             continue;
         };
-        places.next_ordinal += 1;
+        next.ordinal += 1;
         sent += 1;
         each();
         let row = match row {
@@ -209,14 +211,14 @@ impl TableRows {
 
 #[cfg(test)]
 mod tests {
-    use super::super::places::place_before;
+    use super::super::positions::commit_before;
     use super::*;
     use decoder::Lsn;
 
     #[tokio::test]
     async fn sent_rows_are_settled_only_once_their_last_outcome_is_recorded() {
         let (mut sender, mut rows) = channel();
-        let place = place_before(Lsn::new(800));
+        let place = commit_before(Lsn::new(800));
         let settled = tokio::spawn(async move { sender.settled().await });
         for row in rows.recv().await.unwrap() {
             rows.taken();

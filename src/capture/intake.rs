@@ -20,7 +20,7 @@ use slot_manager::QualifiedName;
 
 use super::shape::FIRST_NORMAL_XID;
 use crate::error::{Code, Error, Result};
-use crate::event::{Event, EventPosition, EventRef, OrderingKey};
+use crate::event::{CommittedAt, Event, EventPosition, EventRef, OrderingKey};
 use crate::mapping::{
     ColumnTypes, EventError, INSERTED_XID, MapError, Mapper, TableSettings, TupleValues,
 };
@@ -312,10 +312,9 @@ impl Intake {
             }
             None => return Err(unknown(relation)),
         };
-        let at = EventPosition {
-            commit_lsn: commit.lsn(),
-            ordinal,
-            commit_time,
+        let at = CommittedAt {
+            position: EventPosition { commit, ordinal },
+            time: commit_time,
         };
         let row = TupleValues::of(tuple);
         let row = row.as_slice();
@@ -332,7 +331,7 @@ impl Intake {
             }
             Err(error) => return Err(error.into()),
         };
-        let origin = EventRef::new(commit, ordinal, commit_time, mapped.event_id);
+        let origin = EventRef::new(at, mapped.event_id);
         Ok(IntakeStep::Event {
             topic: mapped.topic,
             ordering_key: mapped.ordering_key,

@@ -39,7 +39,7 @@ pub(crate) mod earlier;
 pub(crate) mod from_table;
 pub(crate) mod intake;
 pub(crate) mod moved;
-pub(crate) mod places;
+pub(crate) mod positions;
 pub(crate) mod rows;
 pub(crate) mod scan;
 pub(crate) mod shape;

@@ -84,9 +84,9 @@ impl MappedRow {
     /// The transaction in the stream that brought the row.
     pub(crate) fn commit(&self) -> CommitLsn {
         match self {
-            Self::Event { event, .. } => event.origin.commit,
-            Self::WithoutMessage { origin, .. } => origin.commit,
-            Self::Unmappable { error, .. } => CommitLsn::new(error.at.commit_lsn),
+            Self::Event { event, .. } => event.origin.position.commit,
+            Self::WithoutMessage { origin, .. } => origin.position.commit,
+            Self::Unmappable { error, .. } => error.at.position.commit,
         }
     }
 

@@ -6,16 +6,14 @@
 
 use std::collections::VecDeque;
 
-use replication::CommitLsn;
-
 use super::ScanWindow;
 use super::blocked::{Blocked, Firsts};
-use super::places::FIRST_PLACE;
+use super::positions::BEFORE_ALL;
 use super::rows::{ReadRow, Rows};
 use super::scan::{DispatchState, Scan};
 use super::table::{RowValues, TableEvent, TableReader};
 use crate::error::Result;
-use crate::event::{EventId, Standing};
+use crate::event::{EventId, EventPosition, Standing};
 use crate::mapping::{MapError, TableSettings};
 use crate::postgres::Sql;
 use crate::store::relay_row::RecordKeeping;
@@ -79,8 +77,8 @@ impl<'a> Unrecorded<'a> {
         }
     }
 
-    /// Makes the row's event, with the position `commit` and `ordinal`. If the row comes before the event
-    /// that blocks its key, the commit LSN is [`FIRST_PLACE`] instead. Returns `None` if the row must not
+    /// Makes the row's event, with this position. If the row comes before the event
+    /// that blocks its key, the commit LSN is [`BEFORE_ALL`] instead. Returns `None` if the row must not
     /// be sent: its event is set aside, or was published and cannot be published again.
     ///
     /// # Errors
@@ -88,10 +86,9 @@ impl<'a> Unrecorded<'a> {
     pub(crate) fn event(
         &mut self,
         row: &ReadRow,
-        commit: CommitLsn,
-        ordinal: u32,
+        position: EventPosition,
     ) -> Option<Result<TableEvent, MapError>> {
-        let mut event = self.reader.event(&row.values, commit, ordinal);
+        let mut event = self.reader.event(&row.values, position);
         if let Err(MapError::Event(error)) = &mut event {
             // Set the id under which the scan found the row, even if the mapper could not read the id.
             // Without a record under this id, every scan would find the row again.
@@ -116,7 +113,7 @@ impl<'a> Unrecorded<'a> {
                     origin.standing = Standing::Repeated;
                 }
                 if self.blocked.is_before(&found.topic, &found.ordering_key) {
-                    origin.commit = FIRST_PLACE;
+                    origin.position.commit = BEFORE_ALL;
                 }
                 Some(Ok(found))
             }

@@ -13,7 +13,7 @@ use prost::Message;
 use publisher::{Failure, MessageIds};
 
 use super::Delivery;
-use super::quarantine::{self, Letter, letter};
+use super::quarantine::{Letter, letter};
 use crate::capture::unrecorded::stays_published;
 use crate::error::{Code, Error, Result};
 use crate::event::{Event, EventRef, Group, OrderingKey, Standing};
@@ -41,9 +41,7 @@ impl Delivery {
         let is_hashed = known.event_id.source_id.is_some();
         let source_id = error.event_id.clone().filter(|_| is_hashed);
         let source_id = source_id.map(|id| ("source_id".to_owned(), id));
-        let commit = replication::CommitLsn::new(error.at.commit_lsn);
-        let at = error.at;
-        let origin = EventRef::new(commit, at.ordinal, at.commit_time, known.event_id);
+        let origin = EventRef::new(error.at, known.event_id);
         // The text leaves out the event's id and position, because the record has them already.
         let why = format!("{} (table {})", error.fault, error.table);
         let error = Error::from(MapError::Event(error));
@@ -91,10 +89,9 @@ impl Delivery {
         let Event { origin, message } = event;
         if self.quarantine.halts_on(&origin) {
             return Err(error.hint(format!(
-                "the event is {} (commit {}, ordinal {}), key {:?}; {HALTED}",
+                "the event is {} ({}), key {:?}; {HALTED}",
                 origin.event_id.shown(),
-                origin.commit.lsn(),
-                origin.ordinal,
+                origin.position,
                 key.ordering_key,
             )));
         }
@@ -111,7 +108,7 @@ impl Delivery {
         };
         let reason = reason(error.code(), &failure.to_string());
         let message = PubsubMessage::decode(message).unwrap_or_default();
-        let source = self.quarantine.in_lanes.source(quarantine::place(&origin));
+        let source = self.quarantine.in_lanes.source(origin.position);
         self.set_aside(group.clone(), origin, reason, error.code(), message);
         self.fail_release(&group);
         if let Some(source) = source {
@@ -302,7 +299,7 @@ impl Delivery {
         stays_published(&event.origin.event_id, why);
         self.flow.give_back_messages(1, event.message.len());
         self.flow.give_back_records(1);
-        self.recorder.resolve(event.origin.commit);
+        self.recorder.resolve(event.origin.position.commit);
     }
 
     /// Records all events that are held in memory while their keys are being released. This frees their
@@ -331,7 +328,7 @@ impl Delivery {
     fn drop_released(&mut self, event: &Event) {
         self.flow.give_back_messages(1, event.message.len());
         self.flow.give_back_records(1);
-        if let Some(group) = self.quarantine.left_lane(quarantine::place(&event.origin)) {
+        if let Some(group) = self.quarantine.left_lane(event.origin.position) {
             self.fail_release(&group);
         }
     }

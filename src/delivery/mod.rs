@@ -101,7 +101,7 @@ impl Delivery {
     pub(crate) fn take(&mut self, topic: Arc<str>, ordering_key: OrderingKey, event: Event) {
         self.flow.take(&event);
         self.metrics.events_read.inc();
-        let at = quarantine::place(&event.origin);
+        let at = event.origin.position;
         match self.quarantine.admit(&topic, &ordering_key, at) {
             Admission::Open => self.lanes.push(topic, ordering_key, event),
             Admission::Quarantined(why) => {

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 
 use super::bad_events::reason;
-use super::quarantine::{self, Admission, Ask, InLane, QuarantineAnswer, Releaser};
+use super::quarantine::{Admission, Ask, InLane, QuarantineAnswer, Releaser};
 use super::{Delivery, flow_control, until};
 use crate::capture::table::TableEvent;
 use crate::error::{Code, Error, Result};
@@ -194,7 +194,7 @@ impl Delivery {
         };
         self.flow.take(&event);
         self.metrics.events_read.inc();
-        let at = quarantine::place(&event.origin);
+        let at = event.origin.position;
         let Group {
             topic,
             ordering_key,
@@ -245,7 +245,7 @@ impl Delivery {
             ordering_key,
             event,
         } = found;
-        let at = quarantine::place(&event.origin);
+        let at = event.origin.position;
         if !self.quarantine.read(&group, at) {
             return Ok(());
         }
@@ -283,7 +283,7 @@ impl Delivery {
     /// Handles a released row whose event cannot be sent. The row goes back into quarantine, and so do the
     /// rows of its key behind it.
     fn lost(&mut self, group: &Group, origin: EventRef, error: &Error) {
-        if !self.quarantine.read(group, quarantine::place(&origin)) {
+        if !self.quarantine.read(group, origin.position) {
             return;
         }
         tracing::error!(

@@ -117,7 +117,7 @@ impl Delivery {
             leave_without_rows(&mut events);
             if self.resolves_at_once(&events) {
                 for event in &events {
-                    self.recorder.resolve(event.commit);
+                    self.recorder.resolve(event.position.commit);
                 }
                 self.flow.give_back_records(events.len());
                 return;

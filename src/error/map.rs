@@ -15,7 +15,7 @@ impl From<MapError> for Error {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::event::{EventId, EventPosition, OrderingKey};
+    use crate::event::{CommittedAt, EventId, OrderingKey};
     use crate::mapping::{EventError, EventFault, FaultyRow, SettingFault};
 
     #[test]
@@ -28,7 +28,7 @@ mod tests {
             MapError::Event(Box::new(EventError {
                 table: "outbox.events".into(),
                 event_id: None,
-                at: EventPosition::default(),
+                at: CommittedAt::default(),
                 fault,
                 known: FaultyRow {
                     event_id,

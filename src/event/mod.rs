@@ -19,12 +19,11 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use decoder::PgTimestamp;
-use replication::CommitLsn;
 
 pub use id::EventId;
 pub(crate) use id::{SHOWN_CHARS, UUID_CHARS};
 pub use ordering_key::OrderingKey;
-pub use position::EventPosition;
+pub use position::{CommittedAt, EventPosition};
 
 /// Whether an event has a row in `outbox.dispatch`, and needs one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -44,10 +43,8 @@ pub enum Standing {
 /// What the relay remembers of an event until its outcome is recorded.
 #[derive(Debug, Clone)]
 pub struct EventRef {
-    /// Commit LSN: the first half of the event's identity.
-    pub commit: CommitLsn,
-    /// Number of the insert within its transaction, from 1: the second half of the identity.
-    pub ordinal: u32,
+    /// The event's position, which identifies it.
+    pub position: EventPosition,
     /// Whether the event has a row already, and needs one.
     pub standing: Standing,
     /// Number of failed requests that contained the event.
@@ -60,18 +57,12 @@ pub struct EventRef {
 
 impl EventRef {
     /// A new event: not sent yet, and without a record.
-    pub fn new(
-        commit: CommitLsn,
-        ordinal: u32,
-        commit_time: PgTimestamp,
-        event_id: EventId,
-    ) -> Self {
+    pub fn new(at: CommittedAt, event_id: EventId) -> Self {
         Self {
-            commit,
-            ordinal,
+            position: at.position,
             standing: Standing::New,
             failed_attempts: 0,
-            commit_time,
+            commit_time: at.time,
             event_id,
         }
     }
@@ -94,10 +85,12 @@ impl Event {
             uuid: [0; 16],
             source_id: None,
         };
-        let commit = CommitLsn::new(decoder::Lsn::new(1));
-        let origin = EventRef::new(commit, ordinal, PgTimestamp::from_micros(0), event_id);
+        let at = CommittedAt {
+            position: EventPosition::for_tests(1, ordinal),
+            ..CommittedAt::default()
+        };
         Self {
-            origin,
+            origin: EventRef::new(at, event_id),
             message: Bytes::from_static(b"message"),
         }
     }

@@ -11,7 +11,7 @@ use printable::printable;
 use thiserror::Error;
 
 use super::topic_name::TopicNameFault;
-use crate::event::{EventId, EventPosition, OrderingKey};
+use crate::event::{CommittedAt, EventId, OrderingKey};
 
 /// The reason why a table or one of its rows cannot be mapped to messages.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
@@ -103,14 +103,14 @@ pub enum SettingFault {
 
 /// One row that cannot become a message.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
-#[error("event {} of table {table} at {at}: {fault}", printable(.event_id.as_deref().unwrap_or("without id")))]
+#[error("event {} of table {table} at {}: {fault}", printable(.event_id.as_deref().unwrap_or("without id")), .at.position)]
 pub struct EventError {
     /// `schema.table`.
     pub table: Arc<str>,
     /// The text of the event's id, shortened if it is long; `None` if the id cannot be read or is empty.
     pub event_id: Option<String>,
-    /// The event's position in the log.
-    pub at: EventPosition,
+    /// The event's position in the log, and its commit time.
+    pub at: CommittedAt,
     /// The fault.
     pub fault: EventFault,
     /// The facts that are known despite the fault.

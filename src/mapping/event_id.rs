@@ -13,7 +13,7 @@ use crate::event::{EventId, EventPosition};
 /// Returns the identity of a row with an unreadable id. The identity is made from the row's position
 /// in the log, as `schema.table@commit LSN/ordinal`.
 pub(super) fn id_of_place(table: &TableIdentity, at: EventPosition) -> EventId {
-    let source_id = format!("{table}@{}/{}", at.commit_lsn, at.ordinal);
+    let source_id = format!("{table}@{}/{}", at.commit.lsn(), at.ordinal);
     EventId {
         uuid: Md5::digest(&source_id).into(),
         source_id: Some(source_id.into()),

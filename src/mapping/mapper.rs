@@ -26,7 +26,7 @@ use super::timestamp::{self, CivilTime, WithoutOffset};
 use super::topic::TopicResolver;
 use super::value::pg_type;
 use super::{limits, wire};
-use crate::event::{EventId, EventPosition, OrderingKey, UUID_CHARS};
+use crate::event::{CommittedAt, EventId, OrderingKey, UUID_CHARS};
 
 pub use table_columns::{TableColumns, TimeKind};
 
@@ -141,12 +141,12 @@ impl Mapper {
     ///
     /// # Errors
     /// [`MapError::Event`] when the row cannot become a message that Pub/Sub accepts.
-    pub fn map_row(&mut self, row: &[Value<'_>], at: EventPosition) -> Result<Mapped, MapError> {
+    pub fn map_row(&mut self, row: &[Value<'_>], at: CommittedAt) -> Result<Mapped, MapError> {
         self.message_of(row, at)
             .map_err(|fault| self.event_error(row, at, fault))
     }
 
-    fn message_of(&mut self, row: &[Value<'_>], at: EventPosition) -> Result<Mapped, EventFault> {
+    fn message_of(&mut self, row: &[Value<'_>], at: CommittedAt) -> Result<Mapped, EventFault> {
         if row.len() != self.relation_columns {
             let expected = self.relation_columns;
             return Err(EventFault::ColumnCount {

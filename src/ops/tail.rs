@@ -28,11 +28,11 @@ use crate::capture::claim;
 use crate::capture::rows;
 use crate::capture::table::TableReader;
 use crate::error::Result;
-use crate::event::EventId;
+use crate::event::{EventId, EventPosition};
 use crate::postgres::Sql;
 use crate::settings::Settings;
 pub(crate) use crate::store::dispatch::history::RecordedRow;
-use crate::store::dispatch::history::{self, RecordFilter, RecordPlace};
+use crate::store::dispatch::history::{self, RecordFilter};
 use crate::store::relay_row;
 
 /// Maximum number of records that one poll reads and that the command remembers.
@@ -48,11 +48,11 @@ pub(crate) struct Tail<'a> {
     filter: RecordFilter,
     /// The position of the last record returned, while the command catches up from `--since`;
     /// otherwise `None`.
-    catching_up: Option<RecordPlace>,
+    catching_up: Option<EventPosition>,
     /// The position at which the next poll starts.
-    from: RecordPlace,
+    from: EventPosition,
     /// Records already returned, from `from` on, with the time they were recorded (microseconds).
-    seen: BTreeMap<RecordPlace, i64>,
+    seen: BTreeMap<EventPosition, i64>,
     /// Whether `seen` has all records that were written before the start. A record that is not in
     /// `seen` is then new.
     is_live: bool,
@@ -75,7 +75,7 @@ impl<'a> Tail<'a> {
             query,
             filter: query.filter(sql).await?,
             catching_up: None,
-            from: RecordPlace::default(),
+            from: EventPosition::default(),
             seen: BTreeMap::new(),
             is_live: false,
             notes: Vec::new(),
@@ -90,10 +90,10 @@ impl<'a> Tail<'a> {
         }
         tail.from = match tail.confirmed(sql).await? {
             Some(confirmed) => confirmed,
-            None => history::last_place(sql).await?,
+            None => history::last_position(sql).await?,
         };
         if query.since.is_some() {
-            tail.catching_up = Some(RecordPlace::default());
+            tail.catching_up = Some(EventPosition::default());
         } else {
             tail.poll(sql).await?;
             tail.is_live = true;
@@ -111,9 +111,9 @@ impl<'a> Tail<'a> {
             let page = history::page(sql, &self.filter, after, PAGE).await;
             let page = page.map_err(|error| self.query.took_long(error))?;
             if let Some(last) = page.last() {
-                self.catching_up = Some(last.place);
+                self.catching_up = Some(last.position);
                 self.seen
-                    .extend(page.iter().map(|row| (row.place, row.recorded_micros)));
+                    .extend(page.iter().map(|row| (row.position, row.recorded_micros)));
                 self.forget();
                 return Ok(page);
             }
@@ -134,21 +134,21 @@ impl<'a> Tail<'a> {
         }
     }
 
-    async fn confirmed(&mut self, sql: &Sql) -> Result<Option<RecordPlace>> {
+    async fn confirmed(&mut self, sql: &Sql) -> Result<Option<EventPosition>> {
         let slot = slots::find(sql, &self.settings.slot).await?;
         if slot.is_none() {
             self.note("the slot does not exist here: no relay writes records");
         }
         let confirmed = slot.and_then(|slot| slot.confirmed_flush_lsn);
-        Ok(confirmed.map(|lsn| RecordPlace {
-            commit: lsn.as_u64(),
+        Ok(confirmed.map(|lsn| EventPosition {
+            commit: CommitLsn::new(Lsn::new(lsn.as_u64())),
             ordinal: 0,
         }))
     }
 
     async fn poll(&mut self, sql: &Sql) -> Result<Vec<RecordedRow>> {
         let confirmed = self.confirmed(sql).await?;
-        let found = history::newest_places(sql, &self.filter, self.from, WINDOW).await?;
+        let found = history::newest_positions(sql, &self.filter, self.from, WINDOW).await?;
         if let Some((oldest, at)) = found.get(WINDOW - 1) {
             self.note(
                 "more than 10,000 records wait for the slot to confirm them: only the newest 10,000 are \
@@ -159,13 +159,13 @@ impl<'a> Tail<'a> {
             }
             self.from = self.from.max(*oldest);
         }
-        let is_new = |(place, at): &(RecordPlace, i64)| self.seen.get(place) != Some(at);
-        let new: Vec<(RecordPlace, i64)> = found.into_iter().filter(is_new).collect();
-        let places: Vec<RecordPlace> = new.iter().map(|(place, _)| *place).collect();
-        let records = if places.is_empty() {
+        let is_new = |(position, at): &(EventPosition, i64)| self.seen.get(position) != Some(at);
+        let new: Vec<(EventPosition, i64)> = found.into_iter().filter(is_new).collect();
+        let positions: Vec<EventPosition> = new.iter().map(|(at, _)| *at).collect();
+        let records = if positions.is_empty() {
             Vec::new()
         } else {
-            history::at_places(sql, &places).await?
+            history::at_positions(sql, &positions).await?
         };
         // Mark these records as seen only now. If the connection is lost earlier, the next poll
         // returns the records again.
@@ -236,8 +236,7 @@ impl MessageReader {
             let Some(values) = rows::find(sql, reader, &event_id).await? else {
                 continue;
             };
-            let commit = CommitLsn::new(Lsn::new(row.place.commit));
-            let event = reader.event(&values, commit, row.place.ordinal.cast_unsigned());
+            let event = reader.event(&values, row.position);
             return Ok(event.ok().and_then(|event| read(&event.event.message)));
         }
         Ok(None)

@@ -30,12 +30,13 @@ use tokio::task::JoinHandle;
 use crate::capture::blocked::Firsts;
 use crate::capture::claim::Captured;
 use crate::capture::from_table::{self, Interrupted, SessionEnded, TableSender};
-use crate::capture::places::{FIRST_PLACE, Places, place_before};
+use crate::capture::positions::{BEFORE_ALL, commit_before};
 use crate::capture::table::TableReader;
 use crate::capture::unrecorded::Unrecorded;
 use crate::capture::{ScanWindow, scan, shape};
 use crate::condition::{Phase, RelayState};
 use crate::error::{Code, Error, Result};
+use crate::event::EventPosition;
 use crate::mapping::TableSettings;
 use crate::metrics::Metrics;
 use crate::postgres::{Sql, Target, connect_patiently};
@@ -125,19 +126,19 @@ pub(crate) async fn start(
     rows: TableSender,
     _nobody_adds_rows: &PredecessorGone,
 ) -> Result<(Seam, oneshot::Receiver<()>)> {
-    let place = place_before(slot.consistent_point());
-    let last_ordinal = last_ordinal(sql, place)
+    let commit = commit_before(slot.consistent_point());
+    let last_ordinal = last_ordinal(sql, commit)
         .await?
-        .max(last_ordinal(sql, FIRST_PLACE).await?);
+        .max(last_ordinal(sql, BEFORE_ALL).await?);
     let firsts = Firsts::read(sql, subject.records).await?;
     if slot.is_new {
         mark::write_unfinished(sql, &subject.slot, &subject.instance, &slot.point).await?;
     }
     let recovery = Recovery {
         subject,
-        places: Places {
-            commit: place,
-            next_ordinal: last_ordinal + 1,
+        next: EventPosition {
+            commit,
+            ordinal: last_ordinal + 1,
         },
         point: slot.point,
         is_first: slot.is_first,
@@ -171,7 +172,8 @@ pub(crate) async fn start(
 /// The task that reads the tables.
 struct Recovery {
     subject: RecoverySubject,
-    places: Places,
+    /// The position for the next event.
+    next: EventPosition,
     point: Unfinished,
     is_first: bool,
     firsts: Firsts,
@@ -249,7 +251,7 @@ impl Recovery {
         };
         let unrecorded = Unrecorded::of(sql, reader, table, window, &self.firsts).await?;
         let (progress, metrics) = (&mut self.progress, &self.subject.metrics);
-        let sending = from_table::hand_over(unrecorded, &mut self.rows, &mut self.places, || {
+        let sending = from_table::hand_over(unrecorded, &mut self.rows, &mut self.next, || {
             progress.row();
             metrics.events_from_table.inc();
         });

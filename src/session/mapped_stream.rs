@@ -161,7 +161,7 @@ impl MappedStream {
                 ..
             } => {
                 self.watermark.add_event();
-                self.watermark.resolve(event.origin.commit, 1);
+                self.watermark.resolve(event.origin.position.commit, 1);
                 each(MappedEvent {
                     topic,
                     ordering_key,

@@ -23,7 +23,7 @@ use tokio::sync::{mpsc, watch};
 
 use self::moved_rows::standing;
 use super::supervisor::Supervision;
-use crate::capture::earlier::{LookupKey, OutcomeLookup};
+use crate::capture::earlier::OutcomeLookup;
 use crate::capture::from_table::{FromTable, TableRows};
 use crate::capture::intake::{Intake, IntakeStep};
 use crate::capture::moved::{MappedRow, MovedRow, MovedRows};
@@ -239,13 +239,9 @@ impl Pipeline {
                 mut event,
                 moved,
             } => {
-                let looked = LookupKey {
-                    commit: event.origin.commit,
-                    ordinal: event.origin.ordinal,
-                    event_id: &event.origin.event_id,
-                };
-                let (found, ordinal) = self.earlier.look_up(looked).await?;
-                event.origin.ordinal = ordinal;
+                let (at, event_id) = (event.origin.position, &event.origin.event_id);
+                let (found, position) = self.earlier.look_up(at, event_id).await?;
+                event.origin.position = position;
                 if let (Some(moved), Lookup::New) = (moved, found) {
                     let row = MappedRow::Event {
                         topic,
@@ -266,13 +262,9 @@ impl Pipeline {
                 payload,
                 moved,
             } => {
-                let looked = LookupKey {
-                    commit: CommitLsn::new(error.at.commit_lsn),
-                    ordinal: error.at.ordinal,
-                    event_id: &error.known.event_id,
-                };
-                let (found, ordinal) = self.earlier.look_up(looked).await?;
-                error.at.ordinal = ordinal;
+                let (at, event_id) = (error.at.position, &error.known.event_id);
+                let (found, position) = self.earlier.look_up(at, event_id).await?;
+                error.at.position = position;
                 match (found, moved) {
                     (Lookup::New, Some(moved)) => {
                         let row = MappedRow::Unmappable { error, payload };

@@ -20,5 +20,6 @@
 pub(crate) mod capture_record;
 pub(crate) mod days;
 pub(crate) mod dispatch;
+pub(crate) mod position;
 pub(crate) mod relay_row;
 pub(crate) mod replay;

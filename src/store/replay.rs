@@ -13,9 +13,11 @@ use tokio_postgres::types::PgLsn;
 
 pub(crate) use released::{ReplayCounts, count_waiting, next_group, release, settle};
 
-use super::dispatch::history::{QueryParameters, RecordFilter, RecordPlace};
+use super::dispatch::history::{QueryParameters, RecordFilter};
 use crate::error::{Code, Error, Result};
+use crate::event::EventPosition;
 use crate::postgres::Sql;
+use crate::store::position;
 
 /// Returns a statement that reads the next page of records, and selects the published records that match
 /// `which`. Records that another replay is sending count as published. With `inserts`, the statement adds
@@ -155,7 +157,7 @@ pub(crate) async fn unfinished(sql: &Sql) -> Result<Vec<String>> {
 #[derive(Debug)]
 pub(crate) struct SelectionPage<'a> {
     /// The last record of the page before.
-    pub(crate) after: RecordPlace,
+    pub(crate) after: EventPosition,
     /// Only records before this position.
     pub(crate) until: Lsn,
     /// Maximum number of records in the page.
@@ -172,7 +174,7 @@ pub(crate) struct SelectedPage {
     pub(crate) records: u64,
     pub(crate) selected: u64,
     pub(crate) in_quarantine: u64,
-    pub(crate) last: RecordPlace,
+    pub(crate) last: EventPosition,
     /// The earliest commit time of the selected events, RFC 3339.
     pub(crate) oldest: Option<String>,
     pub(crate) first_ids: Vec<String>,
@@ -188,10 +190,12 @@ pub(crate) async fn select(
     name: Option<&str>,
     page: &SelectionPage<'_>,
 ) -> Result<Option<SelectedPage>> {
-    let after = PgLsn::from(page.after.commit);
+    let (after, ordinal) = (
+        position::commit_lsn(page.after),
+        position::ordinal(page.after),
+    );
     let until = PgLsn::from(page.until.as_u64());
-    let mut parameters: QueryParameters<'_> =
-        vec![&after, &page.after.ordinal, &until, &page.records, &name];
+    let mut parameters: QueryParameters<'_> = vec![&after, &ordinal, &until, &page.records, &name];
     let mut which = page.filter.condition(&mut parameters);
     if let Some(before) = page.before {
         which += &format!(" and d.committed_at < {before}");
@@ -202,7 +206,7 @@ pub(crate) async fn select(
         records: count(&row, 0),
         selected: count(&row, 1),
         in_quarantine: count(&row, 2),
-        last: place(&row, 3),
+        last: position::read(&row, 3),
         oldest: row.get(5),
         first_ids: row.get(6),
     }))
@@ -216,12 +220,12 @@ pub(crate) async fn select_one(
     sql: &Sql,
     name: &str,
     (topic, key): &ReplayGroup,
-    place: RecordPlace,
+    at: EventPosition,
 ) -> Result<()> {
     let statement = "insert into outbox.replay_event (replay, topic, ordering_key, commit_lsn, ordinal) \
                      values ($1, $2, $3, $4, $5) on conflict do nothing";
-    let commit = PgLsn::from(place.commit);
-    sql.execute(statement, &[&name, topic, key, &commit, &place.ordinal])
+    let (commit, ordinal) = (position::commit_lsn(at), position::ordinal(at));
+    sql.execute(statement, &[&name, topic, key, &commit, &ordinal])
         .await?;
     Ok(())
 }
@@ -255,13 +259,6 @@ pub(crate) async fn end(sql: &Sql, name: &str) -> Result<()> {
     let statement = "update outbox.replay set ended_at = now() where name = $1";
     sql.execute(statement, &[&name]).await?;
     Ok(())
-}
-
-fn place(row: &Row, column: usize) -> RecordPlace {
-    RecordPlace {
-        commit: row.get::<_, PgLsn>(column).into(),
-        ordinal: row.get(column + 1),
-    }
 }
 
 fn count(row: &Row, column: usize) -> u64 {

@@ -44,7 +44,7 @@ impl Confirmable {
 
 /// The commit LSN of a transaction, from its Begin (`final_lsn`). It identifies the transaction, and
 /// is the first half of its events' identity.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct CommitLsn(Lsn);
 
 impl CommitLsn {

@@ -16,7 +16,6 @@ mod values;
 use std::sync::Arc;
 
 use decoder::{PgTimestamp, Value};
-use replication::CommitLsn;
 use slot_manager::{QualifiedName, cluster, quoted_identifier, quoted_literal};
 use tokio_postgres::SimpleQueryRow;
 use tokio_postgres::error::{Error as PgError, SqlState};
@@ -24,7 +23,7 @@ use tokio_postgres::error::{Error as PgError, SqlState};
 use super::claim::Captured;
 use super::shape::xids_sql;
 use crate::error::{Code, Error, Result};
-use crate::event::{Event, EventId, EventPosition, EventRef, OrderingKey};
+use crate::event::{CommittedAt, Event, EventId, EventPosition, EventRef, OrderingKey};
 use crate::mapping::{EventFault, INSERTED_XID, MapError, Mapper, TableSettings, TimeKind};
 use crate::postgres::Sql;
 
@@ -270,7 +269,7 @@ impl TableReader {
         row.text(self.occurred_at?).ok().flatten()
     }
 
-    /// Makes the event of a row, with `commit` and `ordinal` as its position.
+    /// Makes the event of a row, with this position.
     ///
     /// # Errors
     /// [`MapError::Event`] when the row cannot become a message, or when a value is larger than any
@@ -278,8 +277,7 @@ impl TableReader {
     pub(crate) fn event(
         &mut self,
         row: &RowValues,
-        commit: CommitLsn,
-        ordinal: u32,
+        position: EventPosition,
     ) -> Result<TableEvent, MapError> {
         let texts = self.columns().map(|n| row.text(n));
         let values: Vec<Value<'_>> = texts
@@ -290,11 +288,9 @@ impl TableReader {
             })
             .collect();
         let (micros, fault) = self.beside(row);
-        let commit_time = PgTimestamp::from_micros(micros.unwrap_or_default());
-        let at = EventPosition {
-            commit_lsn: commit.lsn(),
-            ordinal,
-            commit_time,
+        let at = CommittedAt {
+            position,
+            time: PgTimestamp::from_micros(micros.unwrap_or_default()),
         };
         if let Some(fault) = fault {
             return Err(self.mapper.refused(&values, at, fault));
@@ -308,7 +304,7 @@ impl TableReader {
                 return Err(self.mapper.refused(&values, at, fault));
             }
         };
-        let origin = EventRef::new(commit, ordinal, commit_time, mapped.event_id);
+        let origin = EventRef::new(at, mapped.event_id);
         Ok(TableEvent {
             topic: mapped.topic,
             ordering_key: mapped.ordering_key,

@@ -13,8 +13,7 @@ use googleapis_tonic_google_pubsub_v1::google::pubsub::v1::PubsubMessage;
 use prost::Message;
 use uuid::Uuid;
 
-use super::{EventPlace, place};
-use crate::event::{EventRef, Group, Standing};
+use crate::event::{EventPosition, EventRef, Group, Standing};
 use crate::mapping::limits;
 
 /// Bytes of a request that the topic's name and the framing may take.
@@ -34,7 +33,7 @@ pub(crate) struct Letter {
 pub(crate) struct DeadLetters {
     /// Full name of the dead-letter topic, if there is one.
     topic: Option<Arc<str>>,
-    in_flight: HashMap<EventPlace, Letter>,
+    in_flight: HashMap<EventPosition, Letter>,
 }
 
 impl DeadLetters {
@@ -57,7 +56,7 @@ impl DeadLetters {
     }
 
     pub(crate) fn sent(&mut self, letter: Letter) {
-        self.in_flight.insert(place(&letter.origin), letter);
+        self.in_flight.insert(letter.origin.position, letter);
     }
 
     /// Removes and returns the dead letter of this event. Returns `None` if the message that was
@@ -66,7 +65,7 @@ impl DeadLetters {
         if self.topic.as_ref() != Some(topic) {
             return None;
         }
-        self.in_flight.remove(&place(origin))
+        self.in_flight.remove(&origin.position)
     }
 }
 
@@ -86,8 +85,8 @@ pub(crate) fn letter(letter: &Letter, original: PubsubMessage) -> Bytes {
         ("topic", group.topic.to_string()),
         ("ordering_key", group.ordering_key.to_string()),
         ("error", error.to_string()),
-        ("commit_lsn", origin.commit.lsn().to_string()),
-        ("ordinal", origin.ordinal.to_string()),
+        ("commit_lsn", origin.position.commit.lsn().to_string()),
+        ("ordinal", origin.position.ordinal.to_string()),
     ];
     let own = own.into_iter().filter(|(_, value)| !value.is_empty());
     let mut attributes: HashMap<String, String> = own

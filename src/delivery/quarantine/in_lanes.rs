@@ -2,8 +2,7 @@
 
 use std::collections::HashMap;
 
-use super::EventPlace;
-use crate::event::Group;
+use crate::event::{EventPosition, Group};
 
 /// A released event in a lane.
 #[derive(Debug)]
@@ -20,7 +19,7 @@ pub(crate) struct InLane {
 /// The released events in lanes.
 #[derive(Debug, Default)]
 pub(crate) struct ReleasedInLanes {
-    events: HashMap<EventPlace, InLane>,
+    events: HashMap<EventPosition, InLane>,
     bytes: usize,
 }
 
@@ -35,22 +34,22 @@ impl ReleasedInLanes {
     }
 
     /// The group of the row from which this released event was read.
-    pub(crate) fn source(&self, at: EventPlace) -> Option<Group> {
+    pub(crate) fn source(&self, at: EventPosition) -> Option<Group> {
         self.events.get(&at).map(|lane| lane.group.clone())
     }
 
     /// Whether this event first arrived while its key was being released.
-    pub(super) fn is_new(&self, at: EventPlace) -> bool {
+    pub(super) fn is_new(&self, at: EventPosition) -> bool {
         self.events.get(&at).is_some_and(|lane| lane.is_new)
     }
 
-    pub(super) fn add(&mut self, at: EventPlace, lane: InLane) {
+    pub(super) fn add(&mut self, at: EventPosition, lane: InLane) {
         self.bytes += lane.bytes;
         self.events.insert(at, lane);
     }
 
     /// Removes an event. Returns the group of the row from which the event was read.
-    pub(super) fn remove(&mut self, at: EventPlace) -> Option<Group> {
+    pub(super) fn remove(&mut self, at: EventPosition) -> Option<Group> {
         let InLane { group, bytes, .. } = self.events.remove(&at)?;
         self.bytes -= bytes;
         Some(group)

@@ -4,9 +4,9 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use super::{EventPlace, full, place};
+use super::full;
 use crate::error::Result;
-use crate::event::{EventRef, Group};
+use crate::event::{EventPosition, EventRef, Group};
 use crate::settings::OnBadEvent;
 use crate::store::dispatch::quarantined::{BEHIND_A_RELEASE, MAX_BLOCKED};
 
@@ -18,7 +18,7 @@ pub(super) struct BlockedState {
     pub(super) for_release: bool,
     /// The position from which on the key is blocked, usually that of its first event in quarantine.
     /// Earlier events are not affected.
-    pub(super) since: EventPlace,
+    pub(super) since: EventPosition,
     /// The reason that is recorded for the events that wait because the key is blocked.
     pub(super) waits: Arc<str>,
     /// The number of the last record of this key that was handed to the writer.
@@ -28,7 +28,7 @@ pub(super) struct BlockedState {
 }
 
 impl BlockedState {
-    fn new(since: EventPlace, waits: Arc<str>) -> Self {
+    fn new(since: EventPosition, waits: Arc<str>) -> Self {
         Self {
             for_release: false,
             since,
@@ -76,14 +76,14 @@ impl BlockedKeys {
 
     /// Blocks a key from the position `since` on. `first` is the id, as shown to people, of the
     /// event at that position. The rows of all later events of the key name this event.
-    pub(crate) fn block(&mut self, group: Group, since: EventPlace, first: &str) {
+    pub(crate) fn block(&mut self, group: Group, since: EventPosition, first: &str) {
         self.by_group
             .insert(group, BlockedState::new(since, waits_for(first)));
     }
 
     /// Blocks a key from the position `since` on, until the release has ended. No replayed event of
     /// the key lies before `since`.
-    pub(crate) fn block_for_release(&mut self, group: Group, since: EventPlace) {
+    pub(crate) fn block_for_release(&mut self, group: Group, since: EventPosition) {
         let blocked = BlockedState {
             for_release: true,
             ..BlockedState::new(since, BEHIND_A_RELEASE.into())
@@ -97,7 +97,7 @@ impl BlockedKeys {
     /// `quarantine-full`.
     pub(super) fn block_behind(&mut self, group: &Group, bad: &EventRef) -> Result<bool> {
         if let Some(blocked) = self.by_group.get_mut(group) {
-            blocked.since = blocked.since.min(place(bad));
+            blocked.since = blocked.since.min(bad.position);
             let newly = std::mem::take(&mut blocked.for_release);
             if newly {
                 blocked.waits = waits_for(&bad.event_id.shown());
@@ -107,7 +107,7 @@ impl BlockedKeys {
         if self.by_group.len() >= MAX_BLOCKED {
             return Err(full());
         }
-        self.block(group.clone(), place(bad), &bad.event_id.shown());
+        self.block(group.clone(), bad.position, &bad.event_id.shown());
         Ok(true)
     }
 

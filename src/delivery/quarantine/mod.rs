@@ -39,7 +39,7 @@ mod turns;
 use std::sync::Arc;
 
 use crate::error::{Code, Error, Result};
-use crate::event::{Event, EventRef, Group, OrderingKey, Standing};
+use crate::event::{Event, EventPosition, EventRef, Group, OrderingKey, Standing};
 use crate::settings::OnBadEvent;
 use crate::store::dispatch::quarantined::MAX_BLOCKED;
 use crate::store::dispatch::{Outcome, Record};
@@ -55,21 +55,13 @@ use turns::ReleaseTurns;
 /// Maximum number of rows of a page. A release with this many events in lanes requests no further page.
 pub(crate) const PAGE: usize = 100;
 
-/// The position of an event in the log: commit LSN and ordinal.
-pub(crate) type EventPlace = (u64, u32);
-
-/// The position of this event in the log.
-pub(crate) fn place(origin: &EventRef) -> EventPlace {
-    (origin.commit.lsn().as_u64(), origin.ordinal)
-}
-
 /// A query of a release on `outbox.dispatch`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum QuarantineQuery {
     /// Mark all quarantined rows of the group as released.
     Mark(Group),
     /// Read released rows after this position.
-    Page(Group, EventPlace),
+    Page(Group, EventPosition),
     /// Mark all released rows of the group as quarantined.
     SendBack(Group),
 }
@@ -130,7 +122,7 @@ impl Quarantine {
         &self,
         topic: &Arc<str>,
         ordering_key: &OrderingKey,
-        at: EventPlace,
+        at: EventPosition,
     ) -> Admission {
         if self.keys.by_group.is_empty() || ordering_key.is_unordered() {
             return Admission::Open;
@@ -173,7 +165,7 @@ impl Quarantine {
     /// Whether the relay stops if this event is bad.
     pub(crate) fn halts_on(&self, origin: &EventRef) -> bool {
         self.keys.policy() == OnBadEvent::Halt
-            && (origin.standing == Standing::New || self.in_lanes.is_new(place(origin)))
+            && (origin.standing == Standing::New || self.in_lanes.is_new(origin.position))
     }
 
     /// Counts a record that was just handed to the dispatch writer.
@@ -195,7 +187,7 @@ impl Quarantine {
         }
         if !self.in_lanes.is_empty() {
             for event in &record.events {
-                self.left_lane(place(event));
+                self.left_lane(event.position);
             }
         }
     }
@@ -256,7 +248,8 @@ impl Quarantine {
             return;
         }
         if is_replay && group.is_ordered() {
-            self.keys.block_for_release(group.clone(), (0, 0));
+            self.keys
+                .block_for_release(group.clone(), EventPosition::default());
         }
         let release = Release::new(self.keys.by_group.get(&group), self.handed);
         self.releases.add(group, release);
@@ -268,13 +261,13 @@ impl Quarantine {
     }
 
     /// Notes that a row of a page was read. Returns whether its event is still wanted.
-    pub(crate) fn read(&mut self, group: &Group, at: EventPlace) -> bool {
+    pub(crate) fn read(&mut self, group: &Group, at: EventPosition) -> bool {
         let release = self.releases.by_group.get_mut(group);
         release.is_some_and(|release| release.read(at, self.durable))
     }
 
     /// Registers that the event of a row goes into its lane.
-    pub(crate) fn goes_to_lane(&mut self, at: EventPlace, lane: InLane) {
+    pub(crate) fn goes_to_lane(&mut self, at: EventPosition, lane: InLane) {
         if let Some(release) = self.releases.by_group.get_mut(&lane.group) {
             release.in_lanes += 1;
             self.in_lanes.add(at, lane);
@@ -300,7 +293,7 @@ impl Quarantine {
 
     /// Notes that a released event has left its lane: the writer was just given its outcome, or the event
     /// was dropped. Returns the group of the row from which the event was read.
-    pub(crate) fn left_lane(&mut self, at: EventPlace) -> Option<Group> {
+    pub(crate) fn left_lane(&mut self, at: EventPosition) -> Option<Group> {
         let group = self.in_lanes.remove(at)?;
         self.releases.left_lane(&group, self.handed);
         Some(group)

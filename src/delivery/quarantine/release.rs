@@ -2,8 +2,8 @@
 //! module.
 
 use super::keys::BlockedState;
-use super::{EventPlace, PAGE, QuarantineQuery};
-use crate::event::{Event, Group};
+use super::{PAGE, QuarantineQuery};
+use crate::event::{Event, EventPosition, Group};
 
 #[derive(Debug)]
 pub(super) enum Stage {
@@ -31,7 +31,7 @@ enum PageState {
 pub(super) struct Release {
     pub(super) stage: Stage,
     /// The position of the last row read.
-    after: EventPlace,
+    after: EventPosition,
     page: PageState,
     /// How many records were durable when the last page was requested.
     asked_at: u64,
@@ -55,7 +55,7 @@ impl Release {
                 Some(_) => Stage::Handover(Vec::new()),
                 None => Stage::Paging,
             },
-            after: (0, 0),
+            after: EventPosition::default(),
             asked_at: 0,
             page: PageState::Asked,
             asks_from: match blocked {
@@ -92,7 +92,7 @@ impl Release {
         let room = self.in_lanes < PAGE && durable >= self.asks_from;
         let all_durable = durable >= last_record.max(self.last_record);
         if self.is_idle(durable) {
-            self.after = (0, 0);
+            self.after = EventPosition::default();
         }
         match &self.stage {
             Stage::Begun(at) if durable >= *at => Some(QuarantineQuery::Mark(group.clone())),
@@ -121,9 +121,9 @@ impl Release {
     }
 
     /// Notes that a row of a page was read. Returns whether its event is still wanted.
-    pub(super) fn read(&mut self, at: EventPlace, durable: u64) -> bool {
+    pub(super) fn read(&mut self, at: EventPosition, durable: u64) -> bool {
         if self.page == PageState::Asked {
-            let may_skip_rows = self.after != (0, 0) && self.is_idle(durable);
+            let may_skip_rows = self.after != EventPosition::default() && self.is_idle(durable);
             self.page = if may_skip_rows {
                 PageState::Stale
             } else {

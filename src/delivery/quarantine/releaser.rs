@@ -290,7 +290,7 @@ impl ReleaserSession {
         for reader in &mut self.readers {
             let values = rows::find(&self.sql, reader, &origin.event_id).await?;
             let Some(values) = values else { continue };
-            return match reader.event(&values, origin.commit, origin.ordinal) {
+            return match reader.event(&values, origin.position) {
                 Ok(mut found) => {
                     found.event.origin = origin;
                     if let ReleasedKind::Replayed(replay) = &row.kind {

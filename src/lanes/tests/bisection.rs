@@ -51,7 +51,7 @@ proptest! {
             judged += 1;
             let of_key = found.entry(request.key.ordering_key.to_string()).or_default();
             if ordinals(&request).iter().any(|n| bad.contains(n)) {
-                of_key.bad.extend(lanes.refused(request).map(|event| event.origin.ordinal));
+                of_key.bad.extend(lanes.refused(request).map(|event| event.origin.position.ordinal));
             } else {
                 of_key.stored.extend(ordinals(&request));
                 lanes.finished(&request);

@@ -28,6 +28,6 @@ fn ordinals(request: &Request) -> Vec<u32> {
     request
         .events
         .iter()
-        .map(|event| event.origin.ordinal)
+        .map(|event| event.origin.position.ordinal)
         .collect()
 }

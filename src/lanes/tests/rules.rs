@@ -226,7 +226,7 @@ fn one_bad_event_among_1000_is_found_in_about_log2_n_requests_and_the_rest_is_st
             lanes.finished(&request);
         }
         let found = found.expect("the bad event is found").origin;
-        assert_eq!(found.ordinal, bad);
+        assert_eq!(found.position.ordinal, bad);
         assert!(requests <= 15, "{requests} requests for {bad}");
         assert!(found.failed_attempts >= 2 && found.failed_attempts <= 12);
         assert_eq!(stored, (0..1_000).filter(|n| *n != bad).collect::<Vec<_>>());
@@ -245,7 +245,11 @@ fn closing_a_lane_returns_all_its_events_in_order_and_removes_it() {
     let half = lanes.next_request(now, Serve::All).unwrap();
     assert_eq!(ordinals(&half), [0, 1]);
     lanes.failed(half, now + Duration::from_secs(9), Load::Keep);
-    let waiting: Vec<u32> = lanes.close(&key).iter().map(|e| e.origin.ordinal).collect();
+    let waiting: Vec<u32> = lanes
+        .close(&key)
+        .iter()
+        .map(|e| e.origin.position.ordinal)
+        .collect();
     assert_eq!(waiting, [0, 1, 2, 3, 4]);
     assert!(lanes.is_empty() && lanes.waiting() == 0);
 }

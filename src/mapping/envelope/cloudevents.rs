@@ -32,7 +32,7 @@ pub(super) fn add_attributes(
     attributes.add(attribute::CE_TYPE, event.event_type)?;
     match event.occurred_at {
         Some((_, rfc3339)) => attributes.add(attribute::CE_TIME, rfc3339)?,
-        None => attributes.add(attribute::CE_TIME, &event.at.commit_time.to_string())?,
+        None => attributes.add(attribute::CE_TIME, &event.at.time.to_string())?,
     }
     if let Some(subject) = subject(event) {
         attributes.add(attribute::CE_SUBJECT, subject)?;
@@ -57,7 +57,7 @@ pub(super) fn write_document(
     }
     match event.occurred_at {
         Some((_, rfc3339)) => member(out, "time", rfc3339),
-        None => member(out, "time", &event.at.commit_time.to_string()),
+        None => member(out, "time", &event.at.time.to_string()),
     }
     for extension in EXTENSIONS {
         if let Some(value) = attributes.get(extension) {

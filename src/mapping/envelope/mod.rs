@@ -18,7 +18,7 @@ use super::data::MessageData;
 use super::error::EventFault;
 use super::headers::Headers;
 use super::timestamp::CivilTime;
-use crate::event::EventPosition;
+use crate::event::CommittedAt;
 
 /// The parts of an event that envelopes use.
 #[derive(Debug)]
@@ -37,7 +37,7 @@ pub(super) struct EventContext<'a> {
     pub(super) headers: &'a Headers,
     /// The column `occurred_at`, if it is a point in time, and its RFC 3339 form.
     pub(super) occurred_at: Option<(CivilTime, &'a str)>,
-    pub(super) at: EventPosition,
+    pub(super) at: CommittedAt,
 }
 
 impl EventContext<'_> {

@@ -1,13 +1,14 @@
 //! Tests the texts, codes and hints of errors.
 
 use super::*;
+use crate::event::{CommittedAt, EventPosition};
 use outbox_event::TableIdentity;
 
 fn event(fault: EventFault) -> MapError {
     MapError::Event(Box::new(EventError {
         table: "outbox.events".into(),
         event_id: Some("42".to_owned()),
-        at: EventPosition::default(),
+        at: CommittedAt::default(),
         fault,
         known: FaultyRow {
             event_id: crate::mapping::event_id::id_of_place(

@@ -7,7 +7,7 @@ use bytes::Bytes;
 use decoder::Value;
 
 use super::{Mapper, inserted_xid};
-use crate::event::{EventPosition, OrderingKey, SHOWN_CHARS};
+use crate::event::{CommittedAt, OrderingKey, SHOWN_CHARS};
 use crate::mapping::error::{EventError, EventFault, FaultyRow, MapError};
 use crate::mapping::event_id::id_of_place;
 use crate::mapping::{limits, payload};
@@ -36,7 +36,7 @@ impl Mapper {
     pub(crate) fn refused(
         &mut self,
         row: &[Value<'_>],
-        at: EventPosition,
+        at: CommittedAt,
         fault: EventFault,
     ) -> MapError {
         self.event_error(row, at, fault)
@@ -46,7 +46,7 @@ impl Mapper {
     pub(super) fn event_error(
         &mut self,
         row: &[Value<'_>],
-        at: EventPosition,
+        at: CommittedAt,
         fault: EventFault,
     ) -> MapError {
         let whole = row.len() == self.relation_columns;
@@ -61,7 +61,7 @@ impl Mapper {
                     let column = self.columns.id.name();
                     self.ids.event_id(id, xid.as_deref(), column).ok()
                 })
-                .unwrap_or_else(|| id_of_place(&self.identity, at)),
+                .unwrap_or_else(|| id_of_place(&self.identity, at.position)),
             topic: whole.then(|| self.known_topic(row)).flatten(),
             ordering_key: if whole {
                 self.known_key(row)

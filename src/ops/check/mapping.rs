@@ -15,7 +15,7 @@ use tokio_postgres::Row;
 
 use crate::capture::table::{self, Description};
 use crate::error::{Error, Result};
-use crate::event::EventPosition;
+use crate::event::CommittedAt;
 use crate::mapping::{MapError, Mapper, TableSettings};
 use crate::ops::finding::{finding, finding_with_remedy, from_error};
 use crate::postgres::Sql;
@@ -86,7 +86,7 @@ pub(super) async fn check(
                 Err(_) => Value::Text(table::NOT_UTF8),
             })
             .collect();
-        match mapper.map_row(&values, EventPosition::default()) {
+        match mapper.map_row(&values, CommittedAt::default()) {
             Ok(mapped) => {
                 topics.insert(mapped.topic.to_string());
             }

@@ -2,8 +2,6 @@
 
 use std::time::Duration;
 
-use decoder::Lsn;
-use replication::CommitLsn;
 use slot_manager::cluster;
 use tokio_postgres::error::SqlState;
 use uuid::Uuid;
@@ -14,7 +12,7 @@ use crate::capture::claim::{self, Captured};
 use crate::capture::rows;
 use crate::capture::table::{TableReader, altered_since, inserted_xid_text};
 use crate::error::{Code, Error, Result};
-use crate::event::EventId;
+use crate::event::{EventId, EventPosition};
 use crate::mapping::TableSettings;
 use crate::ops::{progress, walk};
 use crate::postgres::Sql;
@@ -297,7 +295,7 @@ async fn lane(
         return Ok(None);
     };
     // The mapping needs a position, but topic and key do not depend on it.
-    let event = table.reader.event(&values, CommitLsn::new(Lsn::new(1)), 1);
+    let event = table.reader.event(&values, EventPosition::default());
     Ok(event.ok().map(|event| {
         (
             event.topic.to_string(),

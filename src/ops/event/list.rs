@@ -6,9 +6,6 @@
 //! The list then has the events that were set aside, and the events that were published while `dispatch`
 //! was `full`.
 
-use decoder::Lsn;
-use replication::CommitLsn;
-
 use super::find::of_record_alone;
 use super::state::EventState;
 use super::{EventQuery, EventReport, EventTableRow};
@@ -18,6 +15,7 @@ use crate::capture::rows::Rows;
 use crate::capture::scan::{self, Scan};
 use crate::capture::table::TableReader;
 use crate::error::Result;
+use crate::event::EventPosition;
 use crate::mapping::TableSettings;
 use crate::postgres::Sql;
 use crate::settings::Settings;
@@ -102,8 +100,7 @@ async fn waiting_in(
         rows.add(candidates);
         while !rows.is_empty() {
             for row in rows.portion(sql, &reader).await? {
-                let at = CommitLsn::new(Lsn::new(1));
-                let lane = reader.event(&row.values, at, 1).ok();
+                let lane = reader.event(&row.values, EventPosition::default()).ok();
                 let lane = lane.map(|event| (event.topic, event.ordering_key));
                 let key = lane.as_ref().map(|(_, key)| key.as_str().to_owned());
                 let topic = lane.map(|(topic, _)| topic.to_string());

@@ -5,16 +5,17 @@ use std::time::Duration;
 use slot_manager::table::{self, LookupColumn};
 use slot_manager::{cluster, quoted_identifier, quoted_literal};
 use tokio_postgres::Row;
-use tokio_postgres::types::PgLsn;
 
 use super::proof::PruneProof;
 use super::{FailedAttempts, OnPruneStep, PruneContext, PruneStep, PrunedRecords, RECORDS, rows};
 use crate::capture::claim::Captured;
 use crate::capture::table::TableReader;
 use crate::error::{Code, Error, Result};
+use crate::event::EventPosition;
 use crate::ops::progress;
 use crate::postgres::Sql;
 use crate::store::dispatch::pruning;
+use crate::store::position;
 
 /// How long to wait until the slot has passed the deleted rows. A relay that keeps up confirms the end
 /// of the WAL within seconds.
@@ -54,7 +55,7 @@ pub(super) async fn prune(
         .sql
         .batch_execute("SET enable_nestloop = on; SET enable_hashjoin = off")
         .await?;
-    let mut after = (PgLsn::from(0), 0);
+    let mut after = EventPosition::default();
     let mut looked_at = 0;
     loop {
         let statement = pruning::chunk_sql(&pruning::RecordChunkBounds {
@@ -139,7 +140,7 @@ struct RecordChunk {
     young: u64,
     of_rows: u64,
     oldest: Option<String>,
-    last: (PgLsn, i32),
+    last: EventPosition,
 }
 
 impl RecordChunk {
@@ -151,7 +152,7 @@ impl RecordChunk {
             young: count(2),
             of_rows: count(3),
             oldest: row.get(4),
-            last: (row.get(5), row.get(6)),
+            last: position::read(row, 5),
         }
     }
 }

@@ -20,7 +20,7 @@ pub(crate) struct ShownEvent {
     pub(crate) ordering_key: Option<String>,
     pub(crate) attempts: i32,
     pub(crate) commit_lsn: String,
-    pub(crate) ordinal: i32,
+    pub(crate) ordinal: u32,
     pub(crate) committed_seconds_ago: u64,
     pub(crate) dispatched_seconds_ago: u64,
     pub(crate) message_id: Option<String>,
@@ -43,7 +43,6 @@ pub(crate) async fn show(sql: &Sql, id: &str) -> Result<ShownEvent> {
     };
     let (earlier, later) = quarantine_commands::neighbours(sql, &event).await?;
     let record = quarantine_commands::record(sql, &event).await?;
-    let (commit, ordinal) = event.place;
     Ok(ShownEvent {
         event_id: event.source_id.unwrap_or_else(|| event.uuid.to_string()),
         uuid: event.uuid.to_string(),
@@ -52,8 +51,8 @@ pub(crate) async fn show(sql: &Sql, id: &str) -> Result<ShownEvent> {
         topic: record.topic,
         ordering_key: record.ordering_key,
         attempts: record.attempts,
-        commit_lsn: commit.to_string(),
-        ordinal,
+        commit_lsn: event.position.commit.lsn().to_string(),
+        ordinal: event.position.ordinal,
         committed_seconds_ago: seconds(record.committed_seconds_ago),
         dispatched_seconds_ago: seconds(record.dispatched_seconds_ago),
         message_id: record.message_id,

@@ -3,8 +3,6 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use decoder::Lsn;
-use replication::CommitLsn;
 use serde::Serialize;
 use slot_manager::SlotName;
 
@@ -14,6 +12,7 @@ use crate::capture::table::TableReader;
 use crate::capture::unrecorded::Unrecorded;
 use crate::capture::{ScanWindow, claim, scan};
 use crate::error::Result;
+use crate::event::EventPosition;
 use crate::postgres::connect_patiently;
 use crate::recovery::loss::Loss;
 use crate::settings::{Settings, Start};
@@ -129,8 +128,6 @@ async fn read_table(
     name: String,
     limit: u64,
 ) -> Result<TablePreview> {
-    // The mapping needs a position. Any position will do, because nothing is published or recorded.
-    let place = CommitLsn::new(Lsn::new(1));
     let mut table = TablePreview {
         table: name,
         rows: 0,
@@ -141,7 +138,8 @@ async fn read_table(
     while table.rows < limit
         && let Some(row) = unrecorded.next().await?
     {
-        let Some(event) = unrecorded.event(&row, place, 1) else {
+        // Any position will do, because nothing is published or recorded.
+        let Some(event) = unrecorded.event(&row, EventPosition::default()) else {
             continue;
         };
         table.rows += 1;

@@ -5,8 +5,8 @@ use std::time::{Duration, Instant};
 
 use super::{OnReplayStep, ReplayReport, ReplayStep};
 use crate::error::Result;
+use crate::event::EventPosition;
 use crate::postgres::Sql;
-use crate::store::dispatch::history::RecordPlace;
 use crate::store::replay::{self, ReplayCounts, ReplayGroup};
 
 /// No more events are released while this many released events have no outcome yet.
@@ -35,7 +35,7 @@ struct Releasing<'a> {
     counts: ReplayCounts,
     settled_at: Instant,
     /// The next poll continues after this record; `None` means at the beginning.
-    settle_after: Option<RecordPlace>,
+    settle_after: Option<EventPosition>,
     /// When the relay last made progress.
     progressed: Instant,
 }

@@ -1,14 +1,16 @@
 //! Finds the events of a replay, with one walk over the records or by one id.
 
 use decoder::Lsn;
+use replication::CommitLsn;
 use serde::Serialize;
 
 use super::{OnReplayStep, ReplayCriteria, ReplayStep, read_time};
 use crate::error::{Code, Error, Result};
+use crate::event::EventPosition;
 use crate::ops::event::{EventQuery, find};
 use crate::postgres::Sql;
 use crate::settings::Settings;
-use crate::store::dispatch::history::{RecordFilter, RecordPlace};
+use crate::store::dispatch::history::RecordFilter;
 use crate::store::replay::{self, SelectionPage};
 
 /// Records in a page.
@@ -119,9 +121,9 @@ async fn one(
                     event.topic.unwrap_or_default(),
                     event.ordering_key.unwrap_or_default(),
                 );
-                let place = RecordPlace {
-                    commit: position(&record.commit_lsn)?.as_u64(),
-                    ordinal: record.ordinal,
+                let place = EventPosition {
+                    commit: CommitLsn::new(position(&record.commit_lsn)?),
+                    ordinal: record.ordinal.cast_unsigned(),
                 };
                 replay::select_one(sql, name, &group, place).await?;
             }
@@ -145,9 +147,9 @@ async fn several(
         .map(|to| Lsn::new(to.as_u64().saturating_add(1)));
     let mut page = SelectionPage {
         // Begin before the first record of the commit position `from`.
-        after: RecordPlace {
-            commit: conditions.from,
-            ordinal: -1,
+        after: EventPosition {
+            commit: CommitLsn::new(Lsn::new(conditions.from)),
+            ordinal: 0,
         },
         until: after_last.map_or(until, |last| last.min(until)),
         records: PAGE_RECORDS,

@@ -6,7 +6,9 @@ use tokio_postgres::types::{PgLsn, ToSql};
 use uuid::Uuid;
 
 use crate::error::{Code, Result};
+use crate::event::EventPosition;
 use crate::postgres::Sql;
+use crate::store::position;
 
 const COLUMNS: &str = "\
     d.event_id, d.source_id, d.state, d.topic, d.ordering_key, d.message_id, d.attempts, \
@@ -32,18 +34,10 @@ pub(crate) struct EventOutcome {
     pub(crate) error_code: Option<String>,
 }
 
-/// The position of a record in the log: its commit LSN and ordinal. Also the primary key of
-/// outbox.dispatch.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct RecordPlace {
-    pub(crate) commit: u64,
-    pub(crate) ordinal: i32,
-}
-
 /// A row of outbox.dispatch.
 #[derive(Debug, Clone)]
 pub(crate) struct RecordedRow {
-    pub(crate) place: RecordPlace,
+    pub(crate) position: EventPosition,
     /// When the row was recorded, in microseconds since 1970.
     pub(crate) recorded_micros: i64,
     pub(crate) event_id: Uuid,
@@ -151,12 +145,12 @@ pub(crate) async fn newest(
 pub(crate) async fn page(
     sql: &Sql,
     filter: &RecordFilter,
-    after: RecordPlace,
+    after: EventPosition,
     limit: usize,
 ) -> Result<Vec<RecordedRow>> {
     let limit = i64::try_from(limit).unwrap_or(i64::MAX);
-    let commit = PgLsn::from(after.commit);
-    let mut parameters: QueryParameters<'_> = vec![&limit, &commit, &after.ordinal];
+    let (commit, ordinal) = (position::commit_lsn(after), position::ordinal(after));
+    let mut parameters: QueryParameters<'_> = vec![&limit, &commit, &ordinal];
     let which = filter.condition(&mut parameters);
     let statement = format!(
         "select {COLUMNS} from outbox.dispatch d \
@@ -169,15 +163,15 @@ pub(crate) async fn page(
 
 /// Returns the positions of the newest `limit` records at or after `from`, highest position first. Each
 /// position comes with the time at which its record was written, in microseconds since 1970.
-pub(crate) async fn newest_places(
+pub(crate) async fn newest_positions(
     sql: &Sql,
     filter: &RecordFilter,
-    from: RecordPlace,
+    from: EventPosition,
     limit: usize,
-) -> Result<Vec<(RecordPlace, i64)>> {
+) -> Result<Vec<(EventPosition, i64)>> {
     let limit = i64::try_from(limit).unwrap_or(i64::MAX);
-    let commit = PgLsn::from(from.commit);
-    let mut parameters: QueryParameters<'_> = vec![&limit, &commit, &from.ordinal];
+    let (commit, ordinal) = (position::commit_lsn(from), position::ordinal(from));
+    let mut parameters: QueryParameters<'_> = vec![&limit, &commit, &ordinal];
     let which = filter.condition(&mut parameters);
     let statement = format!(
         "select d.commit_lsn, d.ordinal, (extract(epoch from d.dispatched_at) * 1000000)::bigint \
@@ -185,13 +179,20 @@ pub(crate) async fn newest_places(
          order by d.commit_lsn desc, d.ordinal desc limit $1"
     );
     let rows = sql.query(&statement, &parameters).await?;
-    Ok(rows.iter().map(|row| (place(row, 0), row.get(2))).collect())
+    Ok(rows
+        .iter()
+        .map(|row| (position::read(row, 0), row.get(2)))
+        .collect())
 }
 
 /// Returns the records at these positions, in log order.
-pub(crate) async fn at_places(sql: &Sql, places: &[RecordPlace]) -> Result<Vec<RecordedRow>> {
-    let commits: Vec<PgLsn> = places.iter().map(|at| PgLsn::from(at.commit)).collect();
-    let ordinals: Vec<i32> = places.iter().map(|at| at.ordinal).collect();
+pub(crate) async fn at_positions(
+    sql: &Sql,
+    positions: &[EventPosition],
+) -> Result<Vec<RecordedRow>> {
+    let commits = positions.iter().copied().map(position::commit_lsn);
+    let ordinals = positions.iter().copied().map(position::ordinal);
+    let (commits, ordinals): (Vec<_>, Vec<_>) = (commits.collect(), ordinals.collect());
     let statement = format!(
         "select {COLUMNS} from unnest($1::pg_lsn[], $2::int[]) as at (commit_lsn, ordinal) \
          join outbox.dispatch d using (commit_lsn, ordinal) order by d.commit_lsn, d.ordinal"
@@ -201,26 +202,18 @@ pub(crate) async fn at_places(sql: &Sql, places: &[RecordPlace]) -> Result<Vec<R
 }
 
 /// Returns the highest position that has a record, or position 0 if there are no records.
-pub(crate) async fn last_place(sql: &Sql) -> Result<RecordPlace> {
+pub(crate) async fn last_position(sql: &Sql) -> Result<EventPosition> {
     let statement = "select d.commit_lsn, d.ordinal from outbox.dispatch d \
                      order by d.commit_lsn desc, d.ordinal desc limit 1";
     let row = sql.query_opt(statement, &[]).await?;
-    Ok(row.map_or_else(RecordPlace::default, |row| place(&row, 0)))
-}
-
-/// Reads a [`RecordPlace`] from `column` (commit LSN) and the column after it (ordinal).
-fn place(row: &Row, column: usize) -> RecordPlace {
-    RecordPlace {
-        commit: row.get::<_, PgLsn>(column).into(),
-        ordinal: row.get(column + 1),
-    }
+    Ok(row.map_or_else(EventPosition::default, |row| position::read(&row, 0)))
 }
 
 fn recorded(row: &Row) -> RecordedRow {
     let commit: PgLsn = row.get(7);
     let error: Option<String> = row.get(12);
     RecordedRow {
-        place: place(row, 7),
+        position: position::read(row, 7),
         recorded_micros: row.get(13),
         event_id: row.get(0),
         source_id: row.get(1),

@@ -1,7 +1,7 @@
 //! The statements that delete old records. Which of them may go is decided in `ops::prune`.
 
+use crate::event::EventPosition;
 use decoder::Lsn;
-use tokio_postgres::types::PgLsn;
 
 /// The verdict of a record or row that is deleted.
 pub(crate) const GO: &str = "go";
@@ -18,7 +18,7 @@ pub(crate) const OTHER_TABLES: &str = "\
 #[derive(Debug)]
 pub(crate) struct RecordChunkBounds<'a> {
     /// The last record of the previous chunk.
-    pub(crate) after: (PgLsn, i32),
+    pub(crate) after: EventPosition,
     /// Only records before this position.
     pub(crate) durable: Lsn,
     /// Maximum number of records.
@@ -34,7 +34,7 @@ pub(crate) struct RecordChunkBounds<'a> {
 /// The statement of one chunk; it returns no row at the end of the table.
 pub(crate) fn chunk_sql(bounds: &RecordChunkBounds<'_>) -> String {
     let RecordChunkBounds {
-        after: (commit, ordinal),
+        after,
         durable,
         limit,
         cutoff,
@@ -49,6 +49,7 @@ pub(crate) fn chunk_sql(bounds: &RecordChunkBounds<'_>) -> String {
     } else {
         format!("select 1 from judged j where j.verdict = '{GO}'")
     };
+    let (commit, ordinal) = (after.commit.lsn(), after.ordinal);
     format!(
         "with looked as materialized ( \
              select commit_lsn, ordinal, event_id, source_id, state, dispatched_at \

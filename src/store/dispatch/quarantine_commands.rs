@@ -7,7 +7,9 @@ use tokio_postgres::types::{PgLsn, ToSql};
 use uuid::Uuid;
 
 use crate::error::Result;
+use crate::event::EventPosition;
 use crate::postgres::Sql;
+use crate::store::position;
 
 /// The condition for rows in quarantine. A released event with a message id is not in quarantine: it was
 /// published before and is being replayed.
@@ -23,8 +25,8 @@ const SELECT: &str = "\
 /// A row of an event in outbox.dispatch.
 #[derive(Debug)]
 pub(crate) struct EventRow {
-    /// The event's position in the log: commit LSN and ordinal.
-    pub(crate) place: (PgLsn, i32),
+    /// The event's position in the log.
+    pub(crate) position: EventPosition,
     pub(crate) uuid: Uuid,
     /// `schema.table:id` if the id is not a uuid, otherwise `None`.
     pub(crate) source_id: Option<String>,
@@ -37,6 +39,14 @@ pub(crate) struct EventRow {
 impl EventRow {
     pub(crate) fn is_in_quarantine(&self) -> bool {
         ["quarantined", "released"].contains(&self.state.as_str())
+    }
+
+    /// The primary key of the row: commit LSN and ordinal.
+    fn key(&self) -> (PgLsn, i32) {
+        (
+            position::commit_lsn(self.position),
+            position::ordinal(self.position),
+        )
     }
 
     /// Whether the event has an ordering key.
@@ -160,8 +170,8 @@ pub(crate) async fn keys(
 /// # Errors
 /// Database errors.
 pub(crate) async fn record(sql: &Sql, event: &EventRow) -> Result<EventRecord> {
-    let (commit, ordinal) = &event.place;
-    let row = sql.query_one(SELECT, &[commit, ordinal]).await?;
+    let (commit, ordinal) = event.key();
+    let row = sql.query_one(SELECT, &[&commit, &ordinal]).await?;
     Ok(EventRecord {
         topic: row.get(0),
         ordering_key: row.get(1),
@@ -207,7 +217,7 @@ async fn rows_where(sql: &Sql, id: &str, condition: &str) -> Result<Vec<EventRow
 
 fn event(row: &Row) -> EventRow {
     EventRow {
-        place: (row.get(0), row.get(1)),
+        position: position::read(row, 0),
         uuid: row.get(2),
         source_id: row.get(3),
         state: row.get(4),
@@ -225,12 +235,8 @@ pub(crate) async fn neighbours(sql: &Sql, event: &EventRow) -> Result<(u64, u64)
     if !event.is_ordered() {
         return Ok((0, 0));
     }
-    let EventRow {
-        place: (commit, ordinal),
-        topic,
-        key,
-        ..
-    } = event;
+    let EventRow { topic, key, .. } = event;
+    let (commit, ordinal) = event.key();
     let statement = format!(
         "select count(*) filter (where (d.commit_lsn, d.ordinal) < ($3, $4)), \
                 count(*) filter (where (d.commit_lsn, d.ordinal) > ($3, $4)) \
@@ -238,7 +244,7 @@ pub(crate) async fn neighbours(sql: &Sql, event: &EventRow) -> Result<(u64, u64)
            and coalesce(d.topic, '') = $1 and coalesce(d.ordering_key, '') = $2"
     );
     let row = sql
-        .query_one(&statement, &[topic, key, commit, ordinal])
+        .query_one(&statement, &[topic, key, &commit, &ordinal])
         .await?;
     let count = |i| u64::try_from(row.get::<_, i64>(i)).unwrap_or_default();
     Ok((count(0), count(1)))
@@ -263,12 +269,12 @@ pub(crate) async fn count(sql: &Sql, filter: &QuarantineFilter) -> Result<u64> {
 /// # Errors
 /// Database errors.
 pub(crate) async fn release_event(sql: &Sql, event: &EventRow) -> Result<u64> {
-    let (commit, ordinal) = &event.place;
+    let (commit, ordinal) = event.key();
     let statement = format!(
         "update outbox.dispatch d set state = 'released' \
          where d.commit_lsn = $1 and d.ordinal = $2 and {IN_QUARANTINE}"
     );
-    Ok(sql.execute(&statement, &[commit, ordinal]).await?)
+    Ok(sql.execute(&statement, &[&commit, &ordinal]).await?)
 }
 
 /// Releases all events in quarantine that have the key of `event`.
@@ -301,12 +307,12 @@ pub(crate) async fn release(sql: &Sql, filter: &QuarantineFilter) -> Result<u64>
 /// # Errors
 /// Database errors.
 pub(crate) async fn discard_event(sql: &Sql, event: &EventRow) -> Result<u64> {
-    let (commit, ordinal) = &event.place;
+    let (commit, ordinal) = event.key();
     let statement = format!(
         "update outbox.dispatch d set state = 'discarded', dispatched_at = now() \
          where d.commit_lsn = $1 and d.ordinal = $2 and {IN_QUARANTINE}"
     );
-    Ok(sql.execute(&statement, &[commit, ordinal]).await?)
+    Ok(sql.execute(&statement, &[&commit, &ordinal]).await?)
 }
 
 /// Discards the events that the filter selects.

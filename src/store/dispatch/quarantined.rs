@@ -8,16 +8,15 @@
 
 use std::collections::HashMap;
 
-use decoder::{Lsn, PgTimestamp};
-use replication::CommitLsn;
+use decoder::PgTimestamp;
 use slot_manager::table;
 use tokio_postgres::Row;
 use tokio_postgres::types::PgLsn;
 
-use super::rows::row_key;
 use crate::error::{Code, Error, Result};
-use crate::event::{EventId, EventRef, Group, OrderingKey, Standing};
+use crate::event::{CommittedAt, EventId, EventPosition, EventRef, Group, OrderingKey, Standing};
 use crate::postgres::Sql;
+use crate::store::position;
 
 /// Maximum number of keys that are blocked at once. Also the maximum number of events that one session
 /// sets aside without blocking a key. More bad events than this have a common cause, which a person must
@@ -121,8 +120,8 @@ pub(crate) enum ReleasedKind {
 #[derive(Debug)]
 pub(crate) struct BlockedKey {
     pub(crate) group: Group,
-    /// Commit LSN and ordinal of the key's first event in quarantine.
-    pub(crate) since: (u64, u32),
+    /// The position of the key's first event in quarantine.
+    pub(crate) since: EventPosition,
     /// The id of the key's first event in quarantine.
     pub(crate) first: EventId,
     /// Why the first event is in quarantine.
@@ -150,7 +149,7 @@ pub(crate) async fn blocked_keys(sql: &Sql, limit: usize) -> Result<Vec<BlockedK
         let rows = sql.query(&groups_sql(state, ""), &[&most]).await?;
         for row in rows.iter().filter(|row| group(row).is_ordered()) {
             let key = keys.entry(group(row)).or_insert_with(|| blocked_key(row));
-            if place(row, 2) < key.since {
+            if position::read(row, 2) < key.since {
                 *key = BlockedKey {
                     is_quarantined: key.is_quarantined,
                     ..blocked_key(row)
@@ -182,7 +181,7 @@ pub(crate) async fn first_keys(sql: &Sql, limit: usize) -> Result<Vec<BlockedKey
 fn blocked_key(row: &Row) -> BlockedKey {
     BlockedKey {
         group: group(row),
-        since: place(row, 2),
+        since: position::read(row, 2),
         first: event_id(row, 4),
         error: row.get(6),
         is_quarantined: false,
@@ -212,36 +211,36 @@ pub(crate) async fn released_groups(
     Ok(rows.iter().map(|row| (group(row), row.get(7))).collect())
 }
 
-/// Returns the next `limit` released rows of the group after the position `after` (commit LSN and
-/// ordinal), in log order.
+/// Returns the next `limit` released rows of the group after the position `after`, in log order.
 ///
 /// # Errors
 /// Database errors.
 pub(crate) async fn page(
     sql: &Sql,
     group: &Group,
-    after: (u64, u32),
+    after: EventPosition,
     limit: usize,
 ) -> Result<Vec<ReleasedRow>> {
     let (topic, key) = (&*group.topic, group.ordering_key.as_str());
     let limit = i64::try_from(limit).unwrap_or(i64::MAX);
-    let (commit, ordinal) = (PgLsn::from(after.0), after.1 as i32);
+    let (commit, ordinal) = (position::commit_lsn(after), position::ordinal(after));
     let rows = sql
         .query(PAGE, &[&topic, &key, &commit, &ordinal, &limit])
         .await?;
     let event = |row: &Row| {
-        let (commit, ordinal) = place(row, 0);
         let committed: std::time::SystemTime = row.get(4);
         let micros = committed
             .duration_since(std::time::UNIX_EPOCH)
             .unwrap_or_default()
             .as_micros();
-        let commit_time = PgTimestamp::from_micros(micros as i64 - PG_EPOCH_MICROS);
-        let commit = CommitLsn::new(Lsn::new(commit));
+        let at = CommittedAt {
+            position: position::read(row, 0),
+            time: PgTimestamp::from_micros(micros as i64 - PG_EPOCH_MICROS),
+        };
         ReleasedRow {
             origin: EventRef {
                 standing: Standing::Released,
-                ..EventRef::new(commit, ordinal, commit_time, event_id(row, 2))
+                ..EventRef::new(at, event_id(row, 2))
             },
             kind: match (row.get(6), row.get(5)) {
                 (Some(replay), _) => ReleasedKind::Replayed(replay),
@@ -268,7 +267,10 @@ pub(crate) async fn only_replayed(sql: &Sql, group: &Group) -> Result<bool> {
 /// # Errors
 /// Database errors.
 pub(crate) async fn leave_published(sql: &Sql, origin: &EventRef) -> Result<()> {
-    let (commit, ordinal) = row_key(origin);
+    let (commit, ordinal) = (
+        position::commit_lsn(origin.position),
+        position::ordinal(origin.position),
+    );
     let commit = PgLsn::from(commit);
     sql.execute(LEAVE_PUBLISHED, &[&commit, &ordinal]).await?;
     Ok(())
@@ -326,11 +328,6 @@ fn group(row: &Row) -> Group {
 }
 
 /// Reads a position in the log: the commit LSN from `column`, the ordinal from the next column.
-fn place(row: &Row, column: usize) -> (u64, u32) {
-    let commit: PgLsn = row.get(column);
-    let ordinal: i32 = row.get(column + 1);
-    (commit.into(), ordinal as u32)
-}
 
 /// Reads an event id: the uuid from `column`, the source id from the next column.
 fn event_id(row: &Row, column: usize) -> EventId {

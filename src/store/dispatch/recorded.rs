@@ -26,7 +26,9 @@ use tokio_postgres::types::PgLsn;
 
 use super::predecessor::PredecessorGone;
 use crate::error::Result;
+use crate::event::EventPosition;
 use crate::postgres::Sql;
+use crate::store::position;
 use crate::store::relay_row::RecordKeeping;
 
 const PAGE: i64 = 5_000;
@@ -52,8 +54,7 @@ pub(crate) enum Lookup {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct DispatchRow {
-    commit: u64,
-    ordinal: i32,
+    position: EventPosition,
     event_id: [u8; 16],
     is_published: bool,
 }
@@ -64,10 +65,10 @@ pub(crate) struct RecordedEvents {
     page: VecDeque<DispatchRow>,
     /// Ids in the page that the stream has not brought yet.
     ids: HashSet<[u8; 16], foldhash::fast::RandomState>,
-    /// Position (commit LSN and ordinal) of the last row that has been read.
-    read_to: (u64, i32),
+    /// Position of the last row that has been read.
+    read_to: EventPosition,
     /// Commit LSN of the last row to read. `None` once all rows have been read.
-    last: Option<u64>,
+    last: Option<Lsn>,
     records: RecordKeeping,
 }
 
@@ -90,24 +91,23 @@ impl RecordedEvents {
             )
             .await?;
         let last: Option<PgLsn> = row.get(0);
-        let read_to = (confirmed.as_u64().saturating_sub(1), i32::MAX);
+        let read_to = EventPosition {
+            commit: CommitLsn::new(Lsn::new(confirmed.as_u64().saturating_sub(1))),
+            ordinal: i32::MAX.cast_unsigned(),
+        };
         Ok(Self {
             page: VecDeque::new(),
             ids: HashSet::default(),
             read_to,
-            last: last.map(u64::from),
+            last: last.map(|last| Lsn::new(last.into())),
             records,
         })
     }
 
     /// Whether a page must be read before the event at this position can be looked up.
-    pub(crate) fn needs_page(&self, commit: CommitLsn, ordinal: u32) -> bool {
-        let place = (commit.lsn().as_u64(), ordinal as i32);
-        self.last.is_some_and(|last| place.0 <= last)
-            && self
-                .page
-                .back()
-                .is_none_or(|row| (row.commit, row.ordinal) < place)
+    pub(crate) fn needs_page(&self, at: EventPosition) -> bool {
+        self.last.is_some_and(|last| at.commit.lsn() <= last)
+            && self.page.back().is_none_or(|row| row.position < at)
     }
 
     /// Reads the next page.
@@ -116,26 +116,25 @@ impl RecordedEvents {
         // The stream is past every row of the previous page.
         self.page.clear();
         self.ids.clear();
-        let (commit, ordinal) = self.read_to;
+        let (commit, ordinal) = (
+            position::commit_lsn(self.read_to),
+            position::ordinal(self.read_to),
+        );
+        let last = PgLsn::from(last.as_u64());
         let rows = sql
-            .query(
-                SELECT_PAGE,
-                &[&PgLsn::from(commit), &ordinal, &PgLsn::from(last), &PAGE],
-            )
+            .query(SELECT_PAGE, &[&commit, &ordinal, &last, &PAGE])
             .await?;
         if (rows.len() as i64) < PAGE {
             self.last = None;
         }
         for row in rows {
-            let commit: PgLsn = row.get(0);
             let event_id: uuid::Uuid = row.get(2);
             let row = DispatchRow {
-                commit: commit.into(),
-                ordinal: row.get(1),
+                position: position::read(&row, 0),
                 event_id: event_id.into_bytes(),
                 is_published: row.get(3),
             };
-            self.read_to = (row.commit, row.ordinal);
+            self.read_to = row.position;
             self.ids.insert(row.event_id);
             self.page.push_back(row);
         }
@@ -152,13 +151,13 @@ impl RecordedEvents {
     /// before `wal_end`. If these rows stayed, rows of events that were published from their table could
     /// keep [`is_over`](Self::is_over) false until the next event.
     pub(crate) fn passed(&mut self, wal_end: Lsn) {
-        if self.last.is_some_and(|last| last < wal_end.as_u64()) {
+        if self.last.is_some_and(|last| last < wal_end) {
             self.last = None;
         }
         while self
             .page
             .front()
-            .is_some_and(|row| row.commit < wal_end.as_u64())
+            .is_some_and(|row| row.position.commit.lsn() < wal_end)
         {
             self.page.pop_front();
         }
@@ -172,23 +171,13 @@ impl RecordedEvents {
     /// Looks up the next event of the stream by its position. Returns `None` if PostgreSQL has decoded
     /// the event's transaction differently from last time. The caller then looks the event up by its
     /// id.
-    pub(crate) fn look_up(
-        &mut self,
-        commit: CommitLsn,
-        ordinal: u32,
-        event_id: &[u8; 16],
-    ) -> Option<Lookup> {
-        let place = (commit.lsn().as_u64(), ordinal as i32);
-        self.last = self.last.filter(|last| place.0 <= *last);
-        while self
-            .page
-            .front()
-            .is_some_and(|row| (row.commit, row.ordinal) < place)
-        {
+    pub(crate) fn look_up(&mut self, at: EventPosition, event_id: &[u8; 16]) -> Option<Lookup> {
+        self.last = self.last.filter(|last| at.commit.lsn() <= *last);
+        while self.page.front().is_some_and(|row| row.position < at) {
             self.page.pop_front();
         }
         let here = self.page.front().copied();
-        match here.filter(|row| (row.commit, row.ordinal) == place) {
+        match here.filter(|row| row.position == at) {
             Some(row) if row.event_id == *event_id => {
                 self.page.pop_front();
                 self.ids.remove(event_id);

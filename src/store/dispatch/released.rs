@@ -10,8 +10,9 @@ use std::time::SystemTime;
 use tokio_postgres::types::{PgLsn, ToSql};
 
 use super::outcome::Record;
-use super::rows::{Storing, row_key};
+use super::rows::Storing;
 use crate::event::{EventRef, Standing};
+use crate::store::position;
 
 /// If an operator discards an event that is in flight, Pub/Sub may still store the event. The event's row
 /// then becomes `published`. The last condition makes a retry idempotent: if the first attempt was
@@ -58,9 +59,8 @@ impl<'a> ReleasedRows<'a> {
 
     fn add(&mut self, record: &'a Record, n: usize, event: &EventRef, storing: Storing) {
         let told = record.outcome.of(n);
-        let (lsn, ordinal) = row_key(event);
-        self.commit_lsns.push(lsn.into());
-        self.ordinals.push(ordinal);
+        self.commit_lsns.push(position::commit_lsn(event.position));
+        self.ordinals.push(position::ordinal(event.position));
         self.topics.push(record.topic.as_deref());
         self.ordering_keys.push(record.key());
         self.message_ids.push(told.message_id);

@@ -11,7 +11,7 @@ use bytes::{BufMut, Bytes, BytesMut};
 use decoder::PgTimestamp;
 
 use super::outcome::Record;
-use crate::event::{EventRef, Standing};
+use crate::event::{EventPosition, EventRef, Standing};
 
 /// Which characters the database can store in error texts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -63,19 +63,11 @@ const NULL: i32 = -1;
 /// Bytes of a typical row, for the buffer's initial capacity.
 const USUAL_ROW: usize = 256;
 
-/// The primary key of a row: commit LSN and ordinal of the event.
-pub(super) type RowKey = (u64, i32);
-
-/// The primary key of an event's row.
-pub(super) fn row_key(event: &EventRef) -> RowKey {
-    (event.commit.lsn().as_u64(), event.ordinal as i32)
-}
-
 /// Encodes the rows of all new events in `records`, except the rows in `there`, which exist already.
 /// Returns `None` if there is no row to write.
 pub(super) fn encode(
     records: &[Record],
-    there: &HashSet<RowKey>,
+    there: &HashSet<EventPosition>,
     storing: Storing,
 ) -> Option<Bytes> {
     let events: usize = records.iter().map(|record| record.events.len()).sum();
@@ -84,7 +76,7 @@ pub(super) fn encode(
     for record in records {
         let dispatched_at = PgTimestamp::from(record.at);
         for (n, event) in record.events.iter().enumerate() {
-            if event.standing == Standing::New && !there.contains(&row_key(event)) {
+            if event.standing == Standing::New && !there.contains(&event.position) {
                 row(&mut out, record, n, event, dispatched_at, storing);
             }
         }
@@ -107,9 +99,9 @@ fn row(
     let told = record.outcome.of(n);
     out.put_i16(COLUMNS);
     out.put_i32(8);
-    out.put_u64(event.commit.lsn().as_u64());
+    out.put_u64(event.position.commit.lsn().as_u64());
     out.put_i32(4);
-    out.put_i32(event.ordinal as i32);
+    out.put_i32(event.position.ordinal as i32);
     out.put_i32(16);
     out.put_slice(&event.event_id.uuid);
     text(out, event.event_id.source_id.as_deref());

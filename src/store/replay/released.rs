@@ -3,10 +3,11 @@
 use tokio_postgres::Row;
 use tokio_postgres::types::{PgLsn, ToSql};
 
-use super::{ReplayGroup, count, place};
+use super::{ReplayGroup, count};
 use crate::error::Result;
+use crate::event::EventPosition;
 use crate::postgres::Sql;
-use crate::store::dispatch::history::RecordPlace;
+use crate::store::position;
 
 /// Reads the next events of a group that are not released yet, in log order.
 const NEXT_EVENTS: &str = "\
@@ -109,7 +110,7 @@ pub(crate) struct Settled {
     /// How many of the polled events have an outcome.
     pub(crate) settled: u64,
     /// The position after which the next poll continues. `None` if the next poll starts at the beginning.
-    pub(crate) next: Option<RecordPlace>,
+    pub(crate) next: Option<EventPosition>,
 }
 
 /// Polls the next 2,000 released events after the position `after`. Counts the events that have an
@@ -117,12 +118,10 @@ pub(crate) struct Settled {
 ///
 /// # Errors
 /// Database errors.
-pub(crate) async fn settle(sql: &Sql, name: &str, after: Option<RecordPlace>) -> Result<Settled> {
+pub(crate) async fn settle(sql: &Sql, name: &str, after: Option<EventPosition>) -> Result<Settled> {
     let after = after.unwrap_or_default();
-    let commit = PgLsn::from(after.commit);
-    let row = sql
-        .query_one(SETTLE, &[&name, &commit, &after.ordinal])
-        .await?;
+    let (commit, ordinal) = (position::commit_lsn(after), position::ordinal(after));
+    let row = sql.query_one(SETTLE, &[&name, &commit, &ordinal]).await?;
     let looked = count(&row, 4);
     Ok(Settled {
         counts: ReplayCounts {
@@ -131,7 +130,7 @@ pub(crate) async fn settle(sql: &Sql, name: &str, after: Option<RecordPlace>) ->
             not_sent: count(&row, 2),
         },
         settled: count(&row, 3),
-        next: (looked == 2_000).then(|| place(&row, 5)),
+        next: (looked == 2_000).then(|| position::read(&row, 5)),
     })
 }
 

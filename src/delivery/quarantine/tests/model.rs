@@ -2,6 +2,7 @@
 //! operator, and crashes.
 
 use super::*;
+use crate::event::EventPosition;
 
 /// Rows per page in the model.
 const MODEL_PAGE: usize = 3;
@@ -79,7 +80,7 @@ impl World {
             ordering_key,
         } = group();
         let event = event(n, Standing::New);
-        let at = place(&event.origin);
+        let at = event.origin.position;
         match self.quarantine.admit(&topic, &ordering_key, at) {
             Admission::Open => self.lane.push_back(event),
             Admission::Quarantined(why) => self.record(event.origin, Outcome::Quarantined(why)),
@@ -111,8 +112,12 @@ impl World {
         };
         let event = &record.events[0];
         match event.standing {
-            Standing::New => self.table.entry(event.ordinal).or_insert(row),
-            Standing::Released => self.table.entry(event.ordinal).insert_entry(row).into_mut(),
+            Standing::New => self.table.entry(event.position.ordinal).or_insert(row),
+            Standing::Released => self
+                .table
+                .entry(event.position.ordinal)
+                .insert_entry(row)
+                .into_mut(),
             Standing::Repeated => unreachable!("the model repeats nothing"),
         };
         self.quarantine.durable(1);
@@ -123,7 +128,7 @@ impl World {
         let Some(event) = self.lane.pop_front() else {
             return;
         };
-        let n = event.origin.ordinal;
+        let n = event.origin.position.ordinal;
         if !self.bad.contains(&n) {
             self.published.push(n);
             return self.record(event.origin, Outcome::Published(MessageIds::default()));
@@ -139,7 +144,7 @@ impl World {
                     self.record(event.origin, Outcome::Quarantined(why));
                 }
                 Standing::Released => {
-                    self.quarantine.left_lane(place(&event.origin));
+                    self.quarantine.left_lane(event.origin.position);
                     self.fail();
                 }
                 Standing::Repeated => unreachable!("the model repeats nothing"),
@@ -195,12 +200,12 @@ impl World {
                 let rows = self.table.iter().filter(|(_, row)| released(row));
                 let page: Vec<u32> = rows
                     .map(|(n, _)| *n)
-                    .filter(|n| (1, *n) > after)
+                    .filter(|n| EventPosition::for_tests(1, *n) > after)
                     .take(MODEL_PAGE)
                     .collect();
                 for n in &page {
                     let event = event(*n, Standing::Released);
-                    let at = place(&event.origin);
+                    let at = event.origin.position;
                     if self.quarantine.read(&group, at) {
                         self.quarantine.goes_to_lane(at, in_lane(&group));
                         self.lane.push_back(event);
@@ -248,9 +253,15 @@ impl World {
         let is_quarantined = self.table.values().any(|row| *row == Row::Quarantined);
         match waiting {
             Some((n, Row::Replayed)) if !is_quarantined => {
-                self.quarantine.keys.block_for_release(group(), (1, *n));
+                self.quarantine
+                    .keys
+                    .block_for_release(group(), EventPosition::for_tests(1, *n));
             }
-            Some((n, _)) => self.quarantine.keys.block(group(), (1, *n), &n.to_string()),
+            Some((n, _)) => {
+                self.quarantine
+                    .keys
+                    .block(group(), EventPosition::for_tests(1, *n), &n.to_string())
+            }
             None => {}
         }
         for n in (1..self.next)

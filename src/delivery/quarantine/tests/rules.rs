@@ -2,23 +2,29 @@
 
 use super::super::turns::MAX_RELEASES;
 use super::*;
+use crate::event::EventPosition;
 
 #[test]
 fn events_before_the_one_that_blocks_their_key_are_published_when_replayed() {
     let mut quarantine = Quarantine::new(OnBadEvent::QuarantineKey);
-    quarantine.keys.block(group(), (7, 3), "x");
+    quarantine
+        .keys
+        .block(group(), EventPosition::for_tests(7, 3), "x");
     let Group {
         topic,
         ordering_key,
     } = group();
     let admit = |at| quarantine.admit(&topic, &ordering_key, at);
-    assert_eq!(admit((7, 2)), Admission::Open);
+    assert_eq!(admit(EventPosition::for_tests(7, 2)), Admission::Open);
     assert_eq!(
-        admit((7, 3)),
+        admit(EventPosition::for_tests(7, 3)),
         Admission::Quarantined("waits for event x in quarantine".into())
     );
     let other = OrderingKey::from("other");
-    assert_eq!(quarantine.admit(&topic, &other, (9, 1)), Admission::Open);
+    assert_eq!(
+        quarantine.admit(&topic, &other, EventPosition::for_tests(9, 1)),
+        Admission::Open
+    );
 }
 
 #[test]
@@ -111,7 +117,7 @@ fn stuck_releases_do_not_hold_up_others() {
         };
         assert_eq!(read, nth(n));
         for event in 0..events {
-            let at = (u64::from(n + 1), event + 1);
+            let at = EventPosition::for_tests(u64::from(n + 1), event + 1);
             assert!(quarantine.read(&read, at));
             quarantine.goes_to_lane(at, in_lane(&read));
         }
@@ -123,7 +129,7 @@ fn stuck_releases_do_not_hold_up_others() {
         }
     }
     quarantine.release(nth(groups), false);
-    let page = QuarantineQuery::Page(nth(groups), (0, 0));
+    let page = QuarantineQuery::Page(nth(groups), EventPosition::for_tests(0, 0));
     assert_eq!(quarantine.command(), Some(page));
     // The stuck releases still end: once the outcome of its event is durable, the first release is
     // over.
@@ -132,7 +138,7 @@ fn stuck_releases_do_not_hold_up_others() {
         ordering_key: nth(0).ordering_key,
         at: SystemTime::UNIX_EPOCH,
         events: vec![EventRef {
-            commit: replication::CommitLsn::new(decoder::Lsn::new(1)),
+            position: EventPosition::for_tests(1, 1),
             ..event(1, Standing::Released).origin
         }],
         outcome: Outcome::Published(MessageIds::default()),
@@ -155,10 +161,15 @@ fn a_key_of_replayed_events_is_blocked_until_they_are_read_and_again_after_a_res
         let behind = "waits for earlier events that are released";
         let released = Admission::Released(behind.into());
         // A restart in the middle of a release.
-        quarantine.keys.block_for_release(group(), (1, 1));
-        assert_eq!(quarantine.admit(&topic, &ordering_key, (9, 9)), released);
+        quarantine
+            .keys
+            .block_for_release(group(), EventPosition::for_tests(1, 1));
+        assert_eq!(
+            quarantine.admit(&topic, &ordering_key, EventPosition::for_tests(9, 9)),
+            released
+        );
         quarantine.release(group(), true);
-        let held = quarantine.admit(&topic, &ordering_key, (9, 9));
+        let held = quarantine.admit(&topic, &ordering_key, EventPosition::for_tests(9, 9));
         assert_eq!(held, Admission::Held);
         assert_eq!(quarantine.keys.count(), 0, "no event is in quarantine");
         // A replayed event that Pub/Sub refuses blocks its key only under quarantine_key.
@@ -168,7 +179,7 @@ fn a_key_of_replayed_events_is_blocked_until_they_are_read_and_again_after_a_res
         assert!(quarantine.fail(&group()).is_empty());
         let is_blocked = policy == OnBadEvent::QuarantineKey;
         assert_eq!(quarantine.keys.count(), usize::from(is_blocked));
-        let admitted = quarantine.admit(&topic, &ordering_key, (9, 9));
+        let admitted = quarantine.admit(&topic, &ordering_key, EventPosition::for_tests(9, 9));
         if is_blocked {
             assert!(
                 matches!(admitted, Admission::Quarantined(_)),
@@ -190,7 +201,7 @@ fn under_halt_a_new_event_that_waited_behind_a_replay_still_ends_the_relay() {
             is_new,
             ..in_lane(&group())
         };
-        quarantine.goes_to_lane(place(&origin), lane);
+        quarantine.goes_to_lane(origin.position, lane);
         assert_eq!(quarantine.halts_on(&origin), is_new);
     }
     assert!(quarantine.halts_on(&event(2, Standing::New).origin));
@@ -211,7 +222,7 @@ fn a_page_is_judged_once_not_row_by_row() {
         assert!(quarantine.command().is_some());
         // The first event of the page is recorded before the second one is read.
         for n in [first, first + 1] {
-            let at = place(&event(n, Standing::Released).origin);
+            let at = event(n, Standing::Released).origin.position;
             assert!(quarantine.read(&group(), at), "{n}");
             quarantine.goes_to_lane(at, in_lane(&group()));
             if n == 1 {

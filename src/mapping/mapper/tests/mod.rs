@@ -9,6 +9,7 @@ mod random;
 mod times;
 mod topics;
 
+use crate::event::{CommittedAt, EventPosition};
 use std::collections::HashMap;
 
 use decoder::{Lsn, Message as WalMessage, Oid, OwnedColumn, PgTimestamp, ReplicaIdentity};
@@ -31,10 +32,12 @@ const OUTBOX: [(&str, Oid); 9] = [
     ("headers", pg_type::JSONB),
     ("occurred_at", pg_type::TIMESTAMPTZ),
 ];
-const AT: EventPosition = EventPosition {
-    commit_lsn: Lsn::new(0x1_0000_00A0),
-    ordinal: 3,
-    commit_time: PgTimestamp::from_micros(1_500_000),
+const AT: CommittedAt = CommittedAt {
+    position: EventPosition {
+        commit: replication::CommitLsn::new(Lsn::new(0x1_0000_00A0)),
+        ordinal: 3,
+    },
+    time: PgTimestamp::from_micros(1_500_000),
 };
 
 fn relation(columns: &[(&str, Oid)]) -> OwnedRelation {

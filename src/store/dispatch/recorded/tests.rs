@@ -3,13 +3,18 @@
 use proptest::prelude::*;
 
 use super::*;
+use crate::event::EventPosition;
 use crate::store::relay_row::record_keeping::tests::PARTIAL;
 
-fn row(commit: u64, ordinal: i32) -> DispatchRow {
+fn at(commit: u64, ordinal: u32) -> EventPosition {
+    EventPosition::for_tests(commit, ordinal)
+}
+
+fn row(commit: u64, ordinal: u32) -> DispatchRow {
+    let position = at(commit, ordinal);
     DispatchRow {
-        commit,
-        ordinal,
-        event_id: id((commit, ordinal as u32), true),
+        position,
+        event_id: id(position, true),
         is_published: true,
     }
 }
@@ -18,18 +23,15 @@ fn recorded(rows: &[DispatchRow], last: Option<u64>) -> RecordedEvents {
     RecordedEvents {
         page: rows.to_vec().into(),
         ids: rows.iter().map(|row| row.event_id).collect(),
-        read_to: (0, 0),
-        last,
+        read_to: EventPosition::default(),
+        last: last.map(Lsn::new),
         records: RecordKeeping::COMPLETE,
     }
 }
 
 fn look_up(recorded: &mut RecordedEvents, commit: u64, ordinal: u32) -> Option<Lookup> {
-    recorded.look_up(
-        CommitLsn::new(Lsn::new(commit)),
-        ordinal,
-        &id((commit, ordinal), true),
-    )
+    let at = at(commit, ordinal);
+    recorded.look_up(at, &id(at, true))
 }
 
 #[test]
@@ -64,22 +66,20 @@ fn a_keepalive_after_the_last_row_ends_the_lookup_even_if_its_event_never_comes(
 
 #[test]
 fn a_transaction_decoded_with_more_or_fewer_rows_is_looked_up_by_id() {
-    let commit = CommitLsn::new(Lsn::new(10));
     let rows = [row(10, 1), row(10, 4)];
     let mut more = recorded(&rows, None);
-    assert_eq!(more.look_up(commit, 1, &[99; 16]), None);
+    assert_eq!(more.look_up(at(10, 1), &[99; 16]), None);
     let mut fewer = recorded(&rows, None);
-    let fourth = id((10, 4), true);
-    assert_eq!(fewer.look_up(commit, 2, &[99; 16]), Some(Lookup::New));
-    assert_eq!(fewer.look_up(commit, 3, &fourth), None);
+    let fourth = id(at(10, 4), true);
+    assert_eq!(fewer.look_up(at(10, 2), &[99; 16]), Some(Lookup::New));
+    assert_eq!(fewer.look_up(at(10, 3), &fourth), None);
 }
 
 #[test]
 fn an_id_used_in_two_tables_means_two_events() {
     let mut recorded = recorded(&[row(10, 1), row(20, 1)], None);
     assert_eq!(look_up(&mut recorded, 10, 1), Some(Lookup::Done));
-    let commit = CommitLsn::new(Lsn::new(10));
-    let found = recorded.look_up(commit, 2, &id((10, 1), true));
+    let found = recorded.look_up(at(10, 2), &id(at(10, 1), true));
     assert_eq!(found, Some(Lookup::New));
 }
 
@@ -101,7 +101,7 @@ fn with_dispatch_exceptions_published_events_repeat_and_quarantined_ones_do_not(
 #[test]
 fn the_next_page_is_read_once_the_stream_is_past_this_one() {
     let recorded = recorded(&[row(10, 1), row(20, 5)], Some(50));
-    let needs = |commit, ordinal| recorded.needs_page(CommitLsn::new(Lsn::new(commit)), ordinal);
+    let needs = |commit, ordinal| recorded.needs_page(at(commit, ordinal));
     assert!(!needs(10, 1) && !needs(20, 5));
     assert!(needs(20, 6) && needs(50, 1));
     assert!(!needs(60, 1));
@@ -112,24 +112,24 @@ fn the_next_page_is_read_once_the_stream_is_past_this_one() {
 struct Restart {
     /// The position of each event, and the row at that position: the event's own row (`Some(true)`), the
     /// row of another event (`Some(false)`), or no row.
-    events: Vec<((u64, u32), Option<bool>)>,
+    events: Vec<(EventPosition, Option<bool>)>,
     /// The positions of rows whose events the stream does not bring again.
-    strangers: Vec<(u64, u32)>,
+    strangers: Vec<EventPosition>,
     page: usize,
 }
 
 fn restart() -> impl Strategy<Value = Restart> {
-    let place = || (1u64..40, 1u32..6);
+    let position = || (1u64..40, 1u32..6).prop_map(|(commit, ordinal)| at(commit, ordinal));
     let row = prop_oneof![
         3 => Just(Some(true)), 1 => Just(Some(false)), 2 => Just(None),
     ];
     (
-        prop::collection::btree_map(place(), row, 0..80),
-        prop::collection::btree_set(place(), 0..20),
+        prop::collection::btree_map(position(), row, 0..80),
+        prop::collection::btree_set(position(), 0..20),
         1usize..8,
     )
         .prop_map(|(events, mut strangers, page)| {
-            strangers.retain(|place| !events.contains_key(place));
+            strangers.retain(|position| !events.contains_key(position));
             Restart {
                 events: events.into_iter().collect(),
                 strangers: strangers.into_iter().collect(),
@@ -138,10 +138,10 @@ fn restart() -> impl Strategy<Value = Restart> {
         })
 }
 
-fn id(place: (u64, u32), is_same: bool) -> [u8; 16] {
+fn id(at: EventPosition, is_same: bool) -> [u8; 16] {
     let mut id = [0; 16];
-    id[..8].copy_from_slice(&place.0.to_be_bytes());
-    id[8..12].copy_from_slice(&place.1.to_be_bytes());
+    id[..8].copy_from_slice(&at.commit.lsn().as_u64().to_be_bytes());
+    id[8..12].copy_from_slice(&at.ordinal.to_be_bytes());
     id[15] = u8::from(!is_same);
     id
 }
@@ -151,33 +151,31 @@ proptest! {
 
     /// Reads pages from a list, as [`RecordedEvents::read_page`] reads them from a server.
     #[test]
-    fn an_event_is_skipped_if_and_only_if_its_own_row_is_at_its_place(restart in restart()) {
+    fn an_event_is_skipped_if_and_only_if_its_own_row_is_at_its_position(restart in restart()) {
         let mut table: Vec<DispatchRow> = restart
             .events
             .iter()
-            .filter_map(|&(place, row)| Some((place, row?)))
-            .chain(restart.strangers.iter().map(|&place| (place, true)))
-            .map(|(place, is_same)| DispatchRow {
-                commit: place.0,
-                ordinal: place.1 as i32,
-                event_id: id(place, is_same),
+            .filter_map(|&(position, row)| Some((position, row?)))
+            .chain(restart.strangers.iter().map(|&position| (position, true)))
+            .map(|(position, is_same)| DispatchRow {
+                position,
+                event_id: id(position, is_same),
                 is_published: true,
             })
             .collect();
-        table.sort_by_key(|row| (row.commit, row.ordinal));
-        let mut recorded = recorded(&[], table.last().map(|row| row.commit));
-        for (place, row) in restart.events {
-            let commit = CommitLsn::new(Lsn::new(place.0));
-            while recorded.needs_page(commit, place.1) {
+        table.sort_by_key(|row| row.position);
+        let mut recorded = recorded(&[], table.last().map(|row| row.position.commit.lsn().as_u64()));
+        for (position, row) in restart.events {
+            while recorded.needs_page(position) {
                 let read_to = recorded.read_to;
-                let rest = table.iter().filter(|row| (row.commit, row.ordinal) > read_to);
+                let rest = table.iter().filter(|row| row.position > read_to);
                 recorded.page = rest.take(restart.page).copied().collect();
                 recorded.ids = recorded.page.iter().map(|row| row.event_id).collect();
                 if recorded.page.len() < restart.page {
                     recorded.last = None;
                 }
                 if let Some(row) = recorded.page.back() {
-                    recorded.read_to = (row.commit, row.ordinal);
+                    recorded.read_to = row.position;
                 }
             }
             let expected = match row {
@@ -185,7 +183,7 @@ proptest! {
                 Some(false) => None,
                 None => Some(Lookup::New),
             };
-            prop_assert_eq!(recorded.look_up(commit, place.1, &id(place, true)), expected);
+            prop_assert_eq!(recorded.look_up(position, &id(position, true)), expected);
             prop_assert!(recorded.page.len() <= restart.page);
         }
     }

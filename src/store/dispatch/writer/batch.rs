@@ -64,7 +64,7 @@ impl Batch {
             match event.standing {
                 // A repeated event gets no new row, but it must not count as resolved before earlier
                 // events.
-                Standing::New | Standing::Repeated => self.recorded.count(event.commit),
+                Standing::New | Standing::Repeated => self.recorded.count(event.position.commit),
                 Standing::Released => self.holds_released = true,
             }
         }

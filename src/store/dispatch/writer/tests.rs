@@ -5,24 +5,21 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::time::SystemTime;
 
-use decoder::{Lsn, PgTimestamp};
 use googleapis_tonic_google_pubsub_v1::google::pubsub::v1::PublishResponse;
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
 use prost::Message;
 use publisher::MessageIds;
-use replication::CommitLsn;
 use scratch_postgres::ScratchPostgres;
 use slot_manager::cluster;
 use tokio_postgres::Client;
-use tokio_postgres::types::PgLsn;
 
 use super::super::outcome::Outcome;
-use super::super::rows::{RowKey, row_key};
 use super::*;
 use crate::environment::Environment;
-use crate::event::{EventId, EventRef, Standing};
+use crate::event::{CommittedAt, EventId, EventPosition, EventRef, Standing};
 use crate::postgres::Target;
+use crate::store::position;
 
 const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -77,7 +74,7 @@ struct World {
     handed_over: u64,
     written: u64,
     /// The model of the table.
-    rows: BTreeMap<RowKey, Row>,
+    rows: BTreeMap<EventPosition, Row>,
     /// The expected number of resolved events of each transaction, by commit LSN.
     commits: BTreeMap<u64, u64>,
     recorded: BTreeMap<u64, u64>,
@@ -146,7 +143,7 @@ impl World {
                     if at < there {
                         self.insert(event, &row).await;
                     }
-                    self.rows.insert(row_key(event), row);
+                    self.rows.insert(event.position, row);
                 }
                 self.hand_over(record);
             }
@@ -157,8 +154,7 @@ impl World {
                 let Some(at) = self.nth(which, &states) else {
                     return;
                 };
-                let (lsn, ordinal) = at;
-                let mut event = event(lsn / 1_000, ordinal as u32);
+                let mut event = event(at.commit.lsn().as_u64() / 1_000, at.ordinal);
                 event.standing = Standing::Released;
                 event.failed_attempts = 2;
                 let record = record(n, "released", vec![event], publishes);
@@ -186,29 +182,31 @@ impl World {
         };
         let discard = "UPDATE outbox.dispatch SET state = 'discarded' \
                        WHERE commit_lsn = $1 AND ordinal = $2";
-        let (lsn, ordinal) = (PgLsn::from(at.0), at.1);
+        let (lsn, ordinal) = (position::commit_lsn(at), position::ordinal(at));
         let done = self.sql.execute(discard, &[&lsn, &ordinal]).await;
         assert_eq!(done.unwrap(), 1);
         self.rows.get_mut(&at).unwrap().0 = "discarded".to_owned();
     }
 
     /// Returns the key of the `n`-th row in one of these states, wrapping around.
-    fn nth(&self, n: usize, states: &[&str]) -> Option<RowKey> {
+    fn nth(&self, n: usize, states: &[&str]) -> Option<EventPosition> {
         let rows = self
             .rows
             .iter()
             .filter(|(_, row)| states.contains(&&*row.0));
-        let places: Vec<RowKey> = rows.map(|(at, _)| *at).collect();
+        let places: Vec<EventPosition> = rows.map(|(at, _)| *at).collect();
         places.get(n % places.len().max(1)).copied()
     }
 
     async fn insert(&self, event: &EventRef, (state, key, message_id, attempts, _): &Row) {
-        let (lsn, ordinal) = row_key(event);
+        let (lsn, ordinal) = (
+            position::commit_lsn(event.position),
+            position::ordinal(event.position),
+        );
         let insert = "INSERT INTO outbox.dispatch (commit_lsn, ordinal, event_id, committed_at, \
                       state, ordering_key, message_id, attempts) \
                       VALUES ($1, $2, $3, now(), $4, $5, $6, $7)";
         let id = uuid::Uuid::from_bytes(event.event_id.uuid);
-        let lsn = PgLsn::from(lsn);
         self.sql
             .execute(
                 insert,
@@ -246,15 +244,14 @@ impl World {
         }
     }
 
-    async fn table(&self) -> BTreeMap<RowKey, Row> {
+    async fn table(&self) -> BTreeMap<EventPosition, Row> {
         let select = "SELECT commit_lsn, ordinal, state, ordering_key, message_id, attempts, error \
                       FROM outbox.dispatch";
         let rows = self.sql.query(select, &[]).await.unwrap();
         rows.iter()
             .map(|row| {
-                let at = (row.get::<_, PgLsn>(0).into(), row.get(1));
                 (
-                    at,
+                    position::read(row, 0),
                     (row.get(2), row.get(3), row.get(4), row.get(5), row.get(6)),
                 )
             })
@@ -271,12 +268,17 @@ fn event(n: u64, ordinal: u32) -> EventRef {
         uuid,
         source_id: None,
     };
-    let commit = CommitLsn::new(Lsn::new(1_000 * n));
-    EventRef::new(commit, ordinal, PgTimestamp::from_micros(0), id)
+    let at = CommittedAt {
+        position: EventPosition::for_tests(1_000 * n, ordinal),
+        ..CommittedAt::default()
+    };
+    EventRef::new(at, id)
 }
 
 fn record(n: u64, key: &str, events: Vec<EventRef>, publishes: bool) -> Record {
-    let message_ids = events.iter().map(|event| format!("{n}-{}", event.ordinal));
+    let message_ids = events
+        .iter()
+        .map(|event| format!("{n}-{}", event.position.ordinal));
     let answer = PublishResponse {
         message_ids: message_ids.collect(),
     };

@@ -4,21 +4,20 @@ use std::collections::{HashMap, HashSet};
 use std::pin::pin;
 use std::time::Duration;
 
-use decoder::Lsn;
 use futures_util::SinkExt;
 use slot_manager::cluster;
 use tokio_postgres::Statement;
 use tokio_postgres::error::SqlState;
-use tokio_postgres::types::PgLsn;
 
 use super::super::released::{ReleasedRows, UPDATE};
-use super::super::rows::{COPY, RowKey, Storing, encode, row_key};
+use super::super::rows::{COPY, Storing, encode};
 use super::super::slot_reader::SlotReader;
 use super::super::successor::{WHO_SERVES, is_there};
 use super::batch::Batch;
 use crate::error::{Code, Error, Result};
-use crate::event::Standing;
+use crate::event::{EventPosition, Standing};
 use crate::postgres::{Sql, connect};
+use crate::store::position;
 
 const STATEMENT_TIMEOUT: Duration = Duration::from_secs(30);
 /// Maximum number of attempts to write a batch. An attempt fails if rows of the batch exist already.
@@ -113,7 +112,7 @@ async fn attempt(
     place: &WriterContext,
     connected: &mut Connected,
     batch: &Batch,
-    there: &HashSet<RowKey>,
+    there: &HashSet<EventPosition>,
 ) -> Result<Attempt, tokio_postgres::Error> {
     let transaction = connected.sql.client_mut().transaction().await?;
     let SlotReader {
@@ -150,29 +149,26 @@ async fn attempt(
 /// `internal` if the row with an event's commit LSN and ordinal belongs to another event. The event
 /// must not count as recorded because of that row. The next session looks up the events of such a
 /// transaction by their ids.
-async fn rows_that_are_there(sql: &Sql, batch: &Batch) -> Result<HashSet<RowKey>> {
+async fn rows_that_are_there(sql: &Sql, batch: &Batch) -> Result<HashSet<EventPosition>> {
     let events = batch.records.iter().flat_map(|record| &record.events);
     let new = events.filter(|event| event.standing == Standing::New);
-    let new = new.map(|event| (row_key(event), event.event_id.uuid));
-    let new: HashMap<RowKey, [u8; 16]> = new.collect();
+    let new = new.map(|event| (event.position, event.event_id.uuid));
+    let new: HashMap<EventPosition, [u8; 16]> = new.collect();
     let (lsns, ordinals): (Vec<_>, Vec<_>) = new
         .keys()
         .copied()
-        .map(|(lsn, ordinal)| (PgLsn::from(lsn), ordinal))
+        .map(|at| (position::commit_lsn(at), position::ordinal(at)))
         .unzip();
     let rows = sql.query(WHICH_ARE_THERE, &[&lsns, &ordinals]).await?;
     let mut there = HashSet::new();
     for row in &rows {
-        let key = (row.get::<_, PgLsn>(0).into(), row.get(1));
+        let at = position::read(row, 0);
         let id: uuid::Uuid = row.get(2);
-        if new.get(&key).is_some_and(|event| id.as_bytes() != event) {
-            let (lsn, ordinal) = (Lsn::new(key.0), key.1);
-            let what = format!(
-                "outbox.dispatch already has another event at commit {lsn}, ordinal {ordinal}"
-            );
+        if new.get(&at).is_some_and(|event| id.as_bytes() != event) {
+            let what = format!("outbox.dispatch already has another event at {at}");
             return Err(Error::new(Code::Internal, what));
         }
-        there.insert(key);
+        there.insert(at);
     }
     Ok(there)
 }

@@ -9,26 +9,18 @@ use replication::CommitLsn;
 const RECORD_ALIGNMENT: u64 = 8;
 
 /// The commit LSN of table events that come before all recorded events.
-pub(crate) const FIRST_PLACE: CommitLsn = CommitLsn::new(Lsn::new(RECORD_ALIGNMENT - 1));
-
-/// The positions for the events of one pass over the tables: all get the same commit LSN, and each gets
-/// the next ordinal.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Places {
-    pub(crate) commit: CommitLsn,
-    pub(crate) next_ordinal: u32,
-}
+pub(crate) const BEFORE_ALL: CommitLsn = CommitLsn::new(Lsn::new(RECORD_ALIGNMENT - 1));
 
 /// Returns the commit LSN for table events that were committed before `position`. This LSN is just below
 /// `position` and not a multiple of 8, so no commit can have it.
-pub(crate) fn place_before(position: Lsn) -> CommitLsn {
+pub(crate) fn commit_before(position: Lsn) -> CommitLsn {
     let aligned = position.as_u64() / RECORD_ALIGNMENT * RECORD_ALIGNMENT;
     CommitLsn::new(Lsn::new(aligned.saturating_sub(1)))
 }
 
-/// Whether `place` is a commit LSN that this module gives to table events.
-pub(super) fn is_of_a_table(place: CommitLsn) -> bool {
-    place.lsn().as_u64() % RECORD_ALIGNMENT == RECORD_ALIGNMENT - 1
+/// Whether `commit` is a commit LSN that this module gives to table events.
+pub(super) fn is_of_a_table(commit: CommitLsn) -> bool {
+    commit.lsn().as_u64() % RECORD_ALIGNMENT == RECORD_ALIGNMENT - 1
 }
 
 #[cfg(test)]
@@ -36,11 +28,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn events_from_a_table_get_a_place_below_the_position_where_no_commit_can_be() {
+    fn events_from_a_table_get_a_commit_lsn_that_no_commit_can_have() {
         for position in [8, 0x16_B374_D848, 0x16_B374_D84C] {
-            let place = place_before(Lsn::new(position));
-            assert!(place.lsn() < Lsn::new(position));
-            assert!(is_of_a_table(place));
+            let commit = commit_before(Lsn::new(position));
+            assert!(commit.lsn() < Lsn::new(position));
+            assert!(is_of_a_table(commit));
         }
         assert!(!is_of_a_table(CommitLsn::new(Lsn::new(0x16_B374_D848))));
     }

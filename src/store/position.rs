@@ -1,0 +1,28 @@
+//! Converts positions of events into parameters of statements, and reads them from rows.
+
+use decoder::Lsn;
+use replication::CommitLsn;
+use tokio_postgres::Row;
+use tokio_postgres::types::PgLsn;
+
+use crate::event::EventPosition;
+
+/// The column `commit_lsn` of a position.
+pub(crate) fn commit_lsn(position: EventPosition) -> PgLsn {
+    PgLsn::from(position.commit.lsn().as_u64())
+}
+
+/// The column `ordinal` of a position.
+pub(crate) fn ordinal(position: EventPosition) -> i32 {
+    position.ordinal.cast_signed()
+}
+
+/// Reads a position from `column` (commit LSN) and the column after it (ordinal).
+pub(crate) fn read(row: &Row, column: usize) -> EventPosition {
+    let commit: PgLsn = row.get(column);
+    let ordinal: i32 = row.get(column + 1);
+    EventPosition {
+        commit: CommitLsn::new(Lsn::new(commit.into())),
+        ordinal: ordinal.cast_unsigned(),
+    }
+}
