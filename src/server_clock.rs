@@ -18,12 +18,12 @@ const COUNTS: Duration = Duration::from_secs(60);
 
 /// The server's clock; unknown before the first frame of a session.
 #[derive(Debug, Clone, Default)]
-pub struct ServerClock(Arc<Mutex<Option<Heard>>>);
+pub struct ServerClock(Arc<Mutex<Option<ClockReading>>>);
 
 /// The estimate from the frames so far. An offset is the server's time at `origin`, in Unix microseconds,
 /// as computed from one frame.
 #[derive(Debug, Clone, Copy)]
-struct Heard {
+struct ClockReading {
     origin: Instant,
     /// The largest offset since `since`.
     largest: i64,
@@ -37,7 +37,7 @@ impl ServerClock {
     pub fn heard(&self, sent_at: PgTimestamp, now: Instant) {
         let sent_at = sent_at.as_unix_micros();
         let mut guard = self.lock();
-        let heard = guard.get_or_insert(Heard {
+        let heard = guard.get_or_insert(ClockReading {
             origin: now,
             largest: sent_at,
             since: now,
@@ -72,7 +72,7 @@ impl ServerClock {
         *self.lock() = None;
     }
 
-    fn lock(&self) -> MutexGuard<'_, Option<Heard>> {
+    fn lock(&self) -> MutexGuard<'_, Option<ClockReading>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

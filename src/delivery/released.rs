@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 
 use super::bad_events::reason;
-use super::quarantine::{Admission, Ask, InLane, QuarantineAnswer, Releaser};
+use super::quarantine::{Admission, InLane, QuarantineAnswer, Releaser, ReleaserRequest};
 use super::{Delivery, flow_control, until};
 use crate::capture::table::TableEvent;
 use crate::error::{Code, Error, Result};
@@ -114,13 +114,13 @@ impl Delivery {
                 }
             }
             releases.next_poll = now + POLL_INTERVAL;
-            Some(Ask::Poll {
+            Some(ReleaserRequest::Poll {
                 blocked,
                 durable,
                 count,
             })
         } else {
-            self.quarantine.command().map(Ask::Do)
+            self.quarantine.command().map(ReleaserRequest::Do)
         };
         if let Some(ask) = ask {
             releases.asked = true;

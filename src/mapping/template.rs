@@ -11,12 +11,12 @@ use thiserror::Error;
 /// A parsed template.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Template {
-    parts: Vec<Part>,
+    parts: Vec<TemplatePart>,
 }
 
 /// A piece of a [`Template`].
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Part {
+pub(super) enum TemplatePart {
     /// Literal text.
     Text(String),
     /// The value of the column of this name.
@@ -44,15 +44,15 @@ pub enum ParseTemplateError {
 }
 
 impl Template {
-    pub(super) fn parts(&self) -> &[Part] {
+    pub(super) fn parts(&self) -> &[TemplatePart] {
         &self.parts
     }
 
     /// The names in braces.
     pub fn columns(&self) -> impl Iterator<Item = &str> {
         self.parts.iter().filter_map(|part| match part {
-            Part::Column(name) => Some(name.as_str()),
-            Part::Text(_) => None,
+            TemplatePart::Column(name) => Some(name.as_str()),
+            TemplatePart::Text(_) => None,
         })
     }
 }
@@ -69,7 +69,7 @@ impl FromStr for Template {
         while !rest.is_empty() {
             let text_end = rest.find(['{', '}']).unwrap_or(rest.len());
             if text_end > 0 {
-                parts.push(Part::Text(rest[..text_end].to_owned()));
+                parts.push(TemplatePart::Text(rest[..text_end].to_owned()));
                 rest = &rest[text_end..];
                 continue;
             }
@@ -82,7 +82,7 @@ impl FromStr for Template {
                     input: input.to_owned(),
                 });
             }
-            parts.push(Part::Column(name.to_owned()));
+            parts.push(TemplatePart::Column(name.to_owned()));
         }
         if parts.is_empty() {
             return Err(ParseTemplateError::Empty);
@@ -94,8 +94,8 @@ impl FromStr for Template {
 impl fmt::Display for Template {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.parts.iter().try_for_each(|part| match part {
-            Part::Text(text) => f.write_str(text),
-            Part::Column(name) => write!(f, "{{{name}}}"),
+            TemplatePart::Text(text) => f.write_str(text),
+            TemplatePart::Column(name) => write!(f, "{{{name}}}"),
         })
     }
 }
@@ -109,8 +109,8 @@ mod tests {
     fn a_template_is_split_into_text_and_columns() {
         let template: Template = "a-{x}{y}.events".parse().unwrap();
         let (text, column) = (
-            |t: &str| Part::Text(t.into()),
-            |c: &str| Part::Column(c.into()),
+            |t: &str| TemplatePart::Text(t.into()),
+            |c: &str| TemplatePart::Column(c.into()),
         );
         assert_eq!(
             template.parts(),

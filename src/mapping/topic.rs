@@ -16,7 +16,7 @@ use super::columns::{Finder, MappedColumn, not_utf8};
 use super::error::{EventFault, MapError, SettingFault};
 use super::limits;
 use super::settings::{Choice, ColumnRole, TableSettings};
-use super::template::Part;
+use super::template::TemplatePart;
 use super::topic_name::{TopicNameFault, check_id, full_name};
 
 /// Maximum number of distinct topics in the cache, which is also the limit of a project. A full cache is
@@ -57,12 +57,12 @@ enum Pattern {
         /// `projects/p/topics/`.
         prefix: Box<str>,
         /// The topic's id.
-        pieces: Vec<Piece>,
+        pieces: Vec<TopicPart>,
     },
 }
 
 #[derive(Debug, Clone)]
-enum Piece {
+enum TopicPart {
     Text(Box<str>),
     Column(MappedColumn),
 }
@@ -109,10 +109,10 @@ impl TopicResolver {
             };
             let parts = settings.topic.parts();
             let (prefix, parts) = project_of(parts, &prefix).map_err(fault)?;
-            let piece = |part: &Part| {
+            let piece = |part: &TemplatePart| {
                 Ok(match part {
-                    Part::Text(text) => Piece::Text(text.as_str().into()),
-                    Part::Column(name) => Piece::Column(finder.in_template(name)?),
+                    TemplatePart::Text(text) => TopicPart::Text(text.as_str().into()),
+                    TemplatePart::Column(name) => TopicPart::Column(finder.in_template(name)?),
                 })
             };
             let pieces = parts.iter().map(piece).collect::<Result<_, _>>()?;
@@ -157,8 +157,8 @@ impl TopicResolver {
         };
         for piece in pieces {
             match piece {
-                Piece::Text(text) => self.rendered.extend_from_slice(text.as_bytes()),
-                Piece::Column(column) => match column.append(row, &mut self.rendered)? {
+                TopicPart::Text(text) => self.rendered.extend_from_slice(text.as_bytes()),
+                TopicPart::Column(column) => match column.append(row, &mut self.rendered)? {
                     Some(1..) => {}
                     Some(0) | None => return Err(column.null("the topic")),
                 },
@@ -221,8 +221,8 @@ impl TopicResolver {
             Pattern::Rendered { pieces, .. } => pieces.as_slice(),
         };
         let in_pattern = pieces.iter().filter_map(|piece| match piece {
-            Piece::Column(column) => Some(column),
-            Piece::Text(_) => None,
+            TopicPart::Column(column) => Some(column),
+            TopicPart::Text(_) => None,
         });
         self.column.iter().chain(in_pattern)
     }
@@ -230,20 +230,24 @@ impl TopicResolver {
 
 /// Splits a template into `projects/p/topics/` and the template of the topic's id. The project is the one
 /// at the beginning of the template, or otherwise the project in `prefix`.
-fn project_of(parts: &[Part], prefix: &str) -> Result<(Box<str>, Vec<Part>), TopicNameFault> {
+fn project_of(
+    parts: &[TemplatePart],
+    prefix: &str,
+) -> Result<(Box<str>, Vec<TemplatePart>), TopicNameFault> {
     let mut parts = parts.to_vec();
     let mut prefix = prefix;
     let first = match parts.first() {
-        Some(Part::Text(text)) => text.clone(),
-        Some(Part::Column(_)) | None => String::new(),
+        Some(TemplatePart::Text(text)) => text.clone(),
+        Some(TemplatePart::Column(_)) | None => String::new(),
     };
     if let Some(end) = first.rfind('/') {
         let (before, id) = first.split_at(end + 1);
         full_name("", &format!("{before}any-topic"))?;
         prefix = before;
-        parts[0] = Part::Text(id.to_owned());
+        parts[0] = TemplatePart::Text(id.to_owned());
     }
-    let has_slash = |part: &Part| matches!(part, Part::Text(text) if text.contains('/'));
+    let has_slash =
+        |part: &TemplatePart| matches!(part, TemplatePart::Text(text) if text.contains('/'));
     if parts.iter().any(has_slash) {
         Err(TopicNameFault::FullName)
     } else {

@@ -43,7 +43,7 @@ const LOOK_UP_TIMEOUT: Duration = Duration::from_secs(5);
 const LAST_WORD_LIMIT: Duration = Duration::from_secs(1);
 
 /// The tasks that run alongside the pipeline. Dropping this value ends them.
-pub(super) type Beside = (Supervisor, Auditor);
+pub(super) type SideTasks = (Supervisor, Auditor);
 
 /// A slot from which the session can stream, and the tables that the session has claimed.
 struct ReadySlot {
@@ -72,7 +72,7 @@ struct StreamOpen {
 
 impl SessionRunner {
     /// Opens a session.
-    pub(super) async fn open(&self) -> Result<(Pipeline, Beside)> {
+    pub(super) async fn open(&self) -> Result<(Pipeline, SideTasks)> {
         let (settings, metrics, publication) = (&self.settings, &self.metrics, &self.publication);
         let database = OurDatabase::connect(settings, publication, metrics).await?;
         let free = FreeSlot::wait(&database, &settings.slot, publication, &self.state).await?;
@@ -224,7 +224,7 @@ impl SessionRunner {
         database: OurDatabase,
         stream: StreamOpen,
         gone: &PredecessorGone,
-    ) -> Result<(Pipeline, Beside)> {
+    ) -> Result<(Pipeline, SideTasks)> {
         let (settings, metrics) = (&self.settings, &self.metrics);
         let (sql, cluster) = (database.sql, database.cluster);
         let (ready, reader) = (stream.ready, stream.reader);

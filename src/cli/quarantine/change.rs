@@ -14,7 +14,7 @@ use crate::settings::Settings;
 
 /// The arguments that select events.
 #[derive(Debug, clap::Args)]
-pub(super) struct Which {
+pub(super) struct SelectedEventsArgs {
     /// The event: its uuid, or `schema.table:id` where ids are not uuids
     #[arg(value_name = "ID", conflicts_with_all = ["key", "topic", "all"],
           required_unless_present_any = ["key", "all"])]
@@ -34,7 +34,7 @@ pub(super) struct Which {
 #[derive(Debug, clap::Args)]
 pub(super) struct ReleaseArgs {
     #[command(flatten)]
-    which: Which,
+    which: SelectedEventsArgs,
     /// Print JSON: {released, whole_key}
     #[arg(long)]
     json: bool,
@@ -44,7 +44,7 @@ pub(super) struct ReleaseArgs {
 #[derive(Debug, clap::Args)]
 pub(super) struct DiscardArgs {
     #[command(flatten)]
-    which: Which,
+    which: SelectedEventsArgs,
     /// Do it; without this, only show how many events would be discarded
     #[arg(long)]
     yes: bool,
@@ -53,7 +53,7 @@ pub(super) struct DiscardArgs {
     json: bool,
 }
 
-impl Which {
+impl SelectedEventsArgs {
     fn selection(&self) -> QuarantineSelection<'_> {
         QuarantineSelection {
             key: self.key.as_deref(),

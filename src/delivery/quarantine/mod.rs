@@ -49,7 +49,7 @@ pub(crate) use in_lanes::InLane;
 use in_lanes::ReleasedInLanes;
 use keys::BlockedKeys;
 use release::{Release, Stage};
-pub(crate) use releaser::{Ask, QuarantineAnswer, Releaser};
+pub(crate) use releaser::{QuarantineAnswer, Releaser, ReleaserRequest};
 use turns::ReleaseTurns;
 
 /// Maximum number of rows of a page. A release with this many events in lanes requests no further page.

@@ -31,7 +31,7 @@ const GROUPS: usize = 256;
 
 /// A question to the task.
 #[derive(Debug)]
-pub(crate) enum Ask {
+pub(crate) enum ReleaserRequest {
     /// Which groups have released rows, and which of these blocked keys have no rows left in
     /// quarantine? `durable` is the number of durable records at the time of asking.
     Poll {
@@ -75,7 +75,7 @@ pub(crate) enum QuarantineAnswer {
 /// The running task; ends when dropped.
 #[derive(Debug)]
 pub(crate) struct Releaser {
-    asks: mpsc::Sender<Ask>,
+    asks: mpsc::Sender<ReleaserRequest>,
     found: mpsc::Receiver<QuarantineAnswer>,
     task: JoinHandle<()>,
 }
@@ -106,7 +106,7 @@ impl Releaser {
 
     /// Asks a question; [`found`](Self::found) returns the answer. Only one question may be
     /// outstanding.
-    pub(crate) fn ask(&self, ask: Ask) {
+    pub(crate) fn ask(&self, ask: ReleaserRequest) {
         let sent = self.asks.try_send(ask);
         debug_assert!(sent.is_ok(), "one question at a time");
     }
@@ -141,7 +141,11 @@ struct Worker {
 }
 
 impl Worker {
-    async fn run(mut self, mut asks: mpsc::Receiver<Ask>, found: mpsc::Sender<QuarantineAnswer>) {
+    async fn run(
+        mut self,
+        mut asks: mpsc::Receiver<ReleaserRequest>,
+        found: mpsc::Sender<QuarantineAnswer>,
+    ) {
         while let Some(ask) = asks.recv().await {
             let answer = self.answer(ask, &found).await.unwrap_or_else(|error| {
                 self.session = None;
@@ -155,7 +159,7 @@ impl Worker {
 
     async fn answer(
         &mut self,
-        ask: Ask,
+        ask: ReleaserRequest,
         found: &mpsc::Sender<QuarantineAnswer>,
     ) -> Result<QuarantineAnswer> {
         let session = match &mut self.session {
@@ -164,7 +168,7 @@ impl Worker {
         };
         let sql = &session.sql;
         match ask {
-            Ask::Poll {
+            ReleaserRequest::Poll {
                 blocked,
                 durable,
                 count,
@@ -188,18 +192,18 @@ impl Worker {
                     },
                 })
             }
-            Ask::Do(QuarantineQuery::Mark(group)) => {
+            ReleaserRequest::Do(QuarantineQuery::Mark(group)) => {
                 if quarantined::only_replayed(sql, &group).await? {
                     return Ok(QuarantineAnswer::OnlyReplayed(group));
                 }
                 quarantined::mark(sql, &group).await?;
                 Ok(QuarantineAnswer::Marked(group))
             }
-            Ask::Do(QuarantineQuery::SendBack(group)) => {
+            ReleaserRequest::Do(QuarantineQuery::SendBack(group)) => {
                 quarantined::send_back(sql, &group).await?;
                 Ok(QuarantineAnswer::SentBack(group))
             }
-            Ask::Do(QuarantineQuery::Page(group, after)) => {
+            ReleaserRequest::Do(QuarantineQuery::Page(group, after)) => {
                 let rows = quarantined::page(sql, &group, after, PAGE).await?;
                 let count = rows.len();
                 if count > 0 {

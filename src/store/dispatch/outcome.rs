@@ -33,7 +33,7 @@ pub(crate) enum Outcome {
 }
 
 /// The columns of one event's row that depend on its outcome.
-pub(super) struct Told<'a> {
+pub(super) struct OutcomeColumns<'a> {
     pub(super) state: &'static str,
     pub(super) message_id: Option<&'a str>,
     pub(super) error: Option<&'a Arc<str>>,
@@ -60,13 +60,13 @@ impl Record {
 
 impl Outcome {
     /// The column values for event number `n` of the record.
-    pub(super) fn of(&self, n: usize) -> Told<'_> {
+    pub(super) fn of(&self, n: usize) -> OutcomeColumns<'_> {
         let (state, message_id, error) = match self {
             Self::Published(ids) => ("published", ids.get(n), None),
             Self::Quarantined(error) => ("quarantined", None, Some(error)),
             Self::Released(error) => ("released", None, Some(error)),
         };
-        Told {
+        OutcomeColumns {
             state,
             message_id,
             error,
@@ -74,7 +74,7 @@ impl Outcome {
     }
 }
 
-impl Told<'_> {
+impl OutcomeColumns<'_> {
     /// How many requests have carried the event since the relay read it.
     pub(super) fn attempts(&self, event: &EventRef) -> i32 {
         let carried = event.failed_attempts + u32::from(self.message_id.is_some());

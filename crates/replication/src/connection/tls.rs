@@ -101,13 +101,13 @@ fn private_key(path: &Path) -> Result<PrivateKeyDer<'static>> {
 }
 
 /// The trusted authorities, from the file or else from the operating system.
-struct Roots {
+struct TrustedAuthorities {
     store: RootCertStore,
     /// The certificates in the file. A server may present one of them as its own.
     listed: Vec<CertificateDer<'static>>,
 }
 
-fn roots(file: Option<&Path>) -> Result<Roots> {
+fn roots(file: Option<&Path>) -> Result<TrustedAuthorities> {
     let mut store = RootCertStore::empty();
     let listed = match file {
         Some(path) => {
@@ -133,5 +133,5 @@ fn roots(file: Option<&Path>) -> Result<Roots> {
             ),
         });
     }
-    Ok(Roots { store, listed })
+    Ok(TrustedAuthorities { store, listed })
 }

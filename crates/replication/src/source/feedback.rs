@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use decoder::Lsn;
 
-use super::lease::{Lease, Words};
+use super::lease::{FrameEvidence, Lease};
 
 /// Shortest time between two status messages that report a new position.
 const STATUS_INTERVAL: Duration = Duration::from_millis(20);
@@ -29,7 +29,7 @@ const PROBE_INTERVAL: Duration = Duration::from_millis(250);
 
 /// The action that is due.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Due {
+pub(super) enum DueAction {
     Nothing,
     /// Send a status message. `ask` says whether it asks for a reply.
     Status {
@@ -41,7 +41,7 @@ pub(super) enum Due {
 
 /// Whether the session is reading from the server.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Reading {
+pub(super) enum ReadState {
     /// Reading: every message of the server is heard.
     Open,
     /// Held back by backpressure from the caller: the server may have sent messages that we have not
@@ -74,9 +74,9 @@ impl Feedback {
     }
 
     /// Records that frames arrived from the server.
-    pub(super) fn heard(&mut self, words: Words, now: Instant) {
+    pub(super) fn heard(&mut self, evidence: FrameEvidence, now: Instant) {
         self.heard_at = now;
-        self.lease.words(words, now);
+        self.lease.heard(evidence, now);
     }
 
     /// Records the proof that PostgreSQL received a status message which we sent at `sent_at`.
@@ -88,10 +88,10 @@ impl Feedback {
     /// walsender keeps the slot for a while without hearing from us. It counts only while reading is
     /// held back, when the stream gives no better evidence, and not after the server has reported
     /// that it does not hear us.
-    pub(super) fn has_slot(&mut self, at: Instant, reading: Reading) {
+    pub(super) fn has_slot(&mut self, at: Instant, reading: ReadState) {
         match reading {
-            Reading::HeldBack if !self.lease.is_unheard() => self.lease.proven(at),
-            Reading::HeldBack | Reading::Open => {}
+            ReadState::HeldBack if !self.lease.is_unheard() => self.lease.proven(at),
+            ReadState::HeldBack | ReadState::Open => {}
         }
     }
 
@@ -106,24 +106,24 @@ impl Feedback {
     }
 
     /// Returns what to do at `now`, with `confirmed` as the position to report.
-    pub(super) fn due(&self, now: Instant, confirmed: Lsn, reading: Reading) -> Due {
+    pub(super) fn due(&self, now: Instant, confirmed: Lsn, reading: ReadState) -> DueAction {
         let silent = now.saturating_duration_since(self.heard_at);
         let since_status = now.saturating_duration_since(self.sent_at);
         if now >= self.lease.ends_at() {
-            return Due::LeaseLost;
+            return DueAction::LeaseLost;
         }
         let probe = match reading {
-            Reading::Open => self.eighth,
-            Reading::HeldBack => PROBE_INTERVAL.min(self.eighth),
+            ReadState::Open => self.eighth,
+            ReadState::HeldBack => PROBE_INTERVAL.min(self.eighth),
         };
         let status_due = self.status_due(now, confirmed);
         let is_due = status_due.is_some_and(|due| due <= now);
         if self.owes_reply || is_due || since_status >= probe {
-            return Due::Status {
+            return DueAction::Status {
                 ask: silent >= self.eighth || self.lease.is_unheard(),
             };
         }
-        Due::Nothing
+        DueAction::Nothing
     }
 
     /// When to send a status message for `confirmed`; `None` if that position was reported already.
@@ -139,10 +139,10 @@ impl Feedback {
 
     /// How long the loop may wait for the server without checking anything else; `None` means the
     /// usual [`POLL_INTERVAL`].
-    pub(super) fn rests_for(&self, now: Instant, reading: Reading) -> Option<Duration> {
+    pub(super) fn rests_for(&self, now: Instant, reading: ReadState) -> Option<Duration> {
         let silent = now.saturating_duration_since(self.heard_at);
         let status_due = (self.sent_at + self.eighth).saturating_duration_since(now);
-        let rests = reading == Reading::Open && silent >= QUIET_AFTER;
+        let rests = reading == ReadState::Open && silent >= QUIET_AFTER;
         rests.then(|| QUIET_INTERVAL.min(status_due))
     }
 
@@ -171,17 +171,17 @@ mod tests {
         let start = Instant::now();
         let mut feedback = Feedback::new(TIMEOUT, Lsn::new(5), start);
         assert_eq!(
-            feedback.due(at(start, 0.019), Lsn::new(9), Reading::Open),
-            Due::Nothing
+            feedback.due(at(start, 0.019), Lsn::new(9), ReadState::Open),
+            DueAction::Nothing
         );
         assert_eq!(
-            feedback.due(at(start, 0.02), Lsn::new(9), Reading::Open),
-            Due::Status { ask: false }
+            feedback.due(at(start, 0.02), Lsn::new(9), ReadState::Open),
+            DueAction::Status { ask: false }
         );
         feedback.sent(at(start, 0.02), Lsn::new(9));
         assert_eq!(
-            feedback.due(at(start, 1.0), Lsn::new(9), Reading::Open),
-            Due::Nothing
+            feedback.due(at(start, 1.0), Lsn::new(9), ReadState::Open),
+            DueAction::Nothing
         );
     }
 
@@ -194,7 +194,7 @@ mod tests {
         feedback.sent(at(start, 0.99), Lsn::new(8));
         assert_eq!(due(&feedback, 0.99), Some(at(start, 1.01)));
         assert_eq!(due(&feedback, 1.0), Some(at(start, 1.24)));
-        feedback.heard(Words::default(), at(start, 1.1));
+        feedback.heard(FrameEvidence::default(), at(start, 1.1));
         assert_eq!(due(&feedback, 1.1), Some(at(start, 1.01)));
         feedback.sent(at(start, 1.1), Lsn::new(9));
         assert_eq!(due(&feedback, 1.2), None);
@@ -205,17 +205,17 @@ mod tests {
         let start = Instant::now();
         let mut feedback = Feedback::new(TIMEOUT, Lsn::new(5), start);
         let rests =
-            |feedback: &Feedback, seconds| feedback.rests_for(at(start, seconds), Reading::Open);
+            |feedback: &Feedback, seconds| feedback.rests_for(at(start, seconds), ReadState::Open);
         assert_eq!(rests(&feedback, 0.9), None);
         assert_eq!(rests(&feedback, 1.0), Some(QUIET_INTERVAL));
-        let held_back = feedback.rests_for(at(start, 1.0), Reading::HeldBack);
+        let held_back = feedback.rests_for(at(start, 1.0), ReadState::HeldBack);
         assert_eq!(held_back, None, "the lease must be checked");
         let until_status = rests(&feedback, 4.9).unwrap();
         assert!(
             until_status <= Duration::from_millis(100),
             "{until_status:?}"
         );
-        feedback.heard(Words::default(), at(start, 2.0));
+        feedback.heard(FrameEvidence::default(), at(start, 2.0));
         assert_eq!(rests(&feedback, 2.1), None);
     }
 
@@ -225,8 +225,8 @@ mod tests {
         let mut feedback = Feedback::new(TIMEOUT, Lsn::new(5), start);
         feedback.reply_requested();
         assert_eq!(
-            feedback.due(start, Lsn::new(5), Reading::Open),
-            Due::Status { ask: false }
+            feedback.due(start, Lsn::new(5), ReadState::Open),
+            DueAction::Status { ask: false }
         );
     }
 
@@ -235,18 +235,18 @@ mod tests {
         let start = Instant::now();
         let mut feedback = Feedback::new(TIMEOUT, Lsn::new(5), start);
         let due = |feedback: &Feedback, seconds| {
-            feedback.due(at(start, seconds), Lsn::new(5), Reading::Open)
+            feedback.due(at(start, seconds), Lsn::new(5), ReadState::Open)
         };
-        assert_eq!(due(&feedback, 5.0), Due::Status { ask: true });
+        assert_eq!(due(&feedback, 5.0), DueAction::Status { ask: true });
         feedback.sent(at(start, 5.0), Lsn::new(5));
-        assert_eq!(due(&feedback, 29.9), Due::Status { ask: true });
-        assert_eq!(due(&feedback, 30.0), Due::LeaseLost);
-        let words = Words {
+        assert_eq!(due(&feedback, 29.9), DueAction::Status { ask: true });
+        assert_eq!(due(&feedback, 30.0), DueAction::LeaseLost);
+        let evidence = FrameEvidence {
             last_sent_at: Some(PgTimestamp::from_micros(0)),
             keepalive: None,
         };
-        feedback.heard(words, at(start, 29.0));
-        assert_ne!(due(&feedback, 30.0), Due::LeaseLost);
+        feedback.heard(evidence, at(start, 29.0));
+        assert_ne!(due(&feedback, 30.0), DueAction::LeaseLost);
     }
 
     #[test]
@@ -255,33 +255,36 @@ mod tests {
         let start = Instant::now();
         let mut feedback = Feedback::new(TIMEOUT, Lsn::new(5), start);
         let due = |feedback: &Feedback, seconds| {
-            feedback.due(at(start, seconds), Lsn::new(5), Reading::HeldBack)
+            feedback.due(at(start, seconds), Lsn::new(5), ReadState::HeldBack)
         };
         for second in (2..1_000).step_by(2).map(f64::from) {
-            assert_eq!(due(&feedback, second), Due::Status { ask: second >= 5.0 });
+            assert_eq!(
+                due(&feedback, second),
+                DueAction::Status { ask: second >= 5.0 }
+            );
             feedback.sent(at(start, second), Lsn::new(5));
             feedback.proven(at(start, second - 1.0));
         }
-        assert_ne!(due(&feedback, 1_026.0), Due::LeaseLost);
-        assert_eq!(due(&feedback, 1_027.5), Due::LeaseLost);
+        assert_ne!(due(&feedback, 1_026.0), DueAction::LeaseLost);
+        assert_eq!(due(&feedback, 1_027.5), DueAction::LeaseLost);
     }
 
     #[test]
     fn holding_the_slot_extends_the_lease_only_while_reading_is_held_back() {
         let start = Instant::now() + TIMEOUT;
         let mut feedback = Feedback::new(TIMEOUT, Lsn::new(5), start);
-        feedback.has_slot(at(start, 20.0), Reading::Open);
+        feedback.has_slot(at(start, 20.0), ReadState::Open);
         assert_eq!(feedback.lease_ends_at(), at(start, 30.0));
-        feedback.has_slot(at(start, 20.0), Reading::HeldBack);
+        feedback.has_slot(at(start, 20.0), ReadState::HeldBack);
         assert_eq!(feedback.lease_ends_at(), at(start, 50.0));
         // The server has reported that it does not hear us.
-        let asks = Words {
+        let asks = FrameEvidence {
             last_sent_at: Some(PgTimestamp::from_micros(0)),
             keepalive: Some((PgTimestamp::from_micros(0), true)),
         };
         feedback.heard(asks, at(start, 25.0));
         let ends_at = feedback.lease_ends_at();
-        feedback.has_slot(at(start, 28.0), Reading::HeldBack);
+        feedback.has_slot(at(start, 28.0), ReadState::HeldBack);
         assert_eq!(feedback.lease_ends_at(), ends_at);
     }
 }

@@ -5,7 +5,7 @@
 
 use decoder::frame::{Frame, decode_frame};
 
-use super::lease::Words;
+use super::lease::FrameEvidence;
 use crate::error::{ErrorKind, ReplicationError, Result};
 
 /// Bytes of a frame's tag and length.
@@ -27,14 +27,14 @@ pub(super) struct FrameScan {
     /// Whether one of these frames is a keepalive that asks for a reply.
     pub(super) reply_requested: bool,
     /// The send time of the last of these frames, and the last keepalive among them.
-    pub(super) words: Words,
+    pub(super) evidence: FrameEvidence,
     /// The bytes after these frames.
-    pub(super) then: Then,
+    pub(super) then: AfterFrames,
 }
 
 /// The bytes after the run of CopyData frames.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Then {
+pub(super) enum AfterFrames {
     /// An incomplete frame, with the total number of bytes that it needs (at least a header).
     More(usize),
     /// A complete frame of another kind: its tag and its length in bytes.
@@ -49,17 +49,17 @@ pub(super) fn scan(buffer: &[u8]) -> Result<FrameScan> {
     let mut at = 0;
     let mut last = 0..0;
     let mut reply_requested = false;
-    let mut words = Words::default();
+    let mut evidence = FrameEvidence::default();
     let then = loop {
         let rest = &buffer[at..];
         let Some(length) = frame_length(rest)? else {
-            break Then::More(HEADER);
+            break AfterFrames::More(HEADER);
         };
         if rest.len() < length {
-            break Then::More(length);
+            break AfterFrames::More(length);
         }
         if rest[0] != COPY_DATA {
-            break Then::Other(rest[0], length);
+            break AfterFrames::Other(rest[0], length);
         }
         if rest.get(HEADER) == Some(&b'k')
             && let Ok(Frame::Keepalive {
@@ -69,12 +69,12 @@ pub(super) fn scan(buffer: &[u8]) -> Result<FrameScan> {
             }) = decode_frame(&rest[HEADER..length])
         {
             reply_requested |= asks;
-            words.keepalive = Some((sent_at, asks));
+            evidence.keepalive = Some((sent_at, asks));
         }
         last = at + HEADER..at + length;
         at += length;
     };
-    words.last_sent_at = match decode_frame(&buffer[last]) {
+    evidence.last_sent_at = match decode_frame(&buffer[last]) {
         Ok(Frame::XLogData { sent_at, .. } | Frame::Keepalive { sent_at, .. }) => Some(sent_at),
         // There is no complete frame, or the last frame is malformed. The caller reports a malformed frame
         // when it decodes the frame.
@@ -83,7 +83,7 @@ pub(super) fn scan(buffer: &[u8]) -> Result<FrameScan> {
     Ok(FrameScan {
         copy_data: at,
         reply_requested,
-        words,
+        evidence,
         then,
     })
 }
@@ -175,11 +175,14 @@ mod tests {
         assert_eq!(scan.copy_data, buffer.len());
         assert!(scan.reply_requested);
         let sent_at = decoder::PgTimestamp::from_micros(0);
-        assert_eq!(scan.words.keepalive, Some((sent_at, true)));
-        assert_eq!(scan.words.last_sent_at, None, "the last frame is not valid");
+        assert_eq!(scan.evidence.keepalive, Some((sent_at, true)));
+        assert_eq!(
+            scan.evidence.last_sent_at, None,
+            "the last frame is not valid"
+        );
         let end = scan_of(&keepalive(0));
-        assert_eq!(end.words.last_sent_at, Some(sent_at));
-        assert_eq!(end.words.keepalive, Some((sent_at, false)));
+        assert_eq!(end.evidence.last_sent_at, Some(sent_at));
+        assert_eq!(end.evidence.keepalive, Some((sent_at, false)));
     }
 
     fn scan_of(buffer: &[u8]) -> FrameScan {
@@ -192,7 +195,7 @@ mod tests {
         let buffer = [run.clone(), frame(b'N', b"notice"), frame(b'd', b"w2")].concat();
         let scan = scan(&buffer).unwrap();
         assert_eq!(scan.copy_data, run.len());
-        assert_eq!(scan.then, Then::Other(b'N', 11));
+        assert_eq!(scan.then, AfterFrames::Other(b'N', 11));
     }
 
     #[test]

@@ -14,7 +14,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use super::scram::{self, Binding, Refusal};
 use super::walsender_error::{
-    Reported, log_notice, lost, protocol, server_error, unexpected, with_sqlstate,
+    ServerErrorFields, log_notice, lost, protocol, server_error, unexpected, with_sqlstate,
 };
 use super::{StreamOptions, quoted};
 use crate::connection::{
@@ -336,11 +336,11 @@ fn start_statement(options: &StreamOptions) -> String {
 
 /// The error for an ErrorResponse during login.
 fn login_refused(fields: ErrorFields<'_>, target: &Target) -> ReplicationError {
-    let Reported {
+    let ServerErrorFields {
         sqlstate,
         message,
         routine,
-    } = Reported::read(fields);
+    } = ServerErrorFields::read(fields);
     let what = cannot_log_in(target);
     let what = with_sqlstate(&what, &message, &sqlstate);
     ReplicationError::new(ErrorKind::LoginRefused { sqlstate, routine }, what)

@@ -26,7 +26,7 @@ const DRIFT: u32 = 5_000;
 
 /// Evidence about the server from a run of frames.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub(super) struct Words {
+pub(super) struct FrameEvidence {
     /// Send time of the last frame, by the server's clock.
     pub(super) last_sent_at: Option<PgTimestamp>,
     /// The last keepalive in the run: its send time, and whether it asks for a reply.
@@ -71,8 +71,8 @@ impl Lease {
     }
 
     /// Records that frames arrived at `now`.
-    pub(super) fn words(&mut self, words: Words, now: Instant) {
-        if let Some((sent_at, asks)) = words.keepalive {
+    pub(super) fn heard(&mut self, evidence: FrameEvidence, now: Instant) {
+        if let Some((sent_at, asks)) = evidence.keepalive {
             self.unheard = asks;
             let half_before = self
                 .on_our_clock(sent_at, now)
@@ -81,7 +81,7 @@ impl Lease {
                 self.runs_from = self.runs_from.min(heard_last);
             }
         }
-        if let Some(sent_at) = words.last_sent_at {
+        if let Some(sent_at) = evidence.last_sent_at {
             let said_at = self.on_our_clock(sent_at, now);
             // We report every `timeout / 8`, so the server's view of us can be that old.
             let heard = said_at.checked_sub(self.wal_sender_timeout / 8);
@@ -147,19 +147,19 @@ mod tests {
 
         /// A data frame arrives. `sent` and `came` are its send and arrival times, in seconds.
         fn data(&mut self, sent: f64, came: f64) {
-            let words = Words {
+            let evidence = FrameEvidence {
                 last_sent_at: Some(Self::stamp(sent)),
                 keepalive: None,
             };
-            self.lease.words(words, self.at(came));
+            self.lease.heard(evidence, self.at(came));
         }
 
         fn keepalive(&mut self, sent: f64, came: f64, asks: bool) {
-            let words = Words {
+            let evidence = FrameEvidence {
                 last_sent_at: Some(Self::stamp(sent)),
                 keepalive: Some((Self::stamp(sent), asks)),
             };
-            self.lease.words(words, self.at(came));
+            self.lease.heard(evidence, self.at(came));
         }
 
         /// The end of the lease, in seconds after the start.

@@ -139,13 +139,13 @@ impl Source {
         let thread = std::thread::Builder::new()
             .name("source".into())
             .spawn(move || {
-                let ends = session::Ends {
+                let channels = session::SessionChannels {
                     chunks: chunk_sender,
                     started,
                     end,
                     close: closed,
                 };
-                session::run(options, shared, ends);
+                session::run(options, shared, channels);
             })
             .map_err(|e| {
                 ReplicationError::new(ErrorKind::Internal, "cannot start a thread").caused_by(e)

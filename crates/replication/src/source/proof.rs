@@ -6,11 +6,11 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 /// A shared handle: all clones refer to the same lease.
 #[derive(Debug, Clone)]
-pub struct LeaseProof(Arc<Times>);
+pub struct LeaseProof(Arc<ProofTimes>);
 
 /// Times in microseconds after `origin`; 0 means never.
 #[derive(Debug)]
-struct Times {
+struct ProofTimes {
     origin: Instant,
     proven: AtomicU64,
     seen: AtomicU64,
@@ -23,7 +23,7 @@ struct Times {
 
 impl LeaseProof {
     pub(super) fn new() -> Self {
-        Self(Arc::new(Times {
+        Self(Arc::new(ProofTimes {
             origin: Instant::now(),
             proven: AtomicU64::new(0),
             seen: AtomicU64::new(0),

@@ -15,8 +15,8 @@ use tokio::sync::{mpsc, oneshot};
 use tokio::time::sleep_until;
 
 use super::buffers::{Buffers, READ_BUFFER};
-use super::feedback::{Due, Feedback, POLL_INTERVAL, Reading};
-use super::framing::{Then, scan};
+use super::feedback::{DueAction, Feedback, POLL_INTERVAL, ReadState};
+use super::framing::{AfterFrames, scan};
 use super::handshake::{self, ReplicationConnection};
 use super::pace::Pace;
 use super::walsender_error::{log_notice, lost, stream_error};
@@ -28,7 +28,7 @@ use crate::error::{ErrorKind, ReplicationError, Result};
 const START_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// The session's side of the channels to the caller.
-pub(super) struct Ends {
+pub(super) struct SessionChannels {
     pub(super) chunks: mpsc::Sender<Chunk>,
     /// Sends the pid of the walsender, or the reason why the session did not start.
     pub(super) started: oneshot::Sender<Result<i32>>,
@@ -37,13 +37,13 @@ pub(super) struct Ends {
 }
 
 /// Body of the thread: runs one session on its own runtime, and sends the reason for its end.
-pub(super) fn run(options: StreamOptions, control: Arc<Control>, ends: Ends) {
-    let Ends {
+pub(super) fn run(options: StreamOptions, control: Arc<Control>, channels: SessionChannels) {
+    let SessionChannels {
         chunks,
         started,
         end,
         close,
-    } = ends;
+    } = channels;
     let runtime = match tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
@@ -197,7 +197,7 @@ impl ReplicationSession {
                 self.feedback.reply_requested();
             }
             if scan.copy_data > 0 {
-                self.feedback.heard(scan.words, Instant::now());
+                self.feedback.heard(scan.evidence, Instant::now());
                 let chunk = self.connection.buffer.split_to(scan.copy_data).freeze();
                 let room = chunks.try_reserve_many(places(chunk.len())).ok();
                 match room.and_then(|mut permits| permits.next()) {
@@ -207,12 +207,12 @@ impl ReplicationSession {
                 }
             }
             match scan.then {
-                Then::More(needed) => {
+                AfterFrames::More(needed) => {
                     let buffer = &mut self.connection.buffer;
                     self.buffers.make_room(buffer, needed);
                     return Ok(());
                 }
-                Then::Other(..) => self.other()?,
+                AfterFrames::Other(..) => self.other()?,
             }
         }
         Ok(())
@@ -247,8 +247,8 @@ impl ReplicationSession {
                 let scan = scan(buffer)?;
                 buffer.advance(scan.copy_data);
                 match scan.then {
-                    Then::Other(..) => self.other()?,
-                    Then::More(needed) => {
+                    AfterFrames::Other(..) => self.other()?,
+                    AfterFrames::More(needed) => {
                         self.buffers.make_room(buffer, needed);
                         if let Ok(0) | Err(_) = self.connection.stream.read_buf(buffer).await {
                             return Ok(());
@@ -263,10 +263,10 @@ impl ReplicationSession {
         }
     }
 
-    fn reading(&self) -> Reading {
+    fn reading(&self) -> ReadState {
         match self.waiting {
-            Some(_) => Reading::HeldBack,
-            None => Reading::Open,
+            Some(_) => ReadState::HeldBack,
+            None => ReadState::Open,
         }
     }
 
@@ -291,9 +291,9 @@ impl ReplicationSession {
             .feedback
             .due(Instant::now(), self.control.confirmed(), reading)
         {
-            Due::Nothing => Ok(()),
-            Due::Status { ask } => self.send_status(ask).await,
-            Due::LeaseLost => Err(super::lease_lost()),
+            DueAction::Nothing => Ok(()),
+            DueAction::Status { ask } => self.send_status(ask).await,
+            DueAction::LeaseLost => Err(super::lease_lost()),
         }
     }
 

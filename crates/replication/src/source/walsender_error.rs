@@ -28,15 +28,15 @@ pub(super) fn log_notice(fields: ErrorFields<'_>) {
 }
 
 pub(super) fn code_and_message(fields: ErrorFields<'_>) -> (String, String) {
-    let Reported {
+    let ServerErrorFields {
         sqlstate, message, ..
-    } = Reported::read(fields);
+    } = ServerErrorFields::read(fields);
     (sqlstate, message)
 }
 
 /// The fields that we read from an ErrorResponse or NoticeResponse.
 #[derive(Debug, Default)]
-pub(super) struct Reported {
+pub(super) struct ServerErrorFields {
     pub(super) sqlstate: String,
     /// The message, followed by its detail.
     pub(super) message: String,
@@ -44,7 +44,7 @@ pub(super) struct Reported {
     pub(super) routine: String,
 }
 
-impl Reported {
+impl ServerErrorFields {
     pub(super) fn read(mut fields: ErrorFields<'_>) -> Self {
         let mut reported = Self::default();
         while let Ok(Some(field)) = fields.next() {

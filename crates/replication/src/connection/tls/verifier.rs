@@ -12,7 +12,7 @@ use x509_cert::Certificate;
 use x509_cert::der::Decode;
 
 use super::public_key::PublicKey;
-use super::{Roots, roots, tls_error};
+use super::{TrustedAuthorities, roots, tls_error};
 use crate::connection::target::{SslMode, Target};
 use crate::error::Result;
 
@@ -59,7 +59,7 @@ impl Verifier {
                 return Ok(Self::Anything(provider.signature_verification_algorithms));
             }
         };
-        let Roots { store, listed } = roots(root_file)?;
+        let TrustedAuthorities { store, listed } = roots(root_file)?;
         let chain = WebPkiServerVerifier::builder_with_provider(Arc::new(store), provider)
             .build()
             .map_err(|e| tls_error("TLS cannot be set up").caused_by(e))?;
