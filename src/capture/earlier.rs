@@ -68,14 +68,14 @@ impl OutcomeLookup {
             return Ok((Lookup::New, at));
         };
         self.moved = self.moved.filter(|moved| moved.next.commit == at.commit);
-        let mut by_place = None;
+        let mut by_position = None;
         if self.moved.is_none() {
             while self.recorded.needs_page(at) {
                 self.recorded.read_page(sql).await?;
             }
-            by_place = self.recorded.look_up(at, &event_id.uuid);
+            by_position = self.recorded.look_up(at, &event_id.uuid);
         }
-        let (found, position) = match by_place {
+        let (found, position) = match by_position {
             Some(found) => (found, at),
             None => {
                 let moved = match &mut self.moved {

@@ -12,7 +12,7 @@ use crate::event::{EventId, EventPosition};
 
 /// Returns the identity of a row with an unreadable id. The identity is made from the row's position
 /// in the log, as `schema.table@commit LSN/ordinal`.
-pub(super) fn id_of_place(table: &TableIdentity, at: EventPosition) -> EventId {
+pub(super) fn id_of_position(table: &TableIdentity, at: EventPosition) -> EventId {
     let source_id = format!("{table}@{}/{}", at.commit.lsn(), at.ordinal);
     EventId {
         uuid: Md5::digest(&source_id).into(),

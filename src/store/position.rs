@@ -7,14 +7,12 @@ use tokio_postgres::types::PgLsn;
 
 use crate::event::EventPosition;
 
-/// The column `commit_lsn` of a position.
-pub(crate) fn commit_lsn(position: EventPosition) -> PgLsn {
-    PgLsn::from(position.commit.lsn().as_u64())
-}
-
-/// The column `ordinal` of a position.
-pub(crate) fn ordinal(position: EventPosition) -> i32 {
-    position.ordinal.cast_signed()
+/// The columns `commit_lsn` and `ordinal` of a position.
+pub(crate) fn columns(position: EventPosition) -> (PgLsn, i32) {
+    (
+        PgLsn::from(position.commit.lsn().as_u64()),
+        position.ordinal.cast_signed(),
+    )
 }
 
 /// Reads a position from `column` (commit LSN) and the column after it (ordinal).

@@ -190,10 +190,7 @@ pub(crate) async fn select(
     name: Option<&str>,
     page: &SelectionPage<'_>,
 ) -> Result<Option<SelectedPage>> {
-    let (after, ordinal) = (
-        position::commit_lsn(page.after),
-        position::ordinal(page.after),
-    );
+    let (after, ordinal) = position::columns(page.after);
     let until = PgLsn::from(page.until.as_u64());
     let mut parameters: QueryParameters<'_> = vec![&after, &ordinal, &until, &page.records, &name];
     let mut which = page.filter.condition(&mut parameters);
@@ -224,7 +221,7 @@ pub(crate) async fn select_one(
 ) -> Result<()> {
     let statement = "insert into outbox.replay_event (replay, topic, ordering_key, commit_lsn, ordinal) \
                      values ($1, $2, $3, $4, $5) on conflict do nothing";
-    let (commit, ordinal) = (position::commit_lsn(at), position::ordinal(at));
+    let (commit, ordinal) = position::columns(at);
     sql.execute(statement, &[&name, topic, key, &commit, &ordinal])
         .await?;
     Ok(())

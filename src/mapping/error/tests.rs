@@ -11,7 +11,7 @@ fn event(fault: EventFault) -> MapError {
         at: CommittedAt::default(),
         fault,
         known: FaultyRow {
-            event_id: crate::mapping::event_id::id_of_place(
+            event_id: crate::mapping::event_id::id_of_position(
                 &TableIdentity::new("outbox.events"),
                 EventPosition::default(),
             ),

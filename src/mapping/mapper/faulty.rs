@@ -9,7 +9,7 @@ use decoder::Value;
 use super::{Mapper, inserted_xid};
 use crate::event::{CommittedAt, OrderingKey, SHOWN_CHARS};
 use crate::mapping::error::{EventError, EventFault, FaultyRow, MapError};
-use crate::mapping::event_id::id_of_place;
+use crate::mapping::event_id::id_of_position;
 use crate::mapping::{limits, payload};
 
 impl Mapper {
@@ -61,7 +61,7 @@ impl Mapper {
                     let column = self.columns.id.name();
                     self.ids.event_id(id, xid.as_deref(), column).ok()
                 })
-                .unwrap_or_else(|| id_of_place(&self.identity, at.position)),
+                .unwrap_or_else(|| id_of_position(&self.identity, at.position)),
             topic: whole.then(|| self.known_topic(row)).flatten(),
             ordering_key: if whole {
                 self.known_key(row)

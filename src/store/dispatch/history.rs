@@ -149,7 +149,7 @@ pub(crate) async fn page(
     limit: usize,
 ) -> Result<Vec<RecordedRow>> {
     let limit = i64::try_from(limit).unwrap_or(i64::MAX);
-    let (commit, ordinal) = (position::commit_lsn(after), position::ordinal(after));
+    let (commit, ordinal) = position::columns(after);
     let mut parameters: QueryParameters<'_> = vec![&limit, &commit, &ordinal];
     let which = filter.condition(&mut parameters);
     let statement = format!(
@@ -170,7 +170,7 @@ pub(crate) async fn newest_positions(
     limit: usize,
 ) -> Result<Vec<(EventPosition, i64)>> {
     let limit = i64::try_from(limit).unwrap_or(i64::MAX);
-    let (commit, ordinal) = (position::commit_lsn(from), position::ordinal(from));
+    let (commit, ordinal) = position::columns(from);
     let mut parameters: QueryParameters<'_> = vec![&limit, &commit, &ordinal];
     let which = filter.condition(&mut parameters);
     let statement = format!(
@@ -190,9 +190,8 @@ pub(crate) async fn at_positions(
     sql: &Sql,
     positions: &[EventPosition],
 ) -> Result<Vec<RecordedRow>> {
-    let commits = positions.iter().copied().map(position::commit_lsn);
-    let ordinals = positions.iter().copied().map(position::ordinal);
-    let (commits, ordinals): (Vec<_>, Vec<_>) = (commits.collect(), ordinals.collect());
+    let columns = positions.iter().copied().map(position::columns);
+    let (commits, ordinals): (Vec<_>, Vec<_>) = columns.unzip();
     let statement = format!(
         "select {COLUMNS} from unnest($1::pg_lsn[], $2::int[]) as at (commit_lsn, ordinal) \
          join outbox.dispatch d using (commit_lsn, ordinal) order by d.commit_lsn, d.ordinal"

@@ -3,7 +3,7 @@
 //! A running relay notices the changes when it polls the quarantine (`quarantined`).
 
 use tokio_postgres::Row;
-use tokio_postgres::types::{PgLsn, ToSql};
+use tokio_postgres::types::ToSql;
 use uuid::Uuid;
 
 use crate::error::Result;
@@ -39,14 +39,6 @@ pub(crate) struct EventRow {
 impl EventRow {
     pub(crate) fn is_in_quarantine(&self) -> bool {
         ["quarantined", "released"].contains(&self.state.as_str())
-    }
-
-    /// The primary key of the row: commit LSN and ordinal.
-    fn key(&self) -> (PgLsn, i32) {
-        (
-            position::commit_lsn(self.position),
-            position::ordinal(self.position),
-        )
     }
 
     /// Whether the event has an ordering key.
@@ -170,7 +162,7 @@ pub(crate) async fn keys(
 /// # Errors
 /// Database errors.
 pub(crate) async fn record(sql: &Sql, event: &EventRow) -> Result<EventRecord> {
-    let (commit, ordinal) = event.key();
+    let (commit, ordinal) = position::columns(event.position);
     let row = sql.query_one(SELECT, &[&commit, &ordinal]).await?;
     Ok(EventRecord {
         topic: row.get(0),
@@ -236,7 +228,7 @@ pub(crate) async fn neighbours(sql: &Sql, event: &EventRow) -> Result<(u64, u64)
         return Ok((0, 0));
     }
     let EventRow { topic, key, .. } = event;
-    let (commit, ordinal) = event.key();
+    let (commit, ordinal) = position::columns(event.position);
     let statement = format!(
         "select count(*) filter (where (d.commit_lsn, d.ordinal) < ($3, $4)), \
                 count(*) filter (where (d.commit_lsn, d.ordinal) > ($3, $4)) \
@@ -269,7 +261,7 @@ pub(crate) async fn count(sql: &Sql, filter: &QuarantineFilter) -> Result<u64> {
 /// # Errors
 /// Database errors.
 pub(crate) async fn release_event(sql: &Sql, event: &EventRow) -> Result<u64> {
-    let (commit, ordinal) = event.key();
+    let (commit, ordinal) = position::columns(event.position);
     let statement = format!(
         "update outbox.dispatch d set state = 'released' \
          where d.commit_lsn = $1 and d.ordinal = $2 and {IN_QUARANTINE}"
@@ -307,7 +299,7 @@ pub(crate) async fn release(sql: &Sql, filter: &QuarantineFilter) -> Result<u64>
 /// # Errors
 /// Database errors.
 pub(crate) async fn discard_event(sql: &Sql, event: &EventRow) -> Result<u64> {
-    let (commit, ordinal) = event.key();
+    let (commit, ordinal) = position::columns(event.position);
     let statement = format!(
         "update outbox.dispatch d set state = 'discarded', dispatched_at = now() \
          where d.commit_lsn = $1 and d.ordinal = $2 and {IN_QUARANTINE}"

@@ -11,7 +11,6 @@ use std::collections::HashMap;
 use decoder::PgTimestamp;
 use slot_manager::table;
 use tokio_postgres::Row;
-use tokio_postgres::types::PgLsn;
 
 use crate::error::{Code, Error, Result};
 use crate::event::{CommittedAt, EventId, EventPosition, EventRef, Group, OrderingKey, Standing};
@@ -223,7 +222,7 @@ pub(crate) async fn page(
 ) -> Result<Vec<ReleasedRow>> {
     let (topic, key) = (&*group.topic, group.ordering_key.as_str());
     let limit = i64::try_from(limit).unwrap_or(i64::MAX);
-    let (commit, ordinal) = (position::commit_lsn(after), position::ordinal(after));
+    let (commit, ordinal) = position::columns(after);
     let rows = sql
         .query(PAGE, &[&topic, &key, &commit, &ordinal, &limit])
         .await?;
@@ -267,11 +266,7 @@ pub(crate) async fn only_replayed(sql: &Sql, group: &Group) -> Result<bool> {
 /// # Errors
 /// Database errors.
 pub(crate) async fn leave_published(sql: &Sql, origin: &EventRef) -> Result<()> {
-    let (commit, ordinal) = (
-        position::commit_lsn(origin.position),
-        position::ordinal(origin.position),
-    );
-    let commit = PgLsn::from(commit);
+    let (commit, ordinal) = position::columns(origin.position);
     sql.execute(LEAVE_PUBLISHED, &[&commit, &ordinal]).await?;
     Ok(())
 }
@@ -326,8 +321,6 @@ fn group(row: &Row) -> Group {
         ordering_key: OrderingKey::from(row.get::<_, &str>(1)),
     }
 }
-
-/// Reads a position in the log: the commit LSN from `column`, the ordinal from the next column.
 
 /// Reads an event id: the uuid from `column`, the source id from the next column.
 fn event_id(row: &Row, column: usize) -> EventId {

@@ -116,10 +116,7 @@ impl RecordedEvents {
         // The stream is past every row of the previous page.
         self.page.clear();
         self.ids.clear();
-        let (commit, ordinal) = (
-            position::commit_lsn(self.read_to),
-            position::ordinal(self.read_to),
-        );
+        let (commit, ordinal) = position::columns(self.read_to);
         let last = PgLsn::from(last.as_u64());
         let rows = sql
             .query(SELECT_PAGE, &[&commit, &ordinal, &last, &PAGE])

@@ -59,8 +59,9 @@ impl<'a> ReleasedRows<'a> {
 
     fn add(&mut self, record: &'a Record, n: usize, event: &EventRef, storing: Storing) {
         let told = record.outcome.of(n);
-        self.commit_lsns.push(position::commit_lsn(event.position));
-        self.ordinals.push(position::ordinal(event.position));
+        let (commit_lsn, ordinal) = position::columns(event.position);
+        self.commit_lsns.push(commit_lsn);
+        self.ordinals.push(ordinal);
         self.topics.push(record.topic.as_deref());
         self.ordering_keys.push(record.key());
         self.message_ids.push(told.message_id);

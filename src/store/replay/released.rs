@@ -120,7 +120,7 @@ pub(crate) struct Settled {
 /// Database errors.
 pub(crate) async fn settle(sql: &Sql, name: &str, after: Option<EventPosition>) -> Result<Settled> {
     let after = after.unwrap_or_default();
-    let (commit, ordinal) = (position::commit_lsn(after), position::ordinal(after));
+    let (commit, ordinal) = position::columns(after);
     let row = sql.query_one(SETTLE, &[&name, &commit, &ordinal]).await?;
     let looked = count(&row, 4);
     Ok(Settled {

@@ -182,7 +182,7 @@ impl World {
         };
         let discard = "UPDATE outbox.dispatch SET state = 'discarded' \
                        WHERE commit_lsn = $1 AND ordinal = $2";
-        let (lsn, ordinal) = (position::commit_lsn(at), position::ordinal(at));
+        let (lsn, ordinal) = position::columns(at);
         let done = self.sql.execute(discard, &[&lsn, &ordinal]).await;
         assert_eq!(done.unwrap(), 1);
         self.rows.get_mut(&at).unwrap().0 = "discarded".to_owned();
@@ -199,10 +199,7 @@ impl World {
     }
 
     async fn insert(&self, event: &EventRef, (state, key, message_id, attempts, _): &Row) {
-        let (lsn, ordinal) = (
-            position::commit_lsn(event.position),
-            position::ordinal(event.position),
-        );
+        let (lsn, ordinal) = position::columns(event.position);
         let insert = "INSERT INTO outbox.dispatch (commit_lsn, ordinal, event_id, committed_at, \
                       state, ordering_key, message_id, attempts) \
                       VALUES ($1, $2, $3, now(), $4, $5, $6, $7)";

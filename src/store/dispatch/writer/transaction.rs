@@ -154,11 +154,7 @@ async fn rows_that_are_there(sql: &Sql, batch: &Batch) -> Result<HashSet<EventPo
     let new = events.filter(|event| event.standing == Standing::New);
     let new = new.map(|event| (event.position, event.event_id.uuid));
     let new: HashMap<EventPosition, [u8; 16]> = new.collect();
-    let (lsns, ordinals): (Vec<_>, Vec<_>) = new
-        .keys()
-        .copied()
-        .map(|at| (position::commit_lsn(at), position::ordinal(at)))
-        .unzip();
+    let (lsns, ordinals): (Vec<_>, Vec<_>) = new.keys().copied().map(position::columns).unzip();
     let rows = sql.query(WHICH_ARE_THERE, &[&lsns, &ordinals]).await?;
     let mut there = HashSet::new();
     for row in &rows {
