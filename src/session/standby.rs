@@ -1,5 +1,5 @@
 //! Waits as a standby for a slot that another session holds. The log and the relay's state show the
-//! wait. The wait ends within a second after the slot is free.
+//! wait. The wait ends within a second after the slot is free, and then this relay takes over.
 
 use std::time::{Duration, Instant};
 

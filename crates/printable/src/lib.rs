@@ -27,7 +27,7 @@ pub fn printable(text: &str) -> Cow<'_, str> {
     escaped(text, is_unsafe)
 }
 
-/// Like [`printable`], but keeps line breaks: for Postrider's own messages that quote untrusted text.
+/// Like [`printable`], but keeps line breaks: for our own messages that quote untrusted text.
 pub fn printable_lines(text: &str) -> Cow<'_, str> {
     escaped(text, |c| is_unsafe(c) && c != '\n')
 }

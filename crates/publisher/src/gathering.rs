@@ -1,7 +1,7 @@
 //! Buffers writes to a connection, so that many requests leave in one system call.
 //!
 //! `h2` writes frame by frame and flushes each one, and a request of one message is two frames. Where
-//! every event has a key of its own, these system calls were a fifth of Postrider's CPU time. So a
+//! every event has a key of its own, these system calls were a fifth of the relay's CPU time. So a
 //! flush here only schedules the connection's task again, behind tasks that are ready now and may add
 //! requests. When the task runs, it reads first, and a read sends the buffered data.
 

@@ -5,7 +5,7 @@
 pub enum ChannelBinding {
     /// Never bound.
     Disable,
-    /// Bound if both the server and Postrider support channel binding.
+    /// Bound if both sides support channel binding.
     Prefer,
     /// Always bound. A login that cannot be bound fails.
     Require,

@@ -1,4 +1,4 @@
-//! Lists all connection parameters of libpq. Says which ones Postrider supports, and has a hint for
+//! Lists all connection parameters of libpq. Says which ones are supported, and has a hint for
 //! each parameter or value that it refuses.
 //!
 //! Only `fallback_application_name` is ignored silently. A parameter that is missing here does not
@@ -14,12 +14,12 @@ use strsim::levenshtein;
 /// The values of connection parameters, by parameter name.
 pub(super) type Parameters = BTreeMap<&'static str, String>;
 
-/// What Postrider does with a parameter.
+/// What happens with a parameter.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Usage {
-    /// Supported: Postrider uses the value.
+    /// Supported: the value is used.
     Honoured,
-    /// Accepted with these values, which ask for what Postrider does anyway. Any other value is
+    /// Accepted with these values, which ask for what we do anyway. Any other value is
     /// refused with this hint.
     OnlyWith(&'static [&'static str], &'static str),
     /// Refused, with this hint.
@@ -38,12 +38,10 @@ pub(super) struct Parameter {
 
 use Usage::{Honoured, OnlyWith, Refused};
 
-const NO_GSSAPI: &str =
-    "Postrider does not support GSSAPI logins; use a password or a client certificate";
-const NO_OAUTH: &str =
-    "Postrider does not support OAuth logins; use a password or a client certificate";
-const NO_REVOCATION: &str = "Postrider does not read revocation lists; leave the parameter out";
-const NAMES: &str = "Postrider sets the name itself, to recognize its own sessions; leave the \
+const NO_GSSAPI: &str = "GSSAPI logins are not supported; use a password or a client certificate";
+const NO_OAUTH: &str = "OAuth logins are not supported; use a password or a client certificate";
+const NO_REVOCATION: &str = "revocation lists are not supported; leave the parameter out";
+const NAMES: &str = "the program sets the name itself, to recognize its own sessions; leave the \
     parameter out";
 
 const fn honoured(name: &'static str, variable: &'static str) -> Parameter {
@@ -102,7 +100,7 @@ pub(super) const PARAMETERS: &[Parameter] = &[
     honoured("sslsni", "PGSSLSNI"),
     honoured("ssl_min_protocol_version", "PGSSLMINPROTOCOLVERSION"),
     honoured("ssl_max_protocol_version", "PGSSLMAXPROTOCOLVERSION"),
-    // Has no effect: libpq uses it only for sessions without an `application_name`, and Postrider's
+    // Has no effect: libpq uses it only for sessions without an `application_name`, and our
     // sessions have one.
     honoured("fallback_application_name", ""),
     refused("application_name", "", NAMES),
@@ -110,19 +108,19 @@ pub(super) const PARAMETERS: &[Parameter] = &[
         "client_encoding",
         "",
         &["utf8", "UTF8", "utf-8", "UTF-8"],
-        "Postrider's sessions use UTF8; leave the parameter out",
+        "sessions always use UTF8; leave the parameter out",
     ),
     only_with(
         "load_balance_hosts",
         "PGLOADBALANCEHOSTS",
         &["disable"],
-        "Postrider tries the hosts in the order given; leave the parameter out",
+        "hosts are tried in the order given; leave the parameter out",
     ),
     only_with(
         "sslnegotiation",
         "PGSSLNEGOTIATION",
         &["postgres"],
-        "Postrider supports only PostgreSQL's usual TLS negotiation; leave the parameter out",
+        "only PostgreSQL's usual TLS negotiation is supported; leave the parameter out",
     ),
     only_with(
         "sslcompression",
@@ -134,27 +132,27 @@ pub(super) const PARAMETERS: &[Parameter] = &[
         "sslcertmode",
         "PGSSLCERTMODE",
         &["allow"],
-        "Postrider sends the client certificate that sslcert names when the server asks for one; \
+        "the client certificate that sslcert names is sent when the server asks for one; \
          leave the parameter out",
     ),
     only_with(
         "gssencmode",
         "PGGSSENCMODE",
         &["disable", "prefer"],
-        "Postrider does not support GSSAPI encryption; use sslmode=verify-full",
+        "GSSAPI encryption is not supported; use sslmode=verify-full",
     ),
     only_with("gssdelegation", "PGGSSDELEGATION", &["0"], NO_GSSAPI),
     only_with(
         "min_protocol_version",
         "PGMINPROTOCOLVERSION",
         &["3.0"],
-        "Postrider speaks protocol 3.0; leave the parameter out",
+        "only protocol 3.0 is supported; leave the parameter out",
     ),
     only_with(
         "max_protocol_version",
         "PGMAXPROTOCOLVERSION",
         &["3.0", "3.2", "latest"],
-        "Postrider speaks protocol 3.0; leave the parameter out",
+        "only protocol 3.0 is supported; leave the parameter out",
     ),
     refused(
         "require_auth",
@@ -169,36 +167,36 @@ pub(super) const PARAMETERS: &[Parameter] = &[
     refused(
         "requirepeer",
         "PGREQUIREPEER",
-        "Postrider does not check the owner of a Unix socket; leave the parameter out",
+        "the owner of a Unix socket is not checked; leave the parameter out",
     ),
     refused(
         "sslpassword",
         "",
-        "Postrider reads only unencrypted keys; set sslkey to a key without a password",
+        "only unencrypted keys are supported; set sslkey to a key without a password",
     ),
     refused("sslcrl", "PGSSLCRL", NO_REVOCATION),
     refused("sslcrldir", "PGSSLCRLDIR", NO_REVOCATION),
     refused(
         "sslkeylogfile",
         "",
-        "Postrider writes no TLS keys to a file; leave the parameter out",
+        "TLS keys are never written to a file; leave the parameter out",
     ),
     refused(
         "replication",
         "",
-        "Postrider sets this parameter itself; leave it out",
+        "the program sets this parameter itself; leave it out",
     ),
     refused("krbsrvname", "PGKRBSRVNAME", NO_GSSAPI),
     refused("gsslib", "PGGSSLIB", NO_GSSAPI),
     refused(
         "scram_client_key",
         "",
-        "Postrider logs in with a password; set the password instead",
+        "only logins with a password are supported; set the password instead",
     ),
     refused(
         "scram_server_key",
         "",
-        "Postrider logs in with a password; set the password instead",
+        "only logins with a password are supported; set the password instead",
     ),
     refused("oauth_issuer", "", NO_OAUTH),
     refused("oauth_client_id", "", NO_OAUTH),
@@ -236,7 +234,7 @@ fn nearest(name: &str) -> Option<&'static str> {
 /// supported parameter is ignored, as in libpq.
 ///
 /// # Errors
-/// `InvalidTarget`: Postrider does not support the parameter or this value, or the value contains a
+/// `InvalidTarget`: the parameter or this value is not supported, or the value contains a
 /// NUL character.
 pub(super) fn set(
     found: &mut Parameters,
@@ -277,7 +275,7 @@ pub(super) fn invalid(what: impl Into<String>) -> ReplicationError {
     ReplicationError::new(ErrorKind::InvalidTarget, what)
 }
 
-/// Whether `name` is an environment variable of libpq that Postrider reads or refuses.
+/// Whether `name` is an environment variable of libpq that we read or refuse.
 pub fn is_connection_variable(name: &str) -> bool {
     let mut variables = PARAMETERS.iter().map(|parameter| parameter.variable);
     !name.is_empty() && (name == "PGSYSCONFDIR" || variables.any(|variable| variable == name))

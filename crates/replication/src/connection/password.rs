@@ -24,7 +24,7 @@ use crate::LOG_TARGET;
 use crate::error::{ErrorKind, ReplicationError, Result};
 use standard_error::while_logging;
 
-/// Permission bits of the group and of other users. Like libpq, Postrider refuses a password file that has any
+/// Permission bits of the group and of other users. Like libpq, we refuse a password file that has any
 /// of these bits.
 const OTHERS: u32 = 0o077;
 

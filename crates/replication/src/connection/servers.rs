@@ -3,7 +3,7 @@
 //! As in libpq, a session goes to the first server that can be reached. If `target_session_attrs` requires a
 //! primary, standby servers are skipped. A failed login ends the search, because an error of the next server
 //! would hide why the login failed. Two things differ from libpq. With several hosts the default is
-//! `target_session_attrs=primary`, because Postrider can do nothing on a standby server. A server that closes
+//! `target_session_attrs=primary`, because this crate can do nothing on a standby server. A server that closes
 //! the connection before the login is skipped.
 //!
 //! An SQL session chooses a server. A replication session gets the [`Target`] of an SQL session, so both are

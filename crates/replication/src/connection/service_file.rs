@@ -21,7 +21,7 @@ const FORMAT: &str =
 /// The parameters of the service called `name`.
 ///
 /// # Errors
-/// `InvalidTarget`: no file has the service, a file cannot be read, or the service has a line that Postrider
+/// `InvalidTarget`: no file has the service, a file cannot be read, or the service has a line that this crate
 /// does not support.
 pub(super) fn read(name: &str, file: Option<&str>, env: &Environment) -> Result<Parameters> {
     let of_user = match file {

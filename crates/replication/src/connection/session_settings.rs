@@ -1,7 +1,7 @@
-//! Settings with which Postrider starts its sessions, so that settings of the role or the database do
+//! Settings with which we start sessions, so that settings of the role or the database do
 //! not change its behaviour.
 //!
-//! Postrider sends these settings in the startup packet, which overrides the role and the database.
+//! We send these settings in the startup packet, which overrides the role and the database.
 //! The operator's connection parameter `options` comes before them, and must not contain any of these
 //! settings.
 
@@ -10,8 +10,8 @@ use crate::error::Result;
 
 /// Settings of both SQL sessions and replication sessions.
 const COMMON: &[(&str, &str)] = &[
-    // Names in Postrider's statements must refer to PostgreSQL's own functions, operators, types and
-    // tables, never to objects that another role created in a schema of the search path. Postrider's
+    // Names in our statements must refer to PostgreSQL's own functions, operators, types and
+    // tables, never to objects that another role created in a schema of the search path. Our
     // own objects are written with their schema.
     ("search_path", "pg_catalog,pg_temp"),
     // An administrator may make sessions read-only for all roles, and managed services do so when the
@@ -83,7 +83,7 @@ fn join<'a>(operators: Option<&str>, settings: impl Iterator<Item = (&'a str, &'
     all.join(" ")
 }
 
-/// Refuses `options` that contain a setting which Postrider sets itself.
+/// Refuses `options` that contain a setting which the program sets itself.
 ///
 /// # Errors
 /// `InvalidTarget`, which names the setting.
@@ -111,7 +111,7 @@ pub(super) fn check_options(options: &str) -> Result<()> {
         let mut ours = ours.chain([STATEMENT_TIMEOUT, WAL_SENDER_TIMEOUT]);
         if let Some(name) = ours.find(|ours| *ours == name) {
             return Err(invalid(format!(
-                "the connection parameter `options` sets `{name}`, which Postrider sets itself"
+                "the connection parameter `options` sets `{name}`, which the program sets itself"
             ))
             .hint(format!("remove `{name}` from `options`")));
         }
@@ -140,7 +140,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_operators_options_come_before_postriders_settings() {
+    fn the_operators_options_come_before_ours() {
         let options = of_sql(Some("endpoint=ep-1 -c geqo=off"), 5000);
         assert!(
             options.starts_with("endpoint=ep-1 -c geqo=off -c search_path=pg_catalog,pg_temp ")
@@ -152,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn options_that_override_postriders_settings_are_refused_in_every_spelling() {
+    fn options_that_override_ours_are_refused_in_every_spelling() {
         for options in [
             "-c search_path=evil",
             "-csearch_path=evil",
@@ -164,7 +164,7 @@ mod tests {
         ] {
             let error = check_options(options).unwrap_err();
             assert!(
-                error.to_string().contains("which Postrider sets itself"),
+                error.to_string().contains("which the program sets itself"),
                 "{options}"
             );
             assert!(!error.to_string().contains("evil"), "{error}");

@@ -43,7 +43,7 @@ pub struct Target {
     pub default_password_file: Option<PathBuf>,
     /// Database.
     pub database: String,
-    /// libpq's `options`: settings for each session, sent before Postrider's own.
+    /// libpq's `options`: settings for each session, sent before our own.
     pub options: Option<String>,
     /// Whether the server must be a primary (`target_session_attrs`).
     pub primary_only: bool,
@@ -83,8 +83,8 @@ pub(super) struct Address {
     pub(super) port: u16,
 }
 
-/// libpq's `keepalives` parameters. `None` means Postrider's default, or the operating system's if Postrider
-/// has none.
+/// libpq's `keepalives` parameters. `None` means our default, or the operating system's if we have
+/// none.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Keepalives {
     /// Whether keepalives are sent.
@@ -224,7 +224,7 @@ impl fmt::Debug for Target {
 
 /// Whether to refuse a standby server while connecting, as `target_session_attrs` says. `None` if the parameter
 /// is not set. The relay always needs a primary, and checks this again after connecting. `read-write` and
-/// `primary` mean the same here, because Postrider turns `default_transaction_read_only` off for its sessions.
+/// `primary` mean the same here, because our sessions turn `default_transaction_read_only` off.
 fn primary_only(found: &Parameters) -> Result<Option<bool>> {
     match found.get("target_session_attrs").map(String::as_str) {
         None => Ok(None),
@@ -232,7 +232,7 @@ fn primary_only(found: &Parameters) -> Result<Option<bool>> {
         Some("read-write" | "primary") => Ok(Some(true)),
         Some("read-only" | "standby" | "prefer-standby") => {
             Err(invalid("target_session_attrs asks for a standby server")
-                .hint("Postrider writes to the primary: use target_session_attrs=primary"))
+                .hint("the program writes to the primary: use target_session_attrs=primary"))
         }
         Some(_) => Err(invalid("target_session_attrs has an unknown value")
             .hint("use any, read-write or primary")),
@@ -250,14 +250,14 @@ fn ssl_sni(found: &Parameters) -> Result<bool> {
 
 fn connect_timeout(found: &Parameters) -> Result<Duration> {
     let seconds: Option<i32> = number(found, "connect_timeout")?;
-    // In libpq, 0 and less mean "no limit", and 1 means 2. Postrider always needs a limit.
+    // In libpq, 0 and less mean "no limit", and 1 means 2. We always need a limit.
     Ok(match seconds {
         None | Some(..=0) => CONNECT_TIMEOUT,
         Some(seconds) => Duration::from_secs(u64::from(seconds.unsigned_abs().max(2))),
     })
 }
 
-/// As in libpq, 0 means the default: Postrider's own if it has one, otherwise the system's.
+/// As in libpq, 0 means the default: our own if there is one, otherwise the system's.
 fn keepalives(found: &Parameters) -> Result<Keepalives> {
     let positive = |name| {
         let value: Option<u32> = number(found, name)?;
@@ -336,7 +336,7 @@ fn tls_versions(found: &Parameters) -> Result<TlsVersions> {
         Err(invalid(
             "ssl_min_protocol_version and ssl_max_protocol_version allow no supported TLS version",
         )
-        .hint("Postrider supports TLSv1.2 and TLSv1.3"))
+        .hint("TLSv1.2 and TLSv1.3 are supported"))
     }
 }
 

@@ -3,7 +3,7 @@
 //! A walsender releases the slot when it has not heard from us for `wal_sender_timeout`. So the
 //! slot is a lease, and it starts when we *sent* the last status message that the server received.
 //! The arrival time of the server's answer proves nothing, since proxies and full buffers deliver
-//! late. We stop sending after three quarters of the timeout. A publish attempt is shorter than the
+//! late. We stop sending after three quarters of the timeout (self-fencing). A publish attempt is shorter than the
 //! remaining quarter, so every attempt has ended before another session can get the slot. Two
 //! things prove that the server has heard us:
 //!
