@@ -57,6 +57,10 @@ pub(super) struct Pipeline {
     pub(super) metrics: Metrics,
 }
 
+fn ended_unexpectedly(task: &str) -> Error {
+    Error::new(Code::Internal, format!("{task} ended unexpectedly"))
+}
+
 /// Why the loop ended without an error.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum PipelineEnd {
@@ -97,25 +101,20 @@ impl Pipeline {
                 biased;
                 _ = shutdown.wait_for(|stop| *stop) => return Ok(PipelineEnd::Shutdown),
                 error = ended => return Err(error.map_or_else(
-                    |_| Error::new(Code::Internal, "the replication thread ended unexpectedly"),
+                    |_| ended_unexpectedly("the replication thread"),
                     Error::from,
                 )),
                 recorded = self.delivery.progress() => self.on_recorded(recorded?).await?,
                 changed = self.supervision.changed() => {
-                    changed.map_err(|_| {
-                        Error::new(Code::Internal, "the supervisor ended unexpectedly")
-                    })?;
-                    match *self.supervision.borrow_and_update() {
-                        Supervision::PublicationRight | Supervision::PublicationUnsure => {}
-                        Supervision::ServerStopping => return Err(Error::new(
-                            Code::PostgresStopping,
-                            "PostgreSQL is shutting down",
-                        )),
+                    changed.map_err(|_| ended_unexpectedly("the supervisor"))?;
+                    if *self.supervision.borrow_and_update() == Supervision::ServerStopping {
+                        let what = "PostgreSQL is shutting down";
+                        return Err(Error::new(Code::PostgresStopping, what));
                     }
                 }
-                told = self.broken.recv() => return Err(told.unwrap_or_else(|| {
-                    Error::new(Code::Internal, "the auditor ended unexpectedly")
-                })),
+                told = self.broken.recv() => {
+                    return Err(told.unwrap_or_else(|| ended_unexpectedly("the auditor")));
+                }
                 step = next_step(&mut self.seam), if self.seam.is_some() => match step? {
                     SeamStep::Opened => {}
                     SeamStep::Over => {

@@ -1,8 +1,8 @@
 //! Decides when to send a status message, and when the slot no longer counts as ours.
 //!
-//! A state machine without IO; the clock is passed in. Status messages are our heartbeat: the walsender ends a session that has been
-//! silent for `wal_sender_timeout`. If we hear nothing for an eighth of that time, we ask for a
-//! reply. [`Lease`] decides how long we may use the slot while we wait for the reply.
+//! A state machine without IO; the clock is passed in. Status messages are our heartbeat: the
+//! walsender ends a session that has been silent for `wal_sender_timeout`. If we hear nothing for
+//! an eighth of that time, we ask for a reply. [`Lease`] decides how long we may use the slot while we wait for the reply.
 
 use std::time::{Duration, Instant};
 

@@ -157,12 +157,7 @@ impl ReplicationConnection {
                     let end_point = end_point.take().ok_or_else(|| unexpected("login"))?;
                     let binding = binding_for(&body, target, end_point)?;
                     has_to_be_bound &= !matches!(binding, Binding::Bound(_));
-                    let mechanism = binding.mechanism();
-                    let password = password(target).await?;
-                    let exchange = ScramSha256::new(password.as_bytes(), binding.into());
-                    frontend::sasl_initial_response(mechanism, exchange.message(), &mut reply)
-                        .map_err(protocol)?;
-                    scram = Some(exchange);
+                    scram = Some(begin_scram(target, binding, &mut reply).await?);
                 }
                 Message::AuthenticationSaslContinue(body) => {
                     let exchange = scram.as_mut().ok_or_else(|| unexpected("login"))?;
@@ -344,6 +339,19 @@ fn login_refused(fields: ErrorFields<'_>, target: &Target) -> ReplicationError {
     let what = cannot_log_in(target);
     let what = with_sqlstate(&what, &message, &sqlstate);
     ReplicationError::new(ErrorKind::LoginRefused { sqlstate, routine }, what)
+}
+
+/// Begins the SCRAM exchange, and puts its first message into `reply`.
+async fn begin_scram(
+    target: &Target,
+    binding: Binding,
+    reply: &mut BytesMut,
+) -> Result<ScramSha256> {
+    let mechanism = binding.mechanism();
+    let password = password(target).await?;
+    let exchange = ScramSha256::new(password.as_bytes(), binding.into());
+    frontend::sasl_initial_response(mechanism, exchange.message(), reply).map_err(protocol)?;
+    Ok(exchange)
 }
 
 /// Chooses how to bind the SCRAM exchange to the TLS channel, from the offered mechanisms.

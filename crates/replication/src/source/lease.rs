@@ -3,9 +3,9 @@
 //! A walsender releases the slot when it has not heard from us for `wal_sender_timeout`. So the
 //! slot is a lease, and it starts when we *sent* the last status message that the server received.
 //! The arrival time of the server's answer proves nothing, since proxies and full buffers deliver
-//! late. We stop sending after three quarters of the timeout (self-fencing). A publish attempt is shorter than the
-//! remaining quarter, so every attempt has ended before another session can get the slot. Two
-//! things prove that the server has heard us:
+//! late. We stop sending after three quarters of the timeout (self-fencing). A publish attempt is
+//! shorter than the remaining quarter, so every attempt has ended before another session can get
+//! the slot. Two things prove that the server has heard us:
 //!
 //! - A frame of the stream, by the time at which the server *sent* it. We report every
 //!   `timeout / 8`, and a walsender that has not heard us for half the timeout sends a keepalive
