@@ -4,6 +4,8 @@
 //! `cargo xtask settings-doc` (these tests with `UPDATE_DOCS=1`) writes `docs/reference/settings.md` and
 //! `docs/reference/settings.schema.json`.
 
+mod blocks;
+mod commands;
 mod man;
 mod settings;
 
