@@ -215,6 +215,7 @@ fn every_metric_named_in_the_docs_exists() {
         "docs/how-to/alerts.md",
         "deploy/grafana-dashboard.json",
         "docs/how-to/operations.md",
+        "docs/reference/metrics.md",
         "README.md",
     ] {
         let text = read(page);
