@@ -3,6 +3,7 @@
 //!
 //! `tests/docs/commands.rs` lists the programs whose commands no test runs.
 
+mod adopting;
 #[path = "../docs/blocks.rs"]
 mod blocks;
 mod cluster;
@@ -12,3 +13,4 @@ mod playground;
 mod replay;
 mod sql;
 mod tutorial;
+mod your_database;

@@ -66,6 +66,7 @@ impl Playground {
             .env("PUBSUB_EMULATOR_HOST", self.emulator.addr().to_string())
             .env("PUBSUB_PROJECT_ID", "demo")
             .env("POSTRIDER_CREATE_TOPICS", "true")
+            .env("POSTRIDER_HTTP_ADDR", "off")
             .stdin(Stdio::null());
         command
     }
@@ -86,9 +87,14 @@ impl Playground {
 
     /// Starts a relay with one of the commands of a page, such as `postrider run`.
     pub(crate) fn relay(&self, command: &str) -> Relay {
+        self.relay_from(&format!("exec {command}"))
+    }
+
+    /// Starts a relay with a script, whose last command is `exec postrider run`.
+    pub(crate) fn relay_from(&self, script: &str) -> Relay {
         let mut child = self
-            .command(&format!("exec {command}"))
-            .env("POSTRIDER_HTTP_ADDR", "off")
+            .command(script)
+            .stdout(Stdio::null())
             .stderr(Stdio::piped())
             .spawn()
             .expect("the relay starts");
