@@ -3,7 +3,7 @@
 //! Machines differ and are shared, so every figure has a baseline from the same run: both sides
 //! take turns, and their medians are compared. The server keeps its durable settings (fsync on),
 //! and each program is a separate process. Each drain starts from a copy of one slot, so all
-//! programs read the same WAL. docs/reference/performance.md describes the method.
+//! programs read the same WAL. bench/README.md describes the method.
 //!
 //! Not here: measurements of single functions.
 

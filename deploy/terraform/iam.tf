@@ -41,6 +41,13 @@ resource "google_project_iam_member" "cloud_sql" {
   member  = google_service_account.relay.member
 }
 
+resource "google_project_iam_member" "cloud_sql_login" {
+  count   = var.cloud_sql_iam_login ? 1 : 0
+  project = var.project
+  role    = "roles/cloudsql.instanceUser"
+  member  = google_service_account.relay.member
+}
+
 resource "google_pubsub_subscription_iam_member" "consumer" {
   for_each     = local.consumers
   project      = var.project

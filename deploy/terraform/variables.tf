@@ -67,3 +67,9 @@ variable "cloud_sql" {
   type        = bool
   default     = false
 }
+
+variable "cloud_sql_iam_login" {
+  description = "Whether the relay logs in to Cloud SQL as its service account, instead of with a password."
+  type        = bool
+  default     = false
+}

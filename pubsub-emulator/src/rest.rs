@@ -2,8 +2,10 @@
 //!
 //! `gcloud`, Terraform and some official clients administer over REST. The Rust client does so
 //! although it publishes over gRPC. This module offers creating, reading, listing and deleting, in
-//! the form of <https://cloud.google.com/pubsub/docs/reference/rest>, but not publishing and
-//! pulling.
+//! the form of <https://cloud.google.com/pubsub/docs/reference/rest>. It also offers pulling (`pull.rs`), but
+//! not publishing.
+
+mod pull;
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -41,7 +43,8 @@ pub(crate) fn router(registry: Arc<Registry>) -> Router {
             "/v1/projects/{project}/subscriptions/{id}",
             get(get_subscription)
                 .put(create_subscription)
-                .delete(delete_subscription),
+                .delete(delete_subscription)
+                .post(pull::call),
         )
         .method_not_allowed_fallback(not_over_rest)
         .with_state(registry)

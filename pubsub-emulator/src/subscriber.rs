@@ -124,22 +124,10 @@ impl Subscriber for SubscriberService {
 
     async fn pull(&self, request: Request<proto::PullRequest>) -> Answered<PullResponse> {
         let request = request.get_ref();
-        let max_messages = usize::try_from(request.max_messages).unwrap_or_default();
-        if max_messages == 0 {
-            return Err(Status::invalid_argument(format!(
-                "The value for max_messages is too small. You passed {} in the request, but the \
-                 minimum value is 1.",
-                request.max_messages
-            )));
-        }
         let subscription = self.registry.subscription(&request.subscription)?;
         #[allow(deprecated, reason = "old clients still set it")]
-        let wait = if request.return_immediately {
-            Duration::ZERO
-        } else {
-            PULL_WAIT
-        };
-        pull(&subscription, max_messages, wait)
+        let immediately = request.return_immediately;
+        pull(&subscription, request.max_messages, immediately)
             .await
             .map(Response::new)
     }
@@ -194,17 +182,29 @@ impl Subscriber for SubscriberService {
 /// time a moment ago, from its own clock.
 const SEEK_TOLERANCE: Duration = Duration::from_secs(10);
 
-async fn pull(
+pub(crate) async fn pull(
     subscription: &Subscription,
-    max_messages: usize,
-    wait: Duration,
+    max_messages: i32,
+    immediately: bool,
 ) -> Result<PullResponse, Status> {
+    let at_most = usize::try_from(max_messages).unwrap_or_default();
+    if at_most == 0 {
+        return Err(Status::invalid_argument(format!(
+            "The value for max_messages is too small. You passed {max_messages} in the request, \
+             but the minimum value is 1."
+        )));
+    }
     let consumer = subscription.connect("");
     let seconds = subscription.resource().ack_deadline_seconds;
     let ack_deadline = Duration::from_secs(u64::from(seconds.unsigned_abs()));
     let flow_control = FlowControl {
-        max_messages: Some(max_messages),
+        max_messages: Some(at_most),
         max_bytes: None,
+    };
+    let wait = if immediately {
+        Duration::ZERO
+    } else {
+        PULL_WAIT
     };
     let give_up = tokio::time::Instant::now() + wait;
     loop {
@@ -224,7 +224,7 @@ async fn pull(
     }
 }
 
-fn check_ack_request(bytes: usize, ack_ids: &[String]) -> Result<(), Status> {
+pub(crate) fn check_ack_request(bytes: usize, ack_ids: &[String]) -> Result<(), Status> {
     if ack_ids.is_empty() {
         return Err(Status::invalid_argument("No ack ids specified."));
     }

@@ -4,6 +4,8 @@
 //! `cargo xtask settings-doc` (these tests with `UPDATE_DOCS=1`) writes `docs/reference/settings.md` and
 //! `docs/reference/settings.schema.json`.
 
+mod blocks;
+mod commands;
 mod man;
 mod settings;
 
@@ -213,6 +215,7 @@ fn every_metric_named_in_the_docs_exists() {
         "docs/how-to/alerts.md",
         "deploy/grafana-dashboard.json",
         "docs/how-to/operations.md",
+        "docs/reference/metrics.md",
         "README.md",
     ] {
         let text = read(page);

@@ -80,3 +80,46 @@ fn main() -> ExitCode {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The flags of the commands that other packages run are not checked.
+    #[test]
+    fn every_xtask_command_on_the_pages_is_accepted() {
+        let (mut folders, mut accepted) = (vec![xtask::step::root().join("docs")], 0);
+        let mut pages = ["README.md", "CONTRIBUTING.md"]
+            .map(|name| xtask::step::root().join(name))
+            .to_vec();
+        while let Some(folder) = folders.pop() {
+            for entry in std::fs::read_dir(folder).expect("a folder") {
+                let path = entry.expect("an entry").path();
+                if path.is_dir() {
+                    folders.push(path);
+                } else if path.extension().is_some_and(|extension| extension == "md") {
+                    pages.push(path);
+                }
+            }
+        }
+        for page in pages
+            .iter()
+            .filter(|page| !page.iter().any(|part| part == "adr"))
+        {
+            let text = std::fs::read_to_string(page).expect("a page");
+            for command in text.split("cargo xtask ").skip(1) {
+                let end = command
+                    .find(['`', '\n', '#', ')', '&'])
+                    .unwrap_or(command.len());
+                let words = ["cargo xtask"]
+                    .into_iter()
+                    .chain(command[..end].split_whitespace());
+                if let Err(error) = Cli::try_parse_from(words) {
+                    panic!("{}: {error}", page.display());
+                }
+                accepted += 1;
+            }
+        }
+        assert!(accepted > 25, "only {accepted} commands were recognised");
+    }
+}

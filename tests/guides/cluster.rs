@@ -1,0 +1,85 @@
+//! Follows docs/how-to/move-to-another-cluster.md to a server whose transaction ids are lower.
+
+use crate::guide::Guide;
+use crate::playground::{Playground, connect, server};
+
+const EVENT: &str = "SELECT outbox.emit('order', '7', 'OrderPlaced', '{}')";
+
+/// The number of the hint: the id that the new cluster must reach.
+fn id_in(hint: &str) -> &str {
+    let (_, after) = hint
+        .split_once("pg_current_xact_id() < '")
+        .expect("the hint has a statement");
+    after.split('\'').next().unwrap_or_default()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn after_a_dump_and_restore_only_the_waiting_events_are_published() {
+    let page = Guide::read("how-to/move-to-another-cluster.md");
+    let mut stage = Playground::open().await;
+    if !stage.server.programs().join("pg_dump").is_file() {
+        println!("SKIPPED: this PostgreSQL comes without pg_dump");
+        return;
+    }
+    let use_ids =
+        "DO $$ BEGIN FOR i IN 1..500 LOOP PERFORM pg_current_xact_id(); COMMIT; END LOOP; END $$";
+    stage
+        .client
+        .batch_execute(use_ids)
+        .await
+        .expect("transactions");
+    stage.shell("postrider init --apply");
+    let relay = stage.relay("postrider run");
+    stage.client.batch_execute(EVENT).await.expect("an event");
+    stage.wait_until_published(1).await;
+    relay.stop();
+    stage
+        .client
+        .batch_execute(EVENT)
+        .await
+        .expect("an event that waits");
+
+    // Steps 1 and 3.
+    let new = server();
+    let urls = [
+        ("OLD_SUPERUSER_URL", stage.server.url("postgres")),
+        ("NEW_SUPERUSER_URL", new.url("postgres")),
+    ];
+    let environment = urls.each_ref().map(|(name, url)| (*name, &**url));
+    let roles =
+        "pg_dumpall --roles-only --dbname \"$OLD_SUPERUSER_URL\" | grep -v 'ROLE postgres' |
+                 psql \"$NEW_SUPERUSER_URL\" --set ON_ERROR_STOP=1";
+    for script in [roles, &page.block("sh", "pg_dump")] {
+        let done = stage.try_shell(script, &environment);
+        assert!(done.status.success(), "{script}: {done:#?}");
+    }
+    stage.client = connect(&new).await;
+    let old = std::mem::replace(&mut stage.server, new);
+
+    // Steps 4 to 6.
+    let adopt = page.block("sh", "postrider recover --adopt");
+    let refused = stage.try_shell(&adopt, &[]);
+    assert!(
+        !refused.status.success(),
+        "the new cluster has lower ids: {refused:#?}"
+    );
+    let hint = String::from_utf8_lossy(&refused.stderr);
+    let raise = page
+        .block("sql", "pg_current_xact_id()")
+        .replace("69000", id_in(&hint));
+    stage
+        .client
+        .batch_execute(&raise)
+        .await
+        .expect("the ids can be raised");
+    // Before the ids were raised, the list lacked the event.
+    let waiting = stage.try_shell(&page.block("sh", "postrider recover --dry-run"), &[]);
+    let shown = String::from_utf8_lossy(&waiting.stdout);
+    assert!(shown.contains("outbox.events: 1 row"), "{waiting:#?}");
+    stage.shell(&adopt);
+    let relay = stage.relay("postrider run");
+    stage.wait_until_published(2).await;
+    assert_eq!(stage.stored(), 2);
+    relay.stop();
+    drop(old);
+}

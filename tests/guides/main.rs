@@ -1,0 +1,16 @@
+//! Follows pages of docs/: runs their commands and SQL, taken from the page, against a real PostgreSQL, a relay and
+//! the Pub/Sub emulator.
+//!
+//! `tests/docs/commands.rs` lists the programs whose commands no test runs.
+
+mod adopting;
+#[path = "../docs/blocks.rs"]
+mod blocks;
+mod cluster;
+mod debezium;
+mod guide;
+mod playground;
+mod replay;
+mod sql;
+mod tutorial;
+mod your_database;

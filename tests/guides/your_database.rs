@@ -1,0 +1,59 @@
+//! Follows docs/tutorial/your-database.md, with a server and an emulator on other ports.
+
+use scratch_postgres::StopMode;
+
+use crate::guide::Guide;
+use crate::playground::{Playground, connect};
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_event_of_the_own_database_reaches_a_subscriber() {
+    let page = Guide::read("tutorial/your-database.md");
+    let mut stage = Playground::open().await;
+    if !stage
+        .try_shell("command -v curl psql", &[])
+        .status
+        .success()
+    {
+        println!("SKIPPED: the tutorial needs curl and psql");
+        return;
+    }
+    let (server, emulator) = (stage.server.port(), stage.emulator.addr());
+    let url = format!("postgres://postgres@127.0.0.1:{server}/postgres");
+    let here = |block: String| {
+        block
+            .replace("postgres://postgres@127.0.0.1:5432/shop", &url)
+            .replace(
+                "127.0.0.1:5432/shop",
+                &format!("127.0.0.1:{server}/postgres"),
+            )
+            .replace("127.0.0.1:8085", &emulator.to_string())
+    };
+    let owner = here(page.block("sh", "export OWNER_URL"));
+    stage.shell(&owner);
+    stage
+        .server
+        .restart(StopMode::Fast)
+        .expect("the server restarts");
+    stage.client = connect(&stage.server).await;
+    let with_owner = |block: String| format!("OWNER_URL={url}\n{}", here(block));
+    stage.shell(&with_owner(page.block("sh", "postrider init")));
+
+    let topic = page.block("sh", "pubsub-emulator --topic");
+    let topic = topic.trim().rsplit(' ').next().expect("a topic");
+    stage.emulator.create_topic(topic).await.expect("the topic");
+    let subscribe = here(page.block("sh", "curl -X PUT"));
+    assert!(stage.shell(&subscribe).contains("subscriptions/billing"));
+    let run =
+        here(page.block("sh", "postrider run")).replace("postrider run", "exec postrider run");
+    let relay = stage.relay_from(&run);
+    relay.wait_for_log("streaming").await;
+
+    let receive = with_owner(page.block("sh", "billing:pull"));
+    let answer = stage.shell(&format!("PUBSUB_EMULATOR_HOST={emulator}\n{receive}"));
+    assert!(
+        answer.contains("order-4711") && answer.contains("OrderPlaced"),
+        "{answer}"
+    );
+    relay.stop();
+    stage.shell(&page.block("sh", "postrider slot drop"));
+}
