@@ -265,7 +265,10 @@ async fn the_text_shows_problems_and_a_verdict_and_all_checks_on_request() {
     assert!(!ran.stdout.contains("wal-level"), "{ran}");
     assert_contains(&ran.stdout, "checks passed (--all lists them)");
     assert_contains(&ran.stdout, "-> set PUBSUB_PROJECT_ID");
-    assert_contains(&ran.stdout, "`postrider run` would not work.");
+    assert_contains(
+        &ran.stdout,
+        "`postrider run` would stop until this is corrected: project-missing.",
+    );
     let ran = database.run(&["check", "--all"]).await;
     ran.assert_status(2);
     assert_contains(&ran.stdout, "  ok       wal-level ");

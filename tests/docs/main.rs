@@ -10,7 +10,7 @@ mod settings;
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
-use postrider::condition::{PruneRun, RelayState, TopicCondition};
+use postrider::condition::{PruneRun, RelayState, State, TopicCondition};
 use postrider::environment::Environment;
 use postrider::error::Code;
 use postrider::metrics::{KindLabel, Metrics};
@@ -182,7 +182,6 @@ fn every_metric_named_in_the_docs_exists() {
     metrics.rows_pruned.get_or_create(&label).inc();
     metrics.prune_runs.ended(PruneRun::default());
     metrics.trace_spans.get_or_create(&label).inc();
-    metrics.slot_health.get_or_create(&label).set(1);
     metrics.events_in_quarantine.set(Some(0.0));
     metrics.lag_bytes.set(Some(0.0));
     metrics.retained_bytes.set(Some(0.0));
@@ -192,6 +191,8 @@ fn every_metric_named_in_the_docs_exists() {
     metrics.oldest_pending.set(None);
     metrics.prune_runs.ended(PruneRun::default());
     let mut condition = metrics.condition(&RelayState::default());
+    condition.state = State::CatchingUp;
+    condition.caught_up_in_seconds = Some(1.0);
     condition.topics.push(TopicCondition {
         topic: "projects/p/topics/t".to_owned(),
         code: "topic-missing".to_owned(),

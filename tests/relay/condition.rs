@@ -106,11 +106,11 @@ async fn a_topic_that_fails_is_named_on_every_screen_until_it_works_again() {
         assert!(shown.contains(part), "{part} in\n{shown}");
     }
     let ran = command(&database, &["slot", "show", "--json"]);
-    assert_eq!(json(&ran)["health"], "blocked-on-pubsub");
+    assert_eq!(json(&ran)["state"], "blocked-on-pubsub");
     assert_ne!(ran.status.code(), Some(0));
     let shown = screen(&command(&database, &["slot", "show"]));
     assert!(
-        shown.contains("BLOCKED-ON-PUBSUB") && !shown.contains("ACTIVE"),
+        shown.contains("BLOCKED ON PUBSUB") && !shown.contains("STREAMING"),
         "{shown}"
     );
 
@@ -272,7 +272,7 @@ async fn a_relay_that_was_killed_while_it_was_blocked_is_down_and_not_blocked() 
     wait_for_command(&database, "blocked-on-pubsub").await;
     relay.kill_9();
     let ran = wait_for_command(&database, "down").await;
-    assert_eq!(json(&ran)["slot"]["health"], "inactive", "{ran:?}");
+    assert_eq!(json(&ran)["slot"]["state"], "down", "{ran:?}");
     assert!(screen(&command(&database, &["status"])).contains("start the relay"));
 }
 
