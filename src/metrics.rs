@@ -21,7 +21,7 @@ use prometheus_client::metrics::histogram::Histogram;
 use slot_manager::Health;
 
 use crate::condition::{
-    self, Condition, PruneRuns, RelayFacts, RelayState, Seen, Troubles, Verdict,
+    self, Condition, PruneRuns, RelayFacts, RelayState, StateFacts, Troubles, Verdict,
 };
 use crate::server_clock::ServerClock;
 pub use prometheus_text::prometheus_text;
@@ -254,11 +254,11 @@ impl Metrics {
     /// The state that the relay shows, from its condition and the health of its slot.
     pub fn verdict(&self, condition: &Condition) -> Verdict {
         let health = self.slot_health.get();
-        condition::decide(Seen {
+        condition::decide(StateFacts {
             health: health.as_ref(),
             condition: Some(condition),
             has_quarantine: self.blocked_keys.get().is_some_and(|keys| keys > 0.0),
-            ..Seen::default()
+            ..StateFacts::default()
         })
     }
 

@@ -24,7 +24,7 @@ pub use phase::{Phase, RelayState};
 pub use pruning::{PruneRun, PruneRuns};
 pub use state::State;
 pub use trouble::{FailingTopic, Trouble, Troubles};
-pub use verdict::{Seen, Verdict, decide, general_hint};
+pub use verdict::{StateFacts, Verdict, decide, general_hint};
 
 use crate::error::Code;
 

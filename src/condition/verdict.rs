@@ -13,7 +13,7 @@ use crate::error::Code;
 
 /// What is known about a slot and its relay at one moment.
 #[derive(Debug, Clone, Copy, Default)]
-pub struct Seen<'a> {
+pub struct StateFacts<'a> {
     /// The health of the slot; `None` if the viewer does not know it.
     pub health: Option<&'a Health>,
     /// What the relay says; `None` if it has said nothing, because all is well or because it is down.
@@ -76,7 +76,7 @@ pub fn general_hint(code: Option<&str>) -> Option<String> {
 /// A slot that is of no use comes first, unless the relay says that it recovers, or why it cannot. Then
 /// come a slot that PostgreSQL no longer protects, a relay that is held up, a wrong publication, a slot
 /// that is nearly full, and a slot that nobody reads.
-pub fn decide(seen: Seen<'_>) -> Verdict {
+pub fn decide(seen: StateFacts<'_>) -> Verdict {
     let said = seen.condition.filter(|said| speaks(said, seen.health));
     let mut verdict = from_slot_and_relay(seen, said);
     verdict.caught_up_in = said
@@ -92,7 +92,7 @@ pub fn decide(seen: Seen<'_>) -> Verdict {
     verdict
 }
 
-fn from_slot_and_relay(seen: Seen<'_>, said: Option<&Condition>) -> Verdict {
+fn from_slot_and_relay(seen: StateFacts<'_>, said: Option<&Condition>) -> Verdict {
     let slot_state = seen.health.and_then(slot_state);
     match (slot_state, said, seen.publication) {
         (Some((state, Rank::Useless)), said, _) if !said.is_some_and(explains_the_slot) => {

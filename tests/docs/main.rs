@@ -231,3 +231,15 @@ fn every_metric_named_in_the_docs_exists() {
         }
     }
 }
+
+#[test]
+fn every_state_has_a_row_in_the_table_of_states() {
+    let text = read("docs/reference/states.md");
+    let rows = text.lines().filter_map(|line| {
+        let name = line.strip_prefix("| `")?.split('`').next()?;
+        (line.matches('|').count() == 5).then(|| name.to_owned())
+    });
+    let rows: BTreeSet<String> = rows.collect();
+    let states = State::ALL.iter().map(|state| state.name().to_owned());
+    assert_eq!(rows, states.collect());
+}

@@ -333,3 +333,47 @@ async fn an_error_that_stops_the_relay_is_still_known_after_its_end() {
     let ran = wait_for_command(&database, "broken").await;
     assert_eq!(json(&ran)["condition"]["code"], "event-invalid", "{ran:?}");
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_log_says_once_what_runs_and_where() {
+    let database = Database::start().await;
+    let emulator = harness::emulator().await;
+    let addr = free_addr();
+    let host = emulator.addr().to_string();
+    let relay = Relay::start_with(&database, &host, &[("POSTRIDER_HTTP_ADDR", &addr)]);
+    insert_orders(&database, 10, 5).await;
+    database.wait_until_recorded().await;
+    let end_session = format!(
+        "SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots WHERE slot_name = '{}'",
+        database.slot()
+    );
+    database.execute(&end_session).await;
+    insert_orders(&database, 10, 5).await;
+    database.wait_until_recorded().await;
+    let of = |log: &str, text: &str| log.lines().filter(|line| line.contains(text)).count();
+    eventually("a second session streams", || async {
+        (of(&relay.log(), "streaming slot=") == 2).then_some(())
+    })
+    .await;
+    let log = relay.log();
+    assert_eq!(of(&log, "postrider starts"), 1, "{log}");
+    assert_eq!(of(&log, "connected to PostgreSQL"), 1, "{log}");
+    let line = log
+        .lines()
+        .find(|line| line.contains("connected to PostgreSQL"));
+    let line = line.unwrap();
+    let server = "SELECT split_part(current_setting('server_version'), ' ', 1)";
+    let name = "SELECT current_database()::text";
+    for part in [
+        format!("version=\"{}\"", env!("CARGO_PKG_VERSION")),
+        "commit=\"".to_owned(),
+        format!("database=\"{}\"", database.text(name).await),
+        format!("server=\"{}\"", database.text(server).await),
+        format!("slot={}", database.slot()),
+        "tables=\"outbox.events\"".to_owned(),
+        "topics=\"{aggregatetype}.events\"".to_owned(),
+        format!("http_addr=\"{addr}\""),
+    ] {
+        assert!(line.contains(&part), "{part} in {line}");
+    }
+}

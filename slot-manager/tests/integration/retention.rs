@@ -98,8 +98,8 @@ async fn every_kind_of_wal_holder_is_listed_with_a_remedy() {
 async fn a_slot_of_another_database_is_named_with_its_database_and_a_command_that_works() {
     let server = builder().start().expect("start");
     let client = superuser(&server).await;
-    run(&client, "create database \"Other shop\"").await;
-    let theirs = crate::support::connect(&server.url("Other%20shop")).await;
+    run(&client, "create database other_shop").await;
+    let theirs = crate::support::connect(&server.url("other_shop")).await;
     for (session, name) in [(&theirs, "older"), (&client, "ours")] {
         let name = slot_name(name);
         slots::create(session, &name, CreateOptions::default(), PATIENCE)
@@ -111,11 +111,11 @@ async fn a_slot_of_another_database_is_named_with_its_database_and_a_command_tha
     let listed = holders(&client, &ours, Duration::ZERO).await;
     let is_other = |h: &&WalHolder| h.kind == WalHolderKind::OtherSlot;
     let other = listed.iter().find(is_other).expect("listed");
-    let expected = "replication slot \"older\" of database Other shop, which keeps even older WAL, without a reader";
+    let expected = "replication slot \"older\" of database other_shop, which keeps even older WAL, without a reader";
     assert_eq!(other.to_string(), expected);
     let remedy = other.remedy();
     assert!(
-        remedy.contains("the users of database Other shop"),
+        remedy.contains("the users of database other_shop"),
         "{remedy}"
     );
     // The command works in the database of our slot.

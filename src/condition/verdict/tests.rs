@@ -50,10 +50,10 @@ fn room(left: i64, is_read: bool) -> Headroom {
 }
 
 fn decided(health: &Health, condition: Option<&Condition>) -> Verdict {
-    decide(Seen {
+    decide(StateFacts {
         health: Some(health),
         condition,
-        ..Seen::default()
+        ..StateFacts::default()
     })
 }
 
@@ -74,9 +74,9 @@ fn a_relay_that_reads_its_slot_says_its_own_state() {
     }
     for state in [State::Starting, State::Standby, State::Broken] {
         let condition = said(state, state_code(state));
-        let verdict = decide(Seen {
+        let verdict = decide(StateFacts {
             condition: Some(&condition),
-            ..Seen::default()
+            ..StateFacts::default()
         });
         assert_eq!(verdict.state, state);
     }
@@ -93,30 +93,30 @@ fn state_code(state: State) -> Option<&'static str> {
 
 #[test]
 fn a_viewer_without_a_word_of_the_relay_finds_the_same_names() {
-    let seen = |seen: Seen<'_>| decide(seen).state;
-    let active = Seen {
+    let seen = |seen: StateFacts<'_>| decide(seen).state;
+    let active = StateFacts {
         health: Some(&Health::Active),
-        ..Seen::default()
+        ..StateFacts::default()
     };
     assert_eq!(seen(active), State::Streaming);
-    let recovering = Seen {
+    let recovering = StateFacts {
         is_recovering: true,
         ..active
     };
     assert_eq!(seen(recovering), State::Recovering);
     for behind in [
-        Seen {
+        StateFacts {
             oldest: Some(Duration::from_secs(10)),
             ..active
         },
-        Seen {
+        StateFacts {
             lag_bytes: Some(64 << 20),
             ..active
         },
     ] {
         assert_eq!(seen(behind), State::CatchingUp);
     }
-    let drifted = Seen {
+    let drifted = StateFacts {
         publication: Some(("a table is left out", "add it")),
         ..active
     };
@@ -221,10 +221,10 @@ fn a_relay_that_recovers_from_a_loss_or_says_what_keeps_it_from_that_explains_th
 
 #[test]
 fn events_in_quarantine_are_at_least_a_warning() {
-    let verdict = decide(Seen {
+    let verdict = decide(StateFacts {
         health: Some(&Health::Active),
         has_quarantine: true,
-        ..Seen::default()
+        ..StateFacts::default()
     });
     assert_eq!(
         (verdict.state, verdict.severity),

@@ -178,7 +178,7 @@ mod tests {
                 "postgres-unreachable",
                 Error,
                 &[],
-                "would start and wait for at most 60 s until this is gone: postgres-unreachable",
+                "would start and wait for at most 10 s until this is gone: postgres-unreachable",
             ),
             (
                 "slot-lost",

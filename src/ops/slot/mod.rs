@@ -17,7 +17,7 @@ use slot_manager::{Cluster, Finding, Severity, Slot, SlotName, cluster, slots};
 
 pub(crate) use self::publication::PublicationStatus;
 pub(crate) use self::quarantine::QuarantineStatus;
-use crate::condition::{self, Seen, State, Verdict};
+use crate::condition::{self, State, StateFacts, Verdict};
 use crate::error::{Code, Result};
 use crate::ops::pending::{self, PendingEvents};
 use crate::postgres::Sql;
@@ -166,7 +166,7 @@ impl SlotSnapshot {
         let publication = publication::read(sql, settings).await?;
         let quarantine = quarantine::read(sql).await?;
         let fault = publication.problems.first();
-        let verdict = condition::decide(Seen {
+        let verdict = condition::decide(StateFacts {
             health: Some(&health),
             condition: relay.as_ref().and_then(|relay| relay.condition.as_ref()),
             is_recovering: relay
