@@ -202,7 +202,7 @@ impl Cli {
     /// Reads the arguments of the process, and the settings given as flags. If the arguments are
     /// invalid, prints the error and exits.
     pub fn from_process() -> (Self, Vec<(String, String)>) {
-        let arguments = without_help_of_help(std::env::args_os().collect());
+        let arguments = without_help_of_help(Cli::command(), std::env::args_os());
         let matches = command().try_get_matches_from(arguments);
         let matches = matches.unwrap_or_else(|error| leave(&error));
         let cli = match Cli::from_arg_matches(&matches) {
@@ -211,13 +211,6 @@ impl Cli {
         };
         (cli, setting_flags::given(&Cli::command(), &matches))
     }
-}
-
-/// Ends the process with an error about its arguments.
-pub(super) fn refuse_usage(what: &str) -> ! {
-    command()
-        .error(ErrorKind::MissingRequiredArgument, what)
-        .exit()
 }
 
 /// Prints the help or the error, and exits. Reports an unknown flag with the code `setting-unknown`.

@@ -2,17 +2,14 @@
 
 use std::ffi::OsString;
 
-use clap::CommandFactory;
-
-use super::Cli;
-
 /// Removes `--help` and `-h` after the command `help`, which has no help of its own: `postrider help --help`
 /// is the same as `postrider help`.
-pub(super) fn without_help_of_help(arguments: Vec<OsString>) -> Vec<OsString> {
-    let mut command = Cli::command();
+pub(super) fn without_help_of_help(
+    mut command: clap::Command,
+    mut arguments: impl Iterator<Item = OsString>,
+) -> Vec<OsString> {
     let mut follows_help = false;
     let mut kept = Vec::new();
-    let mut arguments = arguments.into_iter();
     kept.extend(arguments.next());
     for argument in arguments {
         if follows_help && (argument == "--help" || argument == "-h") {
@@ -53,8 +50,8 @@ mod tests {
     #[test]
     fn help_has_no_help_of_its_own() {
         let line = |line: &str| {
-            let words = line.split(' ').map(OsString::from).collect();
-            let kept = without_help_of_help(words);
+            let words = line.split(' ').map(OsString::from);
+            let kept = without_help_of_help(command(), words);
             let kept: Vec<&str> = kept.iter().filter_map(|word| word.to_str()).collect();
             kept.join(" ")
         };

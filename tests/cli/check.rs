@@ -178,7 +178,7 @@ async fn errors_in_the_database_come_with_a_remedy() {
     ran.assert_status(2);
     assert_contains(
         &ran.finding("publication-missing")["remedy"].to_string(),
-        "create publication",
+        "which creates publication postrider",
     );
     assert_contains(
         &ran.finding("schema-missing")["remedy"].to_string(),

@@ -3,10 +3,11 @@
 
 use std::process::ExitCode;
 
+use clap::error::ErrorKind;
 use printable::printable;
 
 use super::session;
-use crate::cli::{args, figures, output};
+use crate::cli::{figures, output};
 use crate::error::{Code, Error, Result};
 use crate::ops::quarantine::change::{self, DiscardRequest, WholeKeyReason};
 use crate::ops::quarantine::select::QuarantineSelection;
@@ -56,10 +57,10 @@ impl Which {
     /// Ends the command with a usage error if no events are chosen.
     fn require_a_choice(&self) {
         if self.id.is_none() && self.key.is_none() && !self.all {
-            args::refuse_usage(
-                "choose the events: give the ID of one event (`postrider quarantine list` shows the ids), \
-                 `--key KEY` for all events of a key, or `--all`; `--topic TOPIC` limits the last two",
-            );
+            let what = "choose the events: give the ID of one event (`postrider quarantine list` shows the \
+                        ids), `--key KEY` for all events of a key, or `--all`; `--topic TOPIC` limits the \
+                        last two";
+            clap::Error::raw(ErrorKind::MissingRequiredArgument, format!("{what}\n")).exit()
         }
     }
 

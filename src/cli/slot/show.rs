@@ -60,7 +60,6 @@ impl ShowArgs {
                 .warn_seconds
                 .map_or(default.warn_lag, Duration::from_secs),
             error_lag: self.critical_seconds.map(Duration::from_secs),
-            ..default
         }
     }
 }

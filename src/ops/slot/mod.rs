@@ -142,12 +142,7 @@ impl SlotSnapshot {
                 ago: at.duration_since(before.at),
             })
         });
-        let records = match captures::read(&**sql).await {
-            Err(error) if [Code::SchemaMissing, Code::PrivilegeMissing].contains(&error.code()) => {
-                Vec::new()
-            }
-            read => read?,
-        };
+        let records = capture_records(sql).await?;
         let recorded = match &relay {
             Some(relay) if relay.has_confirmed() => relay.position(),
             _ => RecordedPosition::unused(cluster.origin(), captures::since_lsn(&records, &name)),
@@ -165,19 +160,11 @@ impl SlotSnapshot {
         let health = health::judge(&observation, thresholds);
         let publication = publication::read(sql, settings).await?;
         let quarantine = quarantine::read(sql).await?;
-        let fault = publication.problems.first();
         let verdict = condition::decide(StateFacts {
             health: Some(&health),
-            condition: relay.as_ref().and_then(|relay| relay.condition.as_ref()),
-            is_recovering: relay
-                .as_ref()
-                .is_some_and(|relay| relay.recovering.is_some()),
             lag_bytes: slot.as_ref().and_then(|slot| slot.lag_bytes),
-            oldest: pending.and_then(|pending| pending.oldest),
-            publication: fault.map(|fault| (fault.what.as_str(), fault.remedy.as_str())),
-            has_quarantine: quarantine
-                .as_ref()
-                .is_some_and(|quarantine| !quarantine.keys.is_empty()),
+            oldest: observation.time_lag,
+            ..facts_around(relay.as_ref(), &publication, quarantine.as_ref())
         });
         let rates = slot
             .as_ref()
@@ -229,6 +216,33 @@ impl SlotSnapshot {
     /// Age of the oldest undelivered event, if known.
     pub(crate) fn lag_time(&self) -> Option<Duration> {
         self.pending.and_then(|pending| pending.oldest)
+    }
+}
+
+/// Reads the capture records. Returns none if the relay's tables do not exist or this role may not read
+/// them.
+async fn capture_records(sql: &Sql) -> Result<Vec<CaptureRecord>> {
+    match captures::read(&**sql).await {
+        Err(error) if [Code::SchemaMissing, Code::PrivilegeMissing].contains(&error.code()) => {
+            Ok(Vec::new())
+        }
+        read => read,
+    }
+}
+
+/// The facts that do not come from the slot itself.
+fn facts_around<'a>(
+    relay: Option<&'a RelayRow>,
+    publication: &'a PublicationStatus,
+    quarantine: Option<&QuarantineStatus>,
+) -> StateFacts<'a> {
+    let fault = publication.problems.first();
+    StateFacts {
+        condition: relay.and_then(|relay| relay.condition.as_ref()),
+        is_recovering: relay.is_some_and(|relay| relay.recovering.is_some()),
+        publication: fault.map(|fault| (fault.what.as_str(), fault.remedy.as_str())),
+        has_quarantine: quarantine.is_some_and(|quarantine| !quarantine.keys.is_empty()),
+        ..StateFacts::default()
     }
 }
 
