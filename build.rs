@@ -18,8 +18,9 @@ fn main() {
     if RECORDED.iter().all(|(variable, _)| is_given(variable)) || !is_our_checkout() {
         return;
     }
-    // A commit, a checkout and a reset change HEAD or its log.
-    for file in ["HEAD", "logs/HEAD"] {
+    // A commit, a checkout and a reset change HEAD, its log or its branch.
+    let branch = git(&["rev-parse", "--symbolic-full-name", "HEAD"]).unwrap_or_default();
+    for file in ["HEAD", "logs/HEAD", &branch] {
         let path = git(&["rev-parse", "--git-path", file]);
         let path = path.filter(|path| Path::new(path).exists());
         if let Some(path) = path {

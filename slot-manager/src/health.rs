@@ -79,7 +79,8 @@ impl RecordedPosition {
 pub struct Thresholds {
     /// Warning if at least this much WAL is unconfirmed.
     pub warn_lag_bytes: u64,
-    /// Error if at least this much WAL is unconfirmed; `None` for no limit.
+    /// Error if at least this much WAL is unconfirmed; `None` for no limit. While nobody reads the slot, and
+    /// the age of its events is unknown, the limit is then `warn_lag_bytes`.
     pub error_lag_bytes: Option<u64>,
     /// Warning if the oldest unconfirmed event is at least this old.
     pub warn_lag: Duration,
@@ -183,6 +184,10 @@ fn lag(slot: &Slot, time: Option<Duration>, thresholds: &Thresholds) -> Lag {
         None if !slot.active => Some(thresholds.warn_lag),
         limit => limit,
     };
+    let error_lag_bytes = match thresholds.error_lag_bytes {
+        None if !slot.active && time.is_none() => Some(thresholds.warn_lag_bytes),
+        limit => limit,
+    };
     let bytes = slot.lag_bytes.unwrap_or(0);
     let beyond = |bytes_limit: Option<u64>, time_limit: Option<Duration>| {
         bytes_limit.is_some_and(|limit| bytes >= limit)
@@ -190,7 +195,7 @@ fn lag(slot: &Slot, time: Option<Duration>, thresholds: &Thresholds) -> Lag {
                 .zip(time)
                 .is_some_and(|(limit, time)| time >= limit)
     };
-    let severity = if beyond(thresholds.error_lag_bytes, error_lag) {
+    let severity = if beyond(error_lag_bytes, error_lag) {
         Severity::Error
     } else if beyond(Some(thresholds.warn_lag_bytes), Some(thresholds.warn_lag)) {
         Severity::Warning

@@ -76,6 +76,17 @@ fn events_that_nobody_delivers_become_an_error_after_the_time_of_the_warning() {
     assert_eq!(judged(&waiting(299)).severity(), Severity::Warning);
     assert_eq!(judged(&waiting(300)).severity(), Severity::Error);
     assert_eq!(judged(&waiting(0)).severity(), Severity::Warning);
+    let of_unknown_age = Slot {
+        lag_bytes: Some(256 << 20),
+        ..slot.clone()
+    };
+    let health = judged(&seen(&of_unknown_age));
+    assert_eq!(health.severity(), Severity::Error);
+    let without_events = Observation {
+        time_lag: Some(Duration::ZERO),
+        ..seen(&of_unknown_age)
+    };
+    assert_eq!(judged(&without_events).severity(), Severity::Warning);
     let patient = Thresholds {
         error_lag: Some(Duration::from_secs(1000)),
         ..Thresholds::default()
