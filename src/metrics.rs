@@ -18,8 +18,11 @@ use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
+use slot_manager::Health;
 
-use crate::condition::{self, Condition, PruneRuns, RelayFacts, RelayState, Troubles};
+use crate::condition::{
+    self, Condition, PruneRuns, RelayFacts, RelayState, StateFacts, Troubles, Verdict,
+};
 use crate::server_clock::ServerClock;
 pub use prometheus_text::prometheus_text;
 pub use topics::TopicFailures;
@@ -28,6 +31,9 @@ pub use topics::TopicFailures;
 const LATENCY_BUCKETS: [f64; 14] = [
     0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0, 5.0, 30.0, 120.0, 600.0,
 ];
+
+/// Upper bounds of the buckets of events per publish request. Pub/Sub takes at most 1,000.
+const BATCH_BUCKETS: [f64; 10] = [1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0, 1000.0];
 
 /// The label `kind`: the class of a failed attempt, the kind of an unexpected change, and so on.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -49,6 +55,25 @@ impl OptionalGauge {
     /// The value, if known.
     pub fn get(&self) -> Option<f64> {
         *self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The health of the slot; unknown while the relay does not read the slot.
+#[derive(Debug, Clone, Default)]
+pub struct SlotHealth(Arc<Mutex<Option<Health>>>);
+
+impl SlotHealth {
+    /// Sets the health; `None` makes it unknown.
+    pub fn set(&self, health: Option<Health>) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = health;
+    }
+
+    /// The health, if known.
+    pub fn get(&self) -> Option<Health> {
+        self.0
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .clone()
     }
 }
 
@@ -167,7 +192,8 @@ pub struct Metrics {
     pub lanes_waiting: Gauge,
     pub holds_slot: Gauge,
     pub publication_ok: OptionalGauge,
-    pub slot_health: Family<KindLabel, Gauge>,
+    /// The health of the slot at the supervisor's last poll.
+    pub slot_health: SlotHealth,
     pub lag_bytes: OptionalGauge,
     pub oldest_pending: OldestPending,
     pub server_clock: ServerClock,
@@ -182,6 +208,7 @@ pub struct Metrics {
     /// The latest runs of the relay's own pruning.
     pub prune_runs: PruneRuns,
     pub latency: Histogram,
+    pub batch_events: Histogram,
     /// Spans of events: started, exported or failed.
     pub trace_spans: Family<KindLabel, Counter>,
     /// The latencies since the last sample of the history, for the graphs of the page.
@@ -224,10 +251,15 @@ impl Metrics {
         condition::judge(&facts, Instant::now())
     }
 
-    /// Shows this health of the slot, and no other.
-    pub(crate) fn show_slot_health(&self, kind: &'static str) {
-        self.slot_health.clear();
-        self.slot_health.get_or_create(&KindLabel { kind }).set(1);
+    /// The state that the relay shows, from its condition and the health of its slot.
+    pub fn verdict(&self, condition: &Condition) -> Verdict {
+        let health = self.slot_health.get();
+        condition::decide(StateFacts {
+            health: health.as_ref(),
+            condition: Some(condition),
+            has_quarantine: self.blocked_keys.get().is_some_and(|keys| keys > 0.0),
+            ..StateFacts::default()
+        })
     }
 
     /// Resets the values that only the holder of the slot can know.
@@ -252,7 +284,7 @@ impl Metrics {
         ] {
             unknown.set(None);
         }
-        self.slot_health.clear();
+        self.slot_health.set(None);
         self.troubles.forget();
         self.prune_runs.forget();
         self.oldest_pending.forget();
@@ -286,7 +318,7 @@ impl Default for Metrics {
             lanes_waiting: Gauge::default(),
             holds_slot: Gauge::default(),
             publication_ok: OptionalGauge::default(),
-            slot_health: Family::default(),
+            slot_health: SlotHealth::default(),
             lag_bytes: OptionalGauge::default(),
             oldest_pending: OldestPending::by(server_clock.clone()),
             server_clock,
@@ -297,6 +329,7 @@ impl Default for Metrics {
             troubles: Troubles::default(),
             prune_runs: PruneRuns::default(),
             latency: Histogram::new(LATENCY_BUCKETS),
+            batch_events: Histogram::new(BATCH_BUCKETS),
             trace_spans: Family::default(),
             recent_latency: RecentLatency::default(),
             last_status: LastTime::default(),

@@ -102,6 +102,16 @@ pub struct Cluster {
 }
 
 impl Cluster {
+    /// The version as PostgreSQL prints it, such as `15.18`.
+    #[must_use]
+    pub fn version(&self) -> String {
+        format!(
+            "{}.{}",
+            self.version_num / 10_000,
+            self.version_num % 10_000
+        )
+    }
+
     /// The major version, such as 15.
     #[must_use]
     pub const fn major_version(&self) -> u32 {

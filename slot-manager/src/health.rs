@@ -13,16 +13,11 @@ mod state;
 
 pub use state::{Headroom, Health, InvalidationCause, Lag};
 
-/// A slot that keeps less WAL than this is not called nearly full: three segments of 16 MB.
-const NEARLY_FULL_BYTES: u64 = 48 << 20;
-
 /// The known facts about a slot at one moment.
 #[derive(Debug, Clone, Copy)]
 pub struct Observation<'a> {
     /// The slot; `None` when no slot has its name.
     pub slot: Option<&'a Slot>,
-    /// The same slot at an earlier time, to compute rates.
-    pub earlier: Option<SlotObservation<'a>>,
     /// Who asks for the judgement.
     pub viewer: Viewer,
     /// How far delivery lags behind in time, see [`time_lag`].
@@ -84,25 +79,24 @@ impl RecordedPosition {
 pub struct Thresholds {
     /// Warning if at least this much WAL is unconfirmed.
     pub warn_lag_bytes: u64,
-    /// Error if at least this much WAL is unconfirmed; `None` for no limit.
+    /// Error if at least this much WAL is unconfirmed; `None` for no limit. While nobody reads the slot, and
+    /// the age of its events is unknown, the limit is then `warn_lag_bytes`.
     pub error_lag_bytes: Option<u64>,
     /// Warning if the oldest unconfirmed event is at least this old.
     pub warn_lag: Duration,
-    /// Error if the oldest unconfirmed event is at least this old; `None` for no limit.
+    /// Error if the oldest unconfirmed event is at least this old; `None` for no limit. While nobody
+    /// reads the slot, the limit is then `warn_lag`, because nothing delivers these events.
     pub error_lag: Option<Duration>,
-    /// Warning if the slot will be lost within this time at the current rate.
-    pub warn_time_to_loss: Duration,
 }
 
 impl Default for Thresholds {
-    /// Warns at a lag of 256 MiB (16 segments) or 5 minutes, and an hour before the slot is lost.
+    /// Warns at a lag of 256 MiB (16 segments) or 5 minutes.
     fn default() -> Self {
         Self {
             warn_lag_bytes: 256 << 20,
             error_lag_bytes: None,
             warn_lag: Duration::from_secs(300),
             error_lag: None,
-            warn_time_to_loss: Duration::from_secs(3600),
         }
     }
 }
@@ -127,7 +121,7 @@ pub fn judge(observation: &Observation<'_>, thresholds: &Thresholds) -> Health {
     };
     gone(slot)
         .or_else(|| recreated(slot, recorded))
-        .or_else(|| endangered(slot, observation.earlier, thresholds))
+        .or_else(|| endangered(slot))
         .unwrap_or_else(|| reading(slot, observation, thresholds))
 }
 
@@ -158,32 +152,14 @@ fn recreated(slot: &Slot, recorded: Option<&RecordedPosition>) -> Option<Health>
     (found > recorded).then_some(Health::Recreated { recorded, found })
 }
 
-fn endangered(
-    slot: &Slot,
-    earlier: Option<SlotObservation<'_>>,
-    thresholds: &Thresholds,
-) -> Option<Health> {
-    let headroom = headroom(slot, earlier);
-    let is_short = headroom
-        .time_to_loss
-        .is_some_and(|t| t < thresholds.warn_time_to_loss)
-        || is_nearly_full(slot);
+fn endangered(slot: &Slot) -> Option<Health> {
+    let room = headroom(slot);
     match slot.wal_status? {
-        WalStatus::Unreserved => Some(Health::Unreserved(headroom)),
-        WalStatus::Extended if is_short => Some(Health::Extended(headroom)),
-        WalStatus::Reserved if is_short => Some(Health::Reserved(headroom)),
+        WalStatus::Unreserved => Some(Health::Unreserved(room)),
+        WalStatus::Extended if room.is_short() => Some(Health::Extended(room)),
+        WalStatus::Reserved if room.is_short() => Some(Health::Reserved(room)),
         WalStatus::Extended | WalStatus::Reserved | WalStatus::Lost => None,
     }
-}
-
-/// Whether less than a quarter of the WAL that the slot may keep is left. With a small limit, a quarter
-/// may be a single segment, so the slot must also keep at least [`NEARLY_FULL_BYTES`].
-fn is_nearly_full(slot: &Slot) -> bool {
-    let (Some(left), Some(kept)) = (slot.safe_wal_size, slot.retained_bytes) else {
-        return false;
-    };
-    let left = u64::try_from(left).unwrap_or(0);
-    kept >= NEARLY_FULL_BYTES && left < kept / 3
 }
 
 fn reading(slot: &Slot, observation: &Observation<'_>, thresholds: &Thresholds) -> Health {
@@ -204,6 +180,14 @@ fn reading(slot: &Slot, observation: &Observation<'_>, thresholds: &Thresholds) 
 }
 
 fn lag(slot: &Slot, time: Option<Duration>, thresholds: &Thresholds) -> Lag {
+    let error_lag = match thresholds.error_lag {
+        None if !slot.active => Some(thresholds.warn_lag),
+        limit => limit,
+    };
+    let error_lag_bytes = match thresholds.error_lag_bytes {
+        None if !slot.active && time.is_none() => Some(thresholds.warn_lag_bytes),
+        limit => limit,
+    };
     let bytes = slot.lag_bytes.unwrap_or(0);
     let beyond = |bytes_limit: Option<u64>, time_limit: Option<Duration>| {
         bytes_limit.is_some_and(|limit| bytes >= limit)
@@ -211,7 +195,7 @@ fn lag(slot: &Slot, time: Option<Duration>, thresholds: &Thresholds) -> Lag {
                 .zip(time)
                 .is_some_and(|(limit, time)| time >= limit)
     };
-    let severity = if beyond(thresholds.error_lag_bytes, thresholds.error_lag) {
+    let severity = if beyond(error_lag_bytes, error_lag) {
         Severity::Error
     } else if beyond(Some(thresholds.warn_lag_bytes), Some(thresholds.warn_lag)) {
         Severity::Warning
@@ -225,28 +209,30 @@ fn lag(slot: &Slot, time: Option<Duration>, thresholds: &Thresholds) -> Lag {
     }
 }
 
-/// The room left before the slot is lost, and how long this room lasts at the rate since the earlier
-/// observation.
-#[must_use]
-pub fn headroom(slot: &Slot, earlier: Option<SlotObservation<'_>>) -> Headroom {
-    let time_to_loss = slot.safe_wal_size.and_then(|left| {
-        let earlier = earlier?;
-        let shrunk = earlier.slot.safe_wal_size?.saturating_sub(left);
-        if shrunk <= 0 || earlier.ago.is_zero() {
-            return None;
-        }
-        #[expect(
-            clippy::cast_precision_loss,
-            reason = "an estimate; exact up to 8 PiB anyway"
-        )]
-        let seconds = left.max(0) as f64 * earlier.ago.as_secs_f64() / shrunk as f64;
-        Duration::try_from_secs_f64(seconds).ok()
-    });
+/// The room left before the slot is lost.
+fn headroom(slot: &Slot) -> Headroom {
     Headroom {
         bytes: slot.safe_wal_size,
-        time_to_loss,
+        kept: slot.retained_bytes,
         is_read: slot.active,
     }
+}
+
+/// How long the room before the slot is lost lasts at the rate since an earlier observation. `None` when
+/// this is unknown, or when the room is not shrinking.
+#[must_use]
+pub fn time_to_loss(slot: &Slot, earlier: SlotObservation<'_>) -> Option<Duration> {
+    let left = slot.safe_wal_size?;
+    let shrunk = earlier.slot.safe_wal_size?.saturating_sub(left);
+    if shrunk <= 0 || earlier.ago.is_zero() {
+        return None;
+    }
+    #[expect(
+        clippy::cast_precision_loss,
+        reason = "an estimate; exact up to 8 PiB anyway"
+    )]
+    let seconds = left.max(0) as f64 * earlier.ago.as_secs_f64() / shrunk as f64;
+    Duration::try_from_secs_f64(seconds).ok()
 }
 
 /// A relay's knowledge of its unconfirmed events.

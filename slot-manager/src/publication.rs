@@ -294,10 +294,17 @@ impl PublicationState {
         let Some(publication) = &self.publication else {
             let mut problems = self.unfit();
             let fit = self.tables.iter().filter(|t| t.unfit().is_none());
-            let tables: Vec<QualifiedName> = fit.map(|t| t.wanted.name.clone()).collect();
-            if tables.is_empty() && !problems.is_empty() {
+            let (there, missing): (Vec<&TableState>, Vec<&TableState>) =
+                fit.partition(|t| t.oid.is_some());
+            if there.is_empty() && missing.is_empty() && !problems.is_empty() {
                 return problems;
             }
+            let names = |tables: Vec<&TableState>| -> Vec<QualifiedName> {
+                tables.iter().map(|t| t.wanted.name.clone()).collect()
+            };
+            let missing = names(missing).into_iter();
+            problems.extend(missing.map(|table| Problem::TableMissing { table }));
+            let tables = names(there);
             let needs = |state: &TableState| {
                 let mut needed = state.wanted.columns.iter();
                 needed.any(|column| state.generated.contains(column))

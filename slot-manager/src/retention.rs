@@ -64,12 +64,19 @@ impl WalHolder {
                  idle_in_transaction_session_timeout prevents it"
             ),
             WalHolderKind::PreparedTransaction => {
-                format!("`commit prepared '{name}'` or `rollback prepared '{name}'`")
+                let database = self.database.as_deref().unwrap_or("its database");
+                format!("in {database}: `commit prepared '{name}'` or `rollback prepared '{name}'`")
             }
-            WalHolderKind::OtherSlot => format!(
-                "start its reader, or if it has no reader any longer, `select \
-                 pg_drop_replication_slot('{name}')`"
-            ),
+            WalHolderKind::OtherSlot => {
+                let whose = match &self.database {
+                    Some(database) => format!("the users of database {database}"),
+                    None => "those who run the standby servers and backups".to_owned(),
+                };
+                format!(
+                    "ask {whose} to start its reader; only if it will never have a reader again: \
+                     `select pg_drop_replication_slot('{name}')`, which works in every database"
+                )
+            }
         }
     }
 
@@ -104,8 +111,21 @@ impl fmt::Display for WalHolder {
         if let Some(name) = &self.name {
             write!(f, " {name:?}")?;
         }
-        if let Some(pid) = self.pid {
-            write!(f, " of server process {pid}")?;
+        match (self.kind, &self.database) {
+            (WalHolderKind::PreparedTransaction | WalHolderKind::OtherSlot, Some(database)) => {
+                write!(f, " of database {database}")?;
+            }
+            (WalHolderKind::OtherSlot, None) => f.write_str(" of no database")?,
+            _ => {}
+        }
+        if self.kind == WalHolderKind::OtherSlot {
+            f.write_str(", which keeps even older WAL")?;
+        }
+        match (self.kind, self.pid) {
+            (WalHolderKind::OtherSlot, Some(pid)) => write!(f, ", read by server process {pid}")?,
+            (WalHolderKind::OtherSlot, None) => f.write_str(", without a reader")?,
+            (_, Some(pid)) => write!(f, " of server process {pid}")?,
+            (_, None) => {}
         }
         if let Some(application) = &self.application_name {
             write!(f, ", application {application}")?;

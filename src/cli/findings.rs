@@ -20,8 +20,9 @@ pub(super) struct Findings {
     sections: Vec<(String, Vec<Finding>)>,
 }
 
+/// All findings as JSON: `{"findings": [...], "worst": "..."}`.
 #[derive(Serialize)]
-struct FindingsJson<'a> {
+pub(super) struct FindingsJson<'a> {
     findings: Vec<&'a Finding>,
     worst: Severity,
 }
@@ -57,11 +58,14 @@ impl Findings {
 
     /// Prints one JSON object: `{"findings": [...], "worst": "..."}`.
     pub(super) fn print_json(&self) {
-        let json = FindingsJson {
+        output::write_json(&self.json());
+    }
+
+    pub(super) fn json(&self) -> FindingsJson<'_> {
+        FindingsJson {
             findings: self.all().collect(),
             worst: self.worst(),
-        };
-        output::write_json(&json);
+        }
     }
 
     /// Prints all findings, each on a line, with its remedy on the line below.

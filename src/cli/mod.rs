@@ -17,6 +17,7 @@ mod output;
 mod paint;
 mod prune;
 mod quarantine;
+mod raw_args;
 mod recover;
 mod replay;
 mod run;

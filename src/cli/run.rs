@@ -35,18 +35,15 @@ pub(super) fn fatal(error: &Error) -> ExitCode {
     ExitCode::from(error.code().exit_status())
 }
 
-/// Writes the first line of the log, with the version and the most important settings.
+/// Writes the first line of the log. The session writes a line with all that runs once it has connected.
 fn log_what_runs(settings: &Settings) {
-    let tables = settings.tables.iter().map(|table| table.table.to_string());
-    let tables: Vec<String> = tables.collect();
+    let database = settings.database.as_ref().map(ToString::to_string);
     let port = settings.http_addr.map(|addr| addr.to_string());
     tracing::info!(
         version = build_info::VERSION,
         commit = build_info::commit().unwrap_or("unknown"),
+        database,
         slot = %settings.slot,
-        publication = settings.publication,
-        tables = tables.join(", "),
-        project = settings.project,
         http_addr = port.as_deref().unwrap_or("off"),
         "postrider starts"
     );

@@ -1,16 +1,19 @@
-//! Decides the condition of the relay: one answer to "is it delivering, and if not, why", for the
-//! log, the HTTP port, `outbox.relay` and the command line.
+//! Decides the state of the relay and its slot: one answer to "is it delivering, and if not, why", for the
+//! log, the HTTP port, the page, the metrics and the command line.
 //!
-//! [`judge`] derives the condition from the [`RelayFacts`] that a running relay knows. It is a pure
-//! function, so all of these places show the same condition. While delivery is held up, the relay
-//! also writes its [`Condition`] to `outbox.relay`, for commands that cannot reach the HTTP port.
+//! [`judge`] derives the [`Condition`] from the [`RelayFacts`] that a running relay knows. While delivery is
+//! held up or late, the relay also writes its condition to `outbox.relay`, for commands that cannot reach
+//! the HTTP port. [`decide`] makes the [`Verdict`] that every view shows, from the condition and the health
+//! of the slot. Both are pure functions, and [`State`] has the names of all states.
 //!
 //! Causes come before symptoms. A relay without a session is broken, not behind. A relay that cannot
 //! record its outcomes is blocked by the database, even if a topic fails too.
 
 mod phase;
 mod pruning;
+mod state;
 mod trouble;
+mod verdict;
 
 use std::time::{Duration, Instant};
 
@@ -19,7 +22,9 @@ use slot_manager::Severity;
 
 pub use phase::{Phase, RelayState};
 pub use pruning::{PruneRun, PruneRuns};
+pub use state::State;
 pub use trouble::{FailingTopic, Trouble, Troubles};
+pub use verdict::{StateFacts, Verdict, decide, general_hint};
 
 use crate::error::Code;
 
@@ -36,61 +41,11 @@ const BEHIND_BYTES: u64 = 64 << 20;
 /// Maximum number of failing topics that a condition names.
 const TOPICS_NAMED: usize = 20;
 
-/// What a relay is doing.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum ConditionKind {
-    /// The relay opens its first session.
-    Starting,
-    /// The relay delivers each event soon after its commit.
-    Streaming,
-    /// The relay delivers, but events wait because the relay was away or slower than the services.
-    CatchingUp,
-    /// Pub/Sub does not take the events of one or more topics.
-    BlockedOnPubsub,
-    /// PostgreSQL cannot be reached, or does not take what the relay must write.
-    BlockedOnDatabase,
-    /// The relay publishes rows from the tables, because the slot was lost or is new.
-    Recovering,
-    /// Another relay has the slot.
-    Standby,
-    /// A person must change something.
-    Broken,
-}
-
-impl ConditionKind {
-    /// All kinds.
-    pub const ALL: [Self; 8] = [
-        Self::Starting,
-        Self::Streaming,
-        Self::CatchingUp,
-        Self::BlockedOnPubsub,
-        Self::BlockedOnDatabase,
-        Self::Recovering,
-        Self::Standby,
-        Self::Broken,
-    ];
-
-    /// The name of the kind, in kebab case.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Starting => "starting",
-            Self::Streaming => "streaming",
-            Self::CatchingUp => "catching-up",
-            Self::BlockedOnPubsub => "blocked-on-pubsub",
-            Self::BlockedOnDatabase => "blocked-on-database",
-            Self::Recovering => "recovering",
-            Self::Standby => "standby",
-            Self::Broken => "broken",
-        }
-    }
-}
-
 /// The condition of a relay at one moment.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Condition {
-    /// The kind of condition.
-    pub state: ConditionKind,
+    /// What the relay is doing.
+    pub state: State,
     /// How long the condition has lasted, in seconds.
     pub for_seconds: f64,
     /// The code of the error that blocks or breaks the relay.
@@ -156,34 +111,34 @@ pub fn judge(facts: &RelayFacts, now: Instant) -> Condition {
     let failing = facts.topics.iter().filter(|topic| lasts(&topic.trouble));
     let failing: Vec<&FailingTopic> = failing.collect();
     let (state, trouble) = match &facts.phase.0 {
-        Phase::Connecting => (ConditionKind::Starting, None),
-        Phase::Standby(_) => (ConditionKind::Standby, None),
+        Phase::Connecting => (State::Starting, None),
+        Phase::Standby(_) => (State::Standby, None),
         Phase::Broken(trouble) if is_of_the_database(trouble.code) => {
-            (ConditionKind::BlockedOnDatabase, Some(trouble))
+            (State::BlockedOnDatabase, Some(trouble))
         }
-        Phase::Broken(trouble) => (ConditionKind::Broken, Some(trouble)),
+        Phase::Broken(trouble) => (State::Broken, Some(trouble)),
         phase @ (Phase::Streaming | Phase::Recovering) => {
             let first = failing.iter().map(|topic| &topic.trouble);
             let first = first.min_by_key(|trouble| trouble.since);
             let recording = facts.recording.as_ref().filter(|trouble| lasts(trouble));
             let publication = facts.publication.as_ref().filter(|trouble| lasts(trouble));
             match (recording, first, publication) {
-                (Some(trouble), _, _) => (ConditionKind::BlockedOnDatabase, Some(trouble)),
-                (None, Some(trouble), _) => (ConditionKind::BlockedOnPubsub, Some(trouble)),
+                (Some(trouble), _, _) => (State::BlockedOnDatabase, Some(trouble)),
+                (None, Some(trouble), _) => (State::BlockedOnPubsub, Some(trouble)),
                 (None, None, Some(trouble)) if is_of_the_database(trouble.code) => {
-                    (ConditionKind::BlockedOnDatabase, Some(trouble))
+                    (State::BlockedOnDatabase, Some(trouble))
                 }
-                (None, None, Some(trouble)) => (ConditionKind::Broken, Some(trouble)),
-                (None, None, None) if *phase == Phase::Recovering => {
-                    (ConditionKind::Recovering, None)
+                (None, None, Some(trouble)) => (State::Broken, Some(trouble)),
+                (None, None, None) if *phase == Phase::Recovering => (State::Recovering, None),
+                (None, None, None) if is_behind(facts.lag_bytes, facts.oldest) => {
+                    (State::CatchingUp, None)
                 }
-                (None, None, None) if is_behind(facts) => (ConditionKind::CatchingUp, None),
-                (None, None, None) => (ConditionKind::Streaming, None),
+                (None, None, None) => (State::Streaming, None),
             }
         }
     };
     let since = trouble.map_or(facts.phase.1, |trouble| trouble.since);
-    let is_catching_up = state == ConditionKind::CatchingUp;
+    let is_catching_up = state == State::CatchingUp;
     let caught_up_in = facts.caught_up_in.filter(|_| is_catching_up);
     let named = failing.iter().take(TOPICS_NAMED);
     Condition {
@@ -200,9 +155,9 @@ pub fn judge(facts: &RelayFacts, now: Instant) -> Condition {
     }
 }
 
-fn is_behind(facts: &RelayFacts) -> bool {
-    facts.oldest.is_some_and(|oldest| oldest >= BEHIND_AFTER)
-        || facts.lag_bytes.is_some_and(|bytes| bytes >= BEHIND_BYTES)
+fn is_behind(lag_bytes: Option<u64>, oldest: Option<Duration>) -> bool {
+    oldest.is_some_and(|oldest| oldest >= BEHIND_AFTER)
+        || lag_bytes.is_some_and(|bytes| bytes >= BEHIND_BYTES)
 }
 
 /// Whether the cause lies in PostgreSQL, so that the relay continues by itself once PostgreSQL works again.
@@ -255,19 +210,26 @@ impl Condition {
     /// How urgent the condition is.
     pub fn severity(&self) -> Severity {
         match self.state {
-            ConditionKind::Streaming => Severity::Ok,
-            ConditionKind::Starting
-            | ConditionKind::CatchingUp
-            | ConditionKind::Recovering
-            | ConditionKind::Standby => Severity::Info,
-            ConditionKind::BlockedOnPubsub | ConditionKind::BlockedOnDatabase => {
+            State::Streaming => Severity::Ok,
+            State::Starting | State::CatchingUp | State::Recovering | State::Standby => {
+                Severity::Info
+            }
+            State::BlockedOnPubsub | State::BlockedOnDatabase => {
                 if self.for_seconds < URGENT_AFTER.as_secs_f64() {
                     Severity::Warning
                 } else {
                     Severity::Error
                 }
             }
-            ConditionKind::Broken => Severity::Error,
+            State::Broken
+            | State::Down
+            | State::NearlyFull
+            | State::Unreserved
+            | State::Lost
+            | State::Invalidated
+            | State::Missing
+            | State::Recreated
+            | State::ForeignCluster => Severity::Error,
         }
     }
 
@@ -275,13 +237,29 @@ impl Condition {
     pub fn is_held_up(&self) -> bool {
         matches!(
             self.state,
-            ConditionKind::BlockedOnPubsub
-                | ConditionKind::BlockedOnDatabase
-                | ConditionKind::Broken
+            State::BlockedOnPubsub | State::BlockedOnDatabase | State::Broken
         )
     }
 
-    /// Whether the other condition has the same kind, code and topics. The figures may differ.
+    /// Whether the relay writes the condition to `outbox.relay`: it delivers nothing, or too late.
+    pub(crate) fn is_written(&self) -> bool {
+        self.is_held_up() || self.state == State::CatchingUp
+    }
+
+    /// Whether the relay delivers at least some topics, or is a standby for another relay.
+    /// `last_published`: how long ago Pub/Sub last stored a request.
+    pub fn is_ready(&self, last_published: Option<Duration>) -> bool {
+        match self.state {
+            State::Streaming | State::CatchingUp | State::Recovering | State::Standby => true,
+            State::BlockedOnPubsub => {
+                last_published.is_some_and(|age| age.as_secs_f64() < self.for_seconds)
+            }
+            _ => false,
+        }
+    }
+
+    /// Whether the other condition has the same kind, code and topics, and an estimate if this one has. The
+    /// figures may differ.
     pub fn is_like(&self, other: &Self) -> bool {
         let names = |condition: &Self| {
             let topics = condition.topics.iter();
@@ -291,6 +269,7 @@ impl Condition {
         self.state == other.state
             && self.code == other.code
             && self.failing_topics == other.failing_topics
+            && self.caught_up_in_seconds.is_some() == other.caught_up_in_seconds.is_some()
             && names(self) == names(other)
     }
 }

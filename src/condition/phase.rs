@@ -24,19 +24,6 @@ pub enum Phase {
     Broken(Trouble),
 }
 
-impl Phase {
-    /// The name of the phase, in kebab case.
-    pub fn name(&self) -> &'static str {
-        match self {
-            Phase::Connecting => "connecting",
-            Phase::Standby(_) => "standby",
-            Phase::Recovering => "recovering",
-            Phase::Streaming => "streaming",
-            Phase::Broken(_) => "broken",
-        }
-    }
-}
-
 /// The current phase and when it began, shared by all parts of the relay.
 #[derive(Debug)]
 pub struct RelayState(Mutex<(Phase, Instant)>);

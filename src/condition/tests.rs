@@ -42,7 +42,7 @@ fn now() -> Instant {
 
 #[test]
 fn each_kind_of_facts_has_its_condition() {
-    use ConditionKind::*;
+    use State::*;
     let now = now();
     let change = |change: &dyn Fn(&mut RelayFacts)| {
         let mut facts = streaming(now);
@@ -50,7 +50,7 @@ fn each_kind_of_facts_has_its_condition() {
         judge(&facts, now).state
     };
     let broken = |code| Phase::Broken(trouble(code, ago(now, 5)));
-    type Case<'a> = (ConditionKind, &'a dyn Fn(&mut RelayFacts));
+    type Case<'a> = (State, &'a dyn Fn(&mut RelayFacts));
     let cases: [Case<'_>; 17] = [
         (Streaming, &|_| {}),
         (Starting, &|facts| facts.phase.0 = Phase::Connecting),

@@ -87,6 +87,9 @@ impl Delivery {
         self.failing.published(&request.key.topic);
         let at = self.metrics.server_clock.now();
         self.metrics.publish_requests.inc();
+        self.metrics
+            .batch_events
+            .observe(request.events.len() as f64);
         self.metrics.last_published.now();
         let bytes = request.events.iter().map(|event| event.message.len()).sum();
         self.flow.give_back_messages(request.events.len(), bytes);

@@ -8,8 +8,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use serde::Serialize;
 
-use crate::condition::ConditionKind;
-use crate::condition::RelayState;
+use crate::condition::{RelayState, State};
 use crate::metrics::Metrics;
 
 /// Time between two samples of the fine history.
@@ -26,7 +25,7 @@ const COARSE: u64 = 24;
 pub(super) struct Sample {
     /// Unix time, seconds.
     at: u64,
-    state: ConditionKind,
+    state: State,
     events_per_second: f64,
     /// Mean time from commit to acknowledgement, seconds.
     latency: Option<f64>,
@@ -79,7 +78,7 @@ impl History {
             before = now;
             self.add(Sample {
                 at: unix_seconds(),
-                state: metrics.condition(&state).state,
+                state: metrics.verdict(&metrics.condition(&state)).state,
                 events_per_second: published as f64 / seconds,
                 latency: metrics.recent_latency.take_mean(),
                 lag_seconds: metrics.lag_seconds(),
@@ -131,7 +130,7 @@ mod tests {
         for at in 0..100_000 {
             history.add(Sample {
                 at,
-                state: ConditionKind::Streaming,
+                state: State::Streaming,
                 events_per_second: 0.0,
                 latency: None,
                 lag_seconds: None,

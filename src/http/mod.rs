@@ -18,10 +18,11 @@ use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::{IntoResponse, Json};
 use axum::routing::get;
 use serde::Serialize;
+use slot_manager::Severity;
 use tokio::net::TcpListener;
 use tokio::sync::Mutex;
 
-use crate::condition::{Condition, ConditionKind, Phase, PruneRun, RelayState};
+use crate::condition::{Condition, Phase, PruneRun, RelayState, Verdict, general_hint};
 use crate::error::{Code, Error, Result};
 use crate::metrics::{Metrics, OptionalGauge, prometheus_text};
 use crate::settings::Settings;
@@ -39,8 +40,11 @@ struct Port {
 }
 
 impl Port {
-    fn condition(&self) -> Condition {
-        self.metrics.condition(&self.state)
+    /// What the relay does, and the state that it shows.
+    fn condition(&self) -> (Condition, Verdict) {
+        let condition = self.metrics.condition(&self.state);
+        let verdict = self.metrics.verdict(&condition);
+        (condition, verdict)
     }
 }
 
@@ -93,7 +97,7 @@ async fn metrics_page(Shared(port): Shared<Port>, headers: HeaderMap) -> impl In
     let accepted = headers.get_all(header::ACCEPT).into_iter();
     let accepted: Vec<&str> = accepted.filter_map(|value| value.to_str().ok()).collect();
     let slot = port.settings.slot.as_str();
-    let Ok(text) = port.metrics.encode(slot, &port.condition()) else {
+    let Ok(text) = port.metrics.encode(slot, &port.condition().0) else {
         return StatusCode::INTERNAL_SERVER_ERROR.into_response();
     };
     let (content_type, text) = if prefers_openmetrics(&accepted.join(",")) {
@@ -146,32 +150,27 @@ async fn livez(Shared(port): Shared<Port>) -> (StatusCode, String) {
                 ),
             )
         }
-        (phase, _) => (StatusCode::OK, format!("{}\n", phase.name())),
+        _ => {
+            let (_, verdict) = port.condition();
+            (StatusCode::OK, format!("{}\n", verdict.state.name()))
+        }
     }
 }
 
 /// Answers 200 if the relay delivers at least some topics, or is a standby for another relay.
 async fn readyz(Shared(port): Shared<Port>) -> (StatusCode, String) {
-    let condition = port.condition();
-    let mut text = condition.state.name().to_owned();
+    let (condition, verdict) = port.condition();
+    let mut text = verdict.state.name().to_owned();
     if let Phase::Standby(holder) = port.state.phase() {
         text += &format!(": the slot is held by {holder}");
     }
     if let Some(code) = &condition.code {
         text += &format!(": {code}");
     }
-    let is_ready = match condition.state {
-        ConditionKind::Streaming
-        | ConditionKind::CatchingUp
-        | ConditionKind::Recovering
-        | ConditionKind::Standby => true,
-        ConditionKind::BlockedOnPubsub => {
-            let last = port.metrics.last_published.age();
-            last.is_some_and(|age| age.as_secs_f64() < condition.for_seconds)
-        }
-        ConditionKind::Starting | ConditionKind::BlockedOnDatabase | ConditionKind::Broken => false,
-    };
-    let code = if is_ready {
+    if let Some(time) = verdict.caught_up_in {
+        text += &format!(": caught up in about {} s", time.as_secs());
+    }
+    let code = if condition.is_ready(port.metrics.last_published.age()) {
         StatusCode::OK
     } else {
         StatusCode::SERVICE_UNAVAILABLE
@@ -183,10 +182,10 @@ async fn readyz(Shared(port): Shared<Port>) -> (StatusCode, String) {
 #[derive(Debug, Serialize)]
 struct Status {
     slot: String,
-    /// What the relay is doing, and what holds it up.
+    severity: Severity,
+    /// The state, and what holds the relay up.
     #[serde(flatten)]
     condition: Condition,
-    phase: &'static str,
     /// The code of the error that holds up delivery.
     last_error: Option<String>,
     /// The session that holds the slot while this relay is a standby.
@@ -237,36 +236,21 @@ impl PruningStatus {
             ended_seconds_ago: age.map(|age| age.as_secs_f64()),
             rows,
             records,
-            hint: hint_of(code.as_deref()),
+            hint: general_hint(code.as_deref()),
             code,
         })
     }
 }
 
-/// The general hint of an error code. The specific hint of an error may name roles and addresses.
-fn hint_of(code: Option<&str>) -> Option<String> {
-    let code: Option<Code> = code.and_then(|code| code.parse().ok());
-    code.map(|code| code.hint().to_owned())
-}
-
-/// Removes messages of PostgreSQL, which may name roles and addresses. Messages of Pub/Sub stay: they name
-/// only topics.
-fn without_addresses(mut condition: Condition) -> Condition {
-    if condition.state != ConditionKind::BlockedOnPubsub {
-        condition.what = None;
-        condition.hint = hint_of(condition.code.as_deref());
-    }
-    condition
-}
-
 async fn status(Shared(port): Shared<Port>) -> Json<Status> {
     let phase = port.state.phase();
     let metrics = &port.metrics;
-    let condition = without_addresses(port.condition());
+    let (condition, verdict) = port.condition();
+    let condition = verdict.public(condition);
     let whole = |value: &OptionalGauge| value.get().map(|value| value as u64);
     Json(Status {
         slot: port.settings.slot.to_string(),
-        phase: phase.name(),
+        severity: verdict.severity,
         last_error: condition.code.clone(),
         condition,
         holder: match phase {

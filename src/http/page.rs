@@ -25,6 +25,7 @@ use super::history::HistoryJson;
 use crate::error::{Code, Error, Result};
 use crate::ops::event::{EventQuery, find, list};
 use crate::ops::since::Since;
+use crate::ops::slot::VerdictJson;
 use crate::ops::status::RelayStatus;
 use crate::postgres::{connect, connect_patiently};
 use crate::settings::Settings;
@@ -199,12 +200,18 @@ async fn errors(Shared(port): Shared<Port>) -> Json<Vec<RecentError>> {
     Json(recent.collect())
 }
 
-/// What `postrider status --json` prints.
+/// What `postrider status --json` prints, and under `relay` the state that this relay shows.
 async fn overview(Shared(port): Shared<Port>) -> Json<serde_json::Value> {
+    let (_, verdict) = port.condition();
+    let relay = serde_json::to_value(VerdictJson::of(&verdict)).unwrap_or_default();
     // The query runs in a separate task. If the browser disconnects, the query still ends and fills the
     // cache.
     let looking = tokio::spawn(async move { recent_status(&port).await });
-    Json(looking.await.unwrap_or_default())
+    let mut overview = looking.await.unwrap_or_default();
+    if let Some(overview) = overview.as_object_mut() {
+        overview.insert("relay".to_owned(), relay);
+    }
+    Json(overview)
 }
 
 async fn recent_status(port: &Port) -> serde_json::Value {

@@ -4,11 +4,12 @@ use std::sync::atomic::AtomicU64;
 
 use prometheus_client::encoding::text::{encode_eof, encode_registry};
 use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::Registry;
 
-use super::{Metrics, process, topics};
-use crate::condition::Condition;
+use super::{KindLabel, Metrics, process, topics};
+use crate::condition::{Condition, State};
 
 impl Metrics {
     /// All metrics as OpenMetrics text, labelled with the name of the slot.
@@ -22,6 +23,7 @@ impl Metrics {
         self.register_families(&mut registry);
         self.register_gauges(&mut registry);
         self.register_pruning(&mut registry);
+        self.register_state(&mut registry, condition);
         topics::register(&mut registry, condition);
         process::register_build(&mut registry);
         // Prometheus prescribes the names of process metrics, so they get neither our prefix nor our label.
@@ -112,6 +114,11 @@ impl Metrics {
             "Time from the commit to the acknowledgement by Pub/Sub",
             self.latency.clone(),
         );
+        registry.register(
+            "publish_batch_events",
+            "Events per publish request that Pub/Sub has stored",
+            self.batch_events.clone(),
+        );
     }
 
     fn register_gauges(&self, registry: &mut Registry) {
@@ -136,11 +143,6 @@ impl Metrics {
             "holds_slot",
             "1 while this relay streams from the slot",
             &self.holds_slot,
-        );
-        registry.register(
-            "slot_health",
-            "1 for the current health",
-            self.slot_health.clone(),
         );
         let mut add = |name, help, value| add_known(registry, name, help, value);
         add(
@@ -177,6 +179,28 @@ impl Metrics {
             "lag_seconds",
             "Age of the oldest event without an outcome, 0 if none",
             self.lag_seconds(),
+        );
+    }
+
+    /// The state that every view shows, and the time until the relay has caught up.
+    fn register_state(&self, registry: &mut Registry, condition: &Condition) {
+        let verdict = self.verdict(condition);
+        let states = Family::<KindLabel, Gauge>::default();
+        for state in State::ALL {
+            let label = KindLabel { kind: state.name() };
+            let is_current = i64::from(state == verdict.state);
+            states.get_or_create(&label).set(is_current);
+        }
+        registry.register(
+            "condition",
+            "1 for the current state of the relay and its slot, 0 for all others",
+            states,
+        );
+        add_known(
+            registry,
+            "caught_up_in_seconds",
+            "Time until the relay has caught up, at the present rate; absent unless it is catching up",
+            verdict.caught_up_in.map(|time| time.as_secs_f64()),
         );
     }
 

@@ -28,15 +28,14 @@ fn metrics_of_a_session_are_absent_before_and_after_it() {
         assert!(exported(name), "{name}");
     }
     metrics.oldest_pending.set(None);
-    metrics
-        .slot_health
-        .get_or_create(&KindLabel { kind: "lost" })
-        .set(1);
+    metrics.slot_health.set(Some(Health::Lost));
+    let lost = || encoded(&metrics, "s").contains("kind=\"lost\"} 1");
+    assert!(lost());
     metrics.lanes_waiting.set(7);
-    assert!(exported("lag_seconds") && exported("slot_health"));
+    assert!(exported("lag_seconds"));
     metrics.forget_session();
     assert!(!known.iter().any(|(name, _)| exported(name)));
-    assert!(!exported("lag_seconds") && !exported("slot_health"));
+    assert!(!exported("lag_seconds") && !lost());
     assert_eq!(metrics.lanes_waiting.get(), 0);
 }
 

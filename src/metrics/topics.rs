@@ -1,4 +1,4 @@
-//! Adds metrics of the condition and of the topics that fail. The number of topics with a label of
+//! Adds metrics of the topics that fail. The number of topics with a label of
 //! their own is bounded, because rows may choose their topic.
 
 use std::sync::atomic::AtomicU64;
@@ -10,8 +10,7 @@ use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::Registry;
 
-use super::KindLabel;
-use crate::condition::{Condition, ConditionKind};
+use crate::condition::Condition;
 use crate::error::Code;
 
 /// Maximum number of topics with a counter of their own. Failures of further topics count for [`OTHERS`].
@@ -56,19 +55,8 @@ impl TopicFailures {
     }
 }
 
-/// Adds the gauges that follow from the condition.
+/// Adds the gauges of the topics that fail.
 pub(super) fn register(registry: &mut Registry, condition: &Condition) {
-    let state = Family::<KindLabel, Gauge>::default();
-    for kind in ConditionKind::ALL {
-        let is_current = i64::from(kind == condition.state);
-        let label = KindLabel { kind: kind.name() };
-        state.get_or_create(&label).set(is_current);
-    }
-    registry.register(
-        "condition",
-        "1 for the relay's current condition, 0 for all others",
-        state,
-    );
     let failing = Gauge::<i64>::default();
     failing.set(i64::try_from(condition.failing_topics).unwrap_or(i64::MAX));
     registry.register(

@@ -35,5 +35,4 @@ pub(crate) mod since;
 pub(crate) mod slot;
 pub(crate) mod status;
 pub(crate) mod tail;
-pub(crate) mod verdict;
 mod walk;

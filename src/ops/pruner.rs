@@ -15,7 +15,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::prune::{self, PruneReport, PruneRequest, PruneStep};
-use crate::condition::{ConditionKind, PruneRun, RelayState};
+use crate::condition::{PruneRun, RelayState, State};
 use crate::error::{Error, Result};
 use crate::metrics::{KindLabel, Metrics};
 use crate::postgres::connect;
@@ -91,10 +91,7 @@ impl Pruner {
     fn may_prune(&self) -> bool {
         let state = self.metrics.condition(&self.state).state;
         self.metrics.holds_slot.get() == 1
-            && matches!(
-                state,
-                ConditionKind::Streaming | ConditionKind::BlockedOnPubsub
-            )
+            && matches!(state, State::Streaming | State::BlockedOnPubsub)
     }
 
     /// Waits for this time, or until the next session begins.

@@ -205,7 +205,6 @@ fn health(slot: &Slot, seen: Seen<'_>) -> Health {
     };
     let observation = Observation {
         slot: Some(slot),
-        earlier: None,
         viewer: Viewer::Waiting,
         time_lag: None,
         origin: seen.cluster.origin(),
@@ -245,20 +244,6 @@ impl Loss {
             Loss::SlotRecreated { .. } | Loss::WalMissing { .. } => Code::SlotRecreated,
         };
         Some(Error::new(code, format!("slot \"{slot}\": {self}")))
-    }
-
-    /// The slot's health as the metrics show it. `None` if the slot itself is not lost.
-    pub(crate) fn health_name(&self) -> Option<&'static str> {
-        match self {
-            Loss::Unfinished(_)
-            | Loss::FirstStart(_)
-            | Loss::TableAdded
-            | Loss::PublicationChanged
-            | Loss::SlotUnproven { .. } => None,
-            Loss::SlotMissing => Some(Health::Missing.name()),
-            Loss::SlotLost(health) => Some(health.name()),
-            Loss::SlotRecreated { .. } | Loss::WalMissing { .. } => Some("recreated"),
-        }
     }
 }
 

@@ -8,9 +8,9 @@ use slot_manager::publication::PublicationState;
 use slot_manager::{Cluster, SlotName, cluster};
 
 use super::STATEMENT_TIMEOUT;
+use super::greeting::Greeting;
 use super::publication::PublicationCheck;
 use crate::error::{Code, Error, Result};
-use crate::metrics::Metrics;
 use crate::postgres::{Sql, connect};
 use crate::settings::Settings;
 use crate::store::relay_row::{self, Recorded};
@@ -34,10 +34,11 @@ impl OurDatabase {
     pub(super) async fn connect(
         settings: &Settings,
         publication: &PublicationCheck,
-        metrics: &Metrics,
+        greeting: &Greeting,
     ) -> Result<Self> {
         let sql = connect(settings.database()?, "postrider", STATEMENT_TIMEOUT).await?;
         let cluster = cluster::inspect(&sql).await?;
+        greeting.log_once(settings, &cluster, &sql.target().address());
         if cluster.major_version() < 14 {
             return Err(Error::new(
                 Code::PostgresVersion,
@@ -48,7 +49,7 @@ impl OurDatabase {
             let what = format!("{} is a standby", sql.target());
             return Err(Error::new(Code::PostgresStandby, what));
         }
-        recorded_here(&sql, &settings.slot, &cluster, metrics).await?;
+        recorded_here(&sql, &settings.slot, &cluster).await?;
         Ok(Self {
             publication: publication.check(&sql).await?,
             sql,
@@ -60,16 +61,14 @@ impl OurDatabase {
 /// Reads the relay's row as an earlier session on this cluster left it.
 ///
 /// # Errors
-/// `foreign-cluster`, which is also shown in the metrics; `schema-missing`.
+/// `foreign-cluster`, `schema-missing`.
 pub(super) async fn recorded_here(
     sql: &Sql,
     slot: &SlotName,
     cluster: &Cluster,
-    metrics: &Metrics,
 ) -> Result<Option<Recorded>> {
     let earlier = relay_row::read(sql, slot).await?;
     if let Some(error) = foreign(slot, earlier.as_ref(), cluster) {
-        metrics.show_slot_health(error.code().name());
         return Err(error);
     }
     Ok(earlier)

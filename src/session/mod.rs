@@ -19,6 +19,7 @@
 //! replacement of a lost slot (`recovery`), and the search for missing rows (`audit`).
 
 pub(crate) mod database;
+mod greeting;
 mod instance;
 mod mapped_stream;
 mod open;
@@ -38,6 +39,7 @@ use std::time::{Duration, Instant};
 use publisher::{Publisher, TopicAdmin};
 use tokio::sync::watch;
 
+use greeting::Greeting;
 pub use mapped_stream::{MappedEvent, MappedStream};
 use publication::PublicationCheck;
 use stuck::StuckPlaces;
@@ -76,6 +78,7 @@ pub struct SessionRunner {
     instance: String,
     publication: PublicationCheck,
     stuck_places: StuckPlaces,
+    greeting: Greeting,
 }
 
 impl SessionRunner {
@@ -99,6 +102,7 @@ impl SessionRunner {
             traces,
             publication: PublicationCheck::new(&settings),
             stuck_places: StuckPlaces::new(),
+            greeting: Greeting::new(),
             instance: instance::new_name(),
             settings,
             publisher,

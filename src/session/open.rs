@@ -73,10 +73,10 @@ struct StreamOpen {
 impl SessionRunner {
     /// Opens a session.
     pub(super) async fn open(&self) -> Result<(Pipeline, SideTasks)> {
-        let (settings, metrics, publication) = (&self.settings, &self.metrics, &self.publication);
-        let database = OurDatabase::connect(settings, publication, metrics).await?;
+        let (settings, publication) = (&self.settings, &self.publication);
+        let database = OurDatabase::connect(settings, publication, &self.greeting).await?;
         let free = FreeSlot::wait(&database, &settings.slot, publication, &self.state).await?;
-        let facts = SlotFacts::gather(&database, &free, settings, metrics).await?;
+        let facts = SlotFacts::gather(&database, &free, settings).await?;
         let decision = plan::decide(&facts, settings)?;
         let ready = self.make_ready(&database, facts, decision, &free).await?;
         let stream = self.open_stream(&database, ready).await?;
@@ -111,10 +111,6 @@ impl SessionRunner {
             SlotVerdict::Stream { .. } => facts.log_failover(),
             SlotVerdict::Continue { .. } => {}
             SlotVerdict::Recover(loss) => {
-                // The supervisor, which usually shows the slot's health, does not run yet.
-                if let Some(health) = loss.health_name() {
-                    metrics.show_slot_health(health);
-                }
                 if let Some(error) = decision.stop {
                     return Err(error);
                 }

@@ -14,7 +14,6 @@ use super::database::{OurDatabase, recorded_here};
 use super::standby::FreeSlot;
 use crate::capture::claim::{self, FoundTable};
 use crate::error::{Error, Result};
-use crate::metrics::Metrics;
 use crate::recovery::loss::{self, Loss, Seen, SlotVerdict};
 use crate::settings::{OnLoss, Settings, Start};
 use crate::store::capture_record::{self as captures, CaptureRecord};
@@ -47,13 +46,12 @@ impl<'a> SlotFacts<'a> {
         OurDatabase { sql, cluster, .. }: &'a OurDatabase,
         FreeSlot { slot, publication }: &'a FreeSlot,
         settings: &Settings,
-        metrics: &Metrics,
     ) -> Result<Self> {
         Ok(Self {
             cluster,
             slot: slot.as_ref(),
             publication: publication.fingerprint(),
-            earlier: recorded_here(sql, &settings.slot, cluster, metrics).await?,
+            earlier: recorded_here(sql, &settings.slot, cluster).await?,
             found: claim::find_tables(sql, &settings.tables).await?,
             records: captures::read(&**sql).await?,
             server_lsn: cluster::written_wal_end(sql).await?,

@@ -187,6 +187,7 @@ impl Watcher {
         self.metrics.lag_bytes.set(None);
         self.metrics.retained_bytes.set(None);
         self.metrics.headroom_bytes.set(None);
+        self.metrics.slot_health.set(None);
         self.metrics.troubles.set_publication(Some(error));
         if error.code() == Code::PostgresStopping {
             Supervision::ServerStopping
@@ -237,8 +238,9 @@ impl Watcher {
                 .set(slot.retained_bytes.map(|n| n as f64));
             let headroom = slot.safe_wal_size.map(|bytes| bytes.max(0) as f64);
             self.metrics.headroom_bytes.set(headroom);
-            let health = health_of(&slot, self.subject.origin);
-            self.metrics.show_slot_health(health.name());
+            let oldest = self.metrics.oldest_pending.age_seconds();
+            let health = health_of(&slot, self.subject.origin, oldest);
+            self.metrics.slot_health.set(Some(health));
             let delivered = self.metrics.delivered();
             // Write only when something was delivered (an idle relay writes nothing), and only if
             // our walsender reads the slot. Otherwise somebody may have recreated the slot.
@@ -258,11 +260,11 @@ impl Watcher {
         Ok(self.judge(&state))
     }
 
-    /// Records in the relay's row what holds delivery up, and clears that entry when delivery works
-    /// again.
+    /// Records in the relay's row what holds delivery up or makes it late, and clears that entry when
+    /// delivery works again.
     async fn say_what_holds_up(&mut self) {
         let condition = self.metrics.condition(&self.subject.state);
-        let condition = condition.is_held_up().then_some(condition);
+        let condition = condition.is_written().then_some(condition);
         let is_known = match (&self.said, &condition) {
             (None, None) => true,
             (Some((said, at)), Some(now)) => said.is_like(now) && at.elapsed() < SAID_AGAIN,
@@ -319,12 +321,11 @@ impl Watcher {
 
 /// The health of the slot that this relay streams from. The recorded position is compared only when a
 /// session opens, because nobody else can move the slot while we hold it.
-fn health_of(slot: &Slot, origin: DatabaseOrigin) -> Health {
+fn health_of(slot: &Slot, origin: DatabaseOrigin, oldest: Option<f64>) -> Health {
     let observation = Observation {
         slot: Some(slot),
-        earlier: None,
         viewer: Viewer::Streaming,
-        time_lag: None,
+        time_lag: oldest.and_then(|seconds| Duration::try_from_secs_f64(seconds).ok()),
         origin,
         recorded: None,
     };

@@ -134,12 +134,16 @@ pub(crate) async fn find(sql: &Sql, name: &str) -> Result<Option<ReplayRow>> {
 }
 
 fn unmigrated(error: tokio_postgres::Error) -> Error {
-    if error.code() == Some(&SqlState::UNDEFINED_TABLE) {
-        let what = "the table outbox.replay (migration 0016) does not exist";
-        Error::new(Code::SchemaMissing, what)
-    } else {
-        error.into()
-    }
+    let what = match error.code() {
+        Some(&SqlState::UNDEFINED_TABLE) => {
+            "the table outbox.replay (migration 0016) does not exist"
+        }
+        Some(&SqlState::UNDEFINED_COLUMN) => {
+            "outbox.dispatch has no column earlier_messages (migration 0021)"
+        }
+        _ => return error.into(),
+    };
+    Error::new(Code::SchemaMissing, what)
 }
 
 /// Returns the names of the replays that have not ended, newest first, but at most 10.

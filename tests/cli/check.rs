@@ -178,7 +178,7 @@ async fn errors_in_the_database_come_with_a_remedy() {
     ran.assert_status(2);
     assert_contains(
         &ran.finding("publication-missing")["remedy"].to_string(),
-        "create publication",
+        "which creates publication postrider",
     );
     assert_contains(
         &ran.finding("schema-missing")["remedy"].to_string(),
@@ -265,7 +265,10 @@ async fn the_text_shows_problems_and_a_verdict_and_all_checks_on_request() {
     assert!(!ran.stdout.contains("wal-level"), "{ran}");
     assert_contains(&ran.stdout, "checks passed (--all lists them)");
     assert_contains(&ran.stdout, "-> set PUBSUB_PROJECT_ID");
-    assert_contains(&ran.stdout, "`postrider run` would not work.");
+    assert_contains(
+        &ran.stdout,
+        "`postrider run` would stop until this is corrected: project-missing.",
+    );
     let ran = database.run(&["check", "--all"]).await;
     ran.assert_status(2);
     assert_contains(&ran.stdout, "  ok       wal-level ");

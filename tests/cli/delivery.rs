@@ -33,6 +33,6 @@ async fn every_row_inserted_between_init_and_the_first_run_is_delivered() {
     assert_eq!(emulator.journal().counts().stored_messages, 250);
     let shown = database.run(&["slot", "show", "--json"]).await;
     shown.assert_status(0);
-    assert_eq!(shown.json()["health"], "active");
+    assert_eq!(shown.json()["state"], "streaming");
     assert_eq!(shown.json()["pending_events"], 0);
 }

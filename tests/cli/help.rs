@@ -188,3 +188,54 @@ async fn a_command_without_settings_takes_the_file_and_a_mistyped_flag_shows_no_
         assert!(!ran.stderr.contains("hunter2"), "{ran}");
     }
 }
+
+#[tokio::test]
+async fn help_of_help_is_the_help() {
+    for (asked, same) in [
+        (&["help", "--help"][..], &["help"][..]),
+        (&["help", "-h"], &["help"]),
+        (&["quarantine", "help", "--help"], &["quarantine", "help"]),
+        (&["help", "status", "--help"], &["help", "status"]),
+    ] {
+        let ran = postrider(asked, &[]).await;
+        ran.assert_status(0);
+        assert_eq!(ran.stdout, postrider(same, &[]).await.stdout);
+    }
+}
+
+#[tokio::test]
+async fn quarantine_commands_without_events_say_how_to_choose_them() {
+    for action in ["release", "discard"] {
+        for more in [&[][..], &["--topic", "t"]] {
+            let ran = postrider(&[&["quarantine", action], more].concat(), &[]).await;
+            ran.assert_status(2);
+            for part in ["ID", "--key KEY", "--all", "quarantine list"] {
+                assert_contains(&ran.stderr, part);
+            }
+        }
+    }
+}
+
+/// In a git checkout, a plain `cargo build` records HEAD. A build from an archive records nothing.
+#[tokio::test]
+async fn the_version_names_the_commit_and_its_date() {
+    let git = |format: &str| {
+        let format = format!("--format={format}");
+        let arguments = ["show", "--no-patch", &format, "HEAD"];
+        let ran = std::process::Command::new("git").args(arguments).output();
+        let ran = ran.ok().filter(|ran| ran.status.success())?;
+        Some(String::from_utf8(ran.stdout).unwrap().trim().to_owned())
+    };
+    let ran = postrider(&["--version"], &[]).await;
+    ran.assert_status(0);
+    let is_given = std::env::var_os("POSTRIDER_COMMIT").is_some();
+    let is_checkout = std::path::Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join(".git")
+        .exists();
+    match (git("%H"), git("%cs")) {
+        (Some(commit), Some(date)) if is_checkout && !is_given => {
+            assert_contains(&ran.stdout, &format!("({commit}, {date})"));
+        }
+        _ => assert_contains(&ran.stdout, "postrider "),
+    }
+}

@@ -6,6 +6,7 @@
 mod audit;
 mod bad_input;
 mod check;
+mod check_forecast;
 mod connection;
 mod delivery;
 mod event;

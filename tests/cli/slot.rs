@@ -16,7 +16,7 @@ const CONTRACT: [&str; 10] = [
     "lag_bytes",
     "retained_bytes",
     "safe_wal_size",
-    "health",
+    "state",
 ];
 
 #[tokio::test]
@@ -31,7 +31,7 @@ async fn show_as_json_has_every_field_of_the_contract() {
     assert_eq!(json["slot_name"], database.name.as_str());
     assert_eq!(json["active"], false);
     assert_eq!(json["wal_status"], "reserved");
-    assert_eq!(json["health"], "inactive");
+    assert_eq!(json["state"], "down");
     assert!(
         json["lag_bytes"].is_u64() && json["retained_bytes"].is_u64(),
         "{ran}"
@@ -67,13 +67,13 @@ async fn waiting_events_are_counted_and_old_ones_raise_an_alarm() {
         (3_600.0..3_700.0).contains(&json["lag_seconds"].as_f64().unwrap()),
         "{ran}"
     );
-    ran.assert_status(1);
+    // Nobody reads the slot, and an event has waited for longer than five minutes.
+    ran.assert_status(2);
+    database.run(&["status"]).await.assert_status(2);
+    let patient = ["slot", "show", "--critical-seconds", "7200"];
+    database.run(&patient).await.assert_status(1);
     database
-        .run(&["slot", "show", "--critical-seconds", "3000"])
-        .await
-        .assert_status(2);
-    database
-        .run(&["slot", "show", "--critical-bytes", "1B"])
+        .run(&[&patient[..], &["--critical-bytes", "1B"]].concat())
         .await
         .assert_status(2);
     let shown = database.run(&["slot"]).await;
@@ -96,7 +96,7 @@ async fn show_prints_health_remedy_lag_reader_and_what_holds_wal_back() {
     let ran = database.run(&["slot", "show"]).await;
     ran.assert_status(1);
     for part in [
-        "INACTIVE",
+        "DOWN",
         "postrider run",
         "lag ",
         "WAL kept",
@@ -132,8 +132,13 @@ async fn slot_show_reports_a_missing_slot_in_json_and_exits_with_3() {
     let database = Database::new().await;
     let ran = database.run(&["slot", "show", "--json"]).await;
     ran.assert_status(3);
-    let expected = serde_json::json!({ "slot_name": database.name, "health": "missing" });
-    assert_eq!(ran.json(), expected);
+    let json = ran.json();
+    assert_eq!(json["slot_name"], database.name.as_str());
+    assert_eq!(
+        (&json["state"], &json["severity"]),
+        (&"missing".into(), &"error".into())
+    );
+    assert_contains(&json["remedy"].to_string(), "init --apply");
     let shown = database.run(&["slot"]).await;
     shown.assert_status(3);
     assert_contains(&shown.stdout, "MISSING");
@@ -144,7 +149,7 @@ async fn an_unreachable_server_is_unknown_in_json_and_an_error_as_text() {
     let env = [("DATABASE_URL", "postgres://u@127.0.0.1:1/d")];
     let ran = postrider(&["slot", "show", "--json"], &env).await;
     ran.assert_error("postgres-unreachable", 3);
-    assert_eq!(ran.json()["health"], "unknown");
+    assert_eq!(ran.json()["state"], "unknown");
     assert_eq!(ran.json()["error"]["code"], "postgres-unreachable");
 }
 

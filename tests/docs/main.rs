@@ -12,7 +12,7 @@ mod settings;
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
-use postrider::condition::{PruneRun, RelayState, TopicCondition};
+use postrider::condition::{PruneRun, RelayState, State, TopicCondition};
 use postrider::environment::Environment;
 use postrider::error::Code;
 use postrider::metrics::{KindLabel, Metrics};
@@ -184,7 +184,6 @@ fn every_metric_named_in_the_docs_exists() {
     metrics.rows_pruned.get_or_create(&label).inc();
     metrics.prune_runs.ended(PruneRun::default());
     metrics.trace_spans.get_or_create(&label).inc();
-    metrics.slot_health.get_or_create(&label).set(1);
     metrics.events_in_quarantine.set(Some(0.0));
     metrics.lag_bytes.set(Some(0.0));
     metrics.retained_bytes.set(Some(0.0));
@@ -194,6 +193,8 @@ fn every_metric_named_in_the_docs_exists() {
     metrics.oldest_pending.set(None);
     metrics.prune_runs.ended(PruneRun::default());
     let mut condition = metrics.condition(&RelayState::default());
+    condition.state = State::CatchingUp;
+    condition.caught_up_in_seconds = Some(1.0);
     condition.topics.push(TopicCondition {
         topic: "projects/p/topics/t".to_owned(),
         code: "topic-missing".to_owned(),
@@ -232,4 +233,16 @@ fn every_metric_named_in_the_docs_exists() {
             assert!(is_role || exported.contains(&name), "{page} names {name}");
         }
     }
+}
+
+#[test]
+fn every_state_has_a_row_in_the_table_of_states() {
+    let text = read("docs/reference/states.md");
+    let rows = text.lines().filter_map(|line| {
+        let name = line.strip_prefix("| `")?.split('`').next()?;
+        (line.matches('|').count() == 5).then(|| name.to_owned())
+    });
+    let rows: BTreeSet<String> = rows.collect();
+    let states = State::ALL.iter().map(|state| state.name().to_owned());
+    assert_eq!(rows, states.collect());
 }

@@ -106,11 +106,11 @@ async fn a_topic_that_fails_is_named_on_every_screen_until_it_works_again() {
         assert!(shown.contains(part), "{part} in\n{shown}");
     }
     let ran = command(&database, &["slot", "show", "--json"]);
-    assert_eq!(json(&ran)["health"], "blocked-on-pubsub");
+    assert_eq!(json(&ran)["state"], "blocked-on-pubsub");
     assert_ne!(ran.status.code(), Some(0));
     let shown = screen(&command(&database, &["slot", "show"]));
     assert!(
-        shown.contains("BLOCKED-ON-PUBSUB") && !shown.contains("ACTIVE"),
+        shown.contains("BLOCKED ON PUBSUB") && !shown.contains("STREAMING"),
         "{shown}"
     );
 
@@ -272,7 +272,7 @@ async fn a_relay_that_was_killed_while_it_was_blocked_is_down_and_not_blocked() 
     wait_for_command(&database, "blocked-on-pubsub").await;
     relay.kill_9();
     let ran = wait_for_command(&database, "down").await;
-    assert_eq!(json(&ran)["slot"]["health"], "inactive", "{ran:?}");
+    assert_eq!(json(&ran)["slot"]["state"], "down", "{ran:?}");
     assert!(screen(&command(&database, &["status"])).contains("start the relay"));
 }
 
@@ -332,4 +332,48 @@ async fn an_error_that_stops_the_relay_is_still_known_after_its_end() {
     relay.wait_for_error("event-invalid").await;
     let ran = wait_for_command(&database, "broken").await;
     assert_eq!(json(&ran)["condition"]["code"], "event-invalid", "{ran:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_log_says_once_what_runs_and_where() {
+    let database = Database::start().await;
+    let emulator = harness::emulator().await;
+    let addr = free_addr();
+    let host = emulator.addr().to_string();
+    let relay = Relay::start_with(&database, &host, &[("POSTRIDER_HTTP_ADDR", &addr)]);
+    insert_orders(&database, 10, 5).await;
+    database.wait_until_recorded().await;
+    let end_session = format!(
+        "SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots WHERE slot_name = '{}'",
+        database.slot()
+    );
+    database.execute(&end_session).await;
+    insert_orders(&database, 10, 5).await;
+    database.wait_until_recorded().await;
+    let of = |log: &str, text: &str| log.lines().filter(|line| line.contains(text)).count();
+    eventually("a second session streams", || async {
+        (of(&relay.log(), "streaming slot=") == 2).then_some(())
+    })
+    .await;
+    let log = relay.log();
+    assert_eq!(of(&log, "postrider starts"), 1, "{log}");
+    assert_eq!(of(&log, "connected to PostgreSQL"), 1, "{log}");
+    let line = log
+        .lines()
+        .find(|line| line.contains("connected to PostgreSQL"));
+    let line = line.unwrap();
+    let server = "SELECT split_part(current_setting('server_version'), ' ', 1)";
+    let name = "SELECT current_database()::text";
+    for part in [
+        format!("version=\"{}\"", env!("CARGO_PKG_VERSION")),
+        "commit=\"".to_owned(),
+        format!("database=\"{}\"", database.text(name).await),
+        format!("server=\"{}\"", database.text(server).await),
+        format!("slot={}", database.slot()),
+        "tables=\"outbox.events\"".to_owned(),
+        "topics=\"{aggregatetype}.events\"".to_owned(),
+        format!("http_addr=\"{addr}\""),
+    ] {
+        assert!(line.contains(&part), "{part} in {line}");
+    }
 }

@@ -85,7 +85,9 @@ async fn the_port_shows_phase_lag_and_counts_and_a_pubsub_outage_leaves_the_rela
         (status["events_recorded"] == 50 && status["lag_seconds"] == 0.0).then_some(status)
     })
     .await;
-    assert_eq!(status["phase"], "streaming");
+    assert_eq!(status["state"], "streaming");
+    let batches = metric(&addr, "postrider_publish_batch_events_sum").await;
+    assert_eq!(batches, Some(50.0), "every event is in a request");
 
     emulator.faults().refuse_connections(true);
     emulator.faults().reset_connections();

@@ -2,6 +2,7 @@
 //! replayed events of a key in order, and never mixes them with new events of the key.
 
 mod interrupted;
+mod shown;
 
 use std::collections::BTreeMap;
 use std::process::Output;

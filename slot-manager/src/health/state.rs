@@ -3,11 +3,10 @@
 use std::time::Duration;
 
 use decoder::Lsn;
-use serde::{Serialize, Serializer};
 
 use crate::{DatabaseOrigin, Holder, Severity};
 
-/// The state of a slot. Serialises as its [`name`](Health::name).
+/// The state of a slot.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Health {
     /// A session reads from the slot, and the slot is up to date.
@@ -21,7 +20,7 @@ pub enum Health {
     Lagging(Lag),
     /// No session reads from the slot, so WAL accumulates.
     Inactive(Lag),
-    /// All required WAL is kept, but the slot will soon reach its limit.
+    /// All required WAL is kept, but less than a quarter of the slot's limit is left.
     Reserved(Headroom),
     /// Like `Reserved`, and the server already keeps more WAL than `max_wal_size`.
     Extended(Headroom),
@@ -70,11 +69,35 @@ pub struct Headroom {
     /// Bytes of WAL that can still be written; negative when the limit is exceeded, `None` without
     /// a limit.
     pub bytes: Option<i64>,
-    /// How long these bytes last at the current rate; `None` when unknown or when the room is not
-    /// shrinking.
-    pub time_to_loss: Option<Duration>,
+    /// Bytes of WAL that the slot keeps; `None` when unknown.
+    pub kept: Option<u64>,
     /// Whether a session reads from the slot.
     pub is_read: bool,
+}
+
+impl Headroom {
+    /// Whether less than a quarter of the WAL that the slot may keep is left.
+    #[must_use]
+    pub fn is_short(&self) -> bool {
+        self.is_below_one_in(4)
+    }
+
+    /// An error when less than a tenth is left, otherwise a warning.
+    #[must_use]
+    pub fn severity(&self) -> Severity {
+        if self.is_below_one_in(10) {
+            Severity::Error
+        } else {
+            Severity::Warning
+        }
+    }
+
+    fn is_below_one_in(&self, parts: u64) -> bool {
+        let (Some(left), Some(kept)) = (self.bytes, self.kept) else {
+            return false;
+        };
+        u64::try_from(left).unwrap_or(0) < kept / (parts - 1)
+    }
 }
 
 /// Why the server invalidated a slot.
@@ -93,7 +116,7 @@ pub enum InvalidationCause {
 }
 
 impl Health {
-    /// Stable kebab-case name, for JSON and metrics.
+    /// Name in kebab case, for tests and debugging.
     #[must_use]
     pub const fn name(&self) -> &'static str {
         match self {
@@ -118,7 +141,7 @@ impl Health {
         match self {
             Self::Active | Self::StandbyHeld { .. } => Severity::Ok,
             Self::Lagging(lag) | Self::Inactive(lag) => lag.severity.max(Severity::Warning),
-            Self::Reserved(_) | Self::Extended(_) => Severity::Warning,
+            Self::Reserved(room) | Self::Extended(room) => room.severity(),
             Self::Unreserved(_)
             | Self::Lost
             | Self::Invalidated { .. }
@@ -186,11 +209,5 @@ impl InvalidationCause {
             Self::IdleTimeout => "raise idle_replication_slot_timeout or set it to 0",
             Self::Other(_) => "look up the reason in the server's log",
         }
-    }
-}
-
-impl Serialize for Health {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.serialize_str(self.name())
     }
 }

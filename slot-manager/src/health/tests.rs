@@ -1,4 +1,4 @@
-mod time_to_loss;
+mod room;
 
 use super::*;
 use crate::Holder;
@@ -49,7 +49,6 @@ fn slot() -> Slot {
 fn seen(slot: &Slot) -> Observation<'_> {
     Observation {
         slot: Some(slot),
-        earlier: None,
         viewer: Viewer::Outside,
         time_lag: None,
         origin: HERE,
@@ -252,7 +251,6 @@ fn another_cluster_is_reported_before_any_other_state() {
             slot,
             recorded: Some(&record),
             origin: found,
-            earlier: None,
             viewer: Viewer::Outside,
             time_lag: None,
         };
@@ -292,7 +290,7 @@ fn every_state_from_warning_upwards_has_a_remedy() {
     };
     let room = Headroom {
         bytes: None,
-        time_to_loss: None,
+        kept: None,
         is_read: true,
     };
     let (recorded, found) = (Lsn::new(1), Lsn::new(2));

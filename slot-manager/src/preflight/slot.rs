@@ -54,7 +54,6 @@ fn state(facts: &Facts, slot: &Slot) -> Finding {
     let name = &slot.slot_name;
     let observation = Observation {
         slot: Some(slot),
-        earlier: None,
         viewer: Viewer::Waiting,
         time_lag: None,
         origin: facts.cluster.origin(),

@@ -11,7 +11,7 @@ pub enum Problem {
     PublicationMissing {
         /// Its name.
         publication: String,
-        /// The tables that it should include.
+        /// The existing tables that it should include.
         tables: Vec<QualifiedName>,
         /// Whether it must publish generated columns, which has to be requested by an option.
         needs_generated: bool,
@@ -225,6 +225,13 @@ impl Problem {
             Self::PublicationMissing {
                 publication,
                 tables,
+                ..
+            } if tables.is_empty() => {
+                format!("run `postrider init --apply`, which creates publication {publication}")
+            }
+            Self::PublicationMissing {
+                publication,
+                tables,
                 needs_generated,
             } => creating(publication, tables, *needs_generated),
             Self::InsertsNotPublished { publication } => {
@@ -233,9 +240,12 @@ impl Problem {
                     quoted_identifier(publication)
                 )
             }
+            Self::TableMissing { table } if table.schema == "outbox" => format!(
+                "run `postrider init --apply`, which creates outbox.events, or correct the setting \
+                 that names {table}"
+            ),
             Self::TableMissing { table } => format!(
-                "create {table} (`postrider init --apply` creates outbox.events), or correct the \
-                 setting that names it"
+                "create {table} and run `postrider init --apply`, or correct the setting that names it"
             ),
             Self::ColumnsMissing { table, columns } => format!(
                 "add {} to {table}, or correct the column mapping of that table",

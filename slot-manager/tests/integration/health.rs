@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use slot_manager::health::{
-    InvalidationCause, Observation, SlotObservation, Thresholds, Viewer, judge,
+    InvalidationCause, Observation, SlotObservation, Thresholds, Viewer, judge, time_to_loss,
 };
 use slot_manager::slots::{self, CreateOptions};
 use slot_manager::{Health, Slot, SlotError, SlotName, cluster};
@@ -20,11 +20,10 @@ async fn read(client: &Client, name: &SlotName) -> Slot {
         .expect("there")
 }
 
-async fn judged(client: &Client, slot: &Slot, earlier: Option<SlotObservation<'_>>) -> Health {
+async fn judged(client: &Client, slot: &Slot) -> Health {
     let origin = cluster::inspect(client).await.expect("inspect").origin();
     let observation = Observation {
         slot: Some(slot),
-        earlier,
         viewer: Viewer::Outside,
         time_lag: None,
         origin,
@@ -60,23 +59,30 @@ async fn a_slot_without_a_reader_runs_out_of_room_and_is_lost() {
 
     let first = read(&client, &name).await;
     let began = Instant::now();
-    assert_eq!(judged(&client, &first, None).await.name(), "inactive");
+    assert_eq!(judged(&client, &first).await.name(), "inactive");
     write_wal(&client).await;
     let second = read(&client, &name).await;
     assert!(second.safe_wal_size < first.safe_wal_size);
-    let earlier = Some(SlotObservation {
+    let earlier = SlotObservation {
         slot: &first,
         ago: began.elapsed(),
-    });
-    let health = judged(&client, &second, earlier).await;
-    let (Health::Reserved(room) | Health::Extended(room)) = health else {
-        panic!("{health:?}")
     };
-    assert!(room.time_to_loss.expect("known") < Duration::from_secs(3600));
+    let left = time_to_loss(&second, earlier).expect("known");
+    assert!(left < Duration::from_secs(3600));
 
+    let short = eventually("less than a quarter of the limit is left", async || {
+        write_wal(&client).await;
+        let health = judged(&client, &read(&client, &name).await).await;
+        (health.name() != "inactive").then_some(health)
+    })
+    .await;
+    assert!(
+        matches!(short, Health::Reserved(_) | Health::Extended(_)),
+        "{short:?}"
+    );
     let health = eventually("the slot exceeds its limit", async || {
         write_wal(&client).await;
-        let health = judged(&client, &read(&client, &name).await, None).await;
+        let health = judged(&client, &read(&client, &name).await).await;
         matches!(health, Health::Unreserved(_) | Health::Lost).then_some(health)
     })
     .await;
@@ -88,7 +94,7 @@ async fn a_slot_without_a_reader_runs_out_of_room_and_is_lost() {
         write_wal(&client).await;
         run(&client, "checkpoint").await;
         let slot = read(&client, &name).await;
-        (judged(&client, &slot, None).await == Health::Lost).then_some(slot)
+        (judged(&client, &slot).await == Health::Lost).then_some(slot)
     })
     .await;
     assert_eq!(lost.restart_lsn, None);
@@ -121,7 +127,7 @@ async fn a_slot_that_is_idle_for_too_long_is_invalidated_with_that_cause() {
         .expect("create");
     let health = eventually("the slot is invalidated", async || {
         run(&client, "checkpoint").await;
-        let health = judged(&client, &read(&client, &name).await, None).await;
+        let health = judged(&client, &read(&client, &name).await).await;
         (health.name() != "inactive").then_some(health)
     })
     .await;
@@ -143,7 +149,7 @@ async fn a_slot_survives_a_crash_and_can_be_read_again() {
         .expect("create");
     let reader = Reader::start(&server, "postgres", "survives");
     assert_eq!(
-        judged(&client, &read(&client, &name).await, None).await,
+        judged(&client, &read(&client, &name).await).await,
         Health::Active
     );
     server.kill_9().expect("crash");
@@ -151,14 +157,12 @@ async fn a_slot_survives_a_crash_and_can_be_read_again() {
     server.start_again().expect("recover");
     let client = superuser(&server).await;
     assert_eq!(
-        judged(&client, &read(&client, &name).await, None)
-            .await
-            .name(),
+        judged(&client, &read(&client, &name).await).await.name(),
         "inactive"
     );
     let _reader = Reader::start(&server, "postgres", "survives");
     assert_eq!(
-        judged(&client, &read(&client, &name).await, None).await,
+        judged(&client, &read(&client, &name).await).await,
         Health::Active
     );
 }

@@ -111,6 +111,7 @@ async fn an_empty_database_lacks_publication_and_tables() {
     let (database, client) = new_database().await;
     let found = findings(&client, &database).await;
     let expected = [
+        "schema-missing",
         "publication-missing",
         "schema-missing",
         "schema-missing",

@@ -79,7 +79,7 @@ async fn every_kind_of_wal_holder_is_listed_with_a_remedy() {
 
     let remedy = of(WalHolderKind::PreparedTransaction).remedy();
     assert!(
-        remedy.contains("rollback prepared 'it''s half'"),
+        remedy.contains("in postgres: ") && remedy.contains("rollback prepared 'it''s half'"),
         "{remedy}"
     );
     run(&client, "rollback prepared 'it''s half'").await;
@@ -92,4 +92,35 @@ async fn every_kind_of_wal_holder_is_listed_with_a_remedy() {
         is_alone.then_some(())
     })
     .await;
+}
+
+#[tokio::test]
+async fn a_slot_of_another_database_is_named_with_its_database_and_a_command_that_works() {
+    let server = builder().start().expect("start");
+    let client = superuser(&server).await;
+    run(&client, "create database other_shop").await;
+    let theirs = crate::support::connect(&server.url("other_shop")).await;
+    for (session, name) in [(&theirs, "older"), (&client, "ours")] {
+        let name = slot_name(name);
+        slots::create(session, &name, CreateOptions::default(), PATIENCE)
+            .await
+            .expect("create");
+        run(&client, "create table if not exists t (x int); checkpoint").await;
+    }
+    let ours = slot_name("ours");
+    let listed = holders(&client, &ours, Duration::ZERO).await;
+    let is_other = |h: &&WalHolder| h.kind == WalHolderKind::OtherSlot;
+    let other = listed.iter().find(is_other).expect("listed");
+    let expected = "replication slot \"older\" of database other_shop, which keeps even older WAL, without a reader";
+    assert_eq!(other.to_string(), expected);
+    let remedy = other.remedy();
+    assert!(
+        remedy.contains("the users of database other_shop"),
+        "{remedy}"
+    );
+    // The command works in the database of our slot.
+    let command = remedy.split('`').nth(1).expect("a command");
+    run(&client, command).await;
+    let left = holders(&client, &ours, Duration::ZERO).await;
+    assert!(!left.iter().any(|h| is_other(&h)), "{left:?}");
 }

@@ -4,7 +4,7 @@ use printable::{printable, start_of};
 
 use crate::event::SHOWN_CHARS;
 use crate::ops::event::list::EventListing;
-use crate::ops::event::{EventReport, EventState};
+use crate::ops::event::{EarlierMessage, EventReport, EventState};
 
 /// Maximum number of characters of a key and of an event's name in the list. A line then fits into 80
 /// columns.
@@ -30,7 +30,14 @@ fn detail(event: &EventReport) -> String {
     lines.push(("topic", event.topic.as_deref().map_or_else(none, line)));
     lines.push(("key", event.ordering_key.as_deref().map_or_else(none, line)));
     if let Some(message_id) = &event.message_id {
-        lines.push(("message", line(message_id)));
+        let by = event.replay.as_ref();
+        let by = by.map_or(String::new(), |replay| format!(", replay {replay}"));
+        lines.push(("message", line(&format!("{message_id}{by}"))));
+    }
+    lines.extend(event.earlier_messages.iter().map(earlier));
+    if event.replay.is_some() && event.earlier_messages.is_empty() {
+        let lost = "unknown: it was not kept before migration 0021";
+        lines.push(("original", lost.to_owned()));
     }
     match &event.record {
         Some(record) => {
@@ -60,6 +67,18 @@ fn detail(event: &EventReport) -> String {
     }
     let named = |(name, value)| format!("{name:<10} {value}\n");
     lines.into_iter().map(named).collect()
+}
+
+/// A message before the last one.
+fn earlier(message: &EarlierMessage) -> (&'static str, String) {
+    let at = message.published_at.as_ref();
+    let at = at.map_or(String::new(), |at| format!(", published at {at}"));
+    let (label, replay) = match &message.replay {
+        Some(replay) => ("earlier", format!(", replay {replay}")),
+        None => ("original", String::new()),
+    };
+    let text = format!("message {}{replay}{at}", message.message_id);
+    (label, start_of(&printable(&text), 4 * SHOWN_CHARS))
 }
 
 pub(super) fn not_found(id: &str) -> String {
@@ -132,6 +151,8 @@ mod tests {
             topic: Some("projects/p/topics/order.events".into()),
             ordering_key: Some(key.into()),
             message_id: Some("17".into()),
+            replay: None,
+            earlier_messages: Vec::new(),
             row: None,
             record: Some(EventOutcome {
                 state: "published".into(),
@@ -166,6 +187,30 @@ mod tests {
             ..listing
         });
         assert!(!control.contains('\x1b'), "{control}");
+    }
+
+    #[test]
+    fn details_show_the_original_message_and_each_replay() {
+        let message = |id: &str, replay: Option<&str>| EarlierMessage {
+            message_id: id.into(),
+            published_at: Some("2026-11-27T08:30:00.163Z".into()),
+            replay: replay.map(str::to_owned),
+        };
+        let mut event = EventReport {
+            replay: Some("third".into()),
+            earlier_messages: vec![message("15", None), message("16", Some("second"))],
+            ..published("o-1")
+        };
+        let text = details(std::slice::from_ref(&event));
+        for part in [
+            "message    17, replay third\n",
+            "original   message 15, published at 2026-11-27T08:30:00.163Z\n",
+            "earlier    message 16, replay second, published at ",
+        ] {
+            assert!(text.contains(part), "{part}: {text}");
+        }
+        event.earlier_messages.clear();
+        assert!(details(&[event]).contains("original   unknown"));
     }
 
     #[test]

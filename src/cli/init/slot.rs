@@ -86,7 +86,6 @@ fn existing(slot: &Slot, cluster: &Cluster) -> Finding {
     let name = &slot.slot_name;
     let observation = Observation {
         slot: Some(slot),
-        earlier: None,
         viewer: Viewer::Outside,
         time_lag: None,
         origin: cluster.origin(),

@@ -3,6 +3,7 @@
 
 use std::process::ExitCode;
 
+use clap::error::ErrorKind;
 use printable::printable;
 
 use super::session;
@@ -16,8 +17,7 @@ use crate::settings::Settings;
 #[derive(Debug, clap::Args)]
 pub(super) struct SelectedEventsArgs {
     /// The event: its uuid, or `schema.table:id` where ids are not uuids
-    #[arg(value_name = "ID", conflicts_with_all = ["key", "topic", "all"],
-          required_unless_present_any = ["key", "all"])]
+    #[arg(value_name = "ID", conflicts_with_all = ["key", "topic", "all"])]
     id: Option<String>,
     /// All events of this ordering key
     #[arg(long, value_name = "KEY", conflicts_with = "all")]
@@ -54,6 +54,16 @@ pub(super) struct DiscardArgs {
 }
 
 impl SelectedEventsArgs {
+    /// Ends the command with a usage error if no events are chosen.
+    fn require_a_choice(&self) {
+        if self.id.is_none() && self.key.is_none() && !self.all {
+            let what = "choose the events: give the ID of one event (`postrider quarantine list` shows the \
+                        ids), `--key KEY` for all events of a key, or `--all`; `--topic TOPIC` limits the \
+                        last two";
+            clap::Error::raw(ErrorKind::MissingRequiredArgument, format!("{what}\n")).exit()
+        }
+    }
+
     fn selection(&self) -> QuarantineSelection<'_> {
         QuarantineSelection {
             key: self.key.as_deref(),
@@ -63,6 +73,7 @@ impl SelectedEventsArgs {
 }
 
 pub(super) async fn release(settings: &Settings, args: &ReleaseArgs) -> Result<ExitCode> {
+    args.which.require_a_choice();
     let sql = session(settings).await?;
     let (released, why_whole) = match &args.which.id {
         Some(id) => {
@@ -107,6 +118,7 @@ fn reason(why: &WholeKeyReason) -> String {
 }
 
 pub(super) async fn discard(settings: &Settings, args: &DiscardArgs) -> Result<ExitCode> {
+    args.which.require_a_choice();
     let sql = session(settings).await?;
     let which = &args.which;
     let request = match &which.id {

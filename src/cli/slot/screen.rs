@@ -1,38 +1,41 @@
-//! Formats the state of a slot for one screen: first the health and what to do, then the details.
+//! Formats the state of a slot for one screen: first the state and what to do, then the details.
 
 use std::io::IsTerminal;
+use std::process::ExitCode;
 use std::time::Duration;
 
 use printable::printable;
-use slot_manager::{Slot, WalStatus};
+use slot_manager::{Severity, Slot, WalStatus};
 
 use crate::cli::figures;
 use crate::cli::paint::Paint;
 use crate::cli::wrap::wrapped;
-use crate::condition::TopicCondition;
+use crate::condition::{State, TopicCondition, Verdict};
 use crate::ops::slot::{Rates, SlotSnapshot};
-use crate::ops::verdict::Verdict;
+
+/// Exit code for a slot that is missing or cannot be inspected, by the Nagios convention.
+pub(in crate::cli) const UNKNOWN: u8 = 3;
 
 /// Width of the labels.
 const LABEL: usize = 10;
 
 /// The whole text, wrapped at `width`.
 pub(super) fn text(snapshot: &SlotSnapshot, paint: Paint, width: Option<usize>) -> String {
-    let verdict = snapshot.verdict();
+    let verdict = &snapshot.verdict;
     let mut text = format!(
         "slot {}, database {}, PostgreSQL {}\n\n",
         snapshot.name,
         printable(&snapshot.cluster.database),
         snapshot.cluster.major_version()
     );
-    let word = verdict.name.to_uppercase();
+    let word = word(verdict);
     let painted = paint.severity(verdict.severity, &word);
-    let health = value_text(&headline(&word, &verdict), width);
+    let state = value_text(&headline(&word, verdict), width);
     // Paint the word only after wrapping, because escape codes would count as columns.
     text += &format!(
         "{:LABEL$}  {}\n",
-        "health",
-        health.replacen(&word, &painted, 1)
+        "state",
+        state.replacen(&word, &painted, 1)
     );
     for (label, value) in lines(snapshot) {
         let value = value_text(&value, width);
@@ -44,6 +47,33 @@ pub(super) fn text(snapshot: &SlotSnapshot, paint: Paint, width: Option<usize>) 
         text += &format!("{label:LABEL$}  {value}\n");
     }
     text
+}
+
+/// The state in capital letters.
+pub(in crate::cli) fn word(verdict: &Verdict) -> String {
+    verdict.state.name().to_uppercase().replace('-', " ")
+}
+
+/// The time until the relay has caught up, while it catches up.
+pub(in crate::cli) fn caught_up(verdict: &Verdict) -> Option<(&'static str, String)> {
+    let text = match verdict.caught_up_in {
+        Some(time) => format!("in about {}, at the present rate", figures::time(time)),
+        None if verdict.state == State::CatchingUp => {
+            "unknown: the lag does not shrink, or the relay has not measured it yet".to_owned()
+        }
+        None => return None,
+    };
+    Some(("caught up", text))
+}
+
+/// The exit code of a state, by the Nagios convention.
+pub(in crate::cli) fn exit_code(verdict: &Verdict) -> ExitCode {
+    ExitCode::from(match (verdict.state, verdict.severity) {
+        (State::Missing, _) => UNKNOWN,
+        (_, Severity::Ok | Severity::Info) => 0,
+        (_, Severity::Warning) => 1,
+        (_, Severity::Error) => 2,
+    })
 }
 
 /// The state, how long it has lasted, and its meaning.
@@ -58,12 +88,13 @@ fn value_text(value: &str, width: Option<usize>) -> String {
     wrapped(&printable(value), LABEL + 2, width)
 }
 
-/// Label and value of each line below the health.
+/// Label and value of each line below the state.
 fn lines(snapshot: &SlotSnapshot) -> Vec<(&'static str, String)> {
     let mut lines = Vec::new();
-    if let Some(remedy) = snapshot.verdict().remedy {
-        lines.push(("do", remedy));
+    if let Some(remedy) = &snapshot.verdict.remedy {
+        lines.push(("do", remedy.clone()));
     }
+    lines.extend(caught_up(&snapshot.verdict));
     lines.extend(warning("warning", snapshot));
     let relay = snapshot.relay.as_ref();
     let condition = relay.and_then(|relay| relay.condition.as_ref());

@@ -4,7 +4,6 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use slot_manager::health::Thresholds;
-use slot_manager::{Health, Severity};
 
 use super::{STATEMENT_TIMEOUT, screen, session};
 use crate::cli::paint::Paint;
@@ -14,9 +13,6 @@ use crate::error::{Error, Report, Result};
 use crate::ops::slot::SlotSnapshot;
 use crate::postgres::Sql;
 use crate::settings::Settings;
-
-/// Exit code for a slot that is missing or cannot be inspected, by the Nagios convention.
-const UNKNOWN: u8 = 3;
 
 /// The arguments of `postrider slot show`.
 #[derive(Debug, Default, clap::Args)]
@@ -64,7 +60,6 @@ impl ShowArgs {
                 .warn_seconds
                 .map_or(default.warn_lag, Duration::from_secs),
             error_lag: self.critical_seconds.map(Duration::from_secs),
-            ..default
         }
     }
 }
@@ -80,14 +75,14 @@ pub(super) async fn run(settings: &Settings, args: ShowArgs) -> Result<ExitCode>
             } else {
                 output::write(&screen::text(&snapshot, Paint::stdout(), terminal_width()))
             }
-            Ok(exit_code(&snapshot))
+            Ok(screen::exit_code(&snapshot.verdict))
         }
         Err(error) => {
             if args.json {
                 output::write_json(&unknown(settings, &error));
             }
             eprintln!("{}", Report(&error));
-            Ok(ExitCode::from(UNKNOWN))
+            Ok(ExitCode::from(screen::UNKNOWN))
         }
     }
 }
@@ -148,20 +143,11 @@ fn show_again(snapshot: &SlotSnapshot, args: &ShowArgs) {
 fn unknown(settings: &Settings, error: &Error) -> serde_json::Value {
     serde_json::json!({
         "slot_name": settings.slot,
-        "health": "unknown",
+        "state": "unknown",
         "error": {
             "code": error.code().name(),
             "what": error.to_string(),
             "hint": error.hint_text(),
         },
-    })
-}
-
-fn exit_code(snapshot: &SlotSnapshot) -> ExitCode {
-    ExitCode::from(match (&snapshot.health, snapshot.verdict().severity) {
-        (Health::Missing, _) => UNKNOWN,
-        (_, Severity::Ok | Severity::Info) => 0,
-        (_, Severity::Warning) => 1,
-        (_, Severity::Error) => 2,
     })
 }

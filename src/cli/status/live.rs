@@ -18,8 +18,9 @@ use ratatui::widgets::{Block, Paragraph, Sparkline, Wrap};
 use slot_manager::Severity;
 use tokio::sync::mpsc;
 
-use super::{Observer, exit_code, screen};
+use super::{Observer, screen};
 use crate::cli::figures;
+use crate::cli::slot::screen as slot_screen;
 use crate::error::{Code, Error, Result};
 use crate::ops::status::RelayStatus;
 
@@ -104,7 +105,7 @@ pub(super) async fn run(observer: &mut Observer<'_>, interval: Duration) -> Resu
     ratatui::restore();
     ended?;
     let last = view.state.map(|state| state.exit_code);
-    Ok(last.unwrap_or(ExitCode::from(super::UNKNOWN)))
+    Ok(last.unwrap_or(ExitCode::from(slot_screen::UNKNOWN)))
 }
 
 /// Receives key presses and changes of the terminal's size, until the terminal is gone.
@@ -168,15 +169,15 @@ impl Figures {
 
 impl ShownState {
     fn of(status: &RelayStatus) -> Self {
-        let verdict = &status.verdict;
+        let verdict = &status.slot.verdict;
         Self {
             severity: verdict.severity,
-            word: verdict.name.to_uppercase().replace('-', " "),
+            word: slot_screen::word(verdict),
             meaning: verdict.meaning.clone(),
             remedy: verdict.remedy.clone(),
             lines: screen::lines(status),
             loss: status.slot.time_to_loss,
-            exit_code: exit_code(status),
+            exit_code: slot_screen::exit_code(verdict),
         }
     }
 }

@@ -9,9 +9,8 @@ use std::io::IsTerminal;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use slot_manager::{Health, Severity};
-
 use super::paint::Paint;
+use super::slot::screen as slot_screen;
 use super::wrap::terminal_width;
 use super::{block_on, output};
 use crate::error::{Error, Report, Result};
@@ -21,9 +20,6 @@ use crate::settings::Settings;
 
 /// Short, because during an incident an early answer is better than a complete one.
 const STATEMENT_TIMEOUT: Duration = Duration::from_secs(10);
-
-/// Exit code for a slot that is missing or cannot be inspected, by the Nagios convention.
-const UNKNOWN: u8 = 3;
 
 /// The arguments of `postrider status`.
 #[derive(Debug, clap::Args)]
@@ -99,14 +95,14 @@ async fn once(observer: &mut Observer<'_>, args: &StatusArgs) -> ExitCode {
             } else {
                 output::write(&screen::text(status, Paint::stdout(), terminal_width()));
             }
-            exit_code(status)
+            slot_screen::exit_code(&status.slot.verdict)
         }
         Err(error) => {
             if args.json {
                 output::write_json(&unknown(settings, &error));
             }
             eprintln!("{}", Report(&error));
-            ExitCode::from(UNKNOWN)
+            ExitCode::from(slot_screen::UNKNOWN)
         }
     }
 }
@@ -143,14 +139,5 @@ fn unknown(settings: &Settings, error: &Error) -> serde_json::Value {
             "what": error.to_string(),
             "hint": error.hint_text(),
         },
-    })
-}
-
-fn exit_code(status: &RelayStatus) -> ExitCode {
-    ExitCode::from(match (&status.slot.health, status.verdict.severity) {
-        (Health::Missing, _) => UNKNOWN,
-        (_, Severity::Ok | Severity::Info) => 0,
-        (_, Severity::Warning) => 1,
-        (_, Severity::Error) => 2,
     })
 }

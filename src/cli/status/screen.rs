@@ -9,7 +9,8 @@ use crate::cli::paint::Paint;
 use crate::cli::slot::screen as slot_screen;
 use crate::cli::wrap::wrapped;
 use crate::condition::PruneRun;
-use crate::ops::status::{EventRates, QuarantineStatus, RelayStatus, ShownPruning};
+use crate::ops::slot::QuarantineStatus;
+use crate::ops::status::{EventRates, RelayStatus, ShownPruning};
 
 /// Width of the labels.
 const LABEL: usize = 11;
@@ -19,8 +20,8 @@ const TOPICS_SHOWN: usize = 8;
 
 /// The whole text, wrapped at `width`.
 pub(super) fn text(status: &RelayStatus, paint: Paint, width: Option<usize>) -> String {
-    let verdict = &status.verdict;
-    let word = verdict.name.to_uppercase().replace('-', " ");
+    let verdict = &status.slot.verdict;
+    let word = slot_screen::word(verdict);
     let painted = paint.severity(verdict.severity, &word);
     // Paint the word only after wrapping, because escape codes would count as columns.
     let headline = slot_screen::headline(&word, verdict);
@@ -46,6 +47,7 @@ pub(super) fn lines(status: &RelayStatus) -> Vec<(&'static str, String)> {
         "database",
         format!("{}, PostgreSQL {server}", snapshot.cluster.database),
     )];
+    lines.extend(slot_screen::caught_up(&snapshot.verdict));
     if let Some(slot) = &snapshot.slot {
         let reader = format!("{}: {}", snapshot.name, slot_screen::reader(snapshot, slot));
         lines.push(("slot", reader));
@@ -74,7 +76,7 @@ pub(super) fn lines(status: &RelayStatus) -> Vec<(&'static str, String)> {
     }
     lines.push(("publication", publication(status)));
     topics(status, &mut lines);
-    lines.push(("quarantine", quarantine(status.quarantine.as_ref())));
+    lines.push(("quarantine", quarantine(snapshot.quarantine.as_ref())));
     if let Some(ShownPruning {
         ended_seconds_ago,
         run,
@@ -106,7 +108,7 @@ fn pruning(run: &PruneRun, seconds_ago: f64) -> String {
 }
 
 fn publication(status: &RelayStatus) -> String {
-    let publication = &status.publication;
+    let publication = &status.slot.publication;
     match publication.problems.len() {
         0 => format!(
             "{} covers all rows of {}",

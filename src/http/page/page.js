@@ -132,13 +132,12 @@ function showTopics(status) {
 function showOverview(overview, status) {
   const slot = overview.slot || {};
   const remedy = byId("remedy");
-  const severity = overview.severity || (status.state === "streaming" ? "ok" : "warning");
-  const isStandby = status.state === "standby";
+  const { state, severity, meaning, remedy: advice, caught_up_in_seconds: left } = overview.relay;
   const word = byId("word");
-  word.textContent = (isStandby ? "standby" : overview.state || status.state).replaceAll("-", " ");
-  word.className = `word ${isStandby ? "info" : severity}`;
-  byId("meaning").textContent = isStandby ? `the slot is held by ${status.holder}` : overview.meaning || status.what || "";
-  const hint = overview.error ? `${overview.error.what}: ${overview.error.hint}` : overview.remedy || status.hint;
+  word.textContent = state.replaceAll("-", " ");
+  word.className = `word ${severity}`;
+  byId("meaning").textContent = status.holder ? `${meaning}: the slot is held by ${status.holder}` : meaning;
+  const hint = overview.error ? `${overview.error.what}: ${overview.error.hint}` : advice;
   remedy.hidden = !hint;
   remedy.textContent = hint || "";
   document.title = `${word.textContent} - Postrider`;
@@ -147,7 +146,7 @@ function showOverview(overview, status) {
   const facts = [
     ["Not confirmed", bytes(status.lag_bytes)],
     ["Waiting events", slot.pending_events === null || slot.pending_events === undefined ? "unknown" : String(slot.pending_events)],
-    ["Caught up in", status.caught_up_in_seconds === null ? "" : time(status.caught_up_in_seconds)],
+    ["Caught up in", left === null ? (state === "catching-up" ? "unknown" : "") : `about ${time(left)}`],
     ["Published since the start", String(status.events_published)],
     ["WAL kept", bytes(slot.retained_bytes)],
     ["Until the slot is lost", slot.safe_wal_size === undefined ? "unknown" : slot.safe_wal_size === null ? "no limit is set: watch the disk" : bytes(Math.max(slot.safe_wal_size, 0))],
@@ -178,7 +177,9 @@ function foundEvent(event) {
     event.source_id || event.event_id,
     [event.meaning],
     [`topic ${event.topic ? shortName(event.topic) : "(unknown)"}, key ${event.ordering_key || "(none)"}` +
-      (event.message_id ? `, message ${event.message_id}` : "")],
+      (event.message_id ? `, message ${event.message_id}` : "") + (event.replay ? ` by replay ${event.replay}` : "")],
+    ...event.earlier_messages.map((message) => [`published before as message ${message.message_id}` +
+      (message.replay ? ` by replay ${message.replay}` : "") + (message.published_at ? ` at ${message.published_at}` : ""), "hint"]),
     [record.error], [times, "hint"]);
 }
 

@@ -3,14 +3,17 @@
 //! Changes nothing. Every problem is a finding, even an unreachable database; only unreadable settings
 //! are errors, and these end a command before it can check anything. `slot_manager::preflight` checks
 //! the database, `mapping` checks the settings of the tables, [`capture`] the columns that identify and
-//! order rows, `days` the daily partitions, and `pubsub` topics and credentials.
+//! order rows, `days` the daily partitions, `slots` the slots that nobody reads, and `pubsub` topics and
+//! credentials. [`forecast`] says what `postrider run` would do with the findings.
 //!
 //! Not here: the output and the exit code (`cli`).
 
 pub(crate) mod capture;
 mod days;
+pub(crate) mod forecast;
 mod mapping;
 mod pubsub;
+mod slots;
 
 use std::time::Duration;
 
@@ -146,6 +149,7 @@ async fn check_database(sql: &Sql, settings: &Settings) -> Result<(Vec<Finding>,
         let state = publication::inspect(sql, &settings.publication, &tables).await?;
         findings.extend(untraced(&state).as_ref().map(from_error));
     }
+    findings.extend(slots::unread(sql, settings).await?);
     findings.extend(capture::check(sql, settings).await?);
     findings.extend(pruning(sql, settings).await);
     findings.extend(days::check(sql, settings).await);

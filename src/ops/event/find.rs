@@ -210,24 +210,35 @@ fn is_of_another_type(error: &tokio_postgres::Error) -> bool {
 /// The report of a record. Does not search for its row.
 pub(crate) fn of_record_alone(found: RecordedRow) -> EventReport {
     let state = EventState::recorded(&found.record.state);
-    let meaning = state.meaning(Some(&found.record), found.message_id.as_deref(), true);
+    let meaning = state.meaning(Some(&found.record), message(&found).as_deref(), true);
     EventReport {
         meaning,
         ..of_record(found, None)
     }
 }
 
+/// The message, with the replay that published it.
+fn message(found: &RecordedRow) -> Option<String> {
+    let id = found.message_id.as_ref()?;
+    Some(match &found.replay {
+        Some(replay) => format!("{id} by replay {replay}"),
+        None => id.clone(),
+    })
+}
+
 fn of_record(found: RecordedRow, row: Option<EventTableRow>) -> EventReport {
     let state = EventState::recorded(&found.record.state);
-    let message_id = found.message_id.as_deref();
+    let message = message(&found);
     EventReport {
         event_id: found.event_id.to_string(),
-        meaning: state.meaning(Some(&found.record), message_id, row.is_some()),
+        meaning: state.meaning(Some(&found.record), message.as_deref(), row.is_some()),
         state,
         source_id: found.source_id,
         topic: found.topic,
         ordering_key: found.ordering_key,
         message_id: found.message_id,
+        replay: found.replay,
+        earlier_messages: found.earlier_messages,
         row,
         record: Some(found.record),
     }
@@ -273,6 +284,8 @@ async fn unrecorded(
         topic: topic.filter(|_| settings.project().is_ok()),
         ordering_key,
         message_id: None,
+        replay: None,
+        earlier_messages: Vec::new(),
         row: Some(row.row),
         record: None,
     })

@@ -122,6 +122,8 @@ async fn waiting_in(
                     topic: topic.filter(|_| settings.project().is_ok()),
                     ordering_key: key,
                     message_id: None,
+                    replay: None,
+                    earlier_messages: Vec::new(),
                     row: Some(EventTableRow {
                         table: table.table.to_string(),
                         seq: None,

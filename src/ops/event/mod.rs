@@ -19,8 +19,8 @@ pub(crate) use state::EventState;
 use crate::error::{Code, Error, Result};
 use crate::ops::since::Since;
 use crate::postgres::Sql;
-pub(crate) use crate::store::dispatch::history::EventOutcome;
 use crate::store::dispatch::history::RecordFilter;
+pub(crate) use crate::store::dispatch::history::{EarlierMessage, EventOutcome};
 
 /// Which events to list or to follow.
 #[derive(Debug)]
@@ -80,8 +80,13 @@ pub(crate) struct EventReport {
     pub(crate) meaning: String,
     pub(crate) topic: Option<String>,
     pub(crate) ordering_key: Option<String>,
-    /// Pub/Sub's id of the message.
+    /// Pub/Sub's id of the last message.
     pub(crate) message_id: Option<String>,
+    /// The replay that published this message; `None` if it is the original message.
+    pub(crate) replay: Option<String>,
+    /// The messages as which the event was published before, oldest first: the original message, and
+    /// those of earlier replays. Unknown for replays before migration 0021.
+    pub(crate) earlier_messages: Vec<EarlierMessage>,
     /// The row, if it is in the outbox. Lists do not search for the rows of events with a record, so
     /// there it is `None`.
     pub(crate) row: Option<EventTableRow>,

@@ -87,13 +87,13 @@ impl EventState {
     pub(super) fn meaning(
         self,
         record: Option<&EventOutcome>,
-        message_id: Option<&str>,
+        message: Option<&str>,
         has_row: bool,
     ) -> String {
         let at = record.map_or("", |record| record.recorded_at.as_str());
         match self {
             Self::Published => {
-                let message = message_id.map_or(String::new(), |id| format!(" as message {id}"));
+                let message = message.map_or(String::new(), |id| format!(" as message {id}"));
                 let took = record.map_or(String::new(), |record| {
                     format!(", {} after its commit", took(record.took_ms))
                 });

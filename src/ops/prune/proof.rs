@@ -114,7 +114,6 @@ fn fault(facts: &PruneFacts<'_>) -> Result<Option<(Code, String)>> {
     let recorded = facts.earlier.map(Recorded::position);
     let observation = Observation {
         slot: facts.slot,
-        earlier: None,
         viewer: Viewer::Outside,
         time_lag: None,
         origin: facts.cluster.origin(),

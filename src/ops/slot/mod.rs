@@ -1,7 +1,9 @@
-//! Takes a snapshot of the slot with the row of its relay, and defines its JSON form. [`change`] creates,
-//! drops and advances the slot.
+//! Takes a snapshot of the slot and of all that decides its state: the row of its relay, the publication
+//! and the quarantine. Also defines its JSON form. [`change`] creates, drops and advances the slot.
 
 pub(crate) mod change;
+mod publication;
+mod quarantine;
 
 use std::time::{Duration, Instant};
 
@@ -11,11 +13,13 @@ use slot_manager::health::{
     self, Observation, RecordedPosition, SlotObservation, Thresholds, Viewer,
 };
 use slot_manager::retention::{self, WalHolder};
-use slot_manager::{Cluster, Finding, Health, Severity, Slot, SlotName, cluster, slots};
+use slot_manager::{Cluster, Finding, Severity, Slot, SlotName, cluster, slots};
 
+pub(crate) use self::publication::PublicationStatus;
+pub(crate) use self::quarantine::QuarantineStatus;
+use crate::condition::{self, State, StateFacts, Verdict};
 use crate::error::{Code, Result};
 use crate::ops::pending::{self, PendingEvents};
-use crate::ops::verdict::{self, Verdict};
 use crate::postgres::Sql;
 use crate::settings::Settings;
 use crate::store::capture_record::{self as captures, CaptureRecord};
@@ -33,7 +37,10 @@ pub(crate) struct SlotSnapshot {
     pub(crate) at: Instant,
     /// The slot; `None` if no slot with this name exists.
     pub(crate) slot: Option<Slot>,
-    pub(crate) health: Health,
+    pub(crate) verdict: Verdict,
+    pub(crate) publication: PublicationStatus,
+    /// The events in quarantine; `None` if the relay's tables are missing or may not be read.
+    pub(crate) quarantine: Option<QuarantineStatus>,
     /// The events that wait; `None` if unknown.
     pub(crate) pending: Option<PendingEvents>,
     /// Transactions and slots that hold back WAL, oldest first.
@@ -61,7 +68,8 @@ pub(crate) struct Rates {
 pub(crate) enum SlotJson<'a> {
     Missing {
         slot_name: &'a SlotName,
-        health: &'a Health,
+        #[serde(flatten)]
+        verdict: VerdictJson<'a>,
     },
     Found(Box<FoundSlot<'a>>),
 }
@@ -71,9 +79,8 @@ pub(crate) enum SlotJson<'a> {
 pub(crate) struct FoundSlot<'a> {
     #[serde(flatten)]
     slot: &'a Slot,
-    health: &'static str,
-    severity: Severity,
-    remedy: Option<String>,
+    #[serde(flatten)]
+    verdict: VerdictJson<'a>,
     lag_seconds: Option<f64>,
     pending_events: Option<u64>,
     held_back_by: &'a [WalHolder],
@@ -82,6 +89,29 @@ pub(crate) struct FoundSlot<'a> {
     #[serde(flatten)]
     rates: Option<Rates>,
     time_to_loss_seconds: Option<f64>,
+}
+
+/// The state in the output of `--json`, the same for all commands and the page.
+#[derive(Debug, Serialize)]
+pub(crate) struct VerdictJson<'a> {
+    state: State,
+    severity: Severity,
+    meaning: &'a str,
+    remedy: Option<&'a str>,
+    /// Time until the relay has caught up, if known.
+    caught_up_in_seconds: Option<f64>,
+}
+
+impl<'a> VerdictJson<'a> {
+    pub(crate) fn of(verdict: &'a Verdict) -> Self {
+        Self {
+            state: verdict.state,
+            severity: verdict.severity,
+            meaning: &verdict.meaning,
+            remedy: verdict.remedy.as_deref(),
+            caught_up_in_seconds: verdict.caught_up_in.map(|time| time.as_secs_f64()),
+        }
+    }
 }
 
 impl SlotSnapshot {
@@ -112,12 +142,7 @@ impl SlotSnapshot {
                 ago: at.duration_since(before.at),
             })
         });
-        let records = match captures::read(&**sql).await {
-            Err(error) if [Code::SchemaMissing, Code::PrivilegeMissing].contains(&error.code()) => {
-                Vec::new()
-            }
-            read => read?,
-        };
+        let records = capture_records(sql).await?;
         let recorded = match &relay {
             Some(relay) if relay.has_confirmed() => relay.position(),
             _ => RecordedPosition::unused(cluster.origin(), captures::since_lsn(&records, &name)),
@@ -127,26 +152,36 @@ impl SlotSnapshot {
             .and_then(|slot| before_publication(slot, &records));
         let observation = Observation {
             slot: slot.as_ref(),
-            earlier,
             viewer: Viewer::Outside,
             time_lag: pending.and_then(|pending| pending.oldest),
             origin: cluster.origin(),
             recorded: recorded.as_ref(),
         };
         let health = health::judge(&observation, thresholds);
+        let publication = publication::read(sql, settings).await?;
+        let quarantine = quarantine::read(sql).await?;
+        let verdict = condition::decide(StateFacts {
+            health: Some(&health),
+            lag_bytes: slot.as_ref().and_then(|slot| slot.lag_bytes),
+            oldest: observation.time_lag,
+            ..facts_around(relay.as_ref(), &publication, quarantine.as_ref())
+        });
         let rates = slot
             .as_ref()
             .zip(earlier)
             .and_then(|(slot, earlier)| Rates::of(slot, earlier));
         let time_to_loss = slot
             .as_ref()
-            .and_then(|slot| health::headroom(slot, earlier).time_to_loss);
+            .zip(earlier)
+            .and_then(|(slot, earlier)| health::time_to_loss(slot, earlier));
         Ok(Self {
             name,
             cluster,
             at,
             slot,
-            health,
+            verdict,
+            publication,
+            quarantine,
             pending,
             holders,
             relay,
@@ -156,28 +191,18 @@ impl SlotSnapshot {
         })
     }
 
-    /// The health of the slot, or the reason why its relay is held up.
-    pub(crate) fn verdict(&self) -> Verdict {
-        let relay = self.relay.as_ref();
-        let condition = relay.and_then(|relay| relay.condition.as_ref());
-        verdict::of(&self.health, condition)
-    }
-
-    /// The snapshot as one JSON object. For a missing slot it has only name and health.
+    /// The snapshot as one JSON object. For a missing slot it has only the name and the state.
     pub(crate) fn json(&self) -> SlotJson<'_> {
-        let health = &self.health;
+        let verdict = VerdictJson::of(&self.verdict);
         let Some(slot) = &self.slot else {
             return SlotJson::Missing {
                 slot_name: &self.name,
-                health,
+                verdict,
             };
         };
-        let verdict = self.verdict();
         SlotJson::Found(Box::new(FoundSlot {
             slot,
-            health: verdict.name,
-            severity: verdict.severity,
-            remedy: verdict.remedy,
+            verdict,
             lag_seconds: self.lag_time().map(|lag| lag.as_secs_f64()),
             pending_events: self.pending.map(|pending| pending.events),
             held_back_by: &self.holders,
@@ -191,6 +216,33 @@ impl SlotSnapshot {
     /// Age of the oldest undelivered event, if known.
     pub(crate) fn lag_time(&self) -> Option<Duration> {
         self.pending.and_then(|pending| pending.oldest)
+    }
+}
+
+/// Reads the capture records. Returns none if the relay's tables do not exist or this role may not read
+/// them.
+async fn capture_records(sql: &Sql) -> Result<Vec<CaptureRecord>> {
+    match captures::read(&**sql).await {
+        Err(error) if [Code::SchemaMissing, Code::PrivilegeMissing].contains(&error.code()) => {
+            Ok(Vec::new())
+        }
+        read => read,
+    }
+}
+
+/// The facts that do not come from the slot itself.
+fn facts_around<'a>(
+    relay: Option<&'a RelayRow>,
+    publication: &'a PublicationStatus,
+    quarantine: Option<&QuarantineStatus>,
+) -> StateFacts<'a> {
+    let fault = publication.problems.first();
+    StateFacts {
+        condition: relay.and_then(|relay| relay.condition.as_ref()),
+        is_recovering: relay.is_some_and(|relay| relay.recovering.is_some()),
+        publication: fault.map(|fault| (fault.what.as_str(), fault.remedy.as_str())),
+        has_quarantine: quarantine.is_some_and(|quarantine| !quarantine.keys.is_empty()),
+        ..StateFacts::default()
     }
 }
 

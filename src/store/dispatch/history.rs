@@ -1,6 +1,6 @@
 //! Reads records in outbox.dispatch, for commands that show the outcome of events.
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use tokio_postgres::Row;
 use tokio_postgres::types::{PgLsn, ToSql};
 use uuid::Uuid;
@@ -16,7 +16,8 @@ const COLUMNS: &str = "\
     to_char(d.committed_at at time zone 'UTC', 'YYYY-MM-DD\"T\"HH24:MI:SS.MS\"Z\"'), \
     to_char(d.dispatched_at at time zone 'UTC', 'YYYY-MM-DD\"T\"HH24:MI:SS.MS\"Z\"'), \
     extract(epoch from d.dispatched_at - d.committed_at)::float8 * 1000, d.error, \
-    (extract(epoch from d.dispatched_at) * 1000000)::bigint";
+    (extract(epoch from d.dispatched_at) * 1000000)::bigint, \
+    to_jsonb(d) ->> 'replay', to_jsonb(d) ->> 'earlier_messages'";
 
 /// The record of an event. Times are RFC 3339, UTC.
 #[derive(Debug, Clone, Serialize)]
@@ -45,7 +46,21 @@ pub(crate) struct RecordedRow {
     pub(crate) topic: Option<String>,
     pub(crate) ordering_key: Option<String>,
     pub(crate) message_id: Option<String>,
+    /// The replay that published the message; `None` for the original message.
+    pub(crate) replay: Option<String>,
+    /// The messages before, oldest first.
+    pub(crate) earlier_messages: Vec<EarlierMessage>,
     pub(crate) record: EventOutcome,
+}
+
+/// A message as which an event was published before a replay published it again.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct EarlierMessage {
+    pub(crate) message_id: String,
+    /// RFC 3339, UTC.
+    pub(crate) published_at: Option<String>,
+    /// The replay that published it; `None` for the original message.
+    pub(crate) replay: Option<String>,
 }
 
 impl RecordedRow {
@@ -210,6 +225,17 @@ pub(crate) async fn last_position(sql: &Sql) -> Result<EventPosition> {
 
 fn recorded(row: &Row) -> RecordedRow {
     let commit: PgLsn = row.get(7);
+    let message_id: Option<String> = row.get(5);
+    let earlier: Option<&str> = row.get(15);
+    let mut earlier: Vec<EarlierMessage> = earlier
+        .and_then(|json| serde_json::from_str(json).ok())
+        .unwrap_or_default();
+    // A replay that released the event but did not publish it again leaves the message as it was.
+    let is_current = |known: &EarlierMessage| Some(&known.message_id) == message_id.as_ref();
+    let replay = match earlier.iter().position(is_current) {
+        Some(place) => earlier.remove(place).replay,
+        None => row.get(14),
+    };
     let error: Option<String> = row.get(12);
     RecordedRow {
         position: position::read(row, 7),
@@ -218,7 +244,9 @@ fn recorded(row: &Row) -> RecordedRow {
         source_id: row.get(1),
         topic: row.get(3),
         ordering_key: row.get(4),
-        message_id: row.get(5),
+        message_id,
+        replay,
+        earlier_messages: earlier,
         record: EventOutcome {
             state: row.get(2),
             commit_lsn: commit.to_string(),

@@ -47,7 +47,7 @@ pub(crate) struct RelayRow {
     /// stays `exceptions` until an audit or a recovery has resolved all events without a row.
     #[serde(rename = "dispatch")]
     pub(crate) records: RecordKeeping,
-    /// Why delivery is held up. `None` if it is not held up, or if the relay has not written the reason
+    /// Why delivery is held up or late. `None` if it is not, or if the relay has not written the reason
     /// within the last 75 seconds.
     pub(crate) condition: Option<Condition>,
     /// How the relay's last pruning run ended. `None` if no run has ended since the relay began to
@@ -95,6 +95,8 @@ fn said(json: Option<&str>, seconds_ago: Option<f64>) -> Option<Condition> {
     let mut condition: Condition = serde_json::from_str(json?).ok()?;
     let ago = seconds_ago.filter(|ago| *ago < SAID_FOR.as_secs_f64())?;
     condition.for_seconds += ago;
+    let left = condition.caught_up_in_seconds;
+    condition.caught_up_in_seconds = left.map(|seconds| (seconds - ago).max(1.0));
     for topic in &mut condition.topics {
         topic.for_seconds += ago;
         topic.oldest_seconds = topic.oldest_seconds.map(|age| age + ago);
@@ -144,6 +146,15 @@ pub(crate) async fn served_before(sql: &Sql, slot: &SlotName) -> Result<Option<L
         Err(error) if not_to_be_read(&error) => Ok(None),
         Err(error) => Err(error.into()),
     }
+}
+
+/// Lists the slots that a relay has served.
+///
+/// # Errors
+/// Errors of a statement.
+pub(crate) async fn served_slots(sql: &Sql) -> Result<Vec<String>> {
+    let rows = sql.query("select slot from outbox.relay", &[]).await?;
+    Ok(rows.iter().map(|row| row.get(0)).collect())
 }
 
 /// Whether a statement failed because the relay's tables do not exist or this role may not read them.

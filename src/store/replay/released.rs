@@ -3,7 +3,7 @@
 use tokio_postgres::Row;
 use tokio_postgres::types::{PgLsn, ToSql};
 
-use super::{ReplayGroup, count};
+use super::{ReplayGroup, count, unmigrated};
 use crate::error::Result;
 use crate::event::EventPosition;
 use crate::postgres::Sql;
@@ -28,8 +28,20 @@ const IS_BUSY: &str = "\
         or exists (select from outbox.dispatch d where d.state = 'released' \
             and coalesce(d.topic, '') = $1 and coalesce(d.ordering_key, '') = $2)";
 
+/// Keeps the message as which the event was published until now. If the replay before released the event
+/// but did not publish it again, that message is kept already. Of many messages the first stays.
 const RELEASE: &str = "\
-    update outbox.dispatch d set state = 'released', replay = $1 \
+    update outbox.dispatch d set state = 'released', replay = $1, \
+        earlier_messages = case \
+            when d.message_id is null or coalesce(d.earlier_messages, '[]') \
+                @> jsonb_build_array(jsonb_build_object('message_id', d.message_id)) \
+            then d.earlier_messages \
+            else case when jsonb_array_length(coalesce(d.earlier_messages, '[]')) < 10 \
+                      then coalesce(d.earlier_messages, '[]') else d.earlier_messages - 1 end \
+                || jsonb_build_array(jsonb_build_object( \
+                    'message_id', d.message_id, 'replay', d.replay, 'published_at', \
+                    to_char(d.dispatched_at at time zone 'UTC', 'YYYY-MM-DD\"T\"HH24:MI:SS.MS\"Z\"'))) \
+            end \
     from unnest($2::pg_lsn[], $3::int[]) u (commit_lsn, ordinal) \
     where d.commit_lsn = u.commit_lsn and d.ordinal = u.ordinal and d.state = 'published' \
     returning d.commit_lsn, d.ordinal, d.dispatched_at";
@@ -196,7 +208,8 @@ async fn release_some(sql: &Sql, name: &str, (topic, key): &ReplayGroup) -> Resu
         return Ok((0, 0));
     }
     let (commits, ordinals) = places(&next);
-    let released = sql.query(RELEASE, &[&name, &commits, &ordinals]).await?;
+    let released = sql.query(RELEASE, &[&name, &commits, &ordinals]).await;
+    let released = released.map_err(unmigrated)?;
     let times: Vec<std::time::SystemTime> = released.iter().map(|row| row.get(2)).collect();
     let (released_commits, released_ordinals) = places(&released);
     let parameters: [&(dyn ToSql + Sync); 6] = [

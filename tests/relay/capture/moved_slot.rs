@@ -29,7 +29,7 @@ async fn rows_that_the_slot_skips_come_from_the_table(
     let report = world.report();
     assert!(report.is_clean(), "{report}\n{log}");
     world.assert_published(relay).await;
-    assert!(shown(&world, &["slot", "show"]).contains("INACTIVE"));
+    assert!(shown(&world, &["slot", "show"]).contains("DOWN"));
 }
 
 fn shown(world: &World, arguments: &[&str]) -> String {

@@ -1,4 +1,4 @@
-//! The operator's desk: a database, Pub/Sub, a relay, and a reader of all six views.
+//! The operator's desk: a database, Pub/Sub, a relay, and a reader of all views.
 
 use std::time::{Duration, Instant};
 
@@ -8,6 +8,7 @@ use serde_json::Value;
 use super::sight::{CommandView, Expected, Sight};
 use crate::harness::{self, Database, Relay, insert_orders, postrider};
 use crate::http::{free_addr, get};
+use crate::page::ask;
 
 /// Pause between two reads of all views.
 const POLL_INTERVAL: Duration = Duration::from_millis(200);
@@ -130,9 +131,19 @@ impl Desk {
             slot: self.command(&["slot", "show"]),
             port: port.and_then(|(_, body)| serde_json::from_str(&body).ok()),
             ready: get(&self.addr, "/readyz").await,
+            page: Self::page(&self.addr).await,
             metrics: get(&self.addr, "/metrics").await.map(|(_, body)| body),
             log: format!("{}\n{log}", self.old_log),
         }
+    }
+
+    /// What the page of the relay at `addr` says about the state. `None` if the port does not answer.
+    pub(super) async fn page(addr: &str) -> Option<Value> {
+        get(addr, "/livez").await?;
+        let (_, answer) = ask(addr, "/overview", "Host: localhost\r\n").await;
+        let (_, body) = answer.split_once("\r\n\r\n")?;
+        let overview: Value = serde_json::from_str(body).ok()?;
+        Some(overview["relay"].clone())
     }
 
     fn command(&self, arguments: &[&str]) -> CommandView {

@@ -1,5 +1,5 @@
-//! Typical incidents of a night on call. Each test checks all six views of the operator
-//! (`status`, `slot show`, `/status`, `/readyz`, the log, the metrics) during the incident and
+//! Typical incidents of a night on call. Each test checks all views of the operator
+//! (`status`, `slot show`, `/status`, `/readyz`, the page, the metrics, the log) during the incident and
 //! after the repair. No view may report health while nothing is delivered.
 //!
 //! | file | incidents |
@@ -8,6 +8,7 @@
 //! | `events` | a schema refuses an event, events that can never be published |
 //! | `slot` | the slot is dropped under the relay, lost, unreserved, or held back by a long transaction |
 //! | `database` | PostgreSQL stopped, disk full, table out of the publication, publication dropped, `INSERT` revoked |
+//! | `states` | one relay in several states, one after the other; a slot near a small limit |
 //! | `relays` | the relay is down, its password was changed, a second relay on the same or on another slot |
 //!
 //! Not tested here: a disk that is so full that PostgreSQL itself stops. In `database` only the tablespace of
@@ -20,3 +21,4 @@ mod pubsub;
 mod relays;
 mod sight;
 mod slot;
+mod states;

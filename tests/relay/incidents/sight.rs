@@ -1,10 +1,10 @@
-//! The six views of an operator at one moment, and the expected content of each.
+//! The views of an operator at one moment, and the expected content of each.
 
 use std::fmt;
 
 use serde_json::Value;
 
-/// The content of `status`, `slot show`, `/status`, `/readyz`, the log and the metrics at one
+/// The content of `status`, `slot show`, `/status`, `/readyz`, the page, the metrics and the log at one
 /// moment.
 pub(super) struct Sight {
     pub(super) status: CommandView,
@@ -14,6 +14,8 @@ pub(super) struct Sight {
     /// Status code and body of `/readyz`. `None` if the port does not answer.
     pub(super) ready: Option<(u16, String)>,
     pub(super) metrics: Option<String>,
+    /// What the page says about the state.
+    pub(super) page: Option<Value>,
     pub(super) log: String,
 }
 
@@ -31,9 +33,10 @@ pub(super) struct CommandView {
 pub(super) struct Expected {
     /// State and exit code of `postrider status`.
     pub(super) status: (&'static str, i32),
-    /// Health and exit code of `postrider slot show`.
+    /// State and exit code of `postrider slot show`.
     pub(super) slot: (&'static str, i32),
-    /// State at `/status` and in the metric `postrider_condition`. `None`: the port must not answer.
+    /// State at `/status`, at `/readyz`, on the page and in the metric `postrider_condition`. `None`: the
+    /// port must not answer.
     pub(super) port: Option<&'static str>,
     /// The status code of `/readyz`. `None`: the port must not answer.
     pub(super) ready: Option<u16>,
@@ -53,7 +56,7 @@ impl Expected {
     /// The relay streams, and no event waits.
     pub(super) const HEALTHY: Self = Self {
         status: ("streaming", 0),
-        slot: ("active", 0),
+        slot: ("streaming", 0),
         port: Some("streaming"),
         ready: Some(200),
         code: None,
@@ -65,7 +68,7 @@ impl Expected {
     /// No relay runs.
     pub(super) const DOWN: Self = Self {
         status: ("down", 1),
-        slot: ("inactive", 1),
+        slot: ("down", 1),
         port: None,
         ready: None,
         code: None,
@@ -120,8 +123,8 @@ impl Sight {
             shown(self.status.exit),
             shown(Some(exit)),
         );
-        let (health, exit) = expected.slot;
-        is("slot show", text(&self.slot.json["health"]), health.into());
+        let (state, exit) = expected.slot;
+        is("slot show", text(&self.slot.json["state"]), state.into());
         is(
             "exit code of slot show",
             shown(self.slot.exit),
@@ -129,6 +132,20 @@ impl Sight {
         );
         let port = self.port.as_ref().map(|port| text(&port["state"]));
         is("/status", shown(port), shown(expected.port));
+        let page = self.page.as_ref().map(|page| text(&page["state"]));
+        is("the page", shown(page), shown(expected.port));
+        let word = |(_, body): &(u16, String)| {
+            body.trim_end()
+                .split(':')
+                .next()
+                .unwrap_or_default()
+                .to_owned()
+        };
+        is(
+            "the word of /readyz",
+            shown(self.ready.as_ref().map(word)),
+            shown(expected.port),
+        );
         is("the metric", shown(self.metric()), shown(expected.port));
         let ready = self.ready.as_ref().map(|(code, _)| *code);
         is("/readyz", shown(ready), shown(expected.ready));
@@ -203,10 +220,7 @@ impl Sight {
                 "status",
                 self.status.screen.contains("as they are committed"),
             ),
-            (
-                "slot show",
-                self.slot.screen.contains("ACTIVE:") && !self.slot.screen.contains("INACTIVE:"),
-            ),
+            ("slot show", self.slot.screen.contains("STREAMING")),
             ("slot show", self.slot.screen.contains("up to date")),
             ("/readyz", ready.contains("streaming")),
         ];

@@ -10,7 +10,7 @@ use crate::harness::{Database, connect, eventually};
 
 /// Starts a server on which a few megabytes of WAL are enough to make a slot `unreserved` or `lost`.
 /// `limit` is the server's `max_slot_wal_keep_size`.
-async fn impatient(limit: &str, max_wal_size: &str) -> Database {
+pub(super) async fn impatient(limit: &str, max_wal_size: &str) -> Database {
     let server = ScratchPostgres::builder()
         .initdb_arg("--wal-segsize=1")
         .setting("max_slot_wal_keep_size", limit)

@@ -48,7 +48,7 @@ async fn a_standby_names_the_holder_in_its_log_and_on_its_port() {
     assert!(code == 200 && ready.contains(&holder), "{code} {ready}");
     let (_, status) = get(&addr, "/status").await.unwrap();
     let status: serde_json::Value = serde_json::from_str(&status).unwrap();
-    assert_eq!(status["phase"], "standby");
+    assert_eq!(status["state"], "standby");
     assert!(
         status["holder"]
             .as_str()
@@ -62,8 +62,7 @@ async fn a_standby_names_the_holder_in_its_log_and_on_its_port() {
 /// holds.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_relay_that_lost_the_slot_to_its_standby_no_longer_shows_slot_metrics() {
-    const OF_THE_SLOT: [&str; 5] = [
-        "postrider_slot_health",
+    const OF_THE_SLOT: [&str; 4] = [
         "postrider_slot_retained_bytes",
         "postrider_publication_ok",
         "postrider_blocked_keys",

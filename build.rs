@@ -1,0 +1,62 @@
+//! Records the commit that is built, for `postrider --version`, the log and the metrics.
+//!
+//! The build of a release sets `POSTRIDER_COMMIT` and `POSTRIDER_COMMIT_DATE`, which take precedence. Any
+//! other build in a git checkout of this repository records its HEAD. A build from an archive without
+//! `.git` records nothing. The script runs again only when HEAD moves or one of the variables changes.
+
+use std::path::Path;
+use std::process::Command;
+
+/// The variables that the program reads, and how git writes the same value.
+const RECORDED: [(&str, &str); 2] = [("POSTRIDER_COMMIT", "%H"), ("POSTRIDER_COMMIT_DATE", "%cs")];
+
+fn main() {
+    println!("cargo:rerun-if-changed=build.rs");
+    for (variable, _) in RECORDED {
+        println!("cargo:rerun-if-env-changed={variable}");
+    }
+    if RECORDED.iter().all(|(variable, _)| is_given(variable)) || !is_our_checkout() {
+        return;
+    }
+    // A commit, a checkout and a reset change HEAD, its log or its branch.
+    let branch = git(&["rev-parse", "--symbolic-full-name", "HEAD"]).unwrap_or_default();
+    for file in ["HEAD", "logs/HEAD", &branch] {
+        let path = git(&["rev-parse", "--git-path", file]);
+        let path = path.filter(|path| Path::new(path).exists());
+        if let Some(path) = path {
+            println!("cargo:rerun-if-changed={path}");
+        }
+    }
+    for (variable, format) in RECORDED {
+        let format = format!("--format={format}");
+        let value = git(&["show", "--no-patch", &format, "HEAD"]);
+        if let Some(value) = value.filter(|_| !is_given(variable)) {
+            println!("cargo:rustc-env={variable}={value}");
+        }
+    }
+}
+
+/// Whether the environment sets the variable. `unknown` is the placeholder of the container's build.
+fn is_given(variable: &str) -> bool {
+    std::env::var(variable).is_ok_and(|value| !value.is_empty() && value != "unknown")
+}
+
+/// Whether this folder is the top of a git checkout. A copy inside another repository is not ours.
+fn is_our_checkout() -> bool {
+    let Some(top) = git(&["rev-parse", "--show-toplevel"]) else {
+        return false;
+    };
+    let here = Path::new(env!("CARGO_MANIFEST_DIR")).canonicalize();
+    match (Path::new(&top).canonicalize(), here) {
+        (Ok(top), Ok(here)) => top == here,
+        _ => false,
+    }
+}
+
+/// The output of git, without the line break at its end. `None` if git is not there or fails.
+fn git(arguments: &[&str]) -> Option<String> {
+    let ran = Command::new("git").args(arguments).output().ok()?;
+    let output = String::from_utf8(ran.stdout).ok()?;
+    let line = output.trim();
+    (ran.status.success() && !line.is_empty()).then(|| line.to_owned())
+}

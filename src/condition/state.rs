@@ -1,0 +1,86 @@
+//! Names the states of a relay and its slot. Every view uses these names: the commands, the HTTP port, the
+//! page, the metrics and the log.
+
+use serde::{Deserialize, Serialize};
+
+/// The state of a relay and its slot. docs/reference/states.md describes each state.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum State {
+    /// The relay opens its first session.
+    Starting,
+    /// The relay delivers each event soon after its commit.
+    Streaming,
+    /// The relay delivers, but events wait because the relay was away or slower than the services.
+    CatchingUp,
+    /// Pub/Sub does not take the events of one or more topics.
+    BlockedOnPubsub,
+    /// PostgreSQL cannot be reached, or does not take what the relay must write.
+    BlockedOnDatabase,
+    /// The relay publishes rows from the tables, because the slot was lost or is new.
+    Recovering,
+    /// Another relay has the slot.
+    Standby,
+    /// A person must change something.
+    Broken,
+    /// No relay reads the slot.
+    Down,
+    /// Less than a quarter of the WAL that the slot may keep is left.
+    NearlyFull,
+    /// The next checkpoint may remove WAL that the slot needs.
+    Unreserved,
+    /// PostgreSQL removed WAL that the slot needs.
+    Lost,
+    /// PostgreSQL invalidated the slot for another reason.
+    Invalidated,
+    /// The slot does not exist.
+    Missing,
+    /// Somebody created the slot again or advanced it, so the stream skips events.
+    Recreated,
+    /// The records of the relay come from another cluster or database.
+    ForeignCluster,
+}
+
+impl State {
+    /// All states.
+    pub const ALL: [Self; 16] = [
+        Self::Starting,
+        Self::Streaming,
+        Self::CatchingUp,
+        Self::BlockedOnPubsub,
+        Self::BlockedOnDatabase,
+        Self::Recovering,
+        Self::Standby,
+        Self::Broken,
+        Self::Down,
+        Self::NearlyFull,
+        Self::Unreserved,
+        Self::Lost,
+        Self::Invalidated,
+        Self::Missing,
+        Self::Recreated,
+        Self::ForeignCluster,
+    ];
+
+    /// The name of the state, in kebab case.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Starting => "starting",
+            Self::Streaming => "streaming",
+            Self::CatchingUp => "catching-up",
+            Self::BlockedOnPubsub => "blocked-on-pubsub",
+            Self::BlockedOnDatabase => "blocked-on-database",
+            Self::Recovering => "recovering",
+            Self::Standby => "standby",
+            Self::Broken => "broken",
+            Self::Down => "down",
+            Self::NearlyFull => "nearly-full",
+            Self::Unreserved => "unreserved",
+            Self::Lost => "lost",
+            Self::Invalidated => "invalidated",
+            Self::Missing => "missing",
+            Self::Recreated => "recreated",
+            Self::ForeignCluster => "foreign-cluster",
+        }
+    }
+}

@@ -1,0 +1,253 @@
+//! Tests the state that follows from each health of the slot and each condition of the relay.
+
+use super::*;
+use crate::condition::TopicCondition;
+
+fn said(state: State, code: Option<&str>) -> Condition {
+    Condition {
+        state,
+        for_seconds: 20.0,
+        code: code.map(str::to_owned),
+        what: code.map(|_| "it failed".to_owned()),
+        hint: code.map(|_| "mend it".to_owned()),
+        caught_up_in_seconds: (state == State::CatchingUp).then_some(42.0),
+        topics: Vec::new(),
+        failing_topics: 0,
+    }
+}
+
+fn blocked() -> Condition {
+    Condition {
+        topics: vec![TopicCondition {
+            topic: "projects/p/topics/a".to_owned(),
+            code: "topic-missing".to_owned(),
+            error: "topic a is missing".to_owned(),
+            hint: "create the topic".to_owned(),
+            for_seconds: 20.0,
+            failures: 3,
+            waiting_events: 5,
+            oldest_seconds: None,
+        }],
+        failing_topics: 1,
+        ..said(State::BlockedOnPubsub, Some("topic-missing"))
+    }
+}
+
+fn lag(severity: Severity) -> Lag {
+    Lag {
+        bytes: 0,
+        time: None,
+        severity,
+    }
+}
+
+fn room(left: i64, is_read: bool) -> Headroom {
+    Headroom {
+        bytes: Some(left),
+        kept: Some(100),
+        is_read,
+    }
+}
+
+fn decided(health: &Health, condition: Option<&Condition>) -> Verdict {
+    decide(StateFacts {
+        health: Some(health),
+        condition,
+        ..StateFacts::default()
+    })
+}
+
+#[test]
+fn a_relay_that_reads_its_slot_says_its_own_state() {
+    for state in [
+        State::Streaming,
+        State::CatchingUp,
+        State::Recovering,
+        State::BlockedOnPubsub,
+        State::BlockedOnDatabase,
+        State::Broken,
+    ] {
+        let condition = said(state, state_code(state));
+        for health in [Health::Active, Health::Lagging(lag(Severity::Warning))] {
+            assert_eq!(decided(&health, Some(&condition)).state, state);
+        }
+    }
+    for state in [State::Starting, State::Standby, State::Broken] {
+        let condition = said(state, state_code(state));
+        let verdict = decide(StateFacts {
+            condition: Some(&condition),
+            ..StateFacts::default()
+        });
+        assert_eq!(verdict.state, state);
+    }
+}
+
+fn state_code(state: State) -> Option<&'static str> {
+    match state {
+        State::BlockedOnPubsub => Some("topic-missing"),
+        State::BlockedOnDatabase => Some("disk-full"),
+        State::Broken => Some("publication-missing"),
+        _ => None,
+    }
+}
+
+#[test]
+fn a_viewer_without_a_word_of_the_relay_finds_the_same_names() {
+    let seen = |seen: StateFacts<'_>| decide(seen).state;
+    let active = StateFacts {
+        health: Some(&Health::Active),
+        ..StateFacts::default()
+    };
+    assert_eq!(seen(active), State::Streaming);
+    let recovering = StateFacts {
+        is_recovering: true,
+        ..active
+    };
+    assert_eq!(seen(recovering), State::Recovering);
+    for behind in [
+        StateFacts {
+            oldest: Some(Duration::from_secs(10)),
+            ..active
+        },
+        StateFacts {
+            lag_bytes: Some(64 << 20),
+            ..active
+        },
+    ] {
+        assert_eq!(seen(behind), State::CatchingUp);
+    }
+    let drifted = StateFacts {
+        publication: Some(("a table is left out", "add it")),
+        ..active
+    };
+    assert_eq!(decide(drifted).remedy.as_deref(), Some("add it"));
+    assert_eq!(seen(drifted), State::Broken);
+}
+
+#[test]
+fn the_estimate_is_known_wherever_the_relay_catches_up() {
+    let condition = said(State::CatchingUp, None);
+    let full = Health::Extended(room(20, true));
+    for health in [
+        &Health::Active,
+        &Health::Lagging(lag(Severity::Error)),
+        &full,
+    ] {
+        let verdict = decided(health, Some(&condition));
+        assert_eq!(verdict.caught_up_in, Some(Duration::from_secs(42)));
+    }
+    let down = decided(&Health::Inactive(lag(Severity::Ok)), Some(&condition));
+    assert_eq!((down.state, down.caught_up_in), (State::Down, None));
+}
+
+#[test]
+fn a_relay_that_is_held_up_is_not_called_streaming() {
+    let verdict = decided(&Health::Active, Some(&blocked()));
+    assert_eq!(
+        (verdict.state, verdict.severity),
+        (State::BlockedOnPubsub, Severity::Warning)
+    );
+    assert!(verdict.meaning.contains("topic a"), "{}", verdict.meaning);
+    assert_eq!(verdict.remedy.as_deref(), Some("mend it"));
+    let late = decided(&Health::Lagging(lag(Severity::Error)), Some(&blocked()));
+    assert_eq!(late.severity, Severity::Error);
+}
+
+#[test]
+fn a_relay_that_was_held_up_by_pubsub_or_caught_up_and_is_gone_is_down() {
+    for severity in [Severity::Ok, Severity::Error] {
+        let left = Health::Inactive(lag(severity));
+        for condition in [blocked(), said(State::CatchingUp, None)] {
+            let verdict = decided(&left, Some(&condition));
+            assert_eq!(verdict.state, State::Down);
+            assert_eq!(verdict.severity, severity.max(Severity::Warning));
+        }
+        let away = said(State::BlockedOnDatabase, Some("disk-full"));
+        assert_eq!(
+            decided(&left, Some(&away)).state,
+            State::BlockedOnDatabase,
+            "a relay without a session may still run"
+        );
+    }
+}
+
+#[test]
+fn a_slot_in_danger_comes_before_a_relay_that_is_held_up_by_pubsub() {
+    for (health, state) in [
+        (Health::Lost, State::Lost),
+        (Health::Missing, State::Missing),
+        (Health::Unreserved(room(-5, true)), State::Unreserved),
+    ] {
+        assert_eq!(decided(&health, Some(&blocked())).state, state);
+    }
+}
+
+#[test]
+fn a_slot_that_is_nearly_full_raises_the_severity_of_every_state() {
+    for (left, severity) in [(20, Severity::Warning), (5, Severity::Error)] {
+        for is_read in [true, false] {
+            for health in [
+                Health::Reserved(room(left, is_read)),
+                Health::Extended(room(left, is_read)),
+            ] {
+                let quiet = decided(&health, None);
+                assert_eq!((quiet.state, quiet.severity), (State::NearlyFull, severity));
+                assert_eq!(quiet.meaning.contains("nobody reads it"), !is_read);
+                let held_up = said(State::BlockedOnDatabase, Some("disk-full"));
+                let verdict = decided(&health, Some(&held_up));
+                assert_eq!(verdict.state, State::BlockedOnDatabase);
+                assert!(verdict.severity >= severity);
+                assert!(verdict.meaning.contains("max_slot_wal_keep_size"));
+            }
+        }
+    }
+}
+
+#[test]
+fn a_relay_that_recovers_from_a_loss_or_says_what_keeps_it_from_that_explains_the_slot() {
+    let recovering = said(State::Recovering, None);
+    assert_eq!(
+        decided(&Health::Lost, Some(&recovering)).state,
+        State::Recovering
+    );
+    let refused = said(State::Broken, Some("publication-missing"));
+    assert_eq!(
+        decided(&Health::Missing, Some(&refused)).state,
+        State::Broken
+    );
+    let stopped = said(State::Broken, Some("slot-lost"));
+    assert_eq!(decided(&Health::Lost, Some(&stopped)).state, State::Lost);
+}
+
+#[test]
+fn events_in_quarantine_are_at_least_a_warning() {
+    let verdict = decide(StateFacts {
+        health: Some(&Health::Active),
+        has_quarantine: true,
+        ..StateFacts::default()
+    });
+    assert_eq!(
+        (verdict.state, verdict.severity),
+        (State::Streaming, Severity::Warning)
+    );
+    assert!(verdict.meaning.contains("except those in quarantine"));
+}
+
+#[test]
+fn the_public_condition_has_the_shown_state_and_no_message_of_the_database() {
+    let away = said(State::BlockedOnDatabase, Some("disk-full"));
+    let verdict = decided(&Health::Active, Some(&away));
+    let public = verdict.public(away);
+    assert_eq!(
+        (public.what, public.state),
+        (None, State::BlockedOnDatabase)
+    );
+    assert!(public.hint.is_some_and(|hint| hint != "mend it"));
+    let streaming = said(State::Streaming, None);
+    let verdict = decided(&Health::Unreserved(room(-5, true)), Some(&streaming));
+    let public = verdict.public(streaming);
+    assert_eq!(public.state, State::Unreserved);
+    assert!(public.hint.is_some());
+    let shown = decided(&Health::Active, Some(&blocked())).public(blocked());
+    assert_eq!(shown.what.as_deref(), Some("it failed"));
+}

@@ -1,0 +1,237 @@
+//! Says what `postrider run` would do with the findings: start, wait, recover by itself, or stop. The
+//! code of each finding decides, because many errors go away while the relay waits.
+
+use serde::Serialize;
+use slot_manager::{Finding, Severity};
+
+use super::CheckSection;
+use crate::error::{Code, Disposition};
+use crate::settings::{OnBadEvent, OnLoss, Settings};
+
+/// What `postrider run` would do now.
+#[derive(Debug, Clone, Default, PartialEq, Serialize)]
+pub(crate) struct Forecast {
+    /// Codes of the findings with which it would stop.
+    pub(crate) stops: Vec<&'static str>,
+    /// Codes of the findings that it would wait for. It continues by itself when they are gone.
+    pub(crate) waits: Vec<&'static str>,
+    /// How long it would wait for PostgreSQL at most, in seconds, before it exits. `None` if PostgreSQL
+    /// answers.
+    pub(crate) start_timeout_seconds: Option<f64>,
+    /// Codes of the losses from which it would recover by itself.
+    pub(crate) recovers: Vec<&'static str>,
+    /// Whether it would be a standby, because another session reads from the slot.
+    pub(crate) stands_by: bool,
+    /// Whether it would create the slot.
+    pub(crate) creates_slot: bool,
+}
+
+/// What one finding means for the relay.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Effect {
+    None,
+    CreatesSlot,
+    StandsBy,
+    Recovers,
+    Waits,
+    Stops,
+}
+
+impl Forecast {
+    /// Computes the forecast from all findings of a check.
+    pub(crate) fn of(sections: &[CheckSection], settings: &Settings) -> Self {
+        let mut forecast = Self::default();
+        for finding in sections.iter().flat_map(|section| &section.findings) {
+            let codes = match effect(finding, settings) {
+                Effect::None => continue,
+                Effect::CreatesSlot => {
+                    forecast.creates_slot = true;
+                    continue;
+                }
+                Effect::StandsBy => {
+                    forecast.stands_by = true;
+                    continue;
+                }
+                Effect::Recovers => &mut forecast.recovers,
+                Effect::Waits => &mut forecast.waits,
+                Effect::Stops => &mut forecast.stops,
+            };
+            if finding.code == Code::PostgresUnreachable.name() {
+                forecast.start_timeout_seconds = Some(settings.start_timeout.as_secs_f64());
+            }
+            if !codes.contains(&finding.code) {
+                codes.push(finding.code);
+            }
+        }
+        forecast
+    }
+
+    /// The forecast in a sentence without its subject, such as "would start".
+    pub(crate) fn sentence(&self) -> String {
+        if !self.stops.is_empty() {
+            return format!(
+                "would stop until this is corrected: {}",
+                self.stops.join(", ")
+            );
+        }
+        let mut parts = vec![if self.stands_by {
+            "would start as a standby".to_owned()
+        } else {
+            "would start".to_owned()
+        }];
+        if self.creates_slot {
+            parts.push("create the slot".to_owned());
+        }
+        if !self.recovers.is_empty() {
+            parts.push(format!("recover by itself ({})", self.recovers.join(", ")));
+        }
+        if !self.waits.is_empty() {
+            let limit = self.start_timeout_seconds;
+            let limit = limit.map_or(String::new(), |seconds| format!(" for at most {seconds} s"));
+            parts.push(format!(
+                "wait{limit} until this is gone: {}",
+                self.waits.join(", ")
+            ));
+        }
+        match parts.pop() {
+            Some(last) if parts.is_empty() => last,
+            Some(last) => format!("{} and {last}", parts.join(", ")),
+            None => String::new(),
+        }
+    }
+}
+
+fn effect(finding: &Finding, settings: &Settings) -> Effect {
+    let code: Option<Code> = finding.code.parse().ok();
+    let is_error = finding.severity == Severity::Error;
+    match (finding.severity, code) {
+        (Severity::Ok, _) => Effect::None,
+        (_, Some(Code::SlotHeld)) => Effect::StandsBy,
+        (Severity::Info, Some(Code::SlotMissing)) => Effect::CreatesSlot,
+        (Severity::Info, _) => Effect::None,
+        (_, Some(Code::SlotMissing | Code::SlotLost | Code::SlotRecreated)) => {
+            match settings.slot_on_loss {
+                OnLoss::Recover => Effect::Recovers,
+                OnLoss::Stop => Effect::Stops,
+            }
+        }
+        (Severity::Warning, _) => Effect::None,
+        // A bad event goes into quarantine.
+        (_, Some(Code::EventInvalid | Code::EventTooLarge | Code::EventRefused)) => {
+            match settings.on_bad_event {
+                OnBadEvent::Halt => Effect::Stops,
+                OnBadEvent::QuarantineKey | OnBadEvent::QuarantineEvent => Effect::None,
+            }
+        }
+        (_, Some(code)) => match code.disposition() {
+            Disposition::Retry => Effect::Waits,
+            Disposition::Stop | Disposition::Bug => Effect::Stops,
+        },
+        // PostgreSQL sends nothing until the standby server has the changes.
+        (_, None) if finding.code == "synchronized-standby-slots-stalled" => Effect::Waits,
+        (_, None) if is_error && finding.code == "slot-in-danger" => Effect::None,
+        (_, None) => Effect::Stops,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ops::finding::finding;
+
+    fn forecast(findings: &[(&'static str, Severity)], set: &[(&str, &str)]) -> String {
+        let env = [
+            ("DATABASE_URL", "postgres://a@b/c"),
+            ("PUBSUB_PROJECT_ID", "p"),
+        ];
+        let given = env.iter().chain(set);
+        let given = given.map(|(name, value)| ((*name).to_owned(), (*value).to_owned()));
+        let settings = Settings::load(None, &given.collect(), &[]).unwrap();
+        let findings = findings
+            .iter()
+            .map(|(code, severity)| finding(*severity, code, "it is so"));
+        let section = CheckSection {
+            heading: "PostgreSQL".to_owned(),
+            findings: findings.collect(),
+        };
+        Forecast::of(&[section], &settings).sentence()
+    }
+
+    #[test]
+    fn the_code_of_a_finding_decides_what_the_relay_would_do() {
+        use Severity::{Error, Info, Warning};
+        let stop = [("POSTRIDER_SLOT_ON_LOSS", "stop")];
+        let halt = [("POSTRIDER_ON_BAD_EVENT", "halt")];
+        for (code, severity, set, expected) in [
+            ("wal-level", Severity::Ok, &[][..], "would start"),
+            ("slot-missing", Info, &[], "would start and create the slot"),
+            ("slot-held", Info, &[], "would start as a standby"),
+            ("slot-unread", Warning, &[], "would start"),
+            ("topic-missing", Warning, &[], "would start"),
+            (
+                "topic-missing",
+                Error,
+                &[],
+                "would start and wait until this is gone: topic-missing",
+            ),
+            (
+                "postgres-unreachable",
+                Error,
+                &[],
+                "would start and wait for at most 10 s until this is gone: postgres-unreachable",
+            ),
+            (
+                "slot-lost",
+                Error,
+                &[],
+                "would start and recover by itself (slot-lost)",
+            ),
+            (
+                "slot-lost",
+                Error,
+                &stop,
+                "would stop until this is corrected: slot-lost",
+            ),
+            ("event-invalid", Error, &[], "would start"),
+            (
+                "event-invalid",
+                Error,
+                &halt,
+                "would stop until this is corrected: event-invalid",
+            ),
+            ("slot-in-danger", Error, &[], "would start"),
+            (
+                "pooler-in-between",
+                Error,
+                &[],
+                "would stop until this is corrected: pooler-in-between",
+            ),
+            (
+                "privilege-missing",
+                Error,
+                &[],
+                "would stop until this is corrected: privilege-missing",
+            ),
+        ] {
+            assert_eq!(forecast(&[(code, severity)], set), expected, "{code}");
+        }
+    }
+
+    #[test]
+    fn a_finding_that_stops_the_relay_comes_before_all_others() {
+        let findings = [
+            ("topic-missing", Severity::Error),
+            ("topic-missing", Severity::Error),
+            ("slot-lost", Severity::Error),
+        ];
+        assert_eq!(
+            forecast(&findings, &[]),
+            "would start, recover by itself (slot-lost) and wait until this is gone: topic-missing"
+        );
+        let stops = [&findings[..], &[("wal-level", Severity::Error)]].concat();
+        assert_eq!(
+            forecast(&stops, &[]),
+            "would stop until this is corrected: wal-level"
+        );
+    }
+}
