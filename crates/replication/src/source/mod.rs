@@ -13,6 +13,7 @@ mod feedback;
 mod framing;
 mod handshake;
 mod lease;
+mod login;
 mod pace;
 mod probe;
 mod proof;
