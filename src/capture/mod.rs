@@ -35,6 +35,7 @@
 pub(crate) mod blocked;
 mod bounds;
 pub(crate) mod claim;
+pub(crate) mod detached;
 pub(crate) mod earlier;
 pub(crate) mod from_table;
 pub(crate) mod intake;

@@ -10,6 +10,7 @@ use slot_manager::SlotName;
 
 use super::situation::Situation;
 use crate::capture::blocked::Firsts;
+use crate::capture::detached::{self, DetachedTable};
 use crate::capture::table::TableReader;
 use crate::capture::unrecorded::Unrecorded;
 use crate::capture::{ScanWindow, claim, scan};
@@ -105,7 +106,18 @@ async fn tables(
     for captured in known.iter_mut().filter(|_| wants_everything) {
         (captured.record.since, captured.record.floor) = (None, 0);
     }
-    for (table, captured) in settings.tables.iter().zip(&known) {
+    let detached = if situation.is_foreign() {
+        // The OIDs are those of another cluster.
+        Vec::new()
+    } else {
+        sql.answer(detached::find(&sql, &settings.tables, &known))
+            .await?
+    };
+    let former = detached
+        .iter()
+        .filter_map(DetachedTable::rows)
+        .map(|rows| (&rows.settings, &rows.captured));
+    for (table, captured) in settings.tables.iter().zip(&known).chain(former) {
         let resolving = TableReader::resolve(&sql, table, project, captured);
         let reader = sql.answer(resolving).await?;
         let window = ScanWindow::unresolved(captured, situation.records);
