@@ -8,11 +8,26 @@ use crate::privileges::login_role;
 
 const DETACH: &str = "ALTER TABLE public.parts DETACH PARTITION public.parts_2";
 
+/// Commits new rows, one transaction per row. The rows of each key are in one partition, because the
+/// relay publishes the rows of a detached partition before the other rows.
+async fn insert(world: &mut World, prefix: &str, rows: u32) {
+    let (first, last) = (world.next, world.next + rows - 1);
+    world.next += rows;
+    let insert = format!(
+        "DO $$ BEGIN FOR i IN {first}..{last} LOOP \
+             INSERT INTO public.parts (aggregatetype, aggregateid, event_type, payload, day) \
+             SELECT 'order', '{prefix}-' || i % 4, 'New', jsonb_build_object('n', i), \
+                 date '2020-01-01' + i % 4 * 366; \
+             COMMIT; END LOOP; END $$"
+    );
+    world.execute(&insert).await;
+}
+
 /// Inserts rows that the relay does not get, because it is down and the slot is lost, and runs `detach`.
 /// Returns the world before a relay starts again.
 async fn detached_and_lost(mut world: World, relay: Relay, detach: &str) -> World {
     relay.stop().await;
-    world.insert("a", 40).await;
+    insert(&mut world, "a", 40).await;
     world.note().await;
     for sql in detach.split(';') {
         world.execute(sql).await;
@@ -168,7 +183,7 @@ async fn rows_of_a_gap_in_a_partition_that_is_then_detached_are_published() {
         )
         .await;
     relay.wait_for_log("publication-drift").await;
-    world.insert("gap", 40).await;
+    insert(&mut world, "gap", 40).await;
     world.note().await;
     world.execute(DETACH).await;
     world
