@@ -41,7 +41,7 @@ use tokio::sync::{Notify, mpsc, oneshot};
 use tokio::task::JoinHandle;
 
 use crate::capture::claim::{self, Captured};
-use crate::capture::detached;
+use crate::capture::detached::{self, DetachedTable};
 use crate::capture::from_table::TableSender;
 use crate::capture::tops::{self, Tops};
 use crate::capture::{Bounds, ScanWindow, scan};
@@ -241,15 +241,7 @@ impl AuditState {
         if !reached {
             return Ok(AT_ONCE);
         }
-        let known = async {
-            // Columns may be added while a relay runs.
-            claim::refresh(sql, &self.subject.tables).await?;
-            claim::known(sql, &self.subject.slot, &self.subject.tables).await
-        };
-        let captured = sql.answer(known).await?;
-        let detached = sql
-            .answer(detached::find(sql, &self.subject.tables, &captured))
-            .await?;
+        let (captured, detached) = sql.answer(self.tables(sql)).await?;
         if records.may_lack_records()
             && (former::any_became_readable(&captured, &detached)
                 || sql.answer(any_overlooked(sql, &captured, records)).await?)
@@ -292,6 +284,16 @@ impl AuditState {
         } else {
             INTERVAL
         })
+    }
+
+    /// Reads the captured tables and their former partitions.
+    async fn tables(&self, sql: &Sql) -> Result<(Vec<Captured>, Vec<DetachedTable>)> {
+        let AuditSubject { slot, tables, .. } = &self.subject;
+        // Columns may be added while a relay runs.
+        claim::refresh(sql, tables).await?;
+        let captured = claim::known(sql, slot, tables).await?;
+        let detached = detached::find(sql, tables, &captured).await?;
+        Ok((captured, detached))
     }
 
     /// Reads the results of earlier audits, whether the slot has confirmed `end`, and the state of the

@@ -8,7 +8,7 @@
 use slot_manager::QualifiedName;
 use slot_manager::table::{self, FormerPartition};
 
-use super::claim::Captured;
+use super::captured::Captured;
 use super::shape::{self, Unfit};
 use super::table::TableReader;
 use super::window::ScanWindow;

@@ -7,7 +7,7 @@
 
 use slot_manager::table::WRITTEN_BEFORE_ATTACHED;
 
-use super::claim::Captured;
+use super::captured::Captured;
 use super::shape::xids_sql;
 use crate::postgres::Snapshot;
 use crate::store::relay_row::RecordKeeping;

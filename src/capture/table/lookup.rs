@@ -6,7 +6,7 @@ use slot_manager::quoted_literal;
 use tokio_postgres::SimpleQueryRow;
 
 use super::TableReader;
-use crate::capture::claim::Captured;
+use crate::capture::captured::Captured;
 use crate::capture::shape::xids_sql;
 use crate::mapping::{INSERTED_XID, TimeKind};
 

@@ -21,7 +21,7 @@ use slot_manager::{QualifiedName, cluster, quoted_identifier, quoted_literal};
 use tokio_postgres::SimpleQueryRow;
 use tokio_postgres::error::{Error as PgError, SqlState};
 
-use super::claim::Captured;
+use super::captured::Captured;
 use crate::error::{Code, Error, Result};
 use crate::event::{Event, EventId, EventPosition, EventRef, OrderingKey};
 use crate::mapping::{EventFault, MapError, Mapper, TableSettings, TimeKind};

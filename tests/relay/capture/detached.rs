@@ -266,3 +266,53 @@ async fn rows_of_an_attached_partition_are_published_without_a_restart() {
         .await;
     world.assert_published_once(relay).await;
 }
+
+/// Published events have no record, so the recovery repeats rows.
+#[tokio::test(flavor = "multi_thread")]
+async fn rows_of_a_detached_partition_are_published_after_a_lost_slot_without_records() {
+    let mut world = World::new(Kind::Partitioned, 20).await;
+    let exceptions = ("POSTRIDER_DISPATCH", "exceptions".to_owned());
+    world.more.push(exceptions);
+    let (world, relay) = world.serve(50).await;
+    let mut world = detached_and_lost(world, relay, DETACH).await;
+    let relay = world.relay();
+    world.assert_published(relay).await;
+    let relay = world.streaming().await;
+    wait_until_forgotten(&world).await;
+    relay.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn rows_of_a_detached_partition_are_published_without_records_once_the_relay_may_read_it() {
+    let mut world = World::new(Kind::Partitioned, 20).await;
+    let url = login_role(&world.database).await;
+    world.more.push(("DATABASE_URL", url));
+    world
+        .more
+        .push(("POSTRIDER_DISPATCH", "exceptions".to_owned()));
+    let (world, relay) = world.serve(50).await;
+    let mut world = detached_and_lost(world, relay, DETACH).await;
+    let relay = world.relay();
+    let grant = "GRANT SELECT ON public.parts_2 TO shop_relay";
+    relay.wait_for_log(grant).await;
+    relay.wait_for_log("recovered").await;
+    world.execute(grant).await;
+    world.assert_published(relay).await;
+    let relay = world.streaming().await;
+    wait_until_forgotten(&world).await;
+    relay.stop().await;
+}
+
+/// The partition becomes a captured table itself. Its undelivered rows are older than this capture.
+#[tokio::test(flavor = "multi_thread")]
+async fn rows_of_a_partition_that_becomes_a_captured_table_are_published_once() {
+    let (world, relay) = World::served(Kind::Partitioned, 50).await;
+    let mut world = detached_and_lost(world, relay, DETACH).await;
+    world
+        .execute("ALTER PUBLICATION postrider ADD TABLE public.parts_2")
+        .await;
+    let settings = "[[tables]]\ntable = \"public.parts\"\n[[tables]]\ntable = \"public.parts_2\"\n";
+    std::fs::write(world.settings.path(), settings).unwrap();
+    let relay = world.relay();
+    world.assert_published_once(relay).await;
+}
