@@ -279,3 +279,29 @@ async fn rows_that_are_written_after_a_backup_was_restored_are_published() {
     // The relay takes the restored rows for new rows too, because losing is worse than repeating.
     assert_published_once(&world, relay, 50 + 30 + 20).await;
 }
+
+/// On another server, other tables have the recorded OIDs. Rows of a recreated table keep their event ids
+/// when the relay moves there.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_recreated_table_that_moves_to_another_server_repeats_and_loses_nothing() {
+    let (mut world, relay) = served(false).await;
+    relay.stop().await;
+    for events in [80, 110] {
+        world.execute(&recreate()).await;
+        world.execute(PUBLISH).await;
+        world.insert("before", 30).await;
+        let relay = world.relay();
+        published(&world, &relay, events).await;
+        world.wait_until_compared(&relay).await;
+        relay.stop().await;
+        let other = "UPDATE outbox.relay SET system_identifier = '1' || system_identifier";
+        world.execute(other).await;
+        let adopted = world.run(&["recover", "--adopt", "--yes"], &[]);
+        assert!(adopted.status.success(), "{adopted:?}");
+    }
+    let suffix = "SELECT id_suffixes ->> table_oid::text = '@1.' || table_oid FROM outbox.capture";
+    let suffix = world.database.client.query_one(suffix, &[]).await.unwrap();
+    assert!(suffix.get::<_, bool>(0));
+    let relay = world.relay();
+    assert_published_once(&world, relay, 110).await;
+}
