@@ -3,7 +3,8 @@
 //! A table is recognised by its OID, so a rename or `SET SCHEMA` changes nothing. If no record has
 //! the OID, the name decides, so a table that was dropped and created again, restored or swapped
 //! keeps its record. All functions are pure, except those that take an SQL session. The module `owner`
-//! decides whether another slot captures the rows of a table.
+//! decides whether another slot captures the rows of a table, and `replaced` whether a table with another OID
+//! is a copy.
 
 mod owner;
 mod replaced;
