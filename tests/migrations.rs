@@ -82,7 +82,7 @@ async fn migrate(client: &Client) {
 
 /// The later migrations, which create and change `outbox.relay`, `outbox.capture` and
 /// `outbox.replay`.
-const OF_THE_RELAY: [&str; 14] = [
+const OF_THE_RELAY: [&str; 15] = [
     include_str!("../migrations/0006_recovery.sql"),
     include_str!("../migrations/0007_audit.sql"),
     include_str!("../migrations/0008_exceptions.sql"),
@@ -96,6 +96,7 @@ const OF_THE_RELAY: [&str; 14] = [
     include_str!("../migrations/0017_pruning.sql"),
     include_str!("../migrations/0018_since_lsn.sql"),
     include_str!("../migrations/0019_days.sql"),
+    include_str!("../migrations/0020_table_oids.sql"),
     include_str!("../migrations/0021_earlier_messages.sql"),
 ];
 

@@ -64,6 +64,8 @@ pub struct TableState {
     pub oid: Option<u32>,
     /// Whether it is partitioned.
     pub is_partitioned: bool,
+    /// The OIDs of its partitions that hold rows, ascending.
+    pub partitions: Vec<u32>,
     /// Whether rows are stored in tables that inherit from it, such as the chunks of a TimescaleDB
     /// hypertable. Such rows are streamed under the names of those tables.
     pub has_children: bool,
@@ -191,6 +193,7 @@ impl TableState {
             wanted: wanted.clone(),
             oid: get(row, "table_oid")?,
             is_partitioned: get(row, "partitioned")?,
+            partitions: get(row, "partitions")?,
             columns: get(row, "table_columns")?,
             never_published: get(row, "never_published")?,
             has_children: get(row, "has_children")?,
@@ -359,5 +362,16 @@ impl PublicationState {
     #[must_use]
     pub fn has_changed_since(&self, earlier: &Self) -> bool {
         self.fingerprint != earlier.fingerprint
+    }
+
+    /// Whether partitions were attached to a captured table or detached from it since `earlier`. A partition
+    /// may bring rows that are not streamed.
+    #[must_use]
+    pub fn has_other_partitions_than(&self, earlier: &Self) -> bool {
+        let partitions = |state: &Self| -> Vec<_> {
+            let tables = state.tables.iter();
+            tables.map(|table| table.partitions.clone()).collect()
+        };
+        partitions(self) != partitions(earlier)
     }
 }

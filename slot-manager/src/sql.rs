@@ -130,6 +130,8 @@ select p.oid, p.puballtables, p.pubinsert, p.pubupdate, p.pubdelete, p.pubtrunca
        w.place,
        c.oid as table_oid,
        coalesce(c.relkind = 'p', false) as partitioned,
+       array(select t.relid::oid from pg_catalog.pg_partition_tree(c.oid) t
+             where c.relkind = 'p' and t.isleaf order by t.relid::oid) as partitions,
        array(select a.attname::text from pg_catalog.pg_attribute a
              where a.attrelid = c.oid and a.attnum > 0 and not a.attisdropped) as table_columns,
        array(select a.attname::text from pg_catalog.pg_attribute a

@@ -8,7 +8,7 @@ use tokio_postgres::{Client, Row};
 
 use crate::slot::get;
 use crate::sql::table as sql;
-use crate::{QualifiedName, SlotError, query};
+use crate::{QualifiedName, SlotError, query, quoted_identifier};
 
 /// The SQL condition that a row of `e` was written before its partition was attached. For a
 /// statement that reads the rows of a captured table.
@@ -152,4 +152,73 @@ pub async fn size_of_partitions(client: &Client, table: &QualifiedName) -> Resul
     .await?;
     let bytes: i64 = get(&row, "bytes")?;
     Ok(bytes.unsigned_abs())
+}
+
+/// A table that was a partition of a captured table, or was the captured table itself.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct FormerPartition {
+    /// Its OID.
+    pub oid: u32,
+    /// Its current name.
+    pub name: QualifiedName,
+    /// Its own OID, and the OIDs of the tables of which it is a partition now.
+    pub within: Vec<u32>,
+    /// Whether a `DETACH CONCURRENTLY` of it has not ended.
+    pub is_pending: bool,
+    /// The statement after which our role can read all its rows; `None` if it can.
+    pub needs: Option<String>,
+}
+
+/// Looks tables up by their OIDs. Leaves out those that do not exist, and those without rows of their own.
+///
+/// # Errors
+/// [`SlotError::Database`].
+pub async fn former_partitions(
+    client: &Client,
+    oids: &[u32],
+) -> Result<Vec<FormerPartition>, SlotError> {
+    let action = "looking for detached partitions";
+    let parameters = [(&oids as _, Type::OID_ARRAY)];
+    let rows = query::all(client, action, sql::FORMER_PARTITIONS, &parameters).await?;
+    rows.iter().map(FormerPartition::from_row).collect()
+}
+
+impl FormerPartition {
+    fn from_row(row: &Row) -> Result<Self, SlotError> {
+        let (schema, name): (String, String) = (get(row, "schema_name")?, get(row, "name")?);
+        let name = QualifiedName { schema, name };
+        let role: String = get(row, "role")?;
+        let role = quoted_identifier(&role);
+        let mut needs = Vec::new();
+        if !get::<bool>(row, "may_use_schema")? {
+            let schema = quoted_identifier(&name.schema);
+            needs.push(format!("GRANT USAGE ON SCHEMA {schema} TO {role}"));
+        }
+        if !get::<bool>(row, "may_select")? {
+            needs.push(format!("GRANT SELECT ON {name} TO {role}"));
+        }
+        if get(row, "hides_rows")? {
+            needs.push(format!("ALTER TABLE {name} DISABLE ROW LEVEL SECURITY"));
+        }
+        Ok(Self {
+            oid: get(row, "oid")?,
+            within: get(row, "within")?,
+            is_pending: get(row, "is_pending")?,
+            needs: (!needs.is_empty()).then(|| needs.join("; ")),
+            name,
+        })
+    }
+}
+
+/// The OID of a table; `None` when it does not exist.
+///
+/// # Errors
+/// [`SlotError::Database`].
+pub async fn oid(client: &Client, table: &QualifiedName) -> Result<Option<u32>, SlotError> {
+    let parameters = [
+        (&table.schema as _, Type::TEXT),
+        (&table.name as _, Type::TEXT),
+    ];
+    let row = query::first(client, "looking for a table", sql::OID, &parameters).await?;
+    row.map(|row| get(&row, "oid")).transpose()
 }

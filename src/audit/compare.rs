@@ -1,8 +1,10 @@
 //! Compares the tables with outbox.dispatch: publishes unrecorded rows, and raises the floors.
 
+use super::former::FormerPartitions;
 use super::{AuditState, AuditSubject, AuditWait};
 use crate::capture::blocked::Firsts;
 use crate::capture::claim::Captured;
+use crate::capture::detached::DetachedTable;
 use crate::capture::from_table::{self, Interrupted, SessionEnded};
 use crate::capture::positions::commit_before;
 use crate::capture::table::TableReader;
@@ -10,6 +12,7 @@ use crate::capture::unrecorded::Unrecorded;
 use crate::capture::{ScanWindow, shape};
 use crate::error::{Code, Error, Result};
 use crate::event::EventPosition;
+use crate::mapping::TableSettings;
 use crate::postgres::Sql;
 use crate::store::capture_record::{self as captures, Resolved};
 use crate::store::dispatch::last_ordinal;
@@ -23,6 +26,7 @@ impl AuditState {
         &mut self,
         sql: &Sql,
         captured: &[Captured],
+        detached: &[DetachedTable],
         waiting: AuditWait,
         is_whole: bool,
     ) -> Result<bool> {
@@ -33,7 +37,16 @@ impl AuditState {
             ordinal: last + 1,
         };
         let (mut found, mut has_changed) = (0, false);
-        for (table, captured) in self.subject.tables.iter().zip(captured) {
+        for rows in detached.iter().filter_map(DetachedTable::rows) {
+            let window = rows.bounded(ScanWindow::unrecorded(&rows.captured));
+            if waiting.xmin > window.from_xid {
+                let publishing =
+                    self.publish_unrecorded(sql, &rows.settings, window, waiting, &mut next);
+                found += publishing.await?;
+            }
+        }
+        let subject_tables = self.subject.tables.clone();
+        for (table, captured) in subject_tables.iter().zip(captured) {
             let Captured { record, shape } = captured;
             let known = record.partitions.as_deref();
             has_changed |= known != Some(&shape.partitions);
@@ -47,31 +60,8 @@ impl AuditState {
             } else {
                 ScanWindow::recent(captured)
             };
-            let window = ScanWindow {
-                below_xid: Some(waiting.xmin),
-                ..window
-            };
-            let reader = TableReader::resolve(sql, table, &self.subject.project, captured).await?;
-            let none = Firsts::default();
-            let unrecorded = Unrecorded::of(sql, reader, table, window, &none).await?;
-            let metrics = &self.subject.metrics;
-            let sending = from_table::hand_over(unrecorded, &mut self.events, &mut next, || {
-                metrics.events_from_table.inc();
-            });
-            let sent = sending.await;
-            // Wait even if reading has failed: otherwise the next attempt would send the same rows
-            // again.
-            let settled = self.events.settled().await;
-            found += match (sent, settled) {
-                (Err(Interrupted::Failed(error)), _) => return Err(error),
-                (Err(Interrupted::SessionEnded), _) | (_, Err(SessionEnded)) => {
-                    return Err(ended());
-                }
-                (Ok(sent), Ok(())) => sent,
-            };
-            if window.goes_by_places() {
-                shape::refuse_rewritten(sql, table, shape).await?;
-            }
+            let publishing = self.publish_unrecorded(sql, table, window, waiting, &mut next);
+            found += publishing.await?;
         }
         if found > 0 {
             let code = Code::PublicationGap;
@@ -85,11 +75,48 @@ impl AuditState {
         Ok(found > 0 || has_changed)
     }
 
+    /// Publishes the unrecorded rows of one table, and waits for their outcomes. Returns their number.
+    async fn publish_unrecorded(
+        &mut self,
+        sql: &Sql,
+        table: &TableSettings,
+        window: ScanWindow<'_>,
+        waiting: AuditWait,
+        next: &mut EventPosition,
+    ) -> Result<u64> {
+        let window = ScanWindow {
+            below_xid: Some(waiting.xmin),
+            ..window
+        };
+        let captured = window.captured;
+        let reader = TableReader::resolve(sql, table, &self.subject.project, captured).await?;
+        let none = Firsts::default();
+        let unrecorded = Unrecorded::of(sql, reader, table, window, &none).await?;
+        let metrics = &self.subject.metrics;
+        let sending = from_table::hand_over(unrecorded, &mut self.events, next, || {
+            metrics.events_from_table.inc();
+        });
+        let sent = sending.await;
+        // Wait even if reading has failed: otherwise the next attempt would send the same rows again.
+        let settled = self.events.settled().await;
+        let sent = match (sent, settled) {
+            (Err(Interrupted::Failed(error)), _) => return Err(error),
+            (Err(Interrupted::SessionEnded), _) | (_, Err(SessionEnded)) => return Err(ended()),
+            (Ok(sent), Ok(())) => sent,
+        };
+        if window.goes_by_places() {
+            let shape = &captured.shape;
+            shape::refuse_rewritten(sql, table, shape).await?;
+        }
+        Ok(sent)
+    }
+
     /// Raises the floors, and records the audit.
     pub(super) async fn resolved(
         &mut self,
         sql: &Sql,
         captured: &[Captured],
+        former: &FormerPartitions,
         waiting: AuditWait,
         publication: &str,
         earlier: &AuditHistory,
@@ -104,6 +131,8 @@ impl AuditState {
                 floor: waiting.xmin,
                 floor_seq: top.map(|top| (top.seq, top.numbering.as_str())),
                 partitions: Some(&captured.shape.partitions),
+                left: &former.left,
+                unread: former.unread_of(n),
             };
             let (slot, walsender) = (&self.subject.slot, self.subject.walsender);
             captures::resolve(sql, slot, walsender, &resolved).await?;

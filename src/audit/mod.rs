@@ -27,8 +27,10 @@
 //! rows of a table (`capture`).
 
 mod compare;
+mod former;
 mod statements;
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -39,6 +41,7 @@ use tokio::sync::{Notify, mpsc, oneshot};
 use tokio::task::JoinHandle;
 
 use crate::capture::claim::{self, Captured};
+use crate::capture::detached::{self, DetachedTable};
 use crate::capture::from_table::TableSender;
 use crate::capture::tops::{self, Tops};
 use crate::capture::{Bounds, ScanWindow, scan};
@@ -130,6 +133,7 @@ pub(crate) fn start(
             floor: 0,
             horizon: None,
             began_before: None,
+            detached_before: BTreeMap::new(),
             broken,
         };
         let mut sql = None;
@@ -174,6 +178,9 @@ struct AuditState {
     /// The next transaction id when the first audit of this session began. Events that earlier sessions
     /// delivered belong to older transactions.
     began_before: Option<u64>,
+    /// By OID of a former partition: the next transaction id when this session first found it detached. All
+    /// its rows belong to older transactions.
+    detached_before: BTreeMap<u32, u64>,
     broken: mpsc::Sender<Error>,
 }
 
@@ -234,25 +241,31 @@ impl AuditState {
         if !reached {
             return Ok(AT_ONCE);
         }
-        // Columns may be added while a relay runs.
-        claim::refresh(sql, &self.subject.tables).await?;
-        let captured = claim::known(sql, &self.subject.slot, &self.subject.tables).await?;
-        if records.may_lack_records() && any_overlooked(sql, &captured, records).await? {
+        let (captured, detached) = self.tables(sql).await?;
+        if records.may_lack_records()
+            && (former::any_became_readable(&captured, &detached)
+                || any_overlooked(sql, &captured, records).await?)
+        {
             return self.end_session(sql).await;
         }
         let has_partitions = captured
             .iter()
             .any(|captured| !captured.new_partitions().is_empty());
         let is_whole = !is_as_it_was || self.everything;
+        let former = self
+            .former(sql, &captured, &detached, waiting, !is_whole)
+            .await?;
         let is_higher = self.goal.is_some() && waiting.xmin > self.floor;
-        let mut writes = is_higher || !earlier.had_one || has_partitions;
+        let mut writes = is_higher || !earlier.had_one || has_partitions || former.any_change();
         if !records.may_lack_records() {
             writes |= is_whole;
-            writes |= self.compare(sql, &captured, waiting, is_whole).await?;
+            writes |= self
+                .compare(sql, &captured, &detached, waiting, is_whole)
+                .await?;
         }
         // An idle relay writes nothing.
         if writes {
-            self.resolved(sql, &captured, waiting, fingerprint, &earlier)
+            self.resolved(sql, &captured, &former, waiting, fingerprint, &earlier)
                 .await?;
             self.floor = waiting.xmin;
             self.goal = self.goal.filter(|goal| waiting.xmin < *goal);
@@ -266,11 +279,22 @@ impl AuditState {
             return Ok(AT_ONCE);
         }
         self.horizon = self.horizon.filter(|horizon| waiting.xmin < *horizon);
-        Ok(if records.may_lack_records() || self.horizon.is_some() {
+        let is_soon = self.horizon.is_some() || former.any_waits;
+        Ok(if records.may_lack_records() || is_soon {
             SOON
         } else {
             INTERVAL
         })
+    }
+
+    /// Reads the captured tables and their former partitions.
+    async fn tables(&self, sql: &Sql) -> Result<(Vec<Captured>, Vec<DetachedTable>)> {
+        let AuditSubject { slot, tables, .. } = &self.subject;
+        // Columns may be added while a relay runs.
+        claim::refresh(sql, tables).await?;
+        let captured = claim::known(sql, slot, tables).await?;
+        let detached = detached::find(sql, tables, &captured).await?;
+        Ok((captured, detached))
     }
 
     /// Reads the results of earlier audits, whether the slot has confirmed `end`, and the state of the

@@ -7,7 +7,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use super::claim::Captured;
+use super::captured::Captured;
 use crate::postgres::Snapshot;
 
 /// The bounds of one table. The floor rises while a session runs.

@@ -3,21 +3,25 @@
 //! A table is recognised by its OID, so a rename or `SET SCHEMA` changes nothing. If no record has
 //! the OID, the name decides, so a table that was dropped and created again, restored or swapped
 //! keeps its record. All functions are pure, except those that take an SQL session. The module `owner`
-//! decides whether another slot captures the rows of a table.
+//! decides whether another slot captures the rows of a table, and `replaced` whether a table with another OID
+//! is a copy.
 
 mod owner;
+mod replaced;
+
+use std::collections::BTreeMap;
 
 use decoder::Lsn;
-use outbox_event::TableIdentity;
 use slot_manager::{QualifiedName, SlotName};
 
 pub(crate) use self::owner::{refuse_others, refuse_partial_overlap, with_partitions};
+pub(crate) use super::captured::Captured;
 use super::shape::{self, Shape};
 use crate::error::{Code, Error, Result};
 use crate::mapping::TableSettings;
 use crate::postgres::{Snapshot, Sql, current_snapshot};
 use crate::settings::Start;
-use crate::store::capture_record::{self, CaptureRecord};
+use crate::store::capture_record::{self, CaptureRecord, IdSuffixes};
 
 /// A table as it is in the catalog now.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -26,40 +30,12 @@ pub(crate) struct FoundTable {
     pub(crate) shape: Shape,
 }
 
-/// A captured table: its shape, and its capture record.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Captured {
-    pub(crate) record: CaptureRecord,
-    pub(crate) shape: Shape,
-}
-
-impl Captured {
-    /// The name that identifies the table in the ids of its events.
-    pub(crate) fn identity(&self) -> TableIdentity {
-        TableIdentity::new(&self.record.identity).with_added_xids(&self.record.added_xids)
-    }
-
-    /// Returns the OIDs of the partitions that were added since the floor was last raised and that hold
-    /// rows. These rows may be unresolved although they belong to transactions below the floor, because a
-    /// table that is attached as a partition brings its own rows.
-    pub(crate) fn new_partitions(&self) -> Vec<&str> {
-        let Some(known) = &self.record.partitions else {
-            return Vec::new();
-        };
-        let is_known = |oid: &&str| known.split(',').any(|known| known == *oid);
-        let oids = self.shape.partitions.split(',');
-        // An empty partition brings no rows.
-        let filled: Vec<String> = self.shape.filled.iter().map(u32::to_string).collect();
-        let is_filled = |oid: &&str| filled.iter().any(|filled| filled == oid);
-        oids.filter(|oid| is_filled(oid) && !is_known(oid))
-            .collect()
-    }
-}
-
 /// How capturing begins.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct CaptureStart<'a> {
     pub(crate) start: Start,
+    /// The settings of the tables.
+    pub(crate) tables: &'a [TableSettings],
     /// Fingerprint of the publication.
     pub(crate) publication: &'a str,
     /// Whether no relay has ever served the slot. If so, `start = all` applies even to tables that
@@ -137,14 +113,15 @@ pub(crate) async fn claim(
         publication,
         is_first,
         since_lsn,
+        tables,
     } = begin;
     let records = capture_record::read(&**sql).await?;
     let known = matched(&found, &records);
     refuse_others(&found, &records, slot)?;
     let is_whole = known.iter().all(Option::is_some);
-    for (found, known) in found.iter().zip(&known) {
+    for ((found, known), settings) in found.iter().zip(&known).zip(tables) {
         if let Some(known) = known {
-            bring_up_to_date(sql, found, known).await?;
+            bring_up_to_date(sql, settings, found, known).await?;
             if is_first && start == Start::All && known.since.is_some() {
                 capture_record::capture_all(&**sql, known).await?;
             }
@@ -182,9 +159,10 @@ pub(crate) async fn claim(
 pub(crate) async fn refresh(sql: &Sql, tables: &[TableSettings]) -> Result<()> {
     let found = find_tables(sql, tables).await?;
     let records = capture_record::read(&**sql).await?;
-    for (found, known) in found.iter().zip(matched(&found, &records)) {
+    let known = matched(&found, &records);
+    for ((found, known), settings) in found.iter().zip(known).zip(tables) {
         if let Some(known) = known {
-            bring_up_to_date(sql, found, known).await?;
+            bring_up_to_date(sql, settings, found, known).await?;
         }
     }
     Ok(())
@@ -230,19 +208,17 @@ pub(crate) async fn as_if_claimed(
     let found = find_tables(sql, tables).await?;
     let records = capture_record::read(&**sql).await?;
     let now = current_snapshot(&**sql).await?;
+    let mut captured = Vec::with_capacity(found.len());
     let known = matched(&found, &records);
-    let known: Vec<CaptureRecord> = found
-        .iter()
-        .zip(known)
-        .map(|(found, known)| match known {
-            Some(known) => known.clone(),
+    for ((found, known), settings) in found.iter().zip(known).zip(tables) {
+        let record = match known {
+            Some(known) => replaced::brought_up(sql, settings, found, known).await?.0,
             None => new_record(found, &records, slot, start, &now),
-        })
-        .collect();
-    let captured = found.into_iter().zip(known);
-    Ok(captured
-        .map(|(FoundTable { shape, .. }, record)| Captured { record, shape })
-        .collect())
+        };
+        let shape = found.shape.clone();
+        captured.push(Captured { record, shape });
+    }
+    Ok(captured)
 }
 
 fn new_record(
@@ -268,6 +244,9 @@ fn new_record(
         recorded_from: 0,
         publication: None,
         since_lsn: None,
+        id_suffixes: IdSuffixes::first(found.shape.oid),
+        detached: Vec::new(),
+        unread: BTreeMap::new(),
     }
 }
 
@@ -276,19 +255,23 @@ fn not_captured(table: &QualifiedName) -> Error {
     Error::new(Code::SlotBusy, what).hint("no action needed: the relay checks again")
 }
 
-async fn bring_up_to_date(sql: &Sql, found: &FoundTable, known: &CaptureRecord) -> Result<()> {
+async fn bring_up_to_date(
+    sql: &Sql,
+    settings: &TableSettings,
+    found: &FoundTable,
+    known: &CaptureRecord,
+) -> Result<()> {
     let FoundTable { table, shape } = found;
     if known.oid != shape.oid || known.table != *table {
         tracing::warn!(
             %table, identity = known.identity, before = %known.table,
             "a captured table was renamed or created again: its rows are captured as before"
         );
-        let moved = CaptureRecord {
-            table: table.clone(),
-            oid: shape.oid,
-            ..known.clone()
-        };
-        capture_record::moved(&**sql, &moved).await?;
+        let (moved, origin) = replaced::brought_up(sql, settings, found, known).await?;
+        if let Some(origin) = origin {
+            tracing::warn!(%table, "{origin}");
+        }
+        capture_record::moved(&**sql, &moved, known.oid).await?;
     }
     if shape.has_inserted_xid && !known.has_inserted_xid {
         let added = CaptureRecord {

@@ -4,26 +4,26 @@
 //! event counts every insert of its transaction that the publication sends, including inserts into tables
 //! that are not captured. So the ordinal does not depend on the settings.
 
+mod streamed;
+
 use std::collections::HashMap;
 use std::sync::Arc;
 
 use bytes::Bytes;
 use decoder::{
-    CacheChange, Lsn, Message, Oid, OwnedColumn, OwnedRelation, PgTimestamp, Relation,
-    RelationCache, Value,
+    CacheChange, Lsn, Message, Oid, OwnedRelation, PgTimestamp, Relation, RelationCache, Value,
 };
 use replication::CommitLsn;
 
 use super::moved::{MovedMark, xid8};
-use outbox_event::TableIdentity;
 use slot_manager::QualifiedName;
 
+pub(crate) use self::streamed::Streamed;
+use self::streamed::place_of_inserted_xid;
 use super::shape::FIRST_NORMAL_XID;
 use crate::error::{Code, Error, Result};
 use crate::event::{CommittedAt, Event, EventPosition, EventRef, OrderingKey};
-use crate::mapping::{
-    ColumnTypes, EventError, INSERTED_XID, MapError, Mapper, TableSettings, TupleValues,
-};
+use crate::mapping::{ColumnTypes, EventError, INSERTED_XID, MapError, Mapper, TupleValues};
 use crate::metrics::{KindLabel, Metrics};
 
 /// The result of one message of the stream.
@@ -53,6 +53,9 @@ pub(crate) enum IntakeStep {
     /// Rows of this captured table cannot be mapped until [`Intake::learn`] gets the types of its
     /// columns.
     TypesUnknown(Oid),
+    /// The rows of this relation come from another table than the claimed one. If it is the current table,
+    /// a new session has to claim it first. Otherwise it is an earlier table, whose event ids are known.
+    TableUnknown(Oid),
 }
 
 /// How to handle the rows of one relation.
@@ -103,17 +106,6 @@ impl CurrentTransaction {
     }
 }
 
-/// A table of the settings, with the properties that the stream needs.
-#[derive(Debug)]
-pub(crate) struct Streamed {
-    pub(crate) settings: TableSettings,
-    /// The table's current OID.
-    pub(crate) oid: Oid,
-    pub(crate) identity: TableIdentity,
-    /// Whether every row has a value in `inserted_xid`, so that event ids may depend on that value.
-    pub(crate) always_has_inserted_xid: bool,
-}
-
 /// The decoder's state and the mappers of one session.
 #[derive(Debug)]
 pub(crate) struct Intake {
@@ -126,6 +118,12 @@ pub(crate) struct Intake {
     open: Option<CurrentTransaction>,
     last_commit_time: Option<PgTimestamp>,
     metrics: Metrics,
+}
+
+impl MappedTable {
+    fn has_uuids(&self) -> bool {
+        self.mapper.table_columns().id_is_uuid
+    }
 }
 
 impl Intake {
@@ -201,23 +199,30 @@ impl Intake {
         if self.relations.insert(relation) == CacheChange::Unchanged {
             return Ok(IntakeStep::Nothing);
         }
-        let known = self
-            .relations
-            .get(relation.oid)
-            .ok_or_else(|| unknown(relation.oid))?;
+        self.know(relation.oid)
+    }
+
+    /// Finds out how to handle the rows of a relation that the stream has described.
+    fn know(&mut self, oid: Oid) -> Result<IntakeStep> {
+        let known = self.relations.get(oid).ok_or_else(|| unknown(oid))?;
         let Some((number, streamed)) = self.captured(known) else {
             // Partitions of a captured table are ignored too: their rows arrive under the root table.
-            self.tables
-                .insert(relation.oid, KnownRelation::Ignored { rows: 0 });
+            self.tables.insert(oid, KnownRelation::Ignored { rows: 0 });
             return Ok(IntakeStep::Nothing);
         };
         if self.types.any_unknown(known) {
-            self.tables.remove(&relation.oid);
-            return Ok(IntakeStep::TypesUnknown(relation.oid));
+            self.tables.remove(&oid);
+            return Ok(IntakeStep::TypesUnknown(oid));
         }
         let table = self.resolve(known, number, streamed)?;
-        self.tables.insert(relation.oid, table);
-        Ok(IntakeStep::Nothing)
+        let is_certain = table.has_uuids() || streamed.is_certain(known);
+        let table = KnownRelation::Captured(Box::new(table));
+        self.tables.insert(oid, table);
+        Ok(if is_certain {
+            IntakeStep::Nothing
+        } else {
+            IntakeStep::TableUnknown(oid)
+        })
     }
 
     /// Finds a captured table and its index in the settings, by OID or else by name. WAL from before a
@@ -237,12 +242,14 @@ impl Intake {
         relation: &OwnedRelation,
         number: usize,
         table: &Streamed,
-    ) -> Result<KnownRelation> {
-        let (settings, identity) = (&table.settings, &table.identity);
-        let mapper = Mapper::resolve(relation, &self.types, settings, identity, &self.project)?;
+    ) -> Result<MappedTable> {
+        let (settings, identity) = (&table.settings, table.identity_of(relation.oid));
+        let mapper = Mapper::resolve(relation, &self.types, settings, &identity, &self.project)?;
         let inserted_xid = place_of_inserted_xid(relation);
         let is_hashed = !mapper.table_columns().id_is_uuid;
-        if table.always_has_inserted_xid && is_hashed && inserted_xid.is_none() {
+        // An earlier table, or a later one, may be without the column.
+        let always_has = table.always_has_inserted_xid && relation.oid == table.oid;
+        if always_has && is_hashed && inserted_xid.is_none() {
             let name = &settings.table;
             let what = format!(
                 "PostgreSQL sends rows of table {name} without the column {INSERTED_XID:?}, from which \
@@ -251,11 +258,11 @@ impl Intake {
             return Err(Error::new(Code::ColumnMissing, what)
                 .hint("add it to the publication's column list of that table, or drop the list"));
         }
-        Ok(KnownRelation::Captured(Box::new(MappedTable {
+        Ok(MappedTable {
             mapper,
             number,
             inserted_xid,
-        })))
+        })
     }
 
     /// Returns a table as the stream has described it, and the column types that are known so far.
@@ -272,14 +279,9 @@ impl Intake {
     ///
     /// # Errors
     /// `column-missing` and the like when the rows of the table cannot be mapped.
-    pub(crate) fn learn(&mut self, relation: Oid, types: ColumnTypes) -> Result<()> {
+    pub(crate) fn learn(&mut self, relation: Oid, types: ColumnTypes) -> Result<IntakeStep> {
         self.types.learn_all(types);
-        let known = self.relations.get(relation);
-        let known = known.ok_or_else(|| unknown(relation))?;
-        let (number, streamed) = self.captured(known).ok_or_else(|| unknown(relation))?;
-        let table = self.resolve(known, number, streamed)?;
-        self.tables.insert(relation, table);
-        Ok(())
+        self.know(relation)
     }
 
     fn insert(&mut self, relation: Oid, tuple: &decoder::Tuple<'_>) -> Result<IntakeStep> {
@@ -371,12 +373,6 @@ impl Intake {
         }
         IntakeStep::Nothing
     }
-}
-
-fn place_of_inserted_xid(relation: &OwnedRelation) -> Option<usize> {
-    const XID8: Oid = Oid(5069);
-    let is_it = |column: &OwnedColumn| column.name == INSERTED_XID && column.type_oid == XID8;
-    relation.columns.iter().position(is_it)
 }
 
 fn unknown(relation: Oid) -> Error {

@@ -14,6 +14,8 @@
 //! - `floor` is a transaction number. Every row of an older transaction is resolved.
 //! - `identity` is the table's name in event ids. It stays the same when the table is renamed or
 //!   created again.
+//! - `id_suffixes` tells apart the tables that had this name, in event ids without `inserted_xid`.
+//! - `detached` lists tables that were partitions and may have unresolved rows ([`detached`]).
 //! - `slot` owns the table. A relay on another slot is refused ([`claim`]).
 //!
 //! `since` and `floor` are compared with the row's column `inserted_xid`. [`shape`] finds out whether a
@@ -34,7 +36,9 @@
 
 pub(crate) mod blocked;
 mod bounds;
+mod captured;
 pub(crate) mod claim;
+pub(crate) mod detached;
 pub(crate) mod earlier;
 pub(crate) mod from_table;
 pub(crate) mod intake;

@@ -11,7 +11,7 @@ use std::collections::BTreeMap;
 use slot_manager::quoted_identifier;
 use uuid::Uuid;
 
-use super::claim::Captured;
+use super::captured::Captured;
 use super::table::{TableReader, altered_since};
 use super::window::ScanWindow;
 use crate::error::Result;

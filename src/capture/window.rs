@@ -7,7 +7,7 @@
 
 use slot_manager::table::WRITTEN_BEFORE_ATTACHED;
 
-use super::claim::Captured;
+use super::captured::Captured;
 use super::shape::xids_sql;
 use crate::postgres::Snapshot;
 use crate::store::relay_row::RecordKeeping;
@@ -167,7 +167,7 @@ pub(crate) mod tests {
 
     use super::super::shape::Shape;
     use super::*;
-    use crate::store::capture_record::CaptureRecord;
+    use crate::store::capture_record::{CaptureRecord, IdSuffixes};
 
     pub(crate) fn captured(has_inserted_xid: bool, since: Option<&str>) -> Captured {
         Captured {
@@ -186,6 +186,9 @@ pub(crate) mod tests {
                 recorded_from: 0,
                 publication: None,
                 since_lsn: None,
+                id_suffixes: IdSuffixes::first(1),
+                detached: Vec::new(),
+                unread: std::collections::BTreeMap::new(),
             },
             shape: Shape {
                 oid: 1,

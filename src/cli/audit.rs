@@ -10,7 +10,7 @@ use slot_manager::Severity;
 use super::paint::Paint;
 use super::{block_on, figures, output};
 use crate::error::Result;
-use crate::ops::audit::{self, AuditReport, AuditResult, EventCount, TableAudit};
+use crate::ops::audit::{self, AuditReport, AuditResult, EventCount, TableAudit, UnreadableTable};
 use crate::ops::since::Since;
 use crate::postgres::connect;
 use crate::settings::Settings;
@@ -27,7 +27,7 @@ pub(super) struct AuditArgs {
     /// Only rows from this time on: a duration such as 2d, or a time such as 2026-11-27T08:30:00Z
     #[arg(long, value_name = "TIME")]
     since: Option<Since>,
-    /// Print JSON: {result, dispatch, slot_has_passed, tables: [...]}
+    /// Print JSON: {result, dispatch, slot_has_passed, tables: [...], unreadable: [...]}
     #[arg(long)]
     json: bool,
 }
@@ -90,7 +90,17 @@ impl ProgressLine {
 fn text(report: &AuditReport, paint: Paint) -> String {
     let tables = report.tables.iter().map(|table| of_table(table, paint));
     let mut text: String = tables.collect();
+    for UnreadableTable { table, why, remedy } in &report.unreadable {
+        text += &format!(
+            "{table}: {}\n            hint: {remedy}\n",
+            paint.severity(Severity::Warning, &format!("cannot be read: {why}"))
+        );
+    }
     let (severity, conclusion) = match report.result {
+        AuditResult::Waiting if !report.unreadable.is_empty() => (
+            Severity::Warning,
+            "Not complete: detached partitions cannot be read, and may have unpublished events.",
+        ),
         AuditResult::Complete => (Severity::Ok, "Complete: every event has its outcome."),
         AuditResult::Waiting => (
             Severity::Warning,

@@ -29,7 +29,7 @@ pub(super) enum EventIds {
     Hashed {
         /// `schema.table:`
         prefix: Box<str>,
-        uuids: EventUuids,
+        uuids: Box<EventUuids>,
     },
 }
 
@@ -42,7 +42,7 @@ impl EventIds {
         }
         Self::Hashed {
             prefix: format!("{table}:").into(),
-            uuids: EventUuids::new(table),
+            uuids: Box::new(EventUuids::new(table)),
         }
     }
 

@@ -23,6 +23,7 @@ use slot_manager::cluster;
 use super::progress;
 use super::walk::{self, NAMED, TableWalk, WalkAction, WalkedPage};
 use crate::capture::claim::{self, Captured};
+use crate::capture::detached::{self, DetachedTable};
 use crate::capture::table::{TableReader, altered_since};
 use crate::error::Result;
 use crate::ops::since::Since;
@@ -47,6 +48,17 @@ pub(crate) struct AuditReport {
     /// Whether the slot has confirmed all rows that existed when the audit began.
     pub(crate) slot_has_passed: bool,
     pub(crate) tables: Vec<TableAudit>,
+    /// Detached partitions whose rows may have no outcome, and cannot be read.
+    pub(crate) unreadable: Vec<UnreadableTable>,
+}
+
+/// A detached partition that the audit cannot read.
+#[derive(Debug, Serialize)]
+pub(crate) struct UnreadableTable {
+    pub(crate) table: String,
+    pub(crate) why: String,
+    /// What a person has to do.
+    pub(crate) remedy: String,
 }
 
 /// What the audit found, from best to worst.
@@ -55,7 +67,7 @@ pub(crate) struct AuditReport {
 pub(crate) enum AuditResult {
     /// Every event has a final outcome.
     Complete,
-    /// Events wait, or are in quarantine.
+    /// Events wait, are in quarantine, or may be in a table that cannot be read.
     Waiting,
     /// The slot has passed rows that have no record.
     Missing,
@@ -134,8 +146,13 @@ pub(crate) async fn run(
     };
     let captured =
         claim::as_if_claimed(sql, &settings.slot, &settings.tables, settings.start).await?;
+    let detached = detached::find(sql, &settings.tables, &captured).await?;
+    let former = detached
+        .iter()
+        .filter_map(DetachedTable::rows)
+        .map(|rows| (&rows.settings, &rows.captured));
     let mut tables = Vec::new();
-    for (table, captured) in settings.tables.iter().zip(&captured) {
+    for (table, captured) in settings.tables.iter().zip(&captured).chain(former) {
         // The topics of the rows do not matter here.
         let project = settings.project().unwrap_or("none");
         let reader = TableReader::resolve(sql, table, project, captured).await?;
@@ -162,15 +179,31 @@ pub(crate) async fn run(
         tables.push(audit);
     }
     Ok(AuditReport {
-        result: tables
-            .iter()
-            .map(TableAudit::result)
-            .max()
-            .unwrap_or(AuditResult::Complete),
+        result: result(&tables, &detached),
         records,
         slot_has_passed: has_passed,
         tables,
+        unreadable: detached
+            .iter()
+            .filter_map(DetachedTable::unreadable)
+            .map(|(table, why, remedy)| UnreadableTable {
+                table: table.to_string(),
+                why: why.to_owned(),
+                remedy: remedy.to_owned(),
+            })
+            .collect(),
     })
+}
+
+fn result(tables: &[TableAudit], detached: &[DetachedTable]) -> AuditResult {
+    let any_unreadable = detached.iter().any(|table| table.unreadable().is_some());
+    let of_tables = tables.iter().map(TableAudit::result);
+    let worst = of_tables.max().unwrap_or(AuditResult::Complete);
+    if any_unreadable {
+        worst.max(AuditResult::Waiting)
+    } else {
+        worst
+    }
 }
 
 /// Returns an SQL expression for the verdict on a row: the name of a field of [`TableAudit`].

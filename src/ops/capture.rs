@@ -38,6 +38,7 @@ pub(crate) async fn from_now_on(
         publication::inspect(sql, &settings.publication, &settings.captured()).await?;
     let begin = CaptureStart {
         start: settings.start,
+        tables: &settings.tables,
         publication: publication.fingerprint(),
         is_first: false,
         since_lsn,

@@ -29,6 +29,7 @@ use tokio::task::JoinHandle;
 
 use crate::capture::blocked::Firsts;
 use crate::capture::claim::Captured;
+use crate::capture::detached::{self, DetachedTable};
 use crate::capture::from_table::{self, Interrupted, SessionEnded, TableSender};
 use crate::capture::positions::{BEFORE_ALL, commit_before};
 use crate::capture::table::TableReader;
@@ -186,8 +187,16 @@ impl Recovery {
         let sql =
             connect_patiently(&self.subject.target, "postrider recovery", Duration::ZERO).await?;
         scan::prepare(&sql).await?;
+        let (tables, captured) = (&self.subject.tables, &self.subject.captured);
+        let detached = detached::find(&sql, tables, captured).await?;
+        self.read_detached(&detached, &sql).await?;
         for n in 0..self.subject.tables.len() {
-            self.read(n, &sql).await?;
+            let (table, captured) = (
+                self.subject.tables[n].clone(),
+                self.subject.captured[n].clone(),
+            );
+            let window = ScanWindow::unresolved(&captured, self.subject.records);
+            self.read(&table, window, &sql).await?;
         }
         if self.rows.queued().await == Err(SessionEnded) {
             return Err(Interrupted::SessionEnded);
@@ -196,7 +205,7 @@ impl Recovery {
         if self.rows.settled().await == Err(SessionEnded) {
             return Err(Interrupted::SessionEnded);
         }
-        self.write_down(&sql).await?;
+        self.write_down(&sql, &detached).await?;
         let (slot, rows) = (&self.subject.slot, self.progress.rows);
         if !self.is_first {
             tracing::warn!(
@@ -210,11 +219,22 @@ impl Recovery {
     }
 
     /// Raises the floors and removes the mark: everything that the snapshot shows is resolved.
-    async fn write_down(&self, sql: &Sql) -> Result<()> {
+    async fn write_down(&self, sql: &Sql, detached: &[DetachedTable]) -> Result<()> {
         let (slot, records) = (&self.subject.slot, self.subject.records);
         let floor = self.point.snapshot.xmin();
-        for captured in &self.subject.captured {
-            let identity = &captured.record.identity;
+        for (n, captured) in self.subject.captured.iter().enumerate() {
+            let record = &captured.record;
+            let identity = &record.identity;
+            let of_table = || detached.iter().filter(|table| table.number == n);
+            let unread = of_table()
+                .filter(|table| table.unreadable().is_some())
+                .map(|table| (table.oid, record.floor))
+                .collect();
+            // The auditor removes the others from the list.
+            let left: Vec<u32> = of_table()
+                .filter(|table| table.rows().is_some() && record.unread.contains_key(&table.oid))
+                .map(|table| table.oid)
+                .collect();
             let resolved = Resolved {
                 identity,
                 floor,
@@ -223,6 +243,8 @@ impl Recovery {
                 partitions: records
                     .may_lack_records()
                     .then_some(&*captured.shape.partitions),
+                left: &left,
+                unread: &unread,
             };
             captures::resolve(sql, slot, self.subject.walsender, &resolved).await?;
         }
@@ -242,12 +264,42 @@ impl Recovery {
         Ok(())
     }
 
-    async fn read(&mut self, n: usize, sql: &Sql) -> Result<(), Interrupted> {
-        let (table, captured) = (&self.subject.tables[n], &self.subject.captured[n]);
+    /// Publishes the rows of former partitions before all other rows. Somebody may have copied these rows to
+    /// the captured tables, so waits until they are recorded.
+    async fn read_detached(
+        &mut self,
+        detached: &[DetachedTable],
+        sql: &Sql,
+    ) -> Result<(), Interrupted> {
+        let mut rows = 0;
+        for table in detached {
+            table.warn_if_unreadable();
+            if let Some(former) = table.rows() {
+                let window = ScanWindow::unresolved(&former.captured, self.subject.records);
+                rows += self
+                    .read(&former.settings, former.bounded(window), sql)
+                    .await?;
+            }
+        }
+        if rows > 0 && self.rows.settled().await == Err(SessionEnded) {
+            return Err(Interrupted::SessionEnded);
+        }
+        Ok(())
+    }
+
+    /// Publishes the rows of one table. Returns their number.
+    async fn read(
+        &mut self,
+        table: &TableSettings,
+        window: ScanWindow<'_>,
+        sql: &Sql,
+    ) -> Result<u64, Interrupted> {
+        let captured = window.captured;
         let reader = TableReader::resolve(sql, table, &self.subject.project, captured).await?;
+        let point = self.point.clone();
         let window = ScanWindow {
-            shown_by: Some(&self.point.snapshot),
-            ..ScanWindow::unresolved(captured, self.subject.records)
+            shown_by: window.shown_by.or(Some(&point.snapshot)),
+            ..window
         };
         let unrecorded = Unrecorded::of(sql, reader, table, window, &self.firsts).await?;
         let (progress, metrics) = (&mut self.progress, &self.subject.metrics);
@@ -262,7 +314,7 @@ impl Recovery {
         if !self.is_first || rows > 0 {
             tracing::info!(table = %table.table, rows, "recovering: finished reading the table");
         }
-        Ok(())
+        Ok(rows)
     }
 }
 

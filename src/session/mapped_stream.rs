@@ -85,6 +85,7 @@ impl MappedStream {
                         // The OID is unknown here, so the intake finds the table by its name.
                         oid: Oid(0),
                         identity: table.identity(),
+                        id_suffixes: None,
                         always_has_inserted_xid: false,
                     })
                     .collect(),
@@ -143,7 +144,7 @@ impl MappedStream {
         each: &mut impl FnMut(MappedEvent),
     ) -> Result<()> {
         match self.intake.message(payload)? {
-            IntakeStep::Nothing => {}
+            IntakeStep::Nothing | IntakeStep::TableUnknown(_) => {}
             IntakeStep::Begin(commit, commit_time, xid) => {
                 self.watermark.begin(commit, commit_time, xid);
             }

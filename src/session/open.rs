@@ -122,6 +122,7 @@ impl SessionRunner {
         }
         let begin = CaptureStart {
             start: settings.start,
+            tables: &settings.tables,
             publication: facts.publication,
             is_first: decision.is_first,
             since_lsn: None,

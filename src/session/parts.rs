@@ -32,7 +32,9 @@ pub(super) fn streamed(settings: &Settings, captured: &[Captured]) -> Vec<Stream
             settings: settings.clone(),
             oid: Oid(captured.shape.oid),
             identity: captured.identity(),
-            always_has_inserted_xid: captured.record.has_inserted_xid
+            id_suffixes: Some(captured.record.id_suffixes.clone()),
+            always_has_inserted_xid: captured.shape.has_inserted_xid
+                && captured.record.has_inserted_xid
                 && captured.record.added_xids.is_empty(),
         })
         .collect()

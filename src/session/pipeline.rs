@@ -232,6 +232,7 @@ impl Pipeline {
             }
             IntakeStep::Commit(end_lsn) => self.watermark.commit(end_lsn),
             IntakeStep::TypesUnknown(relation) => self.look_types_up(relation).await?,
+            IntakeStep::TableUnknown(relation) => self.refuse_unclaimed(relation).await?,
             IntakeStep::Event {
                 topic,
                 ordering_key,
@@ -286,7 +287,25 @@ impl Pipeline {
     async fn look_types_up(&mut self, relation: Oid) -> Result<()> {
         let (described, known) = self.intake.described(relation)?;
         let found = table::look_up_types_apart(self.source.target(), described, known).await?;
-        self.intake.learn(relation, found)
+        match self.intake.learn(relation, found)? {
+            IntakeStep::TableUnknown(relation) => self.refuse_unclaimed(relation).await,
+            _ => Ok(()),
+        }
+    }
+
+    /// Ends the session if this relation is the current table and not an earlier one: the next session
+    /// claims it, and thereby decides about its event ids.
+    async fn refuse_unclaimed(&self, relation: Oid) -> Result<()> {
+        let (described, _) = self.intake.described(relation)?;
+        if !table::is_current_apart(self.source.target(), described).await? {
+            return Ok(());
+        }
+        let what = format!(
+            "table {}.{} was created again",
+            described.namespace, described.name
+        );
+        let hint = "no action needed: a new session captures its rows";
+        Err(Error::new(Code::SlotBusy, what).hint(hint))
     }
 
     /// Waits for the requests in flight, records their outcomes and confirms them. Starts no new

@@ -74,7 +74,7 @@ pub(super) struct WatchSubject {
 }
 
 /// Starts the supervisor. `state` is the state of the publication, which has just passed its check. If
-/// the publication changes, the supervisor wakes the auditor through `audit`.
+/// the publication or the partitions of a table change, the supervisor wakes the auditor through `audit`.
 pub(super) fn start(
     subject: WatchSubject,
     state: PublicationState,
@@ -308,6 +308,8 @@ impl Watcher {
                 "the publication or a captured table was altered or recreated: rows inserted \
                  in between may not have been streamed; comparing the tables with outbox.dispatch"
             );
+            self.audit.notify_one();
+        } else if problems.is_empty() && state.has_other_partitions_than(&self.state) {
             self.audit.notify_one();
         }
         self.state = state.clone();

@@ -1,5 +1,9 @@
 //! Reads and writes `outbox.capture`, which has one row per captured table.
 
+mod id_suffixes;
+
+use std::collections::BTreeMap;
+
 use decoder::Lsn;
 use slot_manager::{QualifiedName, SlotName};
 use tokio_postgres::types::{PgLsn, ToSql};
@@ -7,36 +11,46 @@ use tokio_postgres::{GenericClient, Row};
 
 use crate::error::{Code, Error, Result};
 use crate::postgres::{Snapshot, Sql};
+pub(crate) use id_suffixes::IdSuffixes;
 
 const SELECT: &str = "\
     SELECT identity, schema_name, table_name, table_oid, slot, since::text, floor::text, floor_seq, \
         numbering, partitions, has_inserted_xid, added_xids::text[], recorded_from::text, \
-        publication, since_lsn \
+        publication, since_lsn, id_suffixes::text, adoptions, detached, unread::text \
     FROM outbox.capture ORDER BY identity";
 
 /// Keeps a row that exists already: another relay on the same slot may have inserted it first.
 const INSERT: &str = "\
     INSERT INTO outbox.capture (identity, schema_name, table_name, table_oid, slot, since, floor, \
-        floor_seq, numbering, partitions, has_inserted_xid, instance, publication, since_lsn) \
+        floor_seq, numbering, partitions, has_inserted_xid, instance, publication, since_lsn, \
+        id_suffixes) \
     VALUES ($1, $2, $3, $4, $5, $6::text::pg_snapshot, $7::text::xid8, $8, $9, $10, $11, $12, \
-        $13, $14) \
+        $13, $14, $15::text::jsonb) \
     ON CONFLICT DO NOTHING";
 
+/// Changes nothing if somebody else has recorded another table since `$7` was read.
 const MOVE: &str = "\
     UPDATE outbox.capture SET schema_name = $2, table_name = $3, table_oid = $4, \
-        partitions = CASE WHEN table_oid = $4 THEN partitions END \
-    WHERE identity = $1";
+        partitions = CASE WHEN table_oid = $4 THEN partitions END, \
+        id_suffixes = $5::text::jsonb, detached = $6 \
+    WHERE identity = $1 AND table_oid = $7";
 
 const ADD_XIDS: &str = "\
     UPDATE outbox.capture SET has_inserted_xid = true, added_xids = $2::text[]::xid8[] \
     WHERE identity = $1";
 
 /// Changes nothing if walsender `$6` no longer reads slot `$5`: only the session that holds the slot may
-/// declare rows resolved.
+/// declare rows resolved. Partitions that are not in `$4` are detached, unless they are in `$8`.
 const RESOLVE: &str = "\
     UPDATE outbox.capture SET floor = greatest(floor, $2::text::xid8), \
         floor_seq = CASE WHEN $7::text IS NULL THEN floor_seq ELSE $3 END, \
-        numbering = coalesce($7, numbering), partitions = coalesce($4, partitions) \
+        numbering = coalesce($7, numbering), partitions = coalesce($4, partitions), \
+        detached = array( \
+            SELECT DISTINCT o FROM unnest( \
+                detached || coalesce(string_to_array(partitions, ',')::oid[], '{}')) o \
+            WHERE o <> ALL (string_to_array(coalesce($4, partitions, ''), ',')::oid[]) \
+                AND o <> ALL ($8) ORDER BY o), \
+        unread = ($9::text::jsonb || unread) - string_to_array(coalesce($4, ''), ',') - $8::text[] \
     WHERE identity = $1 AND slot = $5 AND EXISTS ( \
         SELECT FROM pg_catalog.pg_replication_slots s \
         WHERE s.slot_name = $5 AND s.active_pid = $6)";
@@ -94,6 +108,12 @@ pub(crate) struct CaptureRecord {
     /// position streams all rows that we must publish. `None` if a relay or an older version of
     /// Postrider began capturing, and after the record was moved to another slot or adopted.
     pub(crate) since_lsn: Option<Lsn>,
+    /// The part of event ids that tells apart the tables that had this identity.
+    pub(crate) id_suffixes: IdSuffixes,
+    /// The OIDs of tables that were partitions, or were the table itself, and may have unresolved rows.
+    pub(crate) detached: Vec<u32>,
+    /// The tables of `detached` that a recovery could not read, each with the floor before that recovery.
+    pub(crate) unread: BTreeMap<u32, u64>,
 }
 
 impl CaptureRecord {
@@ -119,7 +139,28 @@ impl CaptureRecord {
             recorded_from: xid(row.get(12))?,
             publication: row.get(13),
             since_lsn: since_lsn.map(|lsn| Lsn::new(lsn.into())),
+            id_suffixes: IdSuffixes::read(row.get(3), row.get(15), row.get(16))?,
+            detached: row.get(17),
+            unread: serde_json::from_str(row.get(18)).map_err(|e| {
+                let what = "outbox.capture holds an invalid list of unread tables";
+                Error::new(Code::PostgresStatement, what).caused_by(e)
+            })?,
         })
+    }
+
+    /// Returns the OIDs of tables that may have unresolved rows and are not among `partitions`, the OIDs
+    /// of the table's partitions now.
+    pub(crate) fn former_partitions(&self, partitions: &str) -> Vec<u32> {
+        let oids = |list: &str| -> Vec<u32> {
+            list.split(',').filter_map(|oid| oid.parse().ok()).collect()
+        };
+        let now = oids(partitions);
+        let mut former = self.detached.clone();
+        former.extend(self.partitions.as_deref().map(oids).unwrap_or_default());
+        former.retain(|oid| !now.contains(oid));
+        former.sort_unstable();
+        former.dedup();
+        former
     }
 }
 
@@ -132,6 +173,10 @@ pub(crate) struct Resolved<'a> {
     /// fills the column `seq`.
     pub(crate) floor_seq: Option<(i64, &'a str)>,
     pub(crate) partitions: Option<&'a str>,
+    /// Former partitions that have no unresolved rows, or do not exist any more.
+    pub(crate) left: &'a [u32],
+    /// Former partitions that could not be read, each with the floor before this one.
+    pub(crate) unread: &'a BTreeMap<u32, u64>,
 }
 
 /// Reads the records of all slots.
@@ -162,7 +207,8 @@ pub(crate) async fn insert(
         let since = record.since.as_ref().map(Snapshot::to_string);
         let floor = record.floor.to_string();
         let since_lsn = record.since_lsn.map(|lsn| PgLsn::from(lsn.as_u64()));
-        let parameters: [&(dyn ToSql + Sync); 14] = [
+        let id_suffixes = record.id_suffixes.to_json();
+        let parameters: [&(dyn ToSql + Sync); 15] = [
             &record.identity,
             &record.table.schema,
             &record.table.name,
@@ -177,20 +223,34 @@ pub(crate) async fn insert(
             &instance,
             &record.publication,
             &since_lsn,
+            &id_suffixes,
         ];
         sql.execute(INSERT, &parameters).await?;
     }
     Ok(())
 }
 
-/// Updates the table's name and OID: the table was renamed, or another table now has the recorded name.
+/// Updates the table's name and OID: the table was renamed, or another table than `before` now has the
+/// recorded name. Does nothing if the record no longer has the OID `before`.
 ///
 /// # Errors
 /// Errors of a statement.
-pub(crate) async fn moved(sql: &impl GenericClient, record: &CaptureRecord) -> Result<()> {
-    let (schema, name) = (&record.table.schema, &record.table.name);
-    sql.execute(MOVE, &[&record.identity, schema, name, &record.oid])
-        .await?;
+pub(crate) async fn moved(
+    sql: &impl GenericClient,
+    record: &CaptureRecord,
+    before: u32,
+) -> Result<()> {
+    let id_suffixes = record.id_suffixes.to_json();
+    let parameters: [&(dyn ToSql + Sync); 7] = [
+        &record.identity,
+        &record.table.schema,
+        &record.table.name,
+        &record.oid,
+        &id_suffixes,
+        &record.detached,
+        &before,
+    ];
+    sql.execute(MOVE, &parameters).await?;
     Ok(())
 }
 
@@ -229,7 +289,8 @@ pub(crate) async fn resolve(
     let floor = resolved.floor.to_string();
     let slot = slot.as_str();
     let (floor_seq, numbering) = resolved.floor_seq.unzip();
-    let parameters: [&(dyn ToSql + Sync); 7] = [
+    let unread = serde_json::json!(resolved.unread).to_string();
+    let parameters: [&(dyn ToSql + Sync); 9] = [
         &resolved.identity,
         &floor,
         &floor_seq,
@@ -237,6 +298,8 @@ pub(crate) async fn resolve(
         &slot,
         &walsender,
         &numbering,
+        &resolved.left,
+        &unread,
     ];
     sql.execute(RESOLVE, &parameters).await?;
     Ok(())
@@ -276,6 +339,11 @@ const OID_HERE: &str = "\
                 pg_catalog.to_regclass(pg_catalog.format('%I.%I', k.schema_name, k.table_name)) o (oid) \
             WHERE o.oid IS NOT NULL) THEN c.table_oid ELSE 0::oid END)";
 
+/// An SQL expression for the suffix of the recorded table. See [`IdSuffixes::of`].
+const SUFFIX: &str = "\
+    CASE WHEN id_suffixes IS NULL THEN '' ELSE coalesce(id_suffixes ->> table_oid::text, \
+        '@' || CASE WHEN adoptions > 0 THEN adoptions || '.' ELSE '' END || table_oid) END";
+
 /// Resets the floors of all records and replaces their OIDs, because transaction ids and OIDs of another
 /// cluster mean nothing here. The next audit or recovery then covers all rows.
 ///
@@ -284,7 +352,9 @@ const OID_HERE: &str = "\
 pub(crate) async fn adopt(sql: &impl GenericClient) -> Result<()> {
     let statement = format!(
         "UPDATE outbox.capture c SET floor = '0', floor_seq = NULL, numbering = NULL, \
-             partitions = NULL, since_lsn = NULL, recorded_from = '0', table_oid = {OID_HERE}"
+             partitions = NULL, detached = '{{}}', unread = '{{}}', since_lsn = NULL, \
+             recorded_from = '0', adoptions = adoptions + 1, \
+             id_suffixes = jsonb_build_object(({OID_HERE})::text, {SUFFIX}), table_oid = {OID_HERE}"
     );
     sql.execute(&statement, &[]).await?;
     Ok(())

@@ -30,7 +30,7 @@ pub(crate) use record_keeping::RecordKeeping;
 const SELECT: &str = "\
     SELECT system_identifier, timeline, confirmed_lsn, confirmed_is_final, recovering, dispatch, \
         audited_publication, database_oid, recovery_lsn, recovery_snapshot::text, pruned_at, \
-        (SELECT max(since_lsn) FROM outbox.capture WHERE false) \
+        (SELECT max(since_lsn) FROM outbox.capture WHERE id_suffixes IS NULL AND false) \
     FROM outbox.relay WHERE slot = $1";
 
 /// Makes the mode `exceptions` durable before anything is delivered. Only the auditor or a recovery

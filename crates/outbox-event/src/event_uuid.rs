@@ -4,8 +4,8 @@
 //! other id (a `bigserial`, a text) becomes `md5('schema.table:' || id || ':' || inserted_xid)` read as a uuid.
 //! This uuid is the same on every run, differs between tables, and equals the result of
 //! `outbox.event_uuid('schema.table', id, inserted_xid)` in SQL. The transaction is included because a table
-//! that was dropped and created again may number its rows from 1 again. For a table without the column
-//! `inserted_xid`, only the id is hashed. Whether an id is hashed depends on the column's type alone, never on
+//! that was dropped and created again may number its rows from 1 again. For a row without `inserted_xid`, only
+//! the id is hashed, with `schema.table@OID` if the table was created again ([`TableIdentity::with_suffix`]). Whether an id is hashed depends on the column's type alone, never on
 //! the value, because SQL has to agree.
 
 use std::fmt;
@@ -22,6 +22,7 @@ use uuid::Uuid;
 pub struct TableIdentity {
     name: Arc<str>,
     added_xids: Arc<[u64]>,
+    suffix: Arc<str>,
 }
 
 impl TableIdentity {
@@ -31,6 +32,7 @@ impl TableIdentity {
         Self {
             name: schema_and_table.into(),
             added_xids: Arc::default(),
+            suffix: "".into(),
         }
     }
 
@@ -40,6 +42,17 @@ impl TableIdentity {
     pub fn with_added_xids(self, added_xids: &[u64]) -> Self {
         Self {
             added_xids: added_xids.into(),
+            ..self
+        }
+    }
+
+    /// Sets the text that follows `schema.table` in the ids of rows without a known `inserted_xid`. Each
+    /// physical table has its own text, such as `@16402`, because a table that was created again numbers its
+    /// rows from 1 again.
+    #[must_use]
+    pub fn with_suffix(self, suffix: &str) -> Self {
+        Self {
+            suffix: suffix.into(),
             ..self
         }
     }
@@ -74,6 +87,8 @@ pub struct EventUuids {
     table: TableIdentity,
     /// MD5 state after `schema.table:`.
     seeded: Md5,
+    /// MD5 state after `schema.table`, the suffix and `:`.
+    seeded_without_xid: Md5,
 }
 
 impl EventUuids {
@@ -82,6 +97,7 @@ impl EventUuids {
         Self {
             table: table.clone(),
             seeded: Md5::new_with_prefix(format!("{table}:")),
+            seeded_without_xid: Md5::new_with_prefix(format!("{table}{}:", table.suffix)),
         }
     }
 
@@ -89,10 +105,13 @@ impl EventUuids {
     /// `None` for a table without that column. `id` and `inserted_xid` are in PostgreSQL's text form.
     #[inline]
     pub fn event_uuid(&self, id: &str, inserted_xid: Option<&str>) -> Uuid {
-        let mut hash = self.seeded.clone().chain_update(id);
-        if let Some(xid) = self.table.known_xid(inserted_xid) {
-            hash = hash.chain_update(":").chain_update(xid);
-        }
+        let hash = match self.table.known_xid(inserted_xid) {
+            Some(xid) => {
+                let hash = self.seeded.clone().chain_update(id);
+                hash.chain_update(":").chain_update(xid)
+            }
+            None => self.seeded_without_xid.clone().chain_update(id),
+        };
         Uuid::from_bytes(hash.finalize().into())
     }
 }
@@ -124,6 +143,17 @@ mod tests {
     fn the_same_id_in_two_tables_is_two_events() {
         let of = |name| event_uuid(table(name), "7", None);
         assert_ne!(of("public.a"), of("public.b"));
+    }
+
+    #[test]
+    fn a_table_that_was_created_again_has_other_ids_for_rows_without_a_transaction() {
+        let again = || table("public.a").with_suffix("@9");
+        let without = event_uuid(again(), "7", None);
+        assert_eq!(without, event_uuid(table("public.a@9"), "7", None));
+        let with = event_uuid(table("public.a"), "7", Some("731"));
+        assert_eq!(event_uuid(again(), "7", Some("731")), with);
+        let added = again().with_added_xids(&[731]);
+        assert_eq!(event_uuid(added, "7", Some("731")), without);
     }
 
     #[test]

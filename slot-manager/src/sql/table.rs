@@ -207,3 +207,24 @@ pub(crate) const WRITTEN_BEFORE_ATTACHED: &str = "\
           and pg_catalog.age(i.xmin) > 0 \
           and (pg_catalog.age(e.xmin) > pg_catalog.age(i.xmin) \
                or e.xmin = i.xmin and e.cmin::text::bigint < i.cmin::text::bigint))";
+
+/// Parameters: OIDs of tables (oid[]). A table that does not exist has no row.
+///
+/// While a partition is being detached, running transactions may still write it through its root.
+pub(crate) const FORMER_PARTITIONS: &str = "
+select c.oid, n.nspname::text as schema_name, c.relname::text as name, current_user::text as role,
+       coalesce(pg_catalog.has_schema_privilege(n.oid, 'USAGE'), false) as may_use_schema,
+       coalesce(pg_catalog.has_table_privilege(c.oid, 'SELECT'), false) as may_select,
+       coalesce(pg_catalog.row_security_active(c.oid), false) as hides_rows,
+       array(select c.oid union select a.relid::oid from pg_catalog.pg_partition_ancestors(c.oid) a)
+           as within,
+       exists (select from pg_catalog.pg_inherits i
+               where i.inhrelid = c.oid and i.inhdetachpending) as is_pending
+from pg_catalog.pg_class c join pg_catalog.pg_namespace n on n.oid = c.relnamespace
+where c.oid = any ($1) and c.relkind = 'r'
+order by c.oid";
+
+/// Parameters: schema and table (text).
+pub(crate) const OID: &str = "
+select c.oid from pg_catalog.pg_class c join pg_catalog.pg_namespace n on n.oid = c.relnamespace
+where n.nspname = $1 and c.relname = $2 and c.relkind in ('r', 'p')";

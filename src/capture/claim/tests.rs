@@ -18,6 +18,9 @@ fn record(identity: &str, table: &str, oid: u32) -> CaptureRecord {
         recorded_from: 0,
         publication: None,
         since_lsn: None,
+        id_suffixes: IdSuffixes::first(1),
+        detached: Vec::new(),
+        unread: std::collections::BTreeMap::new(),
     }
 }
 

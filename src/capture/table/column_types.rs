@@ -1,10 +1,11 @@
-//! Asks the catalog for the types of a table's columns.
+//! Asks the catalog about a table that the stream describes: for the types of its columns, and whether it is
+//! the current table of its name.
 
 use std::time::Duration;
 
 use decoder::{Oid, OwnedRelation};
-use slot_manager::QualifiedName;
 use slot_manager::column_types::{self, CatalogType};
+use slot_manager::{QualifiedName, table};
 
 use crate::error::Result;
 use crate::mapping::{ColumnType, ColumnTypes};
@@ -77,4 +78,14 @@ pub(crate) async fn look_up_apart(
 ) -> Result<ColumnTypes> {
     let sql = connect(target, "postrider types", STATEMENT_TIMEOUT).await?;
     look_up(&sql, relation, known).await
+}
+
+/// Whether the table that now has this name is this relation. Asks over a new connection.
+///
+/// # Errors
+/// Those of connecting and of a statement.
+pub(crate) async fn is_current_apart(target: &Target, relation: &OwnedRelation) -> Result<bool> {
+    let name = QualifiedName::new(&*relation.namespace, &*relation.name);
+    let sql = connect(target, "postrider types", STATEMENT_TIMEOUT).await?;
+    Ok(table::oid(&sql, &name).await? == Some(relation.oid.0))
 }

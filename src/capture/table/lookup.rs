@@ -1,11 +1,13 @@
-//! Writes SQL expressions for commands that read rows of a captured table without making messages of
-//! them. The expressions select the row with an id that a person has typed, and return the name and the
-//! time of a row's event.
+//! Writes SQL expressions for the event id of a row, and for statements that read rows of a captured table
+//! without making messages of them. These select the row with an id that a person has typed, return the
+//! name and the time of a row's event, or read a sample of the rows.
 
 use slot_manager::quoted_literal;
+use tokio_postgres::SimpleQueryRow;
 
 use super::TableReader;
-use crate::capture::claim::Captured;
+use crate::capture::captured::Captured;
+use crate::capture::shape::xids_sql;
 use crate::mapping::{INSERTED_XID, TimeKind};
 
 impl TableReader {
@@ -46,6 +48,36 @@ impl TableReader {
         }
     }
 
+    /// Returns `select … from table e` for rows that are compared with their records. The caller completes
+    /// the statement, and runs it as a simple query. The columns are those of
+    /// [`select_sql`](Self::select_sql), without the payload, followed by the time of the row's event.
+    /// `None` if the table has no column with that point in time.
+    pub(crate) fn sample_sql(&self) -> Option<String> {
+        let time = self.happened_at_sql()?;
+        let payload = self.mapper.payload_position();
+        let values = self.columns.iter().enumerate().map(|(n, column)| {
+            if n == payload {
+                "null"
+            } else {
+                column.value.as_str()
+            }
+        });
+        Some(format!(
+            "select {}, null, null, {}, {}, null, coalesce(to_char({time} at time zone 'UTC', \
+                 'YYYY-MM-DD\"T\"HH24:MI:SS.MS\"Z\"'), '') from {} e",
+            values.collect::<Vec<_>>().join(", "),
+            self.event_id,
+            self.seq.as_deref().unwrap_or("null"),
+            self.table
+        ))
+    }
+
+    /// The time of the event of a row that [`sample_sql`](Self::sample_sql) returned: RFC 3339 in UTC with
+    /// milliseconds, or empty.
+    pub(crate) fn sampled_time_of<'r>(&self, row: &'r SimpleQueryRow) -> Option<&'r str> {
+        row.try_get(self.columns.len() + 5).ok().flatten()
+    }
+
     /// The expression for the time when a row's event happened, with time zone. `None` when the table
     /// has no column with that point in time.
     pub(crate) fn happened_at_sql(&self) -> Option<String> {
@@ -68,4 +100,33 @@ pub(crate) fn inserted_xid_text(captured: &Captured) -> String {
     } else {
         "null::text".to_owned()
     }
+}
+
+/// The expression for the event id of a row of `e` whose id is not a uuid; null for a row without an id.
+pub(super) fn hashed_id_sql(id: &str, captured: &Captured) -> String {
+    let Captured { record, shape } = captured;
+    let xid = match (shape.has_xid_in_ids(), record.added_xids.as_slice()) {
+        (false, _) => None,
+        (true, []) => Some(format!("e.{INSERTED_XID}")),
+        (true, added) => Some(format!(
+            "case when e.inserted_xid = any ({}) then null else e.inserted_xid end",
+            xids_sql(added)
+        )),
+    };
+    let identity = quoted_literal(&record.identity);
+    let suffix = record.id_suffixes.of(shape.oid);
+    let without_xid = quoted_literal(&format!("{}{suffix}", record.identity));
+    let (name, xid) = match xid {
+        None => (without_xid, "null::xid8".to_owned()),
+        Some(xid) if suffix.is_empty() => (identity, xid),
+        Some(xid) => (
+            format!("case when ({xid}) is null then {without_xid} else {identity} end"),
+            xid,
+        ),
+    };
+    // `format` prints a value as the stream does. A cast to text prints some types differently.
+    // `is not null` would be false for a composite value with a null in it.
+    format!(
+        "case when {id} is distinct from null then outbox.event_uuid({name}, format('%s', {id}), {xid}) end"
+    )
 }

@@ -20,14 +20,13 @@ use slot_manager::{QualifiedName, cluster, quoted_identifier, quoted_literal};
 use tokio_postgres::SimpleQueryRow;
 use tokio_postgres::error::{Error as PgError, SqlState};
 
-use super::claim::Captured;
-use super::shape::xids_sql;
+use super::captured::Captured;
 use crate::error::{Code, Error, Result};
 use crate::event::{CommittedAt, Event, EventId, EventPosition, EventRef, OrderingKey};
-use crate::mapping::{EventFault, INSERTED_XID, MapError, Mapper, TableSettings, TimeKind};
+use crate::mapping::{EventFault, MapError, Mapper, TableSettings, TimeKind};
 use crate::postgres::Sql;
 
-pub(crate) use column_types::look_up_apart as look_up_types_apart;
+pub(crate) use column_types::{is_current_apart, look_up_apart as look_up_types_apart};
 pub(crate) use describe::{Description, describe};
 pub(crate) use lookup::inserted_xid_text;
 pub(crate) use values::RowValues;
@@ -112,24 +111,10 @@ impl TableReader {
         let known = mapper.table_columns();
         let id = of(known.id);
         let Captured { record, shape } = captured;
-        // `format` prints a value as the stream does. A cast to text prints some types differently.
         let event_id = if known.id_is_uuid {
             id.clone()
         } else {
-            let xid = match (shape.has_xid_in_ids(), record.added_xids.as_slice()) {
-                (false, _) => "null::xid8".to_owned(),
-                (true, []) => of(INSERTED_XID),
-                (true, added) => format!(
-                    "case when e.inserted_xid = any ({}) then null else e.inserted_xid end",
-                    xids_sql(added)
-                ),
-            };
-            format!(
-                // `is not null` would be false for a composite value with a null in it.
-                "case when {id} is distinct from null then \
-                     outbox.event_uuid({}, format('%s', {id}), {xid}) end",
-                quoted_literal(&record.identity)
-            )
+            lookup::hashed_id_sql(&id, captured)
         };
         let commit_time = has_commit_time.then_some("pg_xact_commit_timestamp(e.xmin)");
         let Description { relation, types } = described;

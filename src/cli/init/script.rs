@@ -45,6 +45,7 @@ const REPLAY: &str = include_str!("../../../migrations/0016_replay.sql");
 const PRUNING: &str = include_str!("../../../migrations/0017_pruning.sql");
 const SINCE_LSN: &str = include_str!("../../../migrations/0018_since_lsn.sql");
 const DAYS: &str = include_str!("../../../migrations/0019_days.sql");
+const TABLE_OIDS: &str = include_str!("../../../migrations/0020_table_oids.sql");
 const EARLIER_MESSAGES: &str = include_str!("../../../migrations/0021_earlier_messages.sql");
 
 /// The names used in the files.
@@ -93,6 +94,7 @@ pub(super) fn migrations(settings: &Settings, new_table: NewTable) -> Vec<Migrat
         migration(17, "pruning", PRUNING.to_owned(), false),
         migration(18, "since_lsn", SINCE_LSN.to_owned(), false),
         migration(19, "days", days(settings), true),
+        migration(20, "table_oids", TABLE_OIDS.to_owned(), false),
         migration(21, "earlier_messages", EARLIER_MESSAGES.to_owned(), false),
     ]
 }

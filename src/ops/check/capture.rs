@@ -76,9 +76,16 @@ pub(crate) fn columns(table: &TableSettings, shape: &Shape) -> Vec<Finding> {
         );
         warn("inserted-xid-unfit", what, &remedy);
     } else if !shape.has_inserted_xid {
+        let id = table.columns.id.as_deref().unwrap_or("id");
+        let is_numbered = shape.seq.as_ref().is_some_and(|seq| seq.column == id);
+        let numbers = if is_numbered {
+            ", new events are lost if the numbers of its ids begin again"
+        } else {
+            ""
+        };
         let what = format!(
             "table {name} has no column inserted_xid: rows that were moved or copied are published \
-             again, and a recovery relies on the row's xmin"
+             again{numbers}, and a recovery relies on the row's xmin"
         );
         warn("inserted-xid-missing", what, INIT);
     }

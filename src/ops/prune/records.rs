@@ -9,6 +9,7 @@ use tokio_postgres::Row;
 use super::proof::PruneProof;
 use super::{FailedAttempts, OnPruneStep, PruneContext, PruneStep, PrunedRecords, RECORDS, rows};
 use crate::capture::claim::Captured;
+use crate::capture::detached::{self, DetachedTable};
 use crate::capture::table::TableReader;
 use crate::error::{Code, Error, Result};
 use crate::event::EventPosition;
@@ -177,7 +178,18 @@ async fn has_row_sql(
         )));
     }
     let mut conditions = Vec::new();
-    for (table, captured) in context.settings.tables.iter().zip(captured) {
+    let tables = &context.settings.tables;
+    let detached = detached::find(sql, tables, captured).await?;
+    if let Some((table, why, remedy)) = detached.iter().find_map(DetachedTable::unreadable) {
+        return Ok(Err(format!(
+            "rows of {table} may still need their records, and cannot be read: {why}: {remedy}"
+        )));
+    }
+    let former = detached
+        .iter()
+        .filter_map(DetachedTable::rows)
+        .map(|rows| (&rows.settings, &rows.captured));
+    for (table, captured) in tables.iter().zip(captured).chain(former) {
         let project = context.settings.project().unwrap_or("none");
         let reader = TableReader::resolve(sql, table, project, captured).await?;
         match exists_sql(sql, captured, &reader, "true").await? {

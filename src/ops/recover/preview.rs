@@ -8,6 +8,7 @@ use slot_manager::SlotName;
 
 use super::situation::Situation;
 use crate::capture::blocked::Firsts;
+use crate::capture::detached::{self, DetachedTable};
 use crate::capture::table::TableReader;
 use crate::capture::unrecorded::Unrecorded;
 use crate::capture::{ScanWindow, claim, scan};
@@ -104,7 +105,17 @@ async fn tables(
     for captured in known.iter_mut().filter(|_| wants_everything) {
         (captured.record.since, captured.record.floor) = (None, 0);
     }
-    for (table, captured) in settings.tables.iter().zip(&known) {
+    let detached = if situation.is_foreign() {
+        // The OIDs are those of another cluster.
+        Vec::new()
+    } else {
+        detached::find(&sql, &settings.tables, &known).await?
+    };
+    let former = detached
+        .iter()
+        .filter_map(DetachedTable::rows)
+        .map(|rows| (&rows.settings, &rows.captured));
+    for (table, captured) in settings.tables.iter().zip(&known).chain(former) {
         let reader = TableReader::resolve(&sql, table, project, captured).await?;
         let window = ScanWindow::unresolved(captured, situation.records);
         let window = if situation.is_foreign() {

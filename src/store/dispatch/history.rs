@@ -308,3 +308,34 @@ pub(crate) async fn first_commit(sql: &Sql, since: &str) -> Result<PgLsn> {
     }
     Ok(PgLsn::from(low))
 }
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+
+    /// The record of a published event.
+    pub(crate) fn published(id: Uuid, topic: &str, key: &str, committed_at: &str) -> RecordedRow {
+        RecordedRow {
+            position: EventPosition::default(),
+            replay: None,
+            earlier_messages: Vec::new(),
+            recorded_micros: 0,
+            event_id: id,
+            source_id: None,
+            topic: Some(topic.to_owned()),
+            ordering_key: Some(key.to_owned()),
+            message_id: None,
+            record: EventOutcome {
+                state: "published".to_owned(),
+                commit_lsn: String::new(),
+                ordinal: 1,
+                committed_at: committed_at.to_owned(),
+                recorded_at: String::new(),
+                took_ms: 0.0,
+                attempts: 1,
+                error: None,
+                error_code: None,
+            },
+        }
+    }
+}

@@ -5,6 +5,7 @@
 mod adoption;
 mod chosen_values;
 mod columns;
+mod detached;
 mod exceptions;
 mod first_start;
 mod gaps;
@@ -16,6 +17,7 @@ mod order;
 mod owner;
 mod renamed;
 mod replaced;
+mod reused_ids;
 mod table;
 mod transactions;
 mod waiting_rows;

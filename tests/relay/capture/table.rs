@@ -6,6 +6,8 @@ pub(super) enum Kind {
     Events,
     /// Ids are numbers from a sequence, which restart at 1 when the table is recreated.
     Numbered,
+    /// Like `Numbered`, with a time. Tests drop the column `inserted_xid` that `init` adds.
+    Timed,
     /// Ids are random UUIDs. The service's table has no column that counts the rows.
     Uuid,
     /// Partitioned by date. Ids are random UUIDs.
@@ -20,6 +22,7 @@ impl Kind {
         match self {
             Self::Events => "outbox.events",
             Self::Numbered => "public.numbered",
+            Self::Timed => "public.timed",
             Self::Uuid => "public.plain",
             Self::Partitioned => "public.parts",
         }
@@ -32,6 +35,10 @@ impl Kind {
             Self::Numbered => {
                 format!("CREATE TABLE public.numbered (id bigserial PRIMARY KEY, {COLUMNS});")
             }
+            Self::Timed => format!(
+                "CREATE TABLE public.timed (id bigserial PRIMARY KEY, {COLUMNS}, \
+                 occurred_at timestamptz NOT NULL DEFAULT clock_timestamp());"
+            ),
             Self::Uuid => format!(
                 "CREATE TABLE public.plain (id uuid PRIMARY KEY DEFAULT gen_random_uuid(), {COLUMNS});"
             ),
@@ -62,6 +69,7 @@ impl Kind {
     pub(super) fn event_id(self) -> &'static str {
         match self {
             Self::Numbered => "outbox.event_uuid('public.numbered', e.id::text, e.inserted_xid)",
+            Self::Timed => "outbox.event_uuid('public.timed', e.id::text)",
             Self::Events | Self::Uuid | Self::Partitioned => "e.id",
         }
     }

@@ -40,6 +40,7 @@ fn the_default_settings_render_the_files_unchanged() {
             PRUNING,
             SINCE_LSN,
             DAYS,
+            TABLE_OIDS,
             EARLIER_MESSAGES
         ]
     );
@@ -47,7 +48,7 @@ fn the_default_settings_render_the_files_unchanged() {
     assert_eq!(
         versions,
         [
-            1, 2, 3, 4, 5, 6, 7, 8, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 21
+            1, 2, 3, 4, 5, 6, 7, 8, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21
         ]
     );
 }

@@ -1,0 +1,25 @@
+-- Which physical tables the rows of a captured table come from: event ids of tables that were created again,
+-- and partitions that were detached before all of their rows had an outcome.
+--
+-- Plain SQL for PostgreSQL 14 to 18; running it again changes nothing.
+
+-- Names below are PostgreSQL's own, under any search path. Run the whole file
+-- in one transaction (psql -1), as migration tools do.
+set local search_path = pg_catalog, pg_temp;
+
+set local lock_timeout = '10s';
+
+alter table outbox.capture
+    add column if not exists id_suffixes jsonb,
+    add column if not exists adoptions int not null default 0,
+    add column if not exists detached oid[] not null default '{}',
+    add column if not exists unread jsonb not null default '{}';
+
+comment on column outbox.capture.id_suffixes is
+    'By OID of a table: the text after `identity` in event ids of its rows without inserted_xid. An OID that is not here: @OID, or @ADOPTIONS.OID. Null: only table_oid, without text.';
+comment on column outbox.capture.adoptions is
+    'How often the table moved to another server, where OIDs mean other tables.';
+comment on column outbox.capture.detached is
+    'Oids of tables that were partitions, or were the table itself, and may have rows without an outcome.';
+comment on column outbox.capture.unread is
+    'By OID in `detached`: the floor before a recovery that could not read the table. Its rows from this floor on may be unpublished.';

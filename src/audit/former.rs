@@ -1,0 +1,98 @@
+//! Decides when a former partition is resolved, so that its table's capture record need not list it any
+//! more.
+//!
+//! All rows of a former partition belong to transactions that ended before it was detached. They are
+//! resolved once the floor is above these transactions. If the relay cannot read the partition, the stream
+//! must have brought all its rows; otherwise the record lists it until somebody grants the right or drops
+//! the table.
+
+use std::collections::BTreeMap;
+
+use super::{AuditState, AuditWait};
+use crate::capture::claim::Captured;
+use crate::capture::detached::{DetachedState, DetachedTable};
+use crate::error::Result;
+use crate::postgres::{Sql, current_snapshot};
+
+/// The changes to the lists of former partitions that an audit records.
+#[derive(Debug, Default)]
+pub(super) struct FormerPartitions {
+    /// Former partitions of any table that are resolved.
+    pub(super) left: Vec<u32>,
+    /// By table: the former partitions that have to be read later, each with the floor to read from.
+    unread: Vec<BTreeMap<u32, u64>>,
+    /// Whether a former partition is resolved as soon as older transactions have ended.
+    pub(super) any_waits: bool,
+}
+
+impl FormerPartitions {
+    /// The unread former partitions of a table, by its index in the settings.
+    pub(super) fn unread_of(&self, table: usize) -> &BTreeMap<u32, u64> {
+        static NONE: BTreeMap<u32, u64> = BTreeMap::new();
+        self.unread.get(table).unwrap_or(&NONE)
+    }
+
+    /// Whether there is something to record.
+    pub(super) fn any_change(&self) -> bool {
+        !self.left.is_empty() || self.unread.iter().any(|unread| !unread.is_empty())
+    }
+}
+
+/// Whether a former partition can be read now that could not be read before.
+pub(super) fn any_became_readable(captured: &[Captured], detached: &[DetachedTable]) -> bool {
+    let is_unread = |table: &DetachedTable| {
+        let of = captured.get(table.number);
+        of.is_some_and(|of| of.record.unread.contains_key(&table.oid))
+    };
+    detached
+        .iter()
+        .any(|table| table.rows().is_some() && is_unread(table))
+}
+
+impl AuditState {
+    /// Decides about the former partitions that were found after `waiting` began. `is_brought` says that
+    /// the stream has brought every row of transactions below `waiting.xmin`.
+    pub(super) async fn former(
+        &mut self,
+        sql: &Sql,
+        captured: &[Captured],
+        detached: &[DetachedTable],
+        waiting: AuditWait,
+        is_brought: bool,
+    ) -> Result<FormerPartitions> {
+        let mut former = FormerPartitions {
+            unread: vec![BTreeMap::new(); captured.len()],
+            ..FormerPartitions::default()
+        };
+        self.detached_before
+            .retain(|oid, _| detached.iter().any(|table| table.oid == *oid));
+        if detached.is_empty() {
+            return Ok(former);
+        }
+        let next_xid = current_snapshot(&**sql).await?.xmax();
+        for table in detached {
+            let record = &captured[table.number].record;
+            let is_passed = !table.is_pending && {
+                let before = self.detached_before.entry(table.oid);
+                waiting.xmin >= *before.or_insert(next_xid)
+            };
+            let is_unread = record.unread.contains_key(&table.oid);
+            match &table.state {
+                DetachedState::Gone => former.left.push(table.oid),
+                DetachedState::Unreadable { .. } if is_unread => table.warn_if_unreadable(),
+                DetachedState::Unreadable { .. } if !is_brought => {
+                    table.warn_if_unreadable();
+                    former.unread[table.number].insert(table.oid, record.floor);
+                }
+                DetachedState::Readable(_) | DetachedState::Unreadable { .. } => {
+                    if is_passed {
+                        former.left.push(table.oid);
+                    } else {
+                        former.any_waits = true;
+                    }
+                }
+            }
+        }
+        Ok(former)
+    }
+}

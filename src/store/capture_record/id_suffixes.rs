@@ -1,0 +1,116 @@
+//! The part of event ids that tells apart the physical tables of one captured table.
+//!
+//! Rows with numbered ids and without `inserted_xid` have event ids that are computed from the table's
+//! identity, a suffix and the id. A table that was dropped and created again numbers its rows from 1
+//! again, so each physical table has its own suffix: `@OID`. The stream names the OID with each row, so
+//! rows of every earlier table in the log keep their event ids. The first table that was captured has no
+//! suffix. A copy of a table has the suffix of that table.
+
+use std::collections::BTreeMap;
+
+use crate::error::{Code, Error, Result};
+
+/// Maximum number of tables whose suffix is recorded. One is added with each copy of a table.
+const MAX_TABLES: usize = 64;
+
+/// The suffixes of one captured table, by the OID of the physical table.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct IdSuffixes {
+    /// Only the suffixes that differ from `@OID`.
+    known: BTreeMap<u32, String>,
+    /// How often the table moved to another server. There, other tables have these OIDs.
+    adoptions: u32,
+}
+
+impl IdSuffixes {
+    /// The table with this OID is captured for the first time: its rows have no suffix.
+    pub(crate) fn first(oid: u32) -> Self {
+        Self {
+            known: BTreeMap::from([(oid, String::new())]),
+            adoptions: 0,
+        }
+    }
+
+    /// Reads the columns of the capture record of the table `oid`.
+    pub(super) fn read(oid: u32, known: Option<&str>, adoptions: i32) -> Result<Self> {
+        let Some(known) = known else {
+            return Ok(Self {
+                adoptions: adoptions.unsigned_abs(),
+                ..Self::first(oid)
+            });
+        };
+        let known = serde_json::from_str(known).map_err(|e| {
+            let what = "outbox.capture holds invalid id_suffixes";
+            Error::new(Code::PostgresStatement, what).caused_by(e)
+        })?;
+        Ok(Self {
+            known,
+            adoptions: adoptions.unsigned_abs(),
+        })
+    }
+
+    /// The content of the column `id_suffixes`.
+    pub(super) fn to_json(&self) -> String {
+        serde_json::json!(self.known).to_string()
+    }
+
+    /// Whether the suffix of the table with this OID is recorded.
+    pub(crate) fn knows(&self, oid: u32) -> bool {
+        self.known.contains_key(&oid)
+    }
+
+    /// The suffix for the rows of the table with this OID.
+    pub(crate) fn of(&self, oid: u32) -> String {
+        match (self.known.get(&oid), self.adoptions) {
+            (Some(suffix), _) => suffix.clone(),
+            (None, 0) => format!("@{oid}"),
+            (None, adoptions) => format!("@{adoptions}.{oid}"),
+        }
+    }
+
+    /// Gives the rows of the table `copy` the suffix of the table `original`.
+    #[must_use]
+    pub(crate) fn with_copy(&self, copy: u32, original: u32) -> Self {
+        let mut copied = self.clone();
+        copied.known.insert(copy, self.of(original));
+        // The rows of a forgotten table have probably left the log. If not, they are repeated.
+        while copied.known.len() > MAX_TABLES {
+            let mut oids = copied.known.keys();
+            let oldest = oids.find(|oid| ![copy, original].contains(oid));
+            let oldest = *oldest.expect("invariant: more than two tables are known");
+            copied.known.remove(&oldest);
+        }
+        copied
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_first_table_and_its_copies_have_no_suffix() {
+        let suffixes = IdSuffixes::first(7).with_copy(9, 7);
+        assert_eq!([7, 9, 11].map(|oid| suffixes.of(oid)), ["", "", "@11"]);
+        let suffixes = suffixes.with_copy(12, 11);
+        assert_eq!(suffixes.of(12), "@11");
+        let read = IdSuffixes::read(12, Some(&suffixes.to_json()), 0).unwrap();
+        assert_eq!(read, suffixes);
+    }
+
+    #[test]
+    fn after_an_adoption_other_tables_have_other_suffixes() {
+        let suffixes = IdSuffixes::read(7, Some(r#"{"7": "@3"}"#), 2).unwrap();
+        assert_eq!([7, 3].map(|oid| suffixes.of(oid)), ["@3", "@2.3"]);
+        let unknown = IdSuffixes::read(7, None, 0).unwrap();
+        assert_eq!(unknown, IdSuffixes::first(7));
+    }
+
+    #[test]
+    fn the_number_of_known_tables_is_bounded() {
+        let many = 1..1_000;
+        let suffixes = many.fold(IdSuffixes::first(1), |s, oid| s.with_copy(oid + 1, oid));
+        assert_eq!(suffixes.known.len(), MAX_TABLES);
+        assert_eq!(suffixes.of(1_000), "");
+    }
+}

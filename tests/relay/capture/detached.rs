@@ -1,0 +1,318 @@
+//! Partitions that are no partitions any more. As long as such a table exists, the relay publishes
+//! the rows that were in it, even if the slot is lost.
+
+use super::World;
+use super::table::Kind;
+use crate::harness::{Relay, eventually};
+use crate::privileges::login_role;
+
+const DETACH: &str = "ALTER TABLE public.parts DETACH PARTITION public.parts_2";
+
+/// Commits new rows, one transaction per row. The rows of each key are in one partition, because the
+/// relay publishes the rows of a detached partition before the other rows.
+async fn insert(world: &mut World, prefix: &str, rows: u32) {
+    let (first, last) = (world.next, world.next + rows - 1);
+    world.next += rows;
+    let insert = format!(
+        "DO $$ BEGIN FOR i IN {first}..{last} LOOP \
+             INSERT INTO public.parts (aggregatetype, aggregateid, event_type, payload, day) \
+             SELECT 'order', '{prefix}-' || i % 4, 'New', jsonb_build_object('n', i), \
+                 date '2020-01-01' + i % 4 * 366; \
+             COMMIT; END LOOP; END $$"
+    );
+    world.execute(&insert).await;
+}
+
+/// Inserts rows that the relay does not get, because it is down and the slot is lost, and runs `detach`.
+/// Returns the world before a relay starts again.
+async fn detached_and_lost(mut world: World, relay: Relay, detach: &str) -> World {
+    relay.stop().await;
+    insert(&mut world, "a", 40).await;
+    world.note().await;
+    for sql in detach.split(';') {
+        world.execute(sql).await;
+    }
+    world.database.drop_slot().await;
+    world.insert_into_first_partition("b", 20).await;
+    world
+}
+
+/// The exit code and the output of `postrider audit`.
+fn audit(world: &World) -> (Option<i32>, String) {
+    let done = world.run(&["audit"], &[("GOOGLE_CLOUD_PROJECT", "demo")]);
+    let said = String::from_utf8_lossy(&done.stdout).into_owned();
+    let error = String::from_utf8_lossy(&done.stderr);
+    (done.status.code(), format!("{said}{error}"))
+}
+
+/// Waits until the capture record names no detached partition any more.
+async fn wait_until_forgotten(world: &World) {
+    let kept = "SELECT coalesce(sum(cardinality(detached)), 0) FROM outbox.capture";
+    eventually("no detached partition is left", || async {
+        (world.database.number(kept).await == 0).then_some(())
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn rows_of_a_detached_partition_are_published_after_a_lost_slot() {
+    for detach in [
+        DETACH,
+        "ALTER TABLE public.parts DETACH PARTITION public.parts_2 CONCURRENTLY",
+        "ALTER TABLE public.parts DETACH PARTITION public.parts_2; CREATE SCHEMA old; \
+         ALTER TABLE public.parts_2 SET SCHEMA old; ALTER TABLE old.parts_2 RENAME TO kept",
+    ] {
+        let (world, relay) = World::served(Kind::Partitioned, 50).await;
+        let mut world = detached_and_lost(world, relay, detach).await;
+        let (code, said) = audit(&world);
+        assert_eq!(code, Some(1), "{said}");
+        let relay = world.relay();
+        world.assert_published_once(relay).await;
+        let relay = world.streaming().await;
+        wait_until_forgotten(&world).await;
+        world.wait_until_compared(&relay).await;
+        let (code, said) = audit(&world);
+        assert_eq!(code, Some(0), "{said}");
+        relay.stop().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn rows_of_a_detached_partition_of_a_partition_are_published_after_a_lost_slot() {
+    for detach in [
+        "ALTER TABLE public.tree DETACH PARTITION public.tree_1",
+        "ALTER TABLE public.parts DETACH PARTITION public.tree",
+    ] {
+        let world = World::new(Kind::Partitioned, 20).await;
+        world
+            .execute(
+                "CREATE TABLE public.tree (LIKE public.parts INCLUDING ALL) \
+                     PARTITION BY RANGE (day); \
+                 CREATE TABLE public.tree_1 PARTITION OF public.tree \
+                     FOR VALUES FROM ('2030-01-01') TO ('2030-07-01'); \
+                 ALTER TABLE public.parts ATTACH PARTITION public.tree \
+                     FOR VALUES FROM ('2030-01-01') TO ('2031-01-01')",
+            )
+            .await;
+        let (mut world, relay) = world.serve(50).await;
+        relay.stop().await;
+        let insert = "INSERT INTO public.parts (aggregatetype, aggregateid, event_type, payload, day) \
+                      SELECT 'order', 'tree', 'New', jsonb_build_object('n', i), '2030-03-03' \
+                      FROM generate_series(1001, 1030) i";
+        world.execute(insert).await;
+        let world = detached_and_lost_now(&mut world, detach).await;
+        let relay = world.relay();
+        world.assert_published_once(relay).await;
+    }
+}
+
+async fn detached_and_lost_now<'w>(world: &'w mut World, detach: &str) -> &'w mut World {
+    world.note().await;
+    world.execute(detach).await;
+    world.database.drop_slot().await;
+    world
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn rows_of_a_detached_partition_are_published_once_the_relay_may_read_it() {
+    let mut world = World::new(Kind::Partitioned, 20).await;
+    let url = login_role(&world.database).await;
+    world.more.push(("DATABASE_URL", url.clone()));
+    let (world, relay) = world.serve(50).await;
+    let mut world = detached_and_lost(world, relay, DETACH).await;
+    let relay = world.relay();
+    relay
+        .wait_for_log("GRANT SELECT ON public.parts_2 TO shop_relay")
+        .await;
+    world.wait_until_compared(&relay).await;
+    relay.stop().await;
+    let relay = world.streaming().await;
+    world.wait_until_compared(&relay).await;
+    assert!(world.missing() > 0);
+    let more = [
+        ("GOOGLE_CLOUD_PROJECT", "demo"),
+        ("DATABASE_URL", url.as_str()),
+    ];
+    let done = world.run(&["audit"], &more);
+    let said = String::from_utf8_lossy(&done.stdout);
+    assert_eq!(done.status.code(), Some(1), "{said}");
+    assert!(
+        said.contains("GRANT SELECT ON public.parts_2 TO shop_relay"),
+        "{said}"
+    );
+    relay.stop().await;
+    world
+        .execute("GRANT SELECT ON public.parts_2 TO shop_relay")
+        .await;
+    let relay = world.relay();
+    world.assert_published_once(relay).await;
+    let relay = world.streaming().await;
+    wait_until_forgotten(&world).await;
+    relay.stop().await;
+}
+
+/// Without a lost slot, the stream brings all rows, so the relay needs no right on the partition.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_detached_partition_that_the_stream_has_brought_is_forgotten() {
+    let mut world = World::new(Kind::Partitioned, 20).await;
+    let url = login_role(&world.database).await;
+    world.more.push(("DATABASE_URL", url));
+    let (mut world, relay) = world.serve(50).await;
+    world.insert("a", 20).await;
+    world.note().await;
+    world.execute(DETACH).await;
+    world.insert_into_first_partition("b", 20).await;
+    relay.stop().await;
+    let relay = world.relay();
+    world.assert_published_once(relay).await;
+    let relay = world.streaming().await;
+    world.wait_until_compared(&relay).await;
+    wait_until_forgotten(&world).await;
+    assert!(!relay.log().contains("GRANT SELECT"), "{}", relay.log());
+    relay.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn rows_of_a_gap_in_a_partition_that_is_then_detached_are_published() {
+    let (mut world, relay) = World::served(Kind::Partitioned, 50).await;
+    world
+        .execute(
+            "CREATE TABLE public.another (id int); \
+             ALTER PUBLICATION postrider ADD TABLE public.another; \
+             ALTER PUBLICATION postrider DROP TABLE public.parts",
+        )
+        .await;
+    relay.wait_for_log("publication-drift").await;
+    insert(&mut world, "gap", 40).await;
+    world.note().await;
+    world.execute(DETACH).await;
+    world
+        .execute("ALTER PUBLICATION postrider ADD TABLE public.parts")
+        .await;
+    world.insert_into_first_partition("b", 20).await;
+    world.assert_published_once(relay).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_dropped_partition_is_forgotten() {
+    let (world, relay) = World::served(Kind::Partitioned, 50).await;
+    relay.stop().await;
+    world.execute(DETACH).await;
+    world.execute("DROP TABLE public.parts_2").await;
+    world.database.drop_slot().await;
+    let relay = world.streaming().await;
+    world.wait_until_compared(&relay).await;
+    wait_until_forgotten(&world).await;
+    assert!(!relay.log().contains("GRANT"), "{}", relay.log());
+    relay.stop().await;
+}
+
+/// The partition moves to another captured table, which publishes the partition's rows.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_partition_that_moves_to_another_captured_table_is_published_once() {
+    let mut world = World::new(Kind::Partitioned, 20).await;
+    world
+        .execute(
+            "CREATE TABLE public.archive (LIKE public.parts INCLUDING ALL) PARTITION BY RANGE (day); \
+             ALTER PUBLICATION postrider ADD TABLE public.archive",
+        )
+        .await;
+    let settings = "[[tables]]\ntable = \"public.parts\"\n[[tables]]\ntable = \"public.archive\"\n";
+    std::fs::write(world.settings.path(), settings).unwrap();
+    // The relay creates the slot and captures both tables.
+    world = world.without_slot().await;
+    let (world, relay) = world.serve(50).await;
+    let detach = "ALTER TABLE public.parts DETACH PARTITION public.parts_2; \
+                  ALTER TABLE public.archive ATTACH PARTITION public.parts_2 \
+                      FOR VALUES FROM ('2022-01-01') TO ('2023-01-01')";
+    let mut world = detached_and_lost(world, relay, detach).await;
+    let relay = world.relay();
+    world.assert_published_once(relay).await;
+}
+
+/// The old table still has undelivered rows, and a new table has its name.
+#[tokio::test(flavor = "multi_thread")]
+async fn rows_of_a_table_that_was_renamed_and_replaced_are_published_after_a_lost_slot() {
+    for kind in [Kind::Numbered, Kind::Uuid] {
+        let (world, relay) = World::served(kind, 50).await;
+        relay.stop().await;
+        let mut world = world;
+        world.insert("a", 40).await;
+        world.note().await;
+        let replace = "ALTER TABLE TABLE_NAME RENAME TO before; \
+                       CREATE TABLE TABLE_NAME (LIKE public.before INCLUDING ALL); \
+                       ALTER PUBLICATION postrider SET TABLE TABLE_NAME";
+        world.execute(replace).await;
+        world.database.drop_slot().await;
+        world.insert("b", 20).await;
+        let relay = world.relay();
+        world.assert_published_once(relay).await;
+    }
+}
+
+/// The supervisor notices the partition, and wakes the auditor.
+#[tokio::test(flavor = "multi_thread")]
+async fn rows_of_an_attached_partition_are_published_without_a_restart() {
+    let (mut world, relay) = World::served(Kind::Partitioned, 50).await;
+    world
+        .execute(
+            "CREATE TABLE public.more (LIKE public.parts INCLUDING ALL); \
+             INSERT INTO public.more (aggregatetype, aggregateid, event_type, payload, day) \
+             SELECT 'order', 'attached-' || i % 5, 'New', jsonb_build_object('n', i), '2030-05-05' \
+             FROM generate_series(1001, 1030) i; \
+             ALTER TABLE public.parts ATTACH PARTITION public.more \
+                 FOR VALUES FROM ('2030-01-01') TO ('2031-01-01')",
+        )
+        .await;
+    world.assert_published_once(relay).await;
+}
+
+/// Published events have no record, so the recovery repeats rows.
+#[tokio::test(flavor = "multi_thread")]
+async fn rows_of_a_detached_partition_are_published_after_a_lost_slot_without_records() {
+    let mut world = World::new(Kind::Partitioned, 20).await;
+    let exceptions = ("POSTRIDER_DISPATCH", "exceptions".to_owned());
+    world.more.push(exceptions);
+    let (world, relay) = world.serve(50).await;
+    let mut world = detached_and_lost(world, relay, DETACH).await;
+    let relay = world.relay();
+    world.assert_published(relay).await;
+    let relay = world.streaming().await;
+    wait_until_forgotten(&world).await;
+    relay.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn rows_of_a_detached_partition_are_published_without_records_once_the_relay_may_read_it() {
+    let mut world = World::new(Kind::Partitioned, 20).await;
+    let url = login_role(&world.database).await;
+    world.more.push(("DATABASE_URL", url));
+    world
+        .more
+        .push(("POSTRIDER_DISPATCH", "exceptions".to_owned()));
+    let (world, relay) = world.serve(50).await;
+    let mut world = detached_and_lost(world, relay, DETACH).await;
+    let relay = world.relay();
+    let grant = "GRANT SELECT ON public.parts_2 TO shop_relay";
+    relay.wait_for_log(grant).await;
+    relay.wait_for_log("recovered").await;
+    world.execute(grant).await;
+    world.assert_published(relay).await;
+    let relay = world.streaming().await;
+    wait_until_forgotten(&world).await;
+    relay.stop().await;
+}
+
+/// The partition becomes a captured table itself. Its undelivered rows are older than this capture.
+#[tokio::test(flavor = "multi_thread")]
+async fn rows_of_a_partition_that_becomes_a_captured_table_are_published_once() {
+    let (world, relay) = World::served(Kind::Partitioned, 50).await;
+    let mut world = detached_and_lost(world, relay, DETACH).await;
+    world
+        .execute("ALTER PUBLICATION postrider ADD TABLE public.parts_2")
+        .await;
+    let settings = "[[tables]]\ntable = \"public.parts\"\n[[tables]]\ntable = \"public.parts_2\"\n";
+    std::fs::write(world.settings.path(), settings).unwrap();
+    let relay = world.relay();
+    world.assert_published_once(relay).await;
+}
