@@ -196,10 +196,15 @@ async fn open(target: &Target) -> Result<PatientSql> {
 
 /// Whether a partition was attached that has rows below the floor of its table, or rows that were written
 /// before it was attached.
-async fn any_overlooked(sql: &Sql, captured: &[Captured], records: RecordKeeping) -> Result<bool> {
-    for captured in captured {
+async fn any_overlooked(
+    sql: &PatientSql,
+    tables: &[TableSettings],
+    captured: &[Captured],
+    records: RecordKeeping,
+) -> Result<bool> {
+    for (table, captured) in tables.iter().zip(captured) {
         let window = ScanWindow::unresolved(captured, records);
-        if statements::has_overlooked(sql, &window).await? {
+        if statements::has_overlooked(sql, table, &window).await? {
             return Ok(true);
         }
     }
@@ -240,7 +245,8 @@ impl AuditState {
             claim::known(sql, &self.subject.slot, &self.subject.tables).await
         };
         let captured = sql.answer(known).await?;
-        if records.may_lack_records() && sql.answer(any_overlooked(sql, &captured, records)).await?
+        if records.may_lack_records()
+            && any_overlooked(sql, &self.subject.tables, &captured, records).await?
         {
             return sql.answer(self.end_session(sql)).await;
         }

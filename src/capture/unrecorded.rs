@@ -46,8 +46,7 @@ impl<'a> Unrecorded<'a> {
         window: ScanWindow<'a>,
         firsts: &Firsts,
     ) -> Result<Self> {
-        let looking = Blocked::of(sql, table, &reader, &window, firsts);
-        let blocked = sql.answer(looking).await?;
+        let blocked = Blocked::of(sql, table, &reader, &window, firsts).await?;
         Ok(Self {
             sql,
             scan: Scan::new(window, &reader),

@@ -140,7 +140,6 @@ pub(crate) async fn start(
             next_ordinal: last_ordinal + 1,
         },
         point: slot.point,
-        is_first: slot.is_first,
         firsts,
         rows,
         progress: Progress::new(),
@@ -173,7 +172,6 @@ struct Recovery {
     subject: RecoverySubject,
     places: Places,
     point: Unfinished,
-    is_first: bool,
     firsts: Firsts,
     rows: TableSender,
     progress: Progress,
@@ -184,8 +182,13 @@ impl Recovery {
         let sql =
             PatientSql::open(&self.subject.target, "postrider recovery", Duration::ZERO).await?;
         scan::prepare(&sql).await?;
-        for n in 0..self.subject.tables.len() {
-            self.read(n, &sql).await?;
+        let tables = 0..self.subject.tables.len();
+        let to_read: Vec<usize> = tables.filter(|n| self.has_rows_to_read(*n)).collect();
+        if !to_read.is_empty() {
+            snapshot::wait_until_visible(&sql, &self.point.snapshot).await?;
+        }
+        for n in &to_read {
+            self.read(*n, &sql).await?;
         }
         if self.rows.queued().await == Err(SessionEnded) {
             return Err(Interrupted::SessionEnded);
@@ -196,7 +199,7 @@ impl Recovery {
         }
         sql.answer(self.write_down(&sql)).await?;
         let (slot, rows) = (&self.subject.slot, self.progress.rows);
-        if !self.is_first {
+        if !to_read.is_empty() {
             tracing::warn!(
                 %slot, rows, seconds = self.progress.began.elapsed().as_secs(),
                 "recovered: every row committed since its table was captured has an outcome"
@@ -205,6 +208,16 @@ impl Recovery {
         tracing::info!(%slot, "streaming");
         self.subject.state.set(Phase::Streaming);
         Ok(())
+    }
+
+    /// Whether table `n` may have rows that must be published and that the slot does not stream. It has none
+    /// if capturing began with the snapshot of this slot: the slot streams every row that the snapshot
+    /// does not show, and every other row is older than capturing. But without `inserted_xid`, some of the
+    /// older rows count as new, and have to be published before the stream.
+    fn has_rows_to_read(&self, n: usize) -> bool {
+        let Captured { record, shape } = &self.subject.captured[n];
+        let began_with_slot = record.since.as_ref() == Some(&self.point.snapshot);
+        !began_with_slot || !shape.tells_top_level_transactions(&record.added_xids)
     }
 
     /// Raises the floors and removes the mark: everything that the snapshot shows is resolved.
@@ -259,9 +272,7 @@ impl Recovery {
             sql.answer(shape::refuse_rewritten(sql, table, &captured.shape))
                 .await?;
         }
-        if !self.is_first || rows > 0 {
-            tracing::info!(table = %table.table, rows, "recovering: finished reading the table");
-        }
+        tracing::info!(table = %table.table, rows, "recovering: finished reading the table");
         Ok(())
     }
 }

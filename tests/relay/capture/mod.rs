@@ -3,6 +3,7 @@
 //! publishes each row once.
 
 mod adoption;
+mod bounded;
 mod chosen_values;
 mod columns;
 mod exceptions;
@@ -16,6 +17,7 @@ mod order;
 mod owner;
 mod renamed;
 mod replaced;
+mod slot_creation;
 mod table;
 mod transactions;
 mod waiting_rows;
