@@ -182,11 +182,9 @@ impl Recovery {
         let sql =
             PatientSql::open(&self.subject.target, "postrider recovery", Duration::ZERO).await?;
         scan::prepare(&sql).await?;
-        let tables = 0..self.subject.tables.len();
-        let to_read: Vec<usize> = tables.filter(|n| self.has_rows_to_read(*n)).collect();
-        if !to_read.is_empty() {
-            snapshot::wait_until_visible(&sql, &self.point.snapshot).await?;
-        }
+        let tables = self.subject.captured.iter().enumerate();
+        let to_read = tables.filter(|(_, captured)| slot::may_miss_rows(&self.point, captured));
+        let to_read: Vec<usize> = to_read.map(|(n, _)| n).collect();
         for n in &to_read {
             self.read(*n, &sql).await?;
         }
@@ -208,16 +206,6 @@ impl Recovery {
         tracing::info!(%slot, "streaming");
         self.subject.state.set(Phase::Streaming);
         Ok(())
-    }
-
-    /// Whether table `n` may have rows that must be published and that the slot does not stream. It has none
-    /// if capturing began with the snapshot of this slot: the slot streams every row that the snapshot
-    /// does not show, and every other row is older than capturing. But without `inserted_xid`, some of the
-    /// older rows count as new, and have to be published before the stream.
-    fn has_rows_to_read(&self, n: usize) -> bool {
-        let Captured { record, shape } = &self.subject.captured[n];
-        let began_with_slot = record.since.as_ref() == Some(&self.point.snapshot);
-        !began_with_slot || !shape.tells_top_level_transactions(&record.added_xids)
     }
 
     /// Raises the floors and removes the mark: everything that the snapshot shows is resolved.

@@ -8,8 +8,9 @@ use slot_manager::{Slot, SlotError, SlotName, retention, slots};
 
 use super::loss::{self, Loss};
 use super::snapshot;
+use crate::capture::ScanWindow;
+use crate::capture::claim::{self, Captured};
 use crate::capture::table::{TableReader, altered_since};
-use crate::capture::{ScanWindow, claim};
 use crate::error::{Error, Result};
 use crate::metrics::{KindLabel, Metrics};
 use crate::postgres::{Snapshot, Sql};
@@ -37,10 +38,34 @@ impl RecoverySlot {
         self.point.consistent_point
     }
 
+    /// Waits until this session can read every row that the slot does not stream. Does not wait if there are
+    /// no such rows.
+    ///
+    /// # Errors
+    /// Connection errors.
+    pub(crate) async fn wait_until_readable(&self, sql: &Sql, captured: &[Captured]) -> Result<()> {
+        if captured
+            .iter()
+            .any(|captured| may_miss_rows(&self.point, captured))
+        {
+            snapshot::wait_until_visible(sql, &self.point.snapshot).await?;
+        }
+        Ok(())
+    }
+
     /// The snapshot that shows exactly the transactions that the slot does not stream.
     pub(crate) fn snapshot(&self) -> &Snapshot {
         &self.point.snapshot
     }
+}
+
+/// Whether the table may have rows that must be published and that the slot does not stream. It has none if
+/// capturing began with the snapshot of this slot: the slot streams every row that the snapshot does not
+/// show, and every other row is older than capturing. But without `inserted_xid`, some of the older rows
+/// count as new, and have to be published before the stream.
+pub(super) fn may_miss_rows(point: &Unfinished, Captured { record, shape }: &Captured) -> bool {
+    let began_with_slot = record.since.as_ref() == Some(&point.snapshot);
+    !began_with_slot || !shape.tells_top_level_transactions(&record.added_xids)
 }
 
 /// Continues with the slot that an unfinished recovery has created.

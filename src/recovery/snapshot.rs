@@ -10,7 +10,7 @@
 use std::time::{Duration, Instant};
 
 use crate::error::{Code, Error, Result};
-use crate::postgres::{PatientSql, Snapshot, Target, connect, current_snapshot};
+use crate::postgres::{Snapshot, Sql, Target, connect, current_snapshot};
 
 /// Statement timeout for importing the snapshot.
 const STATEMENT_TIMEOUT: Duration = Duration::from_secs(60);
@@ -44,11 +44,11 @@ pub(super) async fn exported(target: &Target, name: &str) -> Result<Snapshot> {
 ///
 /// # Errors
 /// Connection errors.
-pub(super) async fn wait_until_visible(sql: &PatientSql, snapshot: &Snapshot) -> Result<()> {
+pub(super) async fn wait_until_visible(sql: &Sql, snapshot: &Snapshot) -> Result<()> {
     let mut told = Instant::now();
     let mut is_first = true;
     loop {
-        let now = sql.answer(current_snapshot(&***sql)).await?;
+        let now = current_snapshot(&**sql).await?;
         if !snapshot.is_ahead_of(&now) {
             return Ok(());
         }

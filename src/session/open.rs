@@ -21,7 +21,7 @@ use super::standby::FreeSlot;
 use super::supervisor::{self, Supervision, Supervisor};
 use super::{SessionRunner, parts, stuck};
 use crate::audit::{self, Auditor};
-use crate::capture::claim::{self, CaptureMoment, CaptureStart, Captured};
+use crate::capture::claim::{self, CaptureMoment, CaptureStart, Captured, FoundTable};
 use crate::capture::earlier::OutcomeLookup;
 use crate::capture::intake::Intake;
 use crate::capture::moved::MovedRows;
@@ -29,6 +29,7 @@ use crate::capture::{Bounds, from_table, tops};
 use crate::condition::Phase;
 use crate::delivery::flow_control::backlog::Backlog;
 use crate::error::{Code, Error, Result};
+use crate::postgres::Sql;
 use crate::recovery;
 use crate::recovery::loss::{Loss, SlotVerdict};
 use crate::recovery::slot::{self, RecoverySlot};
@@ -151,14 +152,10 @@ impl SessionRunner {
             since_lsn: None,
             moment: moment.as_ref(),
         };
-        let claiming = claim::claim(sql, &settings.slot, facts.found, begin, &self.instance);
-        let captured = match claiming.await {
-            Err(error) if moment.is_some() && error.code() == Code::TableCaptured => {
-                slot::discard(sql, &settings.slot).await;
-                return Err(error);
-            }
-            claimed => claimed?,
-        };
+        let captured = self.claim(sql, facts.found, begin).await?;
+        if let Some(slot) = &recovery {
+            slot.wait_until_readable(sql, &captured).await?;
+        }
         Ok(ReadySlot {
             confirmed,
             audit,
@@ -167,6 +164,23 @@ impl SessionRunner {
             captured,
             publication: free.publication.clone(),
         })
+    }
+
+    async fn claim(
+        &self,
+        sql: &Sql,
+        found: Vec<FoundTable>,
+        begin: CaptureStart<'_>,
+    ) -> Result<Vec<Captured>> {
+        let slot = &self.settings.slot;
+        let claimed = claim::claim(sql, slot, found, begin, &self.instance).await;
+        if let Err(error) = &claimed
+            && error.code() == Code::TableCaptured
+            && begin.moment.is_some()
+        {
+            slot::discard(sql, slot).await;
+        }
+        claimed
     }
 
     /// Checks that the recovery is allowed and possible, and marks the slot. Changes nothing else.

@@ -113,11 +113,12 @@ async fn a_row_with_inserted_xid_0_from_a_savepoint_open_at_the_first_start_is_p
         .await
         .unwrap();
     world.next = 2;
-    // These rows take higher transaction ids, so the `xmax` of the first start's snapshot is above
-    // the savepoint's id.
-    world.insert("old", 5).await;
+    // These transactions take higher ids, so the `xmax` of the first start's snapshot is above the
+    // savepoint's id.
     world
-        .execute("DELETE FROM outbox.events WHERE event_type = 'New'")
+        .execute(
+            "DO $$ BEGIN FOR i IN 1..5 LOOP PERFORM pg_current_xact_id(); COMMIT; END LOOP; END $$",
+        )
         .await;
     let relay = world.streaming().await;
     world.wait_until_compared(&relay).await;
