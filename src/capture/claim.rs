@@ -12,20 +12,13 @@ use outbox_event::TableIdentity;
 use slot_manager::{QualifiedName, SlotName};
 
 pub(crate) use self::owner::{refuse_others, refuse_partial_overlap, with_partitions};
-use super::shape::{self, Shape};
+use super::shape::{self, FoundTable, Shape};
 use super::tops::{self, Top, Tops};
 use crate::error::{Code, Error, Result};
 use crate::mapping::TableSettings;
 use crate::postgres::{Snapshot, Sql, current_snapshot};
 use crate::settings::Start;
 use crate::store::capture_record::{self, CaptureRecord};
-
-/// A table as it is in the catalog now.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct FoundTable {
-    pub(crate) table: QualifiedName,
-    pub(crate) shape: Shape,
-}
 
 /// A captured table: its shape, and its capture record.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -11,6 +11,8 @@
 //!   its order across the seam. A row that has to wait, for example for its topic, holds up only its key.
 //! - The tables are read in short statements. The recovery sends only rows whose inserting transaction
 //!   the slot's snapshot shows, no matter when the rows are read.
+//! - A first start is a recovery that usually reads no table: the capture of its tables begins with the
+//!   slot's snapshot (docs/adr/0040-capturing-begins-with-the-slot.md).
 //!
 //! [`loss`] decides whether a recovery is needed, and [`slot`] creates its slot.
 //!
