@@ -203,10 +203,15 @@ async fn open(target: &Target) -> Result<Sql> {
 
 /// Whether a partition was attached that has rows below the floor of its table, or rows that were written
 /// before it was attached.
-async fn any_overlooked(sql: &Sql, captured: &[Captured], records: RecordKeeping) -> Result<bool> {
-    for captured in captured {
+async fn any_overlooked(
+    sql: &Sql,
+    tables: &[TableSettings],
+    captured: &[Captured],
+    records: RecordKeeping,
+) -> Result<bool> {
+    for (table, captured) in tables.iter().zip(captured) {
         let window = ScanWindow::unresolved(captured, records);
-        if statements::has_overlooked(sql, &window).await? {
+        if statements::has_overlooked(sql, table, &window).await? {
             return Ok(true);
         }
     }
@@ -244,7 +249,7 @@ impl AuditState {
         let (captured, detached) = self.tables(sql).await?;
         if records.may_lack_records()
             && (former::any_became_readable(&captured, &detached)
-                || any_overlooked(sql, &captured, records).await?)
+                || any_overlooked(sql, &self.subject.tables, &captured, records).await?)
         {
             return self.end_session(sql).await;
         }

@@ -3,19 +3,36 @@
 use decoder::Lsn;
 use slot_manager::{SlotName, slots};
 
-use crate::capture::ScanWindow;
+use crate::capture::table::altered_since;
+use crate::capture::{ScanWindow, scan, shape};
 use crate::error::Result;
+use crate::mapping::TableSettings;
 use crate::postgres::Sql;
 
 /// Whether a partition was attached with rows that the stream did not bring; see
 /// [`ScanWindow::overlooked`].
-pub(super) async fn has_overlooked(sql: &Sql, window: &ScanWindow<'_>) -> Result<bool> {
+///
+/// # Errors
+/// `slot-busy` when the table was altered or rewritten in the meantime; errors of a statement.
+pub(super) async fn has_overlooked(
+    sql: &Sql,
+    settings: &TableSettings,
+    window: &ScanWindow<'_>,
+) -> Result<bool> {
     let Some(overlooked) = window.overlooked() else {
         return Ok(false);
     };
-    let table = &window.captured.record.table;
-    let statement = format!("select exists (select from {table} e where {overlooked})");
-    Ok(sql.query_one(&statement, &[]).await?.get(0))
+    let (table, shape) = (&settings.table, &window.captured.shape);
+    for range in scan::block_ranges(shape.blocks) {
+        let statement =
+            format!("select exists (select from {table} e where {range} and {overlooked})");
+        let row = sql.query_one(&statement, &[]).await;
+        if row.map_err(altered_since)?.get(0) {
+            return Ok(true);
+        }
+    }
+    shape::refuse_rewritten(sql, settings, shape).await?;
+    Ok(false)
 }
 
 /// Whether our session, which reads through `walsender`, has confirmed everything up to `end`. Checks

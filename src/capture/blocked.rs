@@ -10,16 +10,22 @@
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
-use tokio_postgres::SimpleQueryMessage;
+use slot_manager::table::lookup_column;
+use uuid::Uuid;
 
 use super::ScanWindow;
+use super::rows::is_of_a_value;
+use super::scan::Scan;
 use super::table::{TableReader, altered_since};
 use crate::error::Result;
 use crate::event::{Group, OrderingKey};
 use crate::mapping::{Ordering, TableSettings};
 use crate::postgres::Sql;
-use crate::store::dispatch::quarantined::{self, MAX_BLOCKED};
+use crate::store::dispatch::quarantined::{self, BlockedKey, MAX_BLOCKED};
 use crate::store::relay_row::RecordKeeping;
+
+/// How many rows one statement looks up by their ids.
+const LOOKED_UP: usize = 100;
 
 /// The keys whose first quarantined event has not been read from the table yet.
 #[derive(Debug, Default)]
@@ -28,9 +34,9 @@ pub(crate) struct Blocked {
     groups: HashSet<Group>,
 }
 
-/// The first quarantined event of each blocked key, by event id.
+/// The blocked keys, by the event id of their first quarantined event.
 #[derive(Debug, Default)]
-pub(crate) struct Firsts(HashMap<[u8; 16], Group>);
+pub(crate) struct Firsts(HashMap<[u8; 16], BlockedKey>);
 
 impl Firsts {
     /// Reads the first quarantined event of each key. Finds none if all events have a record, because the
@@ -43,45 +49,36 @@ impl Firsts {
             return Ok(Self::default());
         }
         let keys = quarantined::blocked_keys(sql, MAX_BLOCKED).await?;
-        let keys = keys.into_iter().map(|key| (key.first.uuid, key.group));
+        let keys = keys.into_iter().map(|key| (key.first.uuid, key));
         Ok(Self(keys.collect()))
     }
 }
 
 impl Blocked {
     /// Finds the blocked keys whose first quarantined event is among the rows that will be read. Finds
-    /// none if the aggregate is not the ordering key.
+    /// none if the aggregate is not the ordering key. Looks the events up by their ids if the id column
+    /// has an index, and otherwise walks over the rows once.
+    ///
+    /// # Errors
+    /// Those of [`Scan::next`].
     pub(crate) async fn of(
         sql: &Sql,
         table: &TableSettings,
         reader: &TableReader,
         window: &ScanWindow<'_>,
-        Firsts(keys): &Firsts,
+        firsts: &Firsts,
     ) -> Result<Self> {
         let mut blocked = Self::default();
-        if keys.is_empty() || table.ordering != Ordering::Key {
+        if firsts.0.is_empty() || table.ordering != Ordering::Key {
             return Ok(blocked);
         }
-        let ids = keys
-            .keys()
-            .map(|id| uuid::Uuid::from_bytes(*id).to_string());
-        let ids = ids.collect::<Vec<_>>().join(",");
-        let statement = format!(
-            "select {id} from {table} e where {recent} and {id} = any ('{{{ids}}}'::uuid[])",
-            id = reader.event_id_sql(),
-            table = reader.table_sql(),
-            recent = window.condition(),
-        );
-        for message in sql.simple_query(&statement).await.map_err(altered_since)? {
-            let SimpleQueryMessage::Row(row) = message else {
-                continue;
-            };
-            let id = row.get(0).and_then(|id| uuid::Uuid::parse_str(id).ok());
-            let first = id.map(uuid::Uuid::into_bytes);
-            if let Some((id, group)) = first.and_then(|id| keys.get_key_value(&id)) {
-                blocked.firsts.insert(*id, group.clone());
-                blocked.groups.insert(group.clone());
-            }
+        let found = match look_up(sql, reader, window, firsts).await? {
+            Some(found) => found,
+            None => walk(sql, reader, window, firsts).await?,
+        };
+        for (id, key) in found.iter().filter_map(|id| firsts.0.get_key_value(id)) {
+            blocked.firsts.insert(*id, key.group.clone());
+            blocked.groups.insert(key.group.clone());
         }
         Ok(blocked)
     }
@@ -104,4 +101,57 @@ impl Blocked {
         };
         !self.groups.is_empty() && self.groups.contains(&group())
     }
+}
+
+/// Looks the events up by their ids. Returns the ids that are in the window; `None` if no index can find
+/// them.
+async fn look_up(
+    sql: &Sql,
+    reader: &TableReader,
+    window: &ScanWindow<'_>,
+    Firsts(keys): &Firsts,
+) -> Result<Option<Vec<[u8; 16]>>> {
+    let id = lookup_column(sql, window.captured.shape.oid, reader.id_column()).await?;
+    let is_indexed = id.is_some_and(|id| id.is_indexed);
+    if !is_indexed || !reader.finds_ids_by_index() {
+        return Ok(None);
+    }
+    let mut found = Vec::new();
+    let conditions: Vec<String> = keys
+        .values()
+        .filter_map(|key| reader.is_sql(&key.first))
+        .collect();
+    for conditions in conditions.chunks(LOOKED_UP) {
+        let statement = format!(
+            "select {id} from {table} e where ({these}) and {recent}",
+            id = reader.event_id_sql(),
+            table = reader.table_sql(),
+            these = conditions.join(" or "),
+            recent = window.condition(),
+        );
+        let rows = match sql.query_typed(&statement, &[]).await {
+            Ok(rows) => rows,
+            // The id column had another type when the events were recorded.
+            Err(error) if is_of_a_value(&error) => return Ok(None),
+            Err(error) => return Err(altered_since(error)),
+        };
+        found.extend(rows.iter().map(|row| row.get::<_, Uuid>(0).into_bytes()));
+    }
+    Ok(Some(found))
+}
+
+/// Walks over the rows of the window, in bounded statements. Returns the ids of the events.
+async fn walk(
+    sql: &Sql,
+    reader: &TableReader,
+    window: &ScanWindow<'_>,
+    Firsts(keys): &Firsts,
+) -> Result<Vec<[u8; 16]>> {
+    let mut found = Vec::new();
+    let mut scan = Scan::set_aside(*window, reader);
+    while let Some(rows) = scan.next(sql).await? {
+        let ids = rows.iter().map(|row| row.id.into_bytes());
+        found.extend(ids.filter(|id| keys.contains_key(id)));
+    }
+    Ok(found)
 }

@@ -16,19 +16,13 @@ use slot_manager::{QualifiedName, SlotName};
 
 pub(crate) use self::owner::{refuse_others, refuse_partial_overlap, with_partitions};
 pub(crate) use super::captured::Captured;
-use super::shape::{self, Shape};
+use super::shape::{self, FoundTable};
+use super::tops::{self, Top, Tops};
 use crate::error::{Code, Error, Result};
 use crate::mapping::TableSettings;
 use crate::postgres::{Snapshot, Sql, current_snapshot};
 use crate::settings::Start;
 use crate::store::capture_record::{self, CaptureRecord, IdSuffixes};
-
-/// A table as it is in the catalog now.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct FoundTable {
-    pub(crate) table: QualifiedName,
-    pub(crate) shape: Shape,
-}
 
 /// How capturing begins.
 #[derive(Debug, Clone, Copy)]
@@ -44,6 +38,32 @@ pub(crate) struct CaptureStart<'a> {
     /// The position at which the slot begins, if a command has just created the slot. See
     /// [`CaptureRecord::since_lsn`].
     pub(crate) since_lsn: Option<Lsn>,
+    /// When the capture of new tables begins; `None` for now.
+    pub(crate) moment: Option<&'a CaptureMoment>,
+}
+
+/// The moment when the capture of new tables begins.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct CaptureMoment {
+    /// Rows that this snapshot shows are older than capturing.
+    pub(crate) since: Snapshot,
+    /// The highest `seq` of each table, read before the snapshot was taken.
+    pub(crate) tops: Tops,
+}
+
+impl CaptureMoment {
+    async fn now(sql: &Sql, found: &[FoundTable]) -> Result<Self> {
+        let tops = tops::tops(sql, found).await?;
+        let since = current_snapshot(&**sql).await?;
+        Ok(Self { since, tops })
+    }
+
+    /// The highest `seq` of the table number `n`, if rows up to this `seq` usually are older than
+    /// capturing.
+    fn top(&self, n: usize) -> Option<&Top> {
+        let have_ended = self.since.xmin() >= self.tops.next_xid;
+        self.tops.seqs.get(n)?.as_ref().filter(|_| have_ended)
+    }
 }
 
 /// Looks up the tables of the settings in the catalog.
@@ -114,6 +134,7 @@ pub(crate) async fn claim(
         is_first,
         since_lsn,
         tables,
+        moment,
     } = begin;
     let records = capture_record::read(&**sql).await?;
     let known = matched(&found, &records);
@@ -135,14 +156,23 @@ pub(crate) async fn claim(
         }
     }
     if !is_whole {
-        let now = current_snapshot(&**sql).await?;
-        let new = found.iter().zip(&known);
-        let new = new.filter(|(_, known)| known.is_none());
+        let moment = match moment {
+            Some(moment) => moment,
+            None => &CaptureMoment::now(sql, &found).await?,
+        };
+        let new = found.iter().zip(&known).enumerate();
+        let new = new.filter(|(_, (_, known))| known.is_none());
         let new: Vec<CaptureRecord> = new
-            .map(|(found, _)| CaptureRecord {
-                publication: Some(publication.to_owned()),
-                since_lsn,
-                ..new_record(found, &records, slot, start, &now)
+            .map(|(n, (found, _))| {
+                // With `start = all`, no row is older than capturing.
+                let top = moment.top(n).filter(|_| start == Start::New);
+                CaptureRecord {
+                    publication: Some(publication.to_owned()),
+                    since_lsn,
+                    floor_seq: top.map(|top| top.seq),
+                    numbering: top.map(|top| top.numbering.clone()),
+                    ..new_record(found, &records, slot, start, &moment.since)
+                }
             })
             .collect();
         capture_record::insert(&**sql, &new, instance).await?;

@@ -10,7 +10,8 @@
 //! (`store::capture_record`):
 //!
 //! - `since` is the snapshot in which capturing began. A row that is visible in this snapshot is older
-//!   than capturing and is never published. `None` captures every row (`start = all`).
+//!   than capturing and is never published. If the relay has created the slot for the table, this is the
+//!   slot's own snapshot. `None` captures every row (`start = all`).
 //! - `floor` is a transaction number. Every row of an older transaction is resolved.
 //! - `identity` is the table's name in event ids. It stays the same when the table is renamed or
 //!   created again.
@@ -26,8 +27,8 @@
 //! the stream. [`unrecorded`] combines `scan`, `rows` and `table`, with [`blocked`] for keys that wait
 //! in quarantine. [`from_table`] carries the events into the pipeline.
 //!
-//! **Invariants.** A statement over a captured table reads a bounded number of rows, and holds no
-//! lock or snapshot while the relay waits for something else. A floor moves only after every row below
+//! **Invariants.** A statement over a captured table reads a bounded number of rows (a look-up by id: if
+//! the id column has an index), and holds no lock or snapshot while the relay waits for something else. A floor moves only after every row below
 //! it is resolved, and only while the session holds the slot. The ordinal of an event is the same each
 //! time PostgreSQL decodes the same rows of its transaction.
 //!

@@ -69,9 +69,19 @@ enum Walk {
     Done,
 }
 
+/// Which rows of its window a walk returns.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Wanted {
+    /// Rows that may have to be published.
+    Unresolved,
+    /// Rows whose event is set aside.
+    SetAside,
+}
+
 /// One walk over a table.
 pub(crate) struct Scan<'a> {
     window: ScanWindow<'a>,
+    wanted: Wanted,
     table: String,
     event_id: String,
     walk: Walk,
@@ -86,10 +96,21 @@ pub(crate) async fn prepare(sql: &Sql) -> Result<()> {
 }
 
 impl<'a> Scan<'a> {
+    /// A walk that returns the rows that may have to be published.
     pub(crate) fn new(window: ScanWindow<'a>, reader: &TableReader) -> Self {
+        Self::of(window, reader, Wanted::Unresolved)
+    }
+
+    /// A walk over the same rows that returns only those whose event is set aside.
+    pub(crate) fn set_aside(window: ScanWindow<'a>, reader: &TableReader) -> Self {
+        Self::of(window, reader, Wanted::SetAside)
+    }
+
+    fn of(window: ScanWindow<'a>, reader: &TableReader, wanted: Wanted) -> Self {
         let has_seq = window.captured.shape.numbered().is_some();
         let mut scan = Self {
             window,
+            wanted,
             table: reader.table_sql().to_owned(),
             event_id: reader.event_id_sql().to_owned(),
             walk: Walk::Unnumbered(None),
@@ -134,10 +155,13 @@ impl<'a> Scan<'a> {
     /// Returns two SQL expressions about a row of `w`: the state of its event in outbox.dispatch, and
     /// whether the scan returns the row.
     fn recorded_sql(&self) -> (String, String) {
-        if self.window.records.may_lack_records() {
-            (state_sql("w.id"), "true".to_owned())
-        } else {
-            ("null::text".to_owned(), has_no_row_sql("w.id"))
+        let state = state_sql("w.id");
+        match self.wanted {
+            Wanted::SetAside => (state.clone(), format!("{state} = 'aside'")),
+            Wanted::Unresolved if self.window.records.may_lack_records() => {
+                (state, "true".to_owned())
+            }
+            Wanted::Unresolved => ("null::text".to_owned(), has_no_row_sql("w.id")),
         }
     }
 
@@ -202,12 +226,8 @@ impl<'a> Scan<'a> {
         after: Option<UnnumberedKey>,
     ) -> Result<BTreeMap<UnnumberedKey, Candidate>> {
         let mut found = BTreeMap::new();
-        let blocks = self.window.captured.shape.blocks;
-        let mut from = 0;
-        while from <= blocks {
-            // The last range is open-ended, because the table grows.
-            let to = Some(from.saturating_add(RANGE_BLOCKS)).filter(|to| *to <= blocks);
-            let statement = self.range_sql(from, to, after);
+        for range in block_ranges(self.window.captured.shape.blocks) {
+            let statement = self.range_sql(&range, after);
             let rows = sql.query_typed(&statement, &[]);
             for row in rows.await.map_err(altered_since)? {
                 let place: String = row.get(1);
@@ -235,15 +255,11 @@ impl<'a> Scan<'a> {
                     found.pop_last();
                 }
             }
-            from = match to {
-                Some(to) => to,
-                None => break,
-            };
         }
         Ok(found)
     }
 
-    fn range_sql(&self, from: u32, to: Option<u32>, after: Option<UnnumberedKey>) -> String {
+    fn range_sql(&self, range: &str, after: Option<UnnumberedKey>) -> String {
         let Captured { record, shape } = self.window.captured;
         let xid = shape.inserted_xid_sql(&record.added_xids);
         let by = match (&shape.seq, shape.numbered()) {
@@ -266,14 +282,13 @@ impl<'a> Scan<'a> {
         let after = after.map_or_else(String::new, |(by, by_xid, ..)| {
             format!("and ({version}, {xid}) >= ('{by}'::bigint, '{by_xid}'::xid8)")
         });
-        let end = to.map_or_else(String::new, |to| format!("and e.ctid < '({to},0)'"));
         let (state, is_wanted) = self.recorded_sql();
         format!(
             "with w as materialized ( \
                  select e.tableoid as leaf, e.ctid as place, {xid} as xid, {version} as version, \
                      {id} as id \
                  from {table} e \
-                 where e.ctid >= '({from},0)' {end} {unnumbered} and {condition} {after}) \
+                 where {range} {unnumbered} and {condition} {after}) \
              select leaf, place::text, xid::text, version, id, {state} from w \
              where id is not null and {is_wanted}",
             id = self.event_id,
@@ -281,6 +296,20 @@ impl<'a> Scan<'a> {
             condition = self.window.condition(),
         )
     }
+}
+
+/// Returns SQL conditions that divide the rows of `e`, a table of this many blocks, into ranges of a bounded
+/// number of blocks.
+pub(crate) fn block_ranges(blocks: u32) -> impl Iterator<Item = String> {
+    let starts = (0..=blocks).step_by(RANGE_BLOCKS as usize);
+    starts.map(move |from| {
+        let begin = format!("e.ctid >= '({from},0)'");
+        // The last range is open-ended, because the table grows.
+        match from.checked_add(RANGE_BLOCKS).filter(|to| *to <= blocks) {
+            Some(to) => format!("{begin} and e.ctid < '({to},0)'"),
+            None => begin,
+        }
+    })
 }
 
 fn recorded(state: Option<&str>) -> DispatchState {
@@ -304,5 +333,20 @@ mod tests {
     #[test]
     fn a_place_is_a_block_and_a_line() {
         assert_eq!(block_and_line("(4294967295,17)"), (u32::MAX, 17));
+    }
+
+    #[test]
+    fn ranges_of_blocks_cover_a_table_of_any_size() {
+        let ranges = |blocks| block_ranges(blocks).collect::<Vec<_>>();
+        assert_eq!(ranges(2_047), ["e.ctid >= '(0,0)'"]);
+        assert_eq!(
+            ranges(2_048),
+            [
+                "e.ctid >= '(0,0)' and e.ctid < '(2048,0)'",
+                "e.ctid >= '(2048,0)'"
+            ]
+        );
+        let last = block_ranges(u32::MAX).last();
+        assert_eq!(last.unwrap(), "e.ctid >= '(4294965248,0)'");
     }
 }

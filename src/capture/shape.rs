@@ -58,6 +58,13 @@ pub(crate) struct Shape {
     pub(crate) version: Option<String>,
 }
 
+/// A table as it is in the catalog now.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct FoundTable {
+    pub(crate) table: QualifiedName,
+    pub(crate) shape: Shape,
+}
+
 /// Why a column `inserted_xid` does not name the transaction of every row.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Unfit {

@@ -4,7 +4,7 @@
 use slot_manager::{QualifiedName, quoted_identifier};
 use tokio_postgres::error::SqlState;
 
-use super::claim::FoundTable;
+use super::shape::FoundTable;
 use crate::error::Result;
 use crate::postgres::{Sql, current_snapshot};
 

@@ -42,6 +42,7 @@ pub(crate) async fn from_now_on(
         publication: publication.fingerprint(),
         is_first: false,
         since_lsn,
+        moment: None,
     };
     claim::claim(sql, slot, found, begin, instance).await?;
     Ok(())

@@ -252,10 +252,7 @@ impl fmt::Display for Loss {
         match self {
             Loss::Unfinished(why) => write!(f, "an earlier recovery ({why}) has not finished"),
             Loss::FirstStart(Start::All) => f.write_str("first start, and `start` is `all`"),
-            Loss::FirstStart(Start::New) => f.write_str(
-                "first start: there is no slot yet; rows that are older than capturing are not published \
-                 (`start = all` publishes them)",
-            ),
+            Loss::FirstStart(Start::New) => f.write_str("first start: there is no slot yet"),
             Loss::TableAdded => f.write_str("a new table is captured, and `start` is `all`"),
             Loss::SlotMissing => f.write_str("the slot was in use before and no longer exists"),
             Loss::SlotLost(Health::Invalidated { cause }) => {

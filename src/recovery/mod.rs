@@ -11,6 +11,8 @@
 //!   its order across the seam. A row that has to wait, for example for its topic, holds up only its key.
 //! - The tables are read in short statements. The recovery sends only rows whose inserting transaction
 //!   the slot's snapshot shows, no matter when the rows are read.
+//! - A first start is a recovery that usually reads no table: the capture of its tables begins with the
+//!   slot's snapshot (docs/adr/0040-capturing-begins-with-the-slot.md).
 //!
 //! [`loss`] decides whether a recovery is needed, and [`slot`] creates its slot.
 //!
@@ -142,7 +144,6 @@ pub(crate) async fn start(
             ordinal: last_ordinal + 1,
         },
         point: slot.point,
-        is_first: slot.is_first,
         firsts,
         rows,
         progress: Progress::new(),
@@ -176,7 +177,6 @@ struct Recovery {
     /// The position for the next event.
     next: EventPosition,
     point: Unfinished,
-    is_first: bool,
     firsts: Firsts,
     rows: TableSender,
     progress: Progress,
@@ -190,10 +190,13 @@ impl Recovery {
         let (tables, captured) = (&self.subject.tables, &self.subject.captured);
         let detached = detached::find(&sql, tables, captured).await?;
         self.read_detached(&detached, &sql).await?;
-        for n in 0..self.subject.tables.len() {
+        let tables = self.subject.captured.iter().enumerate();
+        let to_read = tables.filter(|(_, captured)| slot::may_miss_rows(&self.point, captured));
+        let to_read: Vec<usize> = to_read.map(|(n, _)| n).collect();
+        for n in &to_read {
             let (table, captured) = (
-                self.subject.tables[n].clone(),
-                self.subject.captured[n].clone(),
+                self.subject.tables[*n].clone(),
+                self.subject.captured[*n].clone(),
             );
             let window = ScanWindow::unresolved(&captured, self.subject.records);
             self.read(&table, window, &sql).await?;
@@ -207,7 +210,7 @@ impl Recovery {
         }
         self.write_down(&sql, &detached).await?;
         let (slot, rows) = (&self.subject.slot, self.progress.rows);
-        if !self.is_first {
+        if !to_read.is_empty() {
             tracing::warn!(
                 %slot, rows, seconds = self.progress.began.elapsed().as_secs(),
                 "recovered: every row committed since its table was captured has an outcome"
@@ -311,9 +314,7 @@ impl Recovery {
         if window.goes_by_places() {
             shape::refuse_rewritten(sql, table, &captured.shape).await?;
         }
-        if !self.is_first || rows > 0 {
-            tracing::info!(table = %table.table, rows, "recovering: finished reading the table");
-        }
+        tracing::info!(table = %table.table, rows, "recovering: finished reading the table");
         Ok(rows)
     }
 }

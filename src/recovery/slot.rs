@@ -4,15 +4,16 @@
 use std::time::{Duration, Instant};
 
 use decoder::Lsn;
-use slot_manager::{SlotError, SlotName, retention, slots};
+use slot_manager::{Slot, SlotError, SlotName, retention, slots};
 
 use super::loss::{self, Loss};
 use super::snapshot;
+use crate::capture::ScanWindow;
+use crate::capture::claim::{self, Captured};
 use crate::capture::table::{TableReader, altered_since};
-use crate::capture::{ScanWindow, claim};
 use crate::error::{Error, Result};
 use crate::metrics::{KindLabel, Metrics};
-use crate::postgres::Sql;
+use crate::postgres::{Snapshot, Sql};
 use crate::settings::{Settings, Start};
 use crate::store::dispatch::{check_readable, has_no_row_sql};
 use crate::store::relay_row::Unfinished;
@@ -29,9 +30,6 @@ pub(crate) struct RecoverySlot {
     pub(super) point: Unfinished,
     /// Whether the slot was created in this session.
     pub(super) is_new: bool,
-    /// Whether this is a first start with `start = new`: no relay has served the slot, so there was
-    /// nothing to lose.
-    pub(super) is_first: bool,
 }
 
 impl RecoverySlot {
@@ -39,6 +37,35 @@ impl RecoverySlot {
     pub(crate) fn consistent_point(&self) -> Lsn {
         self.point.consistent_point
     }
+
+    /// Waits until this session can read every row that the slot does not stream. Does not wait if there are
+    /// no such rows.
+    ///
+    /// # Errors
+    /// Connection errors.
+    pub(crate) async fn wait_until_readable(&self, sql: &Sql, captured: &[Captured]) -> Result<()> {
+        if captured
+            .iter()
+            .any(|captured| may_miss_rows(&self.point, captured))
+        {
+            snapshot::wait_until_visible(sql, &self.point.snapshot).await?;
+        }
+        Ok(())
+    }
+
+    /// The snapshot that shows exactly the transactions that the slot does not stream.
+    pub(crate) fn snapshot(&self) -> &Snapshot {
+        &self.point.snapshot
+    }
+}
+
+/// Whether the table may have rows that must be published and that the slot does not stream. It has none if
+/// capturing began with the snapshot of this slot: the slot streams every row that the snapshot does not
+/// show, and every other row is older than capturing. But without `inserted_xid`, some of the older rows
+/// count as new, and have to be published before the stream.
+pub(super) fn may_miss_rows(point: &Unfinished, Captured { record, shape }: &Captured) -> bool {
+    let began_with_slot = record.since.as_ref() == Some(&point.snapshot);
+    !began_with_slot || !shape.tells_top_level_transactions(&record.added_xids)
 }
 
 /// Continues with the slot that an unfinished recovery has created.
@@ -53,7 +80,6 @@ pub(crate) fn kept(slot: &SlotName, unfinished: Unfinished, metrics: &Metrics) -
     RecoverySlot {
         point: unfinished,
         is_new: false,
-        is_first: false,
     }
 }
 
@@ -84,8 +110,8 @@ pub(crate) async fn everything_is_readable(sql: &Sql, settings: &Settings) -> Re
     Ok(())
 }
 
-/// Drops the old slot, if it still exists, and creates a new slot. The caller has already marked the slot
-/// for recovery.
+/// Drops the old slot, and creates a new slot. `old` is the slot for which the recovery was decided. The
+/// caller has already marked the slot for recovery.
 ///
 /// # Errors
 /// `slot-held` and `slot-busy` when another relay or a transaction is in the way; `slot-foreign`.
@@ -93,12 +119,17 @@ pub(crate) async fn create(
     sql: &Sql,
     settings: &Settings,
     instance: &str,
-    loss: &Loss,
+    (loss, old): (&Loss, Option<&Slot>),
     metrics: &Metrics,
 ) -> Result<RecoverySlot> {
     let (slot, target) = (&settings.slot, sql.target());
     match loss {
-        Loss::FirstStart(Start::New) => tracing::info!(%slot, "{loss}; creating the slot"),
+        Loss::FirstStart(Start::New) => tracing::info!(
+            %slot,
+            "{loss}; creating the slot: rows that are committed before the slot is ready, also while it \
+             waits for open transactions, are older than capturing and are not published (`start = all` \
+             publishes them)"
+        ),
         loss => {
             tracing::warn!(
                 kind = loss.name(), %slot,
@@ -109,10 +140,14 @@ pub(crate) async fn create(
             metrics.recoveries.get_or_create(&kind).inc();
         }
     }
-    match slots::drop(sql, slot).await {
-        Ok(()) => tracing::warn!(%slot, "dropped the old slot"),
-        Err(SlotError::SlotMissing { .. }) => {}
-        Err(error) => return Err(error.into()),
+    // Never drop a slot that another relay has created in the meantime: creating ours then fails, and the
+    // next session looks at the other slot.
+    if old.is_some() {
+        match slots::drop(sql, slot).await {
+            Ok(()) => tracing::warn!(%slot, "dropped the old slot"),
+            Err(SlotError::SlotMissing { .. }) => {}
+            Err(error) => return Err(error.into()),
+        }
     }
     let wanted = replication::CreateSlot {
         target,
@@ -140,15 +175,23 @@ pub(crate) async fn create(
     let consistent_point = created.consistent_point;
     // Close this session first: the server may have no second walsender for the stream.
     created.close().await;
-    snapshot::wait_until_visible(sql, &snapshot).await?;
+    tracing::info!(%slot, from = %consistent_point, "created the slot");
     Ok(RecoverySlot {
         point: Unfinished {
             consistent_point,
             snapshot,
         },
         is_new: true,
-        is_first: matches!(loss, Loss::FirstStart(Start::New)),
     })
+}
+
+/// Drops a slot that this session has created, but whose tables another slot captures. No relay would read
+/// the slot, and it would keep WAL.
+pub(crate) async fn discard(sql: &Sql, slot: &SlotName) {
+    match slots::drop(sql, slot).await {
+        Ok(()) => tracing::warn!(%slot, "dropped the new slot: another slot captures its tables"),
+        Err(error) => tracing::warn!(%slot, "cannot drop the new slot: {error}"),
+    }
 }
 
 /// Returns the error that names the transactions for which the new slot is waiting.

@@ -21,16 +21,18 @@ use super::standby::FreeSlot;
 use super::supervisor::{self, Supervision, Supervisor};
 use super::{SessionRunner, parts, stuck};
 use crate::audit::{self, Auditor};
-use crate::capture::claim::{self, CaptureStart, Captured};
+use crate::capture::claim::{self, CaptureMoment, CaptureStart, Captured};
 use crate::capture::earlier::OutcomeLookup;
 use crate::capture::intake::Intake;
 use crate::capture::moved::MovedRows;
-use crate::capture::{Bounds, from_table};
+use crate::capture::shape::FoundTable;
+use crate::capture::{Bounds, from_table, tops};
 use crate::condition::Phase;
 use crate::delivery::flow_control::backlog::Backlog;
 use crate::error::{Code, Error, Result};
+use crate::postgres::Sql;
 use crate::recovery;
-use crate::recovery::loss::SlotVerdict;
+use crate::recovery::loss::{Loss, SlotVerdict};
 use crate::recovery::slot::{self, RecoverySlot};
 use crate::store::dispatch::{PredecessorGone, RecordedEvents, SlotReader, wait_for_predecessor};
 use crate::store::relay_row::{self, Audit, Manner, RecordKeeping, ServedSlot, mark};
@@ -93,7 +95,7 @@ impl SessionRunner {
         }
     }
 
-    /// Carries out the decision: claims the tables, and creates a slot if a recovery needs a new one.
+    /// Carries out the decision: creates a slot if a recovery needs a new one, and claims the tables.
     ///
     /// # Errors
     /// `slot-missing`, `slot-lost` and `slot-recreated` when `slot_on_loss` is `stop`; `slot-held`,
@@ -101,7 +103,7 @@ impl SessionRunner {
     /// recovery could not read all tables; errors of a statement.
     async fn make_ready(
         &self,
-        OurDatabase { sql, cluster, .. }: &OurDatabase,
+        database: &OurDatabase,
         facts: SlotFacts<'_>,
         decision: Decision,
         free: &FreeSlot,
@@ -111,27 +113,14 @@ impl SessionRunner {
             SlotVerdict::Stream { .. } => facts.log_failover(),
             SlotVerdict::Continue { .. } => {}
             SlotVerdict::Recover(loss) => {
-                if let Some(error) = decision.stop {
-                    return Err(error);
-                }
-                slot::everything_is_readable(sql, settings).await?;
-                // Mark the slot before claiming the tables. If we claimed them first and then crashed,
-                // the slot would have claimed tables but no mark, as if a relay served it already.
-                mark::mark_recovering(sql, self.served(cluster), loss.name()).await?;
+                self.prepare_recovery(database, loss, decision.stop).await?;
             }
         }
-        let begin = CaptureStart {
-            start: settings.start,
-            tables: &settings.tables,
-            publication: facts.publication,
-            is_first: decision.is_first,
-            since_lsn: None,
-        };
-        let claiming = claim::claim(sql, &settings.slot, facts.found, begin, &self.instance);
-        let captured = claiming.await?;
+        let OurDatabase { sql, .. } = database;
         // To create a slot, PostgreSQL waits for all running transactions, and the previous relay may
         // have left a transaction open.
         wait_for_predecessor(sql, &settings.slot, settings.publish_timeout).await?;
+        let mut moment = None;
         let (confirmed, audit, recovery) = match decision.begin {
             SlotVerdict::Stream { confirmed, audit } => (confirmed, audit, None),
             SlotVerdict::Continue {
@@ -146,10 +135,29 @@ impl SessionRunner {
             SlotVerdict::Recover(loss) => {
                 // Creating the slot may take minutes.
                 self.state.set(Phase::Recovering);
-                let new = slot::create(sql, settings, &self.instance, &loss, metrics).await?;
+                let tops = tops::tops(sql, &facts.found).await?;
+                let lost = (&loss, facts.slot);
+                let new = slot::create(sql, settings, &self.instance, lost, metrics).await?;
+                let since = new.snapshot().clone();
+                moment = Some(CaptureMoment { since, tops });
                 (new.consistent_point(), Audit::Continue, Some(new))
             }
         };
+        // Claim the tables after creating the slot, so that the capture of new tables begins exactly where
+        // the slot begins. A crash in between is harmless: because of the mark, the next session creates
+        // another slot.
+        let begin = CaptureStart {
+            start: settings.start,
+            tables: &settings.tables,
+            publication: facts.publication,
+            is_first: decision.is_first,
+            since_lsn: None,
+            moment: moment.as_ref(),
+        };
+        let captured = self.claim(sql, facts.found, begin).await?;
+        if let Some(slot) = &recovery {
+            slot.wait_until_readable(sql, &captured).await?;
+        }
         Ok(ReadySlot {
             confirmed,
             audit,
@@ -158,6 +166,39 @@ impl SessionRunner {
             captured,
             publication: free.publication.clone(),
         })
+    }
+
+    async fn claim(
+        &self,
+        sql: &Sql,
+        found: Vec<FoundTable>,
+        begin: CaptureStart<'_>,
+    ) -> Result<Vec<Captured>> {
+        let slot = &self.settings.slot;
+        let claimed = claim::claim(sql, slot, found, begin, &self.instance).await;
+        if let Err(error) = &claimed
+            && error.code() == Code::TableCaptured
+            && begin.moment.is_some()
+        {
+            slot::discard(sql, slot).await;
+        }
+        claimed
+    }
+
+    /// Checks that the recovery is allowed and possible, and marks the slot. Changes nothing else.
+    async fn prepare_recovery(
+        &self,
+        OurDatabase { sql, cluster, .. }: &OurDatabase,
+        loss: &Loss,
+        stop: Option<Error>,
+    ) -> Result<()> {
+        if let Some(error) = stop {
+            return Err(error);
+        }
+        slot::everything_is_readable(sql, &self.settings).await?;
+        // Mark the slot before creating it. If we created the slot first and then crashed, the next session
+        // would take it for a slot that a command has made.
+        mark::mark_recovering(sql, self.served(cluster), loss.name()).await
     }
 
     /// Opens the stream, and checks that the slot is still the slot for which the decision was made.

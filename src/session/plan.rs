@@ -12,7 +12,8 @@ use slot_manager::{Cluster, Slot, cluster};
 
 use super::database::{OurDatabase, recorded_here};
 use super::standby::FreeSlot;
-use crate::capture::claim::{self, FoundTable};
+use crate::capture::claim;
+use crate::capture::shape::FoundTable;
 use crate::error::{Error, Result};
 use crate::recovery::loss::{self, Loss, Seen, SlotVerdict};
 use crate::settings::{OnLoss, Settings, Start};

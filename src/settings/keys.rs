@@ -144,7 +144,8 @@ pub const KEYS: &[SettingKey] = &[
         SettingKind::Choice(&["new", "all"]),
         "new",
         &[],
-        "What the first start on a database delivers: `new` (rows committed from then on) or `all` (also \
+        "What the first start on a database delivers: `new` (rows committed once the slot is ready, which \
+         waits for open transactions) or `all` (also \
          the unrecorded rows already in the tables; this also applies to tables added later). If \
          `init` or `slot create` ran with `all`, the first start delivers the old rows even if the setting is \
          `new` by then. The default is `new`, because a table that another program served before contains \

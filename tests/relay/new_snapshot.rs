@@ -31,7 +31,7 @@ async fn without_slot() -> (Database, RunningEmulator) {
 }
 
 /// Begins a transaction. Returns its connection and the lower 32 bits of its id.
-async fn begin(database: &Database) -> (Client, String) {
+pub(crate) async fn begin(database: &Database) -> (Client, String) {
     let client = harness::connect(&database.url).await;
     client.batch_execute("BEGIN").await.unwrap();
     let asking = client.query_one("SELECT pg_current_xact_id()::xid::text", &[]);
@@ -39,7 +39,8 @@ async fn begin(database: &Database) -> (Client, String) {
     (client, xid)
 }
 
-async fn wait_until_waited_for(database: &Database, xid: &str) {
+/// Waits until the creation of a slot waits for the transaction with these lower 32 bits of its id.
+pub(crate) async fn wait_until_waited_for(database: &Database, xid: &str) {
     let waiting = format!(
         "SELECT count(*) FROM pg_locks JOIN pg_stat_activity USING (pid) \
          WHERE backend_type = 'walsender' AND NOT granted AND transactionid::text = '{xid}'"

@@ -1,6 +1,7 @@
 //! Tests how tables and records are matched, and which slot may claim a table.
 
 use super::*;
+use crate::capture::shape::Shape;
 
 fn record(identity: &str, table: &str, oid: u32) -> CaptureRecord {
     CaptureRecord {

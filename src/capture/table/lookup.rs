@@ -24,6 +24,11 @@ impl TableReader {
         }
     }
 
+    /// Whether the conditions on ids can use an index on the id column, if there is one.
+    pub(crate) fn finds_ids_by_index(&self) -> bool {
+        self.source_prefix.is_none() || self.id_has_order
+    }
+
     /// Returns the id in a source id `schema.table:id`. Returns `None` if the source id belongs to
     /// another table, or if the ids of this table are uuids.
     pub(crate) fn id_in<'s>(&self, source_id: &'s str) -> Option<&'s str> {

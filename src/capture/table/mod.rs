@@ -167,7 +167,7 @@ impl TableReader {
         };
         // The table may have been created again, with other rows under the same ids.
         let uuid = uuid::Uuid::from_bytes(event_id.uuid);
-        Some(format!("{is_same} and {} = '{uuid}'", self.event_id))
+        Some(format!("({is_same} and {} = '{uuid}')", self.event_id))
     }
 
     /// An aggregate: the age in seconds of the oldest event among the rows, by the server's clock.

@@ -102,7 +102,9 @@ async fn a_very_high_seq_does_not_change_the_order_of_a_recovery() {
 /// the savepoint's subtransaction, which `pg_current_snapshot()` does not list.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_row_with_inserted_xid_0_from_a_savepoint_open_at_the_first_start_is_published() {
-    let mut world = World::new(Kind::Events, 20).await.without_slot().await;
+    let mut world = World::new(Kind::Events, 20).await;
+    // Keep the slot, but let the relay begin to capture the table at its first start.
+    world.database.execute("DELETE FROM outbox.capture").await;
     let slow = harness::connect(&world.database.url).await;
     let insert = "INSERT INTO outbox.events (aggregatetype, aggregateid, event_type, payload, \
                       inserted_xid) VALUES ('order', 'zero', 'New', '{\"n\": 1}', '0')";
@@ -111,14 +113,19 @@ async fn a_row_with_inserted_xid_0_from_a_savepoint_open_at_the_first_start_is_p
         .await
         .unwrap();
     world.next = 2;
-    // These rows take higher transaction ids, so the `xmax` of the first start's snapshot is above
-    // the savepoint's id.
-    world.insert("old", 5).await;
+    // These transactions take higher ids, so the `xmax` of the first start's snapshot is above the
+    // savepoint's id.
     world
-        .execute("DELETE FROM outbox.events WHERE event_type = 'New'")
+        .execute(
+            "DO $$ BEGIN FOR i IN 1..5 LOOP PERFORM pg_current_xact_id(); COMMIT; END LOOP; END $$",
+        )
         .await;
+    let relay = world.streaming().await;
+    world.wait_until_compared(&relay).await;
+    relay.stop().await;
+    world.database.drop_slot().await;
     let relay = world.relay();
-    relay.wait_for_log("first start: ").await;
+    relay.wait_for_log("recovering").await;
     slow.batch_execute("COMMIT").await.unwrap();
     world.insert("a", 20).await;
     world.assert_published_once(relay).await;

@@ -7,7 +7,7 @@ use pubsub_emulator::Emulator;
 
 use super::table::Kind;
 use super::{World, assert_done};
-use crate::harness;
+use crate::harness::{self, eventually};
 use crate::privileges::login_role;
 
 const HISTORY: u32 = 200_000;
@@ -187,26 +187,6 @@ async fn init_can_run_again_at_any_time() {
     world.assert_published_once(relay).await;
 }
 
-/// PostgreSQL creates a slot only when all open transactions have ended. Rows that are committed
-/// during this wait are published in order.
-#[tokio::test(flavor = "multi_thread")]
-async fn rows_committed_while_the_first_slot_is_made_keep_their_order() {
-    for kind in [Kind::Events, Kind::Partitioned] {
-        let mut world = World::new(kind, 100).await.without_slot().await;
-        let other = "CREATE TABLE public.unrelated (id int)";
-        world.execute(other).await;
-        let slow = harness::connect(&world.database.url).await;
-        let write = "BEGIN; INSERT INTO public.unrelated VALUES (1)";
-        slow.batch_execute(write).await.unwrap();
-        let relay = world.relay();
-        relay.wait_for_log("first start: ").await;
-        world.insert("k", 100).await;
-        slow.batch_execute("COMMIT").await.unwrap();
-        world.insert("k", 100).await;
-        world.assert_published_once(relay).await;
-    }
-}
-
 /// At the first start, the relay's role has no right to read the table, so the relay exits. The next
 /// start must not treat the table as one that a relay has already served.
 #[tokio::test(flavor = "multi_thread")]
@@ -230,23 +210,15 @@ async fn a_first_start_with_all_that_lacks_a_right_begins_again_in_order() {
     world.assert_published_once(relay).await;
 }
 
-/// A first start waits for the topic of one row. A later restart with `start = all` must not publish
+/// The first start waits for the topic of one row. A later restart with `start = all` must not publish
 /// the table's old rows, because this setting only applies to new tables.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_first_start_that_waits_for_a_topic_never_publishes_old_rows_later() {
     let mut world = World::new(Kind::Events, 100).await.without_slot().await;
-    world
-        .execute("CREATE TABLE public.unrelated (id int)")
-        .await;
-    let slow = harness::connect(&world.database.url).await;
-    let write = "BEGIN; INSERT INTO public.unrelated VALUES (1)";
-    slow.batch_execute(write).await.unwrap();
-    let relay = world.relay();
-    relay.wait_for_log("first start: ").await;
+    let relay = world.streaming().await;
     let waits = "INSERT INTO outbox.events (aggregatetype, aggregateid, event_type, payload) \
                  VALUES ('nowhere', 'n', 'Waits', '{}')";
     world.execute(waits).await;
-    slow.batch_execute("COMMIT").await.unwrap();
     relay.wait_for_log("topic-missing").await;
     world.insert("a", 10).await;
     world.note().await;
@@ -263,4 +235,76 @@ async fn a_first_start_that_waits_for_a_topic_never_publishes_old_rows_later() {
     relay.stop().await;
     let messages = world.emulator.journal().counts().stored_messages;
     assert_eq!(messages, 21, "no old row");
+}
+
+/// The number of rows that all sessions have read from the table and its partitions, and the number of
+/// entries that they have read from its indexes.
+async fn rows_read(world: &World) -> i64 {
+    let tables = format!(
+        "'{table}'::regclass UNION \
+         SELECT inhrelid FROM pg_inherits WHERE inhparent = '{table}'::regclass",
+        table = world.table
+    );
+    let sql = format!(
+        "SELECT (SELECT sum(seq_tup_read + coalesce(idx_tup_fetch, 0)) FROM pg_stat_user_tables t \
+                 WHERE t.relid IN (SELECT {tables}))::bigint \
+              + (SELECT sum(idx_tup_read) FROM pg_stat_user_indexes i \
+                 WHERE i.relid IN (SELECT {tables}))::bigint"
+    );
+    world.database.number(&sql).await
+}
+
+/// The first start and the first audit of new rows read no old rows.
+async fn a_first_start_reads_no_old_row(kind: Kind, old_rows: u32, more: &[(&'static str, &str)]) {
+    const NEW: u32 = 100;
+    /// Each new row may be read several times.
+    const READ_AT_MOST: i64 = 3_000;
+    let mut world = World::new(kind, old_rows).await.without_slot().await;
+    world.more.extend(
+        more.iter()
+            .map(|(name, value)| (*name, (*value).to_owned())),
+    );
+    let before = rows_read(&world).await;
+    let relay = world.streaming().await;
+    world.insert("new", NEW).await;
+    let stored = || world.emulator.journal().counts().stored_messages;
+    eventually("the new rows are published", || async {
+        (stored() == u64::from(NEW)).then_some(())
+    })
+    .await;
+    let floor = "SELECT floor::text::bigint FROM outbox.capture";
+    let captured = world.database.number(floor).await;
+    // Restart the relay, because its first audit compares the new rows.
+    relay.stop().await;
+    let relay = world.streaming().await;
+    eventually("the new rows are compared", || async {
+        (world.database.number(floor).await > captured).then_some(())
+    })
+    .await;
+    // A session writes its statistics at the latest when it ends.
+    relay.stop().await;
+    let read = rows_read(&world).await - before;
+    println!("{kind:?}: {read} rows read with {old_rows} old rows");
+    assert!(read <= READ_AT_MOST, "{read} rows read");
+    assert_eq!(stored(), u64::from(NEW), "no old row");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_first_start_reads_no_row_of_a_million_old_events() {
+    a_first_start_reads_no_old_row(Kind::Events, 1_000_000, &[]).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_first_start_reads_no_old_row_of_a_service_s_table() {
+    for kind in [Kind::Numbered, Kind::Uuid, Kind::Partitioned] {
+        a_first_start_reads_no_old_row(kind, 20_000, &[]).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_first_start_without_records_reads_no_old_row() {
+    let more = [("POSTRIDER_DISPATCH", "exceptions")];
+    for kind in [Kind::Events, Kind::Numbered] {
+        a_first_start_reads_no_old_row(kind, 20_000, &more).await;
+    }
 }

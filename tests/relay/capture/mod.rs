@@ -3,6 +3,7 @@
 //! publishes each row once.
 
 mod adoption;
+mod bounded;
 mod chosen_values;
 mod columns;
 mod detached;
@@ -18,6 +19,7 @@ mod owner;
 mod renamed;
 mod replaced;
 mod reused_ids;
+mod slot_creation;
 mod table;
 mod transactions;
 mod waiting_rows;

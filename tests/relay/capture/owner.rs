@@ -87,7 +87,7 @@ async fn another_slot_adopts_the_tables_when_the_first_relay_is_gone() {
         let more = [
             ("POSTRIDER_SLOT", "postrider"),
             ("PUBSUB_PROJECT_ID", "demo"),
-            ("POSTRIDER_HTTP_ADDR", "127.0.0.1:0"),
+            ("POSTRIDER_HTTP_ADDR", "off"),
         ];
         let refused = world.run(&["run"], &more);
         assert_eq!(refused.status.code(), Some(3), "{}", stderr(&refused));

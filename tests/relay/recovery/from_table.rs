@@ -202,7 +202,8 @@ async fn rows_from_before_the_first_start_are_not_sent_without_start_all() {
     database.execute("DELETE FROM outbox.capture").await;
     insert_orders(&database, 50, 5).await;
     let relay = Relay::start(&database, &emulator);
-    relay.wait_for_log("first start: ").await;
+    relay.wait_for_log("streaming").await;
+    assert!(relay.log().contains("first start: "), "{}", relay.log());
     insert_orders(&database, 20, 5).await;
     eventually("the rows after the start are delivered", || async {
         (emulator.journal().counts().stored_messages == 20).then_some(())

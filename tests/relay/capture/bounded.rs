@@ -1,0 +1,91 @@
+//! A statement of a recovery reads a bounded number of rows of a captured table, so that a schema change
+//! waits for one page of rows at most, and the writers behind it too.
+
+use pubsub_emulator::{Action, Fault};
+
+use super::World;
+use super::table::Kind;
+use crate::harness::{self, eventually};
+
+const ROWS: u32 = 20_000;
+
+/// Rows that one statement may read; see `PAGE_ROWS` in `src/capture/scan.rs`.
+const PAGE_ROWS: i64 = 5_000;
+
+/// Replaces the function that computes event ids by one that also counts its calls for each statement.
+const COUNT_CALLS: &str = "\
+    CREATE TABLE public.calls (process int, statement timestamptz); \
+    CREATE OR REPLACE FUNCTION outbox.event_uuid(identity text, id text, inserted_xid xid8 DEFAULT null) \
+    RETURNS uuid LANGUAGE plpgsql AS $$ BEGIN \
+        INSERT INTO public.calls VALUES (pg_backend_pid(), statement_timestamp()); \
+        RETURN CASE WHEN id IS NOT NULL THEN \
+            md5(identity || ':' || id || coalesce(':' || inserted_xid::text, ''))::uuid END; \
+    END $$";
+
+/// A key is blocked, and its rows and `ROWS` others have to be read from the table, because published
+/// events have no records.
+async fn a_recovery_with_a_blocked_key_reads_page_by_page(prepare: &str) {
+    let mut world = World::new(Kind::Numbered, 20).await;
+    world.execute(prepare).await;
+    let more = ("POSTRIDER_DISPATCH", "exceptions".to_owned());
+    world.more.push(more);
+    // This transaction keeps the floor below the new rows.
+    let slow = harness::connect(&world.database.url).await;
+    let begin = "BEGIN; SELECT pg_current_xact_id()";
+    slow.batch_execute(begin).await.unwrap();
+    world.insert("a", 50).await;
+    let bad = world.row_sql("a-1");
+    world.execute(&bad).await;
+    let id = "SELECT outbox.event_uuid('public.numbered', id::text, inserted_xid)::text \
+              FROM public.numbered ORDER BY id DESC LIMIT 1";
+    let bad = world.database.text(id).await;
+    let poison = Action::Poison {
+        event_id: bad.clone(),
+    };
+    world.emulator.faults().inject(Fault::new(poison));
+    world.insert("a", 50).await;
+    let relay = world.relay();
+    let blocked = "SELECT count(*) FROM outbox.dispatch WHERE state = 'quarantined'";
+    eventually("the key is blocked", || async {
+        (world.database.number(blocked).await == 11).then_some(())
+    })
+    .await;
+    relay.stop().await;
+    slow.batch_execute("ROLLBACK").await.unwrap();
+    world.insert_at_once("b", ROWS).await;
+    world.database.drop_slot().await;
+    world.execute(COUNT_CALLS).await;
+    let relay = world.relay();
+    relay.wait_for_log("recovered").await;
+    let most = "SELECT max(n) FROM (SELECT count(*) AS n FROM public.calls \
+                GROUP BY process, statement) s";
+    let most = world.database.number(most).await;
+    assert!(most > 0, "the recovery has read the table");
+    assert!(most <= PAGE_ROWS, "one statement has read {most} rows");
+    // The rows before the bad one are published again before it, and the rows after it wait.
+    let waiting = "SELECT outbox.event_uuid('public.numbered', id::text, inserted_xid)::text \
+                   FROM public.numbered WHERE aggregateid = 'a-1' ORDER BY id DESC LIMIT 11";
+    let waiting = world.database.client.query(waiting, &[]).await.unwrap();
+    let waiting: Vec<String> = waiting.iter().map(|row| row.get(0)).collect();
+    assert!(waiting.contains(&bad));
+    world.note().await;
+    for events in world.expected.values_mut() {
+        events.retain(|id| !waiting.contains(id));
+    }
+    let report = world.report();
+    assert!(report.is_clean(), "{report}\n{}", relay.log());
+    assert_eq!(world.database.number(blocked).await, 11);
+    relay.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_recovery_with_a_blocked_key_reads_page_by_page_along_the_ids() {
+    a_recovery_with_a_blocked_key_reads_page_by_page("SELECT 1").await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_recovery_with_a_blocked_key_reads_page_by_page_without_an_index_on_the_ids() {
+    let prepare = "ALTER TABLE public.numbered DROP CONSTRAINT numbered_pkey, ADD seq bigserial; \
+                   CREATE UNIQUE INDEX ON public.numbered (seq)";
+    a_recovery_with_a_blocked_key_reads_page_by_page(prepare).await;
+}

@@ -1,0 +1,230 @@
+//! The first start creates the slot. Capturing begins exactly where the slot begins: rows that are
+//! committed while PostgreSQL creates the slot are older than capturing, and all later rows are published,
+//! also after a crash at any point of the first start.
+
+use tokio_postgres::Client;
+
+use super::World;
+use super::table::Kind;
+use crate::harness::{self, Relay, eventually};
+use crate::new_snapshot::{begin, wait_until_waited_for};
+
+const KINDS: [Kind; 4] = [Kind::Events, Kind::Numbered, Kind::Uuid, Kind::Partitioned];
+
+impl World {
+    /// Inserts rows that must not be published.
+    async fn insert_old(&self, rows: u32) {
+        self.execute(&self.kind.insert_old(&self.table, rows)).await;
+    }
+
+    /// Kills the relay and drops its slot.
+    async fn kill_and_drop_slot(&self, relay: Relay) {
+        relay.kill_9();
+        harness::wait_until_killed_relays_are_gone(&self.database, &self.emulator).await;
+        self.database.drop_slot().await;
+    }
+}
+
+/// PostgreSQL creates a slot only when all open transactions have ended.
+#[tokio::test(flavor = "multi_thread")]
+async fn rows_committed_while_the_first_slot_is_made_are_never_published() {
+    for kind in KINDS {
+        let mut world = World::new(kind, 100).await.without_slot().await;
+        let (slow, xid) = begin(&world.database).await;
+        let row = kind.insert_old(&world.table, 1);
+        slow.batch_execute(&row).await.unwrap();
+        let relay = world.relay();
+        wait_until_waited_for(&world.database, &xid).await;
+        world.insert_old(100).await;
+        slow.batch_execute("COMMIT").await.unwrap();
+        relay.wait_for_log("streaming").await;
+        assert!(
+            relay
+                .log()
+                .contains("also while it waits for open transactions")
+        );
+        world.insert("k", 100).await;
+        world.note().await;
+        world.wait_until_published(&relay).await;
+        world.wait_until_compared(&relay).await;
+        relay.stop().await;
+        world.database.drop_slot().await;
+        world.insert("k", 50).await;
+        let relay = world.relay();
+        world.assert_published_once(relay).await;
+    }
+}
+
+/// Starts a relay without a slot. Returns the relay as soon as it streams, and a transaction that was
+/// open at the point where the slot begins. Both transactions for which the slot waits have inserted
+/// old rows.
+async fn with_a_transaction_across_the_beginning(world: &mut World) -> (Relay, Client) {
+    let (first, xid) = begin(&world.database).await;
+    let old = world.kind.insert_old(&world.table, 5);
+    first.batch_execute(&old).await.unwrap();
+    let relay = world.relay();
+    wait_until_waited_for(&world.database, &xid).await;
+    let (second, xid) = begin(&world.database).await;
+    second.batch_execute(&old).await.unwrap();
+    first.batch_execute("COMMIT").await.unwrap();
+    wait_until_waited_for(&world.database, &xid).await;
+    let (open, _) = begin(&world.database).await;
+    let (one, two) = (world.row_sql("open"), world.row_sql("open"));
+    let insert = format!("{one}; SAVEPOINT s; {two}; RELEASE s");
+    open.batch_execute(&insert).await.unwrap();
+    // This transaction gets the highest id, and ends before the slot begins.
+    world.insert_old(5).await;
+    second.batch_execute("COMMIT").await.unwrap();
+    relay.wait_for_log("streaming").await;
+    (relay, open)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_transaction_that_ends_after_the_slot_has_begun_is_published() {
+    for (kind, is_lost) in KINDS.into_iter().zip([true, false].into_iter().cycle()) {
+        let mut world = World::new(kind, 100).await.without_slot().await;
+        let (relay, open) = with_a_transaction_across_the_beginning(&mut world).await;
+        let relay = if is_lost {
+            world.kill_and_drop_slot(relay).await;
+            open.batch_execute("COMMIT").await.unwrap();
+            world.relay()
+        } else {
+            open.batch_execute("COMMIT").await.unwrap();
+            relay
+        };
+        world.insert("a", 20).await;
+        world.assert_published_once(relay).await;
+    }
+}
+
+/// The relay is killed as soon as it streams, so it has not delivered anything.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_slot_lost_right_after_the_first_start_loses_no_row_and_publishes_no_old_row() {
+    for (kind, dispatch) in [
+        (Kind::Events, "full"),
+        (Kind::Numbered, "exceptions"),
+        (Kind::Partitioned, "full"),
+    ] {
+        let mut world = World::new(kind, 100).await.without_slot().await;
+        world.more.push(("POSTRIDER_DISPATCH", dispatch.to_owned()));
+        let (relay, open) = with_a_transaction_across_the_beginning(&mut world).await;
+        relay.signal("STOP");
+        world.insert("a", 20).await;
+        open.batch_execute("COMMIT").await.unwrap();
+        world.kill_and_drop_slot(relay).await;
+        world.insert("a", 20).await;
+        let relay = world.relay();
+        if dispatch == "full" {
+            world.assert_published_once(relay).await;
+        } else {
+            world.assert_published(relay).await;
+        }
+    }
+}
+
+/// Holds a lock that stops the relay before it writes to the table. Does not hold up the creation of
+/// slots, because it uses no transaction id.
+async fn stop_writes(world: &World, table: &str) -> Client {
+    let client = harness::connect(&world.database.url).await;
+    let lock = format!("BEGIN; LOCK TABLE {table} IN EXCLUSIVE MODE");
+    client.batch_execute(&lock).await.unwrap();
+    client
+}
+
+async fn wait_until_a_write_waits(world: &World, table: &str) {
+    let waiting = format!(
+        "SELECT count(*) FROM pg_locks WHERE relation = '{table}'::regclass \
+         AND mode = 'RowExclusiveLock' AND NOT granted"
+    );
+    eventually(&format!("the relay writes to {table}"), || async {
+        (world.database.number(&waiting).await > 0).then_some(())
+    })
+    .await;
+}
+
+/// The slot exists, but nothing says yet since when rows are captured. The next relay starts anew, with
+/// another slot.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_crash_between_the_slot_and_the_capture_record_publishes_no_old_row() {
+    for kind in KINDS {
+        let mut world = World::new(kind, 100).await.without_slot().await;
+        let lock = stop_writes(&world, "outbox.capture").await;
+        let relay = world.relay();
+        wait_until_a_write_waits(&world, "outbox.capture").await;
+        relay.kill_9();
+        harness::wait_until_killed_relays_are_gone(&world.database, &world.emulator).await;
+        lock.batch_execute("ROLLBACK").await.unwrap();
+        let captured = "SELECT count(*) FROM outbox.capture";
+        assert_eq!(world.database.number(captured).await, 0);
+        world.insert_old(50).await;
+        let relay = world.streaming().await;
+        world.insert("a", 50).await;
+        world.assert_published_once(relay).await;
+    }
+}
+
+/// The capture record is durable, but the slot's position is not recorded yet. From the record on, every
+/// row is published.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_crash_after_the_capture_record_loses_no_row() {
+    for (kind, dispatch) in [
+        (Kind::Events, "full"),
+        (Kind::Numbered, "exceptions"),
+        (Kind::Partitioned, "full"),
+    ] {
+        let mut world = World::new(kind, 100).await.without_slot().await;
+        world.more.push(("POSTRIDER_DISPATCH", dispatch.to_owned()));
+        let capture = stop_writes(&world, "outbox.capture").await;
+        let relay = world.relay();
+        wait_until_a_write_waits(&world, "outbox.capture").await;
+        let row = stop_writes(&world, "outbox.relay").await;
+        capture.batch_execute("ROLLBACK").await.unwrap();
+        wait_until_a_write_waits(&world, "outbox.relay").await;
+        let captured = "SELECT count(*) FROM outbox.capture";
+        assert_eq!(world.database.number(captured).await, 1);
+        world.insert("a", 50).await;
+        relay.kill_9();
+        harness::wait_until_killed_relays_are_gone(&world.database, &world.emulator).await;
+        row.batch_execute("ROLLBACK").await.unwrap();
+        world.insert("a", 50).await;
+        let relay = world.relay();
+        world.assert_published_once(relay).await;
+    }
+}
+
+/// Two relays with different slots start at the same time. A slot that no relay reads would keep WAL.
+#[tokio::test(flavor = "multi_thread")]
+async fn of_two_first_starts_on_one_table_one_leaves_no_slot_behind() {
+    let mut world = World::new(Kind::Events, 100).await.without_slot().await;
+    let (slow, xid) = begin(&world.database).await;
+    let first = world.relay();
+    wait_until_waited_for(&world.database, &xid).await;
+    world.more.push(("POSTRIDER_SLOT", "second".to_owned()));
+    let second = world.relay();
+    let waiting = "SELECT count(*) FROM pg_replication_slots WHERE active";
+    eventually("both relays create their slots", || async {
+        (world.database.number(waiting).await == 2).then_some(())
+    })
+    .await;
+    slow.batch_execute("COMMIT").await.unwrap();
+    let is_refused = |relay: &Relay| relay.log().contains("error[table-captured]");
+    eventually("one relay is refused", || async {
+        (is_refused(&first) || is_refused(&second)).then_some(())
+    })
+    .await;
+    let (winner, loser) = if is_refused(&first) {
+        (second, first)
+    } else {
+        (first, second)
+    };
+    assert!(!loser.wait().await.success());
+    winner.wait_for_log("streaming").await;
+    let slots = "SELECT count(*) FROM pg_replication_slots";
+    assert_eq!(world.database.number(slots).await, 1, "{}", winner.log());
+    world.insert("a", 20).await;
+    world.note().await;
+    world.wait_until_published(&winner).await;
+    winner.stop().await;
+    let messages = world.emulator.journal().counts().stored_messages;
+    assert_eq!(messages, 20, "no old row");
+}
