@@ -83,10 +83,15 @@ pub(super) async fn brought_up(
     };
     record.detached = before.former_partitions(&shape.partitions);
     record.partitions = None;
+    for oid in &record.detached {
+        if !record.id_suffixes.knows(*oid) {
+            record.id_suffixes = record.id_suffixes.with_copy(*oid, known.oid);
+        }
+    }
     if shape.has_xid_in_ids() || known.id_suffixes.knows(shape.oid) {
         return Ok((record, None));
     }
-    let id_suffixes = known.id_suffixes.with_copy(shape.oid, known.oid);
+    let id_suffixes = record.id_suffixes.with_copy(shape.oid, known.oid);
     let as_copy = Captured {
         record: CaptureRecord {
             id_suffixes: id_suffixes.clone(),

@@ -10,13 +10,14 @@ use std::collections::BTreeMap;
 
 use crate::error::{Code, Error, Result};
 
-/// Maximum number of tables whose suffix is recorded. One is added with each copy of a table.
-const MAX_TABLES: usize = 64;
+/// Maximum number of tables whose suffix is recorded. Each copy of a table adds one, and so does each
+/// former partition of a table that was replaced.
+const MAX_TABLES: usize = 256;
 
 /// The suffixes of one captured table, by the OID of the physical table.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct IdSuffixes {
-    /// Only the suffixes that differ from `@OID`.
+    /// The suffixes that differ from `@OID`, and those of replaced tables.
     known: BTreeMap<u32, String>,
     /// How often the table moved to another server. There, other tables have these OIDs.
     adoptions: u32,
@@ -68,7 +69,7 @@ impl IdSuffixes {
         }
     }
 
-    /// Gives the rows of the table `copy` the suffix of the table `original`.
+    /// Gives the rows of the table `copy`, a copy or a partition, the suffix of the table `original`.
     #[must_use]
     pub(crate) fn with_copy(&self, copy: u32, original: u32) -> Self {
         let mut copied = self.clone();

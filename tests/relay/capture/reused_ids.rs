@@ -305,3 +305,28 @@ async fn a_recreated_table_that_moves_to_another_server_repeats_and_loses_nothin
     let relay = world.relay();
     assert_published_once(&world, relay, 110).await;
 }
+
+/// The earlier tables still exist under other names, with undelivered rows. Rows of all three tables have
+/// the same ids.
+#[tokio::test(flavor = "multi_thread")]
+async fn rows_of_renamed_and_replaced_tables_are_published_after_a_lost_slot() {
+    let (mut world, relay) = served(false).await;
+    relay.stop().await;
+    for (name, rows, events) in [("first", 30, 90), ("second", 60, 160)] {
+        world.insert("before", 10).await;
+        let replace = format!(
+            "ALTER TABLE public.timed RENAME TO {name}; {}; \
+             ALTER PUBLICATION postrider SET TABLE public.timed",
+            Kind::Timed.create()
+        );
+        world.execute(&replace).await;
+        world.insert("before", rows).await;
+        world.database.drop_slot().await;
+        let relay = world.relay();
+        published(&world, &relay, events).await;
+        world.wait_until_compared(&relay).await;
+        relay.stop().await;
+    }
+    let relay = world.relay();
+    assert_published_once(&world, relay, 160).await;
+}
