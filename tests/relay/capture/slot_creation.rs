@@ -142,6 +142,19 @@ async fn wait_until_a_write_waits(world: &World, table: &str) {
     .await;
 }
 
+/// Kills the relay and ends its sessions. A session that waits for a lock does not notice that its client is
+/// gone.
+async fn kill_while_it_waits(world: &World, relay: Relay) {
+    relay.kill_9();
+    world
+        .execute(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity \
+             WHERE application_name LIKE 'postrider%'",
+        )
+        .await;
+    harness::wait_until_killed_relays_are_gone(&world.database, &world.emulator).await;
+}
+
 /// The slot exists, but nothing says yet since when rows are captured. The next relay starts anew, with
 /// another slot.
 #[tokio::test(flavor = "multi_thread")]
@@ -151,8 +164,7 @@ async fn a_crash_between_the_slot_and_the_capture_record_publishes_no_old_row() 
         let lock = stop_writes(&world, "outbox.capture").await;
         let relay = world.relay();
         wait_until_a_write_waits(&world, "outbox.capture").await;
-        relay.kill_9();
-        harness::wait_until_killed_relays_are_gone(&world.database, &world.emulator).await;
+        kill_while_it_waits(&world, relay).await;
         lock.batch_execute("ROLLBACK").await.unwrap();
         let captured = "SELECT count(*) FROM outbox.capture";
         assert_eq!(world.database.number(captured).await, 0);
@@ -183,8 +195,7 @@ async fn a_crash_after_the_capture_record_loses_no_row() {
         let captured = "SELECT count(*) FROM outbox.capture";
         assert_eq!(world.database.number(captured).await, 1);
         world.insert("a", 50).await;
-        relay.kill_9();
-        harness::wait_until_killed_relays_are_gone(&world.database, &world.emulator).await;
+        kill_while_it_waits(&world, relay).await;
         row.batch_execute("ROLLBACK").await.unwrap();
         world.insert("a", 50).await;
         let relay = world.relay();
