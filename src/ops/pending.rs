@@ -5,8 +5,9 @@
 //! neither resolved nor older than capturing. If published events may lack a record, such an event may
 //! have been delivered, so the result is known only if no event waits.
 //!
-//! With an index on `seq`, only rows beyond `floor_seq` are read. Without this bound, tables larger than
-//! [`LARGEST_BYTES`] are not read, and the result is unknown.
+//! With an index on `seq`, at most [`MOST_ROWS`] rows beyond `floor_seq` are read; a row that got a lower
+//! `seq` than older rows is not counted. Without this bound, tables larger than [`LARGEST_BYTES`] are
+//! not read. If there are more rows, or the table is larger, the result is unknown.
 
 use std::time::Duration;
 
@@ -25,6 +26,9 @@ use crate::store::relay_row;
 /// Maximum size of a table that is read without an index. A cached table of this size, with about
 /// half a million small events, takes about 100 ms to read.
 const LARGEST_BYTES: u64 = 128 << 20;
+
+/// Maximum number of rows that are read along an index.
+const MOST_ROWS: u32 = 200_000;
 
 /// PostgreSQL's default block size, used by nearly every server.
 const BLOCK_BYTES: u64 = 8_192;
@@ -74,11 +78,22 @@ async fn read_table(
     table: &TableSettings,
     captured: &Captured,
 ) -> Result<Option<PendingEvents>> {
-    let window = ScanWindow::unrecorded(captured);
+    let window = ScanWindow::recent(captured);
     let seq = captured.shape.seq.as_ref().filter(|seq| seq.is_indexed);
     let bytes = u64::from(captured.shape.blocks) * BLOCK_BYTES;
     let bound = match (seq, window.from_seq) {
-        (Some(seq), Some(from)) => format!("e.{} > {from}", quoted_identifier(&seq.column)),
+        (Some(seq), Some(from)) => {
+            let seq = quoted_identifier(&seq.column);
+            let bound = format!("e.{seq} > {from}");
+            let more = format!(
+                "select from {} e where {bound} order by e.{seq} offset {MOST_ROWS} limit 1",
+                table.table
+            );
+            if sql.query_opt(&more, &[]).await?.is_some() {
+                return Ok(None);
+            }
+            bound
+        }
         _ if bytes <= LARGEST_BYTES => "true".to_owned(),
         _ => return Ok(None),
     };

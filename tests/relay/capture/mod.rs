@@ -11,6 +11,7 @@ mod exceptions;
 mod first_start;
 mod gaps;
 mod history;
+mod large_table;
 mod long_recovery;
 mod moved_rows;
 mod moved_slot;
