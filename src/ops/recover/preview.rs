@@ -6,6 +6,7 @@ use std::time::Duration;
 use serde::Serialize;
 use slot_manager::SlotName;
 
+use super::adoption;
 use super::situation::Situation;
 use crate::capture::blocked::Firsts;
 use crate::capture::detached::{self, DetachedTable};
@@ -60,7 +61,8 @@ pub(crate) struct TopicPreview {
 /// Lists the rows that a recovery would publish now. Changes nothing.
 ///
 /// # Errors
-/// `project-missing`; errors of a statement.
+/// `project-missing`; `foreign-cluster` when the cluster's transaction ids are lower than those of the rows;
+/// errors of a statement.
 pub(crate) async fn read<'a>(
     situation: &'a Situation,
     settings: &'a Settings,
@@ -96,6 +98,10 @@ async fn tables(
 ) -> Result<Vec<TablePreview>> {
     let sql = connect_patiently(settings.database()?, "postrider recover", Duration::ZERO).await?;
     scan::prepare(&sql).await?;
+    if situation.is_foreign() {
+        // On such a cluster, rows that wait would look older than capturing.
+        adoption::refuse_lower_transactions(&sql, settings).await?;
+    }
     let firsts = Firsts::read(&sql, situation.records).await?;
     let mut tables = Vec::new();
     let mut known =

@@ -184,6 +184,10 @@ async fn the_server_starts_after_the_remedy_for_lower_transaction_ids() {
              UPDATE outbox.capture SET since = '30000000000:30000000000:'"
         ))
         .await;
+    // The list would lack the rows that wait.
+    let project = ("PUBSUB_PROJECT_ID", "demo");
+    let listed = world.run(&["recover", "--dry-run"], &[project]);
+    assert_eq!(listed.status.code(), Some(3), "{listed:?}");
     let refused = world.run(&["recover", "--adopt", "--yes"], &[]);
     let said = String::from_utf8(refused.stderr)
         .unwrap()
