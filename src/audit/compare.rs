@@ -2,7 +2,7 @@
 
 use super::former::FormerPartitions;
 use super::{AuditState, AuditSubject, AuditWait};
-use crate::capture::blocked::Firsts;
+use crate::capture::blocked::FirstQuarantined;
 use crate::capture::claim::Captured;
 use crate::capture::detached::DetachedTable;
 use crate::capture::from_table::{self, Interrupted, SessionEnded};
@@ -16,7 +16,7 @@ use crate::mapping::TableSettings;
 use crate::postgres::Sql;
 use crate::store::capture_record::{self as captures, Resolved};
 use crate::store::dispatch::last_ordinal;
-use crate::store::relay_row::Manner;
+use crate::store::relay_row::RelayMode;
 use crate::store::relay_row::audits::{self, AuditHistory};
 
 impl AuditState {
@@ -90,7 +90,7 @@ impl AuditState {
         };
         let captured = window.captured;
         let reader = TableReader::resolve(sql, table, &self.subject.project, captured).await?;
-        let none = Firsts::default();
+        let none = FirstQuarantined::default();
         let unrecorded = Unrecorded::of(sql, reader, table, window, &none).await?;
         let metrics = &self.subject.metrics;
         let sending = from_table::hand_over(unrecorded, &mut self.events, next, || {
@@ -154,11 +154,11 @@ impl AuditState {
             walsender,
             ..
         } = &self.subject;
-        let manner = Manner {
+        let mode = RelayMode {
             records,
             publication,
         };
-        audits::audited(sql, slot, instance, *walsender, manner).await
+        audits::audited(sql, slot, instance, *walsender, mode).await
     }
 }
 

@@ -36,9 +36,9 @@ pub(crate) struct Blocked {
 
 /// The blocked keys, by the event id of their first quarantined event.
 #[derive(Debug, Default)]
-pub(crate) struct Firsts(HashMap<[u8; 16], BlockedKey>);
+pub(crate) struct FirstQuarantined(HashMap<[u8; 16], BlockedKey>);
 
-impl Firsts {
+impl FirstQuarantined {
     /// Reads the first quarantined event of each key. Finds none if all events have a record, because the
     /// scan then skips quarantined events. Nobody may write records during this query.
     ///
@@ -66,7 +66,7 @@ impl Blocked {
         table: &TableSettings,
         reader: &TableReader,
         window: &ScanWindow<'_>,
-        firsts: &Firsts,
+        firsts: &FirstQuarantined,
     ) -> Result<Self> {
         let mut blocked = Self::default();
         if firsts.0.is_empty() || table.ordering != Ordering::Key {
@@ -109,7 +109,7 @@ async fn look_up(
     sql: &Sql,
     reader: &TableReader,
     window: &ScanWindow<'_>,
-    Firsts(keys): &Firsts,
+    FirstQuarantined(keys): &FirstQuarantined,
 ) -> Result<Option<Vec<[u8; 16]>>> {
     let id = lookup_column(sql, window.captured.shape.oid, reader.id_column()).await?;
     let is_indexed = id.is_some_and(|id| id.is_indexed);
@@ -145,7 +145,7 @@ async fn walk(
     sql: &Sql,
     reader: &TableReader,
     window: &ScanWindow<'_>,
-    Firsts(keys): &Firsts,
+    FirstQuarantined(keys): &FirstQuarantined,
 ) -> Result<Vec<[u8; 16]>> {
     let mut found = Vec::new();
     let mut scan = Scan::set_aside(*window, reader);

@@ -9,7 +9,7 @@ use slot_manager::QualifiedName;
 use slot_manager::table::{self, FormerPartition};
 
 use super::captured::Captured;
-use super::shape::{self, Unfit};
+use super::shape::{self, UnfitColumn};
 use super::table::TableReader;
 use super::window::ScanWindow;
 use crate::error::{Code, Result};
@@ -189,7 +189,7 @@ async fn readable(
     let record = &of.record;
     // Rows that were inserted through the captured table have a value, even if the partition itself has
     // no default.
-    if record.has_inserted_xid && shape.unfit_inserted_xid == Some(Unfit::Value) {
+    if record.has_inserted_xid && shape.unfit_inserted_xid == Some(UnfitColumn::Value) {
         (shape.has_inserted_xid, shape.unfit_inserted_xid) = (true, None);
     }
     let id_suffixes = if record.id_suffixes.knows(found.oid) {

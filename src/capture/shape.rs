@@ -34,8 +34,8 @@ pub(crate) struct Shape {
     /// PostgreSQL fills it in.
     pub(crate) has_inserted_xid: bool,
     /// Set if the table has a column `inserted_xid` that does not name the transaction of every row. With
-    /// [`Unfit::Value`] the column is still part of event ids.
-    pub(crate) unfit_inserted_xid: Option<Unfit>,
+    /// [`UnfitColumn::Value`] the column is still part of event ids.
+    pub(crate) unfit_inserted_xid: Option<UnfitColumn>,
     /// Whether the table has a column called `seq`, of any type.
     pub(crate) has_column_seq: bool,
     /// The values of `inserted_xid` in rows that are older than the column.
@@ -67,7 +67,7 @@ pub(crate) struct FoundTable {
 
 /// Why a column `inserted_xid` does not name the transaction of every row.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Unfit {
+pub(crate) enum UnfitColumn {
     /// The column is not of type `xid8`.
     Type,
     /// The column is of type `xid8`, but it may be null or has another default.
@@ -107,8 +107,8 @@ pub(crate) async fn read(sql: &Sql, settings: &TableSettings) -> Result<Option<S
         oid: found.oid,
         has_inserted_xid: found.inserted_xid == InsertedXid::FilledIn,
         unfit_inserted_xid: match found.inserted_xid {
-            InsertedXid::OtherType => Some(Unfit::Type),
-            InsertedXid::OtherValue => Some(Unfit::Value),
+            InsertedXid::OtherType => Some(UnfitColumn::Type),
+            InsertedXid::OtherValue => Some(UnfitColumn::Value),
             InsertedXid::FilledIn | InsertedXid::Missing => None,
         },
         has_column_seq: found.has_column_seq,
@@ -166,7 +166,7 @@ fn no_such_column(table: &QualifiedName, named: &str) -> Error {
 impl Shape {
     /// Whether event ids are computed with the column `inserted_xid`, as they are for rows of the stream.
     pub(crate) fn has_xid_in_ids(&self) -> bool {
-        self.has_inserted_xid || self.unfit_inserted_xid == Some(Unfit::Value)
+        self.has_inserted_xid || self.unfit_inserted_xid == Some(UnfitColumn::Value)
     }
 
     pub(crate) fn is_partitioned(&self) -> bool {

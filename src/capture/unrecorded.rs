@@ -7,7 +7,7 @@
 use std::collections::VecDeque;
 
 use super::ScanWindow;
-use super::blocked::{Blocked, Firsts};
+use super::blocked::{Blocked, FirstQuarantined};
 use super::positions::BEFORE_ALL;
 use super::rows::{ReadRow, Rows};
 use super::scan::{DispatchState, Scan};
@@ -42,7 +42,7 @@ impl<'a> Unrecorded<'a> {
         reader: TableReader,
         table: &TableSettings,
         window: ScanWindow<'a>,
-        firsts: &Firsts,
+        firsts: &FirstQuarantined,
     ) -> Result<Self> {
         let blocked = Blocked::of(sql, table, &reader, &window, firsts).await?;
         Ok(Self {

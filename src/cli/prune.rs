@@ -80,13 +80,13 @@ pub(super) fn run(settings: &Settings, args: &PruneArgs) -> Result<ExitCode> {
 }
 
 fn progress(step: &PruneStep<'_>, is_dry_run: bool) -> String {
-    if step.looked_at == 0 {
+    if step.examined == 0 {
         return step.what.to_owned();
     }
     let deleted = if is_dry_run { "to delete" } else { "deleted" };
     format!(
         "{}: {} rows {deleted}, {} read",
-        step.what, step.deleted, step.looked_at
+        step.what, step.deleted, step.examined
     )
 }
 

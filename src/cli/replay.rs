@@ -174,10 +174,9 @@ fn resumable(error: Error, name: &str) -> Error {
 
 fn progress(step: &ReplayStep) -> String {
     match step {
-        ReplayStep::Selecting {
-            looked_at,
-            selected,
-        } => format!("{selected} events match, {looked_at} records read"),
+        ReplayStep::Selecting { examined, selected } => {
+            format!("{selected} events match, {examined} records read")
+        }
         ReplayStep::Sending { sent, of, stalled } => {
             let filled = if *of == 0 { BAR } else { sent * BAR / of };
             let bar = "#".repeat(filled as usize) + &".".repeat((BAR - filled) as usize);

@@ -161,7 +161,7 @@ pub(crate) async fn run(
             &reader,
             PAGE_ROWS,
             verdict_sql(captured, passed),
-            WalkAction::Look,
+            WalkAction::Read,
         );
         if let Some(since) = &since
             && let Some(seq) = since.first_seq(sql, captured, &reader).await?

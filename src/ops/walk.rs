@@ -35,8 +35,8 @@ const PLAN: &str = "\
 /// What a walk does with its rows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum WalkAction {
-    Look,
-    /// Look, without names of events.
+    Read,
+    /// Read, without names of events.
     Count,
     Delete,
 }
@@ -227,7 +227,7 @@ impl<'a> TableWalk<'a> {
     /// which the delete finds these rows again through an index.
     fn page_sql(&self, seq: &str, which: &str, again: &str) -> String {
         let delete = match self.action {
-            WalkAction::Look | WalkAction::Count => "select 1 where false".to_owned(),
+            WalkAction::Read | WalkAction::Count => "select 1 where false".to_owned(),
             WalkAction::Delete => format!(
                 "delete from {table} e using judged j \
                  where j.verdict = '{GO}' and {again} and e.tableoid = j.leaf and e.ctid = j.place \
@@ -263,7 +263,7 @@ impl<'a> TableWalk<'a> {
     fn name_sql(&self) -> String {
         match self.action {
             WalkAction::Count | WalkAction::Delete => "null::text".to_owned(),
-            WalkAction::Look => format!(
+            WalkAction::Read => format!(
                 "case when octet_length(j.name) = length(j.name) and j.name ~ '^[ -~]*$' \
                  then left(j.name, {NAME_CHARS}) else j.id::text end"
             ),

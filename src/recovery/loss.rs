@@ -19,7 +19,7 @@ pub(crate) const UNFINISHED: &str = "recovery-unfinished";
 
 /// The facts when a session opens.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Seen<'a> {
+pub(crate) struct OpeningFacts<'a> {
     /// The relay's row, as an earlier session has left it.
     pub(crate) earlier: Option<&'a Recorded>,
     /// The slot, which no session holds now; `None` if it does not exist.
@@ -85,17 +85,17 @@ pub(crate) enum Loss {
 }
 
 /// Decides how to begin. The caller has checked that this is the cluster that was served before.
-pub(crate) fn judge(seen: Seen<'_>) -> SlotVerdict {
-    let Some(earlier) = seen.earlier else {
-        return first_start(seen);
+pub(crate) fn judge(facts: OpeningFacts<'_>) -> SlotVerdict {
+    let Some(earlier) = facts.earlier else {
+        return first_start(facts);
     };
     let Some(why) = &earlier.recovering else {
-        return served(earlier, seen);
+        return served(earlier, facts);
     };
-    let unfinished = earlier.unfinished.as_ref().filter(|_| seen.can_continue);
-    match (served(earlier, seen), unfinished) {
+    let unfinished = earlier.unfinished.as_ref().filter(|_| facts.can_continue);
+    match (served(earlier, facts), unfinished) {
         (SlotVerdict::Stream { confirmed, audit }, Some(unfinished))
-            if audit == Audit::Continue || is_proven(earlier, seen) =>
+            if audit == Audit::Continue || is_proven(earlier, facts) =>
         {
             let unfinished = unfinished.clone();
             SlotVerdict::Continue {
@@ -109,41 +109,46 @@ pub(crate) fn judge(seen: Seen<'_>) -> SlotVerdict {
 }
 
 /// Decides as if no recovery were unfinished.
-fn served(earlier: &Recorded, seen: Seen<'_>) -> SlotVerdict {
+fn served(earlier: &Recorded, facts: OpeningFacts<'_>) -> SlotVerdict {
     let Some(recorded) = earlier.confirmed_lsn else {
-        return first_start(seen);
+        return first_start(facts);
     };
-    let Some(slot) = seen.slot else {
+    let Some(slot) = facts.slot else {
         return SlotVerdict::Recover(Loss::SlotMissing);
     };
-    match health(slot, seen) {
+    match health(slot, facts) {
         health @ (Health::Lost | Health::Invalidated { .. }) => {
             SlotVerdict::Recover(Loss::SlotLost(health))
         }
         Health::Recreated { recorded, found } => {
             SlotVerdict::Recover(Loss::SlotRecreated { recorded, found })
         }
-        _ if earlier.confirmed_is_final && recorded > seen.server_lsn => {
-            let server = seen.server_lsn;
+        _ if earlier.confirmed_is_final && recorded > facts.server_lsn => {
+            let server = facts.server_lsn;
             SlotVerdict::Recover(Loss::WalMissing { recorded, server })
         }
-        _ if seen.has_new_table && seen.start == Start::All => {
+        _ if facts.has_new_table && facts.start == Start::All => {
             SlotVerdict::Recover(Loss::TableAdded)
         }
-        _ if seen.records.may_lack_records() => without_records(earlier, recorded, slot, seen),
-        _ => stream(slot, audit(earlier, recorded, slot, seen.cluster)),
+        _ if facts.records.may_lack_records() => without_records(earlier, recorded, slot, facts),
+        _ => stream(slot, audit(earlier, recorded, slot, facts.cluster)),
     }
 }
 
 /// Decides for the case that published events may have no record. Comparing the tables with the records
 /// then proves nothing.
-fn without_records(earlier: &Recorded, recorded: Lsn, slot: &Slot, seen: Seen<'_>) -> SlotVerdict {
-    if earlier.publication.as_deref() != Some(seen.publication) {
+fn without_records(
+    earlier: &Recorded,
+    recorded: Lsn,
+    slot: &Slot,
+    facts: OpeningFacts<'_>,
+) -> SlotVerdict {
+    if earlier.publication.as_deref() != Some(facts.publication) {
         return SlotVerdict::Recover(Loss::PublicationChanged);
     }
-    match audit(earlier, recorded, slot, seen.cluster) {
+    match audit(earlier, recorded, slot, facts.cluster) {
         Audit::Continue => stream(slot, Audit::Continue),
-        Audit::Everything if is_proven(earlier, seen) => stream(slot, Audit::Continue),
+        Audit::Everything if is_proven(earlier, facts) => stream(slot, Audit::Continue),
         Audit::Everything => SlotVerdict::Recover(Loss::SlotUnproven {
             recorded,
             found: slot.confirmed_flush_lsn.unwrap_or_default(),
@@ -157,16 +162,16 @@ fn without_records(earlier: &Recorded, recorded: Lsn, slot: &Slot, seen: Seen<'_
 /// advanced, because `pg_replication_slot_advance` may leave `restart_lsn` where it is, and a copy of
 /// another slot. (The relay does notice `postrider slot advance`, because that command records a final
 /// position or makes an unfinished recovery start again.)
-fn is_proven(earlier: &Recorded, seen: Seen<'_>) -> bool {
-    let keeps_from = seen.slot.and_then(|slot| slot.restart_lsn);
+fn is_proven(earlier: &Recorded, facts: OpeningFacts<'_>) -> bool {
+    let keeps_from = facts.slot.and_then(|slot| slot.restart_lsn);
     let is_old = keeps_from.is_some_and(|at| earlier.confirmed_lsn.is_some_and(|to| at < to));
-    earlier.timeline == seen.cluster.timeline && is_old
+    earlier.timeline == facts.cluster.timeline && is_old
 }
 
-fn first_start(seen: Seen<'_>) -> SlotVerdict {
-    match (seen.start, seen.slot) {
-        (Start::All, _) | (Start::New, None) => SlotVerdict::Recover(Loss::FirstStart(seen.start)),
-        (Start::New, Some(slot)) => match health(slot, seen) {
+fn first_start(facts: OpeningFacts<'_>) -> SlotVerdict {
+    match (facts.start, facts.slot) {
+        (Start::All, _) | (Start::New, None) => SlotVerdict::Recover(Loss::FirstStart(facts.start)),
+        (Start::New, Some(slot)) => match health(slot, facts) {
             health @ (Health::Lost | Health::Invalidated { .. }) => {
                 SlotVerdict::Recover(Loss::SlotLost(health))
             }
@@ -195,19 +200,19 @@ fn audit(earlier: &Recorded, recorded: Lsn, slot: &Slot, cluster: &Cluster) -> A
     }
 }
 
-fn health(slot: &Slot, seen: Seen<'_>) -> Health {
-    let served = seen
+fn health(slot: &Slot, facts: OpeningFacts<'_>) -> Health {
+    let served = facts
         .earlier
         .filter(|earlier| earlier.confirmed_lsn.is_some());
     let recorded = match served {
         Some(earlier) => Some(earlier.position()),
-        None => RecordedPosition::unused(seen.cluster.origin(), seen.since_lsn),
+        None => RecordedPosition::unused(facts.cluster.origin(), facts.since_lsn),
     };
     let observation = Observation {
         slot: Some(slot),
         viewer: Viewer::Waiting,
         time_lag: None,
-        origin: seen.cluster.origin(),
+        origin: facts.cluster.origin(),
         recorded: recorded.as_ref(),
     };
     health::judge(&observation, &Thresholds::default())

@@ -29,7 +29,7 @@ use slot_manager::SlotName;
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 
-use crate::capture::blocked::Firsts;
+use crate::capture::blocked::FirstQuarantined;
 use crate::capture::claim::Captured;
 use crate::capture::detached::{self, DetachedTable};
 use crate::capture::from_table::{self, Interrupted, SessionEnded, TableSender};
@@ -45,7 +45,7 @@ use crate::metrics::Metrics;
 use crate::postgres::{Sql, Target, connect_patiently};
 use crate::store::capture_record::{self as captures, Resolved};
 use crate::store::dispatch::{PredecessorGone, last_ordinal};
-use crate::store::relay_row::{Manner, RecordKeeping, Unfinished, mark};
+use crate::store::relay_row::{RecordKeeping, RelayMode, Unfinished, mark};
 use slot::RecoverySlot;
 
 const LOG_INTERVAL: Duration = Duration::from_secs(10);
@@ -133,7 +133,7 @@ pub(crate) async fn start(
     let last_ordinal = last_ordinal(sql, commit)
         .await?
         .max(last_ordinal(sql, BEFORE_ALL).await?);
-    let firsts = Firsts::read(sql, subject.records).await?;
+    let firsts = FirstQuarantined::read(sql, subject.records).await?;
     if slot.is_new {
         mark::write_unfinished(sql, &subject.slot, &subject.instance, &slot.point).await?;
     }
@@ -177,7 +177,7 @@ struct Recovery {
     /// The position for the next event.
     next: EventPosition,
     point: Unfinished,
-    firsts: Firsts,
+    firsts: FirstQuarantined,
     rows: TableSender,
     progress: Progress,
 }
@@ -254,11 +254,11 @@ impl Recovery {
         if records.becomes_complete() {
             captures::full_from_here(&**sql, slot).await?;
         }
-        let manner = Manner {
+        let mode = RelayMode {
             records: records.without_earlier(),
             publication: &self.subject.publication,
         };
-        if !mark::recovered(sql, slot, self.point.consistent_point, manner).await? {
+        if !mark::recovered(sql, slot, self.point.consistent_point, mode).await? {
             tracing::warn!(
                 %slot,
                 "another recovery was requested meanwhile: the next session recovers again"

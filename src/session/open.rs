@@ -35,7 +35,7 @@ use crate::recovery;
 use crate::recovery::loss::{Loss, SlotVerdict};
 use crate::recovery::slot::{self, RecoverySlot};
 use crate::store::dispatch::{PredecessorGone, RecordedEvents, SlotReader, wait_for_predecessor};
-use crate::store::relay_row::{self, Audit, Manner, RecordKeeping, ServedSlot, mark};
+use crate::store::relay_row::{self, Audit, RecordKeeping, RelayMode, ServedSlot, mark};
 
 /// Statement timeout of look-ups for which the stream has to wait.
 const LOOK_UP_TIMEOUT: Duration = Duration::from_secs(5);
@@ -269,11 +269,11 @@ impl SessionRunner {
         let (confirmed, records) = (ready.confirmed, ready.records);
         let recorded = RecordedEvents::after(&sql, confirmed, records, gone).await?;
         let quarantine = parts::quarantine(&sql, settings.on_bad_event, gone).await?;
-        let manner = Manner {
+        let mode = RelayMode {
             records: records.without_earlier(),
             publication: parts::as_captured(&ready.captured, &database.publication),
         };
-        relay_row::take(&sql, self.served(&cluster), confirmed, ready.audit, manner).await?;
+        relay_row::take(&sql, self.served(&cluster), confirmed, ready.audit, mode).await?;
         let intake = Intake::new(
             parts::streamed(settings, &ready.captured),
             settings.project()?.into(),

@@ -15,7 +15,7 @@ use super::standby::FreeSlot;
 use crate::capture::claim;
 use crate::capture::shape::FoundTable;
 use crate::error::{Error, Result};
-use crate::recovery::loss::{self, Loss, Seen, SlotVerdict};
+use crate::recovery::loss::{self, Loss, OpeningFacts, SlotVerdict};
 use crate::settings::{OnLoss, Settings, Start};
 use crate::store::capture_record::{self as captures, CaptureRecord};
 use crate::store::relay_row::{RecordKeeping, Recorded};
@@ -95,7 +95,7 @@ pub(super) fn decide(facts: &SlotFacts<'_>, settings: &Settings) -> Result<Decis
     let earlier = facts.earlier.as_ref();
     let is_first = earlier.is_none_or(is_at_its_first_start);
     let records = RecordKeeping::of(settings.dispatch, earlier);
-    let seen = Seen {
+    let facts = OpeningFacts {
         earlier,
         slot: facts.slot,
         cluster: facts.cluster,
@@ -107,7 +107,7 @@ pub(super) fn decide(facts: &SlotFacts<'_>, settings: &Settings) -> Result<Decis
         since_lsn: captures::since_lsn(&facts.records, &settings.slot),
         can_continue: can_continue(earlier, records, &facts.found, &known),
     };
-    let begin = loss::judge(seen);
+    let begin = loss::judge(facts);
     Ok(Decision {
         stop: match &begin {
             SlotVerdict::Recover(loss) if settings.slot_on_loss == OnLoss::Stop => {

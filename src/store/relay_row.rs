@@ -218,7 +218,7 @@ pub(crate) enum Audit {
 
 /// What a session, an audit or a recovery writes to the row about the records and the publication.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Manner<'a> {
+pub(crate) struct RelayMode<'a> {
     pub(crate) records: RecordKeeping,
     /// The publication's fingerprint.
     pub(crate) publication: &'a str,
@@ -238,7 +238,7 @@ pub(crate) async fn take(
     served: ServedSlot<'_>,
     confirmed: Lsn,
     audit: Audit,
-    manner: Manner<'_>,
+    mode: RelayMode<'_>,
 ) -> Result<()> {
     let (identifier, timeline, database) = names(served.cluster);
     let confirmed = PgLsn::from(confirmed.as_u64());
@@ -251,8 +251,8 @@ pub(crate) async fn take(
             &confirmed,
             &served.instance,
             &(audit == Audit::Everything),
-            &manner.records.name(),
-            &manner.publication,
+            &mode.records.name(),
+            &mode.publication,
             &database,
         ],
     )

@@ -5,7 +5,7 @@ use slot_manager::table_shape::SeqColumn;
 use slot_manager::{Finding, Severity, SlotName, cluster, quoted_identifier, slots};
 
 use crate::capture::claim;
-use crate::capture::shape::{self, Shape, Unfit};
+use crate::capture::shape::{self, Shape, UnfitColumn};
 use crate::error::{Code, Result};
 use crate::mapping::TableSettings;
 use crate::ops::finding::{finding, finding_with_remedy, from_error};
@@ -64,8 +64,8 @@ pub(crate) fn columns(table: &TableSettings, shape: &Shape) -> Vec<Finding> {
     };
     if let Some(unfit) = shape.unfit_inserted_xid {
         let is = match unfit {
-            Unfit::Type => "is not of type xid8",
-            Unfit::Value => "is not `not null default pg_current_xact_id()`",
+            UnfitColumn::Type => "is not of type xid8",
+            UnfitColumn::Value => "is not `not null default pg_current_xact_id()`",
         };
         let what = format!(
             "column inserted_xid of {name} {is}, so it is not used: rows that were moved or copied are \

@@ -94,9 +94,9 @@ async fn waiting_in(
     let project = settings.project().unwrap_or("none");
     let mut reader = TableReader::resolve(sql, table, project, captured).await?;
     let mut scan = Scan::new(ScanWindow::recent(captured), &reader);
-    let (mut rows, mut looked_at) = (Rows::new(), 0);
+    let (mut rows, mut examined) = (Rows::new(), 0);
     while let Some(candidates) = scan.next(sql).await? {
-        looked_at += candidates.len();
+        examined += candidates.len();
         rows.add(candidates);
         while !rows.is_empty() {
             for row in rows.portion(sql, &reader).await? {
@@ -134,7 +134,7 @@ async fn waiting_in(
                 });
             }
         }
-        if looked_at >= WAITING_MAX {
+        if examined >= WAITING_MAX {
             return Ok(true);
         }
     }

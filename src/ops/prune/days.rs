@@ -254,16 +254,16 @@ impl DayJudge<'_> {
         let chunk = context.request.chunk;
         let mut walk = TableWalk::new(captured, reader, chunk, verdict, WalkAction::Count);
         walk.restrict_to(&day.has_row_sql());
-        let (mut gone, mut looked_at) = (PrunedTable::default(), 0);
+        let (mut gone, mut examined) = (PrunedTable::default(), 0);
         while let Some(page) = walk.next(context.sql).await? {
-            looked_at += page.rows;
+            examined += page.rows;
             if page.count(GO) < page.rows {
                 return Ok(OldDay::Stays);
             }
             gone.add(page);
             let step = PruneStep {
                 what: &pruned.table,
-                looked_at,
+                examined,
                 deleted: pruned.rows,
             };
             if !on_step(&step) {

@@ -152,7 +152,7 @@ pub(crate) struct PrunedRecords {
 pub(crate) struct PruneStep<'a> {
     /// The table, or what the command waits for.
     pub(crate) what: &'a str,
-    pub(crate) looked_at: u64,
+    pub(crate) examined: u64,
     pub(crate) deleted: u64,
 }
 

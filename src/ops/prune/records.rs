@@ -57,7 +57,7 @@ pub(super) async fn prune(
         .batch_execute("SET enable_nestloop = on; SET enable_hashjoin = off")
         .await?;
     let mut after = EventPosition::default();
-    let mut looked_at = 0;
+    let mut examined = 0;
     loop {
         let statement = pruning::chunk_sql(&pruning::RecordChunkBounds {
             after,
@@ -70,13 +70,13 @@ pub(super) async fn prune(
         let Some(chunk) = one_chunk(context.sql, &statement).await? else {
             return Ok((pruned, true));
         };
-        looked_at += chunk.rows;
+        examined += chunk.rows;
         pruned.rows += chunk.gone;
         pruned.of_rows += chunk.of_rows;
         pruned.oldest = rows::earlier(pruned.oldest.take(), chunk.oldest);
         let step = PruneStep {
             what: RECORDS,
-            looked_at,
+            examined,
             deleted: pruned.rows,
         };
         if !on_step(&step) {
@@ -101,7 +101,7 @@ async fn wait_until_passed(
 ) -> Result<Option<String>> {
     on_step(&PruneStep {
         what: "waiting for the slot to pass the deleted rows",
-        looked_at: 0,
+        examined: 0,
         deleted: 0,
     });
     let end = cluster::wal_end(context.sql).await?;

@@ -22,13 +22,13 @@ pub(super) async fn prune(
     let project = context.settings.project().unwrap_or("none");
     let reader = TableReader::resolve(sql, table, project, captured).await?;
     let action = if request.is_dry_run() {
-        WalkAction::Look
+        WalkAction::Read
     } else {
         WalkAction::Delete
     };
     let verdict = verdict_sql(context, captured);
     let mut walk = TableWalk::new(captured, &reader, request.chunk, verdict, action);
-    let mut looked_at = 0;
+    let mut examined = 0;
     loop {
         let mut failed = FailedAttempts::default();
         let page = loop {
@@ -40,13 +40,13 @@ pub(super) async fn prune(
         let Some(page) = page else {
             return Ok(true);
         };
-        looked_at += page.rows;
+        examined += page.rows;
         let is_young = is_young(&page);
         let deleted = page.deleted;
         pruned.add(page);
         let step = PruneStep {
             what: &pruned.table,
-            looked_at,
+            examined,
             deleted: pruned.rows,
         };
         if !on_step(&step) {

@@ -8,7 +8,7 @@ use slot_manager::SlotName;
 
 use super::adoption;
 use super::situation::Situation;
-use crate::capture::blocked::Firsts;
+use crate::capture::blocked::FirstQuarantined;
 use crate::capture::detached::{self, DetachedTable};
 use crate::capture::table::TableReader;
 use crate::capture::unrecorded::Unrecorded;
@@ -102,7 +102,7 @@ async fn tables(
         // On such a cluster, rows that wait would look older than capturing.
         adoption::refuse_lower_transactions(&sql, settings).await?;
     }
-    let firsts = Firsts::read(&sql, situation.records).await?;
+    let firsts = FirstQuarantined::read(&sql, situation.records).await?;
     let mut tables = Vec::new();
     let mut known =
         claim::as_if_claimed(&sql, &settings.slot, &settings.tables, settings.start).await?;

@@ -6,7 +6,7 @@ use slot_manager::{Cluster, Slot, SlotName, cluster, publication, slots};
 use crate::capture::claim;
 use crate::error::{Code, Error, Result};
 use crate::postgres::Sql;
-use crate::recovery::loss::{self, Seen, SlotVerdict};
+use crate::recovery::loss::{self, OpeningFacts, SlotVerdict};
 use crate::settings::Settings;
 use crate::store::capture_record as captures;
 use crate::store::relay_row::{self, Audit, RecordKeeping, Recorded};
@@ -84,7 +84,7 @@ impl Situation {
             usable_from: None,
             why: None,
         };
-        let seen = Seen {
+        let facts = OpeningFacts {
             earlier: situation.earlier.as_ref(),
             slot: situation.slot.as_ref(),
             cluster: &situation.cluster,
@@ -97,11 +97,11 @@ impl Situation {
             // Ignore an unfinished recovery: continuing it publishes the same rows.
             can_continue: false,
         };
-        let why = situation.why(name, seen);
+        let why = situation.why(name, facts);
         // Without the column `inserted_xid`, a relay does not recognise rows that were restored after
         // the slot was created.
         let tells_restored_rows = found.iter().all(|found| found.shape.has_inserted_xid);
-        let usable_from = usable_from(seen).filter(|_| tells_restored_rows);
+        let usable_from = usable_from(facts).filter(|_| tells_restored_rows);
         situation.why = why;
         situation.usable_from = usable_from;
         Ok(situation)
@@ -117,7 +117,7 @@ impl Situation {
         self.is_foreign() || self.owner.is_some()
     }
 
-    fn why(&self, slot: &SlotName, seen: Seen<'_>) -> Option<RecoveryReason> {
+    fn why(&self, slot: &SlotName, facts: OpeningFacts<'_>) -> Option<RecoveryReason> {
         if let Some(earlier) = self.earlier.as_ref().filter(|_| self.is_foreign()) {
             let what = format!(
                 "the relay's records come from cluster {}, and this is cluster {}: a relay refuses to \
@@ -142,7 +142,7 @@ impl Situation {
                 stops: None,
             });
         }
-        match loss::judge(seen) {
+        match loss::judge(facts) {
             SlotVerdict::Stream { .. } | SlotVerdict::Continue { .. } => None,
             SlotVerdict::Recover(loss) => Some(RecoveryReason {
                 name: loss.name(),
@@ -159,19 +159,19 @@ fn is_foreign(earlier: Option<&Recorded>, cluster: &Cluster) -> bool {
 
 /// Returns the slot's confirmed position if nobody reads the slot, and a relay could simply continue
 /// to stream from there. The check assumes that the relay stopped at this position, on this cluster.
-fn usable_from(seen: Seen<'_>) -> Option<Lsn> {
-    let slot = seen.slot.filter(|slot| !slot.active)?;
+fn usable_from(facts: OpeningFacts<'_>) -> Option<Lsn> {
+    let slot = facts.slot.filter(|slot| !slot.active)?;
     let left_here = Recorded {
-        origin: seen.cluster.origin(),
-        timeline: seen.cluster.timeline,
+        origin: facts.cluster.origin(),
+        timeline: facts.cluster.timeline,
         confirmed_lsn: slot.confirmed_flush_lsn,
         confirmed_is_final: false,
-        publication: Some(seen.publication.to_owned()),
-        ..seen.earlier?.clone()
+        publication: Some(facts.publication.to_owned()),
+        ..facts.earlier?.clone()
     };
-    let verdict = loss::judge(Seen {
+    let verdict = loss::judge(OpeningFacts {
         earlier: Some(&left_here),
-        ..seen
+        ..facts
     });
     match verdict {
         SlotVerdict::Stream {

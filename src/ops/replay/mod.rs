@@ -58,7 +58,7 @@ pub(crate) struct ReplayCriteria {
 #[derive(Debug)]
 pub(crate) enum ReplayStep {
     /// Number of records read, and of events selected.
-    Selecting { looked_at: u64, selected: u64 },
+    Selecting { examined: u64, selected: u64 },
     /// The relay has published `sent` of the `of` selected events again. `stalled` means that it has made
     /// no progress for a while.
     Sending { sent: u64, of: u64, stalled: bool },

@@ -157,10 +157,10 @@ async fn several(
         before: conditions.before.as_deref(),
     };
     let mut found = ReplaySelection::default();
-    let mut looked_at = 0;
+    let mut examined = 0;
     while let Some(selected) = replay::select(sql, name, &page).await? {
         page.after = selected.last;
-        looked_at += selected.records;
+        examined += selected.records;
         found.events += selected.selected;
         found.in_quarantine += selected.in_quarantine;
         found.oldest = match (found.oldest.take(), selected.oldest) {
@@ -172,7 +172,7 @@ async fn several(
             .first_ids
             .extend(selected.first_ids.into_iter().take(room));
         let step = ReplayStep::Selecting {
-            looked_at,
+            examined,
             selected: found.events,
         };
         if !on_step(&step) {

@@ -55,7 +55,7 @@ fn judged(
     start: Start,
     timeline: u32,
 ) -> SlotVerdict {
-    judge(Seen {
+    judge(OpeningFacts {
         earlier,
         slot,
         cluster: &Cluster {
@@ -257,7 +257,7 @@ fn a_slot_beyond_the_begin_of_capturing_is_not_used_for_a_first_start() {
 
 /// Judges with `dispatch = exceptions`, and with the publication of the last audit.
 fn without_records(earlier: &Recorded, slot: &Slot, timeline: u32) -> SlotVerdict {
-    judge(Seen {
+    judge(OpeningFacts {
         earlier: Some(earlier),
         slot: Some(slot),
         cluster: &Cluster {

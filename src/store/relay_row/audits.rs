@@ -4,7 +4,7 @@
 use slot_manager::SlotName;
 use tokio_postgres::types::ToSql;
 
-use super::{Manner, RecordKeeping};
+use super::{RecordKeeping, RelayMode};
 use crate::error::Result;
 use crate::postgres::Sql;
 
@@ -46,18 +46,18 @@ pub(crate) async fn earlier(
 }
 
 /// Records that an audit has finished: every row below the floors is resolved. Also records the
-/// publication's fingerprint and the dispatch mode of `manner`. Does nothing if the process `walsender`,
+/// publication's fingerprint and the dispatch mode of `mode`. Does nothing if the process `walsender`,
 /// which is the session's walsender, no longer reads the slot.
 pub(crate) async fn audited(
     sql: &Sql,
     slot: &SlotName,
     instance: &str,
     walsender: i32,
-    manner: Manner<'_>,
+    mode: RelayMode<'_>,
 ) -> Result<()> {
-    let (slot, dispatch) = (slot.as_str(), manner.records.name());
+    let (slot, dispatch) = (slot.as_str(), mode.records.name());
     let parameters: [&(dyn ToSql + Sync); 5] =
-        [&slot, &instance, &manner.publication, &dispatch, &walsender];
+        [&slot, &instance, &mode.publication, &dispatch, &walsender];
     sql.execute(AUDITED, &parameters).await?;
     Ok(())
 }

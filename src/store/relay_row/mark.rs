@@ -6,7 +6,7 @@ use slot_manager::{Cluster, SlotName};
 use tokio_postgres::GenericClient;
 use tokio_postgres::types::{PgLsn, ToSql};
 
-use super::{Manner, ServedSlot, Unfinished, names, outdated};
+use super::{RelayMode, ServedSlot, Unfinished, names, outdated};
 use crate::error::{Code, Error, Result};
 use crate::postgres::Sql;
 
@@ -158,9 +158,9 @@ pub(crate) async fn recovered(
     sql: &Sql,
     slot: &SlotName,
     consistent_point: Lsn,
-    manner: Manner<'_>,
+    mode: RelayMode<'_>,
 ) -> Result<bool> {
-    let (dispatch, publication) = (manner.records.name(), manner.publication);
+    let (dispatch, publication) = (mode.records.name(), mode.publication);
     let from = PgLsn::from(consistent_point.as_u64());
     let parameters: [&(dyn ToSql + Sync); 4] = [&slot.as_str(), &from, &dispatch, &publication];
     let rows = sql.execute(RECOVERED, &parameters).await?;
