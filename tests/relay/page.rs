@@ -184,6 +184,11 @@ async fn a_browser_shows_state_graphs_topics_and_quarantine_without_running_what
             .then_some(())
     })
     .await;
+    eventually("the graphs have a line", || async {
+        let (_, body) = ask(&addr, "/history", "Host: localhost\r\n").await;
+        (body.matches("\"lag_bytes\"").count() >= 2).then_some(())
+    })
+    .await;
     let url = format!("http://{addr}/");
     let Some(page) = chromium(&url, &["--dump-dom"]) else {
         println!("SKIPPED: there is no Chromium (apt-get install chromium)");
