@@ -79,13 +79,13 @@ impl RecordedPosition {
 pub struct Thresholds {
     /// Warning if at least this much WAL is unconfirmed.
     pub warn_lag_bytes: u64,
-    /// Error if at least this much WAL is unconfirmed; `None` for no limit. While nobody reads the slot, and
-    /// the age of its events is unknown, the limit is then `warn_lag_bytes`.
+    /// Error if at least this much WAL is unconfirmed; `None` for no limit. If this is `None`, nobody reads
+    /// the slot, and the age of its events is unknown, the limit is `warn_lag_bytes`.
     pub error_lag_bytes: Option<u64>,
     /// Warning if the oldest unconfirmed event is at least this old.
     pub warn_lag: Duration,
-    /// Error if the oldest unconfirmed event is at least this old; `None` for no limit. While nobody
-    /// reads the slot, the limit is then `warn_lag`, because nothing delivers these events.
+    /// Error if the oldest unconfirmed event is at least this old; `None` for no limit. If this is
+    /// `None` and nobody reads the slot, the limit is `warn_lag`, because nothing delivers these events.
     pub error_lag: Option<Duration>,
 }
 
@@ -218,8 +218,8 @@ fn headroom(slot: &Slot) -> Headroom {
     }
 }
 
-/// How long the room before the slot is lost lasts at the rate since an earlier observation. `None` when
-/// this is unknown, or when the room is not shrinking.
+/// Time until the slot is lost, at the rate at which its room has shrunk since an earlier observation.
+/// `None` when this is unknown, or when the room is not shrinking.
 #[must_use]
 pub fn time_to_loss(slot: &Slot, earlier: SlotObservation<'_>) -> Option<Duration> {
     let left = slot.safe_wal_size?;
