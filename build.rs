@@ -1,13 +1,14 @@
-//! Records the commit that is built, for `postrider --version`, the log and the metrics.
+//! Records the commit of the source, for `postrider --version`, the log and the metrics.
 //!
-//! The build of a release sets `POSTRIDER_COMMIT` and `POSTRIDER_COMMIT_DATE`, which take precedence. Any
-//! other build in a git checkout of this repository records its HEAD. A build from an archive without
-//! `.git` records nothing. The script runs again only when HEAD moves or one of the variables changes.
+//! If the environment sets `POSTRIDER_COMMIT` and `POSTRIDER_COMMIT_DATE`, as the build of a release does,
+//! the script uses these values. Otherwise, in a git checkout of this repository, it records HEAD. A build
+//! from an archive without `.git` records nothing. The script runs again only when HEAD moves or one of the
+//! variables changes.
 
 use std::path::Path;
 use std::process::Command;
 
-/// The variables that the program reads, and how git writes the same value.
+/// The variables that the program reads, each with git's format for its value.
 const RECORDED: [(&str, &str); 2] = [("POSTRIDER_COMMIT", "%H"), ("POSTRIDER_COMMIT_DATE", "%cs")];
 
 fn main() {
@@ -18,7 +19,7 @@ fn main() {
     if RECORDED.iter().all(|(variable, _)| is_given(variable)) || !is_our_checkout() {
         return;
     }
-    // A commit, a checkout and a reset change HEAD, its log or its branch.
+    // A commit, a checkout or a reset changes one of these files: HEAD, its log or its branch.
     let branch = git(&["rev-parse", "--symbolic-full-name", "HEAD"]).unwrap_or_default();
     for file in ["HEAD", "logs/HEAD", &branch] {
         let path = git(&["rev-parse", "--git-path", file]);

@@ -1,5 +1,6 @@
--- Which physical tables the rows of a captured table come from: event ids of tables that were created again,
--- and partitions that were detached before all of their rows had an outcome.
+-- Records which physical tables the rows of a captured table come from. This decides the event ids of tables
+-- that were dropped and created again, and finds partitions that were detached before all of their rows had an
+-- outcome.
 --
 -- Plain SQL for PostgreSQL 14 to 18; running it again changes nothing.
 
@@ -16,10 +17,10 @@ alter table outbox.capture
     add column if not exists unread jsonb not null default '{}';
 
 comment on column outbox.capture.id_suffixes is
-    'By OID of a table: the text after `identity` in event ids of its rows without inserted_xid. An OID that is not here: @OID, or @ADOPTIONS.OID. Null: only table_oid, without text.';
+    'By OID of a table: the text after `identity` in event ids of its rows without inserted_xid. For an OID that is missing here, the text is @OID, or @ADOPTIONS.OID after an adoption. Null: only table_oid is known, with an empty text.';
 comment on column outbox.capture.adoptions is
-    'How often the table moved to another server, where OIDs mean other tables.';
+    'How often the table moved to another server, where the same OIDs belong to other tables.';
 comment on column outbox.capture.detached is
-    'Oids of tables that were partitions, or were the table itself, and may have rows without an outcome.';
+    'OIDs of tables that were partitions, or were the table itself, and may have rows without an outcome.';
 comment on column outbox.capture.unread is
     'By OID in `detached`: the floor before a recovery that could not read the table. Its rows from this floor on may be unpublished.';

@@ -1,4 +1,4 @@
--- Keeps the messages as which an event was published before a replay published it again.
+-- Keeps the earlier messages of an event that a replay published again.
 --
 -- Plain SQL for PostgreSQL 14 to 18; running it again changes nothing.
 
@@ -12,4 +12,4 @@ alter table outbox.dispatch
     add column if not exists earlier_messages jsonb;
 
 comment on column outbox.dispatch.earlier_messages is
-    'Messages as which the event was published before its last replay, oldest first, as [{message_id, published_at, replay}]; the first and the last nine are kept. Null if it was never replayed.';
+    'The earlier messages of a replayed event, oldest first, as [{message_id, published_at, replay}]; the first and the last nine are kept. Null if the event was never replayed.';

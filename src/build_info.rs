@@ -1,7 +1,7 @@
 //! Provides the version and commit from which this program was built.
 //!
-//! The build of a release sets `POSTRIDER_COMMIT` and `POSTRIDER_COMMIT_DATE`. In a git checkout, `build.rs`
-//! sets them to HEAD.
+//! The build of a release sets `POSTRIDER_COMMIT` and `POSTRIDER_COMMIT_DATE`. In other builds from a
+//! git checkout, `build.rs` sets them to the values of HEAD.
 
 /// The version of the package.
 pub(crate) const VERSION: &str = env!("CARGO_PKG_VERSION");

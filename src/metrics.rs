@@ -251,7 +251,7 @@ impl Metrics {
         condition::judge(&facts, Instant::now())
     }
 
-    /// The state that the relay shows, from its condition and the health of its slot.
+    /// The state to show, from the relay's condition and the health of its slot.
     pub fn verdict(&self, condition: &Condition) -> Verdict {
         let health = self.slot_health.get();
         condition::decide(StateFacts {

@@ -169,7 +169,7 @@ async fn a_message_can_be_pulled_and_acknowledged_over_http() {
     assert_eq!(refused["error"]["status"], "UNIMPLEMENTED");
 }
 
-/// Judges the fastest of some starts, because other tests may keep the machine busy.
+/// Measures the fastest of several starts, because other tests may keep the machine busy.
 #[test]
 fn it_answers_within_20_ms_of_its_start() {
     let start = || {

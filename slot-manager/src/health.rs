@@ -79,13 +79,13 @@ impl RecordedPosition {
 pub struct Thresholds {
     /// Warning if at least this much WAL is unconfirmed.
     pub warn_lag_bytes: u64,
-    /// Error if at least this much WAL is unconfirmed; `None` for no limit. While nobody reads the slot, and
-    /// the age of its events is unknown, the limit is then `warn_lag_bytes`.
+    /// Error if at least this much WAL is unconfirmed; `None` for no limit. If this is `None`, nobody reads
+    /// the slot, and the age of its events is unknown, the limit is `warn_lag_bytes`.
     pub error_lag_bytes: Option<u64>,
     /// Warning if the oldest unconfirmed event is at least this old.
     pub warn_lag: Duration,
-    /// Error if the oldest unconfirmed event is at least this old; `None` for no limit. While nobody
-    /// reads the slot, the limit is then `warn_lag`, because nothing delivers these events.
+    /// Error if the oldest unconfirmed event is at least this old; `None` for no limit. If this is
+    /// `None` and nobody reads the slot, the limit is `warn_lag`, because nothing delivers these events.
     pub error_lag: Option<Duration>,
 }
 
@@ -121,7 +121,7 @@ pub fn judge(observation: &Observation<'_>, thresholds: &Thresholds) -> Health {
     };
     gone(slot)
         .or_else(|| recreated(slot, recorded))
-        .or_else(|| endangered(slot))
+        .or_else(|| endangered(slot, observation, thresholds))
         .unwrap_or_else(|| reading(slot, observation, thresholds))
 }
 
@@ -152,8 +152,17 @@ fn recreated(slot: &Slot, recorded: Option<&RecordedPosition>) -> Option<Health>
     (found > recorded).then_some(Health::Recreated { recorded, found })
 }
 
-fn endangered(slot: &Slot) -> Option<Health> {
-    let room = headroom(slot);
+fn endangered(
+    slot: &Slot,
+    observation: &Observation<'_>,
+    thresholds: &Thresholds,
+) -> Option<Health> {
+    let room = Headroom {
+        bytes: slot.safe_wal_size,
+        kept: slot.retained_bytes,
+        is_read: slot.active,
+        lag: lag(slot, observation.time_lag, thresholds).severity,
+    };
     match slot.wal_status? {
         WalStatus::Unreserved => Some(Health::Unreserved(room)),
         WalStatus::Extended if room.is_short() => Some(Health::Extended(room)),
@@ -210,16 +219,8 @@ fn lag(slot: &Slot, time: Option<Duration>, thresholds: &Thresholds) -> Lag {
 }
 
 /// The room left before the slot is lost.
-fn headroom(slot: &Slot) -> Headroom {
-    Headroom {
-        bytes: slot.safe_wal_size,
-        kept: slot.retained_bytes,
-        is_read: slot.active,
-    }
-}
-
-/// How long the room before the slot is lost lasts at the rate since an earlier observation. `None` when
-/// this is unknown, or when the room is not shrinking.
+/// Time until the slot is lost, at the rate at which its room has shrunk since an earlier observation.
+/// `None` when this is unknown, or when the room is not shrinking.
 #[must_use]
 pub fn time_to_loss(slot: &Slot, earlier: SlotObservation<'_>) -> Option<Duration> {
     let left = slot.safe_wal_size?;

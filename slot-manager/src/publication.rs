@@ -365,7 +365,7 @@ impl PublicationState {
     }
 
     /// Whether partitions were attached to a captured table or detached from it since `earlier`. A partition
-    /// may bring rows that are not streamed.
+    /// may contain rows that PostgreSQL does not stream.
     #[must_use]
     pub fn has_other_partitions_than(&self, earlier: &Self) -> bool {
         let partitions = |state: &Self| -> Vec<_> {

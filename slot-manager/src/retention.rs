@@ -70,7 +70,7 @@ impl WalHolder {
             WalHolderKind::OtherSlot => {
                 let whose = match &self.database {
                     Some(database) => format!("the users of database {database}"),
-                    None => "those who run the standby servers and backups".to_owned(),
+                    None => "the operators of the standby servers and backups".to_owned(),
                 };
                 format!(
                     "ask {whose} to start its reader; only if it will never have a reader again: \

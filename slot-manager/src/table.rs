@@ -161,11 +161,11 @@ pub struct FormerPartition {
     pub oid: u32,
     /// Its current name.
     pub name: QualifiedName,
-    /// Its own OID, and the OIDs of the tables of which it is a partition now.
+    /// Its own OID, and the OIDs of all tables that contain it as a partition now.
     pub within: Vec<u32>,
-    /// Whether a `DETACH CONCURRENTLY` of it has not ended.
+    /// Whether a `DETACH CONCURRENTLY` of the partition has not ended.
     pub is_pending: bool,
-    /// The statement after which our role can read all its rows; `None` if it can.
+    /// The statement that lets our role read all its rows; `None` if the role can read them already.
     pub needs: Option<String>,
 }
 

@@ -1,5 +1,4 @@
-//! Decides when a former partition is resolved, so that its table's capture record need not list it any
-//! more.
+//! Decides when a former partition is resolved. Then its table's capture record no longer lists it.
 //!
 //! All rows of a former partition belong to transactions that ended before it was detached. They are
 //! resolved once the floor is above these transactions. If the relay cannot read the partition, the stream
@@ -21,7 +20,7 @@ pub(super) struct FormerPartitions {
     pub(super) left: Vec<u32>,
     /// By table: the former partitions that have to be read later, each with the floor to read from.
     unread: Vec<BTreeMap<u32, u64>>,
-    /// Whether a former partition is resolved as soon as older transactions have ended.
+    /// Whether a former partition only waits for older transactions to end before it is resolved.
     pub(super) any_waits: bool,
 }
 
@@ -38,7 +37,7 @@ impl FormerPartitions {
     }
 }
 
-/// Whether a former partition can be read now that could not be read before.
+/// Whether our role can now read a former partition that it could not read before.
 pub(super) fn any_became_readable(captured: &[Captured], detached: &[DetachedTable]) -> bool {
     let is_unread = |table: &DetachedTable| {
         let of = captured.get(table.number);
@@ -50,8 +49,9 @@ pub(super) fn any_became_readable(captured: &[Captured], detached: &[DetachedTab
 }
 
 impl AuditState {
-    /// Decides about the former partitions that were found after `waiting` began. `is_brought` says that
-    /// the stream has brought every row of transactions below `waiting.xmin`.
+    /// Decides which of the former partitions `detached` are resolved. They were found after the wait
+    /// `waiting` began. `is_brought`: whether the stream has brought every row of transactions below
+    /// `waiting.xmin`.
     pub(super) async fn former(
         &mut self,
         sql: &Sql,

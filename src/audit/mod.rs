@@ -178,8 +178,8 @@ struct AuditState {
     /// The next transaction id when the first audit of this session began. Events that earlier sessions
     /// delivered belong to older transactions.
     began_before: Option<u64>,
-    /// By OID of a former partition: the next transaction id when this session first found it detached. All
-    /// its rows belong to older transactions.
+    /// By OID of a former partition: the next transaction id when this session first found the partition
+    /// detached. All its rows belong to older transactions.
     detached_before: BTreeMap<u32, u64>,
     broken: mpsc::Sender<Error>,
 }

@@ -24,7 +24,7 @@ use crate::postgres::Sql;
 use crate::store::dispatch::quarantined::{self, BlockedKey, MAX_BLOCKED};
 use crate::store::relay_row::RecordKeeping;
 
-/// How many rows one statement looks up by their ids.
+/// Maximum number of rows that one statement looks up by their ids.
 const LOOKED_UP: usize = 100;
 
 /// The keys whose first quarantined event has not been read from the table yet.
@@ -56,8 +56,8 @@ impl FirstQuarantined {
 
 impl Blocked {
     /// Finds the blocked keys whose first quarantined event is among the rows that will be read. Finds
-    /// none if the aggregate is not the ordering key. Looks the events up by their ids if the id column
-    /// has an index, and otherwise walks over the rows once.
+    /// none if the aggregate is not the ordering key. If the id column has an index,
+    /// looks the events up by their ids. Otherwise scans the rows once.
     ///
     /// # Errors
     /// Those of [`Scan::next`].
@@ -140,7 +140,7 @@ async fn look_up(
     Ok(Some(found))
 }
 
-/// Walks over the rows of the window, in bounded statements. Returns the ids of the events.
+/// Scans the rows of the window, in bounded statements. Returns the ids of the events.
 async fn walk(
     sql: &Sql,
     reader: &TableReader,

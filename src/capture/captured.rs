@@ -23,14 +23,14 @@ impl Captured {
 
     /// Returns the OIDs of the partitions that were added since the floor was last raised and that hold
     /// rows. These rows may be unresolved although they belong to transactions below the floor, because a
-    /// table that is attached as a partition brings its own rows.
+    /// table may already have rows when it is attached as a partition.
     pub(crate) fn new_partitions(&self) -> Vec<&str> {
         let Some(known) = &self.record.partitions else {
             return Vec::new();
         };
         let is_known = |oid: &&str| known.split(',').any(|known| known == *oid);
         let oids = self.shape.partitions.split(',');
-        // An empty partition brings no rows.
+        // A partition without rows does not matter.
         let filled: Vec<String> = self.shape.filled.iter().map(u32::to_string).collect();
         let is_filled = |oid: &&str| filled.iter().any(|filled| filled == oid);
         oids.filter(|oid| is_filled(oid) && !is_known(oid))

@@ -3,8 +3,8 @@
 //! A table is recognised by its OID, so a rename or `SET SCHEMA` changes nothing. If no record has
 //! the OID, the name decides, so a table that was dropped and created again, restored or swapped
 //! keeps its record. All functions are pure, except those that take an SQL session. The module `owner`
-//! decides whether another slot captures the rows of a table, and `replaced` whether a table with another OID
-//! is a copy.
+//! decides whether another slot captures the rows of a table. `replaced` decides whether a table with another
+//! OID is a copy.
 
 mod owner;
 mod replaced;
@@ -38,7 +38,7 @@ pub(crate) struct CaptureStart<'a> {
     /// The position at which the slot begins, if a command has just created the slot. See
     /// [`CaptureRecord::since_lsn`].
     pub(crate) since_lsn: Option<Lsn>,
-    /// When the capture of new tables begins; `None` for now.
+    /// The moment when the capture of new tables begins; `None` means now.
     pub(crate) moment: Option<&'a CaptureMoment>,
 }
 
@@ -58,7 +58,8 @@ impl CaptureMoment {
         Ok(Self { since, tops })
     }
 
-    /// The highest `seq` of the table number `n`, if rows up to this `seq` usually are older than
+    /// The highest `seq` of the table number `n`. `None` if `since` may not show all transactions that had
+    /// begun when this `seq` was read: their rows have lower `seq` values, but are newer than the start of
     /// capturing.
     fn top(&self, n: usize) -> Option<&Top> {
         let have_ended = self.since.xmin() >= self.tops.next_xid;

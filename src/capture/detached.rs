@@ -23,7 +23,7 @@ pub(crate) struct DetachedTable {
     /// Index in the settings of the captured table to which it belonged.
     pub(crate) number: usize,
     pub(crate) oid: u32,
-    /// Whether running transactions may still write it through the captured table.
+    /// Whether running transactions may still write to it through the captured table.
     pub(crate) is_pending: bool,
     pub(crate) state: DetachedState,
 }
@@ -37,7 +37,7 @@ pub(crate) enum DetachedState {
     Unreadable {
         name: QualifiedName,
         why: String,
-        /// What a person has to do.
+        /// What the operator has to do.
         remedy: String,
     },
 }
@@ -47,13 +47,13 @@ pub(crate) enum DetachedState {
 pub(crate) struct DetachedRows {
     pub(crate) settings: TableSettings,
     pub(crate) captured: Captured,
-    /// The table is part of another captured table, which publishes all rows that this snapshot does not
-    /// show.
+    /// The snapshot `since` of another captured table that now contains this table. The other table publishes
+    /// all rows that the snapshot does not show. `None` if there is no such table.
     pub(crate) not_of_another: Option<Snapshot>,
 }
 
 impl DetachedRows {
-    /// Leaves rows out that another captured table publishes.
+    /// Leaves out the rows that another captured table publishes.
     pub(crate) fn bounded<'a>(&'a self, window: ScanWindow<'a>) -> ScanWindow<'a> {
         match &self.not_of_another {
             // This snapshot is older than any other bound.

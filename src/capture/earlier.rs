@@ -55,7 +55,8 @@ impl OutcomeLookup {
             .filter(|moved| moved.next.commit.lsn() >= wal_end);
     }
 
-    /// Looks up the next event of the stream. Also returns the position to use for this event.
+    /// Looks up whether the next event of the stream has a record. Also returns the position to use for this
+    /// event.
     ///
     /// # Errors
     /// Database errors.

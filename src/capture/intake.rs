@@ -53,8 +53,9 @@ pub(crate) enum IntakeStep {
     /// Rows of this captured table cannot be mapped until [`Intake::learn`] gets the types of its
     /// columns.
     TypesUnknown(Oid),
-    /// The rows of this relation come from another table than the claimed one. If it is the current table,
-    /// a new session has to claim it first. Otherwise it is an earlier table, whose event ids are known.
+    /// The rows of this relation belong to a table that this session has not claimed. If that table is the
+    /// current table of this name, a new session must claim it first. Otherwise it is an earlier table, whose
+    /// event ids are known.
     TableUnknown(Oid),
 }
 
@@ -96,7 +97,7 @@ impl CurrentTransaction {
             return None;
         };
         let inserted_xid = xid8(text)?;
-        // A writer that sets every column itself may write a zero.
+        // If a writer sets every column itself, the value may be a placeholder such as 0.
         let is_made_up = inserted_xid < FIRST_NORMAL_XID;
         let is_own = self.is_replicated || is_made_up || inserted_xid as u32 == self.xid;
         (!is_own).then_some(MovedMark {

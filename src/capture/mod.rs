@@ -15,7 +15,7 @@
 //! - `floor` is a transaction number. Every row of an older transaction is resolved.
 //! - `identity` is the table's name in event ids. It stays the same when the table is renamed or
 //!   created again.
-//! - `id_suffixes` tells apart the tables that had this name, in event ids without `inserted_xid`.
+//! - `id_suffixes` distinguishes the tables that have had this name, in event ids without `inserted_xid`.
 //! - `detached` lists tables that were partitions and may have unresolved rows ([`detached`]).
 //! - `slot` owns the table. A relay on another slot is refused ([`claim`]).
 //!
@@ -27,10 +27,10 @@
 //! the stream. [`unrecorded`] combines `scan`, `rows` and `table`, with [`blocked`] for keys that wait
 //! in quarantine. [`from_table`] carries the events into the pipeline.
 //!
-//! **Invariants.** A statement over a captured table reads a bounded number of rows (a look-up by id: if
-//! the id column has an index), and holds no lock or snapshot while the relay waits for something else. A floor moves only after every row below
-//! it is resolved, and only while the session holds the slot. The ordinal of an event is the same each
-//! time PostgreSQL decodes the same rows of its transaction.
+//! **Invariants.** A statement over a captured table reads a bounded number of rows, and holds no lock or
+//! snapshot while the relay waits for something else. A look-up by id is bounded only if the id column has an
+//! index. A floor moves only after every row below it is resolved, and only while the session holds the slot.
+//! The ordinal of an event is the same each time PostgreSQL decodes the same rows of its transaction.
 //!
 //! Not here: when to read the tables (`audit`, `recovery`), how a row becomes a message (`mapping`),
 //! and how an event is delivered (`delivery`).

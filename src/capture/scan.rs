@@ -101,7 +101,7 @@ impl<'a> Scan<'a> {
         Self::of(window, reader, Wanted::Unresolved)
     }
 
-    /// A walk over the same rows that returns only those whose event is set aside.
+    /// A walk over the same rows that returns only the rows whose event is set aside.
     pub(crate) fn set_aside(window: ScanWindow<'a>, reader: &TableReader) -> Self {
         Self::of(window, reader, Wanted::SetAside)
     }

@@ -2,8 +2,8 @@
 
 use std::ffi::OsString;
 
-/// Removes `--help` and `-h` after the command `help`, which has no help of its own: `postrider help --help`
-/// is the same as `postrider help`.
+/// Removes `--help` and `-h` after the command `help`, because clap has no help for `help`: `postrider help
+/// --help` is the same as `postrider help`.
 pub(super) fn without_help_of_help(
     mut command: clap::Command,
     mut arguments: impl Iterator<Item = OsString>,
@@ -48,7 +48,7 @@ mod tests {
     use crate::cli::command;
 
     #[test]
-    fn help_has_no_help_of_its_own() {
+    fn help_flags_after_the_help_command_are_removed() {
         let line = |line: &str| {
             let words = line.split(' ').map(OsString::from);
             let kept = without_help_of_help(command(), words);

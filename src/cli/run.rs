@@ -35,7 +35,8 @@ pub(super) fn fatal(error: &Error) -> ExitCode {
     ExitCode::from(error.code().exit_status())
 }
 
-/// Writes the first line of the log. The session writes a line with all that runs once it has connected.
+/// Writes the first line of the log. After the first connection, the session logs the server and the main
+/// settings.
 fn log_what_runs(settings: &Settings) {
     let database = settings.database.as_ref().map(ToString::to_string);
     let port = settings.http_addr.map(|addr| addr.to_string());

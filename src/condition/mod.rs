@@ -1,10 +1,10 @@
-//! Decides the state of the relay and its slot: one answer to "is it delivering, and if not, why", for the
-//! log, the HTTP port, the page, the metrics and the command line.
+//! Decides the state of the relay and its slot. All views show this one answer to "is it delivering, and if
+//! not, why": the log, the HTTP port, the page, the metrics and the command line.
 //!
 //! [`judge`] derives the [`Condition`] from the [`RelayFacts`] that a running relay knows. While delivery is
 //! held up or late, the relay also writes its condition to `outbox.relay`, for commands that cannot reach
-//! the HTTP port. [`decide`] makes the [`Verdict`] that every view shows, from the condition and the health
-//! of the slot. Both are pure functions, and [`State`] has the names of all states.
+//! the HTTP port. [`decide`] combines the condition with the health of the slot into the [`Verdict`] that
+//! every view shows. Both are pure functions. [`State`] lists all states.
 //!
 //! Causes come before symptoms. A relay without a session is broken, not behind. A relay that cannot
 //! record its outcomes is blocked by the database, even if a topic fails too.
@@ -241,7 +241,7 @@ impl Condition {
         )
     }
 
-    /// Whether the relay writes the condition to `outbox.relay`: it delivers nothing, or too late.
+    /// Whether the relay writes the condition to `outbox.relay`, because it is held up or catching up.
     pub(crate) fn is_written(&self) -> bool {
         self.is_held_up() || self.state == State::CatchingUp
     }
@@ -258,8 +258,8 @@ impl Condition {
         }
     }
 
-    /// Whether the other condition has the same kind, code and topics, and an estimate if this one has. The
-    /// figures may differ.
+    /// Whether the other condition has the same state, code and topics, and has an estimate exactly if this
+    /// one has. The figures may differ.
     pub fn is_like(&self, other: &Self) -> bool {
         let names = |condition: &Self| {
             let topics = condition.topics.iter();

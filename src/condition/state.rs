@@ -13,15 +13,15 @@ pub enum State {
     Streaming,
     /// The relay delivers, but events wait because the relay was away or slower than the services.
     CatchingUp,
-    /// Pub/Sub does not take the events of one or more topics.
+    /// Publishing to one or more topics fails.
     BlockedOnPubsub,
-    /// PostgreSQL cannot be reached, or does not take what the relay must write.
+    /// PostgreSQL cannot be reached, or the relay cannot write its records.
     BlockedOnDatabase,
     /// The relay publishes rows from the tables, because the slot was lost or is new.
     Recovering,
     /// Another relay has the slot.
     Standby,
-    /// A person must change something.
+    /// A session cannot begin, or the publication is wrong. A person must correct this.
     Broken,
     /// No relay reads the slot.
     Down,

@@ -1,7 +1,7 @@
 //! Decides the state that every view shows, from the slot's health and the condition of its relay.
 //!
-//! A running relay knows its condition, and sees the slot every few seconds. A command sees the slot, and
-//! reads the condition that the relay wrote to `outbox.relay`. Both call [`decide`], so both say the same.
+//! A running relay knows its condition, and reads the slot every few seconds. A command reads the slot, and
+//! the condition that the relay wrote to `outbox.relay`. Both call [`decide`], so both show the same state.
 
 use std::time::Duration;
 
@@ -16,13 +16,14 @@ use crate::error::Code;
 pub struct StateFacts<'a> {
     /// The health of the slot; `None` if the viewer does not know it.
     pub health: Option<&'a Health>,
-    /// What the relay says; `None` if it has said nothing, because all is well or because it is down.
+    /// The condition that the relay reports. `None` if it reports none, because all is well or because the
+    /// relay is down.
     pub condition: Option<&'a Condition>,
     /// Whether a recovery is due or running.
     pub is_recovering: bool,
     /// Bytes of WAL that are not confirmed.
     pub lag_bytes: Option<u64>,
-    /// Age of the oldest event that waits.
+    /// Age of the oldest waiting event.
     pub oldest: Option<Duration>,
     /// A fault of the publication: what is wrong, and what to do.
     pub publication: Option<(&'a str, &'a str)>,
@@ -49,9 +50,9 @@ pub struct Verdict {
 }
 
 impl Verdict {
-    /// The condition as anyone who can reach the HTTP port may see it, with the state that all views show.
-    /// Leaves out messages of PostgreSQL, which may name roles and addresses. Messages of Pub/Sub stay:
-    /// they name only topics.
+    /// The condition for the HTTP port, which anyone may read, with the state that all views show. Leaves out
+    /// messages of PostgreSQL, which may name roles and addresses. Messages of Pub/Sub stay: they name only
+    /// topics.
     pub fn public(&self, mut condition: Condition) -> Condition {
         if condition.state != State::BlockedOnPubsub {
             condition.what = None;
@@ -73,9 +74,9 @@ pub fn general_hint(code: Option<&str>) -> Option<String> {
 
 /// Decides the state.
 ///
-/// A slot that is of no use comes first, unless the relay says that it recovers, or why it cannot. Then
-/// come a slot that PostgreSQL no longer protects, a relay that is held up, a wrong publication, a slot
-/// that is nearly full, and a slot that nobody reads.
+/// A slot that cannot be read comes first, unless the relay reports that it recovers, or why it cannot. Then
+/// come a slot that may be lost at any moment, a relay that is held up, a wrong publication, a slot that is
+/// nearly full, and a slot that nobody reads.
 pub fn decide(seen: StateFacts<'_>) -> Verdict {
     let said = seen.condition.filter(|said| speaks(said, seen.health));
     let mut verdict = from_slot_and_relay(seen, said);
@@ -126,19 +127,19 @@ fn from_slot_and_relay(seen: StateFacts<'_>, said: Option<&Condition>) -> Verdic
     }
 }
 
-/// How far a state of the slot goes before what the relay says.
+/// The precedence of a state of the slot over the condition of the relay.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Rank {
     /// The slot cannot be read.
     Useless,
     /// The slot may be lost at any moment.
     Unprotected,
-    /// The slot can be read, but needs somebody.
+    /// The slot can be read, but needs attention.
     Usable,
 }
 
-/// The state that the slot by itself calls for. `None` if a relay reads the slot and nothing is wrong
-/// with it.
+/// The state that follows from the slot alone. `None` if a relay reads the slot and nothing is wrong with
+/// the slot.
 fn slot_state(health: &Health) -> Option<(State, Rank)> {
     Some(match health {
         Health::Active | Health::Lagging(_) => return None,
@@ -158,8 +159,8 @@ fn is_useless(slot: Option<(State, Rank)>) -> bool {
     slot.is_some_and(|(_, rank)| rank == Rank::Useless)
 }
 
-/// Whether what the relay said still holds. If nobody reads the slot, a relay that said that it delivers,
-/// or that Pub/Sub holds it up, has stopped since.
+/// Whether the reported condition still holds. If nobody reads the slot, a relay that reported that it
+/// delivers, or that Pub/Sub holds it up, has stopped since.
 fn speaks(said: &Condition, health: Option<&Health>) -> bool {
     let is_read = match health {
         Some(Health::Inactive(_)) => false,
@@ -171,8 +172,8 @@ fn speaks(said: &Condition, health: Option<&Health>) -> bool {
     is_read || matches!(said.state, State::BlockedOnDatabase | State::Broken)
 }
 
-/// Whether the relay says that it recovers from the loss of the slot, or that something other than the
-/// slot keeps it from doing so.
+/// Whether the relay reports that it recovers from the loss of the slot, or that something other than the
+/// slot prevents the recovery.
 fn explains_the_slot(said: &Condition) -> bool {
     let code: Option<Code> = said.code.as_deref().and_then(|code| code.parse().ok());
     let is_about_the_slot = matches!(
@@ -229,8 +230,8 @@ fn held_up(said: &Condition, health: Option<&Health>) -> Verdict {
     }
 }
 
-/// How bad the lag of the slot, or the room that is left, is. That nobody reads the slot does not count
-/// here.
+/// The severity of the slot's lag, or of the room that is left. It does not matter here whether anybody reads
+/// the slot.
 fn slot_severity(health: Option<&Health>) -> Severity {
     match health {
         Some(Health::Lagging(lag) | Health::Inactive(lag)) => lag.severity,
@@ -239,7 +240,7 @@ fn slot_severity(health: Option<&Health>) -> Severity {
     }
 }
 
-/// What holds delivery up, in a sentence.
+/// A sentence that names what holds delivery up.
 fn what_holds_up(said: &Condition) -> String {
     let what = said.what.as_deref().unwrap_or("unknown");
     let code = said.code.as_deref().unwrap_or("unknown");

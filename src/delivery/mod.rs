@@ -158,8 +158,7 @@ impl Delivery {
         let has_room = self.takes_events() && self.flow.may_release(queued);
         tokio::select! {
             biased;
-            // Poll these answers first: they are by far the slowest, so they never hold up the other
-            // branches.
+            // Poll these answers first. They arrive so rarely that they never hold up the other branches.
             found = self.releases.woken(has_room) => {
                 if let Some(found) = found {
                     self.on_found(found)?;

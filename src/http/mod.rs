@@ -40,7 +40,7 @@ struct Port {
 }
 
 impl Port {
-    /// What the relay does, and the state that it shows.
+    /// The relay's condition, and the state that all views show.
     fn condition(&self) -> (Condition, Verdict) {
         let condition = self.metrics.condition(&self.state);
         let verdict = self.metrics.verdict(&condition);

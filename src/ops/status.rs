@@ -1,4 +1,5 @@
-//! Takes a snapshot of the whole relay: the slot with all that decides its state, the tables and rates.
+//! Takes a snapshot of the whole relay: the slot with everything that affects its state, the tables and the
+//! rates.
 
 use std::time::Instant;
 
@@ -84,7 +85,7 @@ impl RelayStatus {
         })
     }
 
-    /// Why delivery is held up or late, as the relay recently wrote.
+    /// Why delivery is held up or late, as the relay has recently recorded.
     pub(crate) fn condition(&self) -> Option<&Condition> {
         self.slot.relay.as_ref()?.condition.as_ref()
     }

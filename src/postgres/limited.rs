@@ -21,8 +21,8 @@ use tokio_postgres::tls::{ChannelBinding, TlsConnect, TlsStream};
 /// The time limit for an answer is `statement_timeout` plus this grace period.
 const GRACE: Duration = Duration::from_secs(5);
 
-/// The time limit for an answer, and how long an answer has been outstanding. The session and its stream
-/// share it.
+/// The time limit for an answer, and the time since when an outstanding answer has been silent. The session
+/// and its stream share this value.
 #[derive(Debug, Clone, Default)]
 pub(super) struct AnswerLimit(Arc<Answers>);
 

@@ -21,9 +21,8 @@ const POLL_INTERVAL: Duration = Duration::from_secs(10);
 /// Time limit of one poll.
 const CHECK_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Opens a session whose statements may take any amount of time. The session ends if the server no
-/// longer works on a statement, but its answer does not arrive. A `statement_timeout` of 0 means no
-/// timeout.
+/// Opens a session whose statements may take any amount of time, or up to `statement_timeout` if this is not
+/// 0. The session ends if the server has finished a statement, but the answer does not arrive.
 ///
 /// # Errors
 /// Errors of the connection.
@@ -45,7 +44,7 @@ pub(crate) async fn connect_patiently(
     Ok(sql)
 }
 
-/// Ends a session whose answer was lost on the way.
+/// Ends a session if the connection has lost an answer.
 struct Watchdog {
     target: Target,
     process: ServerProcess,
@@ -55,7 +54,7 @@ struct Watchdog {
 
 impl Watchdog {
     async fn run(self) {
-        // The silence in which the last poll found that the server is done.
+        // The beginning of the silence in which the last poll found that the server had finished.
         let mut done_in = None;
         loop {
             let Some(since) = self.answers.silent_since() else {

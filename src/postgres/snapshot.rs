@@ -32,9 +32,9 @@ impl Snapshot {
         xid < self.xmin || xid < self.xmax && self.running.binary_search(&xid).is_err()
     }
 
-    /// Whether any transaction that is running in `now` had ended in this snapshot. This happens with the
-    /// snapshot of a new slot: it is made from the WAL, which contains a commit a moment before other
-    /// sessions see the transaction's changes.
+    /// Whether any transaction has ended according to this snapshot, but is still running according to `now`.
+    /// This happens with the snapshot of a new slot. PostgreSQL makes that snapshot from the WAL, which
+    /// contains a commit a moment before other sessions see the transaction's changes.
     pub(crate) fn is_ahead_of(&self, now: &Snapshot) -> bool {
         now.running.iter().any(|xid| self.shows(*xid))
             || (now.xmax..self.xmax).any(|xid| self.shows(xid))

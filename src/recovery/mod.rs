@@ -267,8 +267,8 @@ impl Recovery {
         Ok(())
     }
 
-    /// Publishes the rows of former partitions before all other rows. Somebody may have copied these rows to
-    /// the captured tables, so waits until they are recorded.
+    /// Publishes the rows of former partitions before all other rows. Waits until these rows are recorded,
+    /// because somebody may have copied them to the captured tables.
     async fn read_detached(
         &mut self,
         detached: &[DetachedTable],

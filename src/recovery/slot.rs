@@ -59,10 +59,10 @@ impl RecoverySlot {
     }
 }
 
-/// Whether the table may have rows that must be published and that the slot does not stream. It has none if
-/// capturing began with the snapshot of this slot: the slot streams every row that the snapshot does not
+/// Whether the table may have rows that must be published and that the slot does not stream. There are none
+/// if capturing began with the snapshot of this slot: the slot streams every row that the snapshot does not
 /// show, and every other row is older than capturing. But without `inserted_xid`, some of the older rows
-/// count as new, and have to be published before the stream.
+/// count as new, and must be published before the stream is read.
 pub(super) fn may_miss_rows(point: &Unfinished, Captured { record, shape }: &Captured) -> bool {
     let began_with_slot = record.since.as_ref() == Some(&point.snapshot);
     !began_with_slot || !shape.tells_top_level_transactions(&record.added_xids)
@@ -140,8 +140,8 @@ pub(crate) async fn create(
             metrics.recoveries.get_or_create(&kind).inc();
         }
     }
-    // Never drop a slot that another relay has created in the meantime: creating ours then fails, and the
-    // next session looks at the other slot.
+    // Never drop a slot that another relay has created in the meantime. Creating our slot then fails, and the
+    // next session examines the other slot.
     if old.is_some() {
         match slots::drop(sql, slot).await {
             Ok(()) => tracing::warn!(%slot, "dropped the old slot"),

@@ -1,5 +1,5 @@
-//! Writes the line of the log that says what runs, once per process: after the first connection, because
-//! only then the version of the server is known.
+//! Logs once per process what runs and where. It waits for the first connection, because only the server can
+//! report its version.
 
 use std::collections::BTreeSet;
 use std::sync::Once;

@@ -293,8 +293,8 @@ impl Pipeline {
         }
     }
 
-    /// Ends the session if this relation is the current table and not an earlier one: the next session
-    /// claims it, and thereby decides about its event ids.
+    /// Ends the session if this relation is the current table and not an earlier one. The next session
+    /// claims the table, and so decides about its event ids.
     async fn refuse_unclaimed(&self, relation: Oid) -> Result<()> {
         let (described, _) = self.intake.described(relation)?;
         if !table::is_current_apart(self.source.target(), described).await? {

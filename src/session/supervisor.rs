@@ -260,8 +260,8 @@ impl Watcher {
         Ok(self.judge(&state))
     }
 
-    /// Records in the relay's row what holds delivery up or makes it late, and clears that entry when
-    /// delivery works again.
+    /// Records in the relay's row why delivery is held up or late, and clears that entry when delivery works
+    /// again.
     async fn say_what_holds_up(&mut self) {
         let condition = self.metrics.condition(&self.subject.state);
         let condition = condition.is_written().then_some(condition);

@@ -40,7 +40,8 @@ const ADD_XIDS: &str = "\
     WHERE identity = $1";
 
 /// Changes nothing if walsender `$6` no longer reads slot `$5`: only the session that holds the slot may
-/// declare rows resolved. Partitions that are not in `$4` are detached, unless they are in `$8`.
+/// declare rows resolved. A partition that is no longer in `$4` is listed as detached, unless
+/// it is in `$8`.
 const RESOLVE: &str = "\
     UPDATE outbox.capture SET floor = greatest(floor, $2::text::xid8), \
         floor_seq = CASE WHEN $7::text IS NULL THEN floor_seq ELSE $3 END, \
@@ -108,7 +109,7 @@ pub(crate) struct CaptureRecord {
     /// position streams all rows that we must publish. `None` if a relay or an older version of
     /// Postrider began capturing, and after the record was moved to another slot or adopted.
     pub(crate) since_lsn: Option<Lsn>,
-    /// The part of event ids that tells apart the tables that had this identity.
+    /// The part of event ids that distinguishes the tables that have had this identity.
     pub(crate) id_suffixes: IdSuffixes,
     /// The OIDs of tables that were partitions, or were the table itself, and may have unresolved rows.
     pub(crate) detached: Vec<u32>,
@@ -173,7 +174,7 @@ pub(crate) struct Resolved<'a> {
     /// fills the column `seq`.
     pub(crate) floor_seq: Option<(i64, &'a str)>,
     pub(crate) partitions: Option<&'a str>,
-    /// Former partitions that have no unresolved rows, or do not exist any more.
+    /// Former partitions that have no unresolved rows, or no longer exist.
     pub(crate) left: &'a [u32],
     /// Former partitions that could not be read, each with the floor before this one.
     pub(crate) unread: &'a BTreeMap<u32, u64>,

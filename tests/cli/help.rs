@@ -190,7 +190,7 @@ async fn a_command_without_settings_takes_the_file_and_a_mistyped_flag_shows_no_
 }
 
 #[tokio::test]
-async fn help_of_help_is_the_help() {
+async fn help_of_the_help_command_is_the_general_help() {
     for (asked, same) in [
         (&["help", "--help"][..], &["help"][..]),
         (&["help", "-h"], &["help"]),

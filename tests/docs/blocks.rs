@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-/// What an indented block, or a fence without a language, begins with if it is for a shell.
+/// First words of a shell script, for indented blocks and fences without a language.
 const SHELL_WORDS: [&str; 13] = [
     "alias",
     "cargo",

@@ -1,5 +1,6 @@
 //! Checks the commands on the pages. Each block for a shell must be valid for `sh`. Each command of `postrider` must
-//! be accepted by the program's command line. A program that nothing checks must be in [`NOT_CHECKED`].
+//! be accepted by the program's command line. A program whose commands no test checks must be in
+//! [`NOT_CHECKED`].
 //!
 //! `tests/guides/` runs some pages; the tests of xtask check the commands of `cargo xtask`.
 
@@ -12,7 +13,7 @@ use clap::error::ErrorKind;
 use super::blocks::{Block, blocks};
 use super::{code_spans, files, read, root};
 
-/// Programs on the pages of which no test runs or parses the commands, and why.
+/// Programs whose commands on the pages no test runs or parses, and why.
 const NOT_CHECKED: [(&str, &str); 9] = [
     ("docker", "needs a container engine"),
     ("editor", "waits for a person"),
@@ -120,7 +121,7 @@ fn without_prefix(mut words: Vec<String>) -> Option<Vec<String>> {
     let is_prefix = |word: &String| is_assignment(word) || ["{", "}", "sudo"].contains(&&**word);
     let begin = words.iter().take_while(|word| is_prefix(word)).count();
     words.drain(..begin);
-    // What follows is a command of its own: `kubectl exec ... -- postrider check`.
+    // After `--`, a command of `postrider` begins: `kubectl exec ... -- postrider check`.
     if let Some(inner) = words
         .windows(2)
         .position(|pair| pair == ["--", "postrider"])
@@ -130,7 +131,7 @@ fn without_prefix(mut words: Vec<String>) -> Option<Vec<String>> {
     (!words.is_empty()).then_some(words)
 }
 
-/// What the command line of `postrider` says about these words, `None` if it accepts them.
+/// The error of `postrider`'s command line for these words; `None` if it accepts them.
 fn refusal(words: &[String]) -> Option<clap::Error> {
     let refused = postrider::cli::command()
         .try_get_matches_from(words)

@@ -5,7 +5,7 @@ use crate::playground::{Playground, connect, server};
 
 const EVENT: &str = "SELECT outbox.emit('order', '7', 'OrderPlaced', '{}')";
 
-/// The number of the hint: the id that the new cluster must reach.
+/// The number in the hint: the transaction id that the new cluster must reach.
 fn id_in(hint: &str) -> &str {
     let (_, after) = hint
         .split_once("pg_current_xact_id() < '")

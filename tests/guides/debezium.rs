@@ -1,4 +1,5 @@
-//! Follows docs/how-to/move-from-debezium.md. A slot stands for Debezium: only its confirmed position matters.
+//! Follows docs/how-to/move-from-debezium.md. A slot takes the place of Debezium, because only Debezium's
+//! confirmed position matters.
 
 use crate::guide::Guide;
 use crate::playground::Playground;

@@ -36,7 +36,8 @@ fn sql_blocks() -> Vec<Block> {
     all.filter(|block| block.language == "sql").collect()
 }
 
-/// The body of a function: without the words that only psql knows. A part of a condition becomes a query.
+/// The block as the body of a function, without the commands that only psql knows. A block that is only part
+/// of a condition becomes a query.
 fn body(sql: &str) -> String {
     let sql = sql.replace("\\gexec", ";").replace(":'order'", "'order-1'");
     if sql.starts_with("d.event_id") {

@@ -6,7 +6,7 @@ use crate::guide::Guide;
 use crate::playground::{Playground, connect};
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_event_of_the_own_database_reaches_a_subscriber() {
+async fn an_event_from_a_new_database_reaches_a_subscriber() {
     let page = Guide::read("tutorial/your-database.md");
     let mut stage = Playground::open().await;
     if !stage

@@ -3,8 +3,8 @@
 //!
 //! Each must store one order and its event in one transaction, and neither if either insert fails.
 //!
-//! All but SQL and tokio-postgres need packages of their own. So they run only if `CI` is set, and are skipped with a
-//! line that says why if their tools are missing or the packages cannot be had.
+//! All snippets except SQL and tokio-postgres need packages of their own. These tests run only if `CI` is
+//! set. If tools are missing or packages cannot be downloaded, a test is skipped and prints the reason.
 
 mod page;
 mod program;

@@ -26,7 +26,8 @@ pub(crate) struct ReadyProgram {
 }
 
 impl Program {
-    /// Copies the program to the folder of build output, gets its packages and builds it. `None` if it is skipped.
+    /// Copies the program to the folder of build output, downloads its packages and builds it. `None` if the
+    /// test is skipped.
     pub(crate) fn prepare(&self) -> Option<ReadyProgram> {
         let (name, _) = self.file.split_once('/').expect("a folder");
         if std::env::var_os("CI").is_none() {

@@ -11,7 +11,7 @@ use crate::page;
 /// An order whose event PostgreSQL refuses.
 pub(crate) const REFUSED: &str = "order-refused";
 
-/// How many rows an order has, and how many pairs of an order and an event come from one transaction.
+/// The number of rows of an order, and the number of pairs of an order and an event from one transaction.
 #[derive(Debug, PartialEq)]
 pub(crate) struct Counts {
     orders: i64,

@@ -5,8 +5,9 @@
 //! This uuid is the same on every run, differs between tables, and equals the result of
 //! `outbox.event_uuid('schema.table', id, inserted_xid)` in SQL. The transaction is included because a table
 //! that was dropped and created again may number its rows from 1 again. For a row without `inserted_xid`, only
-//! the id is hashed, with `schema.table@OID` if the table was created again ([`TableIdentity::with_suffix`]). Whether an id is hashed depends on the column's type alone, never on
-//! the value, because SQL has to agree.
+//! the name and the id are hashed, and the name is `schema.table@OID` if the table was created again
+//! ([`TableIdentity::with_suffix`]). Whether an id is hashed depends on the column's type alone, never on the
+//! value, because SQL has to agree.
 
 use std::fmt;
 use std::sync::Arc;
@@ -47,8 +48,8 @@ impl TableIdentity {
     }
 
     /// Sets the text that follows `schema.table` in the ids of rows without a known `inserted_xid`. Each
-    /// physical table has its own text, such as `@16402`, because a table that was created again numbers its
-    /// rows from 1 again.
+    /// physical table has its own text, such as `@16402`, because a table that was created again may number
+    /// its rows from 1 again.
     #[must_use]
     pub fn with_suffix(self, suffix: &str) -> Self {
         Self {

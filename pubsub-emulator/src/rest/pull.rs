@@ -1,4 +1,4 @@
-//! `pull` and `acknowledge` over HTTP and JSON, so that `curl` and `gcloud` can look at messages.
+//! `pull` and `acknowledge` over HTTP and JSON, so that `curl` and `gcloud` can receive messages.
 
 use axum::extract::{Path, State};
 use base64::Engine;

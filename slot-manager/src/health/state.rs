@@ -73,6 +73,8 @@ pub struct Headroom {
     pub kept: Option<u64>,
     /// Whether a session reads from the slot.
     pub is_read: bool,
+    /// How bad the lag is.
+    pub lag: Severity,
 }
 
 impl Headroom {
@@ -82,13 +84,13 @@ impl Headroom {
         self.is_below_one_in(4)
     }
 
-    /// An error when less than a tenth is left, otherwise a warning.
+    /// An error when less than a tenth is left or the lag is an error, otherwise a warning.
     #[must_use]
     pub fn severity(&self) -> Severity {
         if self.is_below_one_in(10) {
             Severity::Error
         } else {
-            Severity::Warning
+            self.lag.max(Severity::Warning)
         }
     }
 

@@ -210,7 +210,7 @@ pub(crate) const WRITTEN_BEFORE_ATTACHED: &str = "\
 
 /// Parameters: OIDs of tables (oid[]). A table that does not exist has no row.
 ///
-/// While a partition is being detached, running transactions may still write it through its root.
+/// While a partition is being detached, running transactions may still write to it through its root.
 pub(crate) const FORMER_PARTITIONS: &str = "
 select c.oid, n.nspname::text as schema_name, c.relname::text as name, current_user::text as role,
        coalesce(pg_catalog.has_schema_privilege(n.oid, 'USAGE'), false) as may_use_schema,

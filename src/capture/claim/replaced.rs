@@ -1,11 +1,11 @@
-//! Brings the record of a table up to date that was renamed, or that was replaced by another table of the
-//! same name. Decides whether the other table is a copy.
+//! Updates the capture record of a table that was renamed, or that was replaced by another table of the same
+//! name. Decides whether the other table is a copy.
 //!
 //! The decision matters only if ids are numbered and the table has no column `inserted_xid`. A copy keeps
-//! the event ids. A table that was created again numbers its rows from 1 again, so its rows need other
-//! event ids: under the ids of earlier rows, the relay would take them for published rows. The decision
-//! compares a sample of the rows with their records. If in doubt, the rows get other event ids, because
-//! repeating events is better than losing them.
+//! the event ids. A table that was created again may number its rows from 1 again, so its rows need other
+//! event ids. With the ids of earlier rows, the relay would take them for published rows. To decide, this
+//! module compares a sample of the rows with their records. If in doubt, the rows get other event ids,
+//! because repeating events is better than losing them.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -26,15 +26,15 @@ use crate::store::dispatch::history::{self, RecordedRow};
 
 /// Rows to compare at each end of the table.
 const SAMPLE_ROWS: usize = 500;
-/// Ids above the highest id of the table for which there must be no record.
+/// Number of ids above the highest id of the table that must have no record.
 const LATER_IDS: i64 = 1_000;
 
-/// Where the rows of a table come from that has the name of a captured table.
+/// Whether the rows of a table that has the name of a captured table were copied from that captured table.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum RowOrigin {
-    /// A number of sampled rows are the rows of their records.
+    /// The table is a copy: this number of sampled rows fit their records.
     Copy(usize),
-    /// The rows are new, or nothing proves that they are not.
+    /// The rows are new, or nothing proves that they are copies. The text says why.
     New(String),
 }
 
@@ -56,8 +56,8 @@ impl fmt::Display for RowOrigin {
     }
 }
 
-/// Returns the record as it should be for the table that was found. Also returns where the rows come from,
-/// if their event ids depend on it.
+/// Returns the updated record for the table that was found. Also returns the origin of its rows, if their
+/// event ids depend on the origin.
 ///
 /// # Errors
 /// Errors of a statement; those of [`TableReader::resolve`].

@@ -13,7 +13,8 @@ pub(crate) struct Streamed {
     /// The table's current OID.
     pub(crate) oid: Oid,
     pub(crate) identity: TableIdentity,
-    /// The event ids of earlier tables in the log. `None` if all tables have the same.
+    /// The suffixes in the event ids of earlier tables in the log. `None` if all tables have the same event
+    /// ids.
     pub(crate) id_suffixes: Option<IdSuffixes>,
     /// Whether every row has a value in `inserted_xid`, so that event ids may depend on that value.
     pub(crate) always_has_inserted_xid: bool,
@@ -30,8 +31,8 @@ impl Streamed {
         }
     }
 
-    /// Whether it is certain under which identity the rows of a relation are published, if their ids are
-    /// not uuids.
+    /// Whether the identity in the event ids of a relation's rows is known. The caller needs it only if the
+    /// ids are not uuids.
     pub(super) fn is_certain(&self, relation: &OwnedRelation) -> bool {
         relation.oid == self.oid
             || place_of_inserted_xid(relation).is_some()

@@ -1,5 +1,5 @@
-//! Asks the catalog about a table that the stream describes: for the types of its columns, and whether it is
-//! the current table of its name.
+//! Reads from the catalog the types of the columns of a table that the stream describes, and whether that
+//! table is the current table of its name.
 
 use std::time::Duration;
 
@@ -80,7 +80,7 @@ pub(crate) async fn look_up_apart(
     look_up(&sql, relation, known).await
 }
 
-/// Whether the table that now has this name is this relation. Asks over a new connection.
+/// Whether this relation is the table that now has its name. Reads the catalog over a new connection.
 ///
 /// # Errors
 /// Those of connecting and of a statement.

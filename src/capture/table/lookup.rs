@@ -1,6 +1,6 @@
-//! Writes SQL expressions for the event id of a row, and for statements that read rows of a captured table
-//! without making messages of them. These select the row with an id that a person has typed, return the
-//! name and the time of a row's event, or read a sample of the rows.
+//! Writes SQL for the event id of a row, and for statements that read rows of a captured table without
+//! mapping them to messages: select the row with an id that a person has typed, return the name and the time
+//! of a row's event, or read a sample of the rows.
 
 use slot_manager::quoted_literal;
 use tokio_postgres::SimpleQueryRow;
@@ -56,7 +56,7 @@ impl TableReader {
     /// Returns `select … from table e` for rows that are compared with their records. The caller completes
     /// the statement, and runs it as a simple query. The columns are those of
     /// [`select_sql`](Self::select_sql), without the payload, followed by the time of the row's event.
-    /// `None` if the table has no column with that point in time.
+    /// `None` if the table has no column with the time of the event.
     pub(crate) fn sample_sql(&self) -> Option<String> {
         let time = self.happened_at_sql()?;
         let payload = self.mapper.payload_position();

@@ -69,7 +69,7 @@ fn detail(event: &EventReport) -> String {
     lines.into_iter().map(named).collect()
 }
 
-/// A message before the last one.
+/// The line for an earlier message of a replayed event.
 fn earlier(message: &EarlierMessage) -> (&'static str, String) {
     let at = message.published_at.as_ref();
     let at = at.map_or(String::new(), |at| format!(", published at {at}"));

@@ -31,7 +31,7 @@ pub(super) fn text(snapshot: &SlotSnapshot, paint: Paint, width: Option<usize>) 
     let word = word(verdict);
     let painted = paint.severity(verdict.severity, &word);
     let state = value_text(&headline(&word, verdict), width);
-    // Paint the word only after wrapping, because escape codes would count as columns.
+    // Colour the state only after wrapping, because escape codes would count as columns.
     text += &format!(
         "{:LABEL$}  {}\n",
         "state",

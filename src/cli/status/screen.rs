@@ -23,7 +23,7 @@ pub(super) fn text(status: &RelayStatus, paint: Paint, width: Option<usize>) -> 
     let verdict = &status.slot.verdict;
     let word = slot_screen::word(verdict);
     let painted = paint.severity(verdict.severity, &word);
-    // Paint the word only after wrapping, because escape codes would count as columns.
+    // Colour the state only after wrapping, because escape codes would count as columns.
     let headline = slot_screen::headline(&word, verdict);
     let verdict_text = wrapped(&printable(&headline), 0, width);
     let mut text = format!("{}\n", verdict_text.replacen(&word, &painted, 1));

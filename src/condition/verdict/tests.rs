@@ -58,7 +58,7 @@ fn decided(health: &Health, condition: Option<&Condition>) -> Verdict {
 }
 
 #[test]
-fn a_relay_that_reads_its_slot_says_its_own_state() {
+fn a_relay_that_reads_its_slot_shows_its_own_state() {
     for state in [
         State::Streaming,
         State::CatchingUp,
@@ -92,7 +92,7 @@ fn state_code(state: State) -> Option<&'static str> {
 }
 
 #[test]
-fn a_viewer_without_a_word_of_the_relay_finds_the_same_names() {
+fn without_a_reported_condition_the_states_have_the_same_names() {
     let seen = |seen: StateFacts<'_>| decide(seen).state;
     let active = StateFacts {
         health: Some(&Health::Active),
@@ -125,7 +125,7 @@ fn a_viewer_without_a_word_of_the_relay_finds_the_same_names() {
 }
 
 #[test]
-fn the_estimate_is_known_wherever_the_relay_catches_up() {
+fn every_verdict_on_a_relay_that_catches_up_has_the_estimate() {
     let condition = said(State::CatchingUp, None);
     let full = Health::Extended(room(20, true));
     for health in [
@@ -154,7 +154,7 @@ fn a_relay_that_is_held_up_is_not_called_streaming() {
 }
 
 #[test]
-fn a_relay_that_was_held_up_by_pubsub_or_caught_up_and_is_gone_is_down() {
+fn a_stopped_relay_that_was_blocked_on_pubsub_or_catching_up_is_down() {
     for severity in [Severity::Ok, Severity::Error] {
         let left = Health::Inactive(lag(severity));
         for condition in [blocked(), said(State::CatchingUp, None)] {
@@ -204,7 +204,7 @@ fn a_slot_that_is_nearly_full_raises_the_severity_of_every_state() {
 }
 
 #[test]
-fn a_relay_that_recovers_from_a_loss_or_says_what_keeps_it_from_that_explains_the_slot() {
+fn a_relay_that_recovers_or_reports_why_it_cannot_comes_before_its_slot() {
     let recovering = said(State::Recovering, None);
     assert_eq!(
         decided(&Health::Lost, Some(&recovering)).state,

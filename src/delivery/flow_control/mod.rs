@@ -92,7 +92,7 @@ pub(super) struct FlowControl {
     memory: EventMemory,
     queue: Gate,
     unrecorded: Gate,
-    /// Closed while lanes have to send, because too much is queued for the size of the backlog.
+    /// Closed while too many bytes are queued for the size of the backlog. Then lanes send at once.
     backlog: Gate,
     /// Weight of everything that arrived since the stream last caught up.
     backlog_bytes: usize,

@@ -1,5 +1,5 @@
-//! Says what `postrider run` would do with the findings: start, wait, recover by itself, or stop. The
-//! code of each finding decides, because many errors go away while the relay waits.
+//! Predicts from the findings of a check what `postrider run` would do: start, wait, recover by itself, or
+//! stop. The code of an error decides, because many errors go away while the relay waits.
 
 use serde::Serialize;
 use slot_manager::{Finding, Severity};
@@ -11,9 +11,9 @@ use crate::settings::{OnBadEvent, OnLoss, Settings};
 /// What `postrider run` would do now.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
 pub(crate) struct Forecast {
-    /// Codes of the findings with which it would stop.
+    /// Codes of the findings that would stop it.
     pub(crate) stops: Vec<&'static str>,
-    /// Codes of the findings that it would wait for. It continues by itself when they are gone.
+    /// Codes of the findings whose end it would wait for. It continues by itself when they are gone.
     pub(crate) waits: Vec<&'static str>,
     /// How long it would wait for PostgreSQL at most, in seconds, before it exits. `None` if PostgreSQL
     /// answers.
@@ -66,7 +66,7 @@ impl Forecast {
         forecast
     }
 
-    /// The forecast in a sentence without its subject, such as "would start".
+    /// The forecast as a sentence without a subject, such as "would start".
     pub(crate) fn sentence(&self) -> String {
         if !self.stops.is_empty() {
             return format!(

@@ -4,7 +4,7 @@
 //! are errors, and these end a command before it can check anything. `slot_manager::preflight` checks
 //! the database, `mapping` checks the settings of the tables, [`capture`] the columns that identify and
 //! order rows, `days` the daily partitions, `slots` the slots that nobody reads, and `pubsub` topics and
-//! credentials. [`forecast`] says what `postrider run` would do with the findings.
+//! credentials. [`forecast`] predicts from the findings what `postrider run` would do.
 //!
 //! Not here: the output and the exit code (`cli`).
 

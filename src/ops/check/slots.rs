@@ -1,5 +1,5 @@
-//! Finds slots that nobody reads and that look like slots of this relay, for example because the setting of
-//! the slot was changed.
+//! Finds slots that look like slots of a relay, but that nobody reads, for example because the setting `slot`
+//! was changed.
 
 use slot_manager::{Finding, Severity, Slot, slots};
 
@@ -41,8 +41,8 @@ pub(super) async fn unread(sql: &Sql, settings: &Settings) -> Result<Vec<Finding
     Ok(found.collect())
 }
 
-/// Whether a relay in this database could read the slot, and nobody does. A server keeps a synchronised
-/// slot for its primary, and a temporary slot goes with its session.
+/// Whether a relay in this database could read the slot, and nobody reads it. Ignores synchronised slots,
+/// which belong to the primary server, and temporary slots, which end with their session.
 fn is_unread(slot: &Slot) -> bool {
     slot.require_ours().is_ok() && !slot.active && !slot.temporary && slot.synced != Some(true)
 }
@@ -57,8 +57,8 @@ fn warning(slot: &Slot, is_of_a_relay: bool, settings: &Settings) -> Finding {
         )
     } else {
         format!(
-            "nobody reads slot {name}, which is in this database and has the plugin pgoutput as the \
-             slots of relays have: it keeps WAL until it is dropped"
+            "nobody reads slot {name}, which is in this database and has the plugin pgoutput, as the \
+             slots of relays do: it keeps WAL until it is dropped"
         )
     };
     finding_with_remedy(

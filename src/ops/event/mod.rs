@@ -84,8 +84,8 @@ pub(crate) struct EventReport {
     pub(crate) message_id: Option<String>,
     /// The replay that published this message; `None` if it is the original message.
     pub(crate) replay: Option<String>,
-    /// The messages as which the event was published before, oldest first: the original message, and
-    /// those of earlier replays. Unknown for replays before migration 0021.
+    /// The earlier messages of the event, oldest first: the original message, and those of earlier replays.
+    /// Unknown for replays before migration 0021.
     pub(crate) earlier_messages: Vec<EarlierMessage>,
     /// The row, if it is in the outbox. Lists do not search for the rows of events with a record, so
     /// there it is `None`.

@@ -18,7 +18,7 @@ pub(crate) enum Pruning {
 
 /// The GRANT that our role lacks for adding and dropping days. `None` if the table has no daily partitions.
 pub(crate) async fn missing_day_grant(sql: &Sql) -> Result<Option<String>> {
-    // Fails without the schema or the functions. Others report that.
+    // This fails if the schema or the functions are missing. Other checks report that.
     if !days::exist(sql).await.unwrap_or(false) {
         return Ok(None);
     }

@@ -112,7 +112,7 @@ async fn tables(
         (captured.record.since, captured.record.floor) = (None, 0);
     }
     let detached = if situation.is_foreign() {
-        // The OIDs are those of another cluster.
+        // The recorded OIDs belong to another cluster.
         Vec::new()
     } else {
         detached::find(&sql, &settings.tables, &known).await?

@@ -34,7 +34,7 @@ pub(crate) enum RelayReaction {
     Starts,
     /// Now: this request has ended the relay's session, and the relay opens the next session.
     BeginsAnew,
-    /// After a restart: this role may not end the relay's session.
+    /// After somebody restarts the relay, because this role may not end the relay's session.
     MustBeRestarted,
 }
 

@@ -1,5 +1,6 @@
-//! Takes a snapshot of the slot and of all that decides its state: the row of its relay, the publication
-//! and the quarantine. Also defines its JSON form. [`change`] creates, drops and advances the slot.
+//! Takes a snapshot of the slot and of everything that affects its state: the row of its relay, the
+//! publication and the quarantine. Also defines its JSON form. [`change`] creates, drops and advances the
+//! slot.
 
 pub(crate) mod change;
 mod publication;

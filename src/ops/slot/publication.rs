@@ -1,4 +1,4 @@
-//! Reads whether the publication carries every captured row.
+//! Checks whether the publication includes every captured row.
 
 use serde::Serialize;
 use slot_manager::publication;
@@ -7,7 +7,7 @@ use crate::error::Result;
 use crate::postgres::Sql;
 use crate::settings::Settings;
 
-/// Whether the publication carries every captured row.
+/// Whether the publication includes every captured row.
 #[derive(Debug, Serialize)]
 pub(crate) struct PublicationStatus {
     pub(crate) name: String,

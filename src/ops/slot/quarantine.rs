@@ -1,4 +1,4 @@
-//! Reads how many events wait in quarantine, and which keys they block.
+//! Counts the events that wait in quarantine, and lists the keys that they block.
 
 use serde::Serialize;
 

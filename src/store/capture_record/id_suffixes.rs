@@ -1,8 +1,8 @@
-//! The part of event ids that tells apart the physical tables of one captured table.
+//! The part of event ids that distinguishes the physical tables of one captured table.
 //!
 //! Rows with numbered ids and without `inserted_xid` have event ids that are computed from the table's
-//! identity, a suffix and the id. A table that was dropped and created again numbers its rows from 1
-//! again, so each physical table has its own suffix: `@OID`. The stream names the OID with each row, so
+//! identity, a suffix and the id. A table that was dropped and created again may number its rows from
+//! 1 again, so each physical table has its own suffix: `@OID`. The stream names the OID with each row, so
 //! rows of every earlier table in the log keep their event ids. The first table that was captured has no
 //! suffix. A copy of a table has the suffix of that table.
 
@@ -19,7 +19,7 @@ const MAX_TABLES: usize = 256;
 pub(crate) struct IdSuffixes {
     /// The suffixes that differ from `@OID`, and those of replaced tables.
     known: BTreeMap<u32, String>,
-    /// How often the table moved to another server. There, other tables have these OIDs.
+    /// How often the table moved to another server, where the same OIDs belong to other tables.
     adoptions: u32,
 }
 
@@ -74,7 +74,7 @@ impl IdSuffixes {
     pub(crate) fn with_copy(&self, copy: u32, original: u32) -> Self {
         let mut copied = self.clone();
         copied.known.insert(copy, self.of(original));
-        // The rows of a forgotten table have probably left the log. If not, they are repeated.
+        // The log has probably no more rows of a forgotten table. If it has, the relay repeats these rows.
         while copied.known.len() > MAX_TABLES {
             let mut oids = copied.known.keys();
             let oldest = oids.find(|oid| ![copy, original].contains(oid));

@@ -48,12 +48,12 @@ pub(crate) struct RecordedRow {
     pub(crate) message_id: Option<String>,
     /// The replay that published the message; `None` for the original message.
     pub(crate) replay: Option<String>,
-    /// The messages before, oldest first.
+    /// The earlier messages, oldest first.
     pub(crate) earlier_messages: Vec<EarlierMessage>,
     pub(crate) record: EventOutcome,
 }
 
-/// A message as which an event was published before a replay published it again.
+/// An earlier message of an event that a replay has published again.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct EarlierMessage {
     pub(crate) message_id: String,
@@ -230,7 +230,8 @@ fn recorded(row: &Row) -> RecordedRow {
     let mut earlier: Vec<EarlierMessage> = earlier
         .and_then(|json| serde_json::from_str(json).ok())
         .unwrap_or_default();
-    // A replay that released the event but did not publish it again leaves the message as it was.
+    // If the last replay released the event but did not publish it again, the last message is also among the
+    // earlier ones.
     let is_current = |known: &EarlierMessage| Some(&known.message_id) == message_id.as_ref();
     let replay = match earlier.iter().position(is_current) {
         Some(place) => earlier.remove(place).replay,

@@ -28,8 +28,8 @@ const IS_BUSY: &str = "\
         or exists (select from outbox.dispatch d where d.state = 'released' \
             and coalesce(d.topic, '') = $1 and coalesce(d.ordering_key, '') = $2)";
 
-/// Keeps the message as which the event was published until now. If the replay before released the event
-/// but did not publish it again, that message is kept already. Of many messages the first stays.
+/// Adds the last message of the event to its earlier messages. If the previous replay released the event but
+/// did not publish it again, that message is there already. Keeps ten messages: the first and the last nine.
 const RELEASE: &str = "\
     update outbox.dispatch d set state = 'released', replay = $1, \
         earlier_messages = case \

@@ -22,8 +22,8 @@ const COUNT_CALLS: &str = "\
             md5(identity || ':' || id || coalesce(':' || inserted_xid::text, ''))::uuid END; \
     END $$";
 
-/// A key is blocked, and its rows and `ROWS` others have to be read from the table, because published
-/// events have no records.
+/// Blocks a key. Then the relay must read this key's rows and `ROWS` other rows from the table, because
+/// published events have no records.
 async fn a_recovery_with_a_blocked_key_reads_page_by_page(prepare: &str) {
     let mut world = World::new(Kind::Numbered, 20).await;
     world.execute(prepare).await;

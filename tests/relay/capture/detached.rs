@@ -1,5 +1,5 @@
-//! Partitions that are no partitions any more. As long as such a table exists, the relay publishes
-//! the rows that were in it, even if the slot is lost.
+//! Tables that are no longer partitions. As long as such a table exists, the relay publishes the rows that
+//! were in it when it was detached, even if the slot is lost.
 
 use super::World;
 use super::table::Kind;
@@ -45,7 +45,7 @@ fn audit(world: &World) -> (Option<i32>, String) {
     (done.status.code(), format!("{said}{error}"))
 }
 
-/// Waits until the capture record names no detached partition any more.
+/// Waits until the capture record no longer names a detached partition.
 async fn wait_until_forgotten(world: &World) {
     let kept = "SELECT coalesce(sum(cardinality(detached)), 0) FROM outbox.capture";
     eventually("no detached partition is left", || async {

@@ -276,7 +276,8 @@ async fn rows_that_are_written_after_a_backup_was_restored_are_published() {
         .await;
     world.insert("before", 20).await;
     let relay = world.relay();
-    // The relay takes the restored rows for new rows too, because losing is worse than repeating.
+    // The relay publishes the restored rows again as well, because losing events is worse than repeating
+    // them.
     assert_published_once(&world, relay, 50 + 30 + 20).await;
 }
 

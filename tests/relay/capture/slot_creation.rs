@@ -142,8 +142,8 @@ async fn wait_until_a_write_waits(world: &World, table: &str) {
     .await;
 }
 
-/// Kills the relay and ends its sessions. A session that waits for a lock does not notice that its client is
-/// gone.
+/// Kills the relay and ends its sessions. A session that waits for a lock does not notice that its client has
+/// ended.
 async fn kill_while_it_waits(world: &World, relay: Relay) {
     relay.kill_9();
     world
@@ -155,7 +155,7 @@ async fn kill_while_it_waits(world: &World, relay: Relay) {
     harness::wait_until_killed_relays_are_gone(&world.database, &world.emulator).await;
 }
 
-/// The slot exists, but nothing says yet since when rows are captured. The next relay starts anew, with
+/// The slot exists, but no record says yet when capturing began. The next relay repeats the first start with
 /// another slot.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_crash_between_the_slot_and_the_capture_record_publishes_no_old_row() {
@@ -205,7 +205,7 @@ async fn a_crash_after_the_capture_record_loses_no_row() {
 
 /// Two relays with different slots start at the same time. A slot that no relay reads would keep WAL.
 #[tokio::test(flavor = "multi_thread")]
-async fn of_two_first_starts_on_one_table_one_leaves_no_slot_behind() {
+async fn of_two_first_starts_on_one_table_the_refused_one_drops_its_slot() {
     let mut world = World::new(Kind::Events, 100).await.without_slot().await;
     let (slow, xid) = begin(&world.database).await;
     let first = world.relay();

@@ -137,7 +137,7 @@ impl Desk {
         }
     }
 
-    /// What the page of the relay at `addr` says about the state. `None` if the port does not answer.
+    /// The state on the page of the relay at `addr`. `None` if the port does not answer.
     pub(super) async fn page(addr: &str) -> Option<Value> {
         get(addr, "/livez").await?;
         let (_, answer) = ask(addr, "/overview", "Host: localhost\r\n").await;

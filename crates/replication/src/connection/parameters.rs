@@ -14,13 +14,13 @@ use strsim::levenshtein;
 /// The values of connection parameters, by parameter name.
 pub(super) type Parameters = BTreeMap<&'static str, String>;
 
-/// What happens with a parameter.
+/// How a parameter is handled.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Usage {
     /// Supported: the value is used.
     Honoured,
-    /// Accepted with these values, which ask for what we do anyway. Any other value is
-    /// refused with this hint.
+    /// Accepted with these values, which request our normal behaviour. Any other value is refused with
+    /// this hint.
     OnlyWith(&'static [&'static str], &'static str),
     /// Refused, with this hint.
     Refused(&'static str),

@@ -2,7 +2,8 @@
 //!
 //! A state machine without IO; the clock is passed in. Status messages are our heartbeat: the
 //! walsender ends a session that has been silent for `wal_sender_timeout`. If we hear nothing for
-//! an eighth of that time, we ask for a reply. [`Lease`] decides how long we may use the slot while we wait for the reply.
+//! an eighth of that time, we ask for a reply. [`Lease`] decides how long we may use the slot while we
+//! wait for the reply.
 
 use std::time::{Duration, Instant};
 

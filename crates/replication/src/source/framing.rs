@@ -28,7 +28,7 @@ pub(super) struct FrameScan {
     pub(super) reply_requested: bool,
     /// The send time of the last of these frames, and the last keepalive among them.
     pub(super) evidence: FrameEvidence,
-    /// The bytes after these frames.
+    /// The frame that follows these frames.
     pub(super) then: AfterFrames,
 }
 

@@ -1,4 +1,4 @@
-//! Tests how the room that is left before the slot is lost is judged, and how long it lasts.
+//! Tests the severity of a slot with little room left, and the estimate of when the slot will be lost.
 
 use super::*;
 
@@ -64,7 +64,7 @@ fn unreserved_is_an_error() {
 }
 
 #[test]
-fn events_that_nobody_delivers_become_an_error_after_the_time_of_the_warning() {
+fn undelivered_events_of_a_slot_without_a_reader_are_an_error_at_the_limit_of_the_warning() {
     let slot = Slot {
         active: false,
         ..slot()
