@@ -292,6 +292,7 @@ fn every_state_from_warning_upwards_has_a_remedy() {
         bytes: None,
         kept: None,
         is_read: true,
+        lag: Severity::Ok,
     };
     let (recorded, found) = (Lsn::new(1), Lsn::new(2));
     for health in [

@@ -46,6 +46,7 @@ fn room(left: i64, is_read: bool) -> Headroom {
         bytes: Some(left),
         kept: Some(100),
         is_read,
+        lag: Severity::Ok,
     }
 }
 

@@ -58,9 +58,25 @@ fn unreserved_is_an_error() {
         bytes: Some(-5),
         kept: Some(200),
         is_read: true,
+        lag: Severity::Ok,
     };
     assert_eq!(health, Health::Unreserved(room));
     assert_eq!(health.severity(), Severity::Error);
+}
+
+#[test]
+fn a_nearly_full_slot_without_a_reader_is_an_error_when_events_have_waited_for_long() {
+    let slot = Slot {
+        active: false,
+        ..with_room(20, 100)
+    };
+    let waiting = |seconds| Observation {
+        time_lag: Some(Duration::from_secs(seconds)),
+        ..seen(&slot)
+    };
+    let severity = |seconds| judged(&waiting(seconds)).severity();
+    assert_eq!(severity(10), Severity::Warning);
+    assert_eq!(severity(10_000), Severity::Error);
 }
 
 #[test]
