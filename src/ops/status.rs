@@ -1,7 +1,7 @@
 //! Takes a snapshot of the whole relay: the slot with everything that affects its state, the tables and the
 //! rates.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use serde::Serialize;
 use slot_manager::health::Thresholds;
@@ -19,10 +19,15 @@ pub(crate) use crate::store::relay_row::shown::ShownPruning;
 pub(crate) struct RelayStatus {
     pub(crate) slot: SlotSnapshot,
     pub(crate) tables: Vec<String>,
-    /// Rates since the previous snapshot.
+    /// The rates of the last seconds; `None` in the first snapshot.
     pub(crate) rates: Option<EventRates>,
-    counts: RowCounts,
+    /// The counts of the previous snapshots within [`AVERAGED`], and of this one. Never empty.
+    counts: Vec<RowCounts>,
 }
+
+/// The time over which rates are averaged. A busy server process reports its counts once per second, so
+/// the difference of two snapshots within a second may be zero.
+const AVERAGED: Duration = Duration::from_secs(5);
 
 /// Numbers of rows from PostgreSQL's statistics, and the time at which they were read.
 #[derive(Debug, Clone, Copy)]
@@ -32,7 +37,8 @@ struct RowCounts {
     recorded: u64,
 }
 
-/// Events per second since the previous snapshot, by PostgreSQL's statistics.
+/// Events per second, by PostgreSQL's statistics: over [`AVERAGED`], or since the previous snapshot if that
+/// was earlier.
 #[derive(Debug, Clone, Copy, Serialize)]
 pub(crate) struct EventRates {
     /// Rows inserted into the captured tables.
@@ -71,12 +77,13 @@ impl RelayStatus {
         let slot = SlotSnapshot::take(sql, settings, &Thresholds::default(), before_slot).await?;
         let names: Vec<QualifiedName> = settings.tables.iter().map(|t| t.table.clone()).collect();
         let dispatch = [QualifiedName::new("outbox", "dispatch")];
-        let counts = RowCounts {
+        let now = RowCounts {
             at: Instant::now(),
             written: statistics::inserted_rows(sql, &names).await?,
             recorded: statistics::inserted_rows(sql, &dispatch).await?,
         };
-        let rates = before.and_then(|before| EventRates::between(before.counts, counts));
+        let mut counts = before.map_or_else(Vec::new, |before| before.counts.clone());
+        let rates = EventRates::averaged(&mut counts, now);
         Ok(Self {
             slot,
             tables: names.iter().map(ToString::to_string).collect(),
@@ -111,6 +118,17 @@ impl RelayStatus {
 }
 
 impl EventRates {
+    /// Adds the new counts to the earlier ones, and returns the average rates.
+    fn averaged(counts: &mut Vec<RowCounts>, now: RowCounts) -> Option<Self> {
+        let is_old = |counts: &RowCounts| now.at.saturating_duration_since(counts.at) > AVERAGED;
+        while counts.len() > 1 && is_old(&counts[0]) {
+            counts.remove(0);
+        }
+        let rates = counts.first().and_then(|first| Self::between(*first, now));
+        counts.push(now);
+        rates
+    }
+
     /// Returns `None` when no time has passed, or when the statistics were reset in between.
     fn between(before: RowCounts, now: RowCounts) -> Option<Self> {
         let seconds = now.at.saturating_duration_since(before.at).as_secs_f64();
@@ -125,5 +143,48 @@ impl EventRates {
             written_per_second: rate(before.written, now.written)?,
             recorded_per_second: rate(before.recorded, now.recorded)?,
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// PostgreSQL adds 100 rows to its statistics at every second snapshot.
+    #[test]
+    fn a_rate_is_steady_although_the_statistics_are_late() {
+        let began = Instant::now();
+        let mut counts = Vec::new();
+        for second in 0..20 {
+            let rows = second / 2 * 100;
+            let now = RowCounts {
+                at: began + Duration::from_secs(second),
+                written: rows,
+                recorded: rows,
+            };
+            let rates = EventRates::averaged(&mut counts, now);
+            assert_eq!(rates.is_some(), second > 0);
+            let rate = rates.map_or(50.0, |rates| rates.recorded_per_second);
+            assert!(
+                second < 5 || (40.0..=60.0).contains(&rate),
+                "{second}: {rate}"
+            );
+            assert!(counts.len() <= 6);
+        }
+    }
+
+    #[test]
+    fn a_rate_is_known_when_snapshots_are_far_apart() {
+        let at = Instant::now();
+        let counts = |minutes: u64| RowCounts {
+            at: at + Duration::from_secs(60 * minutes),
+            written: 600 * minutes,
+            recorded: 600 * minutes,
+        };
+        let mut earlier = vec![counts(0)];
+        let rates = EventRates::averaged(&mut earlier, counts(1)).unwrap();
+        assert!((rates.written_per_second - 10.0).abs() < 0.01);
+        let rates = EventRates::averaged(&mut earlier, counts(2)).unwrap();
+        assert!((rates.written_per_second - 10.0).abs() < 0.01);
     }
 }
