@@ -17,6 +17,9 @@ const INTERVAL: Duration = Duration::from_secs(5);
 /// Number of samples of each history: an hour of fine samples, or a day of coarse ones.
 const SAMPLES: usize = 720;
 
+/// The time until the slot is lost is computed from this many fine samples: five minutes.
+const LOSS_SAMPLES: usize = 60;
+
 /// Every 24th fine sample is also a coarse one.
 const COARSE: u64 = 24;
 
@@ -61,6 +64,9 @@ impl Default for Samples {
 pub(super) struct HistoryJson {
     hour: Vec<Sample>,
     day: Vec<Sample>,
+    /// Seconds until the slot is lost, at the rate of the last minutes; `None` if its room does not shrink or
+    /// is unknown.
+    loss_in_seconds: Option<f64>,
 }
 
 impl History {
@@ -104,8 +110,19 @@ impl History {
         HistoryJson {
             hour: samples.fine.iter().copied().collect(),
             day: samples.coarse.iter().copied().collect(),
+            loss_in_seconds: loss_in_seconds(&samples.fine),
         }
     }
+}
+
+/// Estimates the time until the slot is lost from the samples of the last [`LOSS_SAMPLES`].
+fn loss_in_seconds(fine: &VecDeque<Sample>) -> Option<f64> {
+    let last = fine.back()?;
+    let first = fine.get(fine.len().saturating_sub(LOSS_SAMPLES))?;
+    let (before, left) = (first.headroom_bytes?, last.headroom_bytes?);
+    let seconds = last.at.saturating_sub(first.at) as f64;
+    let shrinks_by = (before - left) / seconds;
+    (seconds > 0.0 && shrinks_by > 0.0).then(|| left.max(0.0) / shrinks_by)
 }
 
 fn push(samples: &mut VecDeque<Sample>, sample: Sample) {
@@ -124,20 +141,42 @@ fn unix_seconds() -> u64 {
 mod tests {
     use super::*;
 
+    fn sample(at: u64, headroom_bytes: Option<f64>) -> Sample {
+        Sample {
+            at,
+            state: State::Streaming,
+            events_per_second: 0.0,
+            latency: None,
+            lag_seconds: None,
+            lag_bytes: None,
+            retained_bytes: None,
+            headroom_bytes,
+        }
+    }
+
+    #[test]
+    fn the_time_to_a_loss_follows_from_the_last_five_minutes() {
+        let history = History::default();
+        let loss = || history.json().loss_in_seconds;
+        history.add(sample(0, Some(9_000.0)));
+        assert_eq!(loss(), None, "one sample has no rate");
+        // Before the last five minutes, the room shrank ten times as fast.
+        history.add(sample(5, Some(4_000.0)));
+        for n in 0..60 {
+            history.add(sample(10 + 5 * n, Some(4_000.0 - 10.0 * n as f64)));
+        }
+        assert_eq!(loss(), Some((4_000.0 - 590.0) / 2.0));
+        history.add(sample(400, Some(9_000.0)));
+        assert_eq!(loss(), None, "the room grows");
+        history.add(sample(405, None));
+        assert_eq!(loss(), None, "there is no limit");
+    }
+
     #[test]
     fn the_history_has_an_hour_and_a_day_and_no_more() {
         let history = History::default();
         for at in 0..100_000 {
-            history.add(Sample {
-                at,
-                state: State::Streaming,
-                events_per_second: 0.0,
-                latency: None,
-                lag_seconds: None,
-                lag_bytes: None,
-                retained_bytes: None,
-                headroom_bytes: None,
-            });
+            history.add(sample(at, None));
         }
         let json = history.json();
         assert_eq!((json.hour.len(), json.day.len()), (SAMPLES, SAMPLES));

@@ -149,7 +149,7 @@ function showOverview(overview, status) {
     ["Caught up in", left === null ? (state === "catching-up" ? "unknown" : "") : `about ${time(left)}`],
     ["Published since the start", String(status.events_published)],
     ["WAL kept", bytes(slot.retained_bytes)],
-    ["Until the slot is lost", slot.safe_wal_size === undefined ? "unknown" : slot.safe_wal_size === null ? "no limit is set: watch the disk" : bytes(Math.max(slot.safe_wal_size, 0))],
+    ["Until the slot is lost", slot.safe_wal_size === undefined ? "unknown" : slot.safe_wal_size === null ? "no limit is set: watch the disk" : bytes(Math.max(slot.safe_wal_size, 0)) + (typeof history.loss_in_seconds === "number" ? `, in about ${time(history.loss_in_seconds)} at the present rate` : "")],
     ["WAL is held by", holders.join("; ")],
     ["Publication", problems.length ? problems.join("; ") : status.publication_ok === true ? "covers all rows" : "wrong or unknown"],
     ["Tables", (overview.tables || []).join(", ")],
