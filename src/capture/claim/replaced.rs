@@ -22,7 +22,7 @@ use uuid::Uuid;
 use super::{Captured, FoundTable};
 use crate::capture::rows::is_of_a_value;
 use crate::capture::table::{RowValues, TableReader, altered_since};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::event::EventPosition;
 use crate::mapping::TableSettings;
 use crate::postgres::Sql;
@@ -143,7 +143,11 @@ async fn origin(
     );
     let answer = match sql.simple_query(&statement).await {
         Ok(answer) => answer,
-        // Errors of the database decide nothing: the session tries again.
+        // Other errors decide nothing: the relay tries again.
+        Err(error) if error.code() == Some(&SqlState::INSUFFICIENT_PRIVILEGE) => {
+            let hint = format!("GRANT SELECT ON {} TO <relay user>", settings.table);
+            return Err(Error::from(error).hint(hint));
+        }
         Err(error) if !cannot_be_compared(&error) => return Err(altered_since(error)),
         Err(error) => {
             tracing::warn!(table = %settings.table, "cannot compare the rows: {error}");
