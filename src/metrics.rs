@@ -254,10 +254,13 @@ impl Metrics {
     /// The state to show, from the relay's condition and the health of its slot.
     pub fn verdict(&self, condition: &Condition) -> Verdict {
         let health = self.slot_health.get();
+        // A bad event without an ordering key blocks no key, nor does one with `quarantine_event`.
+        let quarantine = [&self.blocked_keys, &self.events_in_quarantine];
+        let has_some = |gauge: &&OptionalGauge| gauge.get().is_some_and(|count| count > 0.0);
         condition::decide(StateFacts {
             health: health.as_ref(),
             condition: Some(condition),
-            has_quarantine: self.blocked_keys.get().is_some_and(|keys| keys > 0.0),
+            has_quarantine: quarantine.iter().any(has_some),
             ..StateFacts::default()
         })
     }

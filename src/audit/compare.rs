@@ -93,8 +93,9 @@ impl AuditState {
         let none = FirstQuarantined::default();
         let unrecorded = Unrecorded::of(sql, reader, table, window, &none).await?;
         let metrics = &self.subject.metrics;
-        let sending = from_table::hand_over(unrecorded, &mut self.events, next, || {
+        let sending = from_table::hand_over(unrecorded, &mut self.events, next, |_| {
             metrics.events_from_table.inc();
+            true
         });
         let sent = sending.await;
         // Wait even if reading has failed: otherwise the next attempt would send the same rows again.
@@ -131,7 +132,7 @@ impl AuditState {
                 floor: waiting.xmin,
                 floor_seq: top.map(|top| (top.seq, top.numbering.as_str())),
                 partitions: Some(&captured.shape.partitions),
-                left: &former.left,
+                left: former.left_of(n),
                 unread: former.unread_of(n),
             };
             let (slot, walsender) = (&self.subject.slot, self.subject.walsender);

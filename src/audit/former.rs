@@ -16,8 +16,8 @@ use crate::postgres::{Sql, current_snapshot};
 /// The changes to the lists of former partitions that an audit records.
 #[derive(Debug, Default)]
 pub(super) struct FormerPartitions {
-    /// Former partitions of any table that are resolved.
-    pub(super) left: Vec<u32>,
+    /// By table: the former partitions that are resolved.
+    left: Vec<Vec<u32>>,
     /// By table: the former partitions that have to be read later, each with the floor to read from.
     unread: Vec<BTreeMap<u32, u64>>,
     /// Whether a former partition only waits for older transactions to end before it is resolved.
@@ -25,6 +25,11 @@ pub(super) struct FormerPartitions {
 }
 
 impl FormerPartitions {
+    /// The resolved former partitions of a table, by its index in the settings.
+    pub(super) fn left_of(&self, table: usize) -> &[u32] {
+        self.left.get(table).map_or(&[], Vec::as_slice)
+    }
+
     /// The unread former partitions of a table, by its index in the settings.
     pub(super) fn unread_of(&self, table: usize) -> &BTreeMap<u32, u64> {
         static NONE: BTreeMap<u32, u64> = BTreeMap::new();
@@ -33,7 +38,8 @@ impl FormerPartitions {
 
     /// Whether there is something to record.
     pub(super) fn any_change(&self) -> bool {
-        !self.left.is_empty() || self.unread.iter().any(|unread| !unread.is_empty())
+        self.left.iter().any(|left| !left.is_empty())
+            || self.unread.iter().any(|unread| !unread.is_empty())
     }
 }
 
@@ -61,6 +67,7 @@ impl AuditState {
         is_brought: bool,
     ) -> Result<FormerPartitions> {
         let mut former = FormerPartitions {
+            left: vec![Vec::new(); captured.len()],
             unread: vec![BTreeMap::new(); captured.len()],
             ..FormerPartitions::default()
         };
@@ -78,7 +85,7 @@ impl AuditState {
             };
             let is_unread = record.unread.contains_key(&table.oid);
             match &table.state {
-                DetachedState::Gone => former.left.push(table.oid),
+                DetachedState::Gone => former.left[table.number].push(table.oid),
                 DetachedState::Unreadable { .. } if is_unread => table.warn_if_unreadable(),
                 DetachedState::Unreadable { .. } if !is_brought => {
                     table.warn_if_unreadable();
@@ -86,7 +93,7 @@ impl AuditState {
                 }
                 DetachedState::Readable(_) | DetachedState::Unreadable { .. } => {
                     if is_passed {
-                        former.left.push(table.oid);
+                        former.left[table.number].push(table.oid);
                     } else {
                         former.any_waits = true;
                     }

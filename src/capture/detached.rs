@@ -9,9 +9,9 @@ use slot_manager::QualifiedName;
 use slot_manager::table::{self, FormerPartition};
 
 use super::captured::Captured;
-use super::shape::{self, UnfitColumn};
+use super::shape::{self, Shape, UnfitColumn};
 use super::table::TableReader;
-use super::window::ScanWindow;
+use super::window::{ScanWindow, shown_sql};
 use crate::error::{Code, Result};
 use crate::mapping::TableSettings;
 use crate::postgres::{Snapshot, Sql};
@@ -55,14 +55,16 @@ pub(crate) struct DetachedRows {
 impl DetachedRows {
     /// Leaves out the rows that another captured table publishes.
     pub(crate) fn bounded<'a>(&'a self, window: ScanWindow<'a>) -> ScanWindow<'a> {
-        match &self.not_of_another {
-            // This snapshot is older than any other bound.
-            Some(snapshot) => ScanWindow {
-                shown_by: Some(snapshot),
-                ..window
-            },
-            None => window,
+        ScanWindow {
+            not_of_another: self.not_of_another.as_ref(),
+            ..window
         }
+    }
+
+    /// The condition that no other captured table publishes a row of `e`; `None` for all rows.
+    pub(crate) fn not_of_another_sql(&self) -> Option<String> {
+        let snapshot = self.not_of_another.as_ref()?;
+        Some(shown_sql(&self.captured, snapshot))
     }
 }
 
@@ -176,6 +178,19 @@ async fn state(
     }
 }
 
+/// Reads the shape of the table, with the column that numbers the rows of the captured table, if it has that
+/// column. On a partition, the catalog does not say that an identity column of the captured table fills it.
+async fn shape_of(sql: &Sql, settings: &TableSettings, of: &Captured) -> Result<Option<Shape>> {
+    let mut numbered = settings.clone();
+    if let Some(seq) = &of.shape.seq {
+        numbered.columns.seq = Some(seq.column.clone());
+    }
+    match shape::read(sql, &numbered).await {
+        Err(error) if error.code() == Code::ColumnMissing => shape::read(sql, settings).await,
+        shape => shape,
+    }
+}
+
 /// Describes the table, and checks that its rows can be mapped. Returns `None` if it is gone.
 async fn readable(
     sql: &Sql,
@@ -183,7 +198,7 @@ async fn readable(
     of: &Captured,
     found: &FormerPartition,
 ) -> Result<Option<Captured>> {
-    let Some(mut shape) = shape::read(sql, settings).await? else {
+    let Some(mut shape) = shape_of(sql, settings, of).await? else {
         return Ok(None);
     };
     let record = &of.record;

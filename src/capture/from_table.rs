@@ -3,11 +3,12 @@
 //!
 //! Recovery and the auditor send these rows, in batches of bounded size, through a channel that holds
 //! one batch. The pipeline takes a batch when the delivery has room. Events from a table do not have the
-//! position of a commit (`places`), so the watermark does not cover them. Instead, this module counts how
+//! position of a commit (`positions`), so the watermark does not cover them. Instead, this module counts how
 //! many events from tables are unresolved.
 
 use replication::CommitLsn;
 use tokio::sync::{mpsc, oneshot};
+use uuid::Uuid;
 
 use super::positions::is_of_a_table;
 use super::table::TableEvent;
@@ -131,24 +132,26 @@ impl<E: Into<Error>> From<E> for Interrupted {
     }
 }
 
-/// Sends the rows of `unrecorded` that have an event to send into the pipeline. Calls `each` for each
-/// such row. The first event gets the position `next`, and each further event the next ordinal. Returns
+/// Sends the rows of `unrecorded` that have an event to send into the pipeline. Calls `each` with the event
+/// id of each such row, and leaves the row out if it returns false. The first event gets the position `next`, and each further event the next ordinal. Returns
 /// how many rows it has sent. The last rows stay in the sender's batch until the
 /// caller waits for [`queued`](TableSender::queued) or [`settled`](TableSender::settled).
 pub(crate) async fn hand_over(
     mut unrecorded: Unrecorded<'_>,
     rows: &mut TableSender,
     next: &mut EventPosition,
-    mut each: impl FnMut(),
+    mut each: impl FnMut(Uuid) -> bool,
 ) -> Result<u64, Interrupted> {
     let mut sent = 0;
-    while let Some(row) = unrecorded.next().await? {
-        let Some(row) = unrecorded.event(&row, *next) else {
+    while let Some(found) = unrecorded.next().await? {
+        let Some(row) = unrecorded.event(&found, *next) else {
             continue;
         };
+        if !each(found.id) {
+            continue;
+        }
         next.ordinal += 1;
         sent += 1;
-        each();
         let row = match row {
             Ok(event) => FromTable::Event(event),
             Err(error) => FromTable::Unmappable(error),

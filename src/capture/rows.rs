@@ -270,7 +270,7 @@ fn ids_sql(candidates: &[Candidate]) -> String {
 }
 
 /// Whether a statement failed because of a value in one of the rows.
-pub(super) fn is_of_a_value(error: &PgError) -> bool {
+pub(crate) fn is_of_a_value(error: &PgError) -> bool {
     let Some(code) = error.code() else {
         return false;
     };

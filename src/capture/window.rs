@@ -24,6 +24,8 @@ pub(crate) struct ScanWindow<'a> {
     pub(crate) below_xid: Option<u64>,
     /// Rows that are not visible in this snapshot are left out.
     pub(crate) shown_by: Option<&'a Snapshot>,
+    /// Rows that are not visible in this snapshot belong to another captured table, and are left out.
+    pub(crate) not_of_another: Option<&'a Snapshot>,
     /// Whether rows without a `seq` are included.
     pub(crate) with_unnumbered: bool,
     /// If published events may lack a record, rows with a record are included too.
@@ -40,6 +42,7 @@ impl<'a> ScanWindow<'a> {
             from_seq: None,
             below_xid: None,
             shown_by: None,
+            not_of_another: None,
             with_unnumbered: shape.seq.as_ref().is_none_or(|seq| seq.is_nullable),
             records,
         }
@@ -146,19 +149,22 @@ impl<'a> ScanWindow<'a> {
             Some(since) => conditions.push(format!("{xid} >= '{}'::xid8", since.xmin())),
             None => {}
         }
-        if let Some(shown_by) = self.shown_by {
-            // The writer of a row may have set a transaction id that did not exist yet.
-            let xid = shape.xid_before_sql(shown_by.xmax(), &record.added_xids);
-            conditions.push(format!(
-                "pg_catalog.pg_visible_in_snapshot({xid}, '{shown_by}'::pg_snapshot)"
-            ));
-        }
+        let snapshots = self.shown_by.into_iter().chain(self.not_of_another);
+        conditions.extend(snapshots.map(|snapshot| shown_sql(self.captured, snapshot)));
         if conditions.is_empty() {
             "true".to_owned()
         } else {
             conditions.join(" and ")
         }
     }
+}
+
+/// The condition that a row of `e` is visible in this snapshot.
+pub(super) fn shown_sql(captured: &Captured, snapshot: &Snapshot) -> String {
+    let Captured { record, shape } = captured;
+    // The writer of a row may have set a transaction id that did not exist yet.
+    let xid = shape.xid_before_sql(snapshot.xmax(), &record.added_xids);
+    format!("pg_catalog.pg_visible_in_snapshot({xid}, '{snapshot}'::pg_snapshot)")
 }
 
 #[cfg(test)]
@@ -237,6 +243,20 @@ pub(crate) mod tests {
         assert!(condition.contains("e.xmin"), "{condition}");
         assert!(condition.ends_with(">= '100'::xid8"), "{condition}");
         assert!(!condition.contains("pg_visible_in_snapshot"));
+    }
+
+    #[test]
+    fn rows_of_another_captured_table_are_left_out_in_addition_to_other_bounds() {
+        let captured = captured(true, None);
+        let [own, other] = ["200:210:", "100:110:"].map(|text| text.parse().unwrap());
+        let window = ScanWindow {
+            shown_by: Some(&own),
+            not_of_another: Some(&other),
+            ..ScanWindow::whole(&captured)
+        };
+        let condition = window.condition();
+        assert!(condition.contains("'200:210:'::pg_snapshot"), "{condition}");
+        assert!(condition.contains("'100:110:'::pg_snapshot"), "{condition}");
     }
 
     #[test]

@@ -87,3 +87,20 @@ fn the_process_and_the_build_have_the_names_of_the_convention() {
     assert_eq!(text.matches("# EOF").count(), 1);
     assert!(prometheus_text(&text).contains("# TYPE process_cpu_seconds_total counter\n"));
 }
+
+#[test]
+fn every_event_in_quarantine_is_a_warning() {
+    let metrics = Metrics::default();
+    let severity = || {
+        let condition = metrics.condition(&RelayState::default());
+        metrics.verdict(&condition).severity
+    };
+    metrics.blocked_keys.set(Some(0.0));
+    metrics.events_in_quarantine.set(Some(0.0));
+    let before = severity();
+    // An event without an ordering key blocks no key.
+    metrics.events_in_quarantine.set(Some(1.0));
+    assert!(
+        before < slot_manager::Severity::Warning && severity() == slot_manager::Severity::Warning
+    );
+}

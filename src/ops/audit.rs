@@ -147,12 +147,12 @@ pub(crate) async fn run(
     let captured =
         claim::as_if_claimed(sql, &settings.slot, &settings.tables, settings.start).await?;
     let detached = detached::find(sql, &settings.tables, &captured).await?;
-    let former = detached
-        .iter()
-        .filter_map(DetachedTable::rows)
-        .map(|rows| (&rows.settings, &rows.captured));
+    let former = detached.iter().filter_map(DetachedTable::rows);
+    let former = former.map(|rows| (&rows.settings, &rows.captured, rows.not_of_another_sql()));
+    let current = settings.tables.iter().zip(&captured);
+    let current = current.map(|(table, captured)| (table, captured, None));
     let mut tables = Vec::new();
-    for (table, captured) in settings.tables.iter().zip(&captured).chain(former) {
+    for (table, captured, only) in current.chain(former) {
         // The topics of the rows do not matter here.
         let project = settings.project().unwrap_or("none");
         let reader = TableReader::resolve(sql, table, project, captured).await?;
@@ -163,6 +163,9 @@ pub(crate) async fn run(
             verdict_sql(captured, passed),
             WalkAction::Read,
         );
+        if let Some(only) = only {
+            walk.restrict_to(&only);
+        }
         if let Some(since) = &since
             && let Some(seq) = since.first_seq(sql, captured, &reader).await?
         {

@@ -9,6 +9,8 @@
 //! - The relay holds the slot from before the first row is sent until the end, so there is one sender.
 //! - The stream is read only after all rows from the tables are queued for their keys, so each key keeps
 //!   its order across the seam. A row that has to wait, for example for its topic, holds up only its key.
+//! - Rows of detached partitions are sent before all others. Somebody may have copied them into a captured
+//!   table, so the recovery remembers their event ids and does not send them twice.
 //! - The tables are read in short statements. The recovery sends only rows whose inserting transaction
 //!   the slot's snapshot shows, no matter when the rows are read.
 //! - A first start is a recovery that usually reads no table: the capture of its tables begins with the
@@ -22,12 +24,14 @@ pub(crate) mod loss;
 pub(crate) mod slot;
 mod snapshot;
 
+use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use slot_manager::SlotName;
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
+use uuid::Uuid;
 
 use crate::capture::blocked::FirstQuarantined;
 use crate::capture::claim::Captured;
@@ -49,6 +53,9 @@ use crate::store::relay_row::{RecordKeeping, RelayMode, Unfinished, mark};
 use slot::RecoverySlot;
 
 const LOG_INTERVAL: Duration = Duration::from_secs(10);
+
+/// Maximum number of rows of former partitions whose event ids are remembered.
+const MAX_REMEMBERED: usize = 100_000;
 
 /// The seam between the tables and the stream. The stream is read once the seam is open.
 #[derive(Debug)]
@@ -146,6 +153,7 @@ pub(crate) async fn start(
         point: slot.point,
         firsts,
         rows,
+        sent: SentBefore::default(),
         progress: Progress::new(),
     };
     let (open, opened) = oneshot::channel();
@@ -179,6 +187,8 @@ struct Recovery {
     point: Unfinished,
     firsts: FirstQuarantined,
     rows: TableSender,
+    /// The rows of former partitions that were sent.
+    sent: SentBefore,
     progress: Progress,
 }
 
@@ -267,55 +277,81 @@ impl Recovery {
         Ok(())
     }
 
-    /// Publishes the rows of former partitions before all other rows. Waits until these rows are recorded,
-    /// because somebody may have copied them to the captured tables.
+    /// Publishes the rows of former partitions before all other rows. If there are too many to remember, waits
+    /// until they are recorded.
     async fn read_detached(
         &mut self,
         detached: &[DetachedTable],
         sql: &Sql,
     ) -> Result<(), Interrupted> {
-        let mut rows = 0;
+        self.sent.remembers = true;
         for table in detached {
             table.warn_if_unreadable();
             if let Some(former) = table.rows() {
                 let window = ScanWindow::unresolved(&former.captured, self.subject.records);
-                rows += self
-                    .read(&former.settings, former.bounded(window), sql)
+                self.read(&former.settings, former.bounded(window), sql)
                     .await?;
             }
         }
-        if rows > 0 && self.rows.settled().await == Err(SessionEnded) {
+        self.sent.remembers = false;
+        if self.sent.lacks_some && self.rows.settled().await == Err(SessionEnded) {
             return Err(Interrupted::SessionEnded);
         }
         Ok(())
     }
 
-    /// Publishes the rows of one table. Returns their number.
+    /// Publishes the rows of one table.
     async fn read(
         &mut self,
         table: &TableSettings,
         window: ScanWindow<'_>,
         sql: &Sql,
-    ) -> Result<u64, Interrupted> {
+    ) -> Result<(), Interrupted> {
         let captured = window.captured;
         let reader = TableReader::resolve(sql, table, &self.subject.project, captured).await?;
         let point = self.point.clone();
         let window = ScanWindow {
-            shown_by: window.shown_by.or(Some(&point.snapshot)),
+            shown_by: Some(&point.snapshot),
             ..window
         };
         let unrecorded = Unrecorded::of(sql, reader, table, window, &self.firsts).await?;
         let (progress, metrics) = (&mut self.progress, &self.subject.metrics);
-        let sending = from_table::hand_over(unrecorded, &mut self.rows, &mut self.next, || {
-            progress.row();
-            metrics.events_from_table.inc();
+        let before = &mut self.sent;
+        let sending = from_table::hand_over(unrecorded, &mut self.rows, &mut self.next, |id| {
+            let is_new = before.takes(id);
+            if is_new {
+                progress.row();
+                metrics.events_from_table.inc();
+            }
+            is_new
         });
         let rows = sending.await?;
         if window.goes_by_places() {
             shape::refuse_rewritten(sql, table, &captured.shape).await?;
         }
         tracing::info!(table = %table.table, rows, "recovering: finished reading the table");
-        Ok(rows)
+        Ok(())
+    }
+}
+
+/// The event ids of rows that were sent from former partitions.
+#[derive(Debug, Default)]
+struct SentBefore {
+    ids: HashSet<Uuid>,
+    /// Whether rows of former partitions are being sent.
+    remembers: bool,
+    /// Whether there were more rows than are remembered.
+    lacks_some: bool,
+}
+
+impl SentBefore {
+    /// Whether a row must be sent, because it was not sent before.
+    fn takes(&mut self, id: Uuid) -> bool {
+        if !self.remembers || self.ids.len() >= MAX_REMEMBERED {
+            self.lacks_some |= self.remembers;
+            return !self.ids.contains(&id);
+        }
+        self.ids.insert(id)
     }
 }
 

@@ -3,36 +3,40 @@
 //!
 //! The decision matters only if ids are numbered and the table has no column `inserted_xid`. A copy keeps
 //! the event ids. A table that was created again may number its rows from 1 again, so its rows need other
-//! event ids. With the ids of earlier rows, the relay would take them for published rows. To decide, this
-//! module compares a sample of the rows with their records. If in doubt, the rows get other event ids,
+//! event ids. With the ids of earlier rows, the relay would take them for published rows. The same is true
+//! of a restored backup: it lacks the latest rows, so new rows get their ids.
+//!
+//! So this module looks for the rows of the newest records. In a copy, each of these rows exists, with the
+//! same key and topic, and with a time that is not later than the record. If in doubt, the rows get other
+//! event ids,
 //! because repeating events is better than losing them.
 
 use std::collections::HashMap;
 use std::fmt;
 
 use outbox_event::EventUuids;
+use slot_manager::table;
 use tokio_postgres::SimpleQueryMessage;
-use tokio_postgres::error::SqlState;
+use tokio_postgres::error::{Error as PgError, SqlState};
 use uuid::Uuid;
 
 use super::{Captured, FoundTable};
-use crate::capture::table::{RowValues, TableReader};
-use crate::error::Result;
+use crate::capture::rows::is_of_a_value;
+use crate::capture::table::{RowValues, TableReader, altered_since};
+use crate::error::{Error, Result};
 use crate::event::EventPosition;
 use crate::mapping::TableSettings;
 use crate::postgres::Sql;
 use crate::store::capture_record::CaptureRecord;
 use crate::store::dispatch::history::{self, RecordedRow};
 
-/// Rows to compare at each end of the table.
-const SAMPLE_ROWS: usize = 500;
-/// Number of ids above the highest id of the table that must have no record.
-const LATER_IDS: i64 = 1_000;
+/// Maximum number of records whose rows are compared.
+const COMPARED: usize = 1_000;
 
 /// Whether the rows of a table that has the name of a captured table were copied from that captured table.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum RowOrigin {
-    /// The table is a copy: this number of sampled rows fit their records.
+    /// The rows of this number of records are in the table. These are the newest records.
     Copy(usize),
     /// The rows are new, or nothing proves that they are copies. The text says why.
     New(String),
@@ -43,7 +47,7 @@ impl fmt::Display for RowOrigin {
         match self {
             Self::Copy(rows) => write!(
                 f,
-                "the table is a copy, because the records of {rows} sampled rows fit these rows: its rows keep \
+                "the table is a copy, because it has the rows of the newest {rows} records: its rows keep \
                  their event ids"
             ),
             Self::New(why) => write!(
@@ -100,13 +104,16 @@ pub(super) async fn brought_up(
         shape: shape.clone(),
     };
     let origin = origin(sql, settings, &as_copy).await?;
-    if let Some(RowOrigin::Copy(_)) = origin {
-        record.id_suffixes = id_suffixes;
+    match origin {
+        Some(RowOrigin::Copy(_)) => record.id_suffixes = id_suffixes,
+        Some(RowOrigin::New(_)) | None => {
+            record.id_suffixes = record.id_suffixes.with_new(shape.oid, known.oid);
+        }
     }
     Ok((record, origin))
 }
 
-/// Compares a sample of the rows with their records, under the assumption that the table is a copy. Returns
+/// Compares the newest records with their rows, under the assumption that the table is a copy. Returns
 /// `None` if the ids are uuids.
 async fn origin(
     sql: &Sql,
@@ -115,136 +122,142 @@ async fn origin(
 ) -> Result<Option<RowOrigin>> {
     // The project does not matter, because only the last part of a topic's name is compared.
     let mut reader = TableReader::resolve(sql, settings, "none", captured).await?;
-    if reader.source_prefix().is_none() {
+    let Some(prefix) = reader.source_prefix() else {
         return Ok(None);
-    }
+    };
     let new = |why: &str| Ok(Some(RowOrigin::New(why.to_owned())));
-    let Some(statement) = sample_sql(captured, &reader) else {
+    let Some(select) = reader.sample_sql() else {
         return new("the table has no time column, by which a copied row could be recognised");
     };
+    let id = table::lookup_column(sql, captured.shape.oid, reader.id_column()).await?;
+    if !reader.finds_ids_by_index() || id.is_none_or(|id| !id.is_indexed) {
+        return new("no index leads to the rows of known ids");
+    }
+    let records = history::newest_of_table(sql, prefix, COMPARED).await?;
+    let records = of_event_ids(records, &reader, &EventUuids::new(&captured.identity()));
+    if records.is_empty() {
+        return new("no recent record is of a row under the same event id");
+    }
+    let statement = format!(
+        "{select} where {}",
+        reader.has_any_id_sql(&ids(&records, &reader))
+    );
     let answer = match sql.simple_query(&statement).await {
         Ok(answer) => answer,
+        // Other errors decide nothing: the relay tries again.
         Err(error) if error.code() == Some(&SqlState::INSUFFICIENT_PRIVILEGE) => {
-            return new("the relay may not read the table");
+            let hint = format!("GRANT SELECT ON {} TO <relay user>", settings.table);
+            return Err(Error::from(error).hint(hint));
         }
-        Err(error) if error.code().is_some() => {
-            tracing::warn!(table = %settings.table, "cannot read a sample of the rows: {error}");
-            return new("no sample of its rows could be read");
+        Err(error) if !cannot_be_compared(&error) => return Err(altered_since(error)),
+        Err(error) => {
+            tracing::warn!(table = %settings.table, "cannot compare the rows: {error}");
+            return new("its rows cannot be compared with their records");
         }
-        Err(error) => return Err(error.into()),
     };
-    let rows: Vec<SampledRow> = answer
+    let rows: Vec<ComparedRow> = answer
         .into_iter()
         .filter_map(|message| match message {
-            SimpleQueryMessage::Row(row) => SampledRow::of(&mut reader, row),
+            SimpleQueryMessage::Row(row) => ComparedRow::of(&mut reader, row),
             _ => None,
         })
         .collect();
-    let ids: Vec<Uuid> = rows.iter().map(|row| row.id).collect();
-    let records = history::of_events(sql, &ids).await?;
-    Ok(Some(match judge(&rows, &records) {
-        RowOrigin::Copy(_) if has_later_records(sql, captured, &reader, &rows).await? => {
-            let why = "there are records of rows with higher ids than those in the table";
-            RowOrigin::New(why.to_owned())
-        }
-        origin => origin,
-    }))
+    Ok(Some(judge(&rows, &records)))
 }
 
-/// The statement that reads the rows at both ends of the table; `None` without a time column.
-fn sample_sql(captured: &Captured, reader: &TableReader) -> Option<String> {
-    let select = reader.sample_sql()?;
-    let seq = captured.shape.numbered().and(reader.seq_sql());
-    Some(match seq {
-        Some(seq) => {
-            let end = |order| format!("({select} order by {seq} {order} limit {SAMPLE_ROWS})");
-            format!("{} union all {}", end("asc"), end("desc"))
-        }
-        // Without an index, an order would sort the whole table.
-        None => format!("{select} limit {SAMPLE_ROWS}"),
-    })
+/// Keeps the records with the event ids that the rows have if the table is a copy. Other records are of
+/// rows with `inserted_xid`, or of earlier tables.
+fn of_event_ids(
+    records: Vec<RecordedRow>,
+    reader: &TableReader,
+    uuids: &EventUuids,
+) -> Vec<RecordedRow> {
+    let is_of_table = |record: &RecordedRow| {
+        let id = record.source_id.as_deref().and_then(|id| reader.id_in(id));
+        id.is_some_and(|id| uuids.event_uuid(id, None) == record.event_id)
+    };
+    records.into_iter().filter(is_of_table).collect()
+}
+
+/// The ids in the source ids of these records.
+fn ids<'r>(records: &'r [RecordedRow], reader: &TableReader) -> Vec<&'r str> {
+    let source_ids = records
+        .iter()
+        .filter_map(|found| found.source_id.as_deref());
+    source_ids.filter_map(|id| reader.id_in(id)).collect()
+}
+
+/// Whether a statement failed because of the values in the table, so that it would fail again.
+fn cannot_be_compared(error: &PgError) -> bool {
+    is_of_a_value(error) && error.code() != Some(&SqlState::OUT_OF_MEMORY)
 }
 
 /// A row of the table, as far as it is compared with a record.
 #[derive(Debug)]
-struct SampledRow {
+struct ComparedRow {
     id: Uuid,
-    seq: Option<i64>,
-    topic: String,
-    ordering_key: String,
-    /// RFC 3339 in UTC, with milliseconds; empty for an infinite time.
+    /// The topic and the ordering key; `None` if the row cannot become a message.
+    stream: Option<(String, String)>,
+    /// RFC 3339 in UTC, with milliseconds; empty for no time and for an infinite time.
     happened_at: String,
 }
 
-impl SampledRow {
+impl ComparedRow {
     fn of(reader: &mut TableReader, row: tokio_postgres::SimpleQueryRow) -> Option<Self> {
-        let (id, seq) = (reader.id_of(&row)?, reader.seq_of(&row));
-        let happened_at = reader.sampled_time_of(&row)?.to_owned();
+        let id = reader.id_of(&row)?;
+        let happened_at = reader.sampled_time_of(&row).unwrap_or_default().to_owned();
         // The position does not matter: nothing is published.
-        let event = reader
-            .event(&RowValues::Whole(row), EventPosition::default())
-            .ok()?;
+        let event = reader.event(&RowValues::Whole(row), EventPosition::default());
+        let stream = event.ok().map(|event| {
+            let key = event.ordering_key.as_str().to_owned();
+            (event.topic.to_string(), key)
+        });
         Some(Self {
             id,
-            seq,
-            topic: event.topic.to_string(),
-            ordering_key: event.ordering_key.as_str().to_owned(),
+            stream,
             happened_at,
         })
     }
-}
 
-/// Decides from the sampled rows and the records of their event ids.
-fn judge(rows: &[SampledRow], records: &[RecordedRow]) -> RowOrigin {
-    let records: HashMap<Uuid, &RecordedRow> = records
-        .iter()
-        .map(|found| (found.event_id, found))
-        .collect();
-    let last = |topic: &str| topic.rsplit('/').next().map(str::to_owned);
-    let mut fitting = 0;
-    for row in rows {
-        let Some(found) = records.get(&row.id) else {
-            continue;
-        };
-        let is_its_row = found.topic.as_deref().and_then(last) == last(&row.topic)
-            && found.ordering_key.as_deref().unwrap_or_default() == row.ordering_key;
-        // Both texts have the same form, so their order is the order of the times.
-        let is_not_newer = row.happened_at <= found.record.committed_at;
-        if !is_its_row || !is_not_newer {
-            let id = found.source_id.as_deref().unwrap_or_default();
-            let differs = if is_its_row { "time" } else { "key or topic" };
-            return RowOrigin::New(format!("row {id} has another {differs} than its record"));
+    /// Why this is not the row of the record; `None` if it may be its row.
+    fn differs_from(&self, found: &RecordedRow) -> Option<&'static str> {
+        let last = |topic: &str| topic.rsplit('/').next().map(str::to_owned);
+        // An event in quarantine has no topic in its record if it could not become a message.
+        if let Some(topic) = &found.topic {
+            let is_same = self.stream.as_ref().is_some_and(|(own, key)| {
+                last(own) == last(topic)
+                    && *key == found.ordering_key.as_deref().unwrap_or_default()
+            });
+            if !is_same {
+                return Some("another key or topic than its record");
+            }
         }
-        fitting += usize::from(!row.happened_at.is_empty());
-    }
-    match (fitting, rows.len()) {
-        (0, 0) => RowOrigin::New("the table is empty".to_owned()),
-        (0, sampled) => RowOrigin::New(format!("none of {sampled} sampled rows has a record")),
-        (fitting, _) => RowOrigin::Copy(fitting),
+        // Both texts have the same form, so their order is the order of the times.
+        let is_older =
+            !self.happened_at.is_empty() && self.happened_at <= found.record.committed_at;
+        (!is_older).then_some("a later time than its record, or no time")
     }
 }
 
-/// Whether there is a record of a row with a higher id than the highest id of the table. A backup that was
-/// restored lacks the latest rows, and will give their ids to new rows.
-async fn has_later_records(
-    sql: &Sql,
-    captured: &Captured,
-    reader: &TableReader,
-    rows: &[SampledRow],
-) -> Result<bool> {
-    let seq = captured.shape.numbered();
-    let Some(highest) = rows.iter().filter_map(|row| row.seq).max() else {
-        return Ok(false);
-    };
-    if seq.is_none_or(|seq| seq.column != reader.id_column()) {
-        return Ok(false);
+/// Decides from the newest records and the rows with their event ids.
+fn judge(rows: &[ComparedRow], records: &[RecordedRow]) -> RowOrigin {
+    let mut by_id: HashMap<Uuid, Vec<&ComparedRow>> = HashMap::new();
+    for row in rows {
+        by_id.entry(row.id).or_default().push(row);
     }
-    let uuids = EventUuids::new(&captured.identity());
-    let later = (1..=LATER_IDS).filter_map(|n| highest.checked_add(n));
-    let later: Vec<Uuid> = later
-        .map(|id| uuids.event_uuid(&id.to_string(), None))
-        .collect();
-    Ok(!history::of_events(sql, &later).await?.is_empty())
+    for found in records {
+        let id = found.source_id.as_deref().unwrap_or_default();
+        let Some(rows) = by_id.get(&found.event_id) else {
+            return RowOrigin::New(format!("row {id} has a record and is not in the table"));
+        };
+        if let Some(differs) = rows.iter().find_map(|row| row.differs_from(found)) {
+            return RowOrigin::New(format!("row {id} has {differs}"));
+        }
+    }
+    match records.iter().filter(|found| found.topic.is_some()).count() {
+        0 => RowOrigin::New("no recent record names a topic".to_owned()),
+        _ => RowOrigin::Copy(records.len()),
+    }
 }
 
 #[cfg(test)]
@@ -252,12 +265,11 @@ mod tests {
     use super::*;
     use crate::store::dispatch::history::tests::published;
 
-    fn row(id: u128, key: &str, happened_at: &str) -> SampledRow {
-        SampledRow {
+    fn row(id: u128, key: &str, happened_at: &str) -> ComparedRow {
+        let topic = "projects/none/topics/order.events";
+        ComparedRow {
             id: Uuid::from_u128(id),
-            seq: None,
-            topic: "projects/none/topics/order.events".to_owned(),
-            ordering_key: key.to_owned(),
+            stream: Some((topic.to_owned(), key.to_owned())),
             happened_at: happened_at.to_owned(),
         }
     }
@@ -270,35 +282,42 @@ mod tests {
     const BEFORE: &str = "2026-11-27T08:29:59.999Z";
     const AFTER: &str = "2026-11-27T08:30:00.001Z";
 
-    fn is_copy(rows: &[SampledRow], records: &[RecordedRow]) -> bool {
+    fn is_copy(rows: &[ComparedRow], records: &[RecordedRow]) -> bool {
         matches!(judge(rows, records), RowOrigin::Copy(_))
     }
 
     #[test]
-    fn rows_that_fit_their_records_are_copies() {
+    fn a_table_with_the_rows_of_all_records_is_a_copy() {
         let records = [record(1, "a"), record(2, "b")];
+        let rows = [row(1, "a", BEFORE), row(2, "b", BEFORE)];
+        assert!(is_copy(&rows, &records));
+        // Undelivered rows have no record.
+        let [first, second] = rows;
+        assert!(is_copy(&[first, second, row(3, "a", AFTER)], &records));
+        // The row of an event in quarantine need not become a message.
+        let mut refused = record(3, "");
+        (refused.topic, refused.ordering_key) = (None, None);
+        let mut unmappable = row(3, "", BEFORE);
+        unmappable.stream = None;
         assert!(is_copy(
-            &[row(1, "a", BEFORE), row(2, "b", BEFORE)],
-            &records
-        ));
-        // Rows older than capturing and undelivered rows have no record.
-        assert!(is_copy(
-            &[row(2, "b", BEFORE), row(3, "a", AFTER)],
-            &records
+            &[row(1, "a", BEFORE), unmappable],
+            &[record(1, "a"), refused]
         ));
     }
 
     #[test]
-    fn rows_are_new_if_one_does_not_fit_or_nothing_proves_that_they_are_copies() {
+    fn a_table_is_new_if_a_row_is_missing_or_different_or_nothing_proves_that_it_is_a_copy() {
         let records = [record(1, "a"), record(2, "b")];
         for rows in [
             vec![],
-            vec![row(3, "a", BEFORE)],
-            vec![row(1, "a", "")],
+            vec![row(1, "a", BEFORE)],
+            vec![row(1, "a", BEFORE), row(2, "b", "")],
             vec![row(1, "a", BEFORE), row(2, "b", AFTER)],
-            vec![row(1, "b", BEFORE)],
+            vec![row(1, "b", BEFORE), row(2, "b", BEFORE)],
+            vec![row(1, "a", BEFORE), row(2, "b", BEFORE), row(2, "b", AFTER)],
         ] {
             assert!(!is_copy(&rows, &records), "{rows:?}");
         }
+        assert!(!is_copy(&[row(1, "a", BEFORE)], &[]));
     }
 }

@@ -24,6 +24,13 @@ impl TableReader {
         }
     }
 
+    /// Returns the condition that a row of `e` has one of these ids, or an equal id with another text. The
+    /// condition can use an index on the column.
+    pub(crate) fn has_any_id_sql(&self, ids: &[&str]) -> String {
+        let ids: Vec<String> = ids.iter().map(|id| quoted_literal(id)).collect();
+        format!("{} in ({})", self.id, ids.join(", "))
+    }
+
     /// Whether the conditions on ids can use an index on the id column, if there is one.
     pub(crate) fn finds_ids_by_index(&self) -> bool {
         self.source_prefix.is_none() || self.id_has_order

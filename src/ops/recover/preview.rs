@@ -117,11 +117,11 @@ async fn tables(
     } else {
         detached::find(&sql, &settings.tables, &known).await?
     };
-    let former = detached
-        .iter()
-        .filter_map(DetachedTable::rows)
-        .map(|rows| (&rows.settings, &rows.captured));
-    for (table, captured) in settings.tables.iter().zip(&known).chain(former) {
+    let former = detached.iter().filter_map(DetachedTable::rows);
+    let former = former.map(|rows| (&rows.settings, &rows.captured, Some(rows)));
+    let current = settings.tables.iter().zip(&known);
+    let current = current.map(|(table, captured)| (table, captured, None));
+    for (table, captured, former) in current.chain(former) {
         let reader = TableReader::resolve(&sql, table, project, captured).await?;
         let window = ScanWindow::unresolved(captured, situation.records);
         let window = if situation.is_foreign() {
@@ -134,6 +134,7 @@ async fn tables(
         } else {
             window
         };
+        let window = former.map_or(window, |former| former.bounded(window));
         let unrecorded = Unrecorded::of(&sql, reader, table, window, &firsts).await?;
         tables.push(read_table(unrecorded, table.table.to_string(), limit).await?);
     }

@@ -19,6 +19,9 @@ const COLUMNS: &str = "\
     (extract(epoch from d.dispatched_at) * 1000000)::bigint, \
     to_jsonb(d) ->> 'replay', to_jsonb(d) ->> 'earlier_messages'";
 
+/// How many of the newest records [`newest_of_table`] reads.
+const SEARCHED: usize = 10_000;
+
 /// The record of an event. Times are RFC 3339, UTC.
 #[derive(Debug, Clone, Serialize)]
 pub(crate) struct EventOutcome {
@@ -154,6 +157,24 @@ pub(crate) async fn newest(
     );
     let rows = sql.query(&statement, &parameters).await?;
     Ok(rows.iter().map(recorded).collect())
+}
+
+/// Returns one record for each of the newest events whose source id begins with `prefix`. Looks only at the
+/// newest [`SEARCHED`] records of all tables, and keeps at most `limit` of them.
+pub(crate) async fn newest_of_table(
+    sql: &Sql,
+    prefix: &str,
+    limit: usize,
+) -> Result<Vec<RecordedRow>> {
+    let limit = i64::try_from(limit).unwrap_or(i64::MAX);
+    let statement = format!(
+        "select {COLUMNS} from (select * from outbox.dispatch \
+             order by commit_lsn desc, ordinal desc limit {SEARCHED}) d \
+         where pg_catalog.starts_with(d.source_id, $1) \
+         order by d.commit_lsn desc, d.ordinal desc limit $2"
+    );
+    let rows = sql.query(&statement, &[&prefix, &limit]).await?;
+    Ok(one_per_event(rows.iter().rev().map(recorded).collect()))
 }
 
 /// Returns the next `limit` records after the position `after`, in log order.

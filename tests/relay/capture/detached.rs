@@ -3,7 +3,7 @@
 
 use super::World;
 use super::table::Kind;
-use crate::harness::{Relay, eventually};
+use crate::harness::{Relay, connect, eventually};
 use crate::privileges::login_role;
 
 const DETACH: &str = "ALTER TABLE public.parts DETACH PARTITION public.parts_2";
@@ -315,4 +315,62 @@ async fn rows_of_a_partition_that_becomes_a_captured_table_are_published_once() 
     std::fs::write(world.settings.path(), settings).unwrap();
     let relay = world.relay();
     world.assert_published_once(relay).await;
+}
+
+/// A transaction may insert a row after a row of a later transaction.
+#[tokio::test(flavor = "multi_thread")]
+async fn rows_of_a_detached_partition_keep_the_order_of_an_identity_column() {
+    let (mut world, relay) = World::served(Kind::Identity, 20).await;
+    relay.stop().await;
+    let early = connect(&world.database.url).await;
+    for _ in 0..3 {
+        let begin = "BEGIN; SELECT pg_current_xact_id()";
+        early.batch_execute(begin).await.unwrap();
+        let first = world.row_sql("a");
+        world.execute(&first).await;
+        let second = world.row_sql("a");
+        early.batch_execute(&second).await.unwrap();
+        early.batch_execute("COMMIT").await.unwrap();
+    }
+    world.note().await;
+    let detach = "ALTER TABLE public.ident DETACH PARTITION public.ident_1";
+    world.execute(detach).await;
+    world.database.drop_slot().await;
+    let relay = world.relay();
+    world.assert_published_once(relay).await;
+}
+
+/// One row cannot be delivered. All other rows are, and rows that were copied back into the table are
+/// published once.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_undeliverable_row_of_a_detached_partition_holds_up_no_other_key() {
+    let (mut world, relay) = World::served(Kind::Partitioned, 50).await;
+    relay.stop().await;
+    insert(&mut world, "a", 40).await;
+    world.note().await;
+    let gone = "projects/demo/topics/gone.events";
+    world.emulator.faults().remove_topic(gone);
+    world
+        .execute(
+            "INSERT INTO public.parts (aggregatetype, aggregateid, event_type, payload, day) \
+                 VALUES ('gone', 'g', 'Gone', '{}', '2022-03-03'); \
+             ALTER TABLE public.parts DETACH PARTITION public.parts_2; \
+             CREATE TABLE public.again PARTITION OF public.parts \
+                 FOR VALUES FROM ('2022-01-01') TO ('2023-01-01'); \
+             INSERT INTO public.again SELECT * FROM public.parts_2",
+        )
+        .await;
+    world.database.drop_slot().await;
+    let relay = world.relay();
+    world.wait_until_published(&relay).await;
+    world.insert_into_first_partition("b", 20).await;
+    world.note().await;
+    world.wait_until_published(&relay).await;
+    let report = world.report();
+    assert!(
+        report.is_clean() && report.duplicates.is_empty(),
+        "{report}\n{}",
+        relay.log()
+    );
+    relay.stop().await;
 }

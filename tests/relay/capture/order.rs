@@ -18,7 +18,7 @@ async fn in_order_of_insertion(kind: Kind, version_type: &str, version: &str) {
     relay.stop().await;
     let (column, value) = match kind {
         Kind::Partitioned => (", day", ", date '2020-01-01' + i % 4 * 366"),
-        Kind::Events | Kind::Numbered | Kind::Timed | Kind::Uuid => ("", ""),
+        Kind::Events | Kind::Numbered | Kind::Timed | Kind::Uuid | Kind::Identity => ("", ""),
     };
     let sql = format!(
         "DO $$ BEGIN FOR i IN 1..40 LOOP \

@@ -201,7 +201,9 @@ async fn restored(kind: Kind, loses_slot: bool) {
             "ALTER TABLE TABLE_NAME DISABLE TRIGGER insert_only; TRUNCATE TABLE_NAME; \
              ALTER TABLE TABLE_NAME ENABLE TRIGGER insert_only;"
         }
-        Kind::Numbered | Kind::Timed | Kind::Uuid | Kind::Partitioned => "TRUNCATE TABLE_NAME;",
+        Kind::Numbered | Kind::Timed | Kind::Uuid | Kind::Partitioned | Kind::Identity => {
+            "TRUNCATE TABLE_NAME;"
+        }
     };
     let folder = world.database.server().data_dir().display().to_string();
     let file = format!("{folder}/rows.copy");

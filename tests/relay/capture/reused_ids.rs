@@ -6,6 +6,7 @@ use std::collections::HashSet;
 use super::World;
 use super::table::Kind;
 use crate::harness::{Relay, eventually};
+use crate::privileges::login_role;
 
 const PUBLISH: &str = "ALTER PUBLICATION postrider ADD TABLE TABLE_NAME";
 
@@ -261,19 +262,77 @@ async fn rows_of_a_recreated_table_are_new_events_without_records() {
     }
 }
 
+/// Restores a backup of the rows up to the id `highest`. Afterwards ids go on in steps of `step`.
+async fn restore(world: &World, highest: u32, step: u32) {
+    world
+        .execute(&format!(
+            "CREATE TABLE public.backup AS SELECT * FROM public.timed WHERE id <= {highest}; {}; {PUBLISH}; \
+             INSERT INTO public.timed SELECT * FROM public.backup; \
+             ALTER SEQUENCE public.timed_id_seq INCREMENT BY {step}; \
+             SELECT setval('public.timed_id_seq', {highest})",
+            recreate()
+        ))
+        .await;
+}
+
+/// The new rows have ids above the highest recorded id too.
+#[tokio::test(flavor = "multi_thread")]
+async fn many_rows_that_are_written_after_a_backup_was_restored_are_published() {
+    let (mut world, relay) = served(false).await;
+    world.insert_at_once("before", 1_050).await;
+    published(&world, &relay, 1_100).await;
+    world.wait_until_compared(&relay).await;
+    recorded(&world, 1_100).await;
+    relay.stop().await;
+    restore(&world, 1_000, 1).await;
+    world.insert_at_once("before", 600).await;
+    let relay = world.relay();
+    assert_published_once(&world, relay, 1_100 + 1_600).await;
+}
+
+/// The ids of the lost rows lie far above the ids in the backup, and the relay sees the backup before new
+/// rows are written.
+#[tokio::test(flavor = "multi_thread")]
+async fn rows_with_distant_ids_that_are_written_after_a_backup_was_restored_are_published() {
+    let (mut world, relay) = served(false).await;
+    let sparse = "ALTER SEQUENCE public.timed_id_seq INCREMENT BY 5000";
+    world.execute(sparse).await;
+    world.insert("before", 10).await;
+    published(&world, &relay, 60).await;
+    world.wait_until_compared(&relay).await;
+    recorded(&world, 60).await;
+    relay.stop().await;
+    restore(&world, 50, 5_000).await;
+    let relay = world.relay();
+    world.wait_until_compared(&relay).await;
+    world.insert("before", 20).await;
+    assert_published_once(&world, relay, 60 + 50 + 20).await;
+}
+
+/// The relay may not read the copy, so the statement that compares the rows fails.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_failed_statement_does_not_decide_that_the_rows_of_a_copy_are_new() {
+    let (mut world, relay) = served(false).await;
+    relay.stop().await;
+    let url = login_role(&world.database).await;
+    world.more.push(("DATABASE_URL", url));
+    world.execute(SWAP).await;
+    world.insert("b", 20).await;
+    let refused = world.relay();
+    refused.wait_for_error("privilege-missing").await;
+    assert_eq!(refused.wait().await.code(), Some(3));
+    let grant = "GRANT SELECT ON public.timed TO shop_relay";
+    world.execute(grant).await;
+    let relay = world.relay();
+    assert_published_once(&world, relay, 70).await;
+}
+
 /// A restored backup lacks the latest rows, so new rows get the ids of these rows.
 #[tokio::test(flavor = "multi_thread")]
 async fn rows_that_are_written_after_a_backup_was_restored_are_published() {
     let (mut world, relay) = served(false).await;
     relay.stop().await;
-    world
-        .execute(&format!(
-            "CREATE TABLE public.backup AS SELECT * FROM public.timed WHERE id <= 30; {}; {PUBLISH}; \
-             INSERT INTO public.timed SELECT * FROM public.backup; \
-             SELECT setval('public.timed_id_seq', 30)",
-            recreate()
-        ))
-        .await;
+    restore(&world, 30, 1).await;
     world.insert("before", 20).await;
     let relay = world.relay();
     // The relay publishes the restored rows again as well, because losing events is worse than repeating

@@ -12,6 +12,8 @@ pub(super) enum Kind {
     Uuid,
     /// Partitioned by date. Ids are random UUIDs.
     Partitioned,
+    /// Partitioned by number. The table's identity column numbers the rows.
+    Identity,
 }
 
 /// The columns that services write, after the id.
@@ -25,6 +27,7 @@ impl Kind {
             Self::Timed => "public.timed",
             Self::Uuid => "public.plain",
             Self::Partitioned => "public.parts",
+            Self::Identity => "public.ident",
         }
     }
 
@@ -41,6 +44,12 @@ impl Kind {
             ),
             Self::Uuid => format!(
                 "CREATE TABLE public.plain (id uuid PRIMARY KEY DEFAULT gen_random_uuid(), {COLUMNS});"
+            ),
+            Self::Identity => format!(
+                "CREATE TABLE public.ident (id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, {COLUMNS}) \
+                     PARTITION BY RANGE (id); \
+                 CREATE TABLE public.ident_1 PARTITION OF public.ident FOR VALUES FROM (0) TO (200); \
+                 CREATE TABLE public.ident_2 PARTITION OF public.ident FOR VALUES FROM (200) TO (9999);"
             ),
             Self::Partitioned => {
                 let partitions = (0..4).map(|n| {
@@ -70,6 +79,7 @@ impl Kind {
         match self {
             Self::Numbered => "outbox.event_uuid('public.numbered', e.id::text, e.inserted_xid)",
             Self::Timed => "outbox.event_uuid('public.timed', e.id::text)",
+            Self::Identity => "outbox.event_uuid('public.ident', e.id::text, e.inserted_xid)",
             Self::Events | Self::Uuid | Self::Partitioned => "e.id",
         }
     }
