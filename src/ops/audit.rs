@@ -163,9 +163,7 @@ pub(crate) async fn run(
             verdict_sql(captured, passed),
             WalkAction::Read,
         );
-        if let Some(only) = only {
-            walk.restrict_to(&only);
-        }
+        only.iter().for_each(|only| walk.restrict_to(only));
         if let Some(since) = &since
             && let Some(seq) = since.first_seq(sql, captured, &reader).await?
         {
