@@ -15,6 +15,7 @@ mod adoption;
 pub(crate) mod preview;
 pub(crate) mod request;
 pub(crate) mod situation;
+mod transactions;
 
 use slot_manager::{Finding, Severity};
 

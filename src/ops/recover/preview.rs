@@ -6,8 +6,8 @@ use std::time::Duration;
 use serde::Serialize;
 use slot_manager::SlotName;
 
-use super::adoption;
 use super::situation::Situation;
+use super::transactions;
 use crate::capture::blocked::FirstQuarantined;
 use crate::capture::detached::{self, DetachedTable};
 use crate::capture::table::TableReader;
@@ -100,7 +100,7 @@ async fn tables(
     scan::prepare(&sql).await?;
     if situation.is_foreign() {
         // On such a cluster, rows that wait would look older than capturing.
-        adoption::refuse_lower_transactions(&sql, settings).await?;
+        transactions::refuse_lower(&sql, settings).await?;
     }
     let firsts = FirstQuarantined::read(&sql, situation.records).await?;
     let mut tables = Vec::new();

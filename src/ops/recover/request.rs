@@ -5,6 +5,7 @@ use tokio_postgres::error::SqlState;
 
 use super::adoption;
 use super::situation::Situation;
+use super::transactions;
 use crate::error::{Code, Error, Result};
 use crate::postgres::Sql;
 use crate::settings::Settings;
@@ -68,7 +69,7 @@ impl<'a> RecoveryRequest<'a> {
             adoption::refuse_a_live_owner(sql, owner).await?;
         }
         if situation.is_foreign() {
-            adoption::refuse_lower_transactions(sql, settings).await?;
+            transactions::refuse_lower(sql, settings).await?;
         }
         Ok(Self {
             situation,
