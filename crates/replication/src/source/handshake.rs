@@ -9,8 +9,7 @@ use postgres_protocol::message::backend::Message;
 use postgres_protocol::message::frontend;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
-use super::login::login_refused;
-use super::walsender_error::{log_notice, lost, protocol, server_error, unexpected};
+use super::walsender_error::{log_notice, login_refused, lost, protocol, server_error, unexpected};
 use super::{StreamOptions, quoted};
 use crate::connection::{
     Duplex, Liveness, Target, Wire, refuse_a_standby, session_settings, transaction_timeout,

@@ -4,12 +4,12 @@ use bytes::BytesMut;
 use fallible_iterator::FallibleIterator;
 use postgres_protocol::authentication::md5_hash;
 use postgres_protocol::authentication::sasl::ScramSha256;
-use postgres_protocol::message::backend::{AuthenticationSaslBody, ErrorFields, Message};
+use postgres_protocol::message::backend::{AuthenticationSaslBody, Message};
 use postgres_protocol::message::frontend;
 
 use super::handshake::ReplicationConnection;
 use super::scram::{self, Binding, Refusal};
-use super::walsender_error::{ServerErrorFields, protocol, unexpected, with_sqlstate};
+use super::walsender_error::{cannot_log_in, login_refused, protocol, unexpected};
 use crate::connection::{self, CHANNEL_BINDING_HINT, ChannelBinding, Target};
 use crate::error::{ErrorKind, ReplicationError, Result};
 
@@ -92,18 +92,6 @@ impl ReplicationConnection {
     }
 }
 
-/// The error for an ErrorResponse during login.
-pub(super) fn login_refused(fields: ErrorFields<'_>, target: &Target) -> ReplicationError {
-    let ServerErrorFields {
-        sqlstate,
-        message,
-        routine,
-    } = ServerErrorFields::read(fields);
-    let what = cannot_log_in(target);
-    let what = with_sqlstate(&what, &message, &sqlstate);
-    ReplicationError::new(ErrorKind::LoginRefused { sqlstate, routine }, what)
-}
-
 /// Begins the SCRAM exchange, and puts its first message into `reply`.
 async fn begin_scram(
     target: &Target,
@@ -149,10 +137,6 @@ async fn password(target: &Target) -> Result<String> {
     connection::password(target)
         .await?
         .ok_or_else(|| refused(target, "the server asks for a password and none is set"))
-}
-
-fn cannot_log_in(target: &Target) -> String {
-    format!("cannot log in as {target}")
 }
 
 fn refused(target: &Target, why: &str) -> ReplicationError {

@@ -5,6 +5,7 @@ use postgres_protocol::message::backend::ErrorFields;
 use printable::printable;
 
 use crate::LOG_TARGET;
+use crate::connection::Target;
 use crate::error::{ErrorKind, ReplicationError};
 
 /// The error for a command that the server refuses.
@@ -84,4 +85,20 @@ pub(super) fn stream_error(fields: ErrorFields<'_>) -> ReplicationError {
     let (sqlstate, message) = code_and_message(fields);
     let what = with_sqlstate("the replication session ended", &message, &sqlstate);
     ReplicationError::new(ErrorKind::StreamEnded { sqlstate }, what)
+}
+
+/// The error for an ErrorResponse during login.
+pub(super) fn login_refused(fields: ErrorFields<'_>, target: &Target) -> ReplicationError {
+    let ServerErrorFields {
+        sqlstate,
+        message,
+        routine,
+    } = ServerErrorFields::read(fields);
+    let what = cannot_log_in(target);
+    let what = with_sqlstate(&what, &message, &sqlstate);
+    ReplicationError::new(ErrorKind::LoginRefused { sqlstate, routine }, what)
+}
+
+pub(super) fn cannot_log_in(target: &Target) -> String {
+    format!("cannot log in as {target}")
 }
