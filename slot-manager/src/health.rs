@@ -7,11 +7,14 @@ use std::time::{Duration, SystemTime};
 
 use decoder::Lsn;
 
-use crate::{DatabaseOrigin, Severity, Slot, WalStatus};
+use crate::{DatabaseOrigin, Holder, Severity, Slot, WalStatus};
 
 mod state;
 
 pub use state::{Headroom, Health, InvalidationCause, Lag};
+
+/// The application names of relays begin with this.
+const RELAYS: &str = "postrider";
 
 /// The known facts about a slot at one moment.
 #[derive(Debug, Clone, Copy)]
@@ -160,7 +163,7 @@ fn endangered(
     let room = Headroom {
         bytes: slot.safe_wal_size,
         kept: slot.retained_bytes,
-        is_read: slot.active,
+        is_read: is_read_by_relay(slot),
         lag: lag(slot, observation.time_lag, thresholds).severity,
     };
     match slot.wal_status? {
@@ -173,6 +176,10 @@ fn endangered(
 
 fn reading(slot: &Slot, observation: &Observation<'_>, thresholds: &Thresholds) -> Health {
     let lag = lag(slot, observation.time_lag, thresholds);
+    if let Some(holder) = stranger(slot) {
+        let holder = Box::new(holder.clone());
+        return Health::ReadByStranger { lag, holder };
+    }
     match (slot.active, observation.viewer) {
         (false, _) => Health::Inactive(lag),
         (true, Viewer::Waiting) => Health::StandbyHeld {
@@ -188,13 +195,26 @@ fn reading(slot: &Slot, observation: &Observation<'_>, thresholds: &Thresholds) 
     }
 }
 
+/// The session that reads from the slot, if its name shows that it is not a relay.
+fn stranger(slot: &Slot) -> Option<&Holder> {
+    let is_stranger =
+        |name: &str| !name.is_empty() && !name.to_ascii_lowercase().starts_with(RELAYS);
+    let holder = slot.holder.as_ref().filter(|_| slot.active)?;
+    let name = holder.application_name.as_deref()?;
+    is_stranger(name).then_some(holder)
+}
+
+fn is_read_by_relay(slot: &Slot) -> bool {
+    slot.active && stranger(slot).is_none()
+}
+
 fn lag(slot: &Slot, time: Option<Duration>, thresholds: &Thresholds) -> Lag {
     let error_lag = match thresholds.error_lag {
-        None if !slot.active => Some(thresholds.warn_lag),
+        None if !is_read_by_relay(slot) => Some(thresholds.warn_lag),
         limit => limit,
     };
     let error_lag_bytes = match thresholds.error_lag_bytes {
-        None if !slot.active && time.is_none() => Some(thresholds.warn_lag_bytes),
+        None if !is_read_by_relay(slot) && time.is_none() => Some(thresholds.warn_lag_bytes),
         limit => limit,
     };
     let bytes = slot.lag_bytes.unwrap_or(0);

@@ -144,7 +144,7 @@ fn slot_state(health: &Health) -> Option<(State, Rank)> {
     Some(match health {
         Health::Active | Health::Lagging(_) => return None,
         Health::StandbyHeld { .. } => (State::Standby, Rank::Usable),
-        Health::Inactive(_) => (State::Down, Rank::Usable),
+        Health::Inactive(_) | Health::ReadByStranger { .. } => (State::Down, Rank::Usable),
         Health::Reserved(_) | Health::Extended(_) => (State::NearlyFull, Rank::Usable),
         Health::Unreserved(_) => (State::Unreserved, Rank::Unprotected),
         Health::Lost => (State::Lost, Rank::Useless),
@@ -163,7 +163,7 @@ fn is_useless(slot: Option<(State, Rank)>) -> bool {
 /// delivers, or that Pub/Sub holds it up, has stopped since.
 fn speaks(said: &Condition, health: Option<&Health>) -> bool {
     let is_read = match health {
-        Some(Health::Inactive(_)) => false,
+        Some(Health::Inactive(_) | Health::ReadByStranger { .. }) => false,
         Some(Health::Reserved(room) | Health::Extended(room) | Health::Unreserved(room)) => {
             room.is_read
         }
@@ -234,7 +234,9 @@ fn held_up(said: &Condition, health: Option<&Health>) -> Verdict {
 /// the slot.
 fn slot_severity(health: Option<&Health>) -> Severity {
     match health {
-        Some(Health::Lagging(lag) | Health::Inactive(lag)) => lag.severity,
+        Some(Health::Lagging(lag) | Health::Inactive(lag) | Health::ReadByStranger { lag, .. }) => {
+            lag.severity
+        }
         Some(Health::Reserved(room) | Health::Extended(room)) => room.severity(),
         _ => Severity::Ok,
     }
@@ -295,6 +297,9 @@ fn slot_meaning(health: &Health) -> String {
         }
         Health::Inactive(_) => {
             "no relay reads the slot: nothing is delivered, WAL piles up".to_owned()
+        }
+        Health::ReadByStranger { holder, .. } => {
+            format!("{holder} reads the slot, and it is not a relay: nothing is delivered")
         }
         Health::Reserved(room) | Health::Extended(room) => {
             let reader = if room.is_read {

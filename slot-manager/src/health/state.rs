@@ -20,6 +20,13 @@ pub enum Health {
     Lagging(Lag),
     /// No session reads from the slot, so WAL accumulates.
     Inactive(Lag),
+    /// A program that is not a relay reads from the slot, so no relay can.
+    ReadByStranger {
+        /// The lag of the slot.
+        lag: Lag,
+        /// The session of the program.
+        holder: Box<Holder>,
+    },
     /// All required WAL is kept, but less than a quarter of the slot's limit is left.
     Reserved(Headroom),
     /// Like `Reserved`, and the server already keeps more WAL than `max_wal_size`.
@@ -126,6 +133,7 @@ impl Health {
             Self::StandbyHeld { .. } => "standby-held",
             Self::Lagging(_) => "lagging",
             Self::Inactive(_) => "inactive",
+            Self::ReadByStranger { .. } => "read-by-stranger",
             Self::Reserved(_) => "reserved",
             Self::Extended(_) => "extended",
             Self::Unreserved(_) => "unreserved",
@@ -142,7 +150,9 @@ impl Health {
     pub fn severity(&self) -> Severity {
         match self {
             Self::Active | Self::StandbyHeld { .. } => Severity::Ok,
-            Self::Lagging(lag) | Self::Inactive(lag) => lag.severity.max(Severity::Warning),
+            Self::Lagging(lag) | Self::Inactive(lag) | Self::ReadByStranger { lag, .. } => {
+                lag.severity.max(Severity::Warning)
+            }
             Self::Reserved(room) | Self::Extended(room) => room.severity(),
             Self::Unreserved(_)
             | Self::Lost
@@ -168,6 +178,12 @@ impl Health {
             Self::Inactive(_) => "start the relay (`postrider run`); if it will never run again, \
                                   `postrider slot drop` releases the WAL"
                 .to_owned(),
+            Self::ReadByStranger { holder, .. } => format!(
+                "stop the program that reads the slot, or end its session with `select \
+                 pg_terminate_backend({})`; what it has confirmed is gone from the slot, and with full \
+                 records the relay's audit publishes it from the tables",
+                holder.pid
+            ),
             Self::Reserved(room) | Self::Extended(room) if !room.is_read => {
                 "start the relay (`postrider run`) now; raising max_slot_wal_keep_size (a reload \
                  suffices) gains time if the disk has room"

@@ -333,3 +333,41 @@ fn time_lag_is_none_until_known_and_zero_when_idle() {
         "a server clock ahead of ours"
     );
 }
+
+#[test]
+fn a_slot_that_another_program_reads_is_not_read_by_a_relay() {
+    let read_by = |name: &str| Slot {
+        holder: Some(Holder {
+            pid: 42,
+            application_name: Some(name.to_owned()),
+            client_addr: None,
+            user: None,
+            since: None,
+        }),
+        ..slot()
+    };
+    for viewer in [Viewer::Outside, Viewer::Waiting] {
+        let slot = read_by("pg_recvlogical");
+        let observation = Observation {
+            viewer,
+            time_lag: Some(Duration::from_secs(10_000)),
+            ..seen(&slot)
+        };
+        let health = judged(&observation);
+        assert!(
+            matches!(health, Health::ReadByStranger { .. }),
+            "{health:?}"
+        );
+        assert_eq!(health.severity(), Severity::Error);
+        assert!(
+            health
+                .remedy()
+                .unwrap()
+                .contains("pg_terminate_backend(42)")
+        );
+    }
+    // A role that may not see the name of a session sees an empty one.
+    for name in ["postrider a/1:2", ""] {
+        assert_eq!(judged(&seen(&read_by(name))), Health::Active, "{name}");
+    }
+}

@@ -70,6 +70,11 @@ fn state(facts: &Facts, slot: &Slot) -> Finding {
             },
             "a relay that is started now stands by, and takes over when that reader ends",
         ),
+        Health::ReadByStranger { holder, .. } => Finding::warning(
+            "slot-held",
+            format!("slot {name} is read by {holder}, which is not a relay"),
+            &remedy,
+        ),
         Health::Inactive(_) | Health::Active | Health::Lagging(_) => {
             Finding::ok("slot", format!("slot {name} exists and is free"))
         }

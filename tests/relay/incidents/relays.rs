@@ -1,4 +1,6 @@
-//! The relay is down or cannot log in, or a second relay runs.
+//! The relay is down or cannot log in, a second relay runs, or another program reads the slot.
+
+use std::process::{Command, Stdio};
 
 use super::desk::Desk;
 use super::sight::Expected;
@@ -93,4 +95,44 @@ async fn a_second_relay_has_another_slot() {
     desk.sees_all_delivered().await;
     let slots = "SELECT count(*) FROM pg_replication_slots WHERE slot_name = 'other'";
     assert_eq!(desk.database.number(slots).await, 0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn another_program_reads_the_slot() {
+    let emulator = harness::emulator().await;
+    let pubsub = emulator.addr().to_string();
+    let mut desk = Desk::prepared(Database::private().await, emulator, pubsub);
+    desk.begin().await;
+    desk.kill();
+    harness::wait_until_killed_relays_are_gone(&desk.database, &desk.emulator).await;
+    let program = desk.database.server().programs().join("pg_recvlogical");
+    if !program.exists() {
+        eprintln!("SKIPPED: this PostgreSQL has no pg_recvlogical");
+        return;
+    }
+    let mut reader = Command::new(program)
+        .args([
+            "--start",
+            "--file",
+            "/dev/null",
+            "--slot",
+            desk.database.slot(),
+        ])
+        .args(["-o", "proto_version=1", "-o", "publication_names=postrider"])
+        .args(["--status-interval=0", "--dbname", &desk.database.url])
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
+    desk.write_events().await;
+    let down = Expected::DOWN.says(&[
+        "pg_recvlogical",
+        "it is not a relay",
+        "nothing is delivered",
+        "pg_terminate_backend",
+    ]);
+    desk.sees(down).await;
+    reader.kill().unwrap();
+    reader.wait().unwrap();
+    desk.start();
+    desk.sees_all_delivered().await;
 }
