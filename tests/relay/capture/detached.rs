@@ -37,6 +37,19 @@ async fn detached_and_lost(mut world: World, relay: Relay, detach: &str) -> Worl
     world
 }
 
+/// Waits until the floor is above every row. A recovery without records would repeat rows from the floor on,
+/// those of the detached partition first.
+async fn wait_until_below_the_floor(world: &World) {
+    let above = format!(
+        "SELECT count(*) FROM {} e WHERE e.inserted_xid >= (SELECT floor FROM outbox.capture)",
+        world.table
+    );
+    eventually("the floor is above every row", || async {
+        (world.database.number(&above).await == 0).then_some(())
+    })
+    .await;
+}
+
 /// The exit code and the output of `postrider audit`.
 fn audit(world: &World) -> (Option<i32>, String) {
     let done = world.run(&["audit"], &[("GOOGLE_CLOUD_PROJECT", "demo")]);
@@ -274,6 +287,7 @@ async fn rows_of_a_detached_partition_are_published_after_a_lost_slot_without_re
     let exceptions = ("POSTRIDER_DISPATCH", "exceptions".to_owned());
     world.more.push(exceptions);
     let (world, relay) = world.serve(50).await;
+    wait_until_below_the_floor(&world).await;
     let mut world = detached_and_lost(world, relay, DETACH).await;
     let relay = world.relay();
     world.assert_published(relay).await;
@@ -291,6 +305,7 @@ async fn rows_of_a_detached_partition_are_published_without_records_once_the_rel
         .more
         .push(("POSTRIDER_DISPATCH", "exceptions".to_owned()));
     let (world, relay) = world.serve(50).await;
+    wait_until_below_the_floor(&world).await;
     let mut world = detached_and_lost(world, relay, DETACH).await;
     let relay = world.relay();
     let grant = "GRANT SELECT ON public.parts_2 TO shop_relay";
