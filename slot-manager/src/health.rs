@@ -43,7 +43,7 @@ pub struct SlotObservation<'a> {
 /// The party that asks for the judgement.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Viewer {
-    /// A person or a monitor. Any reader of the slot is acceptable.
+    /// A person or a monitor. Any relay that reads the slot is acceptable.
     Outside,
     /// The relay that streams from the slot.
     Streaming,

@@ -142,7 +142,7 @@ async fn a_slot_in_use_names_its_reader_and_refuses_drop_and_advance() {
     let holder = slot.holder.clone().expect("held");
     assert!(slot.active);
     assert_eq!(slot.active_pid, Some(holder.pid));
-    let application = format!("reader of {database}");
+    let application = format!("postrider reader of {database}");
     assert_eq!(
         holder.application_name.as_deref(),
         Some(application.as_str())

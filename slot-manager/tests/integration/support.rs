@@ -97,7 +97,7 @@ impl Reader {
         let mut reader = Self { stream };
         let startup = format!(
             "\0\x03\0\0user\0postgres\0database\0{database}\0replication\0database\0\
-             application_name\0reader of {slot}\0\0"
+             application_name\0postrider reader of {slot}\0\0"
         );
         reader.send(None, startup.as_bytes());
         reader.wait_for(b'Z');
