@@ -85,7 +85,13 @@ async fn the_publication_is_dropped() {
     let desk = Desk::new().await;
     desk.database.execute("DROP PUBLICATION postrider").await;
     desk.write_events().await;
-    let dropped = Expected::broken("publication-missing").says(&[
+    // PostgreSQL 18 streams on without a publication that does not exist, and the relay's own check finds it.
+    let major = "SELECT current_setting('server_version_num')::bigint / 10000";
+    let code = match desk.database.number(major).await {
+        ..18 => "publication-missing",
+        _ => "publication-drift",
+    };
+    let dropped = Expected::broken(code).says(&[
         "40 events not recorded yet",
         "create publication postrider",
         "BROKEN for ",
