@@ -197,11 +197,9 @@ fn reading(slot: &Slot, observation: &Observation<'_>, thresholds: &Thresholds) 
 
 /// The session that reads from the slot, if its name shows that it is not a relay.
 fn stranger(slot: &Slot) -> Option<&Holder> {
-    let is_stranger =
-        |name: &str| !name.is_empty() && !name.to_ascii_lowercase().starts_with(RELAYS);
     let holder = slot.holder.as_ref().filter(|_| slot.active)?;
     let name = holder.application_name.as_deref()?;
-    is_stranger(name).then_some(holder)
+    (!name.is_empty() && !name.starts_with(RELAYS)).then_some(holder)
 }
 
 fn is_read_by_relay(slot: &Slot) -> bool {

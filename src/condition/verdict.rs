@@ -305,7 +305,7 @@ fn slot_meaning(health: &Health) -> String {
             let reader = if room.is_read {
                 ""
             } else {
-                ", and nobody reads it: nothing is delivered"
+                ", and no relay reads it: nothing is delivered"
             };
             format!("{}{reader}", room_meaning(room))
         }

@@ -185,7 +185,7 @@ impl Delivery {
         Ok(())
     }
 
-    /// Takes over an event whose message is not in memory any more. The event is recorded as released, so
+    /// Takes over an event whose message is no longer in memory. The event is recorded as released, so
     /// its message is read from the table, and later events of its key wait behind it.
     pub(crate) fn take_without_message(&mut self, group: Group, origin: EventRef) {
         let event = Event {

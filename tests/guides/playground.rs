@@ -71,7 +71,7 @@ impl Playground {
         command
     }
 
-    /// Runs a script to its end. Returns its output, whatever its exit code.
+    /// Runs a script to its end. Returns its output, also if it fails.
     pub(crate) fn try_shell(&self, script: &str, environment: &[(&str, &str)]) -> Output {
         let mut command = self.command(script);
         command.envs(environment.iter().copied());

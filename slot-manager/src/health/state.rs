@@ -78,7 +78,7 @@ pub struct Headroom {
     pub bytes: Option<i64>,
     /// Bytes of WAL that the slot keeps; `None` when unknown.
     pub kept: Option<u64>,
-    /// Whether a session reads from the slot.
+    /// Whether a relay reads from the slot.
     pub is_read: bool,
     /// How bad the lag is.
     pub lag: Severity,

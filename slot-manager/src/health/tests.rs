@@ -366,6 +366,16 @@ fn a_slot_that_another_program_reads_is_not_read_by_a_relay() {
                 .contains("pg_terminate_backend(42)")
         );
     }
+    let short = Slot {
+        safe_wal_size: Some(20),
+        retained_bytes: Some(100),
+        wal_status: Some(WalStatus::Reserved),
+        ..read_by("pg_recvlogical")
+    };
+    match judged(&seen(&short)) {
+        Health::Reserved(room) => assert!(!room.is_read),
+        other => panic!("{other:?}"),
+    }
     // A role that may not see the name of a session sees an empty one.
     for name in ["postrider a/1:2", ""] {
         assert_eq!(judged(&seen(&read_by(name))), Health::Active, "{name}");

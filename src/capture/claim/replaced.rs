@@ -8,8 +8,7 @@
 //!
 //! So this module looks for the rows of the newest records. In a copy, each of these rows exists, with the
 //! same key and topic, and with a time that is not later than the record. If in doubt, the rows get other
-//! event ids,
-//! because repeating events is better than losing them.
+//! event ids, because repeating events is better than losing them.
 
 use std::collections::HashMap;
 use std::fmt;

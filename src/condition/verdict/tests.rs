@@ -193,7 +193,7 @@ fn a_slot_that_is_nearly_full_raises_the_severity_of_every_state() {
             ] {
                 let quiet = decided(&health, None);
                 assert_eq!((quiet.state, quiet.severity), (State::NearlyFull, severity));
-                assert_eq!(quiet.meaning.contains("nobody reads it"), !is_read);
+                assert_eq!(quiet.meaning.contains("no relay reads it"), !is_read);
                 let held_up = said(State::BlockedOnDatabase, Some("disk-full"));
                 let verdict = decided(&health, Some(&held_up));
                 assert_eq!(verdict.state, State::BlockedOnDatabase);

@@ -31,7 +31,7 @@ pub(crate) struct AuditHistory {
     pub(crate) records: RecordKeeping,
 }
 
-/// Reads the results of earlier audits. `records` tells what the session of the caller records.
+/// Reads the results of earlier audits. `records` says what the session of the caller records.
 pub(crate) async fn earlier(
     sql: &Sql,
     slot: &SlotName,

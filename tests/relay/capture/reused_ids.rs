@@ -102,6 +102,17 @@ async fn assert_published_once(world: &World, relay: Relay, events: usize) {
 
 /// Recreates the table twice with `recreate`. Each time, inserts rows with ids and keys of earlier rows.
 async fn recreated(has_column: bool, recreate: &str, meanwhile: Meanwhile) {
+    replaced_twice(has_column, meanwhile, async |world| {
+        world.execute(recreate).await;
+        world.execute(PUBLISH).await;
+        world.insert("before", 30).await;
+    })
+    .await;
+}
+
+/// Replaces the table twice with `replace`, which also inserts 30 rows. Checks that each row is published
+/// once.
+async fn replaced_twice(has_column: bool, meanwhile: Meanwhile, replace: impl AsyncFn(&mut World)) {
     let (mut world, relay) = served(has_column).await;
     let mut running = Some(relay);
     for n in 0..2 {
@@ -110,9 +121,7 @@ async fn recreated(has_column: bool, recreate: &str, meanwhile: Meanwhile) {
         {
             relay.stop().await;
         }
-        world.execute(recreate).await;
-        world.execute(PUBLISH).await;
-        world.insert("before", 30).await;
+        replace(&mut world).await;
         if meanwhile == Meanwhile::SlotIsLost {
             world.database.drop_slot().await;
         }
@@ -167,26 +176,12 @@ async fn rows_of_every_earlier_table_in_the_log_are_published() {
 #[tokio::test(flavor = "multi_thread")]
 async fn copying_and_swapping_a_table_without_columns_repeats_and_loses_nothing() {
     for meanwhile in ALL {
-        let (mut world, relay) = served(false).await;
-        let mut running = Some(relay);
-        for n in 0..2 {
-            if meanwhile != Meanwhile::RelayRuns
-                && let Some(relay) = running.take()
-            {
-                relay.stop().await;
-            }
+        replaced_twice(false, meanwhile, async |world| {
             world.insert("a", 10).await;
             world.execute(SWAP).await;
             world.insert("b", 20).await;
-            if meanwhile == Meanwhile::SlotIsLost {
-                world.database.drop_slot().await;
-            }
-            let relay = running.take().unwrap_or_else(|| world.relay());
-            published(&world, &relay, 50 + 30 * (n + 1)).await;
-            world.wait_until_compared(&relay).await;
-            running = Some(relay);
-        }
-        assert_published_once(&world, running.unwrap(), 110).await;
+        })
+        .await;
     }
 }
 
@@ -262,7 +257,7 @@ async fn rows_of_a_recreated_table_are_new_events_without_records() {
     }
 }
 
-/// Restores a backup of the rows up to the id `highest`. Afterwards ids go on in steps of `step`.
+/// Restores a backup of the rows up to the id `highest`. Later ids grow in steps of `step`.
 async fn restore(world: &World, highest: u32, step: u32) {
     world
         .execute(&format!(

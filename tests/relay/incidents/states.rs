@@ -168,7 +168,7 @@ async fn a_slot_near_a_small_limit_is_a_warning_in_all_views() {
     desk.sees(nearly_full).await;
     desk.kill();
     let down = Expected {
-        says: &["nobody reads it: nothing is delivered", "start the relay"],
+        says: &["no relay reads it: nothing is delivered", "start the relay"],
         port: None,
         ready: None,
         ..nearly_full

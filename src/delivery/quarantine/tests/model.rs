@@ -272,7 +272,7 @@ impl World {
         }
     }
 
-    /// Runs until everything is published. Nothing fails any more, and everything is released.
+    /// Runs until everything is published. From here on nothing fails, and everything is released.
     pub(super) fn settle(&mut self) {
         self.bad.clear();
         for _ in 0..10_000 {
