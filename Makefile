@@ -31,6 +31,9 @@ prerequisites:
 	if [ -n "$$CI" ] && ! command -v valgrind >/dev/null; then \
 	    missing="$${missing:+$$missing }valgrind"; \
 	fi; \
+	if [ -n "$$CI" ] && ! command -v faketime >/dev/null; then \
+	    missing="$${missing:+$$missing }faketime"; \
+	fi; \
 	browser=; \
 	if [ -n "$$CI" ] && ! command -v chromium >/dev/null; then browser=chromium; fi; \
 	[ -n "$$missing$$browser" ] || exit 0; \

@@ -1,14 +1,14 @@
-//! Records the commit of the source, for `postrider --version`, the log and the metrics.
+//! Records the commit of the source code, for `postrider --version`, the relay's log and the metrics.
 //!
-//! If the environment sets `POSTRIDER_COMMIT` and `POSTRIDER_COMMIT_DATE`, as the build of a release does,
-//! the script uses these values. Otherwise, in a git checkout of this repository, it records HEAD. A build
-//! from an archive without `.git` records nothing. The script runs again only when HEAD moves or one of the
-//! variables changes.
+//! If the environment sets `POSTRIDER_COMMIT` and `POSTRIDER_COMMIT_DATE`, as the build of a release
+//! does, these values are used. Otherwise, in a git checkout of this repository, the script records HEAD.
+//! A build from an archive without `.git` records nothing. The script runs again only when HEAD moves or
+//! one of the variables changes.
 
 use std::path::Path;
 use std::process::Command;
 
-/// The variables that the program reads, each with git's format for its value.
+/// The variables that the program reads at compile time, each with the git format for its value.
 const RECORDED: [(&str, &str); 2] = [("POSTRIDER_COMMIT", "%H"), ("POSTRIDER_COMMIT_DATE", "%cs")];
 
 fn main() {
@@ -19,7 +19,8 @@ fn main() {
     if RECORDED.iter().all(|(variable, _)| is_given(variable)) || !is_our_checkout() {
         return;
     }
-    // A commit, a checkout or a reset changes one of these files: HEAD, its log or its branch.
+    // A commit, a checkout or a reset changes at least one of these files: HEAD, its reflog, or the
+    // branch's ref.
     let branch = git(&["rev-parse", "--symbolic-full-name", "HEAD"]).unwrap_or_default();
     for file in ["HEAD", "logs/HEAD", &branch] {
         let path = git(&["rev-parse", "--git-path", file]);
@@ -37,12 +38,14 @@ fn main() {
     }
 }
 
-/// Whether the environment sets the variable. `unknown` is the placeholder of the container's build.
+/// Whether the environment sets the variable to a real value. The container's build sets the placeholder
+/// `unknown`.
 fn is_given(variable: &str) -> bool {
     std::env::var(variable).is_ok_and(|value| !value.is_empty() && value != "unknown")
 }
 
-/// Whether this folder is the top of a git checkout. A copy inside another repository is not ours.
+/// Whether this folder is the top of a git checkout. If it is a copy inside another repository, that
+/// repository's HEAD is not our commit.
 fn is_our_checkout() -> bool {
     let Some(top) = git(&["rev-parse", "--show-toplevel"]) else {
         return false;
@@ -54,7 +57,8 @@ fn is_our_checkout() -> bool {
     }
 }
 
-/// The output of git, without the line break at its end. `None` if git is not there or fails.
+/// Returns the output of git, without the line break at its end, or `None` if git is not installed or
+/// fails.
 fn git(arguments: &[&str]) -> Option<String> {
     let ran = Command::new("git").args(arguments).output().ok()?;
     let output = String::from_utf8(ran.stdout).ok()?;

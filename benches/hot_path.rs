@@ -1,9 +1,9 @@
 //! Measures the cost of the hot path per event, part by part: decoder, mapping, lanes, watermark.
 //!
-//! `cargo bench --bench hot_path` prints the time of a round of 1,000 events. With the name of a
-//! part and a number of rounds it runs only that part that many times and prints nothing. `cargo
-//! xtask instructions` counts the instructions of such a run. The count does not depend on how busy the
-//! machine is, unlike the time.
+//! `cargo bench --bench hot_path` prints the time of a round of 1,000 events. With the name of a part and
+//! a number of rounds, it runs only that part, for that many rounds, and prints nothing. `cargo xtask
+//! instructions` counts the instructions of such a run. Unlike the time, this count does not depend on
+//! how busy the machine is.
 //!
 //! Not here: the whole pipeline with PostgreSQL and Pub/Sub. `cargo xtask bench` measures that.
 
@@ -23,13 +23,13 @@ use postrider::lanes::{Lanes, Serve};
 use postrider::mapping::{ColumnTypes, Mapper, TableSettings, TupleValues};
 use replication::{CommitLsn, Confirmable, Watermark};
 
-/// Events in one round.
+/// Number of events in one round.
 const EVENTS: u32 = 1_000;
 
-/// The number of ordering keys of these events.
+/// Number of ordering keys of these events.
 const KEYS: u32 = 50;
 
-/// A part: its name, and a function that creates the code of one round.
+/// A part: its name, and a function that returns the code of one round.
 type Part = (&'static str, fn() -> Box<dyn FnMut()>);
 
 const PARTS: [Part; 4] = [
@@ -91,8 +91,8 @@ fn row(n: u32) -> [String; 9] {
     ]
 }
 
-/// XLogData frames with one Insert each (source: PostgreSQL manual, "Logical Replication Message
-/// Formats" and "Streaming Replication Protocol").
+/// Encodes XLogData frames with one Insert each. Source: PostgreSQL manual, "Logical Replication Message
+/// Formats" and "Streaming Replication Protocol".
 fn frames() -> Vec<Bytes> {
     let frame = |n| {
         let mut frame = BytesMut::new();

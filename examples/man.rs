@@ -1,6 +1,6 @@
-//! Writes the manual pages of all commands into a folder: `cargo xtask man` runs it.
+//! Writes the manual pages of all commands into a folder. `cargo xtask man` runs this program.
 //!
-//! This is an example, so that the product does not contain the generator.
+//! This program is an example of the root package, so that `postrider` does not contain the generator.
 
 use std::io;
 use std::path::PathBuf;

@@ -1,20 +1,22 @@
--- The outbox: the table that services insert into, in the transaction of their business change.
+-- The outbox: the table into which services insert events, in the transaction of their business change.
 --
--- Insert-only by design. The relay reads inserts from the write-ahead log and keeps its own
--- record of what became of each event in outbox.dispatch (0002), so nobody needs to update a row.
--- Pruning deletes old rows that are recorded, as the owner of the table, in small steps.
+-- The table is insert-only. The relay reads inserts from the WAL and records the outcome of each event in
+-- outbox.dispatch (0002), so no role needs to update a row. Only pruning deletes rows, and only old rows
+-- whose events are resolved.
 --
--- Plain SQL for PostgreSQL 14 to 18; running it again changes nothing.
--- With opaque payloads (Protobuf, Avro) each `payload jsonb` below becomes `payload bytea`;
--- `postrider init --payload bytea` prints it that way.
+-- Plain SQL for PostgreSQL 14 to 18; running it again changes nothing. For opaque payloads (Protobuf,
+-- Avro) each `payload jsonb` below becomes `payload bytea`; `postrider init --payload bytea` prints the
+-- file that way.
 
--- Names below are PostgreSQL's own, under any search path. Run the whole file
--- in one transaction (psql -1), as migration tools do.
+-- This statement makes each name without a schema refer to PostgreSQL's own objects. The statement lasts
+-- until the end of the transaction, so run the whole file in one transaction (psql -1), as migration
+-- tools do.
 set local search_path = pg_catalog, pg_temp;
 
 create schema if not exists outbox;
 
--- Two functions outbox.emit could not be told apart.
+-- Stop if outbox.emit exists with another payload type: with two functions of this name, PostgreSQL could
+-- not tell which one a call means.
 do $$
 declare
     found_type constant text := (
@@ -31,7 +33,8 @@ begin
 end
 $$;
 
--- The order of insertion. Writers use it through the default of the column, so everybody may.
+-- Numbers the rows in the order of insertion. Column defaults run with the rights of the writer, so every
+-- role may use the sequence.
 create sequence if not exists outbox.events_seq_seq;
 grant usage on sequence outbox.events_seq_seq to public;
 
@@ -48,14 +51,15 @@ create table if not exists outbox.events (
     inserted_xid   xid8        not null default pg_current_xact_id(),
     seq            bigint      not null default nextval('outbox.events_seq_seq')
 ) with (
-    -- Vacuum of an insert-only table is cheap (no index scan) and sets pages all-visible and
-    -- frozen soon, while they are still in memory; pruning then leaves few dead rows behind.
+    -- Vacuuming an insert-only table is cheap, because no index needs a scan. Vacuum soon, while the
+    -- pages are still in memory: it marks them all-visible and frozen. After pruning, vacuum also runs
+    -- soon, which keeps the number of dead rows low.
     autovacuum_vacuum_insert_scale_factor = 0.05,
     autovacuum_vacuum_scale_factor = 0.05,
     autovacuum_analyze_scale_factor = 0.05
 );
--- REPLICA IDENTITY stays DEFAULT (the primary key): NOTHING would save some WAL per pruned row,
--- but pruning would then fail as soon as another publication covers the table with its deletes.
+-- REPLICA IDENTITY stays DEFAULT (the primary key). NOTHING would save some WAL per pruned row, but
+-- pruning would fail as soon as another publication publishes deletes of this table.
 
 comment on table outbox.events is
     'Transactional outbox, insert-only: each committed row becomes one Pub/Sub message. What became of it is in outbox.dispatch.';
@@ -63,12 +67,12 @@ comment on column outbox.events.id is 'Identity of the event; consumers deduplic
 comment on column outbox.events.aggregatetype is 'Kind of business object; names the topic by default ({aggregatetype}.events).';
 comment on column outbox.events.aggregateid is 'Business object; the ordering key. Null or empty: unordered.';
 comment on column outbox.events.event_type is 'What happened, such as OrderPlaced.';
-comment on column outbox.events.version is 'Counts the events of one aggregate; orders them when the table is read instead of the log.';
+comment on column outbox.events.version is 'Counts the events of one aggregate; orders them when they are read from the table instead of the WAL.';
 comment on column outbox.events.schema_version is 'Version of the payload''s schema.';
 comment on column outbox.events.payload is 'The message body, sent byte for byte. Null: an empty body.';
 comment on column outbox.events.headers is 'JSON object; each string in it becomes a message attribute.';
 comment on column outbox.events.occurred_at is 'When it happened, by the writer''s transaction clock.';
-comment on column outbox.events.inserted_xid is 'The transaction that inserted the row: tells rows from before the relay, and rows that were moved.';
+comment on column outbox.events.inserted_xid is 'The transaction that inserted the row; shows which rows are older than the capture or were moved.';
 comment on column outbox.events.seq is 'Order of insertion: the order of a recovery.';
 
 create or replace function outbox.refuse_change() returns trigger
@@ -92,11 +96,13 @@ create or replace trigger insert_only
     before update or truncate on outbox.events
     for each statement execute function outbox.refuse_change();
 
--- Inserts one event and returns its id. Runs with the caller's rights (INSERT suffices).
--- The W3C trace context is taken from the settings outbox.traceparent and outbox.tracestate
--- (`set local outbox.traceparent = '00-...'`), unless the headers carry their own.
--- The search path is set so that no function or operator of the caller's search path is called. A
--- trigger of your own on the table sees it too: write names in it with their schema.
+-- Inserts one event and returns its id. Runs with the caller's rights (INSERT is enough). Takes the W3C
+-- trace context from the settings outbox.traceparent and outbox.tracestate (`set local outbox.traceparent
+-- = '00-...'`), unless the headers contain one.
+--
+-- The function sets its search path so that it calls no function or operator from the caller's search
+-- path. A trigger of your own on the table runs with this search path too, so write names in the trigger
+-- with their schema.
 create or replace function outbox.emit(
     aggregatetype  text,
     aggregateid    text,
@@ -109,7 +115,7 @@ create or replace function outbox.emit(
 ) returns uuid
 language plpgsql set search_path = pg_catalog, pg_temp as $$
 declare
-    -- A setting that was SET LOCAL in an earlier transaction reads as '' afterwards.
+    -- After a transaction that ran SET LOCAL has ended, the setting reads as ''.
     traceparent constant text := nullif(current_setting('outbox.traceparent', true), '');
     tracestate  constant text := nullif(current_setting('outbox.tracestate', true), '');
 begin

@@ -1,14 +1,15 @@
--- The publication that the relay streams. It must exist before the slot: PostgreSQL looks a
--- publication up as of the log position that it decodes, so rows inserted before it existed fail to
--- decode, and PostgreSQL 18 skips them silently.
+-- Creates the publication that the relay streams. The publication must exist before the slot. PostgreSQL
+-- looks a publication up as it was at the WAL position that it decodes, so rows that were inserted before
+-- the publication existed fail to decode, and PostgreSQL 18 skips them silently.
 --
--- Needs ownership of the tables and CREATE on the database. Created only when missing: dropping
--- and recreating it loses the rows in between. To capture another table:
+-- Needs ownership of the tables and CREATE on the database. The publication is created only if it is
+-- missing, because dropping and recreating it would lose the rows in between. To capture another table:
 --     alter publication postrider add table my_schema.my_outbox;
 --     grant select on my_schema.my_outbox to postrider_relay;
 
--- Names below are PostgreSQL's own, under any search path. Run the whole file
--- in one transaction (psql -1), as migration tools do.
+-- This statement makes each name without a schema refer to PostgreSQL's own objects. The statement lasts
+-- until the end of the transaction, so run the whole file in one transaction (psql -1), as migration
+-- tools do.
 set local search_path = pg_catalog, pg_temp;
 
 do $$

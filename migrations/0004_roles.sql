@@ -1,18 +1,20 @@
--- Two group roles: grant them to your own login roles.
+-- Creates two group roles. Grant them to your own login roles:
 --
 --     grant postrider_writer to my_service;
 --     create role my_relay login replication password '...' in role postrider_relay;
 --
--- REPLICATION is an attribute of a role and is never inherited: the login role of the relay needs
--- it itself (Amazon RDS: grant rds_replication; Cloud SQL: alter role my_relay with replication).
--- postrider_relay has it as well where this script may give it, so that
--- `alter role postrider_relay login password '...'` makes a working relay role in one step.
+-- REPLICATION is an attribute of a role and is never inherited, so the login role of the relay needs it
+-- too (Amazon RDS: grant rds_replication; Cloud SQL: alter role my_relay with replication). If this script
+-- is allowed to, it also gives REPLICATION to postrider_relay. Then `alter role postrider_relay login
+-- password '...'` makes a working relay role in one step.
 --
--- Roles belong to the whole cluster, and often only administrators may create them. If this script
--- may not create one, it says so and skips the grants: create the role and run the script again.
+-- Roles belong to the whole cluster, and often only administrators are allowed to create them. If this
+-- script is not allowed to create a role, it prints a notice and skips the role's grants: create the role
+-- and run the script again.
 
--- Names below are PostgreSQL's own, under any search path. Run the whole file
--- in one transaction (psql -1), as migration tools do.
+-- This statement makes each name without a schema refer to PostgreSQL's own objects. The statement lasts
+-- until the end of the transaction, so run the whole file in one transaction (psql -1), as migration
+-- tools do.
 set local search_path = pg_catalog, pg_temp;
 
 do $$
@@ -23,7 +25,8 @@ begin
         select * from (values
             ('postrider_writer', 'nologin'),
             ('postrider_relay', 'nologin replication'),
-            -- Managed services and plain CREATEROLE may refuse REPLICATION: then without.
+            -- Managed services may refuse REPLICATION. A server may also refuse it if our role has
+            -- only CREATEROLE. In both cases, create the role without REPLICATION.
             ('postrider_relay', 'nologin')
         ) as roles (name, attributes)
     loop
@@ -42,7 +45,8 @@ begin
 end
 $$;
 
--- Those of an earlier version took names from the search path of the caller.
+-- Set the search path of the functions again, because the functions of an earlier version used the
+-- search path of the caller.
 alter function outbox.emit set search_path = pg_catalog, pg_temp;
 alter function outbox.refuse_change set search_path = pg_catalog, pg_temp;
 
@@ -51,12 +55,13 @@ revoke all on function outbox.emit from public;
 do $$
 begin
     if exists (select from pg_catalog.pg_roles where rolname = 'postrider_writer') then
-        -- Not again: a relay would take it for a renamed schema, and compare its tables.
+        -- Grant only once. After another grant, a relay would think that the schema was renamed, and
+        -- compare its tables.
         if not has_schema_privilege('postrider_writer', 'outbox', 'usage') then
             grant usage on schema outbox to postrider_writer;
         end if;
-        -- Each column of the event, yours too, but never inserted_xid and seq: they come from their
-        -- defaults, and the relay relies on them.
+        -- Grant every column, including columns of your own, except inserted_xid and seq. These two must
+        -- get their defaults, because the relay relies on them.
         revoke insert on outbox.events from postrider_writer;
         execute (
             select format('grant insert (%s) on outbox.events to postrider_writer',
@@ -65,7 +70,7 @@ begin
             where a.attrelid = 'outbox.events'::regclass and a.attnum > 0 and not a.attisdropped
               and a.attname not in ('inserted_xid', 'seq')
         );
-        -- For INSERT ... RETURNING id, which many libraries write by themselves.
+        -- Needed for INSERT ... RETURNING id, which many libraries generate.
         grant select (id) on outbox.events to postrider_writer;
         grant execute on function outbox.emit to postrider_writer;
     end if;
@@ -74,8 +79,8 @@ begin
             grant usage on schema outbox to postrider_relay;
         end if;
         grant select on outbox.events, outbox.dispatch, outbox.relay to postrider_relay;
-        -- UPDATE serves the quarantine commands. No write on outbox.events: a relay that prunes gets the
-        -- right to delete from `postrider init --apply` with the setting `prune_after`.
+        -- The quarantine commands need UPDATE. The role cannot write to outbox.events. Only `postrider
+        -- init --apply` with the setting `prune_after` also grants the role the right to delete rows.
         grant insert, update on outbox.dispatch, outbox.relay to postrider_relay;
     end if;
 end

@@ -1,9 +1,11 @@
--- Release from quarantine: a row that an operator has asked for is 'released' until it is sent.
+-- Adds the release from quarantine: a row that an operator has released is in the state 'released' until
+-- its event is published.
 --
 -- Plain SQL for PostgreSQL 14 to 18; running it again changes nothing.
 
--- Names below are PostgreSQL's own, under any search path. Run the whole file
--- in one transaction (psql -1), as migration tools do.
+-- This statement makes each name without a schema refer to PostgreSQL's own objects. The statement lasts
+-- until the end of the transaction, so run the whole file in one transaction (psql -1), as migration
+-- tools do.
 set local search_path = pg_catalog, pg_temp;
 
 do $$
@@ -13,8 +15,8 @@ begin
         where conrelid = 'outbox.dispatch'::regclass and conname = 'dispatch_state'
           and pg_catalog.pg_get_constraintdef(oid) like '%released%'
     ) then
-        -- NOT VALID: every row there is keeps to the narrower rule, so the table need not be read
-        -- under a lock.
+        -- NOT VALID, because all existing rows already satisfy the narrower constraint, so PostgreSQL
+        -- need not read the table under a lock.
         alter table outbox.dispatch
             drop constraint if exists dispatch_state,
             add constraint dispatch_state
@@ -23,8 +25,8 @@ begin
 end
 $$;
 
--- What is in quarantine, key by key in order. Holds those rows alone: a published row costs the
--- evaluation of the condition and no more. The relay looks into it every two seconds.
+-- The events in quarantine, ordered by key. The index contains only their rows, so a published row costs
+-- only the evaluation of the condition. The relay queries the index every two seconds.
 create index if not exists dispatch_quarantine on outbox.dispatch
     (state, (coalesce(topic, '')), (coalesce(ordering_key, '')), commit_lsn, ordinal)
     where state in ('quarantined', 'released');

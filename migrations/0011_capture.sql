@@ -1,9 +1,11 @@
--- Which rows of each captured table are the relay's to publish: one row per table.
+-- Creates the table that says which rows of each captured table the relay must publish: one row per
+-- table.
 --
 -- Plain SQL for PostgreSQL 14 to 18; running it again changes nothing.
 
--- Names below are PostgreSQL's own, under any search path. Run the whole file
--- in one transaction (psql -1), as migration tools do.
+-- This statement makes each name without a schema refer to PostgreSQL's own objects. The statement lasts
+-- until the end of the transaction, so run the whole file in one transaction (psql -1), as migration
+-- tools do.
 set local search_path = pg_catalog, pg_temp;
 
 set local lock_timeout = '10s';
@@ -23,30 +25,30 @@ create table if not exists outbox.capture (
     added_xids       xid8[]      not null default '{}',
     instance         text        not null,
     captured_at      timestamptz not null default now()
-) with (fillfactor = 50); -- updated in place, again and again: room for HOT updates
+) with (fillfactor = 50); -- rows are updated often: leave room for HOT updates
 
 comment on table outbox.capture is
-    'One row per captured table: since when, by which slot, and up to where its rows are resolved.';
+    'One row per captured table: since when and through which slot it is captured, and up to where its rows are resolved.';
 comment on column outbox.capture.identity is
-    'schema.table when it was captured first; event ids are derived from it, so it stays.';
+    'schema.table when the table was first captured. Never changes, because event ids are derived from it.';
 comment on column outbox.capture.slot is
     'The slot that owns the table. A relay on another slot is refused.';
 comment on column outbox.capture.since is
     'Transactions that had ended when capturing began: their rows are never published. Null: all rows are.';
 comment on column outbox.capture.floor is
-    'Every row of an older transaction is resolved: published, set aside, or from before.';
+    'Every row of an older transaction is resolved: published, set aside, or from before the capture.';
 comment on column outbox.capture.floor_seq is
-    'Rows up to this seq are as a rule of transactions before the floor. A hint where to begin: null when a recovery has just relied on it.';
+    'Rows up to this seq usually belong to transactions before the floor, so scans begin here. Null when a recovery has just relied on it.';
 comment on column outbox.capture.numbering is
-    'The sequence that numbered the rows when floor_seq was noted, and its file: another one may give out lower numbers.';
+    'The sequence that numbered the rows when floor_seq was recorded, and its file. A different sequence may give lower numbers.';
 comment on column outbox.capture.partitions is
     'Oids of the partitions that were compared with outbox.dispatch.';
 comment on column outbox.capture.has_inserted_xid is
     'Whether the table has had the column inserted_xid.';
 comment on column outbox.capture.added_xids is
-    'What inserted_xid shows of rows that are older than that column, where it was added later.';
+    'The values of inserted_xid in rows that are older than this column, if it was added later.';
 
--- What outbox.capture replaces.
+-- Drop the columns that outbox.capture replaces.
 alter table outbox.relay
     drop column if exists first_xid,
     drop column if exists resolved_xid,
@@ -54,16 +56,16 @@ alter table outbox.relay
     drop column if exists audit_marks;
 
 comment on column outbox.relay.dispatch is
-    'How rows from outbox.capture.floor on were handled: full, each has a row in outbox.dispatch when it is delivered; exceptions, only what is set aside.';
+    'How rows from outbox.capture.floor on were handled: full, each delivered row has a row in outbox.dispatch; exceptions, only rows that were set aside have one.';
 comment on column outbox.relay.audited_at is
-    'When the floors in outbox.capture moved up last. Null: not since the first start.';
+    'When the floors in outbox.capture were last raised. Null: not since the first start.';
 
--- The event_id of a row whose id is not a uuid. `identity` is that of outbox.capture; `inserted_xid` is
--- null for a table without that column.
+-- Drop the earlier version of the function below, which had no parameter `inserted_xid`.
 drop function if exists outbox.event_uuid(text, text);
 
--- In a database that is not UTF-8 the text is hashed as UTF-8, as the relay reads it; bytes that have no
--- UTF-8 as they are: such a row cannot be published, but it must not end the statement.
+-- Returns the MD5 hash of the text in UTF-8, for a database with another encoding. The relay hashes the
+-- same bytes. A text that cannot be converted to UTF-8 is hashed unchanged: its row cannot be published, but
+-- it must not make the statement fail.
 create or replace function outbox.utf8_md5(text) returns uuid
 language plpgsql immutable parallel safe
 set search_path = pg_catalog, pg_temp
@@ -78,6 +80,8 @@ $$;
 
 comment on function outbox.utf8_md5(text) is 'Part of outbox.event_uuid, for a database that is not UTF-8.';
 
+-- Computes the event_id of a row whose id is not a uuid. `identity` is the identity in outbox.capture.
+-- `inserted_xid` is null for a table without that column.
 create or replace function outbox.event_uuid(identity text, id text, inserted_xid xid8 default null)
 returns uuid
 language sql immutable parallel safe

@@ -1,10 +1,11 @@
--- Records the database in which the relay served its slot, so that a relay refuses a copy of the
--- database on the same server.
+-- Records the database in which the relay served its slot, so that a relay refuses to run on a copy of
+-- the database on the same server.
 --
 -- Plain SQL for PostgreSQL 14 to 18; running it again changes nothing.
 
--- Names below are PostgreSQL's own, under any search path. Run the whole file
--- in one transaction (psql -1), as migration tools do.
+-- This statement makes each name without a schema refer to PostgreSQL's own objects. The statement lasts
+-- until the end of the transaction, so run the whole file in one transaction (psql -1), as migration
+-- tools do.
 set local search_path = pg_catalog, pg_temp;
 
 set local lock_timeout = '10s';

@@ -1,9 +1,11 @@
--- Lets the relay say why it does not deliver, for commands that cannot reach its HTTP port.
+-- Adds columns in which the relay records why it does not deliver, for commands that cannot reach its
+-- HTTP port.
 --
 -- Plain SQL for PostgreSQL 14 to 18; running it again changes nothing.
 
--- Names below are PostgreSQL's own, under any search path. Run the whole file
--- in one transaction (psql -1), as migration tools do.
+-- This statement makes each name without a schema refer to PostgreSQL's own objects. The statement lasts
+-- until the end of the transaction, so run the whole file in one transaction (psql -1), as migration
+-- tools do.
 set local search_path = pg_catalog, pg_temp;
 
 set local lock_timeout = '10s';

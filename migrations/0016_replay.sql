@@ -1,9 +1,10 @@
--- Replays: published events that an operator wants to have published again.
+-- Creates the tables for replays: published events that an operator wants to publish again.
 --
 -- Plain SQL for PostgreSQL 14 to 18; running it again changes nothing.
 
--- Names below are PostgreSQL's own, under any search path. Run the whole file
--- in one transaction (psql -1), as migration tools do.
+-- This statement makes each name without a schema refer to PostgreSQL's own objects. The statement lasts
+-- until the end of the transaction, so run the whole file in one transaction (psql -1), as migration
+-- tools do.
 set local search_path = pg_catalog, pg_temp;
 
 set local lock_timeout = '10s';
@@ -29,9 +30,9 @@ comment on column outbox.replay.ended_at is 'When the last event was published a
 comment on column outbox.replay.sent is 'Events that were published again.';
 comment on column outbox.replay.quarantined is 'Events that Pub/Sub refused this time, so that they went into quarantine.';
 comment on column outbox.replay.not_sent is
-    'Events that were not published again: no longer published, their row gone, or an earlier event of the key refused.';
+    'Events that were not published again: they are no longer recorded as published, their row is gone, or an earlier event of the key was refused.';
 
--- In the order in which they are released: key by key.
+-- The primary key has the order in which events are released: key by key.
 create table if not exists outbox.replay_event (
     replay        text   not null references outbox.replay on delete cascade,
     topic         text   not null,
@@ -48,9 +49,9 @@ create index if not exists replay_event_released on outbox.replay_event (replay,
 comment on table outbox.replay_event is
     'Events that a replay has selected, until they have been published again.';
 comment on column outbox.replay_event.dispatched_at is
-    'That of the event in outbox.dispatch when it was released to the relay; null before.';
+    'The dispatched_at of the event in outbox.dispatch when it was released to the relay; null before.';
 
--- Takes its lock only once.
+-- Check first, because ALTER TABLE would lock the table on every run.
 do $$
 begin
     if not exists (

@@ -1,10 +1,11 @@
--- Adds columns in which a relay that prunes (`prune_after`) records how its last run ended. `postrider status`
--- shows them.
+-- Adds columns in which a relay that prunes (`prune_after`) records how its last run ended. `postrider
+-- status` shows them.
 --
 -- Plain SQL for PostgreSQL 14 to 18; running it again changes nothing.
 
--- Names below are PostgreSQL's own, under any search path. Run the whole file
--- in one transaction (psql -1), as migration tools do.
+-- This statement makes each name without a schema refer to PostgreSQL's own objects. The statement lasts
+-- until the end of the transaction, so run the whole file in one transaction (psql -1), as migration
+-- tools do.
 set local search_path = pg_catalog, pg_temp;
 
 set local lock_timeout = '10s';

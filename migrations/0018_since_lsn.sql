@@ -1,10 +1,11 @@
--- Records where in the WAL capturing began, so that a slot that was moved or made by hand before the first start
--- is noticed.
+-- Records the WAL position at which the capture began. With it, a relay notices at its first start that
+-- the slot was moved, or was created by hand at another position.
 --
 -- Plain SQL for PostgreSQL 14 to 18; running it again changes nothing.
 
--- Names below are PostgreSQL's own, under any search path. Run the whole file
--- in one transaction (psql -1), as migration tools do.
+-- This statement makes each name without a schema refer to PostgreSQL's own objects. The statement lasts
+-- until the end of the transaction, so run the whole file in one transaction (psql -1), as migration
+-- tools do.
 set local search_path = pg_catalog, pg_temp;
 
 set local lock_timeout = '10s';

@@ -1,17 +1,19 @@
--- Daily partitions of outbox.events: functions that list, add and drop them.
+-- Creates functions that list, add and drop daily partitions of outbox.events.
 --
--- They do nothing unless outbox.events is partitioned by range on occurred_at, as
--- `postrider init --partition daily` creates it. The bounds of a partition, never its name, decide whether
--- it may be dropped.
+-- They do nothing unless outbox.events is partitioned by range on occurred_at, as `postrider init
+-- --partition daily` creates it. Whether a partition may be dropped depends on its bounds, never on its
+-- name.
 --
 -- The relay's role owns no table, so the functions that change something run with the rights of the owner
--- of outbox.events. They take no name of a table. They accept only partitions of outbox.events that hold
--- exactly one day, and days that are over (drop) or begin within a week (add).
+-- of outbox.events. They have no parameter for a table name. They accept only partitions of outbox.events
+-- with the bounds of exactly one day. They drop only days that are over, and add only today and the next
+-- seven days.
 --
 -- Plain SQL for PostgreSQL 14 to 18; running it again changes nothing.
 
--- Names below are PostgreSQL's own, under any search path. Run the whole file
--- in one transaction (psql -1), as migration tools do.
+-- This statement makes each name without a schema refer to PostgreSQL's own objects. The statement lasts
+-- until the end of the transaction, so run the whole file in one transaction (psql -1), as migration
+-- tools do.
 set local search_path = pg_catalog, pg_temp;
 
 create or replace function outbox.days(
@@ -73,7 +75,8 @@ as $$
     )
     select w.day from wanted w
     where exists (select from known)
-      -- Somebody else who makes partitions, such as pg_partman, makes the next one too. They have other names.
+      -- If another program such as pg_partman created the newest partition, it creates the next one too.
+      -- Its partitions have other names.
       and coalesce((select k.day is not null and k.name = 'outbox.events_' || to_char(k.day, 'YYYYMMDD')
                     from known k where k.to_time is not null order by k.to_time desc limit 1), true)
       and not exists (select from known k
@@ -83,10 +86,10 @@ as $$
 $$;
 
 comment on function outbox.missing_days() is
-    'Of today (UTC) and the next seven days, those that no partition of outbox.events covers. Always empty if the newest partition is not a day, or has not the name that outbox.add_day gives it.';
+    'The days from today (UTC) to seven days ahead that no partition of outbox.events covers. Always empty if the newest partition is not a day, or does not have the name that outbox.add_day gives it.';
 
--- Refuses to run with the rights of any other role than the owner of outbox.events: adding and dropping
--- partitions may call code of that owner, such as the functions of a constraint.
+-- Refuses to run with the rights of any role except the owner of outbox.events, because adding and
+-- dropping partitions may run code of that owner, such as the functions of a constraint.
 create or replace function outbox.require_days_owner() returns void
 language plpgsql
 set search_path = pg_catalog, pg_temp
@@ -108,11 +111,16 @@ $$;
 comment on function outbox.require_days_owner() is
     'Part of outbox.add_day, outbox.lock_day and outbox.drop_day.';
 
--- Adds one day. Returns `added` or why not: `covered`, `taken` (another table has the name), `rows` (rows
--- of that day are in the default partition), `large` (the default partition is, or is partitioned itself).
+-- Adds a partition for one day. Returns `added`, or the reason why it added none:
 --
--- ATTACH reads the default partition while inserts into it wait, so the default partition must be small. A
--- CHECK constraint would spare the reading, but inserts would fail until the partition is attached.
+--     covered   outbox.missing_days does not return the day, for example because a partition covers it
+--     taken     another table has the name
+--     rows      rows of that day are in the default partition
+--     large     the default partition is larger than 16 MiB, or is not a plain table
+--
+-- ATTACH reads the default partition while inserts into it wait, so the default partition must be small.
+-- If a CHECK constraint excluded the day from the default partition, ATTACH would not read that partition.
+-- But then inserts of that day would fail until the new partition is attached.
 create or replace function outbox.add_day(day date) returns text
 language plpgsql security definer
 set search_path = pg_catalog, pg_temp
@@ -131,7 +139,7 @@ declare
     has_rows boolean;
 begin
     perform outbox.require_days_owner();
-    -- One session adds days at a time. Inserts do not wait for this lock.
+    -- Only one session adds days at a time. Inserts do not wait for this lock.
     lock table only outbox.events in share update exclusive mode;
     if not exists (select from outbox.missing_days() m (day) where m.day = add_day.day) then
         return 'covered';
@@ -160,7 +168,7 @@ begin
         execute format('create trigger insert_only before update or truncate on %s '
                        'for each statement execute function outbox.refuse_change()', leaf);
     end if;
-    -- Last, since it locks the default partition.
+    -- Attach last, because ATTACH locks the default partition.
     execute format('alter table outbox.events attach partition %s for values from (%L) to (%L)',
                    leaf, lower, upper);
     return 'added';
@@ -168,10 +176,11 @@ end
 $$;
 
 comment on function outbox.add_day(date) is
-    'Adds a daily partition to outbox.events, in a lock that no insert waits for longer than 0.1 s.';
+    'Adds a daily partition to outbox.events. Its lock delays an insert for at most 0.1 s.';
 
--- Whether our transaction holds the lock of outbox.lock_day. In any other isolation level the catalog is read
--- as it was when the transaction began, such as with partitions that were detached since.
+-- Whether our transaction holds the lock of outbox.lock_day. Requires READ COMMITTED: with any other
+-- isolation level, the transaction would see the catalog as it was at its beginning, for example with
+-- partitions that have been detached since.
 create or replace function outbox.holds_day(partition oid, day date) returns boolean
 language sql
 set search_path = pg_catalog, pg_temp
@@ -211,18 +220,19 @@ begin
         return false;
     end if;
     begin
-        -- Conflicts with itself, so that two sessions that prune do not hold each other up.
+        -- This lock mode conflicts with itself, so two sessions that prune cannot both hold the lock and
+        -- then wait for each other.
         execute format('lock table only %s in share row exclusive mode', known);
     exception when undefined_table then
         return false; -- dropped while we waited
     end;
-    -- The name may have become that of another table meanwhile.
+    -- Check again, because another table may have got the name in the meantime.
     return outbox.holds_day(partition, day);
 end
 $$;
 
 comment on function outbox.lock_day(oid, date) is
-    'Keeps everybody from changing the rows of a past day, until the end of the transaction. False: there is no such partition.';
+    'Locks the rows of a past day against all changes, until the end of the transaction. False: there is no such partition.';
 
 create or replace function outbox.drop_day(partition oid, day date) returns void
 language plpgsql security definer
@@ -235,16 +245,17 @@ declare
     known text;
 begin
     perform outbox.require_days_owner();
-    -- While it holds the lock, nobody renames, detaches or replaces the partition.
+    -- While our transaction holds the lock, no other session can rename, detach or replace the partition.
     if not outbox.holds_day(partition, day) or day >= (now() at time zone 'UTC')::date then
         raise exception 'partition % is not locked by outbox.lock_day', partition
             using errcode = 'object_not_in_prerequisite_state';
     end if;
     select d.name into strict known from outbox.days() d where d.partition = drop_day.partition;
-    -- A session that waits for the partition has a lock on outbox.events, which DROP waits for: a deadlock. If
-    -- that session found it first, PostgreSQL would end its transaction. A session that waits from now on
-    -- looks for deadlocks after deadlock_timeout (1 s), when DROP has given up. Another session in
-    -- outbox.lock_day (share row exclusive) has no other lock.
+    -- A session that waits for the partition already has a lock on outbox.events, for which DROP would
+    -- wait: a deadlock. If that session noticed the deadlock first, PostgreSQL would end its transaction.
+    -- A session that begins to wait later looks for deadlocks after deadlock_timeout (1 s), when DROP has
+    -- given up. Another session in outbox.lock_day (share row exclusive) has no other lock, so it does
+    -- not count.
     if exists (select from pg_catalog.pg_locks l
                where l.locktype = 'relation' and l.relation = drop_day.partition and not l.granted
                  and l.mode <> 'ShareRowExclusiveLock'
@@ -257,11 +268,11 @@ end
 $$;
 
 comment on function outbox.drop_day(oid, date) is
-    'Drops the partition of a past day, which outbox.lock_day has locked. No insert waits for it longer than its lock timeouts of 0.1 s.';
+    'Drops the partition of a past day, which outbox.lock_day has locked. Each lock delays an insert for at most 0.1 s.';
 
 revoke all on function outbox.add_day(date), outbox.lock_day(oid, date), outbox.drop_day(oid, date) from public;
 
--- If another role than the owner of the table applies this migration.
+-- Make the owner of the table the owner of the functions, if another role applies this migration.
 do $$
 declare
     owner constant name := (select pg_get_userbyid(c.relowner) from pg_catalog.pg_class c

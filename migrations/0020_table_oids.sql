@@ -1,11 +1,12 @@
--- Records which physical tables the rows of a captured table come from. This decides the event ids of tables
--- that were dropped and created again, and finds partitions that were detached before all of their rows had an
--- outcome.
+-- Records from which physical tables the rows of a captured table come. The event ids of tables
+-- that were dropped and created again depend on this record. With it, the relay also finds
+-- partitions that were detached before all of their rows had an outcome.
 --
 -- Plain SQL for PostgreSQL 14 to 18; running it again changes nothing.
 
--- Names below are PostgreSQL's own, under any search path. Run the whole file
--- in one transaction (psql -1), as migration tools do.
+-- This statement makes each name without a schema refer to PostgreSQL's own objects. The statement lasts
+-- until the end of the transaction, so run the whole file in one transaction (psql -1), as migration
+-- tools do.
 set local search_path = pg_catalog, pg_temp;
 
 set local lock_timeout = '10s';

@@ -1,8 +1,9 @@
 //! Generates the gRPC server traits of `google.pubsub.v1` and `google.iam.v1` from the lists below.
 //!
-//! The message types come from a published crate that has clients only. A description of the
-//! methods by hand needs neither `protoc` nor a copy of the proto files. `Publish`, `Pull` and
-//! `StreamingPull` use the types of `src/wire.rs`, which leave messages encoded.
+//! The published crate `googleapis-tonic-google-pubsub-v1` contains the message types and clients, but no
+//! server traits. Because the methods are listed here by hand, the build needs neither `protoc` nor a copy
+//! of the proto files. `Publish`, `Pull` and `StreamingPull` use the types of `src/wire.rs`, which leave
+//! messages encoded.
 
 use tonic_build::manual::{Builder, Method, Service};
 

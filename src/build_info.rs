@@ -1,7 +1,7 @@
 //! Provides the version and commit from which this program was built.
 //!
-//! The build of a release sets `POSTRIDER_COMMIT` and `POSTRIDER_COMMIT_DATE`. In other builds from a
-//! git checkout, `build.rs` sets them to the values of HEAD.
+//! The build of a release sets `POSTRIDER_COMMIT` and `POSTRIDER_COMMIT_DATE`. In any other build from a
+//! git checkout, `build.rs` sets them from HEAD.
 
 /// The version of the package.
 pub(crate) const VERSION: &str = env!("CARGO_PKG_VERSION");
@@ -11,12 +11,12 @@ pub(crate) fn commit() -> Option<&'static str> {
     recorded(option_env!("POSTRIDER_COMMIT"))
 }
 
-/// The date of that commit, such as `2026-11-21`.
+/// The date of the commit that was built, such as `2026-11-21`; `None` if the build did not record it.
 pub(crate) fn commit_date() -> Option<&'static str> {
     recorded(option_env!("POSTRIDER_COMMIT_DATE"))
 }
 
-/// Treats the placeholder `unknown` as not recorded. An image that was built by hand has this
+/// Treats the placeholder `unknown` as not recorded. An image that was built by hand can have this
 /// placeholder.
 fn recorded(value: Option<&'static str>) -> Option<&'static str> {
     value.filter(|value| !value.is_empty() && *value != "unknown")

@@ -1,4 +1,4 @@
-//! Provides the environment variables of the process, read once at the start and passed on from
-//! there.
+//! Provides the environment variables of the process. They are read once, when the process starts, and
+//! passed on from there.
 
 pub use replication::Environment;

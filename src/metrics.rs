@@ -1,7 +1,8 @@
 //! Holds the relay's metrics, for Prometheus and for `/status`.
 //!
 //! The metrics are created once and shared. Cloning them is cheap, and no method waits for IO. Names
-//! follow Prometheus: base units last, `_total` for counters.
+//! follow the conventions of Prometheus: the base unit is the last word of the name, and counters end in
+//! `_total`.
 
 mod export;
 mod process;
@@ -23,19 +24,20 @@ use slot_manager::Health;
 use crate::condition::{
     self, Condition, PruneRuns, RelayFacts, RelayState, StateFacts, Troubles, Verdict,
 };
+use crate::error::Error;
 use crate::server_clock::ServerClock;
 pub use prometheus_text::prometheus_text;
 pub use topics::TopicFailures;
 
-/// Upper bounds of the latency buckets, seconds: from half a millisecond to ten minutes.
+/// Upper bounds of the latency buckets in seconds, from half a millisecond to ten minutes.
 const LATENCY_BUCKETS: [f64; 14] = [
     0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0, 5.0, 30.0, 120.0, 600.0,
 ];
 
-/// Upper bounds of the buckets of events per publish request. Pub/Sub takes at most 1,000.
+/// Upper bounds of the buckets for events per publish request. Pub/Sub accepts at most 1,000.
 const BATCH_BUCKETS: [f64; 10] = [1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0, 1000.0];
 
-/// The label `kind`: the class of a failed attempt, the kind of an unexpected change, and so on.
+/// The label `kind`. Each metric defines its values: for example, the error code of a failed attempt.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 pub struct KindLabel {
     /// The label's value.
@@ -77,20 +79,21 @@ impl SlotHealth {
     }
 }
 
-/// The commit time of the oldest event without an outcome, to compute its age.
+/// The commit time of the oldest event without an outcome. [`age_seconds`](Self::age_seconds) computes the
+/// age of the event from this time.
 #[derive(Debug, Clone)]
 pub struct OldestPending {
     committed: Arc<AtomicI64>,
     server_clock: ServerClock,
 }
 
-/// No session has set a commit time yet.
+/// Value of `committed` before a session has set a commit time.
 const UNKNOWN: i64 = 0;
-/// Nothing is pending.
+/// Value of `committed` when nothing is pending.
 const NONE: i64 = -1;
 
 impl OldestPending {
-    /// Starts with an unknown commit time. Ages are measured by `server_clock`.
+    /// Starts with an unknown commit time. Ages are measured with `server_clock`.
     fn by(server_clock: ServerClock) -> Self {
         Self {
             committed: Arc::default(),
@@ -106,8 +109,8 @@ impl OldestPending {
         );
     }
 
-    /// Age in seconds of the oldest pending transaction: 0 if nothing is pending, `None` if unknown. Uses
-    /// the server's clock, because commit times come from that clock.
+    /// Age in seconds of the oldest pending transaction: 0 if nothing is pending, `None` if unknown. The
+    /// age is measured with the server's clock, because the server sets commit times.
     pub fn age_seconds(&self) -> Option<f64> {
         match self.committed.load(Ordering::Relaxed) {
             UNKNOWN => None,
@@ -121,13 +124,15 @@ impl OldestPending {
         }
     }
 
-    /// Makes the commit time unknown, when the session ends.
+    /// Makes the commit time unknown, because the session ends.
     pub fn forget(&self) {
         self.committed.store(UNKNOWN, Ordering::Relaxed);
     }
 }
 
-/// The latencies since the last call of [`take_mean`](Self::take_mean).
+/// The latencies since the last call of [`take_mean`](Self::take_mean). The latency of a request is the time
+/// from the commit of its first event to Pub/Sub's answer. A request does not count if its first event already
+/// has a row in `outbox.dispatch`, because it was released, replayed or repeated.
 #[derive(Debug, Clone, Default)]
 pub struct RecentLatency(Arc<(AtomicU64, AtomicU64)>);
 
@@ -139,7 +144,7 @@ impl RecentLatency {
         self.0.1.fetch_add(micros, Ordering::Relaxed);
     }
 
-    /// The mean of the latencies since the last call, seconds; `None` without any.
+    /// Returns the mean of the latencies since the last call, in seconds, or `None` if there was none.
     pub fn take_mean(&self) -> Option<f64> {
         let requests = self.0.0.swap(0, Ordering::Relaxed);
         let micros = self.0.1.swap(0, Ordering::Relaxed);
@@ -157,7 +162,12 @@ impl LastTime {
         *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(Instant::now());
     }
 
-    /// Time since the last call of [`now`](Self::now); `None` if there was no call.
+    pub(crate) fn forget(&self) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = None;
+    }
+
+    /// Time since the last call of [`now`](Self::now). `None` if there was no call since the start, or since
+    /// the last `forget`.
     pub fn age(&self) -> Option<Duration> {
         self.0
             .lock()
@@ -192,9 +202,14 @@ pub struct Metrics {
     pub lanes_waiting: Gauge,
     pub holds_slot: Gauge,
     pub publication_ok: OptionalGauge,
+    /// 1 while audits fail, 0 after a successful one.
+    pub audit_failing: OptionalGauge,
     /// The health of the slot at the supervisor's last poll.
     pub slot_health: SlotHealth,
     pub lag_bytes: OptionalGauge,
+    /// Number of events of the stream without an outcome: those in memory, and an estimate of those that follow in the
+    /// open transaction.
+    pub unresolved_events: OptionalGauge,
     pub oldest_pending: OldestPending,
     pub server_clock: ServerClock,
     pub retained_bytes: OptionalGauge,
@@ -203,37 +218,50 @@ pub struct Metrics {
     pub caught_up_in: OptionalGauge,
     /// When Pub/Sub last stored a request.
     pub last_published: LastTime,
-    /// The present and recent troubles.
+    /// Present and recent problems of delivery.
     pub troubles: Troubles,
-    /// The latest runs of the relay's own pruning.
+    /// How the latest pruning runs of the relay ended.
     pub prune_runs: PruneRuns,
     pub latency: Histogram,
     pub batch_events: Histogram,
-    /// Spans of events: started, exported or failed.
+    /// Number of spans of events that were started, exported, or failed to export.
     pub trace_spans: Family<KindLabel, Counter>,
-    /// The latencies since the last sample of the history, for the graphs of the page.
+    /// The latencies since the last sample of the history, for the graphs on the page for operators.
     pub recent_latency: RecentLatency,
     /// When the last status message was sent to PostgreSQL; `/livez` checks its age.
     pub last_status: LastTime,
 }
 
 impl Metrics {
-    /// A number that grows whenever an event gets an outcome.
+    /// Returns a number that grows whenever an event gets an outcome.
     pub(crate) fn delivered(&self) -> u64 {
         self.events_published.get() + self.events_recorded.get()
     }
 
-    /// Age of the oldest event without an outcome, 0 if there is none, `None` if unknown. The age is
-    /// also unknown while the publication may leave out rows, because the relay does not see those
-    /// rows.
+    /// Age in seconds of the oldest event without an outcome: 0 if there is none, `None` if unknown. The age is
+    /// unknown while the publication is wrong or cannot be checked, and while an audit cannot find rows that the
+    /// stream may have left out, because the relay does not see these rows.
     pub(crate) fn lag_seconds(&self) -> Option<f64> {
-        match self.troubles.publication() {
-            Some(_) => None,
-            None => self.oldest_pending.age_seconds(),
+        let has_gap = self.troubles.auditing().is_some_and(|audit| audit.has_gap);
+        if has_gap || self.troubles.publication().is_some() {
+            return None;
         }
+        self.oldest_pending.age_seconds()
     }
 
-    /// The relay's condition now.
+    /// Notes that audits have failed since `since`. `has_gap` says whether the stream may have left out rows.
+    pub(crate) fn audit_fails(&self, error: &Error, since: Instant, has_gap: bool) {
+        self.audit_failing.set(Some(1.0));
+        self.troubles.cannot_audit(error, since, has_gap);
+    }
+
+    /// Notes that an audit has succeeded.
+    pub(crate) fn audit_succeeded(&self) {
+        self.audit_failing.set(Some(0.0));
+        self.troubles.can_audit();
+    }
+
+    /// Returns the relay's present condition.
     pub fn condition(&self, state: &RelayState) -> Condition {
         let server_time = self.server_clock.now().duration_since(UNIX_EPOCH);
         let server_time = server_time.unwrap_or_default();
@@ -243,6 +271,9 @@ impl Metrics {
             topics: self.troubles.topics(),
             recording: self.troubles.recording(),
             publication: self.troubles.publication(),
+            stream: self.troubles.stream(),
+            auditing: self.troubles.auditing(),
+            opening: self.troubles.opening(),
             lag_bytes: self.lag_bytes.get().map(|bytes| bytes as u64),
             oldest: seconds(self.oldest_pending.age_seconds()),
             caught_up_in: seconds(self.caught_up_in.get()),
@@ -251,10 +282,11 @@ impl Metrics {
         condition::judge(&facts, Instant::now())
     }
 
-    /// The state to show, from the relay's condition and the health of its slot.
+    /// Returns the state to show, which depends on the relay's condition and on the health of its slot.
     pub fn verdict(&self, condition: &Condition) -> Verdict {
         let health = self.slot_health.get();
-        // A bad event without an ordering key blocks no key, nor does one with `quarantine_event`.
+        // Check both numbers. Bad events can exist without a blocked key: an event without an ordering key
+        // blocks no key, and with `on_bad_event = quarantine_event` no event blocks its key.
         let quarantine = [&self.blocked_keys, &self.events_in_quarantine];
         let has_some = |gauge: &&OptionalGauge| gauge.get().is_some_and(|count| count > 0.0);
         condition::decide(StateFacts {
@@ -278,16 +310,19 @@ impl Metrics {
         }
         for unknown in [
             &self.publication_ok,
+            &self.audit_failing,
             &self.blocked_keys,
             &self.events_in_quarantine,
             &self.lag_bytes,
             &self.retained_bytes,
             &self.headroom_bytes,
             &self.caught_up_in,
+            &self.unresolved_events,
         ] {
             unknown.set(None);
         }
         self.slot_health.set(None);
+        self.last_status.forget();
         self.troubles.forget();
         self.prune_runs.forget();
         self.oldest_pending.forget();
@@ -321,8 +356,10 @@ impl Default for Metrics {
             lanes_waiting: Gauge::default(),
             holds_slot: Gauge::default(),
             publication_ok: OptionalGauge::default(),
+            audit_failing: OptionalGauge::default(),
             slot_health: SlotHealth::default(),
             lag_bytes: OptionalGauge::default(),
+            unresolved_events: OptionalGauge::default(),
             oldest_pending: OldestPending::by(server_clock.clone()),
             server_clock,
             retained_bytes: OptionalGauge::default(),

@@ -1,34 +1,43 @@
 //! Estimates PostgreSQL's clock.
 //!
-//! Commit times come from the server, and the relay's own clock may differ from the server's by
-//! minutes. Every frame of the stream has the time at which the server sent it. The frame then
-//! travels for a while, and may wait in a buffer, so when the relay reads it, the server's clock is
-//! later than that time. The frame with the smallest delay gives the best estimate. The relay adds
-//! only the time that has passed since that frame on its own monotonic clock.
+//! Commit times come from the server, and the relay's own clock may differ from the server's clock by
+//! minutes. Every frame of the stream contains the time at which the server sent it. The frame then travels
+//! for a while, and may wait in a buffer. So when the relay reads the frame, the server's clock already shows
+//! a later time. The frame with the smallest delay gives the best estimate. The relay adds to this frame's
+//! time only the time that has passed since the frame was read, by the relay's own monotonic clock.
 //!
-//! A server's clock may be set back during a session, so old frames expire.
+//! The server's clock may be set back during a session. Then the estimate is too far ahead, and every new
+//! frame looks as if it had waited in a buffer for a long time. So every few seconds the relay also asks the
+//! server for its time ([`ServerClock::asked`]), and drops an estimate that the answer contradicts.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use decoder::PgTimestamp;
 
-/// A frame counts for at least this long, and for at most twice as long while newer frames arrive.
+/// The estimate uses the best frame for at least this time, unless an answer of the server contradicts the
+/// estimate. While newer frames arrive, the estimate uses this frame for at most twice as long. So the
+/// estimate follows a clock that drifts.
 const COUNTS: Duration = Duration::from_secs(60);
 
-/// The server's clock; unknown before the first frame of a session.
+/// How far the estimate may be ahead of an answer of the server. Servers adjust their clocks by small steps
+/// all the time, and such a step must not make the relay drop the estimate.
+const SLACK: Duration = Duration::from_millis(500);
+
+/// An estimate of the server's clock; unknown before the first frame of a session.
 #[derive(Debug, Clone, Default)]
 pub struct ServerClock(Arc<Mutex<Option<ClockReading>>>);
 
-/// The estimate from the frames so far. An offset is the server's time at `origin`, in Unix microseconds,
-/// as computed from one frame.
+/// The estimate from the frames so far. Each frame gives an offset: the server's time at the instant
+/// `origin`, in Unix microseconds, if the frame had no delay. A delay makes the offset smaller, so the
+/// largest offset is best.
 #[derive(Debug, Clone, Copy)]
 struct ClockReading {
     origin: Instant,
     /// The largest offset since `since`.
     largest: i64,
     since: Instant,
-    /// The largest offset of the period before `since`.
+    /// The largest offset of the period that ended at `since`; `i64::MIN` if there was no such period.
     before: i64,
 }
 
@@ -52,13 +61,29 @@ impl ServerClock {
         heard.largest = heard.largest.max(offset);
     }
 
-    /// The server's time; the relay's own time until the first frame has arrived.
+    /// Checks the estimate against an answer of the server. The relay asked at `asked_at`, and the answer
+    /// arrived at `now`. At some time in between, the server's clock showed `shown`.
+    pub fn asked(&self, shown: PgTimestamp, asked_at: Instant, now: Instant) {
+        self.heard(shown, now);
+        let mut guard = self.lock();
+        let Some(reading) = guard.as_mut() else {
+            return;
+        };
+        let passed = micros(asked_at.saturating_duration_since(reading.origin));
+        let most = shown.as_unix_micros().saturating_sub(passed);
+        if reading.largest.max(reading.before) > most.saturating_add(micros(SLACK)) {
+            (reading.largest, reading.before) = (most, i64::MIN);
+            reading.since = now;
+        }
+    }
+
+    /// Returns the server's time, or the relay's own time if no frame has arrived yet.
     pub fn now(&self) -> SystemTime {
         let time = self.at(Instant::now());
         time.unwrap_or_else(SystemTime::now)
     }
 
-    /// The server's time at `now`, if known.
+    /// Returns the server's time at `now`, if it is known.
     fn at(&self, now: Instant) -> Option<SystemTime> {
         let heard = (*self.lock())?;
         let offset = heard.largest.max(heard.before);
@@ -99,7 +124,7 @@ mod tests {
         let (clock, start) = (ServerClock::default(), Instant::now());
         let at = |seconds| start + Duration::from_secs(seconds);
         assert_eq!(clock.at(start), None);
-        // The server's clock is an hour ahead of the relay's.
+        // 10 seconds after `start`, the server's clock shows 3,600 seconds.
         clock.heard(sent_at(3_600), at(10));
         assert_eq!(shows(&clock, at(12)), 3_602);
         // This frame waited 20 seconds in a buffer.
@@ -121,6 +146,23 @@ mod tests {
             clock.heard(sent_at(shown), at(second as u64));
         }
         assert_eq!(shows(&clock, at(200)), 200);
+    }
+
+    #[test]
+    fn an_answer_of_the_server_shows_at_once_that_its_clock_was_set_back() {
+        let (clock, start) = (ServerClock::default(), Instant::now());
+        let at = |seconds| start + Duration::from_secs(seconds);
+        clock.heard(sent_at(10_000), at(10));
+        // The question took a second, so the answer does not contradict the estimate.
+        clock.asked(sent_at(10_004), at(14), at(15));
+        assert_eq!(shows(&clock, at(15)), 10_005);
+        clock.asked(sent_at(6_420), at(20), at(20));
+        assert_eq!(shows(&clock, at(21)), 6_421);
+        clock.heard(sent_at(6_422), at(22));
+        assert_eq!(shows(&clock, at(22)), 6_422);
+        // An answer also corrects an estimate that is behind the server's clock.
+        clock.asked(sent_at(9_000), at(30), at(31));
+        assert_eq!(shows(&clock, at(31)), 9_000);
     }
 
     #[test]

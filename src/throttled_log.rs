@@ -1,4 +1,4 @@
-//! Limits a frequent log line to one per error code every ten seconds.
+//! Limits a frequent log line to one line per error code every ten seconds.
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
@@ -7,7 +7,7 @@ use crate::error::Code;
 
 const INTERVAL: Duration = Duration::from_secs(10);
 
-/// When each code was last logged, and how many lines were suppressed since.
+/// When a line was last logged for each code, and how many lines were suppressed since then.
 #[derive(Debug, Default)]
 pub(crate) struct ThrottledLog {
     last: HashMap<Code, (Instant, u64)>,

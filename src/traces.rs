@@ -1,14 +1,14 @@
-//! Exports a span for each event of a sampled trace: from the commit until Pub/Sub has the message.
+//! Exports a span for each event of a sampled trace, from the commit until Pub/Sub has stored the message
+//! or the event is set aside.
 //!
-//! The producer's trace context travels in the message's attributes, so consumers continue the producer's
-//! trace whether the relay exports spans or not. With OTEL_EXPORTER_OTLP_TRACES_ENDPOINT the relay adds
-//! its own span to that trace. An event without a trace context, or of a trace that is not sampled, gets
-//! no span.
+//! The producer's trace context is in the attributes of the message, so consumers can continue the producer's
+//! trace even if the relay exports no spans. If OTEL_EXPORTER_OTLP_TRACES_ENDPOINT is set, the relay adds its
+//! own span to that trace. An event gets no span if it has no trace context, or if its trace is not sampled.
 //!
-//! The OpenTelemetry SDK batches and sends spans on a thread of its own, from a bounded queue. When
-//! the collector is away or too slow, spans are dropped; delivery never waits. The metrics count the
-//! spans that were started, exported, or failed to export. They do not count the spans that a full
-//! queue dropped.
+//! The OpenTelemetry SDK batches and sends spans on its own thread, from a bounded queue. If the collector is
+//! unavailable or too slow, the queue fills up and the SDK drops spans. Delivery never waits for the
+//! collector. The metrics count the spans that were started, exported, or failed to export, but not the spans
+//! that the SDK dropped from a full queue.
 //!
 //! Not here: the message attributes (`mapping`), and metrics of latency and lag (`metrics`).
 
@@ -35,10 +35,10 @@ use crate::event::{Event, EventRef};
 use crate::metrics::{KindLabel, Metrics};
 use crate::throttled_log::ThrottledLog;
 
-/// Time to send the last spans when the relay stops.
+/// Maximum time for sending the last spans when the relay stops.
 const SHUTDOWN_LIMIT: Duration = Duration::from_secs(3);
 
-/// The exporter of spans. It does nothing unless a collector is set.
+/// The exporter of spans. It does nothing unless a collector is configured.
 #[derive(Debug, Clone, Default)]
 pub struct Traces(Option<Arc<Exporting>>);
 
@@ -49,20 +49,21 @@ struct Exporting {
     spans: Family<KindLabel, Counter>,
 }
 
-/// Where an event was to be published, for its span.
+/// The topic and ordering key of an event, for the attributes of its span.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Destination<'a> {
     /// Full name of the topic.
     pub(crate) topic: &'a str,
-    /// Ordering key; empty for none.
+    /// The ordering key; empty if there is none.
     pub(crate) ordering_key: &'a str,
 }
 
 impl Traces {
-    /// Starts the thread that sends spans to this URL. Does not connect yet.
+    /// Starts the thread that sends spans to this URL, without connecting yet. Exports nothing if `endpoint`
+    /// is `None`.
     ///
     /// # Errors
-    /// `setting-invalid` if the variables of OpenTelemetry hold something that cannot be used.
+    /// `setting-invalid` if an environment variable of OpenTelemetry has a value that cannot be used.
     pub fn start(endpoint: Option<&str>, metrics: &Metrics) -> Result<Self> {
         let Some(endpoint) = endpoint else {
             return Ok(Self::default());
@@ -98,8 +99,8 @@ impl Traces {
         }))))
     }
 
-    /// Adds the spans of published events. `at` is the time of Pub/Sub's answer, by PostgreSQL's clock like
-    /// the commit times.
+    /// Adds the spans of published events. `at` is the time of Pub/Sub's answer. Like the commit times, `at`
+    /// is measured by PostgreSQL's clock.
     pub(crate) fn published(
         &self,
         to: Destination<'_>,
@@ -119,7 +120,7 @@ impl Traces {
         }
     }
 
-    /// Adds the span of an event that is set aside, with the code of its error.
+    /// Adds the span of an event that goes to quarantine, with the code of its error.
     pub(crate) fn set_aside(
         &self,
         to: Destination<'_>,
@@ -136,7 +137,7 @@ impl Traces {
         }
     }
 
-    /// Sends the remaining spans; gives up after a few seconds.
+    /// Sends the remaining spans, for at most three seconds.
     pub async fn finish(self) {
         if let Some(exporting) = self.0 {
             let provider = exporting.provider.clone();
@@ -150,7 +151,8 @@ impl Traces {
 }
 
 impl Exporting {
-    /// A span in the trace of the message. `None` if the message has no trace, or its trace is not sampled.
+    /// Returns a span in the trace of the message, or `None` if the message has no trace, or its trace is
+    /// not sampled.
     fn span(
         &self,
         to: Destination<'_>,
@@ -167,7 +169,7 @@ impl Exporting {
             .inc();
         let topic = to.topic.rsplit('/').next().unwrap_or(to.topic);
         let started = event.commit_time.to_system_time();
-        // The names are those of OpenTelemetry's conventions for messaging and Pub/Sub.
+        // The names follow OpenTelemetry's conventions for messaging and Pub/Sub.
         let attributes = [
             KeyValue::new("messaging.system", "gcp_pubsub"),
             KeyValue::new("messaging.operation.type", "send"),
@@ -193,8 +195,8 @@ impl Exporting {
     }
 }
 
-/// Counts exported and failed spans, and logs failures at most every ten seconds. The SDK itself would log
-/// every failed batch.
+/// Counts exported and failed spans, and logs a failure at most once every ten seconds, because a log line
+/// for every failed batch would be too many.
 #[derive(Debug)]
 struct CountingExporter<E> {
     inner: E,

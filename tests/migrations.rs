@@ -1,9 +1,9 @@
-//! Tests of the migrations on a real server: created objects, the rights of each role, and
-//! refusals.
+//! Tests of the migrations on a real server: the objects that they create, the rights of each role,
+//! and the statements that PostgreSQL must refuse.
 //!
 //! All tests share one server, with one database per test. A watchdog stops the server when the
-//! test process ends. Roles belong to the whole server, so the test of an owner who may not create
-//! roles starts its own server.
+//! test process ends. Roles belong to the whole server, so the test with an owner who may not
+//! create roles starts its own server.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -37,7 +37,7 @@ fn start() -> ScratchPostgres {
         .unwrap()
 }
 
-/// Connects. Collects the messages of the server's notices.
+/// Connects, and collects the notices that the server sends.
 async fn connect(url: &str) -> (Client, Arc<Mutex<Vec<String>>>) {
     let (client, mut connection) = tokio_postgres::connect(url, NoTls).await.unwrap();
     let notices = Arc::new(Mutex::new(Vec::new()));
@@ -55,7 +55,8 @@ async fn connect(url: &str) -> (Client, Arc<Mutex<Vec<String>>>) {
 
 /// Creates an empty database on the shared server.
 async fn empty_database() -> Client {
-    // The first call starts the server, which blocks, so it needs a thread that may block.
+    // The first call starts the server and blocks until it runs, so make the call on a thread that may
+    // block.
     let admin_url = tokio::task::spawn_blocking(|| SERVER.url("postgres"))
         .await
         .unwrap();
@@ -80,9 +81,8 @@ async fn migrate(client: &Client) {
     }
 }
 
-/// The later migrations, which create and change `outbox.relay`, `outbox.capture` and
-/// `outbox.replay`.
-const OF_THE_RELAY: [&str; 15] = [
+/// The later migrations. They also create `outbox.capture` and `outbox.replay`.
+const OF_THE_RELAY: [&str; 17] = [
     include_str!("../migrations/0006_recovery.sql"),
     include_str!("../migrations/0007_audit.sql"),
     include_str!("../migrations/0008_exceptions.sql"),
@@ -98,6 +98,8 @@ const OF_THE_RELAY: [&str; 15] = [
     include_str!("../migrations/0019_days.sql"),
     include_str!("../migrations/0020_table_oids.sql"),
     include_str!("../migrations/0021_earlier_messages.sql"),
+    include_str!("../migrations/0022_recovery_progress.sql"),
+    include_str!("../migrations/0023_uncaptured.sql"),
 ];
 
 async fn refused(client: &Client, sql: &str) -> DbError {
@@ -121,7 +123,8 @@ async fn text(client: &Client, sql: &str) -> Option<String> {
     client.query_one(sql, &[]).await.unwrap().get(0)
 }
 
-/// Describes everything in the schema that a second run could have changed.
+/// Returns a description of everything in the schema that a second run of the migrations could have
+/// changed.
 async fn inventory(client: &Client) -> Option<String> {
     text(
         client,
@@ -309,7 +312,7 @@ async fn event_uuid_agrees_with_the_mapper() {
     for migration in OF_THE_RELAY {
         client.batch_execute(migration).await.unwrap();
     }
-    // The same values as in the mapper's own test.
+    // The test of the mapper expects the same value, so the SQL function and the mapper agree.
     let uuid = text(&client, "select outbox.event_uuid('public.a', '7')::text").await;
     assert_eq!(
         uuid.as_deref(),

@@ -1,18 +1,18 @@
-//! Checks that comments, documents and messages are in plain English: turns of phrase that a reader
-//! has to decode are rare.
+//! Checks that comments, documents and messages are in plain English: phrases that a reader has to decode
+//! must be rare.
 //!
-//! This is a smoke alarm, not a judge. Never reword a sentence only to satisfy it: rewrite the
-//! thought.
+//! This check only raises an alarm. It cannot judge a sentence. Never reword a sentence only to satisfy
+//! the check: rewrite the thought.
 
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
 
 use regex_lite::Regex;
 
-/// The most hits per 1,000 words. Good projects of this field have 0.2 to 0.6.
+/// Maximum number of hits per 1,000 words. Good projects in this field have 0.2 to 0.6.
 const ALLOWED: f64 = 0.5;
 
-/// Why a phrase is hard to read, and a pattern that finds it.
+/// For each phrase, why it is hard to read, and a pattern that finds it.
 const PHRASES: [(&str, &str); 11] = [
     (
         "a clause without a noun: say which thing",
@@ -56,8 +56,8 @@ const PHRASES: [(&str, &str); 11] = [
 
 const EXTENSIONS: [&str; 8] = ["md", "rs", "sql", "toml", "yml", "yaml", "sh", "proto"];
 
-/// The files with text below a folder. Leaves out build output, downloaded packages, dot folders
-/// and the corpora of fuzzing.
+/// The files with text below a folder. Leaves out build output, downloaded packages, folders whose
+/// names begin with a dot, and fuzzing corpora.
 fn texts(folder: &Path) -> Vec<PathBuf> {
     let mut found = Vec::new();
     for entry in std::fs::read_dir(folder).expect("a folder of the repository") {
@@ -124,7 +124,8 @@ fn prose_is_plain_english() {
             words += line.split_whitespace().count();
             for (what, phrase) in &phrases {
                 for found in phrase.find_iter(&line) {
-                    // If "as" or "that" follows, the phrase is a complete comparison and no hit.
+                    // If "as" or "that" follows, the phrase is part of a complete comparison, which
+                    // is no hit.
                     let rest = line[found.end()..].trim_start();
                     let is_comparison = rest.starts_with("as ") || rest.starts_with("that ");
                     if !(what.starts_with("so ") && is_comparison) {

@@ -12,7 +12,6 @@ pub(crate) struct Backlog {
     pub(crate) text: Text,
 }
 
-/// The text in a payload.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Text {
     /// 100 bytes of the same letter. With ids and attributes, the message has about 350 bytes.
@@ -22,8 +21,8 @@ pub(crate) enum Text {
 }
 
 impl Backlog {
-    /// `events` rows with short payloads. The number is rounded down to whole
-    /// transactions, but is at least one transaction.
+    /// Returns a backlog of `events` rows with short payloads. The number is rounded down to whole
+    /// transactions, but there is at least one transaction.
     pub(crate) fn new(events: u64, rows_per_transaction: Option<u64>, keys: Option<u64>) -> Self {
         let rows = rows_per_transaction.unwrap_or(1);
         Self {
@@ -39,7 +38,6 @@ impl Backlog {
         Self { text, ..self }
     }
 
-    /// Bytes of text in a payload.
     pub(crate) fn text_bytes(&self) -> u64 {
         match self.text {
             Text::Short => 100,
@@ -61,8 +59,9 @@ impl Backlog {
         format!("{} events of {bytes} bytes, {rows}, {keys}", self.events)
     }
 
-    /// The statements that write the rows. Each statement must be sent alone, because a block that
-    /// commits must not run in a transaction.
+    /// The statements that write the rows. Each statement must be sent alone, because PostgreSQL
+    /// runs several statements in one message as one transaction, and a `DO` block that commits
+    /// must not run in a transaction.
     pub(crate) fn statements(&self) -> Vec<String> {
         let key = match self.keys {
             Some(keys) => format!("'k-' || (i % {keys})"),
@@ -75,7 +74,7 @@ impl Backlog {
                     "CREATE TABLE noise AS SELECT string_agg(md5(n::text), '') AS text \
                      FROM generate_series(0, {bytes} / 32) n"
                 )),
-                // The digest makes each row different.
+                // The digest at the start makes the text of each row different.
                 format!("left(md5(i::text) || (SELECT text FROM noise), {bytes})"),
             ),
         };

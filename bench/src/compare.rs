@@ -1,5 +1,5 @@
-//! Measures a scenario. Both sides drain their backlogs in turn, and the medians become a line of
-//! the report.
+//! Measures a scenario. Both sides drain their backlogs in turn, and the medians of all runs become
+//! a line of the report.
 
 use std::path::PathBuf;
 
@@ -19,10 +19,10 @@ pub(crate) struct Stock {
 
 struct Loaded {
     backlog: Backlog,
-    /// The build of the relay that created the schema.
+    /// The path of the relay whose `init` created the schema.
     schema: PathBuf,
     database: Database,
-    /// The position at which the backlog ends.
+    /// The WAL position at which the backlog ends.
     end: String,
     /// The cores on which the server runs.
     cores: Cores,
@@ -79,7 +79,7 @@ impl Stock {
     }
 }
 
-/// Measures a scenario.
+/// Drains the backlogs of both sides `runs` times. Returns the line of the report.
 pub(crate) async fn compare(
     scenario: &Scenario,
     stock: &mut Stock,
@@ -90,7 +90,7 @@ pub(crate) async fn compare(
     let cores = scenario.cores;
     let (mut baseline, mut ours) = (Vec::new(), Vec::new());
     for run in 1..=runs {
-        // Each side goes first in every second run, so that a trend over time affects both sides
+        // The two sides take turns in going first, so that a trend over time affects both sides
         // equally.
         if run % 2 == 1 {
             baseline.push(stock.drain(&scenario.baseline, cores).await?);

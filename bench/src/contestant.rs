@@ -18,7 +18,7 @@ pub(crate) enum Contestant {
     Recvlogical(Link),
     /// The relay's source, decoder and mapper, without a publisher.
     Null(Link),
-    /// A program that reads and counts with the crate pgwire-replication.
+    /// A program that reads and counts events with the crate pgwire-replication.
     Pgwire(Link),
     /// The relay, with at most one setting changed from its default.
     Relay {
@@ -29,7 +29,8 @@ pub(crate) enum Contestant {
     },
     /// The relay's source, decoder and mapper, with Google's Publisher instead of ours.
     Official,
-    /// A bare tonic client that sends messages from memory, one message per request.
+    /// A tonic client that sends messages from memory, one message per request, and does nothing
+    /// else.
     Bare {
         /// The delay of the emulator's answers, in milliseconds.
         delay_ms: u64,
@@ -40,7 +41,7 @@ pub(crate) enum Contestant {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Build {
     This,
-    /// Another binary. A run with both builds shows what a change gains.
+    /// Another binary. A run with both builds shows the effect of a change.
     Other(&'static Path),
 }
 
@@ -51,7 +52,7 @@ pub(crate) enum Link {
     Socket,
 }
 
-/// A description of the answer delay.
+/// Describes the delay of the emulator's answers, for the report.
 fn late(delay_ms: u64) -> String {
     match delay_ms {
         0 => String::new(),
@@ -117,8 +118,8 @@ impl Contestant {
         }
     }
 
-    /// The build of the relay whose `init` creates the schema, because each build needs its own
-    /// schema.
+    /// The build of the relay whose `init` creates the schema. Each build needs the schema of its
+    /// own version.
     pub(crate) fn schema(self) -> PathBuf {
         match self {
             Self::Relay {
@@ -150,13 +151,25 @@ impl Contestant {
         }
     }
 
+    /// Whether this is a relay with `start = all`, which starts without a slot and publishes the backlog
+    /// from the table.
+    pub(crate) fn reads_the_table(self) -> bool {
+        matches!(
+            self,
+            Self::Relay {
+                setting: Some(START_ALL),
+                ..
+            }
+        )
+    }
+
     /// Whether the program exits once it has drained the backlog. The relay keeps running.
     pub(crate) fn ends_by_itself(self) -> bool {
         !matches!(self, Self::Relay { .. })
     }
 
-    /// The command that runs the program. The program drains until `end` and publishes to the
-    /// emulator at `host`.
+    /// The command that runs the program. A program that reads a slot and ends by itself reads up to the
+    /// position `end`. A program that publishes uses the emulator at `host`.
     pub(crate) fn command(
         self,
         database: &Database,
@@ -213,8 +226,11 @@ impl Contestant {
     }
 }
 
-/// With this setting, the relay writes no dispatch row for a published event.
+/// The setting with which the relay writes no dispatch row for a published event.
 pub(crate) const DISPATCH: (&str, &str) = ("POSTRIDER_DISPATCH", "exceptions");
+
+/// With this setting, and without a slot, the relay publishes the rows that are in the table.
+pub(crate) const START_ALL: (&str, &str) = ("POSTRIDER_START", "all");
 
 /// The command that runs `pg_recvlogical` on the slot and writes to `file`.
 pub(crate) fn recvlogical(url: &str, file: &str) -> Result<Command, String> {

@@ -1,30 +1,31 @@
 //! Which cores a drain may use: all cores for everything, or one core for the database and another
 //! core for the rest.
 //!
-//! On a machine with few cores the server takes CPU time from the relay, while a program that sends
-//! from memory has all the CPU to itself. With the database on its own core, as in production, a
-//! request costs both programs the same.
+//! On a machine with few cores, the server takes CPU time away from the relay, while a program that
+//! sends from memory has all the CPU time for itself. If the database has its own core, as it has
+//! its own machine in production, both programs have the same CPU time for their requests.
 
 use std::process::{Command, Stdio};
 
 use crate::database::Database;
 use crate::process::usage;
 
-/// The util-linux program that sets the cores.
+/// The util-linux program that sets the cores on which a process may run.
 const TASKSET: &str = "taskset";
 
 const ALLOWED: &str = "Cpus_allowed_list:";
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Cores {
-    /// Everything on all cores.
+    /// All processes on all cores.
     Shared,
     /// The server on the first core, the program and the emulator together on the second.
     DatabaseApart,
 }
 
 impl Cores {
-    /// Moves the server to these cores, with all processes that it starts later.
+    /// Moves the server to these cores. Processes that the server starts later run on the same
+    /// cores.
     pub(crate) async fn settle(self, database: &Database) -> Result<(), String> {
         let cores = match self {
             Self::Shared => allowed()?,
@@ -35,7 +36,8 @@ impl Cores {
             command.args(["-acp", &cores, &pid.to_string()]);
             let ended = command.stdout(Stdio::null()).status();
             let ended = ended.map_err(|e| format!("{TASKSET}: {e}"))?;
-            // A session that was listed may have ended in the meantime.
+            // A listed session can have ended in the meantime, so a failure for a process that is gone
+            // does not count.
             if !ended.success() && usage(pid).is_some() {
                 return Err(format!("{TASKSET} of process {pid} ended with {ended}"));
             }

@@ -1,4 +1,5 @@
-//! The server of a measurement. It is loaded with a backlog once and drained many times.
+//! The PostgreSQL server of a measurement. A backlog is written to the server once and drained many
+//! times.
 
 use std::path::Path;
 use std::process::Command;
@@ -10,15 +11,16 @@ use tokio_postgres::{Client, NoTls};
 use crate::backlog::Backlog;
 use crate::drain::Server;
 
-/// A slot that nobody reads, at the start of the backlog. Each program reads a copy of this slot.
-const ORIGIN: &str = "origin";
+/// A slot that nobody reads, at the start of the backlog. A program that must read the whole backlog from a
+/// slot reads a copy of this one.
+pub(crate) const ORIGIN: &str = "origin";
 
-/// How long to wait for a slot's reader to end after it was terminated.
+/// How long to wait until a terminated reader of a slot has ended.
 const FREE_LIMIT: Duration = Duration::from_secs(30);
 
-/// Reads three facts about a slot: whether it has confirmed a position, the process id of its
-/// walsender, and the process id of the relay's dispatch writer, which is found by the name of its
-/// session.
+/// Reads three facts about a slot: whether the slot has confirmed a position, the process id of its
+/// walsender, and the process id of the backend that writes the relay's dispatch rows. The
+/// `application_name` of its session identifies that backend.
 const OBSERVE: &str = "\
     SELECT coalesce(s.confirmed_flush_lsn >= $2::text::pg_lsn, false), s.active_pid, \
            (SELECT pid FROM pg_stat_activity \
@@ -31,10 +33,11 @@ pub(crate) struct Database {
 }
 
 impl Database {
-    /// Starts a durable server and prepares it with `postrider init --apply`.
+    /// Starts a durable server, prepares it with `postrider init --apply`, and creates the slot
+    /// [`ORIGIN`].
     ///
-    /// Autovacuum is off and timed checkpoints are rare, because they would slow down only the
-    /// program that runs at that moment.
+    /// Autovacuum is off and timed checkpoints are rare, because a vacuum or a checkpoint would
+    /// slow down only the program that is running at that moment.
     pub(crate) async fn start(binary: &Path) -> Result<Self, String> {
         let server = ScratchPostgres::builder()
             .durable()
@@ -43,7 +46,8 @@ impl Database {
             .setting("shared_buffers", "512MB")
             .setting("checkpoint_timeout", "1h")
             .setting("autovacuum", "off")
-            // The latencies count from these timestamps. Recording them has no measurable cost.
+            // The benchmark measures latencies from these timestamps. Recording them has no measurable
+            // cost, so it is on for all programs.
             .setting("track_commit_timestamp", "on")
             .start()
             .map_err(|e| e.to_string())?;
@@ -75,12 +79,11 @@ impl Database {
         self.server.socket_url("postgres")
     }
 
-    /// The harness's own session.
+    /// The SQL session of this benchmark itself.
     pub(crate) fn client(&self) -> &Client {
         &self.client
     }
 
-    /// Opens another session.
     pub(crate) async fn connect(&self) -> Result<Client, String> {
         connect(&self.url()).await
     }
@@ -111,9 +114,9 @@ impl Database {
         u64::try_from(count).map_err(|e| e.to_string())
     }
 
-    /// Writes the backlog and lets the server settle. Returns the position at which the last commit
-    /// ends. A reader that has reached this position has read everything, and need not wait for WAL
-    /// that the server wrote later.
+    /// Writes the backlog and lets the server settle. Returns the position at which the last commit ends.
+    /// A reader that has reached this position has read the whole backlog, even if the server wrote more
+    /// WAL later.
     pub(crate) async fn load(&self, backlog: &Backlog) -> Result<String, String> {
         self.execute("SET synchronous_commit = off").await?;
         for statement in backlog.statements() {
@@ -140,7 +143,7 @@ impl Database {
         self.text("SELECT pg_current_wal_lsn()::text").await
     }
 
-    /// Creates a slot at the start of the backlog. Replaces a slot of the same name.
+    /// Creates a slot at the start of the backlog. Drops an existing slot of the same name first.
     pub(crate) async fn copy_slot(&self, name: &str) -> Result<(), String> {
         self.free_slot(name).await?;
         self.execute(&format!(
@@ -149,7 +152,7 @@ impl Database {
         .await
     }
 
-    /// Creates a slot at the current end of the WAL. Replaces a slot of the same name.
+    /// Creates a slot at the current end of the WAL. Drops an existing slot of the same name first.
     pub(crate) async fn new_slot(&self, name: &str) -> Result<(), String> {
         self.free_slot(name).await?;
         self.execute(&format!(
@@ -158,17 +161,33 @@ impl Database {
         .await
     }
 
-    /// Restores the state before any drain: no records, no dirty pages, and the slot at the start
-    /// of the backlog.
+    /// Restores the state from before any drain: no dispatch rows, no dirty pages, and the slot at
+    /// the start of the backlog.
     pub(crate) async fn prepare_drain(&self, slot: &str) -> Result<(), String> {
         self.forget().await?;
         self.copy_slot(slot).await
     }
 
-    /// Removes the dispatch rows and the relay's own row, and writes all dirty pages to disk.
+    /// Restores the state before any relay: no slot and no records. The relay's first start with `start =
+    /// all` reads all rows from the table.
+    pub(crate) async fn prepare_first_start(&self, slot: &str) -> Result<(), String> {
+        self.free_slot(slot).await?;
+        self.forget().await
+    }
+
+    /// Removes all records of the relay, and writes all dirty pages to disk.
     pub(crate) async fn forget(&self) -> Result<(), String> {
-        self.execute("TRUNCATE outbox.dispatch; DELETE FROM outbox.relay; CHECKPOINT")
-            .await
+        self.execute(
+            "TRUNCATE outbox.dispatch; DELETE FROM outbox.relay; DELETE FROM outbox.capture; CHECKPOINT",
+        )
+        .await
+    }
+
+    /// Whether the relay has published all rows that were in the table at its first start, and recorded them.
+    pub(crate) async fn has_published_table(&self) -> Result<bool, String> {
+        let done = "SELECT count(*) FROM outbox.relay, outbox.capture \
+                    WHERE recovering IS NULL AND floor > '0'";
+        Ok(self.count(done).await? > 0)
     }
 
     /// Terminates the slot's reader and drops the slot.
@@ -191,8 +210,8 @@ impl Database {
         .await
     }
 
-    /// Returns whether the slot's reader has confirmed `end`, and which server processes serve the
-    /// reader.
+    /// Returns whether the slot's reader has confirmed `end`, and the process ids of the server
+    /// processes that serve the reader.
     pub(crate) async fn observe(&self, slot: &str, end: &str) -> Result<Server, String> {
         let row = self
             .client

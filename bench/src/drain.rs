@@ -1,9 +1,10 @@
-//! One drain of a backlog: how long it takes, and the CPU time and memory of each process.
+//! Runs one drain of a backlog, and measures how long the drain takes and how much CPU time and memory
+//! the processes use.
 //!
-//! The time begins with the start of the program. For a program that exits by itself, the drain
-//! ends with the exit. For the relay, the drain ends when the slot has confirmed the last event. At
-//! that time the relay has published and recorded everything, and has waited for its next status
-//! message.
+//! The time begins with the start of the program. The drain of a program that exits on its own ends with
+//! the exit. The drain of the relay ends when the slot has confirmed the last event, because by then the
+//! relay has published and recorded every event. A relay that reads the table confirms no event, so its
+//! drain ends with its recovery.
 
 use std::time::{Duration, Instant};
 
@@ -15,14 +16,15 @@ use crate::peers::{Emulator, Told};
 use crate::process::{self, Running, Usage, usage};
 use crate::sample::Sample;
 
-/// How often the processes are sampled. This is short compared with any drain.
+/// Time between two samples of the processes. Short compared with any drain, so that the measured end of
+/// the drain is exact.
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
-/// A program whose memory grows beyond this limit is stopped. It is measured by the events that it
-/// published until then.
+/// Maximum memory of a program. A program that needs more is stopped, and the rate of a program that
+/// publishes is computed from the events that it has published until then.
 const MEMORY_LIMIT_KIB: u64 = 6 << 20;
 
-/// A drain that takes longer than this has failed.
+/// Maximum duration of a drain. A drain that takes longer counts as failed.
 const LIMIT: Duration = Duration::from_secs(3_600);
 
 /// Drains `backlog`, whose WAL ends at the position `end`.
@@ -33,7 +35,11 @@ pub(crate) async fn drain(
     end: &str,
     cores: Cores,
 ) -> Result<Sample, String> {
-    database.prepare_drain(SLOT).await?;
+    if contestant.reads_the_table() {
+        database.prepare_first_start(SLOT).await?;
+    } else {
+        database.prepare_drain(SLOT).await?;
+    }
     let mut emulator = match contestant.emulator_delay_ms() {
         Some(delay_ms) => Some(Emulator::start(delay_ms, false, cores)?),
         None => None,
@@ -46,7 +52,10 @@ pub(crate) async fn drain(
     let mut spent = Spent::default();
     let mut streams_since = None;
     let over = loop {
-        let server = database.observe(SLOT, end).await?;
+        let mut server = database.observe(SLOT, end).await?;
+        if contestant.reads_the_table() {
+            server.drained = database.has_published_table().await?;
+        }
         if server.walsender.is_some() {
             streams_since.get_or_insert_with(Instant::now);
         }
@@ -115,7 +124,7 @@ enum Over {
     TooLarge,
 }
 
-/// What the server reports about a drain.
+/// The state of a drain, as the server reports it.
 #[derive(Debug, Default)]
 pub(crate) struct Server {
     pub(crate) drained: bool,
@@ -123,8 +132,8 @@ pub(crate) struct Server {
     pub(crate) dispatch: Option<u32>,
 }
 
-/// What each process has spent up to the last sample: CPU seconds, and the peak memory of the
-/// program.
+/// What the processes have used up to the last sample: CPU time in seconds, and the peak memory of
+/// the program.
 #[derive(Debug, Default)]
 struct Spent {
     program: Usage,
@@ -142,7 +151,7 @@ impl Spent {
         emulator: Option<&mut Emulator>,
         contestant: Contestant,
     ) -> Result<bool, String> {
-        // A process that has exited keeps the figure of its last sample.
+        // If a process has exited, its figures stay as they were in its last sample.
         if let Some(usage) = usage(program.0.id()) {
             self.program = usage;
         }

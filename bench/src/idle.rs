@@ -1,4 +1,4 @@
-//! Measures an idle relay: its CPU, and the WAL that it causes the server to write.
+//! Measures an idle relay: its CPU time, and the WAL that it causes the server to write.
 //!
 //! Windows with and without the relay alternate on the same server. The windows without the relay
 //! are the baseline, because the server's own bookkeeping writes some WAL.
@@ -15,26 +15,28 @@ use crate::process;
 use crate::report::{Aim, Line};
 use crate::sample::median;
 
-/// A server that writes no WAL for this long is at rest. After a write, PostgreSQL logs its running
-/// transactions at most every 15 s, and the process that does so sleeps up to 10 s when it has
-/// little to do.
+/// How long the server must write no WAL to count as idle. After a write, PostgreSQL writes its
+/// running transactions to the WAL at most every 15 s, and the process that does this sleeps up to
+/// 10 s when it has little to do. So a server that has written nothing for 27 s has nothing left to
+/// write.
 const REST: Duration = Duration::from_secs(27);
 
-/// After this time, measure even if the server still writes WAL, because that is a result too.
+/// Maximum time to wait until the server is idle. After that time, the measurement begins even if
+/// the server still writes WAL, because that WAL is a result too.
 const REST_LIMIT: Duration = Duration::from_secs(60);
 
 /// The aim for the relay's CPU time, in percent of a core.
 const CPU_AIM: f64 = 0.2;
 
-/// One window: the bytes of WAL that the server wrote, and the relay's CPU time in percent of a
-/// core.
+/// The result of one window: the bytes of WAL that the server wrote, and the relay's CPU time in
+/// percent of a core.
 #[derive(Debug, Clone, Copy)]
 struct Window {
     wal_bytes: f64,
     cpu_percent: f64,
 }
 
-/// Measures windows of this length. Returns a line for CPU and one for WAL.
+/// Measures windows of this length. Returns one line for the CPU time and one for the WAL.
 pub(crate) async fn measure(runs: u32, length: Duration) -> Result<Vec<Line>, String> {
     let database = Database::start(&process::binary()).await?;
     database.new_slot(SLOT).await?;

@@ -1,9 +1,10 @@
 //! Measures the latency from commit to delivery, at a steady rate of one-row transactions.
 //!
-//! A latency begins with the server's commit time of the row (`track_commit_timestamp`). The server
-//! takes this time before it flushes the commit to disk, so the latencies of both programs include
-//! the flush. A latency ends when the message arrives at the emulator, or when we read the row from
-//! the output of `pg_recvlogical`. All times are from the clock of this machine.
+//! A latency begins at the commit time that the server records for the row
+//! (`track_commit_timestamp`). The server takes this time before it flushes the commit to disk, so
+//! the latencies of both programs include the flush. A latency ends when the message arrives at the
+//! emulator, or when we read the row from the output of `pg_recvlogical`. All times come from the
+//! same clock, the clock of this machine.
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
@@ -59,15 +60,18 @@ impl Pace {
 /// The percentiles that are reported, in thousandths, and their names.
 const PERCENTILES: [(usize, &str); 3] = [(500, "p50"), (990, "p99"), (999, "p99.9")];
 
-/// Each commit waits for its flush, which may take milliseconds. So a session writes at most this
-/// many rows a second, unless that would take more than `MAX_WRITERS` sessions.
+/// A run starts one session for each 50 rows per second, but at least one and at most `MAX_WRITERS` sessions.
+/// One session alone would be too slow for a high rate, because each commit waits for its flush, which may take
+/// milliseconds.
 const ROWS_PER_WRITER: u64 = 50;
 const MAX_WRITERS: u64 = 64;
 
-/// The time at the start of a run that is not measured, while connections open.
+/// Length of the first part of a run, whose rows are not measured because connections are still
+/// being opened.
 const WARM_UP: Duration = Duration::from_secs(1);
 
-/// How long after the last commit to wait for rows that have not arrived.
+/// How long to wait, after the last commit, for rows that have not arrived. Also the time limit for
+/// the start of streaming.
 const ARRIVAL_LIMIT: Duration = Duration::from_secs(60);
 
 /// The start of every row's id. The next twelve digits are the row's number.
@@ -79,7 +83,7 @@ struct Run {
     written_per_second: f64,
 }
 
-/// Measures one pace. Returns a line for each percentile.
+/// Measures the latencies at one pace. Returns a line for each percentile.
 pub(crate) async fn measure(pace: Pace, runs: u32, length: Duration) -> Result<Vec<Line>, String> {
     let Pace { rate, aim, .. } = pace;
     let database = Database::start(&process::binary()).await?;
@@ -187,8 +191,7 @@ async fn relay(database: &Database, pace: Pace, rows: std::ops::Range<u64>) -> R
     finish(database, rows, rate, &arrivals, written_per_second).await
 }
 
-/// Begins each run with empty tables. Otherwise a first start would write a record for each row
-/// that it finds, which would distort the latencies.
+/// Empties the tables and creates a new slot, so that each run begins in the same state.
 async fn begin_anew(database: &Database) -> Result<(), String> {
     // `replica` switches off the trigger that protects the table against TRUNCATE.
     const EMPTY: &str = "SET session_replication_role = replica; TRUNCATE outbox.events; \

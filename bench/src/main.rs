@@ -1,8 +1,9 @@
 //! Measures the relay. `cargo xtask bench` and `cargo xtask memory` run this program.
 //!
-//! `measurement` is the command `bench`: drains (`scenario`, `compare`), latencies, memory, idle
-//! load and start. `memory` is the command of the same name. Both commands share the server
-//! (`database`), the rows in its outbox (`backlog`) and the measured programs (`process`, `peers`).
+//! `measurement` implements the command `bench`: drains (`scenario`, `compare`), latencies, memory,
+//! the load of an idle relay, and the start. `memory` implements the command `memory`. Both
+//! commands share the code for the server (`database`), the rows in its outbox (`backlog`) and the
+//! measured programs (`process`, `peers`).
 
 mod backlog;
 mod compare;
@@ -11,6 +12,7 @@ mod cores;
 mod database;
 mod drain;
 mod idle;
+mod insert;
 mod latency;
 mod measurement;
 mod memory;

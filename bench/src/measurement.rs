@@ -1,9 +1,10 @@
-//! `cargo xtask bench`: the relay against `pg_recvlogical` and others, in the same run.
+//! `cargo xtask bench`: compares the relay with `pg_recvlogical` and other programs, in the same
+//! run.
 //!
-//! Machines differ and are shared, so every figure has a baseline from the same run: both sides
-//! take turns, and their medians are compared. The server keeps its durable settings (fsync on),
-//! and each program is a separate process. Each drain starts from a copy of one slot, so all
-//! programs read the same WAL. bench/README.md describes the method.
+//! Machines differ, and other processes share them, so a figure can be compared only with a baseline
+//! from the same run. Both sides take turns, and the report compares their medians. The server is durable
+//! (fsync on), and each program is a separate process. Each drain that reads the WAL starts from a copy of
+//! one slot, so all programs read the same WAL. bench/README.md describes the method.
 //!
 //! Not here: measurements of single functions.
 
@@ -14,6 +15,7 @@ use std::time::Duration;
 use clap::Args;
 
 use crate::compare::{self, Stock};
+use crate::insert::{self, Writer};
 use crate::latency::{self, Pace};
 use crate::memory::{self, load::Load};
 use crate::report::{self, Line};
@@ -23,7 +25,7 @@ use crate::{idle, peers, process, start};
 #[derive(Debug, Args)]
 pub(crate) struct BenchArgs {
     /// Only the scenarios with these names; a text that is not the name of a scenario selects all
-    /// scenarios with names that contain it
+    /// scenarios whose names contain the text
     #[arg(long, value_name = "TEXT", value_delimiter = ',')]
     only: Vec<String>,
     /// Events in a backlog; the number of payloads and the lengths of backlogs scale with it
@@ -75,6 +77,7 @@ enum Measurement {
     Drain(Box<Scenario>),
     Latency(Pace),
     Memory(Load),
+    Insert(Writer),
     Idle,
     Start,
 }
@@ -86,6 +89,7 @@ impl Measurement {
         drains
             .chain(Pace::ALL.map(Self::Latency))
             .chain(Load::ALL.map(Self::Memory))
+            .chain(Writer::ALL.map(Self::Insert))
             .chain([Self::Idle, Self::Start])
             .collect()
     }
@@ -95,6 +99,7 @@ impl Measurement {
             Self::Drain(scenario) => scenario.name.clone(),
             Self::Latency(pace) => pace.name(),
             Self::Memory(load) => format!("memory-{}", load.name()),
+            Self::Insert(writer) => writer.name().into(),
             Self::Idle => "idle".into(),
             Self::Start => "start".into(),
         }
@@ -105,13 +110,16 @@ impl Measurement {
         let (full_only, needs) = match self {
             Self::Drain(scenario) => (scenario.full_only, scenario.needs),
             Self::Memory(_) => (true, None),
-            Self::Latency(_) | Self::Idle | Self::Start => (false, None),
+            Self::Latency(_) | Self::Insert(_) | Self::Idle | Self::Start => (false, None),
         };
         if full_only && !full {
             return Ok(Some("only with --full"));
         }
         match needs {
-            Some(setting) if !has_setting(setting)? => Ok(Some("the relay has no such setting")),
+            Some(setting) if !has_setting(setting)? => Ok(Some(
+                "this build of the relay does not have the \
+                                                                setting that this measurement needs",
+            )),
             _ => Ok(None),
         }
     }
@@ -128,7 +136,37 @@ pub(crate) fn run(args: &BenchArgs) -> Result<(), String> {
             idle: Duration::from_secs(60),
         }
     };
-    let mut measurements = Measurement::all(extent.events);
+    let measurements = chosen(args, extent.events)?;
+    if args.list {
+        for measurement in &measurements {
+            println!("{}", measurement.name());
+        }
+        return Ok(());
+    }
+    // Write the file once before measuring. If the file cannot be written, the command fails now
+    // and not hours later.
+    write_json(args, &[])?;
+    if !args.no_build {
+        process::build_relay()?;
+        peers::build()?;
+    }
+    is_built()?;
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .map_err(|e| e.to_string())?;
+    let (lines, failed) = runtime.block_on(measure_all(&measurements, extent, args));
+    report::print_table(&lines);
+    if failed.is_empty() {
+        Ok(())
+    } else {
+        Err(format!("not measured: {}", failed.join("; ")))
+    }
+}
+
+/// Chooses the measurements that the arguments ask for.
+fn chosen(args: &BenchArgs, events: u64) -> Result<Vec<Measurement>, String> {
+    let mut measurements = Measurement::all(events);
     let names: Vec<String> = measurements.iter().map(Measurement::name).collect();
     let is_asked_for = |name: &str, text: &String| {
         if names.contains(text) {
@@ -149,6 +187,7 @@ pub(crate) fn run(args: &BenchArgs) -> Result<(), String> {
             Measurement::Drain(scenario) => scenario.against(binary),
             Measurement::Latency(_)
             | Measurement::Memory(_)
+            | Measurement::Insert(_)
             | Measurement::Idle
             | Measurement::Start => None,
         };
@@ -158,33 +197,11 @@ pub(crate) fn run(args: &BenchArgs) -> Result<(), String> {
             .collect();
     }
     if measurements.is_empty() {
-        let why = "no scenario has such a name, or with --against none is a drain of the relay; see --list";
+        let why = "no scenario has this name, or none with this name can be compared with --against; --list \
+                   shows the names";
         return Err(why.into());
     }
-    if args.list {
-        for measurement in &measurements {
-            println!("{}", measurement.name());
-        }
-        return Ok(());
-    }
-    // Write the file once before measuring: if it cannot be written, fail now and not hours later.
-    write_json(args, &[])?;
-    if !args.no_build {
-        process::build_relay()?;
-        peers::build()?;
-    }
-    is_built()?;
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()
-        .map_err(|e| e.to_string())?;
-    let (lines, failed) = runtime.block_on(measure_all(&measurements, extent, args));
-    report::print_table(&lines);
-    if failed.is_empty() {
-        Ok(())
-    } else {
-        Err(format!("not measured: {}", failed.join("; ")))
-    }
+    Ok(measurements)
 }
 
 /// Checks that the programs are built. Without this check, a measurement would fail only after its
@@ -194,8 +211,8 @@ fn is_built() -> Result<(), String> {
         if !program.is_file() {
             let program = program.display();
             return Err(format!(
-                "{program} does not exist: run without --no-build, or name another target folder with \
-                 CARGO_TARGET_DIR alone"
+                "{program} does not exist: run without --no-build; to use another target folder, set only \
+                 CARGO_TARGET_DIR"
             ));
         }
     }
@@ -209,8 +226,9 @@ fn write_json(args: &BenchArgs, lines: &[Line]) -> Result<(), String> {
     }
 }
 
-/// Runs all measurements. Returns the lines of the report, and the measurements that failed. A
-/// failure does not discard the results of other measurements, which may have taken hours.
+/// Runs all measurements. Returns the lines of the report, and the measurements that failed. After
+/// a failure, the other measurements still run and keep their results, because they may have taken
+/// hours.
 async fn measure_all(
     measurements: &[Measurement],
     extent: Extent,
@@ -256,6 +274,7 @@ async fn measure(
         }
         Measurement::Latency(pace) => latency::measure(*pace, runs, extent.steady).await,
         Measurement::Memory(load) => memory::measure(*load, extent.events * 5, runs).await,
+        Measurement::Insert(writer) => insert::measure(*writer, runs, extent.events / 20).await,
         Measurement::Idle => idle::measure(runs, extent.idle).await,
         Measurement::Start => start::measure(runs).await,
     }

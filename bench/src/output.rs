@@ -1,6 +1,7 @@
 //! Reads the output of `pg_recvlogical`, and notes when each row arrived.
 //!
-//! Rows are recognised by their ids, which the output contains as text. Nothing else is decoded.
+//! The reader recognises rows by their ids, which the output contains as text, and decodes nothing
+//! else.
 
 use std::collections::HashMap;
 use std::io::Read;
@@ -28,7 +29,7 @@ impl Output {
         let stdout = running.0.stdout.take();
         let stdout = stdout.expect("invariant: the output is a pipe");
         let (sender, rows) = mpsc::channel();
-        // The thread ends when the program ends.
+        // The thread ends together with the program, so nothing has to wait for it.
         std::thread::spawn(move || read(stdout, &sender));
         Ok(Self {
             _running: running,
@@ -75,12 +76,12 @@ fn read(mut stdout: impl Read, rows: &mpsc::Sender<(String, i64)>) {
 /// Finds ids in bytes that arrive in pieces.
 #[derive(Debug, Default)]
 struct Finder {
-    /// The last bytes of the pieces so far. They may be the first part of an id.
+    /// The last bytes of the earlier pieces, which may be the first part of an id.
     rest: Vec<u8>,
 }
 
 impl Finder {
-    /// Takes the next piece. Returns the ids that end in it.
+    /// Takes the next piece. Returns the ids that end in this piece.
     fn ids(&mut self, piece: &[u8]) -> Vec<String> {
         self.rest.extend_from_slice(piece);
         let mut ids = Vec::new();

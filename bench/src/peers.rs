@@ -1,5 +1,5 @@
-//! The programs of `examples/bench_peers`. One of them is the emulator, which runs as a process and
-//! prints a report.
+//! The programs of `examples/bench_peers`. One of these programs is the emulator, which runs as a
+//! process of its own and prints a report when it ends.
 
 use std::collections::HashMap;
 use std::io::{BufRead, BufReader};
@@ -16,7 +16,6 @@ pub(crate) fn binary() -> PathBuf {
     step::target_folder().join("release/examples/bench_peers")
 }
 
-/// Builds the programs.
 pub(crate) fn build() -> Result<(), String> {
     process::build_release(&["--example", "bench_peers"])
 }
@@ -28,12 +27,12 @@ pub(crate) struct Emulator {
     pub(crate) host: String,
 }
 
-/// The emulator's report: what it received.
+/// The emulator's report on the messages that it has received.
 #[derive(Debug, Default, Deserialize)]
 pub(crate) struct Told {
     pub(crate) requests: u64,
     pub(crate) stored: u64,
-    /// The first arrival of each event by event id, in microseconds since 1970. Empty unless the
+    /// When each event first arrived, by event id, in microseconds since 1970. Empty unless the
     /// emulator was started with `--arrivals`.
     pub(crate) arrivals: HashMap<String, i64>,
 }
@@ -85,7 +84,7 @@ impl Emulator {
 
     /// Stops the emulator and reads its report.
     pub(crate) fn finish(mut self) -> Result<Told, String> {
-        // The emulator ends when its input is closed.
+        // The emulator prints its report and ends when its input is closed.
         drop(self.running.0.stdin.take());
         let mut words = String::new();
         self.said.read_line(&mut words).map_err(|e| e.to_string())?;

@@ -1,18 +1,17 @@
-//! The measured programs. They are started, sampled while they run, and killed when the measurement
-//! ends.
+//! Builds and starts the measured programs, samples them while they run, and kills them when the
+//! measurement ends.
 
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command};
 
 use xtask::step;
 
-/// The number of clock ticks per second in the times of /proc on Linux.
+/// Number of clock ticks per second. Linux reports times in /proc in these ticks.
 const TICKS_PER_SECOND: f64 = 100.0;
 
 /// The topic to which the events are published.
 pub(crate) const TOPIC: &str = "projects/bench/topics/order.events";
 
-/// The resources that a process has used.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Usage {
     pub(crate) peak_rss_kib: u64,
@@ -24,12 +23,13 @@ pub(crate) fn binary() -> PathBuf {
     step::target_folder().join("release/postrider")
 }
 
-/// Builds only the relay, so that features which the other programs enable do not change it.
+/// Builds only the relay. If the other programs were built together with the relay, Cargo would
+/// also enable their features in the relay.
 pub(crate) fn build_relay() -> Result<(), String> {
     build_release(&["--bins"])
 }
 
-/// Builds targets of the root package.
+/// Builds these targets of the root package.
 pub(crate) fn build_release(targets: &[&str]) -> Result<(), String> {
     let mut build = step::cargo(&["build", "--release", "--locked", "--package", "postrider"]);
     build.args(targets);
@@ -54,7 +54,7 @@ impl Running {
 
 impl Drop for Running {
     fn drop(&mut self) {
-        // Errors are expected if the process has exited by itself.
+        // An error of `kill` only means that the process has exited on its own.
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
@@ -68,7 +68,7 @@ pub(crate) fn usage(pid: u32) -> Option<Usage> {
         .find_map(|line| line.strip_prefix("VmHWM:"))?;
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     // After the name in parentheses, the first field is the state. Fields 12 and 13, counted from
-    // there, are user and system time.
+    // the state as the first, are the user time and the system time.
     let fields: Vec<&str> = stat.rsplit_once(')')?.1.split_whitespace().collect();
     let ticks = |n: usize| fields.get(n)?.parse::<f64>().ok();
     Some(Usage {
@@ -77,7 +77,15 @@ pub(crate) fn usage(pid: u32) -> Option<Usage> {
     })
 }
 
-/// Starts the relay on the slot `postrider` of the database at `url`. It publishes to the emulator
+/// The CPU time, in seconds, that a process with one thread has used so far. More exact than [`usage`].
+/// `None` if the process has exited.
+pub(crate) fn cpu_of_single_thread(pid: u32) -> Option<f64> {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/schedstat")).ok()?;
+    let nanoseconds: f64 = stat.split_whitespace().next()?.parse().ok()?;
+    Some(nanoseconds / 1e9)
+}
+
+/// Starts the relay on the slot `postrider` of the database at `url`. The relay publishes to the emulator
 /// at `host`.
 pub(crate) fn relay(binary: &Path, url: &str, host: &str) -> Result<Running, String> {
     start(Command::new(binary).arg("run").envs(environment(url, host)))

@@ -5,25 +5,24 @@ use serde_json::{Value, json};
 use crate::process::Usage;
 use crate::report::Costs;
 
-/// One drain.
+/// The measurements of one drain.
 #[derive(Debug)]
 pub(crate) struct Sample {
-    /// How many events were drained.
     pub(crate) events: u64,
     /// False if the program was stopped before the end, because it used too much memory.
     pub(crate) complete: bool,
     pub(crate) seconds: f64,
-    /// Seconds since a walsender began to serve the slot. The same as `seconds` if no walsender
-    /// did.
+    /// Seconds from the moment when a walsender began to serve the slot. The same as `seconds` if
+    /// no walsender was seen.
     pub(crate) streamed_seconds: f64,
-    /// The CPU time and memory of the program that drains.
+    /// The CPU time and memory of the program that drains the backlog.
     pub(crate) program: Usage,
-    /// CPU seconds of the server's processes and of the emulator. 0 for a process that does not
-    /// exist.
+    /// CPU time of the server's processes and of the emulator, in seconds. 0 for a process that
+    /// does not exist.
     pub(crate) walsender_cpu: f64,
     pub(crate) dispatch_cpu: f64,
     pub(crate) emulator_cpu: f64,
-    /// Publish requests that the emulator received. `None` without an emulator.
+    /// Number of publish requests that the emulator received. `None` without an emulator.
     pub(crate) requests: Option<u64>,
 }
 
@@ -53,7 +52,8 @@ impl Sample {
     }
 }
 
-/// The cost of an event: medians of CPU times, and the largest peak memory.
+/// Returns the costs: the medians of the CPU times per event, and the largest peak memory of our
+/// program.
 pub(crate) fn costs(baseline: &[Sample], ours: &[Sample]) -> Costs {
     let of = |samples: &[Sample], cpu: fn(&Sample) -> f64| {
         median(samples.iter().map(|s| s.us_per_event(cpu(s))))

@@ -1,10 +1,10 @@
-//! The drains that are measured. Each scenario names two programs with their backlogs (the baseline
-//! and ours) and an aim.
+//! The drains that are measured. Each scenario has an aim, and two sides that are compared: the
+//! baseline and ours. Each side is a program with its backlog.
 
 use std::path::Path;
 
 use crate::backlog::Backlog;
-use crate::contestant::{Build, Contestant, DISPATCH, Link};
+use crate::contestant::{Build, Contestant, DISPATCH, Link, START_ALL};
 use crate::cores::Cores;
 use crate::report::Aim;
 
@@ -25,18 +25,19 @@ pub(crate) struct Scenario {
     pub(crate) aim: Aim,
     /// The aim for the CPU time of our program, as a fraction of the CPU time of the baseline.
     pub(crate) cpu_aim: Option<f64>,
-    /// A setting that the scenario needs. If the relay does not have it, the scenario is skipped.
+    /// A setting that the scenario needs. The scenario is skipped if this build of the relay does not
+    /// have the setting.
     pub(crate) needs: Option<&'static str>,
     /// Whether the scenario takes so long that it runs only with `--full`.
     pub(crate) full_only: bool,
-    /// How many pairs of drains one run has. Short drains vary more than long ones, so they need
+    /// Number of pairs of drains per run. The times of short drains vary more, so short drains need
     /// more pairs.
     pub(crate) pairs: u32,
 }
 
 impl Scenario {
-    /// The same scenario with another build of the relay as its baseline. `None` if our side is not
-    /// the relay.
+    /// Returns the same scenario with another build of the relay as its baseline. `None` if our
+    /// side is not the relay.
     pub(crate) fn against(self, binary: &'static Path) -> Option<Self> {
         let baseline = Side {
             contestant: self.ours.contestant.of_build(binary)?,
@@ -60,8 +61,8 @@ pub(crate) struct Side {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Unit {
     Events,
-    /// Events per second since a walsender served the slot, so that the start of the program does
-    /// not count.
+    /// Events per second, counted from the moment when a walsender serves the slot, so that the
+    /// start of the program does not count.
     EventsStreamed,
     Requests,
     /// Megabytes of payload text.
@@ -89,6 +90,7 @@ pub(crate) fn all(events: u64) -> Vec<Scenario> {
     late_answers(events, &mut all);
     payloads(events, &mut all);
     lengths(events, &mut all);
+    from_the_table(events, &mut all);
     all
 }
 
@@ -151,8 +153,8 @@ fn sessions(events: u64, all: &mut Vec<Scenario>) {
     }
 }
 
-/// Adds scenarios with the whole pipeline: with a dispatch row for each event, and with `dispatch =
-/// exceptions`.
+/// Adds scenarios in which the relay publishes: with a dispatch row for each event, and with
+/// `dispatch = exceptions`.
 fn delivering(events: u64, all: &mut Vec<Scenario>) {
     for (name, setting, least) in [("full", None, 0.80), ("exceptions", Some(DISPATCH), 0.95)] {
         for (rows, shape) in [
@@ -176,13 +178,13 @@ fn delivering(events: u64, all: &mut Vec<Scenario>) {
     }
 }
 
-/// Adds scenarios in which each row has its own key, and scenarios with another publisher instead
-/// of ours.
+/// Adds scenarios in which each row has its own key, and scenarios whose baseline uses Google's
+/// Publisher.
 fn many_keys(events: u64, all: &mut Vec<Scenario>) {
     let own = Backlog::new(events, ROW, OWN_KEYS);
     let least = Aim::RatioAtLeast(0.90);
-    // The number of requests in flight limits these two scenarios, so they use fewer events to save
-    // time.
+    // In the two scenarios with late answers, the limit of requests in flight bounds the rate, so
+    // these scenarios use fewer events to save time.
     let fewer = Backlog::new(events / 4, ROW, OWN_KEYS);
     let few = Backlog::new(events / 20, ROW, OWN_KEYS);
     for (name, backlog, delay_ms, cores, aim) in [
@@ -249,8 +251,8 @@ fn late_answers(events: u64, all: &mut Vec<Scenario>) {
 }
 
 /// Adds scenarios with payloads of many sizes. The payloads of a backlog add up to at most 4 kB
-/// times `events`, so that large payloads drain in about the same time as small ones. No
-/// transaction is larger than a megabyte.
+/// times `events`, so that a drain of large payloads takes about as long as a drain of small
+/// payloads. No transaction is larger than a megabyte.
 fn payloads(events: u64, all: &mut Vec<Scenario>) {
     for (name, bytes, rows) in [
         ("payload-100-B", 100, 100),
@@ -269,7 +271,8 @@ fn payloads(events: u64, all: &mut Vec<Scenario>) {
     }
 }
 
-/// Adds scenarios that compare the backlog with a tenth of it and with ten times of it.
+/// Adds scenarios that compare a backlog of normal length with one of a tenth and one of ten times
+/// the length.
 fn lengths(events: u64, all: &mut Vec<Scenario>) {
     let backlog = |events| Backlog::new(events, ROW, THOUSAND_KEYS);
     for (name, count, full_only, pairs) in [
@@ -290,4 +293,16 @@ fn lengths(events: u64, all: &mut Vec<Scenario>) {
         lengths.unit = Unit::EventsStreamed;
         all.push(lengths);
     }
+}
+
+/// Adds a scenario in which the relay reads the rows from the table, at its first start with `start = all`.
+fn from_the_table(events: u64, all: &mut Vec<Scenario>) {
+    let ours = Contestant::Relay {
+        setting: Some(START_ALL),
+        delay_ms: 0,
+        build: Build::This,
+    };
+    let backlog = Backlog::new(events, ROW, THOUSAND_KEYS);
+    let aim = Aim::RatioAtLeast(0.5);
+    all.push(scenario("start-all", backlog, Contestant::RELAY, ours, aim));
 }

@@ -1,7 +1,7 @@
 //! Measures the time from the start of the program to streaming, and the size of the binary.
 //!
-//! The relay streams when `/readyz` reports that it is ready. `pg_recvlogical` streams when the
-//! slot is active.
+//! The relay counts as streaming when `/readyz` reports that it is ready, and `pg_recvlogical` when
+//! the slot is active.
 
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
@@ -18,7 +18,7 @@ use crate::process;
 use crate::report::{Aim, Line};
 use crate::sample::median;
 
-/// The time between two checks. This is short compared with any start.
+/// Time between two checks. Short compared with any start, so that the measured time is exact.
 const POLL_INTERVAL: Duration = Duration::from_millis(1);
 
 const LIMIT: Duration = Duration::from_secs(30);
@@ -26,7 +26,7 @@ const LIMIT: Duration = Duration::from_secs(30);
 const START_AIM_MS: f64 = 150.0;
 const SIZE_AIM_MB: f64 = 20.0;
 
-/// Measures the start time and the size of the binary. Returns a line for each.
+/// Measures the start time and the size of the binary. Returns a line for each of the two.
 pub(crate) async fn measure(runs: u32) -> Result<Vec<Line>, String> {
     let database = Database::start(&process::binary()).await?;
     let emulator = Emulator::start(0, false, Cores::Shared)?;

@@ -11,7 +11,7 @@ pub struct Begin {
     pub final_lsn: Lsn,
     /// Commit time, by the server's clock.
     pub commit_time: PgTimestamp,
-    /// The transaction.
+    /// The id of the transaction.
     pub xid: Xid,
 }
 

@@ -7,14 +7,14 @@ use crate::{Lsn, PgTimestamp};
 /// Ends a transaction.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Commit {
-    /// Always 0: protocol 1 defines no flags. Other values are refused, as PostgreSQL's own
+    /// Always 0, because protocol 1 defines no flags. We refuse other values, as PostgreSQL's own
     /// subscriber does.
     pub flags: u8,
-    /// Start of the commit record. If this is reported as flushed, the server sends the transaction
-    /// again.
+    /// Start of the commit record. If the client reports only this position as flushed, the server
+    /// sends the transaction again after a reconnect.
     pub commit_lsn: Lsn,
-    /// The first byte after the commit record. If this is reported as flushed, the transaction is
-    /// confirmed.
+    /// The first byte after the commit record. If the client reports this position as flushed, the
+    /// transaction is confirmed, and the server never sends it again.
     pub end_lsn: Lsn,
     /// Commit time, by the server's clock.
     pub commit_time: PgTimestamp,

@@ -1,20 +1,20 @@
-//! `Type`: the name of a data type that is not built in.
+//! `Type`: the name of a data type that is not built into PostgreSQL.
 
 use crate::Oid;
 use crate::error::DecodeError;
 use crate::reader::Reader;
 use crate::relation::read_namespace;
 
-/// Names a data type (an enum, a domain, or a type of an extension). Sent before the Relation whose
-/// columns refer to it by OID. For a domain, the server sends the domain's OID with the name of its
-/// base type.
+/// Names a data type (an enum, a domain, or a type of an extension). The server sends it before a
+/// Relation whose columns refer to the type by OID. For a domain, the server sends the domain's OID
+/// with the name of the domain's base type.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Type<'a> {
-    /// Its OID, as in [`Column::type_oid`](crate::Column).
+    /// The type's OID, as in [`Column::type_oid`](crate::Column).
     pub oid: Oid,
     /// The schema.
     pub namespace: &'a str,
-    /// The name in that schema.
+    /// The type's name within the schema.
     pub name: &'a str,
 }
 

@@ -7,7 +7,7 @@ use crate::{Oid, OldRow, Tuple};
 /// A deleted row of a relation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Delete<'a> {
-    /// The relation, described by a [`Relation`](crate::Relation) earlier in the session.
+    /// The relation. An earlier [`Relation`](crate::Relation) of the session describes it.
     pub relation: Oid,
     /// The old row, or the part of it that the replica identity includes.
     pub old: OldRow<'a>,

@@ -1,13 +1,13 @@
-//! Decoding errors: the message, the position in it, and the content that the protocol expects
-//! there.
+//! Decoding errors. An error says which message could not be decoded, at which position, and what
+//! the protocol expects there.
 //!
-//! An error contains positions and single bytes, never a column's value, so it is safe to log.
+//! An error contains positions and single bytes, never the value of a column, so it is safe to log.
 
 use thiserror::Error;
 
 use crate::MessageKind;
 
-/// Bytes that are not a message of `pgoutput` protocol 1, or not a replication frame.
+/// The error for bytes that are neither a message of `pgoutput` protocol 1 nor a replication frame.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 #[error("{message}, byte {offset}: expected {expected}, {fault}")]
 pub struct DecodeError {
@@ -32,37 +32,38 @@ pub enum Fault {
         /// Number of bytes left in the input.
         available: usize,
     },
-    /// A string without its terminating zero byte.
+    /// A string has no terminating zero byte.
     #[error("but the terminating zero byte is missing")]
     UnterminatedString,
-    /// A name that is not UTF-8. The error's offset is the position of the first invalid byte.
+    /// A name is not UTF-8. The error's offset is the position of the first invalid byte.
     #[error("but it is not UTF-8")]
     InvalidUtf8,
-    /// A negative count or length.
+    /// A count or a length is negative.
     #[error("but it is negative ({found})")]
     Negative {
         /// The number on the wire.
         found: i32,
     },
-    /// A byte that is not allowed here.
+    /// A byte has a value that is not allowed at this position.
     #[error("but found 0x{found:02X}")]
     UnexpectedByte {
         /// The byte on the wire.
         found: u8,
     },
-    /// Flag bits that protocol 1 does not define. They could change the meaning of the message.
+    /// Flag bits are set that protocol 1 does not define. They could change the meaning of the
+    /// message.
     #[error("but bits are set that protocol 1 does not define (0x{found:02X})")]
     UnknownFlags {
         /// The flags on the wire.
         found: u8,
     },
-    /// A known message of a later protocol version.
+    /// The message is known, but belongs to a later protocol version.
     #[error("but the message belongs to protocol {version}")]
     LaterProtocol {
         /// The first protocol version that has the message.
         version: u8,
     },
-    /// Bytes after the end of the message.
+    /// Bytes follow the end of the message.
     #[error("but bytes are left over ({count})")]
     TrailingBytes {
         /// The number of bytes.

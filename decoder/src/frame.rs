@@ -1,7 +1,7 @@
 //! Frames of the streaming replication protocol, which are the bodies of `CopyData` messages.
 //!
-//! Not here: the `CopyData` envelope itself (its tag `d` and its length), which belongs to the
-//! connection.
+//! Not here: the `CopyData` envelope around a frame (its tag `d` and its length). The code that owns
+//! the connection adds and removes the envelope.
 //!
 //! Source: PostgreSQL manual, "Streaming Replication Protocol", `START_REPLICATION`.
 
@@ -11,30 +11,31 @@ use crate::error::DecodeError;
 use crate::reader::Reader;
 use crate::{Lsn, MessageKind, PgTimestamp};
 
-/// A frame from the server, in one `CopyData`.
+/// A frame from the server. It is the body of one `CopyData` message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Frame<'a> {
     /// A piece of the stream. With `pgoutput` it is exactly one message.
     XLogData {
-        /// Position of the message in the WAL; 0/0 for a message without a position (Relation,
-        /// Type). Positions are not ordered across transactions, so they must not be used to
-        /// confirm or to skip.
+        /// Position of the message in the WAL; 0/0 for a message without a position, such as Relation and
+        /// Type. These positions do not always increase from one transaction to the next, so they must not be
+        /// used to confirm or to skip changes.
         wal_start: Lsn,
-        /// The server's position in the WAL. With logical decoding it equals `wal_start`.
+        /// The server's position in the WAL. With logical decoding it is the same as `wal_start`.
         wal_end: Lsn,
         /// Send time, by the server's clock.
         sent_at: PgTimestamp,
-        /// One message for [`decode`](crate::decode).
+        /// One message, to be decoded with [`decode`](crate::decode).
         payload: &'a [u8],
     },
-    /// A heartbeat.
+    /// A heartbeat of the server.
     Keepalive {
-        /// The server has read the WAL and sent all changes up to this position.
+        /// The position up to which the server has read the WAL. The server has sent all changes
+        /// before this position.
         wal_end: Lsn,
         /// Send time, by the server's clock.
         sent_at: PgTimestamp,
-        /// Whether the server wants a [`StandbyStatus`] now. Without a reply, the server ends the
-        /// session after `wal_sender_timeout`.
+        /// Whether the server wants a [`StandbyStatus`] now. A server that gets none ends the session
+        /// after `wal_sender_timeout`.
         reply_requested: bool,
     },
 }
@@ -43,7 +44,8 @@ pub enum Frame<'a> {
 ///
 /// # Errors
 ///
-/// When the body is not a well-formed frame. The payload of WAL data is not decoded.
+/// Fails if the body is not a well-formed frame. The payload of WAL data is not decoded, so an
+/// invalid payload is no error here.
 #[inline]
 pub fn decode_frame(body: &[u8]) -> Result<Frame<'_>, DecodeError> {
     const TAG: &str = "the tag w or k of a frame (1 byte)";
@@ -76,29 +78,30 @@ fn read_keepalive(mut reader: Reader<'_>) -> Result<Frame<'_>, DecodeError> {
     Ok(frame)
 }
 
-/// The client's report of its progress. The server moves the slot's `confirmed_flush_lsn` to
-/// `flushed`, may remove WAL before that position, and never again sends changes before that
-/// position.
+/// The client's report of its progress. The server moves the slot's `confirmed_flush_lsn` to `flushed`. From
+/// then on, the server sends no transaction that ends at `flushed` or earlier, and can remove the WAL that
+/// only such transactions need.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct StandbyStatus {
     /// The position up to which the client has received everything.
     pub written: Lsn,
-    /// The position up to which everything is durable. Only this field moves the slot.
+    /// The position up to which everything is durable. Only this field moves the slot's confirmed
+    /// position.
     pub flushed: Lsn,
-    /// The position up to which everything is applied. Shown in `pg_stat_replication`, and awaited
-    /// by `synchronous_commit = remote_apply`.
+    /// The position up to which everything is applied. `pg_stat_replication` shows it, and
+    /// `synchronous_commit = remote_apply` waits for it.
     pub applied: Lsn,
     /// Send time, by the client's clock.
     pub sent_at: PgTimestamp,
-    /// Whether the client wants an immediate keepalive, to learn that the server is alive.
+    /// Whether the client wants a keepalive at once, to find out whether the server is alive.
     pub reply_requested: bool,
 }
 
 impl StandbyStatus {
-    /// The length of the encoded form in bytes.
+    /// Length of the encoded form in bytes.
     pub const ENCODED_LEN: usize = 1 + 8 + 8 + 8 + 8 + 1;
 
-    /// Appends the body of a `CopyData` message to `buffer`.
+    /// Encodes the status message as the body of a `CopyData` message, and appends it to `buffer`.
     pub fn encode(&self, buffer: &mut BytesMut) {
         buffer.reserve(Self::ENCODED_LEN);
         buffer.put_u8(b'r');

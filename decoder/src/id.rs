@@ -1,6 +1,6 @@
-//! The server's identifiers: object identifiers and transaction identifiers.
+//! The server's identifiers of objects and of transactions.
 //!
-//! They are newtypes, so that they cannot be confused with each other or with a count.
+//! They are newtypes, so the compiler does not let us confuse them with each other or with a count.
 
 use std::fmt;
 
@@ -14,8 +14,8 @@ impl fmt::Display for Oid {
     }
 }
 
-/// A transaction identifier without its epoch. It wraps around after 2^32 transactions, so it
-/// identifies a transaction for people and logs, but cannot be used for ordering.
+/// A transaction identifier without its epoch. It wraps around after 2^32 transactions, so it is
+/// good for displaying and finding a transaction, but cannot be used for ordering.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Xid(pub u32);
 

@@ -4,12 +4,12 @@ use crate::error::DecodeError;
 use crate::reader::Reader;
 use crate::{Oid, Tuple};
 
-/// A new row of a relation.
+/// A new row in a relation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Insert<'a> {
-    /// The relation, described by a [`Relation`](crate::Relation) earlier in the session.
+    /// The relation. An earlier [`Relation`](crate::Relation) of the session describes it.
     pub relation: Oid,
-    /// The row.
+    /// The new row.
     pub tuple: Tuple<'a>,
 }
 

@@ -2,17 +2,18 @@
 //! and, inside them, the messages of `pgoutput` at protocol version 1.
 //!
 //! The crate does no IO, has no clock and never waits. It turns bytes that the caller owns into
-//! values that borrow from them. A tour, in the order in which bytes arrive:
+//! values that borrow from these bytes. A tour, in the order in which the bytes arrive:
 //!
 //! 1. Each `CopyData` body is a [`frame::Frame`]: WAL data or a keepalive
 //!    ([`frame::decode_frame`]). The client answers with a [`frame::StandbyStatus`].
-//! 2. The payload of a WAL data frame is one [`Message`] ([`decode`]). A transaction is a
+//! 2. The payload of a WAL data frame is one [`Message`]. [`decode`] decodes it. A transaction consists of a
 //!    [`Begin`], its changes, and a [`Commit`].
-//! 3. The server describes a table in a [`Relation`] before the first change to it in a session, and
-//!    again after its shape has changed. [`RelationCache`] stores these descriptions, and reports
-//!    whether a new description differs from the previous description of the same table.
-//! 4. A change holds a [`Tuple`], whose columns are in the order of that relation. Each is a
-//!    [`Value`] that points into the input.
+//! 3. The server describes a table in a [`Relation`] before the first change to the table in a
+//!    session, and again after the table's shape has changed. [`RelationCache`] stores these
+//!    descriptions, and reports whether a new description differs from the previous description of
+//!    the same table.
+//! 4. A change contains a [`Tuple`], whose columns are in the same order as in the table's [`Relation`]. Each
+//!    column is a [`Value`] that borrows from the input.
 //!
 //! ```
 //! use decoder::{Message, Value, decode};
@@ -25,15 +26,14 @@
 //! # Ok::<(), decoder::DecodeError>(())
 //! ```
 //!
-//! **Invariants.** Any input results in a value or a [`DecodeError`], never in a panic. A message is
-//! checked as a whole when it is decoded, so that iterating over its tuple, columns or relations
-//! cannot fail. When decoding, only [`RelationCache`] allocates memory, in proportion to its
-//! input. A count or a length from the wire is never trusted before its bytes have been seen.
-//! Trailing bytes, flags that protocol 1 does not define, and messages of later protocols are
-//! errors.
+//! **Invariants.** Every input results in a value or a [`DecodeError`], never in a panic. Decoding
+//! a message checks all of it, so iterating over its tuple, columns or relations cannot fail. Only
+//! [`RelationCache`] allocates memory, in proportion to its input. If a count or a length on the wire
+//! promises more bytes than the input has, decoding fails. Trailing bytes, flags that protocol 1
+//! does not define, and messages of later protocols are errors.
 //!
-//! **Not here:** the connection and its authentication, `CopyData` framing, which position may be
-//! confirmed to the server and when, and the meaning of columns in an outbox.
+//! **Not here:** the connection and its authentication, `CopyData` framing, the decision which
+//! position to confirm to the server and when, and the meaning of an outbox table's columns.
 //!
 //! Source for all layouts: the PostgreSQL manual, chapters "Streaming Replication Protocol" and
 //! "Logical Replication Message Formats".

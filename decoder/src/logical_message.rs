@@ -1,22 +1,23 @@
 //! `Message`: bytes that an application wrote into the WAL with `pg_logical_emit_message`.
 //!
-//! Named `LogicalMessage` here, because everything in the stream is called a message.
+//! The type is called `LogicalMessage`, because everything in the stream is called a message.
 
 use crate::Lsn;
 use crate::error::DecodeError;
 use crate::reader::Reader;
 
-/// Bytes from an application. Sent only when the stream was started with `messages 'true'`.
+/// Bytes from an application. The server sends them only if the stream was started with
+/// `messages 'true'`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LogicalMessage<'a> {
-    /// Whether the message belongs to the surrounding transaction. If not, the server sends it
-    /// between transactions, even if the transaction that wrote it is rolled back.
+    /// Whether the message belongs to the transaction that wrote it. If not, the server sends the
+    /// message between transactions, even if the transaction that wrote it is rolled back.
     pub is_transactional: bool,
-    /// Its position in the WAL.
+    /// Position of the message in the WAL.
     pub lsn: Lsn,
-    /// The prefix by which applications recognise their messages.
+    /// The prefix by which an application recognises its own messages.
     pub prefix: &'a str,
-    /// The bytes.
+    /// The bytes that the application wrote.
     pub content: &'a [u8],
 }
 

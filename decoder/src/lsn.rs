@@ -1,7 +1,7 @@
-//! A position in the write-ahead log.
+//! A position in the WAL.
 //!
-//! A plain type for positions of any kind. This module does not know which positions may be
-//! confirmed to the server: the module that gives an LSN a role defines a type for that role.
+//! [`Lsn`] stands for positions of any kind. It does not say whether a position may be confirmed to
+//! the server: the code that confirms positions must decide that.
 
 use std::fmt;
 use std::str::FromStr;
@@ -15,21 +15,21 @@ use thiserror::Error;
 pub struct Lsn(u64);
 
 impl Lsn {
-    /// `0/0`, which PostgreSQL calls invalid, because no record starts there. As a start position
-    /// it tells the server to use the slot's own position.
+    /// `0/0`, which PostgreSQL calls invalid, because no record starts there. A client that starts
+    /// replication at `0/0` gets the stream from the slot's own position.
     pub const ZERO: Self = Self(0);
 
-    /// The position `offset` bytes from the start of the WAL.
+    /// The position at this offset in bytes from the start of the WAL.
     pub const fn new(offset: u64) -> Self {
         Self(offset)
     }
 
-    /// Bytes from the start of the WAL.
+    /// The offset in bytes from the start of the WAL.
     pub const fn as_u64(self) -> u64 {
         self.0
     }
 
-    /// Bytes of WAL from `earlier` to this position, or `None` when `earlier` is in fact later.
+    /// Number of WAL bytes from `earlier` to this position; `None` if `earlier` is in fact later.
     pub const fn bytes_since(self, earlier: Self) -> Option<u64> {
         self.0.checked_sub(earlier.0)
     }
@@ -57,7 +57,7 @@ impl fmt::Display for Lsn {
     }
 }
 
-/// A text that is not an LSN.
+/// The error for a text that is not an LSN.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 #[error(
     "{input:?} is not an LSN: write two hexadecimal numbers of up to 8 digits with a slash between \
@@ -71,7 +71,8 @@ pub struct ParseLsnError {
 impl FromStr for Lsn {
     type Err = ParseLsnError;
 
-    /// Accepts the same texts as PostgreSQL's `pg_lsn`: either case, with or without leading zeros.
+    /// Accepts the same texts as PostgreSQL's `pg_lsn`: upper or lower case, with or without
+    /// leading zeros.
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         text.split_once('/')
             .and_then(|(high, low)| Some(Self(parse_half(high)? << 32 | parse_half(low)?)))
@@ -81,7 +82,7 @@ impl FromStr for Lsn {
     }
 }
 
-/// One half of an LSN: 1 to 8 hexadecimal digits and, unlike `from_str_radix`, no sign.
+/// Parses one half of an LSN: 1 to 8 hexadecimal digits. Unlike `from_str_radix`, accepts no sign.
 fn parse_half(digits: &str) -> Option<u64> {
     let well_formed =
         (1..=8).contains(&digits.len()) && digits.bytes().all(|b| b.is_ascii_hexdigit());

@@ -1,4 +1,4 @@
-//! Any message of `pgoutput` protocol 1, recognised by its tag byte.
+//! A message of `pgoutput` protocol 1, of any kind. The tag byte tells its kind.
 
 use crate::error::{DecodeError, Fault};
 use crate::reader::Reader;
@@ -7,7 +7,7 @@ use crate::{
     Update,
 };
 
-/// One message of the stream. Everything in it borrows from the decoded payload.
+/// One message of the stream. It borrows from the decoded payload.
 ///
 /// Source: PostgreSQL manual, "Logical Replication Message Formats".
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -16,12 +16,13 @@ pub enum Message<'a> {
     Begin(Begin),
     /// Ends a committed transaction.
     Commit(Commit),
-    /// Names the server where the transaction originated. Follows Begin, if the transaction has an
-    /// origin.
+    /// Names the server where the transaction originated. If the transaction has an origin, this
+    /// message follows Begin.
     Origin(Origin<'a>),
-    /// Describes a table. Sent before the changes to it.
+    /// Describes a table. The server sends it before changes to that table.
     Relation(Relation<'a>),
-    /// Names a data type that is not built in. Sent before a Relation that uses it.
+    /// Names a data type that is not built into PostgreSQL. The server sends it before a Relation
+    /// that uses the type.
     Type(Type<'a>),
     /// A new row.
     Insert(Insert<'a>),
@@ -39,8 +40,9 @@ pub enum Message<'a> {
 ///
 /// # Errors
 ///
-/// When the payload is not exactly one well-formed message of protocol 1. Messages of later
-/// protocols are refused by name. Offsets count from the start of `payload`.
+/// Fails if the payload is not exactly one well-formed message of protocol 1. An error about a
+/// message of a later protocol names that message. Offsets in errors count from the start of
+/// `payload`.
 #[inline]
 pub fn decode(payload: &[u8]) -> Result<Message<'_>, DecodeError> {
     let mut reader = Reader::new(MessageKind::UnidentifiedMessage, payload);

@@ -1,12 +1,12 @@
-//! The names and tag bytes of everything that a walsender can send on this stream.
+//! The names and tag bytes of everything that a walsender can send while it streams.
 //!
-//! Messages of later protocol versions are known by name only. So a stream that was started with
-//! the wrong options is refused with a clear sentence instead of "unknown byte".
+//! Messages of later protocol versions are known only by name. So if a stream was started with the
+//! wrong options, the error says so clearly instead of "unknown byte".
 
 use std::fmt;
 
-/// The thing that was being decoded: a `pgoutput` message, a replication frame, or either of them
-/// before its tag was read.
+/// What was being decoded: a `pgoutput` message, a replication frame, or one of the two before its
+/// tag was read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[allow(
     missing_docs,
@@ -41,7 +41,7 @@ pub enum MessageKind {
 }
 
 impl MessageKind {
-    /// The `pgoutput` message that starts with `tag`, in any protocol version.
+    /// Returns the `pgoutput` message that starts with `tag`, in any protocol version.
     pub const fn of_message_tag(tag: u8) -> Option<Self> {
         Some(match tag {
             b'B' => Self::Begin,
@@ -67,7 +67,7 @@ impl MessageKind {
         })
     }
 
-    /// The name in the PostgreSQL manual.
+    /// The name that the PostgreSQL manual uses.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Begin => "Begin message",
@@ -96,8 +96,8 @@ impl MessageKind {
         }
     }
 
-    /// The `proto_version` from which the server may send this message; `None` for frames, which
-    /// have no version, and for unidentified messages.
+    /// The lowest `proto_version` with which the server can send this message. `None` for frames,
+    /// which have no version, and for unidentified messages.
     pub const fn protocol_version(self) -> Option<u8> {
         match self {
             Self::Begin

@@ -4,11 +4,11 @@ use crate::Lsn;
 use crate::error::DecodeError;
 use crate::reader::Reader;
 
-/// The origin of a transaction. Sent after Begin when the session that wrote the transaction had a
-/// replication origin (`pg_replication_origin_session_setup`).
+/// The origin of a transaction. The server sends it after Begin, if the session that wrote the
+/// transaction had a replication origin (`pg_replication_origin_session_setup`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Origin<'a> {
-    /// The commit's position on the origin. It must never be mixed with positions of this server.
+    /// Position of the commit on the origin. It must never be mixed with positions of this server.
     pub commit_lsn: Lsn,
     /// The name of the origin.
     pub name: &'a str,

@@ -1,11 +1,13 @@
-//! A checked cursor over one message. No other code of this crate reads bytes from the wire.
+//! A checked cursor over one message. All other code of this crate reads bytes from the wire
+//! through this cursor.
 //!
-//! Each method takes a description of the expected value, for the error. Numbers are big-endian.
+//! The argument `expected` of the methods describes a value in words, for use in an error. Numbers
+//! are big-endian.
 
 use crate::error::{DecodeError, Fault};
 use crate::{Lsn, MessageKind, Oid, PgTimestamp};
 
-/// A position in a message.
+/// A cursor: the unread rest of a message, and the kind of the message.
 #[derive(Debug, Clone)]
 pub(crate) struct Reader<'a> {
     message: MessageKind,
@@ -14,7 +16,7 @@ pub(crate) struct Reader<'a> {
 }
 
 impl<'a> Reader<'a> {
-    /// Starts at the beginning of `input`.
+    /// Creates a reader at the beginning of `input`.
     pub(crate) fn new(message: MessageKind, input: &'a [u8]) -> Self {
         Self {
             message,
@@ -23,12 +25,13 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// Continues at the same position, after the tag has identified the message as `message`.
+    /// Returns this reader with another kind of message, at the same position. The caller has just read
+    /// the tag, so it knows the kind.
     pub(crate) fn within(self, message: MessageKind) -> Self {
         Self { message, ..self }
     }
 
-    /// Number of bytes already read.
+    /// Number of bytes that have been read already.
     pub(crate) fn offset(&self) -> usize {
         self.input_len - self.rest.len()
     }
@@ -77,7 +80,7 @@ impl<'a> Reader<'a> {
         self.u32(expected).map(Oid)
     }
 
-    /// An `Int16` that is a number of columns.
+    /// Reads an `Int16` that is a number of columns.
     #[inline]
     pub(crate) fn column_count(&mut self, expected: &'static str) -> Result<u16, DecodeError> {
         let start = self.offset();
@@ -93,8 +96,8 @@ impl<'a> Reader<'a> {
         })
     }
 
-    /// An `Int32` that is a count or a length. It is not compared with the bytes that are left: the
-    /// caller then reads that many bytes, and fails if there are fewer.
+    /// Reads an `Int32` that is a count or a length. Does not compare the number with the bytes that
+    /// are left: if there are too few, the caller's next read fails.
     #[inline]
     pub(crate) fn length(&mut self, expected: &'static str) -> Result<usize, DecodeError> {
         let start = self.offset();
@@ -103,7 +106,7 @@ impl<'a> Reader<'a> {
             .map_err(|_| self.fault_at(start, expected, Fault::Negative { found: length }))
     }
 
-    /// The next `length` bytes.
+    /// Reads the next `length` bytes.
     #[inline]
     pub(crate) fn bytes(
         &mut self,
@@ -117,8 +120,9 @@ impl<'a> Reader<'a> {
         Ok(head)
     }
 
-    /// Fast path: reads `tag`, a length and that many bytes. Otherwise returns `None` and consumes
-    /// nothing, so that the caller can read field by field and report any error.
+    /// Reads `tag`, a length and that many bytes, and returns the bytes. This is the fast path for the
+    /// usual value. If the input has another form, returns `None` and consumes nothing, so that the caller
+    /// can read field by field and report any error.
     #[inline]
     pub(crate) fn sized(&mut self, tag: u8) -> Option<&'a [u8]> {
         let (&[found, length @ ..], after) = self.rest.split_first_chunk::<5>()?;
@@ -131,7 +135,7 @@ impl<'a> Reader<'a> {
         Some(bytes)
     }
 
-    /// A zero-terminated `String`, without the zero byte.
+    /// Reads a zero-terminated `String`, and returns it without the zero byte.
     pub(crate) fn string(&mut self, expected: &'static str) -> Result<&'a str, DecodeError> {
         let start = self.offset();
         let Some(end) = self.rest.iter().position(|&byte| byte == 0) else {
@@ -144,7 +148,7 @@ impl<'a> Reader<'a> {
         })
     }
 
-    /// A byte of flags. Only the bits in `defined` may be set.
+    /// Reads a byte of flags, of which only the bits in `defined` may be set.
     pub(crate) fn flags(&mut self, expected: &'static str, defined: u8) -> Result<u8, DecodeError> {
         let start = self.offset();
         let found = self.u8(expected)?;
@@ -168,7 +172,7 @@ impl<'a> Reader<'a> {
         ))
     }
 
-    /// The error for the last byte read, which is not allowed there.
+    /// Builds the error for the last byte read, which is not allowed at its position.
     #[cold]
     pub(crate) fn unexpected(&self, expected: &'static str, found: u8) -> DecodeError {
         self.fault_at(

@@ -1,4 +1,4 @@
-//! `Relation`: the description of a table, sent before the changes to it.
+//! `Relation`: the description of a table, which the server sends before changes to that table.
 
 use std::iter::FusedIterator;
 
@@ -6,23 +6,24 @@ use crate::error::DecodeError;
 use crate::reader::Reader;
 use crate::{MessageKind, Oid};
 
-/// Describes a table. Sent before the first change to it in a session, and again after any event
-/// that could have changed it, even if nothing has changed.
+/// Describes a table. The server sends it before the first change to the table in a session, and
+/// again after anything that could have changed the table, even if nothing has changed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Relation<'a> {
-    /// The OID by which changes refer to it.
+    /// The OID by which changes refer to the table.
     pub oid: Oid,
-    /// The schema. The empty string on the wire means `pg_catalog`.
+    /// The table's schema. If the string on the wire is empty, this field is `pg_catalog`, which is
+    /// what PostgreSQL means by the empty string.
     pub namespace: &'a str,
-    /// The name in that schema.
+    /// The table's name within the schema.
     pub name: &'a str,
-    /// The parts of the old row that UPDATE and DELETE include.
+    /// Which parts of the old row an UPDATE or a DELETE includes.
     pub replica_identity: ReplicaIdentity,
-    /// The published columns, in the order of the tuples that follow.
+    /// The published columns. The tuples that follow have their columns in the same order.
     pub columns: Columns<'a>,
 }
 
-/// The parts of the old row that the server writes to the WAL for an UPDATE or DELETE
+/// Which parts of the old row the server writes to the WAL for an UPDATE or a DELETE
 /// (`pg_class.relreplident`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ReplicaIdentity {
@@ -39,18 +40,18 @@ pub enum ReplicaIdentity {
 /// One column of a [`Relation`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Column<'a> {
-    /// Whether it belongs to the replica identity.
+    /// Whether the column belongs to the replica identity.
     pub is_key: bool,
-    /// Its name.
+    /// The column's name.
     pub name: &'a str,
-    /// Its data type (`pg_type.oid`).
+    /// The column's data type (`pg_type.oid`).
     pub type_oid: Oid,
-    /// The type's modifier (`pg_attribute.atttypmod`), such as the length of a `varchar`; -1 for
-    /// none.
+    /// The modifier of the data type (`pg_attribute.atttypmod`), such as the length of a `varchar`;
+    /// -1 if there is none.
     pub type_modifier: i32,
 }
 
-/// The columns of a [`Relation`], parsed while iterating.
+/// The columns of a [`Relation`]. Each iteration parses them again, so no memory is allocated.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Columns<'a> {
     count: u16,
@@ -69,7 +70,7 @@ impl<'a> Relation<'a> {
     }
 }
 
-/// The name of a schema. The server sends an empty string for `pg_catalog`.
+/// Reads the name of a schema. Returns `pg_catalog` for the empty string that the server sends for it.
 pub(crate) fn read_namespace<'a>(reader: &mut Reader<'a>) -> Result<&'a str, DecodeError> {
     let name = reader.string("the name of the schema (string)")?;
     Ok(if name.is_empty() { "pg_catalog" } else { name })
@@ -89,7 +90,7 @@ impl ReplicaIdentity {
 }
 
 impl<'a> Column<'a> {
-    /// Flag of a column in the replica identity.
+    /// The flag that marks a column of the replica identity.
     const KEY: u8 = 1;
 
     fn read(reader: &mut Reader<'a>) -> Result<Self, DecodeError> {
@@ -121,12 +122,12 @@ impl<'a> Columns<'a> {
         self.count.into()
     }
 
-    /// Whether there are no columns, which PostgreSQL allows (`CREATE TABLE t ()`).
+    /// Whether there are no columns. PostgreSQL allows that (`CREATE TABLE t ()`).
     pub fn is_empty(&self) -> bool {
         self.count == 0
     }
 
-    /// Iterates over the columns in order.
+    /// Iterates over the columns in the table's order.
     pub fn iter(&self) -> ColumnIter<'a> {
         ColumnIter {
             remaining: self.count,
@@ -153,7 +154,7 @@ impl<'a> IntoIterator for &Columns<'a> {
     }
 }
 
-/// Iterates over the columns of a relation. They were checked when the message was decoded.
+/// Iterates over the columns of a relation. Decoding has already checked all of them.
 #[derive(Debug, Clone)]
 pub struct ColumnIter<'a> {
     remaining: u16,

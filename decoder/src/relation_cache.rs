@@ -1,9 +1,9 @@
-//! The relations that the server has described in the current session.
+//! Stores the relations that the server has described in the current session.
 //!
-//! The server repeats a Relation whenever something *may* have changed, for example after an
+//! The server repeats a Relation whenever something *might* have changed, for example after an
 //! `ANALYZE`. The cache compares each new description with the previous one. So code that derives
-//! something from a relation, such as column positions, does so again only when the relation has
-//! really changed.
+//! something from a relation, such as column positions, needs to derive it again only if the
+//! relation has really changed.
 
 use std::collections::HashMap;
 
@@ -32,38 +32,38 @@ pub enum CacheChange {
 /// A [`Relation`] that owns its names.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct OwnedRelation {
-    /// The OID by which changes refer to it.
+    /// The OID by which changes refer to the table.
     pub oid: Oid,
-    /// The schema.
+    /// The table's schema.
     pub namespace: String,
-    /// The name in that schema.
+    /// The table's name within the schema.
     pub name: String,
-    /// The parts of the old row that UPDATE and DELETE include.
+    /// Which parts of the old row an UPDATE or a DELETE includes.
     pub replica_identity: ReplicaIdentity,
-    /// The published columns, in the order of the tuples.
+    /// The published columns. Tuples have their columns in the same order.
     pub columns: Vec<OwnedColumn>,
 }
 
 /// A [`Column`] that owns its name.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct OwnedColumn {
-    /// Whether it belongs to the replica identity.
+    /// Whether the column belongs to the replica identity.
     pub is_key: bool,
-    /// Its name.
+    /// The column's name.
     pub name: String,
-    /// Its data type (`pg_type.oid`).
+    /// The column's data type (`pg_type.oid`).
     pub type_oid: Oid,
-    /// The type's modifier (`pg_attribute.atttypmod`); -1 for none.
+    /// The modifier of the data type (`pg_attribute.atttypmod`); -1 if there is none.
     pub type_modifier: i32,
 }
 
 impl RelationCache {
-    /// An empty cache.
+    /// Creates an empty cache.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Stores `relation`, and replaces any earlier description under its OID.
+    /// Stores `relation`, and replaces an earlier description with the same OID.
     pub fn insert(&mut self, relation: &Relation<'_>) -> CacheChange {
         match self.relations.get_mut(&relation.oid) {
             Some(known) if known.describes(relation) => CacheChange::Unchanged,
@@ -79,12 +79,12 @@ impl RelationCache {
         }
     }
 
-    /// The relation with this OID, if the server has described it.
+    /// Returns the relation with this OID, if the server has described it.
     pub fn get(&self, oid: Oid) -> Option<&OwnedRelation> {
         self.relations.get(&oid)
     }
 
-    /// All relations, in no particular order.
+    /// Iterates over all relations, in no particular order.
     pub fn iter(&self) -> impl Iterator<Item = &OwnedRelation> {
         self.relations.values()
     }
@@ -99,15 +99,15 @@ impl RelationCache {
         self.relations.is_empty()
     }
 
-    /// Forgets everything. Call this on each reconnect: the server describes all relations again in
-    /// each session, and an OID may belong to another table in the new session.
+    /// Removes everything. Call this after each reconnect: the server describes all relations again
+    /// in each session, and an OID can belong to another table in the new session.
     pub fn clear(&mut self) {
         self.relations.clear();
     }
 }
 
 impl OwnedRelation {
-    /// Whether `relation` equals this description. Allocates nothing.
+    /// Whether `relation` is equal to this stored description. Allocates nothing.
     fn describes(&self, relation: &Relation<'_>) -> bool {
         let Self {
             oid,
@@ -178,7 +178,8 @@ mod tests {
     use super::*;
     use crate::{Message, decode};
 
-    /// Table `s.t` with OID 5 and the given columns, each a nullable `text`.
+    /// Builds a Relation for the table `s.t` with OID 5. Its columns have the type `text` and are
+    /// not part of the replica identity.
     fn payload(replica_identity: u8, columns: &[&str]) -> Vec<u8> {
         let mut payload = b"R\0\0\0\x05s\0t\0".to_vec();
         payload.extend([replica_identity, 0, columns.len() as u8]);

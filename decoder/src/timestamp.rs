@@ -1,12 +1,12 @@
 //! Timestamps as the server sends them: microseconds since PostgreSQL's own epoch.
 //!
-//! The conversions and the RFC 3339 form are implemented here, because thirty lines are less than a
-//! date crate. There is no clock here: the caller passes a `SystemTime`.
+//! This module implements the conversions and the RFC 3339 form itself, because thirty lines are
+//! less than a dependency on a date crate. It reads no clock: the caller passes in a `SystemTime`.
 
 use std::fmt;
 use std::time::{Duration, SystemTime};
 
-/// Microseconds from the Unix epoch to PostgreSQL's, 2000-01-01 00:00:00 UTC: 10,957 days.
+/// Microseconds from the Unix epoch to PostgreSQL's epoch, 2000-01-01 00:00:00 UTC: 10,957 days.
 const UNIX_MICROS_OF_PG_EPOCH: i64 = 10_957 * MICROS_PER_DAY;
 const MICROS_PER_SECOND: i64 = 1_000_000;
 const MICROS_PER_DAY: i64 = 86_400 * MICROS_PER_SECOND;
@@ -14,38 +14,39 @@ const MICROS_PER_DAY: i64 = 86_400 * MICROS_PER_SECOND;
 /// Microseconds since 2000-01-01 00:00:00 UTC, as in `timestamptz` and the replication protocol.
 ///
 /// Displayed in RFC 3339 with six decimals: `2026-11-21T11:40:44.123456Z`. RFC 3339 has no form for
-/// years outside 0000-9999; they are displayed with a sign, as in ISO 8601.
+/// years outside 0000-9999, so these years are displayed with a sign, as in ISO 8601.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct PgTimestamp(i64);
 
 impl PgTimestamp {
-    /// From microseconds since 2000-01-01 UTC.
+    /// Creates a timestamp from microseconds since 2000-01-01 UTC.
     pub const fn from_micros(micros: i64) -> Self {
         Self(micros)
     }
 
-    /// Microseconds since 2000-01-01 UTC.
+    /// Returns microseconds since 2000-01-01 UTC.
     pub const fn as_micros(self) -> i64 {
         self.0
     }
 
-    /// From microseconds since 1970-01-01 UTC. Saturates about 292,000 years in the past.
+    /// Creates a timestamp from microseconds since 1970-01-01 UTC. Saturates about 292,000 years in
+    /// the past.
     pub const fn from_unix_micros(micros: i64) -> Self {
         Self(micros.saturating_sub(UNIX_MICROS_OF_PG_EPOCH))
     }
 
-    /// Microseconds since 1970-01-01 UTC. Saturates about 292,000 years in the future.
+    /// Returns microseconds since 1970-01-01 UTC. Saturates about 292,000 years in the future.
     pub const fn as_unix_micros(self) -> i64 {
         self.0.saturating_add(UNIX_MICROS_OF_PG_EPOCH)
     }
 
-    /// Microseconds from `earlier` to this time, saturating. Negative when `earlier` is in fact
-    /// later, since the clocks of two machines may differ.
+    /// Microseconds from `earlier` to this time, saturating. Negative if `earlier` is in fact
+    /// later, which happens because the clocks of two machines can differ.
     pub const fn micros_since(self, earlier: Self) -> i64 {
         self.0.saturating_sub(earlier.0)
     }
 
-    /// The same time as a `SystemTime`, or `None` if the platform cannot represent it.
+    /// The same time as a `SystemTime`; `None` if the platform cannot represent it.
     pub fn to_system_time(self) -> Option<SystemTime> {
         let micros = self.as_unix_micros();
         let distance = Duration::from_micros(micros.unsigned_abs());
@@ -58,7 +59,8 @@ impl PgTimestamp {
 }
 
 impl From<SystemTime> for PgTimestamp {
-    /// Truncates to microseconds. Saturates beyond the 292,000 years that an `i64` holds.
+    /// Converts a time, truncated to microseconds. Saturates beyond the 292,000 years before or after 1970
+    /// that an `i64` can hold.
     fn from(time: SystemTime) -> Self {
         let saturated = |d: Duration| i64::try_from(d.as_micros()).unwrap_or(i64::MAX);
         Self::from_unix_micros(match time.duration_since(SystemTime::UNIX_EPOCH) {
@@ -89,10 +91,10 @@ impl fmt::Display for PgTimestamp {
     }
 }
 
-/// Year, month and day in the Gregorian calendar, from the number of days since 2000-01-01.
+/// Computes year, month and day in the Gregorian calendar from the number of days since 2000-01-01.
 ///
-/// The computation counts from 2000-03-01 instead. Then the leap day is the last day of a year, and
-/// the start of a month is a linear function: 153 days per five months.
+/// The computation counts days from 2000-03-01 instead. Then a leap day is the last day of its
+/// year, and the first day of a month is a linear function of the month: 153 days per five months.
 fn civil_date(days_since_2000: i64) -> (i64, i64, i64) {
     const DAYS_PER_400_YEARS: i64 = 146_097;
     let days = days_since_2000 - 60;
@@ -137,14 +139,14 @@ mod tests {
 
     #[test]
     fn a_timestamp_is_displayed_in_rfc_3339_with_microseconds() {
-        // `date -u -d @1795261244`
+        // The expected value is from `date -u -d @1795261244`.
         let time = PgTimestamp::from_unix_micros(1_795_261_244_123_456);
         assert_eq!(time.to_string(), "2026-11-21T11:40:44.123456Z");
     }
 
     #[test]
     fn leap_days_and_the_ends_of_years_and_centuries_are_correct() {
-        // Unix seconds from `date -u -d <date> +%s`.
+        // The Unix seconds are from `date -u -d <date> +%s`.
         for (unix_seconds, written) in [
             (951_782_399, "2000-02-28T23:59:59"),
             (951_782_400, "2000-02-29T00:00:00"),

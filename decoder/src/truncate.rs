@@ -1,4 +1,4 @@
-//! `Truncate`: tables that one statement emptied.
+//! `Truncate`: the tables that one TRUNCATE statement emptied.
 
 use std::iter::FusedIterator;
 
@@ -6,19 +6,19 @@ use crate::Oid;
 use crate::error::DecodeError;
 use crate::reader::Reader;
 
-/// The published relations that a TRUNCATE emptied, whether the statement named them or reached
-/// them (`CASCADE`, child tables).
+/// The published relations that a TRUNCATE emptied. The statement named them, or reached them
+/// through `CASCADE` or as child tables.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Truncate<'a> {
-    /// Whether the statement had `CASCADE`.
+    /// Whether the statement contained `CASCADE`.
     pub cascade: bool,
-    /// Whether it had `RESTART IDENTITY`.
+    /// Whether the statement contained `RESTART IDENTITY`.
     pub restart_identity: bool,
-    /// The relations.
+    /// The emptied relations.
     pub relations: RelationOids<'a>,
 }
 
-/// The relations of a [`Truncate`], parsed while iterating.
+/// The OIDs of the relations of a [`Truncate`]. They are parsed during iteration.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RelationOids<'a> {
     oids: &'a [[u8; 4]],
@@ -56,12 +56,13 @@ impl<'a> RelationOids<'a> {
         self.oids.len()
     }
 
-    /// Whether there are no relations. The server has no reason to send such a message.
+    /// Whether there are no relations. The decoder accepts such a message, but the server has no reason
+    /// to send one.
     pub fn is_empty(&self) -> bool {
         self.oids.is_empty()
     }
 
-    /// Iterates over the relations in order.
+    /// Iterates over the relations in the order of the message.
     pub fn iter(&self) -> impl ExactSizeIterator<Item = Oid> + FusedIterator + use<'a> {
         self.oids.iter().map(|&oid| Oid(u32::from_be_bytes(oid)))
     }

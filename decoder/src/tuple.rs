@@ -1,7 +1,7 @@
 //! `TupleData`: the columns of one row, in Insert, Update and Delete.
 //!
-//! The hot path of the crate. A row is traversed twice: once to check it when it is decoded, and
-//! once to read its values. Neither traversal allocates.
+//! This is the hot path of the crate. Each row is traversed twice: once to check it during
+//! decoding, and once to read its values. Neither traversal allocates.
 
 use std::iter::FusedIterator;
 
@@ -9,9 +9,10 @@ use crate::MessageKind;
 use crate::error::DecodeError;
 use crate::reader::Reader;
 
-/// The columns of one row, in the order of its [`Relation`](crate::Relation).
+/// The columns of one row, in the same order as in the row's [`Relation`](crate::Relation).
 ///
-/// This type does not ensure that the number of columns matches the relation, so compare them.
+/// This type does not check that the number of columns is the same as in the relation, so the
+/// caller must compare them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Tuple<'a> {
     columns: u16,
@@ -23,12 +24,12 @@ pub struct Tuple<'a> {
 pub enum Value<'a> {
     /// SQL's NULL.
     Null,
-    /// A large value that an UPDATE did not change. The server does not send it.
+    /// A large value that an UPDATE did not change. The server does not send such a value.
     UnchangedToast,
-    /// The text form, as `SELECT` would print it, in the client encoding.
+    /// The text form of the value, as `SELECT` would print it, in the client encoding.
     Text(&'a [u8]),
-    /// The output of the type's binary send function. Sent only when the stream was started with
-    /// `binary 'true'`, and only for types that have such a function.
+    /// The output of the type's binary send function. The server sends it only if the stream was
+    /// started with `binary 'true'`, and only for types that have such a function.
     Binary(&'a [u8]),
 }
 
@@ -52,12 +53,12 @@ impl<'a> Tuple<'a> {
         self.columns.into()
     }
 
-    /// Whether the row has no columns at all.
+    /// Whether the row has no columns.
     pub fn is_empty(&self) -> bool {
         self.columns == 0
     }
 
-    /// Iterates over the values in order.
+    /// Iterates over the values in the order of the columns.
     #[inline]
     pub fn iter(&self) -> Values<'a> {
         Values {
@@ -96,7 +97,8 @@ impl<'a> Value<'a> {
         Ok(value)
     }
 
-    /// Takes the reader by value, so that the reader in the caller's loop can stay in registers.
+    /// Reads a value of any kind, field by field, and returns it with the advanced reader. Takes the
+    /// reader by value, so that the reader of the caller's loop can stay in registers.
     #[inline(never)]
     fn read_other(mut reader: Reader<'a>) -> Result<(Self, Reader<'a>), DecodeError> {
         const KIND: &str = "a column's kind n, u, t or b (1 byte)";
@@ -116,7 +118,7 @@ impl<'a> Value<'a> {
     }
 }
 
-/// Iterates over the values of a row. They were checked when the message was decoded.
+/// Iterates over the values of a row. Decoding has already checked all of them.
 #[derive(Debug, Clone)]
 pub struct Values<'a> {
     remaining: u16,

@@ -1,15 +1,15 @@
-//! `Update`: a changed row, with its old version as far as the server sends it.
+//! `Update`: a changed row, with as much of its old version as the server sends.
 
 use crate::error::DecodeError;
 use crate::reader::Reader;
 use crate::{Oid, Tuple};
 
-/// A changed row of a relation.
+/// A changed row in a relation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Update<'a> {
-    /// The relation, described by a [`Relation`](crate::Relation) earlier in the session.
+    /// The relation. An earlier [`Relation`](crate::Relation) of the session describes it.
     pub relation: Oid,
-    /// The row before the update. `None` when the key is unchanged and the replica identity is not
+    /// The row before the update. `None` if the key has not changed and the replica identity is not
     /// full.
     pub old: Option<OldRow<'a>>,
     /// The row after the update. Large values that did not change are
@@ -20,7 +20,7 @@ pub struct Update<'a> {
 /// The parts of the old row that the replica identity includes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum OldRow<'a> {
-    /// The columns of the key. All others are NULL here, even if they had a value.
+    /// The columns of the key. All other columns are NULL here, even if they had a value.
     Key(Tuple<'a>),
     /// All columns (`REPLICA IDENTITY FULL`).
     Full(Tuple<'a>),

@@ -34,7 +34,7 @@ pub(crate) struct Args {
 }
 
 impl Args {
-    /// Whether to use colours: only on a terminal, and not if `NO_COLOR` is set.
+    /// Whether to use colours: only on a terminal, and only if `NO_COLOR` is unset or empty.
     pub(crate) fn colours(&self) -> bool {
         let on_terminal = if self.json {
             std::io::stderr().is_terminal()

@@ -13,7 +13,7 @@ pub(crate) fn grouped(number: u64) -> String {
     text
 }
 
-/// Formats a size in bytes, or in kB from 1,024 bytes on, as PostgreSQL does for small sizes.
+/// Formats a size in bytes, or from 1,024 bytes on in kB of 1,024 bytes, as PostgreSQL does.
 pub(crate) fn size(bytes: u64) -> String {
     if bytes < 1024 {
         format!("{bytes} B")
@@ -26,7 +26,7 @@ pub(crate) fn milliseconds(ms: f64) -> String {
     format!("{} ms", decimals(ms))
 }
 
-/// Formats a value with one decimal below ten, and without decimals above.
+/// Formats a value with one decimal if it is below ten, otherwise without decimals.
 fn decimals(value: f64) -> String {
     if value < 9.95 {
         format!("{value:.1}")

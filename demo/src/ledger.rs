@@ -1,9 +1,8 @@
 //! The record of what the demonstration has seen: the events that writers committed, the copies
-//! that the subscriber received, and whether each order's events arrived in sequence. This module
-//! does no IO, and the caller passes the time.
+//! that the subscriber received, and whether the events of each order arrived in sequence. This
+//! module does no IO. The caller passes the time.
 //!
-//! **Not here:** the final verdict, which also compares with the database. It is in
-//! [`crate::verdict`].
+//! **Not here:** the final verdict, which also looks at the database (see [`crate::verdict`]).
 
 use std::collections::{BTreeMap, HashMap};
 use std::time::{Duration, Instant};
@@ -14,7 +13,7 @@ use uuid::Uuid;
 /// The number of an order in the shop. The ordering key is this number as text.
 pub(crate) type OrderId = i32;
 
-/// One step of an order. The versions of an order count from 1 without gaps.
+/// One step of an order. The versions of an order count up from 1 without gaps.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct Step {
     pub(crate) order: OrderId,
@@ -26,8 +25,8 @@ pub(crate) struct Step {
 pub(crate) struct Arrival {
     pub(crate) step: Step,
     pub(crate) event_id: Uuid,
-    /// Pub/Sub's id. A redelivered message has the same id. An event that was published again has a
-    /// different one.
+    /// The message id of Pub/Sub. A redelivered message has the same id as before. If the relay
+    /// publishes an event again, the new message has a different id.
     pub(crate) message_id: String,
     pub(crate) at: Instant,
 }
@@ -41,25 +40,25 @@ pub(crate) struct Totals {
     pub(crate) rolled_back_transactions: u64,
     /// Events for which at least one copy has arrived.
     pub(crate) delivered: u64,
-    /// Further copies of delivered events with a different message id: the relay published the
+    /// Further copies of delivered events, with a different message id, because the relay published the
     /// event again.
     pub(crate) repeated: u64,
     /// Messages that Pub/Sub redelivered.
     pub(crate) redelivered: u64,
-    /// First copies with a version that did not directly follow the order's last version.
+    /// First copies whose version is not the version after the order's last version.
     pub(crate) out_of_order: u64,
     /// Messages that are not events of the demonstration.
     pub(crate) unreadable: u64,
 }
 
 impl Totals {
-    /// All distinct messages that the subscriber received.
+    /// Number of received messages, without those that count as redelivered.
     pub(crate) fn messages(&self) -> u64 {
         self.delivered + self.repeated + self.unreadable
     }
 
-    /// Events that are not delivered yet. A copy may arrive before its writer has counted the
-    /// commit, so the difference is limited to zero.
+    /// Events that are not delivered yet. Saturates at zero, because a copy can arrive before its writer
+    /// has counted the commit.
     pub(crate) fn behind(&self) -> u64 {
         self.committed.saturating_sub(self.delivered)
     }
@@ -80,15 +79,15 @@ pub(crate) struct Ledger {
     totals: Totals,
     at_last_look: Totals,
     latencies: Vec<Duration>,
-    /// When COMMIT was sent, for each event that has not arrived.
+    /// When the writer sent COMMIT, for each event that has not arrived yet.
     sent: HashMap<Step, Instant>,
-    /// For each event, the id of the message that brought its first copy.
+    /// For each event, the id of the message that contained its first copy.
     first_message: HashMap<Uuid, String>,
     first_copies: BTreeMap<OrderId, FirstCopies>,
     goal: Option<Goal>,
 }
 
-/// A number of delivered events to wait for.
+/// A number of delivered events for which the demonstration waits.
 #[derive(Debug)]
 struct Goal {
     delivered: u64,
@@ -158,7 +157,7 @@ impl Ledger {
         }
     }
 
-    /// Sets the goal: all events that were committed until now are delivered.
+    /// Sets the goal: as many events are delivered as have been committed until now.
     pub(crate) fn set_goal(&mut self, now: Instant) {
         self.goal = Some(Goal {
             delivered: self.totals.committed,
@@ -167,7 +166,7 @@ impl Ledger {
         self.check_goal(now);
     }
 
-    /// When the goal was reached, or `None` if it was not.
+    /// When the goal was reached; `None` if it is not reached yet.
     pub(crate) fn goal_reached(&self) -> Option<Instant> {
         self.goal.as_ref().and_then(|goal| goal.reached)
     }
@@ -205,8 +204,8 @@ impl Ledger {
     }
 }
 
-/// The smallest value that at least `percent` percent of all values do not exceed (nearest rank).
-/// `None` if there are no values.
+/// Returns the smallest value such that at least `percent` percent of all values are not greater
+/// (nearest rank). Returns `None` if there are no values.
 pub(crate) fn percentile(values: &mut [Duration], percent: usize) -> Option<Duration> {
     let rank = (values.len() * percent).div_ceil(100).max(1);
     (rank <= values.len()).then(|| *values.select_nth_unstable(rank - 1).1)
@@ -216,7 +215,7 @@ pub(crate) fn percentile(values: &mut [Duration], percent: usize) -> Option<Dura
 mod tests {
     use super::*;
 
-    /// A copy of the event for this version of this order.
+    /// A copy of the event with this version of this order.
     fn arrival(order: OrderId, version: i64, message_id: &str) -> Arrival {
         Arrival {
             step: Step { order, version },

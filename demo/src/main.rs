@@ -1,9 +1,10 @@
 //! `postrider-demo`: runs real servers and a real relay, kills the relay by SIGKILL, and checks
-//! that no event was lost or swapped.
+//! that no event was lost or out of order.
 //!
 //! `show` is the script, and `world` starts the servers. `writers` commit business rows together
 //! with events, `subscriber` receives the events, `ledger` records both, and `verdict` compares the
-//! ledger with the database. `screen` formats the output. `program` finds the `postrider` to show.
+//! ledger with the database. `screen` formats the output. `program` finds the `postrider` that the
+//! demonstration runs.
 //!
 //! **Not here:** any code of the relay. The demonstration runs `postrider init` and `postrider run`
 //! as processes, so it shows and judges the program that users get.
@@ -36,12 +37,13 @@ use error::{Report, Result, failed};
 use ledger::Ledger;
 use show::Show;
 
-/// The exit status 128 + SIGINT, which a shell reports for a program ended by Ctrl-C.
+/// Exit status after an interruption: 128 + SIGINT, as a shell reports it for a program ended by
+/// Ctrl-C.
 const INTERRUPTED: u8 = 130;
 
-/// How the demonstration ended, unless with an error.
+/// How the demonstration ended, if it did not end with an error.
 enum End {
-    /// The demonstration ran to the end, and every promise was kept.
+    /// The demonstration ran to the end and found no violation.
     Finished,
     /// The demonstration was stopped early.
     Interrupted,
@@ -76,12 +78,12 @@ fn start(args: &Args) -> Result<End> {
     })
 }
 
-/// Runs the demonstration. It ends early when `shutdown` becomes true. All servers and processes of
-/// the demonstration are gone when this future returns or is dropped.
+/// Runs the demonstration. It ends early if `shutdown` becomes true. When this future has returned
+/// or is dropped, all servers and processes of the demonstration are gone.
 ///
 /// # Errors
-/// Returns an error if an event was lost, swapped or delivered without a commit, or if a part of
-/// the demonstration did not start or ended by itself.
+/// Returns an error if an event was lost, out of order or delivered without a commit, or if a part
+/// of the demonstration did not start or ended on its own.
 async fn run(args: &Args, mut shutdown: watch::Receiver<bool>) -> Result<End> {
     let mut stop = async || {
         // An error means that the task which watches the signals has ended. Stop in this case too.

@@ -1,6 +1,6 @@
-//! Finds the program `postrider`, which plays the relay.
+//! Finds the program `postrider`, which the demonstration runs as the relay.
 //!
-//! The search path is not used, because an installed `postrider` may be of another version.
+//! Does not search in `PATH`, because an installed `postrider` might have another version.
 
 use std::path::{Path, PathBuf};
 
@@ -8,8 +8,8 @@ use crate::error::{Result, failed};
 
 const NAME: &str = "postrider";
 
-/// Returns the file that `--postrider` names, or the file next to this program, where cargo puts
-/// it.
+/// Returns the file that `--postrider` names. Without `--postrider`, returns the file next to this
+/// program, where cargo puts it.
 ///
 /// # Errors
 /// Returns an error if there is no such file.
@@ -32,7 +32,8 @@ pub(crate) fn find(named: Option<&Path>) -> Result<PathBuf> {
     }))
 }
 
-/// The command that starts `program` from a shell: only its name if it is in the search path.
+/// The command that starts `program` from a shell. The command is just `postrider` if the program's
+/// folder is in `PATH`.
 pub(crate) fn shell_command(program: &Path) -> String {
     let path = std::env::var_os("PATH").unwrap_or_default();
     let is_in_path = program.file_name().is_some_and(|name| name == NAME)

@@ -1,8 +1,8 @@
 //! The relay as a separate process, so that it can be killed without warning.
 //!
-//! The relay always ends with the demonstration. If the demonstration still runs code, `Drop` kills
-//! the relay. If the demonstration is killed, the kernel closes a pipe, and a shell that waits on
-//! this pipe kills the relay.
+//! The relay always ends with the demonstration. As long as the demonstration runs code, `Drop`
+//! kills the relay. If the demonstration itself is killed, the kernel closes a pipe, and a shell
+//! that reads from this pipe kills the relay.
 
 use std::io::Write;
 use std::os::unix::process::CommandExt;
@@ -13,8 +13,8 @@ use tokio::process::{Child, Command};
 
 use crate::error::{Error, Result, failed};
 
-/// A shell script that kills the relay when the script's input ends. Each input line is a process
-/// id and replaces the previous id. An empty line means that no relay runs.
+/// Shell script that kills the relay when its input ends. Each input line contains the process id
+/// of the current relay. An empty line means that no relay runs.
 const WATCHDOG: &str = r#"
 relay=
 while read -r line; do relay=$line; done
@@ -29,7 +29,7 @@ pub(crate) struct RelayProcess {
 }
 
 impl RelayProcess {
-    /// Starts the relay with only these environment variables. The relay's log is appended to the
+    /// Starts the relay with only these environment variables. The relay appends its log to the
     /// file `log`.
     pub(crate) fn start(
         program: &Path,
@@ -71,7 +71,7 @@ impl RelayProcess {
         self.watchdog.tell(None)
     }
 
-    /// Returns an error if the relay has ended by itself.
+    /// Returns an error if the relay has ended on its own.
     pub(crate) fn must_run(&mut self) -> Result<()> {
         match self.child.try_wait() {
             Ok(None) => Ok(()),
@@ -81,7 +81,7 @@ impl RelayProcess {
     }
 }
 
-/// The shell that kills the relay if the demonstration can no longer do it.
+/// The shell that kills the relay if the demonstration itself was killed.
 #[derive(Debug)]
 struct Watchdog {
     shell: process::Child,

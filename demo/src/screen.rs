@@ -1,7 +1,7 @@
 //! The output of the demonstration: an announcement for each step, a line for each second, and a
 //! summary.
 //!
-//! Apart from [`Screen::print`], all functions only format values.
+//! All functions only format values, except [`Screen::print`].
 
 use std::io::Write;
 use std::time::Duration;
@@ -20,13 +20,13 @@ const CYAN: &str = "36";
 /// Where to print, and how.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Screen {
-    /// Use colours, for a terminal.
+    /// Whether to print colours, which only a terminal can show.
     pub(crate) colours: bool,
-    /// Print to standard error instead of standard output.
+    /// Whether to print to standard error instead of standard output.
     pub(crate) on_stderr: bool,
 }
 
-/// One line of the table, which gets a line each second.
+/// One line of the table. The demonstration prints one each second.
 #[derive(Debug)]
 pub(crate) struct Line {
     /// The time since the writers started.
@@ -53,7 +53,7 @@ pub(crate) struct Playground {
 }
 
 impl Screen {
-    /// Prints a text. The text includes its own line ends.
+    /// Prints a text as it is. The caller adds the line ends.
     ///
     /// # Errors
     /// Returns an error if the output was closed.
@@ -87,7 +87,7 @@ impl Screen {
         )
     }
 
-    /// Announces that a part of the demonstration was set up.
+    /// Announces that the demonstration has set up one of its parts.
     pub(crate) fn step(self, text: &str) -> String {
         format!("  {} {text}\n", self.paint(GREEN, "+"))
     }
@@ -186,25 +186,20 @@ impl Screen {
         } = playground;
         let pid = relay_pid.map_or("PID".into(), |pid| pid.to_string());
         format!(
-            "\n{}\n\
-             The writers have stopped; everything else keeps running. In another terminal:\n\n  \
-             export DATABASE_URL={database_url}\n  \
-             export PUBSUB_EMULATOR_HOST={emulator} PUBSUB_PROJECT_ID={project}\n\n  \
-             psql $DATABASE_URL -c \"select outbox.emit('order', '7', 'OrderLost', '{{}}')\"\n  \
-             psql $DATABASE_URL -c 'table outbox.dispatch order by 1 desc, ordinal limit 5'\n  \
-             {program} slot\n  \
-             curl http://{http_addr}/status\n  \
-             curl http://{http_addr}/metrics\n\n\
-             Two relays: start a second one, which stands by, and kill the first.\n\n  \
-             {program} run --http-addr off\n  \
-             kill -9 {pid}\n\n\
-             Messages appear here as they arrive. {}\n\n",
+            "\n{}\nThe writers have stopped; everything else keeps running. In another terminal:\n\n  export \
+             DATABASE_URL={database_url}\n  export PUBSUB_EMULATOR_HOST={emulator} \
+             PUBSUB_PROJECT_ID={project}\n\n  psql $DATABASE_URL -c \"select outbox.emit('order', '7', \
+             'OrderLost', '{{}}')\"\n  psql $DATABASE_URL -c 'table outbox.dispatch order by 1 desc, ordinal \
+             limit 5'\n  {program} slot\n  curl http://{http_addr}/status\n  curl \
+             http://{http_addr}/metrics\n\nTwo relays: start a second one, which waits as a standby, and \
+             kill the first.\n\n  {program} run --http-addr off\n  kill -9 {pid}\n\nMessages appear here as \
+             they arrive. {}\n\n",
             self.paint(BOLD, "Try it yourself."),
             self.paint(BOLD, "Press Ctrl-C to stop everything."),
         )
     }
 
-    /// A message received while people try the playground.
+    /// Formats a message that arrived after the playground was opened.
     pub(crate) fn message(self, ordering_key: &str, event_type: &str, data: &[u8]) -> String {
         let data = String::from_utf8_lossy(data);
         format!(

@@ -7,10 +7,10 @@ use tokio_postgres::{Client, Config, NoTls};
 
 use crate::error::{Result, failed};
 
-/// A timeout that is long enough for a machine under load.
+/// Statement timeout, long enough for a machine under load.
 const LIMITS: &str = "-c statement_timeout=30s";
 
-/// A session. It ends when dropped.
+/// A session, which ends when this value is dropped.
 #[derive(Debug)]
 pub(crate) struct Session {
     client: Client,
@@ -27,7 +27,7 @@ impl Session {
             .await
             .map_err(|e| failed("cannot connect to PostgreSQL").caused_by(e))?;
         let driver = tokio::spawn(async move {
-            // Ignore an error: the statement that the error interrupts reports it too.
+            // Ignore an error here, because the interrupted statement reports it too.
             let _ = connection.await;
         });
         Ok(Self { client, driver })

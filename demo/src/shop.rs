@@ -1,7 +1,7 @@
-//! The database of the demonstration: a shop with orders, prepared like a real one.
+//! The database of the demonstration: a shop with orders, set up like a real one.
 //!
-//! The relay and the services have their own roles, with only the documented grants. The
-//! demonstration itself reads the database as the superuser.
+//! The relay and the services have their own roles, with only the grants that the documentation
+//! asks for. The demonstration itself reads the database as the superuser.
 
 use std::collections::BTreeMap;
 
@@ -21,7 +21,7 @@ pub(crate) const RELAY: &str = "relay";
 
 const APPLICATION_NAME: &str = "postrider-demo";
 
-/// A superuser session that inspects the database.
+/// Inspects the database in a superuser session.
 #[derive(Debug)]
 pub(crate) struct Shop {
     sql: Session,
@@ -80,7 +80,8 @@ impl Shop {
             .await
     }
 
-    /// Reads what the database holds: everything that must have been received and recorded.
+    /// Reads the committed state from the database. The verdict compares the ledger with this
+    /// state.
     pub(crate) async fn committed(&self) -> Result<Committed> {
         let mut committed = Committed::default();
         let events = "select aggregateid::int, id from outbox.events order by 1, version";

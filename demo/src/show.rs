@@ -1,4 +1,4 @@
-//! The script of the demonstration: the order of the steps, and what it announces.
+//! The script of the demonstration: its steps in order, and the text that announces each step.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -20,23 +20,25 @@ use crate::world::{self, World};
 use crate::writers::{ORDERS, WRITERS, Writers};
 use crate::{SharedLedger, lock};
 
-/// The time between two lines.
+/// How often the demonstration prints a line of the table.
 const LINE_INTERVAL: Duration = Duration::from_secs(1);
-/// How long the relay is down.
+/// How long the relay is down after the kill.
 const OUTAGE: Duration = Duration::from_secs(2);
-/// If nothing new arrives for this long, the missing events will not arrive.
+/// How long to wait for the next message. If none arrives in this time, the demonstration gives up on the
+/// missing events.
 const PATIENCE: Duration = Duration::from_secs(20);
-/// The time between two checks whether everything has arrived.
+/// How often to check whether everything has arrived.
 const POLL_INTERVAL: Duration = Duration::from_millis(100);
-/// How many lines of the relay's log to show after a failure.
+/// Number of lines of the relay's log to show after a failure.
 const LOG_LINES: usize = 30;
 
-/// The running demonstration. The fields are dropped in their order.
+/// The running demonstration. The fields are dropped from top to bottom, so the subscriber ends
+/// before the servers.
 pub(crate) struct Show<'a> {
     args: &'a Args,
     screen: Screen,
     subscriber: Subscriber,
-    /// Whether the playground is open: then messages are shown instead of counted.
+    /// Whether the playground is open. If so, messages are printed and not counted.
     playing: Arc<AtomicBool>,
     ledger: SharedLedger,
     world: World,
@@ -112,7 +114,8 @@ impl<'a> Show<'a> {
 
     /// Starts a second relay, and announces what the first one left behind.
     async fn restart_relay(&mut self) -> Result<Restart> {
-        // All requests of the first relay have ended, because that relay has been down for a while.
+        // All requests of the first relay have ended by now, because that relay has been down for
+        // `OUTAGE`.
         let stored = self.world.emulator.journal().counts().stored_messages;
         let published_unrecorded = stored.saturating_sub(self.world.shop.recorded().await?);
         let at = Instant::now();
@@ -154,8 +157,8 @@ impl<'a> Show<'a> {
         Ok(windows)
     }
 
-    /// Waits until every event has arrived and is recorded and confirmed, or until no new message
-    /// arrives for `PATIENCE`.
+    /// Waits until every event has arrived, is recorded and is confirmed by the slot. Gives up when
+    /// no new message has arrived for `PATIENCE`.
     async fn drain(&mut self) -> Result<()> {
         let events = self.world.shop.events().await?;
         let end = self.world.shop.slot().await?.server_lsn;
@@ -269,7 +272,7 @@ impl<'a> Show<'a> {
         Ok(window)
     }
 
-    /// Shows commands to try. After this call, each message is printed.
+    /// Prints commands that the user can try. From now on, each received message is printed.
     pub(crate) fn open_playground(&self) -> Result<()> {
         self.playing.store(true, Ordering::Relaxed);
         let playground = Playground {
@@ -309,15 +312,15 @@ impl<'a> Show<'a> {
     }
 }
 
-/// The state in which the second relay was started.
+/// The state at the moment when the second relay was started.
 struct Restart {
     at: Instant,
     backlog: u64,
     published_unrecorded: u64,
 }
 
-/// Returns the handler for messages. It counts each message, or prints it once the playground is
-/// open.
+/// Returns the handler for messages. The handler counts each message. Once the playground is open, it
+/// prints each message instead.
 fn receiver(
     ledger: SharedLedger,
     playing: Arc<AtomicBool>,
@@ -330,7 +333,7 @@ fn receiver(
                 .get("event_type")
                 .map_or("", String::as_str);
             let text = screen.message(&message.ordering_key, event_type, &message.data);
-            // If the output is closed, nobody needs to see the message.
+            // Ignore an error: if the output is closed, nobody can see the message.
             let _ = screen.print(&text);
             return;
         }

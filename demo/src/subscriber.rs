@@ -1,7 +1,7 @@
 //! The subscriber: Google's own client library on an ordered subscription.
 //!
-//! The subscription is created over plain gRPC, because the library uses REST for administration,
-//! which an emulator may not offer.
+//! The subscription is created over plain gRPC, because the library creates subscriptions over
+//! REST, which an emulator might not offer.
 
 use std::time::{Duration, Instant};
 
@@ -16,18 +16,19 @@ use tonic::transport::Endpoint;
 use crate::error::{Result, failed};
 use crate::ledger::{Arrival, Step};
 
-/// Longer than any pause of the demonstration, so that Pub/Sub redelivers no message because of a
-/// late ack.
+/// Ack deadline of the subscription. It is longer than any pause of the demonstration, so that
+/// Pub/Sub never redelivers a message because of a late ack.
 const ACK_DEADLINE: Duration = Duration::from_secs(60);
 
-/// A running subscriber. It ends when dropped.
+/// A running subscriber, which ends when this value is dropped.
 #[derive(Debug)]
 pub(crate) struct Subscriber {
     task: JoinHandle<String>,
 }
 
 impl Subscriber {
-    /// Creates the subscription, passes each message to `on_message`, and then acknowledges it.
+    /// Creates the subscription and starts to receive. Each message is passed to `on_message` and then
+    /// acknowledged.
     pub(crate) async fn start(
         emulator: &str,
         topic: &str,

@@ -1,4 +1,4 @@
-//! The results of the demonstration: as rows for people, and as the JSON of `--json`.
+//! The results of the demonstration: as rows for a terminal, and as the JSON of `--json`.
 
 use std::collections::BTreeMap;
 
@@ -20,16 +20,17 @@ pub(crate) struct Summary {
     pub(crate) verdict: Verdict,
     /// Events that were published but had no dispatch row when the second relay started.
     pub(crate) published_unrecorded: u64,
-    /// Events that were waiting when the second relay started.
+    /// Events that were committed but not delivered when the second relay started.
     pub(crate) backlog: u64,
-    /// Seconds from the start of the second relay until the backlog was delivered. `None` if it was
-    /// not delivered in full.
+    /// Seconds from the start of the second relay until the backlog was delivered. `None` if the
+    /// backlog was not delivered completely.
     pub(crate) caught_up_seconds: Option<f64>,
     /// Events delivered per second before the kill.
     pub(crate) steady_per_second: f64,
-    /// Median latency before the kill, in milliseconds from COMMIT to the subscriber. `p99_ms` is
-    /// the 99th percentile.
+    /// Median latency before the kill, from COMMIT to the subscriber, in milliseconds. `None` if no event
+    /// arrived before the kill.
     pub(crate) p50_ms: Option<f64>,
+    /// The 99th percentile of the same latencies, in milliseconds.
     pub(crate) p99_ms: Option<f64>,
     /// Rows of `outbox.dispatch`, by state.
     pub(crate) dispatch: BTreeMap<String, u64>,
@@ -37,7 +38,7 @@ pub(crate) struct Summary {
 }
 
 impl Summary {
-    /// Names and values, one per line.
+    /// The names and values of the results, in the order in which they are printed.
     pub(crate) fn rows(&self) -> Vec<(&'static str, String)> {
         let Self {
             totals,

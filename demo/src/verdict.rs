@@ -1,8 +1,9 @@
-//! The verdict at the end: compares what the subscriber received with what the database holds. This
+//! The verdict at the end: compares the events that the subscriber received with the database. This
 //! module does no IO.
 //!
-//! The evidence comes from the database, not from the writers' counters: the committed events, and
-//! the business table, where each order's version is the number of its events.
+//! The expected state comes from the database, not from the writers' counters. It consists of the
+//! committed events and of the business table, in which each order's version is the number of its
+//! events.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -14,7 +15,7 @@ use crate::ledger::{Ledger, OrderId};
 /// The committed state, according to the database.
 #[derive(Debug, Default)]
 pub(crate) struct Committed {
-    /// The events of each order, by version.
+    /// The events of each order, sorted by version.
     pub(crate) events: BTreeMap<OrderId, Vec<Uuid>>,
     /// The version of each order in the business table.
     pub(crate) versions: BTreeMap<OrderId, i64>,
@@ -29,11 +30,11 @@ pub(crate) struct Verdict {
     pub(crate) lost: u64,
     /// First copies that arrived after a later event of the same order.
     pub(crate) out_of_order: u64,
-    /// Events that arrived but are not in the database: they were rolled back, or did not come from
-    /// the writers.
+    /// Events that arrived but are not in the database: they were rolled back, or did not come from the
+    /// writers. Messages that are not events of the demonstration count too.
     pub(crate) never_committed: u64,
-    /// Orders with a version in the business table that differs from the number of events that
-    /// arrived for them.
+    /// Orders whose version in the business table differs from the number of events that arrived
+    /// for them.
     pub(crate) wrong_orders: u64,
     /// Events without a dispatch row.
     pub(crate) unrecorded: u64,
@@ -84,7 +85,7 @@ impl Verdict {
         self.lost += committed.len() as u64 - found;
     }
 
-    /// Whether every promise was kept.
+    /// Whether there are no violations.
     pub(crate) fn is_good(&self) -> bool {
         *self == Self::default()
     }
@@ -134,7 +135,7 @@ mod tests {
         ledger
     }
 
-    /// Evidence with the versions 1 to `last` of `ORDER`.
+    /// A committed state in which `ORDER` has the versions 1 to `last`.
     fn committed(last: u64) -> Committed {
         Committed {
             events: [(ORDER, (1..=last).map(id).collect())].into(),

@@ -1,8 +1,8 @@
 //! The servers of the demonstration: PostgreSQL, the emulator, the relay.
 //!
-//! All of them are real: a PostgreSQL server with its own data folder, an emulator with Pub/Sub's
-//! protocol over a socket, and `postrider init` and `postrider run` as processes with their
-//! documented variables. Dropping the [`World`] stops all servers and processes.
+//! All of them are real: a PostgreSQL server with its own data folder, an emulator that speaks
+//! Pub/Sub's protocol over a socket, and `postrider init` and `postrider run` as processes with
+//! their documented variables. Dropping the [`World`] stops all servers and processes.
 
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
@@ -20,14 +20,15 @@ pub(crate) const PROJECT: &str = "demo";
 pub(crate) const TOPIC: &str = "projects/demo/topics/order.events";
 pub(crate) const SUBSCRIPTION: &str = "projects/demo/subscriptions/order.events";
 
-/// The preferred address of the relay's HTTP port, which people can open in a browser.
+/// The preferred address of the relay's HTTP port. Users can open it in a browser.
 const HTTP_ADDR: &str = "127.0.0.1:9464";
 
-/// A relay starts within a second, but may need much longer on a machine under load.
+/// How long a relay may take to start. A relay usually starts within a second, but can need much longer
+/// on a machine under load.
 const START_LIMIT: Duration = Duration::from_secs(30);
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
-/// All servers and processes. The fields are dropped in their order, so the relay stops first.
+/// All servers and processes. The fields are dropped from top to bottom, so the relay stops first.
 #[derive(Debug)]
 pub(crate) struct World {
     relay: Option<RelayProcess>,
@@ -35,13 +36,13 @@ pub(crate) struct World {
     pub(crate) program: PathBuf,
     pub(crate) emulator: RunningEmulator,
     pub(crate) shop: Shop,
-    /// `off`, or the address that people can open in a browser.
+    /// `off`, or the address of the relay's HTTP port, which users can open in a browser.
     pub(crate) http_addr: String,
     server: ScratchPostgres,
 }
 
 impl World {
-    /// Starts PostgreSQL and the emulator, but not the relay. Calls `say` for each step.
+    /// Starts PostgreSQL and the emulator, but not the relay. Calls `say` to announce each step.
     pub(crate) async fn start(
         program: PathBuf,
         with_http: bool,
@@ -132,7 +133,7 @@ impl World {
         self.relay.as_mut().map_or(Ok(()), RelayProcess::must_run)
     }
 
-    /// The last lines of the log of all relays.
+    /// The last lines of the log, to which all relays append.
     pub(crate) fn relay_log_tail(&self, lines: usize) -> Vec<String> {
         let log = std::fs::read(self.relay_log()).unwrap_or_default();
         let log = String::from_utf8_lossy(&log);
@@ -149,7 +150,8 @@ impl World {
         format!("postgres://{role}@{host}:{port}/{}", shop::DATABASE)
     }
 
-    /// The relays' log file. It is in the server's folder, which is removed with the server.
+    /// The relays' log file. It is in the server's folder, so it is removed together with the
+    /// server.
     fn relay_log(&self) -> PathBuf {
         self.server.socket_dir().join("relay.log")
     }
@@ -174,7 +176,7 @@ async fn init(program: &Path, server: &ScratchPostgres) -> Result<()> {
         .caused_by(String::from_utf8_lossy(&said).trim().to_owned()))
 }
 
-/// The preferred address if its port is free, otherwise an address with any free port.
+/// Returns the preferred address if its port is free, otherwise an address with any free port.
 async fn free_address() -> Result<String> {
     for address in [HTTP_ADDR, "127.0.0.1:0"] {
         if let Ok(listener) = TcpListener::bind(address).await {

@@ -1,8 +1,10 @@
-//! The services of the shop: each transaction updates some orders and inserts an event for each.
+//! The services of the shop: each transaction updates some orders and inserts an event for each of
+//! them.
 //!
-//! They know nothing about the relay. Several writers work on the same orders. The lock that UPDATE
-//! takes on an order decides which writer is first, and the event contains the version that UPDATE
-//! returns. Now and then a transaction is rolled back, and its events must never arrive.
+//! The services know nothing about the relay. Several writers work on the same orders. The row lock
+//! that UPDATE takes on an order decides which writer is first, and the event contains the version
+//! that UPDATE returns. Some transactions are rolled back on purpose, and their events must never
+//! arrive.
 
 use std::time::{Duration, Instant};
 
@@ -16,15 +18,15 @@ use crate::ledger::{OrderId, Step};
 use crate::session::Session;
 use crate::{SharedLedger, lock};
 
-/// Enough writers to compete for orders, and few enough for a small machine.
+/// Number of writers: enough to compete for orders, and few enough for a small machine.
 pub(crate) const WRITERS: u32 = 4;
-/// Enough orders that a batch rarely holds only one order, and few enough that each order gets a
-/// long history.
+/// Number of orders: enough that a batch rarely contains only one order, and few enough that each
+/// order gets many versions.
 pub(crate) const ORDERS: u32 = 200;
 
-/// The average. A transaction holds one to three events.
+/// Average number of events per transaction. A transaction has one to three events.
 const EVENTS_PER_TRANSACTION: u32 = 2;
-/// One transaction in this many is rolled back.
+/// One of this many transactions is rolled back.
 const ROLLBACK_EVERY: u32 = 50;
 
 const MOVE_ON: &str = "\
@@ -45,7 +47,7 @@ pub(crate) struct Writers {
 }
 
 impl Writers {
-    /// Starts the writers, with a combined rate of `rate` events per second.
+    /// Starts the writers. Together they aim at `rate` events per second.
     pub(crate) fn start(url: &str, rate: u32, ledger: &SharedLedger) -> Self {
         let (stop, stopped) = watch::channel(false);
         let pause = Duration::from_secs(1) * WRITERS * EVENTS_PER_TRANSACTION / rate;
@@ -70,7 +72,7 @@ impl Writers {
         }
     }
 
-    /// Lets each writer finish its transaction, and waits for it.
+    /// Lets each writer finish its current transaction, and waits until all writers have ended.
     pub(crate) async fn finish(mut self) -> Result<()> {
         // An error means that all writers have ended. The results below say why.
         let _ = self.stop.send(true);
@@ -114,7 +116,7 @@ impl Writer {
         Ok(())
     }
 
-    /// Runs one transaction of a service: business rows and their events.
+    /// Runs one transaction of a service, which writes business rows and their events.
     async fn transact(&mut self, number: u32) -> Result<()> {
         let orders = orders_of(self.number, number);
         let transaction = self.sql.transaction().await?;
@@ -139,8 +141,8 @@ impl Writer {
     }
 }
 
-/// Returns one to three different orders. They are in ascending order, so that two writers cannot
-/// deadlock.
+/// Returns one to three different orders, sorted. Because each writer locks orders in ascending order, two
+/// writers cannot deadlock.
 fn orders_of(writer: u32, transaction: u32) -> Vec<OrderId> {
     /// Multipliers that spread consecutive numbers over the orders. Any large odd numbers work.
     const SPREAD: (u32, u32) = (2_654_435_761, 2_246_822_519);

@@ -1,7 +1,8 @@
-//! Runs `postrider-demo` as a newcomer does, but for a shorter time.
+//! Runs `postrider-demo` as a new user does, but for a shorter time.
 //!
-//! The demonstration runs the `postrider` of the same target folder. `cargo test --workspace`
-//! builds it. Before `cargo test --package postrider-demo`, run `cargo build --package postrider`.
+//! The demonstration runs the `postrider` in the same target folder. `cargo test --workspace`
+//! builds that program too. Before `cargo test --package postrider-demo`, run `cargo build
+//! --package postrider`.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -11,7 +12,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// Long, because machines are shared.
+/// How long each wait may take. The limit is generous, because other processes can keep the machine busy.
 const PATIENCE: Duration = Duration::from_secs(120);
 
 /// The command that runs the demonstration with its own temp folder, so that the test sees any
@@ -41,7 +42,7 @@ fn temp_folder() -> tempfile::TempDir {
         .unwrap()
 }
 
-/// Files left in the temp folder, and processes that still use it.
+/// Lists the files in the temp folder, and the processes that still use the folder.
 fn left_behind(temp: &Path) -> Vec<PathBuf> {
     let files = std::fs::read_dir(temp)
         .unwrap()
@@ -72,7 +73,8 @@ fn has_to_do_with(process: &Path, folder: &Path) -> bool {
     named || open
 }
 
-/// Waits until nothing is left, because a killed relay takes a moment to end.
+/// Waits until no file and no process is left. This can take a moment, because a killed relay does not end
+/// at once.
 fn assert_nothing_left(temp: &Path) {
     eventually("nothing is left", || left_behind(temp).is_empty());
 }
@@ -88,7 +90,7 @@ fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
     }
 }
 
-/// Reads standard output until `text` comes. Returns all text read.
+/// Reads standard output until it contains `text`. Returns everything that was read.
 fn read_until(child: &mut Child, text: &str) -> String {
     let stdout = child.stdout.as_mut().unwrap();
     let (mut read, mut byte) = (Vec::new(), [0]);

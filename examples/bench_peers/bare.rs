@@ -1,8 +1,8 @@
 //! A bare tonic client that sends a given number of requests of one message each. It keeps as many
 //! requests in flight as the relay does by default.
 //!
-//! The client has nothing to read, no order to keep and nothing to record, so it shows the lowest
-//! possible cost of a request.
+//! The client has nothing to read, no order to keep and nothing to record, so its cost per request is the
+//! lowest possible.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -15,9 +15,9 @@ use tonic::transport::{Channel, Endpoint};
 
 use crate::Done;
 
-/// The relay's default of `pubsub_channels`.
+/// Number of channels: the relay's default of `pubsub_channels`.
 const CHANNELS: usize = 4;
-/// The relay's default of `in_flight_requests`.
+/// Maximum number of requests in flight: the relay's default of `in_flight_requests`.
 const IN_FLIGHT: usize = 512;
 
 #[derive(Debug, clap::Args)]
@@ -73,7 +73,7 @@ async fn send(
     }
 }
 
-/// The message that the relay makes of row `n` of the benchmark's backlog.
+/// Builds the message that the relay builds from row `n` of the benchmark's backlog.
 fn message(n: u64) -> PubsubMessage {
     let note = "x".repeat(100);
     let attributes = [

@@ -1,7 +1,8 @@
-//! Our emulator, which prints a report when its standard input ends.
+//! Runs our emulator, and prints a report when the standard input ends.
 //!
-//! The first line of its output is the address on which it listens. The last line is JSON: the
-//! totals, and with `--arrivals` the arrival of each event, as microseconds since 1970 by event id.
+//! The first line of the output is the address on which the emulator listens. The last line is JSON with
+//! the totals. With `--arrivals`, the JSON also has the time at which each event arrived, by event id, in
+//! microseconds since 1970.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -45,7 +46,7 @@ pub(crate) async fn run(args: Args) -> Done {
         emulator.faults().inject(Fault::new(late));
     }
     println!("{}", emulator.addr());
-    // Ignores the input and waits for its end.
+    // Read the input until it ends, and ignore it.
     let end = || std::io::copy(&mut std::io::stdin(), &mut std::io::sink());
     tokio::task::spawn_blocking(end).await??;
     let counts = emulator.journal().counts();
@@ -59,7 +60,7 @@ pub(crate) async fn run(args: Args) -> Done {
     Ok(())
 }
 
-/// The first arrival of each event.
+/// Returns the time at which each event first arrived.
 fn arrivals(emulator: &RunningEmulator) -> Done<BTreeMap<String, u64>> {
     let journal = emulator.journal();
     let now = SystemTime::now().duration_since(UNIX_EPOCH)?;

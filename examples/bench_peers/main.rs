@@ -1,15 +1,16 @@
-//! The programs that `cargo xtask bench` runs along with the relay and compares it with.
+//! The programs that `cargo xtask bench` runs along with the relay, mostly to compare the relay with
+//! them.
 //!
-//! They share one example of the root package, because they need its library and its dependencies,
-//! and because a release build of one example is faster than of several:
+//! They are one example of the root package, because they need its library and its dependencies, and
+//! because a release build of one example takes less time than a build of several:
 //!
 //! - `null` reads a slot through the relay's own source, decoder and mapper, and publishes nothing.
 //! - `pgwire` reads a slot with the crate pgwire-replication.
-//! - `official` is `null` with Google's own Publisher behind it.
-//! - `bare` sends requests of one message each with a plain tonic client, from memory.
+//! - `official` does what `null` does, and publishes with Google's own Publisher.
+//! - `bare` sends requests of one message each from memory, with a plain tonic client.
 //! - `emulator` is our emulator, which prints a report when its standard input ends.
 //!
-//! Settings come from the environment, as for `postrider run`. Not for users.
+//! Settings come from the environment, as for `postrider run`. These programs are not for users.
 
 mod bare;
 mod emulator;
@@ -24,7 +25,7 @@ use clap::{Parser, Subcommand};
 use postrider::environment::Environment;
 use postrider::settings::Settings;
 
-/// Worker threads of the runtime: as many as the relay has (`src/cli/run.rs`).
+/// Number of worker threads of the runtime: as many as the relay has (`src/cli/run.rs`).
 const WORKERS: usize = 2;
 
 type Done<T = ()> = Result<T, Box<dyn Error + Send + Sync>>;
@@ -72,7 +73,7 @@ fn run(peer: Peer) -> Done {
     })
 }
 
-/// The settings that the relay would read from the environment.
+/// Loads the settings that the relay would load from the environment.
 fn settings() -> Done<Settings> {
     let environment: Environment = std::env::vars().collect();
     Settings::load(None, &environment, &[]).map_err(|error| error.to_string().into())

@@ -23,7 +23,7 @@ pub(crate) async fn run(args: Args) -> Done {
         let confirmed = stream
             .next(|event| {
                 events += 1;
-                // Keeps the compiler from leaving out the work for the message.
+                // Keep the compiler from optimising away the work for the message.
                 bytes += std::hint::black_box(&event).message.len();
             })
             .await?;

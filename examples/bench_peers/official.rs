@@ -1,8 +1,9 @@
-//! The relay's own source, decoder and mapper, with Google's own Publisher instead of ours.
+//! Reads and maps events with the relay's own source, decoder and mapper, and publishes them with
+//! Google's own Publisher.
 //!
-//! The Publisher takes messages as its own type, so each message is decoded once more here. This
-//! costs about a microsecond that the relay does not spend. Unlike the relay, this program writes
-//! no dispatch rows.
+//! The Publisher accepts messages only as its own type, so this program decodes each encoded message again.
+//! The decoding takes about a microsecond per message. The relay does not spend this time. Unlike the relay,
+//! this program writes no dispatch rows.
 
 use std::collections::VecDeque;
 
@@ -17,8 +18,8 @@ use prost::Message as _;
 
 use crate::{Done, settings};
 
-/// The most messages that wait for their id. The Publisher's own queues have no limit; this is what
-/// the relay's budget of 24 MiB holds with the messages of the benchmark.
+/// Maximum number of messages that wait for their message id. The Publisher's own queues have no limit.
+/// With the messages of the benchmark, the relay's budget of 24 MiB has room for about this many.
 const IN_FLIGHT: usize = 40_000;
 
 #[derive(Debug, clap::Args)]

@@ -1,16 +1,17 @@
-//! Reads a slot with the crate `pgwire-replication` instead of our replication session, up to a
-//! position of the WAL, and counts rows. This program decodes only the first byte of each message
-//! and maps nothing, so it has less to do than `null`.
+//! Reads a slot up to a position of the WAL with the crate `pgwire-replication` instead of our
+//! replication session, and counts the rows. This program decodes only the first byte of each message and
+//! maps nothing, so it has less to do than `null`.
 
 use pgwire_replication::{Lsn, ReplicationClient, ReplicationConfig, ReplicationEvent, TlsConfig};
 use tokio_postgres::config::Host;
 
 use crate::{Done, settings};
 
-/// Messages that may wait between the crate's task and us. More made no difference.
+/// Maximum number of messages that wait between the crate's task and ours. A larger number did not make
+/// this program faster.
 const BUFFER_EVENTS: usize = 1_024;
 
-/// The first byte of an Insert.
+/// The first byte of an Insert message.
 const INSERT: u8 = b'I';
 
 #[derive(Debug, clap::Args)]

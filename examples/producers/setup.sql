@@ -1,5 +1,5 @@
--- The shop of the examples: a business table, and the role of the service that writes to it. Run it as a
--- superuser in a database on which `postrider init --apply` has run.
+-- Creates what the examples need: a business table, and the role of the service that writes to it. Run
+-- this script as a superuser in a database on which `postrider init --apply` has run.
 
 create schema shop;
 create table shop.orders (
@@ -11,5 +11,5 @@ create role shop_service login password 'secret';
 grant usage on schema shop to shop_service;
 grant insert on shop.orders to shop_service;
 
--- The only right on the outbox that a service needs.
+-- The service needs no other privilege on the outbox.
 grant postrider_writer to shop_service;

@@ -1,4 +1,4 @@
-//! One connection: moves bytes in both directions, as the switch says.
+//! One connection: moves bytes in both directions, with the faults that the switch demands.
 
 use std::collections::VecDeque;
 use std::io;
@@ -16,7 +16,8 @@ use tokio::time::Instant;
 use crate::switch::{Cut, Direction, Flow, Switch};
 use crate::target::{Socket, Target};
 
-/// The most bytes that one direction of a connection holds back.
+/// Number of bytes held back in one direction of a connection at which the proxy stops reading. Then the
+/// sender is blocked.
 const QUEUE_BYTES: usize = 1 << 20;
 
 const READ_BUFFER: usize = 64 << 10;
@@ -28,7 +29,7 @@ pub(crate) struct Traffic {
     pub(crate) open: AtomicUsize,
     to_target: AtomicU64,
     from_target: AtomicU64,
-    /// The local ports from which TCP targets were reached.
+    /// The local ports from which the proxy has connected to TCP targets.
     ports: Mutex<Vec<u16>>,
 }
 
@@ -62,7 +63,7 @@ impl Drop for Counted {
     }
 }
 
-/// Serves a client until one side or the proxy ends the connection.
+/// Serves a client until the client, the target or the proxy ends the connection.
 pub(crate) async fn serve(
     mut client: TcpStream,
     target: watch::Receiver<Target>,
@@ -76,7 +77,7 @@ pub(crate) async fn serve(
         connected = connecting => connected,
         cut = until_cut(&mut switch, cuts_before, None) => return end(&client, cut),
     };
-    // The target is unreachable, so the client's connection breaks too.
+    // If the target is unreachable, the client's connection breaks too.
     let Ok(mut socket) = connected else {
         return end(&client, Cut::Reset);
     };
@@ -99,7 +100,7 @@ pub(crate) async fn serve(
     }
 }
 
-/// Connects as soon as the current flow lets packets through in both directions.
+/// Connects to the target as soon as the flow lets packets through in both directions.
 async fn connect(
     target: watch::Receiver<Target>,
     mut switch: watch::Receiver<Switch>,
@@ -111,11 +112,11 @@ async fn connect(
     target.connect().await
 }
 
-/// Prepares how the socket ends when it is dropped.
+/// Ends the connection: by FIN at once, or by RST when the socket is dropped.
 fn end(stream: &TcpStream, how: Cut) {
     match how {
-        // Without lingering, closing sends RST. This fails only if the peer has already ended the
-        // connection.
+        // With a linger time of zero, closing sends RST. An error is expected only if the peer has
+        // already ended the connection.
         Cut::Reset => drop(SockRef::from(stream).set_linger(Some(Duration::ZERO))),
         Cut::Finish => drop(SockRef::from(stream).shutdown(std::net::Shutdown::Write)),
     }
@@ -131,15 +132,15 @@ async fn until_cut(
         Ok(switch) => switch
             .cut_since(cuts_before, port)
             .expect("invariant: waited for it"),
-        // The proxy is gone.
+        // The proxy was dropped.
         Err(_) => Cut::Reset,
     }
 }
 
-/// The switch, and the port from which the connection reaches the target.
+/// The switch, and the local port from which this connection reaches the target.
 type OwnSwitch = (watch::Receiver<Switch>, Option<u16>);
 
-/// Moves bytes both ways. Returns how the connection must end.
+/// Moves bytes in both directions. Returns how the connection must end.
 async fn relay<S: AsyncRead + AsyncWrite + Unpin>(
     client: &mut TcpStream,
     server: &mut S,
@@ -165,7 +166,8 @@ async fn relay<S: AsyncRead + AsyncWrite + Unpin>(
     }
 }
 
-/// Moves the bytes of one direction until their end, and passes the end on.
+/// Moves the bytes of one direction until the sender ends its stream, and then ends the stream to
+/// the receiver too.
 async fn pump(
     mut from: impl AsyncRead + Unpin,
     mut to: impl AsyncWrite + Unpin,

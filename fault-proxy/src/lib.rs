@@ -1,5 +1,5 @@
-//! A TCP proxy inside the test's own process. It causes the faults of a network: delays, partitions, lost
-//! bytes, broken and refused connections.
+//! A TCP proxy that runs inside the test's own process and causes network faults: delays, partitions,
+//! lost bytes, broken and refused connections.
 //!
 //! ```no_run
 //! # async fn example() -> std::io::Result<()> {
@@ -13,10 +13,11 @@
 //! # Ok(()) }
 //! ```
 //!
-//! `proxy.rs` listens and holds the handle, `switch.rs` is the state that all connections watch, and
-//! `connection.rs` moves the bytes of one connection. The proxy does not understand the bytes that pass
-//! through it: faults of a protocol belong in the server behind it (`pubsub-emulator` has those of
-//! Pub/Sub). Only for tests: one task moves all bytes of a connection, and the proxy never encrypts.
+//! `proxy.rs` listens and contains the handle for the test, `switch.rs` is the state that all connections
+//! watch, and `connection.rs` moves the bytes of one connection. The proxy does not understand the bytes
+//! that pass through it, so faults of a protocol belong in the server behind it (`pubsub-emulator` has
+//! the faults of Pub/Sub). Use the proxy only in tests: one task moves all bytes of a connection, and
+//! the proxy never encrypts.
 
 mod connection;
 mod proxy;

@@ -13,7 +13,7 @@ use crate::connection::{self, Traffic};
 use crate::switch::{Cut, Direction, Flow, Switch};
 use crate::target::Target;
 
-/// Connections that may wait to be accepted.
+/// Maximum number of connections that wait to be accepted.
 const BACKLOG: u32 = 128;
 
 /// A running proxy. Dropping the proxy closes its connections and its port.
@@ -27,13 +27,14 @@ pub struct FaultProxy {
 }
 
 impl FaultProxy {
-    /// Starts a proxy on a free port of 127.0.0.1, on the current runtime. At first everything
-    /// passes.
+    /// Starts a proxy on a free port of 127.0.0.1, on the current tokio runtime. At first it lets
+    /// everything pass.
     ///
     /// # Errors
-    /// If no port is available.
+    /// Fails if no port is available.
     pub async fn start(target: impl Into<Target>) -> io::Result<Self> {
-        // A second socket keeps the port while the proxy has no listener.
+        // A second socket, which never listens, keeps the port reserved while the proxy refuses
+        // connections.
         let holder = bind(SocketAddr::from((Ipv4Addr::LOCALHOST, 0)))?;
         let addr = holder.local_addr()?;
         let listener = bind(addr)?.listen(BACKLOG)?;
@@ -61,7 +62,7 @@ impl FaultProxy {
         self.addr
     }
 
-    /// Sets what happens to bytes in both directions, on all connections, now and later.
+    /// Sets what happens to bytes in both directions, on all current and future connections.
     pub fn set_flow(&self, flow: Flow) {
         self.switch.send_modify(|switch| {
             switch.to_target = flow;
@@ -83,8 +84,7 @@ impl FaultProxy {
             .send_modify(|switch| switch.of_one = Some((port, flow)));
     }
 
-    /// Breaks all connections. Clients may reconnect at once. Returns how many connections there
-    /// were.
+    /// Breaks all connections. Clients can reconnect at once. Returns how many connections were open.
     pub fn cut(&self, how: Cut) -> usize {
         let open = self.open_connections();
         self.switch.send_modify(|switch| switch.cut(None, how));
@@ -92,14 +92,14 @@ impl FaultProxy {
     }
 
     /// Breaks the connection that the proxy opened to a TCP target from local port `port`. The target
-    /// sees `port` as its client's port: `client_port` in PostgreSQL's `pg_stat_activity`.
+    /// sees `port` as the port of its client: in PostgreSQL it is `client_port` in `pg_stat_activity`.
     pub fn cut_one(&self, port: u16, how: Cut) {
         self.switch
             .send_modify(|switch| switch.cut(Some(port), how));
     }
 
-    /// Closes the port within moments ("connection refused"). Existing connections stay open;
-    /// [`FaultProxy::cut`] breaks them.
+    /// Closes the port within moments, so that clients get "connection refused". Existing connections
+    /// stay open. To break them, call [`FaultProxy::cut`].
     pub fn refuse(&self) {
         self.switch.send_modify(|switch| switch.refuse = true);
     }
@@ -129,13 +129,13 @@ impl FaultProxy {
         self.traffic.accepted.load(Ordering::SeqCst)
     }
 
-    /// The local ports from which TCP targets were ever reached, including those of ended
-    /// connections.
+    /// The local ports from which the proxy has ever connected to TCP targets, including the ports of
+    /// connections that have ended.
     pub fn ports(&self) -> Vec<u16> {
         self.traffic.ports().clone()
     }
 
-    /// Bytes that have passed. Swallowed and waiting bytes do not count.
+    /// The number of bytes that have passed. Swallowed bytes and bytes that still wait do not count.
     pub fn bytes(&self, direction: Direction) -> u64 {
         self.traffic.bytes(direction).load(Ordering::SeqCst)
     }
@@ -165,7 +165,7 @@ struct Acceptor {
 }
 
 impl Acceptor {
-    /// Accepts connections until the proxy is dropped, which also ends them.
+    /// Accepts connections until the proxy is dropped. The open connections then end too.
     async fn run(mut self, listener: TcpListener) {
         let mut listener = Some(listener);
         let mut connections = JoinSet::new();
@@ -174,14 +174,15 @@ impl Acceptor {
             if refuse {
                 listener = None;
             } else if listener.is_none() {
-                // If this fails, it is retried at the next change. No failure is expected, because the
-                // port is reserved.
+                // No failure is expected, because the port is reserved. After a failure, the next event
+                // causes another try.
                 listener = bind(self.addr)
                     .and_then(|socket| socket.listen(BACKLOG))
                     .ok();
             }
             tokio::select! {
-                // A client that arrives while the port should be closed is not accepted.
+                // Check the switch first, so that a client that arrives while the port should be
+                // closed is not accepted.
                 biased;
                 changed = self.switch.changed() => if changed.is_err() { return },
                 Some(_) = connections.join_next() => {}

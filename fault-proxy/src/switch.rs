@@ -11,16 +11,16 @@ pub enum Direction {
     FromTarget,
 }
 
-/// What happens to bytes.
+/// What happens to the bytes of a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Flow {
     /// Bytes pass.
     #[default]
     Open,
-    /// Bytes pass this much later, in order. At most 1 MiB is in flight per connection and
-    /// direction; beyond that the sender is blocked.
+    /// Bytes arrive this much later, in order. If about 1 MiB is in flight in one direction of a connection,
+    /// the sender is blocked.
     Delayed(Duration),
-    /// Bytes wait, like during a partition that heals later. The sender's buffers fill. The proxy
+    /// Bytes wait, as during a partition that heals later, so the sender's buffers fill. The proxy
     /// closes nothing, even if one side ends the connection. All bytes arrive when the flow is open
     /// again.
     Stalled,
@@ -34,7 +34,7 @@ pub enum Flow {
 pub enum Cut {
     /// By RST: bytes in flight are lost, and both sides get an error.
     Reset,
-    /// By FIN: both sides read an end of the stream.
+    /// By FIN: both sides read the end of the stream.
     Finish,
 }
 
@@ -43,7 +43,8 @@ pub enum Cut {
 pub(crate) struct Switch {
     pub(crate) to_target: Flow,
     pub(crate) from_target: Flow,
-    /// The flow of one connection, given by the port from which it reaches the target.
+    /// The flow of one connection, which is identified by the local port from which it reaches the
+    /// target.
     pub(crate) of_one: Option<(u16, Flow)>,
     pub(crate) refuse: bool,
     /// The number of cuts so far.
@@ -54,7 +55,7 @@ pub(crate) struct Switch {
 
 #[derive(Debug, Clone, Copy)]
 struct Made {
-    /// The cut's number among all cuts, from 1.
+    /// The number of this cut among all cuts, from 1.
     number: u64,
     how: Cut,
 }
@@ -76,7 +77,8 @@ impl Switch {
         }
     }
 
-    /// Cuts the connection that reaches the target from `port`, or all of them.
+    /// Cuts the connection that reaches the target from `port`, or all connections if `port` is
+    /// `None`.
     pub(crate) fn cut(&mut self, port: Option<u16>, how: Cut) {
         self.cuts += 1;
         let number = self.cuts;
@@ -87,8 +89,9 @@ impl Switch {
         }
     }
 
-    /// How a connection that reaches the target from `port` was cut after the first `cuts_before`
-    /// cuts, if it was.
+    /// How a connection that reaches the target from `port` was cut. Ignores the first
+    /// `cuts_before` cuts, which happened before the connection was accepted. `None` if the
+    /// connection was not cut since.
     pub(crate) fn cut_since(&self, cuts_before: u64, port: Option<u16>) -> Option<Cut> {
         let of_one = self.cut_of_one.filter(|(own, _)| Some(*own) == port);
         [self.cut_of_all, of_one.map(|(_, made)| made)]
@@ -98,7 +101,7 @@ impl Switch {
             .map(|made| made.how)
     }
 
-    /// Whether a packet that opens a connection would arrive.
+    /// Whether the packets that open a connection pass in both directions.
     pub(crate) fn lets_connect(&self) -> bool {
         [self.to_target, self.from_target]
             .iter()

@@ -1,4 +1,4 @@
-//! The server behind the proxy.
+//! The server behind the proxy, and a connection to this server.
 
 use std::io;
 use std::net::SocketAddr;
@@ -11,7 +11,7 @@ use tokio::net::{TcpStream, UnixStream};
 pub enum Target {
     /// `host:port`.
     Tcp(String),
-    /// A Unix socket; for PostgreSQL, `FOLDER/.s.PGSQL.PORT`.
+    /// The path of a Unix socket. For PostgreSQL it is `FOLDER/.s.PGSQL.PORT`.
     Unix(PathBuf),
 }
 

@@ -12,17 +12,17 @@ use tokio::time::timeout;
 
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// Long enough to see that nothing arrives.
+/// How long a test waits to see that nothing arrives.
 const SILENCE: Duration = Duration::from_millis(200);
 
 async fn echo(stream: impl AsyncRead + AsyncWrite) {
     let (mut from, mut to) = tokio::io::split(stream);
-    // Copying ends with the connection.
+    // An error means that the connection has ended.
     let _ = tokio::io::copy(&mut from, &mut to).await;
     let _ = to.shutdown().await;
 }
 
-/// Echoes on a free port, after sending `greeting`.
+/// Starts an echo server on a free port. It sends `greeting` first.
 async fn echo_server(greeting: &'static [u8]) -> Target {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let addr = listener.local_addr().unwrap();
@@ -57,13 +57,13 @@ async fn expect(stream: &mut TcpStream, text: &[u8]) {
     assert_eq!(answer, text);
 }
 
-/// Checks that nothing arrives, not even an end.
+/// Checks that nothing arrives, not even the end of the stream.
 async fn is_silent(stream: &mut TcpStream) {
     let read = timeout(SILENCE, stream.read_u8()).await;
     assert!(read.is_err(), "{read:?}");
 }
 
-/// The result of reading after the connection has ended.
+/// Reads to the end of a connection. Returns how many bytes arrived, or the kind of error.
 async fn end_of(stream: &mut TcpStream) -> Result<usize, ErrorKind> {
     let mut rest = Vec::new();
     let read = timeout(PATIENCE, stream.read_to_end(&mut rest)).await;
@@ -121,7 +121,7 @@ async fn a_refused_client_gets_nothing_and_open_connections_stay() {
     comes_back(&mut stream, b"before").await;
     proxy.refuse();
     let refused = async {
-        // A client that connects while the port is closing may get a reset instead of a refusal.
+        // A client that connects while the port is closing can get a reset instead of a refusal.
         while TcpStream::connect(proxy.addr())
             .await
             .map_err(|e| e.kind())

@@ -1,11 +1,11 @@
-//! Judges a journal: whether every event was published, in order, and which events were repeated
-//! and why.
+//! Checks a journal: finds out whether every event was published, in order, and which events were
+//! published more than once and why.
 //!
 //! [`check`] is a pure function. It compares a snapshot of the journal with the list of events that
 //! should have been published. For each (topic, ordering key) the first copies must come in the
-//! expected order. Events may be repeated only as blocks: the publisher goes back to an earlier
-//! event and continues from there, without skipping or swapping events. Messages without an
-//! ordering key have no order. [`check`] does not judge the messages that *subscribers* received.
+//! expected order. A publisher that repeats events must go back to an earlier event of the key, and send
+//! all events from there on in order. Messages without an ordering key have no order. [`check`] does not
+//! look at the messages that *subscribers* received.
 
 mod report;
 
@@ -18,9 +18,9 @@ use crate::journal::{Answer, Attempt};
 /// The events that should have been published: for each stream, the ids of its events in order.
 pub type Expected = BTreeMap<Stream, Vec<String>>;
 
-/// A client that gives up on a request may send its next request before the server has noticed that
-/// the first one was cancelled. Two requests that overlap by less than this time do not count as in
-/// flight together.
+/// Longest time by which a request that was never answered may overlap with the next request of its key,
+/// without counting as "in flight together". A client that cancels a request can send the next one before
+/// the server has noticed the cancellation.
 const CANCEL_GRACE: Duration = Duration::from_millis(250);
 
 /// Compares the attempts of a journal with the events that should have been published.

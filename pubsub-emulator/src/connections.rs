@@ -1,7 +1,8 @@
 //! The accepted connections. Passes them to the server, and cuts or refuses them on request.
 //!
-//! Keeps a second handle to each socket while the connection lives. This handle can cut the
-//! connection without any HTTP/2 frame, which looks to the client as if the server had died.
+//! Keeps a second handle to each socket for as long as the connection lives. With this handle the
+//! emulator can cut the connection without sending any HTTP/2 frame, so to the client the server seems
+//! to have died.
 
 use std::collections::HashMap;
 use std::io;
@@ -16,7 +17,7 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio_stream::Stream;
 use tonic::transport::server::Connected;
 
-/// The client's end of a connection.
+/// The address of the client of a connection, and when the connection was accepted.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Peer {
     pub(crate) address: SocketAddr,
@@ -50,7 +51,7 @@ impl Connections {
         self.registry().refuse = refuse;
     }
 
-    /// The connections that arrive at a listener.
+    /// Returns the stream of connections that arrive at a listener.
     pub(crate) fn accept(&self, listener: TcpListener) -> Incoming {
         Incoming {
             listener,
@@ -58,7 +59,7 @@ impl Connections {
         }
     }
 
-    /// Keeps a second handle to the socket. Returns `None` if connections are refused.
+    /// Registers a second handle to the socket of `stream`. Returns `None` if connections are refused.
     fn register(&self, stream: TcpStream, address: SocketAddr) -> io::Result<Option<Connection>> {
         if self.registry().refuse {
             return Ok(None);
@@ -106,7 +107,8 @@ impl Stream for Incoming {
     }
 }
 
-/// One accepted connection. Dropping it also drops the second handle.
+/// One accepted connection. Dropping it also closes the second handle to its socket, which [`Registry`]
+/// keeps.
 #[derive(Debug)]
 pub(crate) struct Connection {
     stream: TcpStream,

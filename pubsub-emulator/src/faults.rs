@@ -1,8 +1,9 @@
 //! Scripted faults of publishing: what fails, for which requests, and how often.
 //!
-//! A fault is injected at run time and stays until it is used up or lifted. Of several faults that
-//! apply, the one that was injected first is used. Nothing here stores or answers: `publisher.rs`
-//! does what the [`Verdict`] says, and `connections.rs` breaks connections.
+//! A fault applies from its injection until it is used up or lifted. If several faults apply to a
+//! request, the emulator uses the one that was injected first. This module neither stores nor answers
+//! requests: `publisher.rs` does what the [`Verdict`] says, and `connections.rs` breaks
+//! connections.
 
 mod script;
 
@@ -10,7 +11,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use tonic::Code;
+use tonic::{Code, Status};
 
 use self::script::Script;
 pub(crate) use self::script::{Request, Verdict};
@@ -21,6 +22,17 @@ use crate::connections::Connections;
 pub enum Action {
     /// Answers with the code and stores nothing.
     Fail(Code),
+    /// Like [`Action::Fail`], with Google's reason in the error details (`google.rpc.ErrorInfo`). If the
+    /// fault is not limited to an ordering key, `GetTopic` and `TestIamPermissions` for the topic fail in the
+    /// same way. These two do not count as uses of the fault.
+    FailWithReason {
+        /// The code of the answer.
+        code: Code,
+        /// The domain of the reason, for example `googleapis.com`.
+        domain: &'static str,
+        /// The reason, for example `SERVICE_DISABLED`.
+        reason: &'static str,
+    },
     /// Stores the messages but answers with the code.
     StoreThenFail(Code),
     /// Stores the messages and answers as usual, but this much later.
@@ -31,8 +43,9 @@ pub enum Action {
     StoreThenNeverAnswer,
     /// Stores the messages and answers with one id too few.
     FewerIds,
-    /// Answers RESOURCE_EXHAUSTED to requests above this rate, counted over bursts of up to a
-    /// second. Requests within the rate are passed to later faults and do not count as a use.
+    /// Answers RESOURCE_EXHAUSTED to requests above this rate. After a pause, as many messages pass
+    /// at once as the rate allows in one second. Requests within the rate are passed to later
+    /// faults and do not count as a use.
     Throttle {
         /// The rate up to which requests pass.
         messages_per_second: u32,
@@ -65,8 +78,8 @@ impl Fault {
         }
     }
 
-    /// Limits the fault to matching topics. The pattern is the full name of a topic, or the id if
-    /// the pattern has no `/`. `*` matches any characters.
+    /// Limits the fault to matching topics. The pattern is matched against the full name of the
+    /// topic, or only against its id if the pattern has no `/`. `*` matches any characters.
     #[must_use]
     pub fn on_topic(mut self, pattern: impl Into<String>) -> Self {
         self.topic = Some(pattern.into());
@@ -100,7 +113,8 @@ pub struct Faults {
 
 #[derive(Debug, Default)]
 struct Inner {
-    /// Whether `script` contains a fault or a removed topic. If not, a publish needs no lock.
+    /// Whether `script` contains a fault or a removed topic. If it contains none, a publish does
+    /// not have to lock `script`.
     scripted: AtomicBool,
     script: Mutex<Script>,
     connections: Connections,
@@ -108,7 +122,7 @@ struct Inner {
 }
 
 impl Faults {
-    /// Injects a fault, after all faults that were injected before.
+    /// Injects a fault. If several faults apply to a request, only the one that was injected first acts.
     pub fn inject(&self, fault: Fault) -> FaultId {
         self.change(|script| script.inject(fault))
     }
@@ -125,30 +139,31 @@ impl Faults {
         self.hide_topics(false);
     }
 
-    /// While `hide` is true, callers may not read topics: `GetTopic` answers PERMISSION_DENIED.
+    /// While `hide` is true, callers have no permission to read topics: `GetTopic` answers
+    /// PERMISSION_DENIED.
     pub fn hide_topics(&self, hide: bool) {
         self.inner.topics_hidden.store(hide, Ordering::Release);
     }
 
-    /// How many uses a fault has left. `None` means no limit. A fault that is used up or lifted has
-    /// 0.
+    /// Returns how many uses a fault has left: `None` for no limit, 0 for a fault that is used up or lifted.
     pub fn uses_left(&self, id: FaultId) -> Option<u64> {
         self.script().uses_left(id)
     }
 
-    /// Makes the emulator answer NOT_FOUND for a topic (full name), as if the topic were gone. The
-    /// subscriptions of the topic and their messages are kept. Creating the topic also restores it.
+    /// Makes the emulator answer NOT_FOUND for a topic (full name), as if the topic were deleted.
+    /// The topic's subscriptions and their messages are kept. A client that creates the topic also
+    /// restores it.
     pub fn remove_topic(&self, topic: impl Into<String>) {
         let topic = topic.into();
         self.change(|script| script.removed_topics.insert(topic));
     }
 
-    /// Undoes [`Faults::remove_topic`]. Returns whether the topic was removed.
+    /// Undoes [`Faults::remove_topic`]. Returns false if the topic was not removed.
     pub fn restore_topic(&self, topic: &str) -> bool {
         self.change(|script| script.removed_topics.remove(topic))
     }
 
-    /// Breaks all connections. Clients may reconnect at once.
+    /// Breaks all connections. Clients can reconnect at once.
     pub fn reset_connections(&self) {
         self.inner.connections.reset();
     }
@@ -174,6 +189,13 @@ impl Faults {
     /// Whether a fault answers every publish to the topic with PERMISSION_DENIED.
     pub(crate) fn denies_publishing(&self, topic: &str) -> bool {
         self.any() && self.script().denies_publishing(topic)
+    }
+
+    /// The error for `GetTopic` and `TestIamPermissions`, if a fault with a reason applies to all publishes
+    /// to the topic.
+    pub(crate) fn refusal(&self, topic: &str) -> Option<Status> {
+        let reason = self.any().then(|| self.script().reason(topic))??;
+        Some(reason.into())
     }
 
     pub(crate) fn judge(&self, request: &Request<'_>, now: Instant) -> Verdict {

@@ -1,6 +1,6 @@
 //! Subscription filters, which select messages by their attributes.
 //!
-//! The language is the one of <https://cloud.google.com/pubsub/docs/subscription-message-filter>:
+//! The language is described at <https://cloud.google.com/pubsub/docs/subscription-message-filter>:
 //! `attributes:key`, `attributes.key = "v"`, `attributes.key != "v"`, `hasPrefix(attributes.key,
 //! "v")`, `NOT` (or `-`), `AND`, `OR`, parentheses. `AND` and `OR` may not be combined without
 //! parentheses. A filter is evaluated once per message, when the message is published.
@@ -10,7 +10,8 @@ use std::str::Chars;
 
 use crate::wire::MessageView;
 
-/// The service's limit on the length of a filter. It also limits how deep the parser recurses.
+/// Maximum length of a filter in bytes, as in the service. This limit also keeps the parser from recursing
+/// deeply.
 const MAX_FILTER_BYTES: usize = 256;
 
 /// A parsed filter.
@@ -41,7 +42,7 @@ pub(crate) enum FilterError {
 }
 
 impl Filter {
-    /// Parses a filter. An empty filter means "every message" and gives `None`.
+    /// Parses a filter. Returns `None` for an empty filter, which accepts every message.
     pub(crate) fn parse(text: &str) -> Result<Option<Self>, FilterError> {
         if text.len() > MAX_FILTER_BYTES {
             return Err(FilterError::TooLong { bytes: text.len() });
@@ -127,8 +128,8 @@ fn tokenize(text: &str) -> Result<Vec<Token>, FilterError> {
     Ok(tokens)
 }
 
-/// A key without quotation marks consists of letters, digits, `_` and `-`. It must not start with
-/// `-`.
+/// Whether the character can be part of a key without quotation marks. A leading `-` never gets here,
+/// because the tokenizer reads it as an operator.
 fn is_key_char(c: char) -> bool {
     c.is_alphanumeric() || matches!(c, '_' | '-')
 }

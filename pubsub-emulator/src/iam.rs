@@ -1,9 +1,10 @@
 //! The method `TestIamPermissions` of `google.iam.v1.IAMPolicy`.
 //!
-//! There is no access control here. Every caller has every permission on a topic that exists. The
-//! only exception is the permission to publish while a fault answers all publishes to the topic
-//! with PERMISSION_DENIED. As in the service, a resource that does not exist has no permissions,
-//! and this is no error.
+//! The emulator has no access control: every caller has every permission on a topic that exists. The only
+//! exception is the permission to publish, which callers lack while a fault answers all publishes to the
+//! topic with PERMISSION_DENIED. If a fault answers them with a reason, this method returns the same error.
+//! As in the service, the answer for a resource that does not exist is an empty list of permissions, not an
+//! error.
 
 use std::sync::Arc;
 
@@ -15,7 +16,7 @@ use crate::wire::{TestIamPermissionsRequest, TestIamPermissionsResponse};
 
 const PUBLISH: &str = "pubsub.topics.publish";
 
-/// Answers questions about permissions.
+/// The gRPC service that answers questions about permissions.
 #[derive(Debug)]
 pub(crate) struct IamPolicyService {
     pub(crate) registry: Arc<Registry>,
@@ -31,6 +32,9 @@ impl IAMPolicy for IamPolicyService {
             resource,
             mut permissions,
         } = request.into_inner();
+        if let Some(refusal) = self.registry.faults.refusal(&resource) {
+            return Err(refusal);
+        }
         if self.registry.topic(&resource).is_err() {
             permissions.clear();
         }

@@ -1,8 +1,8 @@
 //! The journal: every attempt to publish, in the order of processing.
 //!
-//! An attempt is one `Publish` request, with any outcome. `checks.rs` judges the journal. The
-//! journal grows without bound, so a benchmark lets it keep only totals. Other modules decide
-//! whether to store a request and how to answer it.
+//! An attempt is one `Publish` request, with any outcome. `checks.rs` judges the journal. A journal that
+//! keeps attempts grows without bound, so a long-running program should make its journal keep only totals.
+//! Other modules decide whether to store a request and how to answer it.
 
 mod attempt;
 
@@ -70,19 +70,19 @@ impl Journal {
         }
     }
 
-    /// Changes how much the journal keeps of later attempts.
+    /// Changes how much the journal keeps of the attempts from now on.
     pub fn set_recording(&self, recording: Recording) {
         self.inner
             .counts_only
             .store(recording == Recording::Counts, Ordering::Relaxed);
     }
 
-    /// All attempts so far, in the order of processing.
+    /// The recorded attempts, in the order of processing.
     pub fn attempts(&self) -> Vec<Attempt> {
         self.inner.log().attempts.clone()
     }
 
-    /// The current time by the journal's clock. The times of all attempts are by this clock.
+    /// The time since the start of the emulator. The times of all attempts use the same clock.
     pub fn now(&self) -> Duration {
         self.inner.started.elapsed()
     }
@@ -100,8 +100,8 @@ impl Journal {
         }
     }
 
-    /// Waits until the totals satisfy `condition`. Returns the totals as the error if they do not
-    /// within `limit`.
+    /// Waits until the totals satisfy `condition`, and returns the totals. If `condition` is still false
+    /// after `limit`, returns the totals as the error.
     pub async fn wait_until(
         &self,
         limit: Duration,
@@ -140,8 +140,8 @@ impl Journal {
         }
     }
 
-    /// Enters an attempt. If the entry is dropped without an answer, the attempt counts as never
-    /// answered.
+    /// Enters an attempt in the journal. If the entry is dropped without an answer, the attempt
+    /// counts as never answered.
     pub(crate) fn enter(
         &self,
         peer: Option<Peer>,
@@ -205,8 +205,8 @@ impl Inner {
     }
 }
 
-/// The id by which the publisher identifies an event: its attribute `event_id`, or else the
-/// attribute `ce-id` of CloudEvents.
+/// The id by which the publisher identifies an event: the attribute `event_id`, or if there is
+/// none, the attribute `ce-id` of CloudEvents.
 pub(crate) fn event_id(message: MessageView<'_>) -> Option<&str> {
     let mut cloud_event = None;
     for (key, value) in message.attributes() {
@@ -231,7 +231,7 @@ pub(crate) struct Entry {
 }
 
 impl Entry {
-    /// Notes that the messages were stored, with consecutive ids.
+    /// Notes that the messages were stored, with consecutive ids from `first_message_id` on.
     pub(crate) fn stored(&mut self, first_message_id: u64) {
         self.stored = true;
         self.inner
@@ -244,7 +244,8 @@ impl Entry {
         self.inner.changed.notify_waiters();
     }
 
-    /// Notes the answer. Must be called right before the answer is sent.
+    /// Notes the answer. Call this right before the answer is sent, because it sets the time at which the
+    /// attempt ended.
     pub(crate) fn answered(mut self, answer: Answer) {
         self.end(answer);
     }

@@ -1,4 +1,5 @@
-//! A strict Google Cloud Pub/Sub emulator that runs inside a process. `main.rs` makes it a program.
+//! A strict Google Cloud Pub/Sub emulator that runs inside a process. `main.rs` wraps it as a
+//! program.
 //!
 //! The emulator speaks gRPC over plain HTTP/2, so every official client works with it through
 //! `PUBSUB_EMULATOR_HOST`. It refuses the requests that the service refuses (limits, mixed ordering
@@ -22,15 +23,18 @@
 //! # }
 //! ```
 //!
-//! A tour: `server` starts and stops the emulator. `publisher` and `subscriber` answer the calls,
-//! `streaming_pull` serves the streams, and `rest` serves clients that administer over HTTP.
-//! `registry`, `topic` and `subscription` hold the resources. `limits`, `names` and `filter` are
-//! the service's rules. `wire` reads messages without decoding them, and `connections` cuts
-//! sockets. `subscription::backlog` is the state machine of deliveries.
+//! A tour: `server` starts and stops the emulator. `publisher` and `subscriber` answer the gRPC
+//! calls, `streaming_pull` serves the streams of messages, and `rest` serves clients that manage
+//! topics and subscriptions over HTTP. `registry`, `topic` and `subscription` hold the resources.
+//! `limits`, `names` and `filter` implement the service's rules. `wire` reads messages without
+//! decoding them, and `connections` cuts sockets. `subscription::backlog` is the state machine of
+//! deliveries.
 //!
-//! **Not here:** TLS and authentication, push, BigQuery and Cloud Storage subscriptions, dead
-//! letters, retry policies, exactly-once delivery, schemas, snapshots, retention. A request that
-//! uses one of them gets UNIMPLEMENTED with the name of the field. Nothing is kept on disk.
+//! **Not here:** TLS and authentication, push, BigQuery and Cloud Storage subscriptions, dead letters, retry
+//! policies, exactly-once delivery, schemas, snapshots, and keeping acknowledged messages. If a request sets a
+//! field of a missing feature, the emulator answers UNIMPLEMENTED and names the field. Calls of missing methods
+//! get UNIMPLEMENTED too. `message_retention_duration` and `expiration_policy` are stored, but have no effect.
+//! Nothing is kept on disk.
 
 pub mod checks;
 mod connections;

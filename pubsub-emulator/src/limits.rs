@@ -1,29 +1,31 @@
-//! The requests that the service refuses to publish, with the service's wording where it is known.
+//! The rules by which the service refuses publish requests, with the service's wording where we
+//! know it.
 //!
-//! The limits are those of <https://cloud.google.com/pubsub/quotas#resource_limits>. A request is
-//! accepted or refused as a whole, and the first violation found is reported.
+//! The limits come from <https://cloud.google.com/pubsub/quotas#resource_limits>. A request is
+//! accepted or refused as a whole, and the refusal reports the first violation that was found.
 
 use tonic::{Code, Status};
 
 use crate::wire::MessageView;
 
 pub(crate) const MAX_MESSAGES: usize = 1_000;
-/// Bytes of the encoded request, including the name of the topic.
+/// Maximum size of the encoded request, including the name of the topic.
 pub(crate) const MAX_REQUEST_BYTES: usize = 10_000_000;
 pub(crate) const MAX_ORDERING_KEY_BYTES: usize = 1_024;
 pub(crate) const MAX_ATTRIBUTES: usize = 100;
 pub(crate) const MAX_ATTRIBUTE_KEY_BYTES: usize = 256;
 pub(crate) const MAX_ATTRIBUTE_VALUE_BYTES: usize = 1_024;
-/// Bytes of an encoded `Acknowledge` or `ModifyAckDeadline` request.
+/// Maximum size of an encoded `Acknowledge` or `ModifyAckDeadline` request.
 pub(crate) const MAX_ACK_REQUEST_BYTES: usize = 524_288;
-/// Attribute keys with this prefix are reserved for the service, …
+/// Prefix of the attribute keys that are reserved for the service.
 const RESERVED_PREFIX: &str = "goog";
-/// … except keys with this prefix, in which its client libraries send trace contexts.
+/// Prefix of the reserved keys that clients may use: the service's client libraries send trace contexts under
+/// them.
 const CLIENT_PREFIX: &str = "googclient_";
 const QUOTAS: &str = "Refer to https://cloud.google.com/pubsub/quotas for more information.";
 
-/// Why a publish request is refused. Like the service, a refusal names the field but not the
-/// message, so a client has to bisect the batch to find the bad message.
+/// Why a publish request is refused. As in the service, the text names the field but not the message,
+/// so a client has to bisect the batch to find the bad message.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum Refusal {
     #[error(

@@ -1,8 +1,8 @@
 //! `pubsub-emulator`: the emulator as a program. It prints its address and serves until it gets a
 //! signal.
 //!
-//! **Not here:** faults other than a delay, and the journal. Tests in Rust use the library to get
-//! them.
+//! **Not here:** faults other than a delay, and the journal. A Rust test that needs them uses the
+//! library.
 
 use std::io::IsTerminal;
 use std::net::SocketAddr;
@@ -14,7 +14,7 @@ use pubsub_emulator::{Action, Emulator, Fault, Recording, RunningEmulator};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tracing_subscriber::EnvFilter;
 
-/// The exit status for wrong arguments, which clap uses too, and for every other error.
+/// Exit status for wrong arguments (clap uses the same value) and for every other error.
 const REFUSED: u8 = 2;
 
 /// Run a strict Pub/Sub emulator in memory

@@ -1,15 +1,14 @@
 //! Resource names: `projects/{project}/topics/{id}` and `projects/{project}/subscriptions/{id}`.
 //!
-//! Checks names like the service. Uses the service's wording for missing and existing resources, so
-//! that a client that is tested here behaves the same there. Rules:
-//! <https://cloud.google.com/pubsub/docs/pubsub-basics#resource_names>.
+//! Checks names like the service, and uses the service's wording for missing and existing
+//! resources, so that a client handles these errors in the same way here and with the service.
+//! Rules: <https://cloud.google.com/pubsub/docs/pubsub-basics#resource_names>.
 
 use tonic::Status;
 
-/// The topic name that a subscription shows once its topic is deleted.
+/// Value of a subscription's `topic` field after the topic was deleted.
 pub(crate) const DELETED_TOPIC: &str = "_deleted-topic_";
 
-/// The kind of resource.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Kind {
     Topic,
@@ -46,17 +45,17 @@ pub(crate) fn check_project(name: &str) -> Result<(), Status> {
     }
 }
 
-/// The last part of a resource name, which the service uses in its messages.
+/// The last part of a resource name, which the service shows in its error messages.
 pub(crate) fn short(name: &str) -> &str {
     name.rsplit('/').next().unwrap_or(name)
 }
 
-/// NOT_FOUND in the service's wording.
+/// Builds a NOT_FOUND error in the service's wording.
 pub(crate) fn not_found(name: &str) -> Status {
     Status::not_found(format!("Resource not found (resource={}).", short(name)))
 }
 
-/// ALREADY_EXISTS in the service's wording.
+/// Builds an ALREADY_EXISTS error in the service's wording.
 pub(crate) fn already_exists(name: &str) -> Status {
     Status::already_exists(format!(
         "Resource already exists in the project (resource={}).",
@@ -76,7 +75,7 @@ fn is_valid(kind: Kind, name: &str) -> bool {
     matches!(expected, (true, true, true, true, None))
 }
 
-/// Project ids are checked only for their characters, because emulators are used with invented ids.
+/// Checks only the characters of a project id, because people use emulators with invented ids.
 fn is_valid_project(project: &str) -> bool {
     !project.is_empty()
         && project

@@ -1,8 +1,8 @@
 //! The service `google.pubsub.v1.Publisher`: manages topics and publishes messages to them.
 //!
-//! The steps of a publish: the request is read and entered in the journal. Then the faults judge
-//! it, then the service's rules. Then it is stored and answered. Schemas, ingestion and snapshots
-//! are not offered. The server answers UNIMPLEMENTED to methods that are missing here.
+//! A publish has these steps: read the request and enter it in the journal, let the faults judge
+//! it, check the service's rules, store the messages, answer. The emulator does not support
+//! schemas, ingestion or snapshots. tonic answers UNIMPLEMENTED to methods that are missing here.
 
 use std::future;
 use std::sync::Arc;
@@ -23,7 +23,7 @@ use crate::wire::{MessageView, PublishRequest};
 
 type Answered<T> = Result<Response<T>, Status>;
 
-/// Answers publishers.
+/// The gRPC service for publishers.
 #[derive(Debug)]
 pub(crate) struct PublisherService {
     pub(crate) registry: Arc<Registry>,
@@ -48,7 +48,11 @@ impl Publisher for PublisherService {
         if self.registry.faults.are_topics_hidden() {
             return Err(Status::permission_denied("User not authorized."));
         }
-        let topic = self.registry.topic(&request.get_ref().topic)?;
+        let name = &request.get_ref().topic;
+        if let Some(refusal) = self.registry.faults.refusal(name) {
+            return Err(refusal);
+        }
+        let topic = self.registry.topic(name)?;
         Ok(Response::new(topic.resource()))
     }
 
@@ -159,6 +163,7 @@ impl PublisherService {
             Verdict::StoreThenFail(code) => Then::Fail(code),
             Verdict::StoreThenNeverAnswer => Then::Never,
             Verdict::Fail(code) => return refuse(entry, injected(code)),
+            Verdict::FailWithReason(reason) => return refuse(entry, reason.into()),
             Verdict::NeverAnswer => return future::pending().await,
         };
         if read.is_err() {
@@ -227,7 +232,7 @@ fn injected(code: Code) -> Status {
     )
 }
 
-/// Returns an error for an update of any field that is not in `allowed`.
+/// Refuses an update of any field that is not in `allowed`.
 pub(crate) fn check_paths(paths: &[String], allowed: &[&str]) -> Result<(), Status> {
     if paths.is_empty() {
         return Err(Status::invalid_argument(

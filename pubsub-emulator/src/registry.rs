@@ -1,7 +1,7 @@
 //! The topics and subscriptions that exist, and the links between them.
 //!
-//! Both services share the registry. Locks are taken in this order: subscriptions, topics, one
-//! topic, one subscription.
+//! The publisher service and the subscriber service share the registry. To avoid deadlocks, all code
+//! takes locks in this order: subscriptions, topics, one topic, one subscription.
 
 use std::collections::BTreeMap;
 use std::ops::Bound;
@@ -17,8 +17,9 @@ use crate::proto;
 use crate::subscription::{Gone, Subscription};
 use crate::topic::Topic;
 
-/// The default page size. `MAX_PAGE` is the largest.
+/// Number of items on a page of a list, unless the client asks for another number.
 const DEFAULT_PAGE: usize = 100;
+/// Maximum number of items on a page of a list.
 const MAX_PAGE: usize = 1_000;
 
 type Named<T> = RwLock<BTreeMap<String, Arc<T>>>;
@@ -124,8 +125,8 @@ impl Registry {
         Ok(())
     }
 
-    /// Detaches a subscription. The subscription stays, but its messages are dropped and it gets no
-    /// more.
+    /// Detaches a subscription. The subscription stays, but its messages are dropped and it
+    /// receives no new ones.
     pub(crate) fn detach_subscription(&self, name: &str) -> Result<(), Status> {
         let subscription = self.subscription(name)?;
         self.unhook(&subscription, Gone::Detached);
@@ -165,7 +166,8 @@ fn refuse_topic_features(resource: &proto::Topic) -> Result<(), Status> {
     }
 }
 
-/// UNIMPLEMENTED with the name of the field, which is better than to ignore the field silently.
+/// Builds an UNIMPLEMENTED error with the name of the field. A silently ignored field would mislead
+/// the client.
 pub(crate) fn unsupported_field(field: &str) -> Status {
     Status::unimplemented(format!(
         "This emulator does not support the field {field}. Leave it out, or test this part \
@@ -183,8 +185,9 @@ fn of_project<'a, T>(
     from_start.take_while(move |(name, _)| name.starts_with(&prefix))
 }
 
-/// Cuts one page out of items that are sorted by name. Returns the page and the token of the next
-/// page. The token is the last name of this page, or empty if this is the last page.
+/// Returns one page of items that are sorted by name, and the token of the next page. The page begins after
+/// the name `page_token`. The token of the next page is the last name on this page, or empty if this is the
+/// last page.
 pub(crate) fn page<T>(
     items: Vec<T>,
     name: impl for<'a> Fn(&'a T) -> &'a String,

@@ -1,9 +1,9 @@
 //! Topics and subscriptions over HTTP and JSON, on the same port as gRPC.
 //!
-//! `gcloud`, Terraform and some official clients administer over REST. The Rust client does so
-//! although it publishes over gRPC. This module offers creating, reading, listing and deleting, in
-//! the form of <https://cloud.google.com/pubsub/docs/reference/rest>. It also offers pulling (`pull.rs`), but
-//! not publishing.
+//! `gcloud`, Terraform and some official clients manage resources over REST. The Rust client does so although
+//! it publishes over gRPC. This module creates, reads, lists and deletes topics and subscriptions, in the
+//! form of <https://cloud.google.com/pubsub/docs/reference/rest>. It also supports pulling and acknowledging
+//! messages (`pull.rs`), but not publishing.
 
 mod pull;
 
@@ -27,7 +27,7 @@ use crate::registry::{Registry, page};
 type Answered = Result<Json<Value>, Refused>;
 type Registered = State<Arc<Registry>>;
 
-/// The paths below `/v1`.
+/// Returns the router for all paths below `/v1`.
 pub(crate) fn router(registry: Arc<Registry>) -> Router {
     Router::new()
         .route("/v1/projects/{project}/topics", get(list_topics))
@@ -50,7 +50,7 @@ pub(crate) fn router(registry: Arc<Registry>) -> Router {
         .with_state(registry)
 }
 
-/// A topic as JSON. A request with another field is refused by the name of that field.
+/// A topic as JSON. A request with an unknown field is refused, and the error names that field.
 #[derive(Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default, deny_unknown_fields)]
 struct TopicJson {
@@ -60,7 +60,7 @@ struct TopicJson {
     message_retention_duration: Option<String>,
 }
 
-/// A subscription as JSON. A request with another field is refused by the name of that field.
+/// A subscription as JSON. A request with an unknown field is refused, and the error names that field.
 #[derive(Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default, deny_unknown_fields)]
 struct SubscriptionJson {
@@ -76,7 +76,7 @@ struct SubscriptionJson {
     message_retention_duration: Option<String>,
 }
 
-/// An object that must be empty.
+/// A JSON object that must be empty, because the emulator supports none of its settings.
 #[derive(Debug, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct NoSettings {}
@@ -261,7 +261,7 @@ fn duration(text: Option<&str>) -> Result<Option<prost_types::Duration>, Status>
     Ok(Some(duration))
 }
 
-/// An error in the form of Google's REST APIs.
+/// An error in the JSON format of Google's REST APIs.
 #[derive(Debug)]
 struct Refused(Status);
 

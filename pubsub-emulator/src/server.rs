@@ -29,16 +29,18 @@ use crate::services::publisher_server::PublisherServer;
 use crate::services::subscriber_server::SubscriberServer;
 use crate::subscriber::SubscriberService;
 
-/// Well above the 10 MB that a request may have. So the emulator, and not the transport, refuses a
-/// request that is too large, and uses the service's wording.
+/// Maximum size of a gRPC message that the transport accepts. This limit is well above the 10 MB that a
+/// request may have, so a request that is too large reaches the emulator's own check, which refuses it with
+/// the service's wording.
 const MAX_FRAME_BYTES: usize = 64 << 20;
-/// Enough for a few full batches in flight. The default of 64 KiB would throttle them.
+/// Flow-control window of one HTTP/2 stream. The default window of 64 KiB would throttle large batches.
 const STREAM_WINDOW_BYTES: u32 = 1 << 20;
+/// Flow-control window of an HTTP/2 connection, enough for a few full batches in flight.
 const CONNECTION_WINDOW_BYTES: u32 = 16 << 20;
-/// How long a shutdown waits for the connections to end after it has cut them.
+/// How long a shutdown waits for the server task to end after the connections were cut.
 const SHUTDOWN_LIMIT: Duration = Duration::from_secs(5);
 
-/// The emulator before it is started.
+/// The entry point of this crate: [`Emulator::builder`] begins the description of an emulator.
 #[derive(Debug, Clone, Copy)]
 pub struct Emulator;
 
@@ -72,13 +74,13 @@ pub enum StartError {
          another port (0 takes a free one)"
     )]
     InUse {
-        /// The address that was asked for.
+        /// The requested address.
         address: SocketAddr,
     },
     /// The emulator cannot listen on the address.
     #[error("cannot listen on {address}: {source}; choose an address of this machine")]
     Listen {
-        /// The address that was asked for.
+        /// The requested address.
         address: SocketAddr,
         /// The error of the operating system.
         source: io::Error,
@@ -92,14 +94,14 @@ impl EmulatorBuilder {
         self
     }
 
-    /// Sets how much the journal keeps from the start.
+    /// Sets how much the journal keeps of each attempt.
     pub fn recording(mut self, recording: Recording) -> Self {
         self.recording = recording;
         self
     }
 
-    /// Sends GOAWAY to each connection that reaches this age, like Google's front ends. Requests in
-    /// flight are answered, and the client has to reconnect.
+    /// Sends GOAWAY on each connection that reaches this age, like Google's front ends. Requests in
+    /// flight are still answered, and the client has to reconnect.
     pub fn max_connection_age(mut self, age: Duration) -> Self {
         self.max_connection_age = Some(age);
         self
@@ -150,7 +152,7 @@ async fn serve(
     .accept_compressed(CompressionEncoding::Gzip)
     .max_decoding_message_size(MAX_FRAME_BYTES);
     let stopped = async {
-        // An error means that the emulator was dropped. The server stops in both cases.
+        // An error means that the emulator was dropped without this signal. The server stops then too.
         let _ = stopped.await;
     };
     let iam = IAMPolicyServer::new(IamPolicyService {
@@ -180,7 +182,7 @@ async fn serve(
     }
 }
 
-/// A running emulator. It stops when dropped.
+/// A running emulator. Dropping it stops the emulator.
 #[derive(Debug)]
 pub struct RunningEmulator {
     address: SocketAddr,
@@ -190,8 +192,8 @@ pub struct RunningEmulator {
 }
 
 impl RunningEmulator {
-    /// The address on which the emulator listens, with the actual port. This is the value for
-    /// `PUBSUB_EMULATOR_HOST`.
+    /// The address on which the emulator listens, with the port that was chosen. This is the value
+    /// for `PUBSUB_EMULATOR_HOST`.
     pub fn addr(&self) -> SocketAddr {
         self.address
     }
@@ -221,7 +223,7 @@ impl RunningEmulator {
         self.stop();
         if let Some(server) = self.server.take() {
             // The port is closed at this point. Tasks that still run after the limit end by
-            // themselves.
+            // themselves, because their connections are cut.
             let _ = tokio::time::timeout(SHUTDOWN_LIMIT, server).await;
         }
     }

@@ -1,8 +1,9 @@
 //! `StreamingPull`: one task per stream that delivers messages and reads acknowledgements.
 //!
-//! The response headers are sent at once, before the first request is read, because clients wait
-//! for them. A refusal then ends the stream. A stream never gets more messages than its flow
-//! control allows. Acknowledgements are read even while the client is slow to read messages.
+//! The emulator sends the response headers before it reads the first request, because clients wait for
+//! the headers. So even if the emulator refuses the first request, the stream opens and then ends with
+//! an error. A stream never gets more messages than its flow control allows. The emulator reads
+//! acknowledgements even while the client is slow to read messages.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -18,11 +19,11 @@ use crate::registry::Registry;
 use crate::subscription::{ACK_DEADLINE_SECONDS, ConsumerId, FlowControl, Subscription};
 use crate::wire::{ReceivedMessage, StreamingPullResponse};
 
-/// After this long without a message, an empty response is sent, so that clients and proxies in
-/// between see that the stream is alive.
+/// How long a stream may stay silent. After this time an empty response is sent, so that the client
+/// and the proxies on the way see that the stream is alive.
 const HEARTBEAT: Duration = Duration::from_secs(5);
-/// How many responses may wait for a slow client. More responses would only lease messages that
-/// nobody reads.
+/// Maximum number of responses that wait for a slow client. More responses would only lease
+/// messages that nobody reads yet.
 const RESPONSES_AHEAD: usize = 2;
 
 type Responses = Sender<Result<StreamingPullResponse, Status>>;
@@ -86,7 +87,8 @@ impl Consumer<'_> {
     ) -> Result<(), Status> {
         let mut next_heartbeat = Instant::now() + HEARTBEAT;
         let mut next_expiry = None;
-        // Whether there may be messages to take. If not, the stream waits for a wake-up.
+        // Whether to look for messages. If false, there were none, so the stream waits until the
+        // subscription is notified.
         let mut look = true;
         let subscription = self.subscription;
         let mut changed = Box::pin(subscription.changed().notified());
@@ -104,8 +106,8 @@ impl Consumer<'_> {
                 },
                 permit = responses.reserve(), if look => {
                     let Ok(permit) = permit else { return Ok(()) };
-                    // Register for the wake-up before taking messages, so that no message is missed
-                    // in between.
+                    // Register for notifications before taking messages, so that a message that is
+                    // published in between is noticed.
                     changed.set(subscription.changed().notified());
                     changed.as_mut().enable();
                     let taken =
@@ -131,8 +133,8 @@ impl Consumer<'_> {
         }
     }
 
-    /// Handles a later request of the stream: acknowledgements, changed deadlines, a new ack
-    /// deadline for the stream.
+    /// Handles a request after the first one of the stream: acknowledgements, changed deadlines, or
+    /// a new ack deadline for the stream.
     fn take_request(&mut self, request: &StreamingPullRequest) -> Result<(), Status> {
         let only_first = [
             (!request.subscription.is_empty(), "subscription"),
@@ -188,7 +190,7 @@ fn stream_ack_deadline(seconds: i32) -> Result<Duration, Status> {
     }
 }
 
-/// Returns the limit, or `None` for zero and negative values, which mean no limit.
+/// Returns the limit, or `None` (no limit) for zero and negative values.
 fn limit(value: i64) -> Option<usize> {
     usize::try_from(value).ok().filter(|limit| *limit > 0)
 }

@@ -1,7 +1,7 @@
 //! The service `google.pubsub.v1.Subscriber`: manages subscriptions and pulls messages from them.
 //!
-//! `StreamingPull` is in `streaming_pull.rs`. Snapshots are not offered. The server answers
-//! UNIMPLEMENTED to methods that are missing here.
+//! `StreamingPull` is in `streaming_pull.rs`. The emulator does not support snapshots. tonic
+//! answers UNIMPLEMENTED to methods that are missing here.
 
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
@@ -21,12 +21,12 @@ use crate::streaming_pull;
 use crate::subscription::{FlowControl, MUTABLE_FIELDS, Subscription};
 use crate::wire::{PullResponse, StreamingPullResponse};
 
-/// How long a unary pull waits for a first message before it answers without messages.
+/// How long a unary pull waits for a first message before it gives up and answers without messages.
 const PULL_WAIT: Duration = Duration::from_secs(5);
 
 type Answered<T> = Result<Response<T>, Status>;
 
-/// Answers subscribers.
+/// The gRPC service for subscribers.
 #[derive(Debug)]
 pub(crate) struct SubscriberService {
     pub(crate) registry: Arc<Registry>,
@@ -178,8 +178,9 @@ impl Subscriber for SubscriberService {
     }
 }
 
-/// How far in the past the target of a seek may be and still count as "now". The client read the
-/// time a moment ago, from its own clock.
+/// How far in the past the target of a seek may be and still count as "now". Without this
+/// tolerance, a seek to the client's current time would fail, because some time passes until the
+/// request arrives, and because the clocks can differ.
 const SEEK_TOLERANCE: Duration = Duration::from_secs(10);
 
 pub(crate) async fn pull(
@@ -219,7 +220,8 @@ pub(crate) async fn pull(
         }
         let next_expiry = taken.next_expiry.map(tokio::time::Instant::from_std);
         let wake = next_expiry.map_or(give_up, |expiry| expiry.min(give_up));
-        // Try again after a wake-up, and after the timeout too, because a lease may have expired.
+        // Try again after a notification, and also after the timeout, because by then a lease has
+        // expired or the wait is over.
         let _ = tokio::time::timeout_at(wake, changed).await;
     }
 }

@@ -14,7 +14,7 @@ use crate::proto;
 use crate::subscription::Subscription;
 use crate::wire::MessageView;
 
-/// A message that subscribers get.
+/// A stored message, in the form in which subscribers get it.
 #[derive(Debug)]
 pub(crate) struct StoredMessage {
     pub(crate) id: u64,
@@ -69,8 +69,9 @@ impl Topic {
         self.state().subscriptions.clone()
     }
 
-    /// Stores the messages of a request, which have one ordering key. Returns the id of the first
-    /// message. The other messages have the following ids without a gap.
+    /// Stores the messages of a request, which all have the same ordering key. If the topic has no
+    /// subscription, keeps nothing. Returns the id of the first message. The other messages have the
+    /// following ids, without a gap.
     pub(crate) fn publish(&self, ids: &AtomicU64, messages: &[MessageView<'_>]) -> u64 {
         let state = self.state();
         let first_id = ids.fetch_add(messages.len() as u64, Ordering::Relaxed);

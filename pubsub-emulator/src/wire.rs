@@ -1,10 +1,10 @@
 //! Messages on the wire. Pub/Sub messages stay encoded from the publisher to the subscriber.
 //!
-//! Decoding each message into maps and strings would cost more than everything else that the
+//! Decoding each message into maps and strings would cost more time than everything else that the
 //! emulator does. So the request and response types here have the wire format of the types with the
 //! same names in `google.pubsub.v1`, but hold each `PubsubMessage` as its encoded bytes. (An
-//! embedded message and a `bytes` field look the same on the wire.) [`MessageView`] reads such
-//! bytes in place. `limits.rs` decides what the service would refuse.
+//! embedded message and a `bytes` field look the same on the wire.) [`MessageView`] reads fields
+//! from these bytes without copying them. `limits.rs` decides which requests the service refuses.
 
 use bytes::{BufMut, Bytes, BytesMut};
 use prost::Message;
@@ -72,7 +72,7 @@ mod field {
     pub(super) const MESSAGE_ID: u64 = 3;
     pub(super) const PUBLISH_TIME: u64 = 4;
     pub(super) const ORDERING_KEY: u64 = 5;
-    /// Field numbers of an entry of the attribute map.
+    // Field numbers of an entry of the attribute map:
     pub(super) const MAP_KEY: u64 = 1;
     pub(super) const MAP_VALUE: u64 = 2;
 }
@@ -90,18 +90,18 @@ mod wire_type {
 #[error("the bytes are not an encoded google.pubsub.v1.PubsubMessage")]
 pub(crate) struct Malformed;
 
-/// A view of an encoded `PubsubMessage` that reads the fields in place.
+/// A view of an encoded `PubsubMessage` that reads fields without copying them.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct MessageView<'a> {
     encoded: &'a [u8],
     pub(crate) data: &'a [u8],
     pub(crate) ordering_key: &'a str,
-    /// Whether the publisher filled fields that only the service may fill.
+    /// Whether the publisher set fields that only the service may set.
     has_service_fields: bool,
 }
 
 impl<'a> MessageView<'a> {
-    /// Reads the whole message once, so that later reads cannot fail.
+    /// Creates a view. Reads the whole message once, so that later reads cannot fail.
     pub(crate) fn parse(encoded: &'a [u8]) -> Result<Self, Malformed> {
         let mut view = Self {
             encoded,
@@ -142,8 +142,8 @@ impl<'a> MessageView<'a> {
         })
     }
 
-    /// The value of an attribute. If there are several, the last one counts, as in every protobuf
-    /// map.
+    /// The value of an attribute. If the attribute occurs more than once, the last value counts, as
+    /// in every protobuf map.
     pub(crate) fn attribute(self, name: &str) -> Option<&'a str> {
         self.attributes()
             .filter(|(key, _)| *key == name)
@@ -182,7 +182,7 @@ impl<'a> MessageView<'a> {
     }
 }
 
-/// The fields of a `PubsubMessage` that the service fills.
+/// The fields of a `PubsubMessage` that the service sets.
 #[derive(Clone, PartialEq, Message)]
 struct ServiceFields {
     #[prost(string, tag = "3")]

@@ -1,6 +1,7 @@
-//! Tests rules that every Pub/Sub implementation must follow, on this emulator and on Google's own.
+//! Tests the rules that every Pub/Sub implementation must follow, on this emulator and on Google's
+//! emulator.
 //!
-//! The same cases run on both emulators, and Google's emulator is the independent referee. Where
+//! The same cases run on both emulators, so Google's emulator is an independent referee. Where
 //! Google's emulator is lax or wrong (mixed keys, limits, filters, flow control, ordered
 //! redelivery) there is no case here: see `strict.rs` and `deliveries.rs`. The Debian package
 //! `google-cloud-cli-pubsub-emulator` contains the jar of Google's emulator. Without the jar or
@@ -25,8 +26,8 @@ use referee::Referee;
 use tonic::Code;
 use tonic::codec::CompressionEncoding;
 
-/// Declares the cases once. Runs each case on this emulator in its own test, and all cases on
-/// Google's in one.
+/// Declares the cases once. On this emulator each case runs in its own test. On Google's emulator
+/// all cases run in one test, because that emulator starts slowly.
 macro_rules! cases {
     ($($case:ident),* $(,)?) => {
         mod this_emulator {

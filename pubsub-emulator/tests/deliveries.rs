@@ -1,7 +1,7 @@
 //! Tests which messages subscribers get, and when: order, redelivery, flow control, filters.
 //!
-//! Here Google's own emulator differs from the service, so `conformance.rs`, which runs on both
-//! emulators, cannot test this.
+//! Google's own emulator differs from the service in these points, so `conformance.rs`, which runs
+//! on both emulators, cannot test them.
 
 mod raw;
 
@@ -126,8 +126,8 @@ async fn a_client_that_reconnects_under_its_id_gets_the_rest_of_its_key() {
         .publish(&topic, vec![message("a", "2")])
         .await
         .expect("published");
-    // The server notices the end of a stream a moment later. Until then, the first stream keeps the
-    // key.
+    // The server notices the end of a stream a moment later. Until then, the first stream holds the
+    // key, so the second stream gets none of its messages.
     let give_up = Instant::now() + raw::PATIENCE;
     loop {
         let mut again = clients.stream_with(&subscription, first()).await;

@@ -22,7 +22,7 @@ fn expected(topic: &str, key: &str, events: &[&str]) -> Expected {
     [(Stream::new(topic, key), events)].into()
 }
 
-/// Publishes with a deadline of the client, which is sent as a gRPC timeout.
+/// Publishes with a client deadline, which tonic sends as a gRPC timeout.
 async fn publish_within(
     clients: &mut Clients,
     topic: &str,
@@ -161,8 +161,8 @@ async fn a_throttle_answers_resource_exhausted_until_it_is_lifted() {
         messages_per_second: 1,
     };
     let fault = emulator.faults().inject(Fault::new(throttle));
-    // The throttle admits only whole requests. These 60 messages use up the quota of the next
-    // minute.
+    // The throttle admits only whole requests. This request of 60 messages uses up the allowance of
+    // the next minute.
     clients
         .publish(&topic, vec![event("k", "many"); 60])
         .await
@@ -257,7 +257,7 @@ async fn refused_connections_are_unavailable_until_accepted_again() {
     publish_again(&mut clients, &topic, "1").await;
 }
 
-/// Publishes again and again until the client has a connection.
+/// Publishes repeatedly until the client has reconnected.
 async fn publish_again(clients: &mut Clients, topic: &str, event_id: &str) {
     let publishing = async {
         while clients
@@ -354,7 +354,7 @@ async fn a_connection_past_its_maximum_age_is_replaced_and_no_arrived_request_fa
     let began = Instant::now();
     for n in 0.. {
         assert!(began.elapsed() < PATIENCE);
-        // When a client sends a request, it may find its connection already closed. Such a request
+        // When a client sends a request, its connection might already be closed. Such a request
         // never arrives.
         loop {
             let messages = vec![event("k", &n.to_string())];
@@ -368,8 +368,8 @@ async fn a_connection_past_its_maximum_age_is_replaced_and_no_arrived_request_fa
             let ids: Vec<_> = ids.iter().map(String::as_str).collect();
             let attempts = emulator.journal().attempts();
             let report = checks::check(&attempts, &expected(&topic, "k", &ids));
-            // Every request that arrived was answered, because otherwise the journal would have its
-            // repeat.
+            // Every request that arrived was answered. Otherwise the client would have repeated it,
+            // and the journal would contain a duplicate.
             assert!(
                 report.is_clean() && report.duplicates.is_empty(),
                 "{report}"

@@ -1,4 +1,4 @@
-//! Tests that start and stop the emulator.
+//! Tests how the emulator starts and stops.
 
 mod raw;
 

@@ -15,7 +15,7 @@ use tonic::transport::Endpoint;
 
 const TOPIC: &str = "projects/p/topics/orders";
 
-/// A running emulator process. It is killed when this value is dropped.
+/// A running emulator process. Dropping this value kills the process.
 struct Program {
     child: Child,
     host: String,
@@ -169,7 +169,7 @@ async fn a_message_can_be_pulled_and_acknowledged_over_http() {
     assert_eq!(refused["error"]["status"], "UNIMPLEMENTED");
 }
 
-/// Measures the fastest of several starts, because other tests may keep the machine busy.
+/// Measures the fastest of several starts, because other tests can keep the machine busy.
 #[test]
 fn it_answers_within_20_ms_of_its_start() {
     let start = || {

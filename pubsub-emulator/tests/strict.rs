@@ -1,4 +1,5 @@
-//! Tests requests that this emulator refuses like the service, but Google's own emulator accepts.
+//! Tests requests that this emulator refuses like the service, but that Google's own emulator
+//! accepts.
 
 mod raw;
 

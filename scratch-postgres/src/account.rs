@@ -1,7 +1,7 @@
 //! The operating system account that the server runs as.
 //!
-//! PostgreSQL refuses to run as root, so root hands the data folder and the processes to another
-//! account. An ordinary user runs everything under its own account.
+//! PostgreSQL refuses to run as root. So if we are root, the data folder and the processes belong
+//! to another account. An ordinary user runs everything under its own account.
 
 use std::io;
 use std::os::unix::fs::chown;
@@ -11,7 +11,7 @@ use std::process::Command;
 
 use crate::{Error, process};
 
-/// Accounts that root may use, best first.
+/// Accounts that root may run the server as, in order of preference.
 const CANDIDATES: [&str; 2] = ["postgres", "nobody"];
 
 #[derive(Debug, Clone, Copy)]
@@ -35,7 +35,8 @@ impl Account {
         Err(Error::NoAccount)
     }
 
-    /// A command that runs as this account, in a folder which the account may enter.
+    /// Creates a command that runs as this account. `folder` is the command's working directory, so the
+    /// account must be allowed to enter it.
     pub(crate) fn command(self, program: impl AsRef<std::ffi::OsStr>, folder: &Path) -> Command {
         let mut command = Command::new(program);
         command
@@ -58,7 +59,7 @@ impl Account {
     }
 }
 
-/// Runs `id` and returns the number that it prints; `None` when the account does not exist.
+/// Runs `id` and returns the number that it prints. Returns `None` if the account does not exist.
 fn id(arguments: &[&str]) -> Result<Option<u32>, Error> {
     let output = Command::new("id")
         .args(arguments)

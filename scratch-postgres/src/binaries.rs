@@ -1,8 +1,8 @@
 //! Finds `initdb` and `postgres` on this machine.
 //!
-//! Order of the search: the folder in `POSTRIDER_PG_BIN`, the highest major version in Debian's
-//! layout, `PATH`. If the variable names a folder without the programs, that is an error and the
-//! search stops: a test matrix must not silently test another major version.
+//! Searches in this order: the folder in `POSTRIDER_PG_BIN`, the highest major version in Debian's
+//! layout, `PATH`. If the variable names a folder without the programs, the search stops with an error,
+//! because a test matrix must not silently test another major version.
 
 use std::path::{Path, PathBuf};
 
@@ -12,8 +12,8 @@ pub(crate) const FOLDER_VARIABLE: &str = "POSTRIDER_PG_BIN";
 
 const DEBIAN_LAYOUT: &str = "/usr/lib/postgresql";
 
-/// The two programs that are needed. `pg_ctl` is not needed, since signals and the pid file replace
-/// it.
+/// The paths of the two programs that we need. We do not need `pg_ctl`, because we use signals and
+/// the pid file instead.
 #[derive(Debug, Clone)]
 pub(crate) struct Binaries {
     pub(crate) initdb: PathBuf,
@@ -28,7 +28,7 @@ impl Binaries {
         Self::search(named.map(PathBuf::from), Path::new(DEBIAN_LAYOUT), &on_path)
     }
 
-    /// Searches this folder only.
+    /// Finds the programs in this folder. Does not search anywhere else.
     pub(crate) fn in_named_folder(folder: &Path) -> Result<Self, Error> {
         Self::in_folder(folder).ok_or_else(|| Error::NoServerPrograms {
             looked_in: folder.display().to_string(),
@@ -68,7 +68,7 @@ impl Binaries {
     }
 }
 
-/// `<layout>/<major>/bin`, highest major first.
+/// Lists the folders `<layout>/<major>/bin`, with the highest major version first.
 fn debian_folders(layout: &Path) -> Vec<PathBuf> {
     let Ok(entries) = std::fs::read_dir(layout) else {
         return Vec::new();

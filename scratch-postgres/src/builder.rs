@@ -1,4 +1,4 @@
-//! How a scratch server is made: settings, access rules, TLS, and the source of its data.
+//! The description of a scratch server: settings, access rules, TLS, and the source of its data.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -10,7 +10,7 @@ use crate::binaries::Binaries;
 use crate::folder::Folder;
 use crate::{Error, ScratchPostgres, process};
 
-/// Settings of every scratch server; [`Builder::setting`] overrides any of them.
+/// Settings of every scratch server. [`Builder::setting`] overrides any of them.
 const DEFAULT_SETTINGS: [(&str, &str); 13] = [
     ("listen_addresses", "127.0.0.1"),
     ("wal_level", "logical"),
@@ -57,27 +57,27 @@ enum Data {
     },
 }
 
-/// A server certificate for [`Builder::tls`]; every field is PEM text.
+/// A server certificate for [`Builder::tls`]. Every field is PEM text.
 #[derive(Clone)]
 pub struct Tls {
     /// The server's certificate, with its chain if there is one.
     pub cert_pem: String,
     /// The private key of `cert_pem`.
     pub key_pem: String,
-    /// The authority that must have signed client certificates (for `cert` rules in
-    /// [`Builder::hba_line`]).
+    /// The certificate authority that must have signed the client certificates. PostgreSQL needs it for
+    /// `cert` rules (see [`Builder::hba_line`]). `None` if the server asks for no client certificates.
     pub client_ca_pem: Option<String>,
 }
 
 impl std::fmt::Debug for Tls {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("Tls(..)") // never the key
+        f.write_str("Tls(..)") // do not print the key
     }
 }
 
 impl Builder {
-    /// Sets a server setting, as in `postgresql.conf`. The value needs no quotes. The last call
-    /// wins.
+    /// Sets a server setting, as in `postgresql.conf`. The value needs no quotes. If a setting is set
+    /// twice, the last call wins.
     #[must_use]
     pub fn setting(mut self, name: &str, value: &str) -> Self {
         self.settings.push((name.to_owned(), value.to_owned()));
@@ -91,7 +91,7 @@ impl Builder {
         self
     }
 
-    /// Adds a line to `pg_hba.conf`, before the default lines (which trust every local user). Example:
+    /// Adds a line to `pg_hba.conf`, before the default lines, which trust every local user. Example:
     /// `host all alice 127.0.0.1/32 scram-sha-256`.
     #[must_use]
     pub fn hba_line(mut self, line: &str) -> Self {
@@ -114,7 +114,8 @@ impl Builder {
             .setting("full_page_writes", "on")
     }
 
-    /// Starts from a copy of a *stopped* server's data: same system identifier, same slots.
+    /// Starts from a copy of a *stopped* server's data, with the same system identifier and the same
+    /// slots.
     #[must_use]
     pub fn copy_of(mut self, server: &ScratchPostgres) -> Self {
         self.data = Data::CopyOf(server.data_dir().to_owned());
@@ -137,7 +138,7 @@ impl Builder {
         self
     }
 
-    /// Takes the server programs from this folder, regardless of `POSTRIDER_PG_BIN`.
+    /// Uses the server programs in this folder, and ignores `POSTRIDER_PG_BIN`.
     #[must_use]
     pub fn programs(mut self, folder: &Path) -> Self {
         self.programs = Some(folder.to_owned());
@@ -145,8 +146,8 @@ impl Builder {
     }
 
     /// Upgrades a *stopped* server of an older major version: `pg_upgrade` copies its data into a new
-    /// cluster. The new server's [`programs`](Self::programs) folder must contain `pg_upgrade`. The old
-    /// and the new folder must contain the programs that `pg_upgrade` calls.
+    /// cluster. The folder that is passed to [`programs`](Self::programs) must contain `pg_upgrade`.
+    /// The old and the new folder must contain the programs that `pg_upgrade` calls.
     #[must_use]
     pub fn upgrade_of(mut self, server: &ScratchPostgres) -> Self {
         self.data = Data::UpgradeOf {
@@ -159,9 +160,9 @@ impl Builder {
     /// Creates the data folder, starts the server and waits until it accepts connections.
     ///
     /// # Errors
-    /// No server programs, no account for them, no usable temp folder, a source server that is running,
-    /// a helper program that failed (such as `initdb`), or a server that did not start (the error
-    /// contains the end of its log).
+    /// Fails if the server programs, an account for them or a usable temp folder is missing, or if the
+    /// source server is running. Also fails if a helper program such as `initdb` fails, or if the server
+    /// does not start. The error then contains the output of the program, or the end of the server's log.
     pub fn start(self) -> Result<ScratchPostgres, Error> {
         let binaries = match &self.programs {
             Some(folder) => Binaries::in_named_folder(folder)?,
@@ -206,13 +207,14 @@ impl Builder {
         process::run(Command::new("cp").arg("-a").arg(source).arg(folder.data()))?;
         match &self.data {
             Data::Initdb | Data::CopyOf(_) | Data::UpgradeOf { .. } => Ok(()),
-            // A standby server has its own slots, or copies that it keeps in sync by itself.
+            // A standby server must not start with the primary's slots. It has its own slots, or copies
+            // that it keeps in sync automatically.
             Data::StandbyOf { .. } => remove_slots(&folder.data()),
         }
     }
 
-    /// Runs `pg_upgrade`. This comes after the settings are written, because the new server needs room
-    /// for the slots that `pg_upgrade` copies.
+    /// Runs `pg_upgrade`. The settings must be written first, because the new server's
+    /// `max_replication_slots` must leave room for the slots that `pg_upgrade` copies.
     fn upgrade(&self, binaries: &Binaries, account: Account, folder: &Folder) -> Result<(), Error> {
         let Data::UpgradeOf { data_dir, programs } = &self.data else {
             return Ok(());
@@ -295,7 +297,7 @@ fn remove_slots(data: &Path) -> Result<(), Error> {
     Ok(())
 }
 
-/// One line of a configuration file, with the value quoted.
+/// Formats one line of a configuration file, with the value in quotes.
 pub(crate) fn setting_line(name: &str, value: &str) -> String {
     format!(
         "{name} = '{}'\n",
@@ -303,8 +305,8 @@ pub(crate) fn setting_line(name: &str, value: &str) -> String {
     )
 }
 
-/// Writes a file that only the server's account may read. PostgreSQL refuses a key that others may
-/// read.
+/// Writes a file that only the server's account can read, because PostgreSQL refuses a private key that other
+/// accounts can read.
 fn write_file(account: Account, path: &Path, content: &str) -> Result<(), Error> {
     fs::write(path, content)
         .and_then(|()| fs::set_permissions(path, fs::Permissions::from_mode(0o600)))

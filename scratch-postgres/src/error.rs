@@ -16,16 +16,17 @@ pub enum Error {
          initdb and postgres"
     )]
     NoServerPrograms {
-        /// The places that were searched, separated by commas.
+        /// The locations that were searched, separated by commas.
         looked_in: String,
     },
-    /// We are root, and there is no other account to run the server as.
+    /// We are root, and there is no other account under which the server can run.
     #[error(
         "PostgreSQL refuses to run as root and neither the account `postgres` nor `nobody` \
          exists: run as an ordinary user, or `apt-get install postgresql`"
     )]
     NoAccount,
-    /// No temporary folder is short enough for a socket and open to the server's account.
+    /// Each temporary folder either has a path that is too long for a socket or is closed to the
+    /// server's account.
     #[error(
         "no usable temporary folder (tried {tried}): set TMPDIR to a short path that the \
          server's account may enter"
@@ -42,33 +43,33 @@ pub enum Error {
         /// The error of the operating system.
         source: std::io::Error,
     },
-    /// A helper program (`initdb`, `cp`, `kill`) ended with an error.
+    /// A helper program, such as `initdb` or `cp`, ended with an error.
     #[error("{program} failed ({status}); its output says why:\n{output}")]
     Program {
         /// The program's path or name.
         program: String,
-        /// Its exit status.
+        /// The program's exit status.
         status: std::process::ExitStatus,
-        /// Its standard output and standard error.
+        /// The program's standard output and standard error.
         output: String,
     },
-    /// The server ended, or was not ready in time.
+    /// The server exited, or was not ready in time.
     #[error("the server in {} did not start: {reason}; its log ends with:\n{log_tail}", data_dir.display())]
     DidNotStart {
         /// The server's data folder.
         data_dir: PathBuf,
-        /// Exit status or timeout.
+        /// The exit status, or a note that the time was up.
         reason: String,
         /// The last lines of the server log.
         log_tail: String,
     },
-    /// The server did not stop in time. The shutdown continues.
+    /// The server did not stop in time. It is still shutting down.
     #[error(
         "the server did not stop within {timeout:?} of a {mode:?} shutdown: a client or a \
          walsender delays it; disconnect it, wait longer or stop with StopMode::Immediate"
     )]
     StillRunning {
-        /// The requested mode.
+        /// The requested shutdown mode.
         mode: StopMode,
         /// How long we waited.
         timeout: Duration,

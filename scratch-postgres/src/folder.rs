@@ -1,7 +1,7 @@
 //! The temporary folder of one server: `data/`, `log` and the Unix socket.
 //!
-//! The watchdog removes the folder, not this module. So there is only one clean-up, whether a
-//! server is dropped or its owner is killed.
+//! This module creates the folder, and the watchdog removes it. So a folder is removed in the same way
+//! whether its server is dropped or the server's owner is killed.
 
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
@@ -9,7 +9,8 @@ use std::path::{Path, PathBuf};
 use crate::account::Account;
 use crate::{Error, process};
 
-/// `sockaddr_un` holds 107 bytes and a zero (103 on macOS). `/.s.PGSQL.12345.lock` takes 20.
+/// Maximum length of a folder's path in bytes. `sockaddr_un` holds 107 bytes and a zero (103 on macOS), and
+/// the longest file name in the folder, `/.s.PGSQL.12345.lock`, takes 20.
 const LONGEST_FOLDER_BYTES: usize = 103 - 20;
 
 const PREFIX: &str = "scratch-pg-";
@@ -20,8 +21,8 @@ pub(crate) struct Folder {
 }
 
 impl Folder {
-    /// Creates a folder in the system's temp folder. Uses `/tmp` if the path of the temp folder is
-    /// too long for a socket, or if the server's account may not enter it.
+    /// Creates a folder in the system's temp folder. Uses `/tmp` instead if the path of the temp
+    /// folder is too long for a socket, or if the server's account may not enter the temp folder.
     pub(crate) fn create(account: Account) -> Result<Self, Error> {
         let candidates = [std::env::temp_dir(), PathBuf::from("/tmp")];
         for candidate in &candidates {
@@ -42,7 +43,7 @@ impl Folder {
             .tempdir_in(parent)
             .ok()?;
         if temp.path().as_os_str().len() > LONGEST_FOLDER_BYTES {
-            return None; // dropping `temp` removes it again
+            return None; // dropping `temp` removes the folder again
         }
         std::fs::set_permissions(temp.path(), std::fs::Permissions::from_mode(0o700)).ok()?;
         account.take(temp.path()).ok()?;

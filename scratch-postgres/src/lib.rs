@@ -11,15 +11,15 @@
 //! # Ok(()) } // dropped: stopped at once, folder removed
 //! ```
 //!
-//! Each server is a real one, with its own data folder, its own port on 127.0.0.1 and its own Unix
-//! socket. The settings favour speed over durability ([`Builder::durable`] reverses that). If the
-//! calling process dies without dropping the value, even by SIGKILL, a watchdog process stops the
-//! server and removes the folder.
+//! Each [`ScratchPostgres`] is a real PostgreSQL server, with its own data folder, its own port on
+//! 127.0.0.1 and its own Unix socket. The settings favour speed over durability ([`Builder::durable`]
+//! reverses that). If the calling process dies without dropping the value, even by SIGKILL, a watchdog
+//! process stops the server and removes the folder.
 //!
-//! PostgreSQL refuses to run as root. Under root everything runs as the account `postgres`, or as
-//! `nobody` if there is no such account.
+//! PostgreSQL refuses to run as root. If the caller is root, everything runs as the account
+//! `postgres`, or as `nobody` if there is no such account.
 //!
-//! **Not here:** SQL; connect with the client that the test wants to use. No async runtime either.
+//! **Not here:** SQL (connect with the client that the test wants to use), and an async runtime.
 
 mod account;
 mod binaries;

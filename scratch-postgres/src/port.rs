@@ -1,9 +1,9 @@
 //! Chooses TCP ports on the loopback interface.
 //!
-//! A port cannot be reserved for another process. So the choice is a guess, which the caller checks
-//! by starting the server on it. Scratch servers claim their ports among themselves with an
-//! abstract Unix socket named after the port. So no other scratch server can take a port while the
-//! server that claimed it is down between two starts.
+//! No process can reserve a port for another process. So the choice is a guess, which the caller checks
+//! by starting the server on the port. In addition, each scratch server claims its port with an
+//! abstract Unix socket named after the port. Because of this claim, no other scratch server takes
+//! the port while the server is down between two starts.
 
 use std::collections::hash_map::RandomState;
 use std::hash::{BuildHasher, Hasher};
@@ -15,18 +15,19 @@ use crate::Error;
 
 pub(crate) const HOST: &str = "127.0.0.1";
 
-/// Below Linux's range for outgoing connections (from 32768). So no outgoing connection can take
-/// the port while the server is down between two starts.
+/// The range from which ports are chosen. It is below Linux's range for outgoing connections (from
+/// 32768), so no outgoing connection can take the port while the server is down between two starts.
 const PORTS: std::ops::Range<u16> = 15_000..32_000;
 
-/// A port that no other scratch server uses until this value is dropped.
+/// A port that no other scratch server can claim until this value is dropped.
 #[derive(Debug)]
 pub(crate) struct Port {
     pub(crate) number: u16,
     _claim: UnixListener,
 }
 
-/// A port on which nobody listens now. `RandomState` gives each call another starting point.
+/// Claims a port on which nobody listens now. The random start makes it unlikely that two processes
+/// try the same port.
 pub(crate) fn free() -> Result<Port, Error> {
     let random = RandomState::new().build_hasher().finish();
     let offset = random % u64::from(PORTS.end - PORTS.start);

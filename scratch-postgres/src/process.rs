@@ -5,10 +5,10 @@ use std::time::{Duration, Instant};
 
 use crate::Error;
 
-/// How often a condition is checked.
+/// How long [`wait_until`] pauses between two checks of its condition.
 const POLL_INTERVAL: Duration = Duration::from_millis(5);
 
-/// Runs a program to its end. If it fails, its output is part of the error.
+/// Runs a program until it exits. If the program fails, the error contains its output.
 pub(crate) fn run(command: &mut Command) -> Result<(), Error> {
     let program = command.get_program().to_string_lossy().into_owned();
     let output = command
@@ -37,7 +37,7 @@ pub(crate) fn signal(name: &str, pids: &[u32]) -> Result<(), Error> {
     run(&mut command)
 }
 
-/// Checks a condition until it holds or the time is up. Returns whether it held.
+/// Checks a condition repeatedly until it holds or the time is up. Returns whether it held.
 pub(crate) fn wait_until(timeout: Duration, mut holds: impl FnMut() -> bool) -> bool {
     let deadline = Instant::now() + timeout;
     loop {
@@ -92,7 +92,8 @@ fn table() -> Vec<Process> {
     }
 }
 
-/// `pid (name) state ppid ...`; the name may contain spaces and parentheses.
+/// Parses a line of the form `pid (name) state ppid ...`. The name can contain spaces and
+/// parentheses.
 fn parse_stat(stat: &str) -> Option<Process> {
     let (pid, rest) = stat.split_once(" (")?;
     let (_, rest) = rest.rsplit_once(") ")?;

@@ -1,8 +1,8 @@
-//! A running scratch server: start, stop, crash, addresses, log.
+//! A running scratch server: starting, stopping, crashing, its addresses and its log.
 //!
-//! The postmaster is our direct child, so its pid is known and its end is noticed at once.
-//! Readiness is read from the last line of `postmaster.pid`, as `pg_ctl` does. This needs no
-//! connection, and cannot mistake another server on the same port for ours.
+//! The postmaster is our direct child, so we know its pid and notice its end at once. We find out
+//! whether the server is ready from the last line of `postmaster.pid`, as `pg_ctl` does. This needs
+//! no connection, and cannot mistake another server on the same port for ours.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::Write;
@@ -19,27 +19,27 @@ use crate::port::{self, HOST, Port};
 use crate::watchdog::Watchdog;
 use crate::{Error, process};
 
-/// Crash recovery of a test's WAL takes seconds, but may take much longer on a machine under load.
+/// How long a server may take to start. Crash recovery is slow on a machine under load.
 const START_TIMEOUT: Duration = Duration::from_secs(120);
 
-/// Time limit for the stop inside [`ScratchPostgres::restart`].
+/// How long [`ScratchPostgres::restart`] waits for the server to stop.
 const RESTART_STOP_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// After this time we kill a server that we stop by dropping it. The immediate shutdown usually
-/// takes milliseconds.
+/// How long we wait for the immediate shutdown of a dropped server, and for killed processes to
+/// end. The shutdown usually takes milliseconds.
 const DROP_STOP_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Another process can take a free port before the server binds it. Then we try another port. This
-/// is the maximum number of attempts.
+/// Maximum number of ports that we try. Another process can take a free port before our server
+/// binds it, and then we try another one.
 const PORT_TRIES: u32 = 10;
 
-/// How a server is asked to stop.
+/// How a server shuts down.
 /// See <https://www.postgresql.org/docs/current/server-shutdown.html>.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum StopMode {
     /// Waits for every client to disconnect.
     Smart,
-    /// Ends client sessions, lets the walsenders send all WAL, then stops.
+    /// Ends the client sessions, waits until the walsenders have sent all WAL, then stops.
     Fast,
     /// Stops without a checkpoint. The next start recovers from the WAL.
     Immediate,
@@ -74,7 +74,7 @@ impl ScratchPostgres {
         Builder::default()
     }
 
-    /// A server whose folder is still empty. From here on the watchdog will remove the folder.
+    /// Creates a server in an empty folder, which the watchdog removes when this value is dropped.
     pub(crate) fn new(binaries: Binaries, account: Account, folder: Folder) -> Result<Self, Error> {
         let watchdog = Watchdog::watch(folder.root())?;
         let data_dir = folder.data();
@@ -95,7 +95,7 @@ impl ScratchPostgres {
         HOST
     }
 
-    /// The TCP port, which stays the same over all restarts.
+    /// The TCP port, which stays the same across restarts.
     #[must_use]
     pub fn port(&self) -> u16 {
         self.port.as_ref().map_or(0, |port| port.number)
@@ -157,7 +157,7 @@ impl ScratchPostgres {
         self.postmaster.as_ref().map(Child::id)
     }
 
-    /// The server's log, over all its starts.
+    /// The server's log, from its first start on.
     ///
     /// # Errors
     /// The file cannot be read.
@@ -166,8 +166,8 @@ impl ScratchPostgres {
         Ok(process::text(&bytes))
     }
 
-    /// Writes a setting to `postgresql.auto.conf`. The setting takes effect at
-    /// [`reload`](Self::reload) or at the next start, depending on the setting.
+    /// Writes a setting to `postgresql.auto.conf`. Some settings take effect at
+    /// [`reload`](Self::reload), others only at the next start.
     ///
     /// # Errors
     /// The file cannot be written.
@@ -179,7 +179,7 @@ impl ScratchPostgres {
             .map_err(Error::io("writing postgresql.auto.conf"))
     }
 
-    /// Makes the server reload its configuration. Sessions apply it a moment later.
+    /// Makes the server reload its configuration. Open sessions apply the new one a moment later.
     ///
     /// # Errors
     /// [`Error::NotRunning`].
@@ -187,11 +187,11 @@ impl ScratchPostgres {
         process::signal("HUP", &[self.pid().ok_or(Error::NotRunning)?])
     }
 
-    /// Stops the server and waits until it has ended.
+    /// Stops the server and waits until it has stopped.
     ///
     /// # Errors
-    /// [`Error::StillRunning`] when the time is up. The shutdown continues; call again to wait
-    /// longer, or to use a harder mode. [`Error::NotRunning`].
+    /// [`Error::StillRunning`] if the time is up. The server continues to shut down: call this
+    /// again to wait longer or to use a harder mode. [`Error::NotRunning`].
     pub fn stop(&mut self, mode: StopMode, timeout: Duration) -> Result<(), Error> {
         let postmaster = self.postmaster.as_mut().ok_or(Error::NotRunning)?;
         process::signal(mode.signal(), &[postmaster.id()])?;
@@ -217,17 +217,17 @@ impl ScratchPostgres {
     /// Stops and starts the server.
     ///
     /// # Errors
-    /// Those of [`stop`](Self::stop), which waits for up to a minute here, and of
+    /// The errors of [`stop`](Self::stop), which waits for up to a minute here, and the errors of
     /// [`start_again`](Self::start_again).
     pub fn restart(&mut self, mode: StopMode) -> Result<(), Error> {
         self.stop(mode, RESTART_STOP_TIMEOUT)?;
         self.start_again()
     }
 
-    /// Crashes the server: SIGKILL to the postmaster and all its children at once.
+    /// Crashes the server: sends SIGKILL to the postmaster and all its children.
     ///
     /// # Errors
-    /// [`Error::NotRunning`]; [`Error::StillRunning`] when a process outlives the signal.
+    /// [`Error::NotRunning`]. [`Error::StillRunning`] if a process does not end within seconds.
     pub fn kill_9(&mut self) -> Result<(), Error> {
         let postmaster = self.postmaster.as_mut().ok_or(Error::NotRunning)?;
         let pid = postmaster.id();
@@ -235,14 +235,14 @@ impl ScratchPostgres {
         let mut pids = process::children_of(pid);
         pids.push(pid);
         for pid in &pids {
-            let _ = process::signal("KILL", &[*pid]); // the process may have ended by itself
+            let _ = process::signal("KILL", &[*pid]); // the process may have ended already
         }
         postmaster
             .wait()
             .map_err(Error::io("waiting for the killed postmaster"))?;
         self.postmaster = None;
         self.watchdog.server_stopped()?;
-        // A child that is still alive holds the shared memory, and the next start would fail.
+        // A child that is still alive holds the shared memory, so the next start would fail.
         if process::wait_until(DROP_STOP_TIMEOUT, || !process::any_alive(&pids)) {
             return Ok(());
         }
@@ -253,14 +253,14 @@ impl ScratchPostgres {
         })
     }
 
-    /// The first start: chooses the port.
+    /// Chooses a port and starts the server for the first time.
     pub(crate) fn start_first(&mut self) -> Result<(), Error> {
         let mut tries = 0;
         loop {
             self.port = Some(port::free()?);
             tries += 1;
             match self.launch() {
-                // Another process took the port first. Any other error is a real failure.
+                // Another process took the port: try another one. Other errors are real failures.
                 Err(Error::DidNotStart { .. })
                     if tries < PORT_TRIES && !port::is_free(self.port()) => {}
                 other => return other,
@@ -338,12 +338,12 @@ impl Drop for ScratchPostgres {
         if self.postmaster.is_some() && self.stop(StopMode::Immediate, DROP_STOP_TIMEOUT).is_err() {
             let _ = self.kill_9();
         }
-        // The watchdog is dropped next, and removes the folder.
+        // The field `watchdog` is dropped next, which removes the folder.
     }
 }
 
-/// Reads line 8 of `postmaster.pid`, the status. Line 1 must be our server's pid, because the file
-/// may be left over from a crashed server.
+/// Whether line 8 of `postmaster.pid`, which contains the status, is `ready`. Line 1 must contain our
+/// server's pid, because the file can be left over from a crashed server.
 fn pid_file_says_ready(data_dir: &Path, pid: u32) -> bool {
     let Ok(text) = fs::read_to_string(data_dir.join("postmaster.pid")) else {
         return false;
@@ -357,7 +357,7 @@ fn last_lines(text: &str, count: usize) -> String {
     lines[lines.len().saturating_sub(count)..].join("\n")
 }
 
-/// Replaces everything but letters, digits and `-._~` with `%XX`.
+/// Replaces every byte except letters, digits and `-._~` with `%XX`.
 fn percent_encoded(text: &str) -> String {
     let mut encoded = String::with_capacity(text.len());
     for byte in text.bytes() {

@@ -1,11 +1,11 @@
-//! Stops the server and removes its folder when the owner is gone, for whatever reason.
+//! Stops the server and removes its folder when the owner process ends or drops the server.
 //!
-//! A shell reads from a pipe whose other end only the owner holds. The kernel closes that end when
-//! the owner ends, even by SIGKILL. The shell then sees the end of its input and cleans up. This
-//! needs no polling, and no pid of the owner that might have been reused.
+//! A shell reads from a pipe whose other end only the owner process holds. The kernel closes that
+//! end when the owner ends, even by SIGKILL. The shell then reads the end of its input and cleans
+//! up. So the shell does not have to poll the owner's pid, which another process might reuse.
 //!
-//! The owner writes the server's pid when it starts a server, and an empty line when the server has
-//! stopped. So the shell never signals a stale pid.
+//! The owner writes the server's pid to the pipe when the server has started, and an empty line
+//! when the server has stopped. So the shell never sends a signal to a stale pid.
 
 use std::io::Write;
 use std::os::unix::process::CommandExt;
@@ -14,7 +14,8 @@ use std::process::{Child, Command, Stdio};
 
 use crate::Error;
 
-/// `$1` is the folder. Tries an immediate shutdown first, then SIGKILL after five seconds.
+/// The shell's script, which gets the folder as `$1`. The script tries an immediate shutdown of the server
+/// first, and SIGKILL after five seconds.
 const SCRIPT: &str = r#"
 server=
 while read -r line; do server=$line; done
@@ -35,7 +36,8 @@ pub(crate) struct Watchdog {
 }
 
 impl Watchdog {
-    /// Stops the server and removes `folder` when this value is dropped or our process ends.
+    /// Starts the shell, which stops the server and removes `folder` when this value is dropped or our
+    /// process ends.
     pub(crate) fn watch(folder: &Path) -> Result<Self, Error> {
         let shell = Command::new("sh")
             .args(["-c", SCRIPT, "sh"])
@@ -70,7 +72,7 @@ impl Watchdog {
 
 impl Drop for Watchdog {
     fn drop(&mut self) {
-        // `wait` closes the pipe first. It fails only if the shell is gone already.
+        // `wait` closes the pipe first. It fails only if the shell has already ended.
         let _ = self.shell.wait();
     }
 }

@@ -17,7 +17,7 @@ fn started() -> ScratchPostgres {
     ScratchPostgres::builder().start().expect("start")
 }
 
-/// Asks the server for TLS (`SSLRequest`): any answer shows that PostgreSQL listens there.
+/// Asks the server for TLS (`SSLRequest`). Any answer shows that PostgreSQL listens on the port.
 fn answers(server: &ScratchPostgres) -> Option<u8> {
     let mut stream = TcpStream::connect((server.host(), server.port())).ok()?;
     stream.set_read_timeout(Some(PATIENCE)).ok()?;
@@ -85,7 +85,7 @@ fn a_restart_keeps_port_and_data() {
     assert!(answers(&server).is_some());
 }
 
-/// The first field of the control file, which differs for each run of initdb.
+/// The first field of `pg_control`, which differs for each run of initdb.
 fn system_identifier(server: &ScratchPostgres) -> Vec<u8> {
     let control = std::fs::read(server.data_dir().join("global/pg_control")).expect("control");
     control[..8].to_vec()
@@ -127,8 +127,8 @@ fn a_smart_stop_delayed_by_a_client_is_reported_and_can_be_followed_by_a_fast_on
     ));
 }
 
-/// Opens a session and waits for the answer to its start-up message. This is enough to delay a
-/// smart stop.
+/// Opens a session and waits for the answer to its start-up message. Such a session is enough to
+/// delay a smart shutdown.
 fn raw_session(server: &ScratchPostgres) -> TcpStream {
     let mut stream = TcpStream::connect((server.host(), server.port())).expect("connect");
     let body = b"\0\x03\0\0user\0postgres\0database\0postgres\0\0";
@@ -197,7 +197,7 @@ fn a_standby_follows_its_primary() {
     assert!(answers(&standby).is_some());
 }
 
-/// Not a test by itself: the owner process of the next test. It never ends by itself.
+/// Not a test by itself: the next test starts this function as the owner process and kills it.
 #[test]
 fn owner_process_for_the_watchdog_test() {
     if std::env::var_os(OWNER_ROLE).is_none() {
@@ -244,7 +244,8 @@ fn owned_server(output: impl Read) -> (u32, PathBuf) {
     panic!("the owner ended without starting a server");
 }
 
-/// Whether a process runs. A zombie that nobody reaps does not count.
+/// Whether a process runs. A zombie does not count, because it has ended and only waits to be
+/// reaped.
 fn runs(pid: u32) -> bool {
     let proc = Path::new("/proc").join(pid.to_string());
     if Path::new("/proc/self").exists() {

@@ -14,7 +14,7 @@ fn with_certificate(client_ca: bool) -> Builder {
     })
 }
 
-/// Sends a first message and returns the first byte of the answer.
+/// Sends a connection's first message and returns the first byte of the answer.
 fn first_answer(server: &ScratchPostgres, code: [u8; 4], body: &[u8]) -> u8 {
     let mut stream = TcpStream::connect((server.host(), server.port())).expect("connect");
     let length = u32::try_from(body.len() + 8).expect("short").to_be_bytes();

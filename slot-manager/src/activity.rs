@@ -1,8 +1,8 @@
 //! Sessions and locks of the server: finds sessions, terminates a relay's sessions, takes and
-//! releases advisory locks, and finds out who holds a lock.
+//! releases advisory locks, and finds out which session holds a lock.
 
 use std::fmt;
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 use tokio_postgres::types::Type;
 use tokio_postgres::{Client, Row};
@@ -11,7 +11,8 @@ use crate::slot::get;
 use crate::sql::activity as sql;
 use crate::{SlotError, query};
 
-/// The last status message of a reader that its walsender has processed.
+/// What is known about the last status message that a walsender has processed. The client that reads
+/// from a slot sends these messages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LastReply {
     /// The walsender does not read from a slot.
@@ -19,11 +20,11 @@ pub enum LastReply {
     /// The walsender reads from a slot, but the time is not visible, usually because our role lacks
     /// the privileges of `pg_read_all_stats`.
     Hidden,
-    /// When the reader sent the message, by the clock of the reader.
+    /// When the reader sent the message, by the reader's own clock.
     SentAt(SystemTime),
 }
 
-/// The last status message that the server process `walsender` has processed.
+/// Finds the last status message that the walsender with pid `walsender` has processed.
 ///
 /// # Errors
 /// [`SlotError::Database`].
@@ -37,6 +38,15 @@ pub async fn last_reply(client: &Client, walsender: i32) -> Result<LastReply, Sl
     Ok(sent_at.map_or(LastReply::Hidden, LastReply::SentAt))
 }
 
+/// The `application_name` of the session in which a relay polls the server every few seconds while its
+/// walsender, the server process `walsender`, reads from a slot. Other sessions use the state of this
+/// session to find out whether the relay is alive. (They cannot use `pg_stat_replication.reply_time`, because
+/// it comes from the clock of the relay.)
+#[must_use]
+pub fn supervisor_name(walsender: i32) -> String {
+    format!("postrider supervisor {walsender}")
+}
+
 /// Identifies a server process by its pid and start time, because pids are reused.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ServerProcess {
@@ -44,7 +54,7 @@ pub struct ServerProcess {
     started: Option<String>,
 }
 
-/// The server process of this session.
+/// Returns the server process of `client`'s session.
 ///
 /// # Errors
 /// [`SlotError::Database`].
@@ -57,7 +67,16 @@ pub async fn own_process(client: &Client) -> Result<ServerProcess, SlotError> {
     })
 }
 
-/// Whether the server process exists and is running a statement, without waiting for its client.
+impl ServerProcess {
+    /// The pid of the process.
+    #[must_use]
+    pub fn pid(&self) -> i32 {
+        self.pid
+    }
+}
+
+/// Whether the server process exists and is running a statement, without waiting for its client. If our role
+/// may not see the state of the process, the answer is yes.
 ///
 /// # Errors
 /// [`SlotError::Database`].
@@ -71,19 +90,50 @@ pub async fn is_at_work(client: &Client, process: &ServerProcess) -> Result<bool
     get(&row, "is_at_work")
 }
 
-/// How many sessions of our role, in this database and with this application name, run a statement
-/// or have a transaction open.
+/// If the server process waits for a synchronous standby server to confirm a commit, returns how long ago its
+/// current statement began. `None` if the process waits for no standby server, or if our role may not see it.
 ///
 /// # Errors
 /// [`SlotError::Database`].
-pub async fn busy_sessions(client: &Client, application_name: &str) -> Result<i64, SlotError> {
+pub async fn synchronous_standby_wait(
+    client: &Client,
+    pid: i32,
+) -> Result<Option<Duration>, SlotError> {
+    let action = "finding out what a server process waits for";
+    let row = query::first(
+        client,
+        action,
+        sql::SYNCHRONOUS_STANDBY_WAIT,
+        &[(&pid, Type::INT4)],
+    )
+    .await?;
+    let Some(row) = row else { return Ok(None) };
+    let waited: Option<f64> = get(&row, "waited_seconds")?;
+    Ok(waited.and_then(|seconds| Duration::try_from_secs_f64(seconds).ok()))
+}
+
+/// How many other sessions in this database, with this application name, may be writing. A session of our own role
+/// counts while it runs a statement or has a transaction open. A session of another role counts while it holds
+/// a lock on `table` (a quoted name), if its role is allowed to update that table. So a relay with an earlier role
+/// counts, and a session of any other role does not.
+///
+/// # Errors
+/// [`SlotError::Database`].
+pub async fn busy_sessions(
+    client: &Client,
+    application_name: &str,
+    table: &str,
+) -> Result<i64, SlotError> {
     let action = "counting the sessions of a relay";
-    let parameters = [(&application_name as _, Type::TEXT)];
+    let parameters = [
+        (&application_name as _, Type::TEXT),
+        (&table as _, Type::TEXT),
+    ];
     let row = query::single(client, action, sql::BUSY_SESSIONS, &parameters).await?;
     get(&row, "sessions")
 }
 
-/// Terminates the sessions that [`busy_sessions`] counts.
+/// Terminates the sessions of our own role that [`busy_sessions`] counts.
 ///
 /// # Errors
 /// [`SlotError::Database`].
@@ -94,28 +144,33 @@ pub async fn end_busy_sessions(client: &Client, application_name: &str) -> Resul
     Ok(())
 }
 
-/// A session of another role than ours.
+/// A session whose role is neither ours nor allowed to write our tables.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct OtherRolesSession {
-    /// The pid of its server process.
+pub struct StrangersSession {
+    /// The pid of the session's server process.
     pub pid: i32,
     /// The role; `None` for a process without a role.
     pub role: Option<String>,
 }
 
-/// A session of another role, in this database and with this application name, if there is one.
+/// Finds a session in this database with this application name whose role is neither ours nor allowed to update
+/// `table` (a quoted name).
 ///
 /// # Errors
 /// [`SlotError::Database`].
-pub async fn session_of_another_role(
+pub async fn session_of_a_stranger(
     client: &Client,
     application_name: &str,
-) -> Result<Option<OtherRolesSession>, SlotError> {
+    table: &str,
+) -> Result<Option<StrangersSession>, SlotError> {
     let action = "looking for sessions of other roles";
-    let parameters = [(&application_name as _, Type::TEXT)];
-    let row = query::first(client, action, sql::SESSION_OF_ANOTHER_ROLE, &parameters).await?;
+    let parameters = [
+        (&application_name as _, Type::TEXT),
+        (&table as _, Type::TEXT),
+    ];
+    let row = query::first(client, action, sql::SESSION_OF_A_STRANGER, &parameters).await?;
     let session = |row: Row| {
-        Ok(OtherRolesSession {
+        Ok(StrangersSession {
             pid: get(&row, "pid")?,
             role: get(&row, "role")?,
         })
@@ -126,9 +181,9 @@ pub async fn session_of_another_role(
 /// The holder of a lock.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LockHolder {
-    /// The pid of its server process; `None` for a prepared transaction.
+    /// The pid of the holder's server process; `None` for a prepared transaction.
     pub pid: Option<i32>,
-    /// The role of its session, if our role may see it.
+    /// The role of the holder's session, if our role may see that.
     pub role: Option<String>,
 }
 
@@ -165,7 +220,7 @@ pub async fn advisory_unlock(client: &Client, key: i64) -> Result<(), SlotError>
     Ok(())
 }
 
-/// A holder of the advisory lock with this key, if there is one.
+/// Finds a session that holds the advisory lock with this key, if there is one.
 ///
 /// # Errors
 /// [`SlotError::Database`].
@@ -177,8 +232,8 @@ pub async fn advisory_lock_holder(
     lock_holder(client, sql::ADVISORY_LOCK_HOLDER, &parameters).await
 }
 
-/// The oldest other transaction that holds a lock on the table or one of its partitions. `table` is
-/// quoted as in SQL.
+/// Finds the oldest transaction, other than ours, that holds a lock on the table or one of its
+/// partitions. `table` is quoted as in SQL.
 ///
 /// # Errors
 /// [`SlotError::Database`].

@@ -1,12 +1,14 @@
 //! Identifies the cluster and the database that we are connected to.
 //!
-//! A copy of the server's files has the system identifier of its original. A new cluster with the same
-//! data (dump and restore, major upgrade) has a different system identifier. A copy of the database on
-//! the same cluster has a different oid. The timeline grows with each promotion.
+//! The system identifier and the oid of the database identify a database. A new cluster with the same data
+//! (dump and restore, major upgrade) has a different system identifier. A copy of the database on the same
+//! cluster has a different oid. But a copy of the server's files has the same numbers as the original, so
+//! these numbers cannot tell the copy from the original. The timeline grows with each promotion.
 
 use std::fmt;
 use std::num::ParseIntError;
 use std::str::FromStr;
+use std::time::SystemTime;
 
 use decoder::Lsn;
 use serde::Serialize;
@@ -16,7 +18,8 @@ use tokio_postgres::types::PgLsn;
 use crate::slot::get;
 use crate::{SlotError, query, sql};
 
-/// The number that `initdb` gives a cluster. Printed unsigned, as in `IDENTIFY_SYSTEM`.
+/// The number that `initdb` gives a cluster. Printed as an unsigned number, as `IDENTIFY_SYSTEM`
+/// does.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct SystemIdentifier(u64);
 
@@ -49,8 +52,8 @@ impl Serialize for SystemIdentifier {
     }
 }
 
-/// Identifies a database of a cluster. A copy of the database has a different origin, unless the copy
-/// was made from the server's files.
+/// Identifies one database of one cluster. A copy of the database has a different origin, unless
+/// the copy was made from the server's files: then the two origins are equal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct DatabaseOrigin {
     /// The cluster.
@@ -60,7 +63,7 @@ pub struct DatabaseOrigin {
 }
 
 impl DatabaseOrigin {
-    /// Whether the two origins may be the same database. An unknown oid matches every oid.
+    /// Whether both origins can be the same database. An unknown oid matches every oid.
     #[must_use]
     pub fn matches(self, other: Self) -> bool {
         let databases = self.database_oid.zip(other.database_oid);
@@ -118,6 +121,22 @@ impl Cluster {
         self.version_num / 10_000
     }
 
+    /// Whether a slot streams every row that is inserted after a publication was altered. Without the fix in
+    /// 14.18, 15.13, 16.9 and 17.5, a transaction that was open during `ALTER PUBLICATION` can make the
+    /// walsender leave out the rows of later transactions.
+    #[must_use]
+    pub const fn streams_all_after_an_alter(&self) -> bool {
+        let (major, minor) = (self.major_version(), self.version_num % 10_000);
+        match major {
+            ..14 => false,
+            14 => minor >= 18,
+            15 => minor >= 13,
+            16 => minor >= 9,
+            17 => minor >= 5,
+            18.. => true,
+        }
+    }
+
     /// The cluster and the database.
     #[must_use]
     pub const fn origin(&self) -> DatabaseOrigin {
@@ -147,14 +166,15 @@ pub async fn inspect(client: &Client) -> Result<Cluster, SlotError> {
     })
 }
 
-/// Sizes in bytes of a WAL page, of its header, and of the header of a segment's first page. If the
-/// last record ends with its page, the server reports a position after the header of the next page,
-/// which lies beyond the end of the record.
+/// Size in bytes of a WAL page.
 const WAL_PAGE: u64 = 8_192;
+/// Sizes in bytes of the header of a WAL page: 24 on most pages, 40 on the first page of a segment. If the
+/// last record ends exactly at the end of a page, the server reports a position after the header of the next
+/// page, which lies beyond the end of the record. [`wal_end`] subtracts the header.
 const PAGE_HEADERS: [u64; 2] = [24, 40];
 
-/// The insert position of a primary: the end of its WAL, whether flushed or not. Every visible
-/// transaction lies before this position.
+/// Returns the end of a primary's WAL, including WAL that is not flushed yet. Every visible transaction
+/// lies before this position.
 ///
 /// # Errors
 /// [`SlotError::Database`], also on a standby server, which writes no WAL.
@@ -166,8 +186,8 @@ pub async fn wal_end(client: &Client) -> Result<Lsn, SlotError> {
     Ok(Lsn::new(end - header.unwrap_or(0)))
 }
 
-/// The position up to which a primary has written WAL to the operating system. No slot of this server
-/// is beyond this position.
+/// The position up to which a primary has written its WAL to the operating system. No slot of this
+/// server can be beyond this position.
 ///
 /// # Errors
 /// [`SlotError::Database`], also on a standby server, which writes no WAL.
@@ -176,6 +196,15 @@ pub async fn written_wal_end(client: &Client) -> Result<Lsn, SlotError> {
     let row = query::single(client, action, sql::WRITTEN_WAL_END, &[]).await?;
     let end: PgLsn = get(&row, "wal_end")?;
     Ok(Lsn::new(end.into()))
+}
+
+/// Returns the time on the server's clock.
+///
+/// # Errors
+/// [`SlotError::Database`].
+pub async fn clock(client: &Client) -> Result<SystemTime, SlotError> {
+    let row = query::single(client, "asking for the server's time", sql::CLOCK, &[]).await?;
+    get(&row, "shown")
 }
 
 /// The encoding of the database, such as `UTF8`.
@@ -188,7 +217,7 @@ pub async fn server_encoding(client: &Client) -> Result<String, SlotError> {
     get(&row, "server_encoding")
 }
 
-/// Whether the server records when transactions commit.
+/// Whether the server records commit times (`track_commit_timestamp`).
 ///
 /// # Errors
 /// [`SlotError::Database`].
@@ -196,4 +225,30 @@ pub async fn tracks_commit_times(client: &Client) -> Result<bool, SlotError> {
     let action = "reading track_commit_timestamp";
     let row = query::single(client, action, sql::TRACKS_COMMIT_TIMES, &[]).await?;
     get(&row, "tracks")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn minor_versions_without_the_fix_may_leave_out_rows_after_an_alter() {
+        let streams_all = |version_num| {
+            let cluster = Cluster {
+                system_identifier: SystemIdentifier::new(7),
+                timeline: 1,
+                version_num,
+                in_recovery: false,
+                database: "shop".to_owned(),
+                database_oid: 5,
+            };
+            cluster.streams_all_after_an_alter()
+        };
+        for fixed in [140_018, 150_013, 160_009, 170_005, 180_000, 190_001] {
+            assert!(streams_all(fixed), "{fixed}");
+        }
+        for faulty in [130_021, 140_017, 150_012, 160_008, 170_004] {
+            assert!(!streams_all(faulty), "{faulty}");
+        }
+    }
 }

@@ -8,26 +8,26 @@ use crate::slot::get;
 use crate::sql::table as sql;
 use crate::{QualifiedName, SlotError, query};
 
-/// A type from the stream, as the catalog describes it now.
+/// A type that the stream named, as the catalog describes it now.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CatalogType {
-    /// The type's oid in the stream.
+    /// The oid that the stream gave for the type.
     pub named: Oid,
-    /// Its base type. If the type has been dropped, the base type that the column has now.
+    /// Oid of the base type. If the type was dropped, the base type that the column has now.
     pub base: Oid,
-    /// Its name.
+    /// Name of the type `named`, as PostgreSQL prints it; `???` if that type was dropped.
     pub name: String,
-    /// Whether PostgreSQL can sort values of the base type, and parse their text again.
+    /// Whether PostgreSQL can sort values of the base type, and can parse their text form again.
     pub has_order: bool,
 }
 
-/// Looks up the types of some columns of a table. A type is left out if both the type and its column
-/// have been dropped.
+/// Looks up the types of some columns of a table. Omits a type if both the type and its column have
+/// been dropped.
 ///
-/// The stream describes a table as it was when its rows were written. A type that has been dropped
-/// since is no longer in the catalog. The column has another type now, and its old values can be
-/// read as that type, because PostgreSQL has either converted them or found that no conversion is
-/// needed.
+/// The stream describes a table as it was when its rows were written. A type that was dropped since
+/// then is no longer in the catalog, and its column has another type now. The old values can be
+/// read as the new type, because PostgreSQL has either converted them or found that no conversion
+/// is needed.
 ///
 /// # Errors
 /// [`SlotError::Database`].

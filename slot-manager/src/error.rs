@@ -17,7 +17,7 @@ pub enum SlotError {
     Database {
         /// The action that failed.
         action: &'static str,
-        /// The client's error. [`SlotError::sqlstate`] returns its code.
+        /// The error of the PostgreSQL client. [`SlotError::sqlstate`] returns its SQLSTATE.
         source: tokio_postgres::Error,
     },
     /// No slot has this name.
@@ -40,10 +40,11 @@ pub enum SlotError {
     SlotInUse {
         /// The slot.
         slot: SlotName,
-        /// The session that reads from it; `None` if it had ended before we read its details.
+        /// The session that reads from the slot; `None` if that session ended before we read its
+        /// details.
         holder: Option<Box<Holder>>,
     },
-    /// The slot was not free in time.
+    /// The slot was still in use at the deadline.
     #[error(
         "replication slot {slot} was not free after {waited:?}: it is held by {holder}; stop that \
          reader, or end it with `select pg_terminate_backend({})`", holder.pid
@@ -51,7 +52,7 @@ pub enum SlotError {
     StillHeld {
         /// The slot.
         slot: SlotName,
-        /// The session that reads from it.
+        /// The session that reads from the slot.
         holder: Box<Holder>,
         /// How long we waited.
         waited: Duration,
@@ -59,18 +60,18 @@ pub enum SlotError {
     /// The slot is a physical one.
     #[error("replication slot {slot} is physical: choose another name for the relay's slot")]
     PhysicalSlot {
-        /// The slot.
+        /// The slot's name.
         slot: String,
     },
-    /// The slot belongs to another output plugin.
+    /// The slot belongs to an output plugin other than `pgoutput`.
     #[error(
         "replication slot {slot} belongs to the output plugin {plugin}, not pgoutput: choose \
          another name for the relay's slot"
     )]
     OtherPlugin {
-        /// The slot.
+        /// The slot's name.
         slot: String,
-        /// Its plugin.
+        /// The slot's plugin.
         plugin: String,
     },
     /// The slot belongs to another database of the cluster.
@@ -79,9 +80,9 @@ pub enum SlotError {
          another name for the relay's slot"
     )]
     OtherDatabase {
-        /// The slot.
+        /// The slot's name.
         slot: String,
-        /// Its database.
+        /// The slot's database.
         database: String,
     },
     /// The slot can never be read again.
@@ -95,7 +96,7 @@ pub enum SlotError {
         /// The server's reason.
         reason: String,
     },
-    /// An advance would go backwards.
+    /// The requested position is before the slot's confirmed position.
     #[error(
         "replication slot {slot} is confirmed up to {confirmed} and cannot go back to {to}, because \
          earlier WAL is not kept"
@@ -103,7 +104,7 @@ pub enum SlotError {
     Backwards {
         /// The slot.
         slot: SlotName,
-        /// Its confirmed position.
+        /// The slot's confirmed position.
         confirmed: Lsn,
         /// The requested position.
         to: Lsn,
@@ -164,7 +165,7 @@ pub enum SlotError {
 }
 
 impl SlotError {
-    /// The SQLSTATE, if the server refused something that has no variant of its own.
+    /// The SQLSTATE of [`SlotError::Database`]; `None` for every other variant.
     #[must_use]
     pub fn sqlstate(&self) -> Option<&SqlState> {
         match self {

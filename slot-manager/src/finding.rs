@@ -1,17 +1,17 @@
-//! One result of a check, for people and for alerts.
+//! The result of one check, for operators and for alerts.
 
 use serde::Serialize;
 
-/// How bad a finding is. The variants are ordered, so the worst of several severities is their
-/// maximum.
+/// How bad a finding is. The variants are ordered from harmless to bad, so `max` finds the worst of
+/// several severities.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Severity {
-    /// As it should be.
+    /// Everything is as it should be.
     Ok,
     /// Worth knowing, but nothing has to be done.
     Info,
-    /// Works now but will cause trouble later, or already causes a little.
+    /// Works now but will cause trouble later, or already causes minor trouble.
     Warning,
     /// Does not work, or puts data at risk.
     Error,
@@ -22,9 +22,9 @@ pub enum Severity {
 pub struct Finding {
     /// Stable kebab-case code, such as `wal-level`.
     pub code: &'static str,
-    /// How bad it is.
+    /// How bad the finding is.
     pub severity: Severity,
-    /// The finding as a sentence, with the values seen.
+    /// The finding as a sentence, with the values that the check saw.
     pub what: String,
     /// What to run or change; absent when there is nothing to do.
     #[serde(skip_serializing_if = "Option::is_none")]

@@ -1,7 +1,7 @@
-//! Judges a slot: a name for its state, how bad that is, and what to do.
+//! Judges the state of a slot, how bad that state is, and what to do about it.
 //!
-//! Pure: all facts are passed in as an [`Observation`]. Causes are checked before symptoms: a slot
-//! on another cluster is not "inactive", and a lost slot is not "lagging".
+//! This module does no IO: the caller passes in all facts as an [`Observation`]. Causes are checked before
+//! symptoms, so that a slot of another cluster is not reported as "inactive", nor a lost slot as "lagging".
 
 use std::time::{Duration, SystemTime};
 
@@ -11,27 +11,32 @@ use crate::{DatabaseOrigin, Holder, Severity, Slot, WalStatus};
 
 mod state;
 
-pub use state::{Headroom, Health, InvalidationCause, Lag};
+pub use state::{Headroom, Health, InvalidationCause, Lag, remedy_for_stranger};
 
-/// The application names of relays begin with this.
+/// Prefix of the application names of all relays.
 const RELAYS: &str = "postrider";
+
+/// How long a relay can go without polling the server before it counts as silent. Relays poll every
+/// 5 seconds, so a silent relay has missed about three polls: it is stopped or cut off.
+const SILENT_AFTER: Duration = Duration::from_secs(15);
 
 /// The known facts about a slot at one moment.
 #[derive(Debug, Clone, Copy)]
 pub struct Observation<'a> {
-    /// The slot; `None` when no slot has its name.
+    /// The slot; `None` if no slot has this name.
     pub slot: Option<&'a Slot>,
     /// Who asks for the judgement.
     pub viewer: Viewer,
-    /// How far delivery lags behind in time, see [`time_lag`].
+    /// How far delivery lags behind in time, as [`time_lag`] computes it; `None` if this is unknown.
     pub time_lag: Option<Duration>,
     /// The database that we are connected to.
     pub origin: DatabaseOrigin,
-    /// The relay's last record about the slot.
+    /// The relay's last record about the slot. `None` if there is no record, or if the caller judges the slot
+    /// without one: then [`judge`] cannot find a copied database or a recreated slot.
     pub recorded: Option<&'a RecordedPosition>,
 }
 
-/// An earlier observation of the same slot.
+/// An earlier observation of a slot, to compare with the current one.
 #[derive(Debug, Clone, Copy)]
 pub struct SlotObservation<'a> {
     /// The slot at that time.
@@ -43,30 +48,31 @@ pub struct SlotObservation<'a> {
 /// The party that asks for the judgement.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Viewer {
-    /// A person or a monitor. Any relay that reads the slot is acceptable.
+    /// An operator or a monitoring system. Any relay may read the slot.
     Outside,
     /// The relay that streams from the slot.
     Streaming,
-    /// A relay that does not stream. If another session reads, this relay stands by.
+    /// A relay that does not stream. If another session reads the slot, this relay is a standby.
     Waiting,
 }
 
-/// The relay's record of a position that it confirmed.
+/// The relay's record of the position that it last confirmed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RecordedPosition {
-    /// The database in which it was recorded.
+    /// The database that the relay was connected to when it wrote the record.
     pub origin: DatabaseOrigin,
-    /// The confirmed position.
+    /// The confirmed position; `None` if no relay has served the slot yet.
     pub confirmed_lsn: Option<Lsn>,
-    /// Whether no later position can have been confirmed: the relay has this record in memory, or
-    /// wrote it as the last step of a graceful shutdown. On an idle database, confirmed positions
-    /// are not recorded at once. So if this is false, a slot that is further ahead is normal.
+    /// Whether the relay has certainly confirmed nothing since this record, because the relay has the
+    /// record in memory, or wrote it as the last step of a graceful shutdown. If this is false, the slot
+    /// can be ahead of the record: while the database is idle, the relay confirms positions without
+    /// recording each of them at once.
     pub is_final: bool,
 }
 
 impl RecordedPosition {
-    /// The record for a slot that no relay has used: the slot is still at the position where it was
-    /// created.
+    /// The record for a slot that no relay has used yet. Such a slot must still be at the position
+    /// where it was created.
     #[must_use]
     pub fn unused(origin: DatabaseOrigin, created_at: Option<Lsn>) -> Option<Self> {
         created_at.map(|at| Self {
@@ -77,18 +83,19 @@ impl RecordedPosition {
     }
 }
 
-/// Limits above which a state is a warning or an error.
+/// Limits of the lag. A lag at a limit or above it is a warning or an error.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Thresholds {
     /// Warning if at least this much WAL is unconfirmed.
     pub warn_lag_bytes: u64,
-    /// Error if at least this much WAL is unconfirmed; `None` for no limit. If this is `None`, nobody reads
-    /// the slot, and the age of its events is unknown, the limit is `warn_lag_bytes`.
+    /// Error if at least this much WAL is unconfirmed; `None` for no limit. One case needs a limit
+    /// anyway: if no relay reads the slot and the age of its events is unknown, `None` stands for
+    /// `warn_lag_bytes`.
     pub error_lag_bytes: Option<u64>,
     /// Warning if the oldest unconfirmed event is at least this old.
     pub warn_lag: Duration,
-    /// Error if the oldest unconfirmed event is at least this old; `None` for no limit. If this is
-    /// `None` and nobody reads the slot, the limit is `warn_lag`, because nothing delivers these events.
+    /// Error if the oldest unconfirmed event is at least this old; `None` for no limit. If no relay
+    /// reads the slot, `None` stands for `warn_lag`, because nothing delivers these events.
     pub error_lag: Option<Duration>,
 }
 
@@ -104,7 +111,7 @@ impl Default for Thresholds {
     }
 }
 
-/// Judges a slot.
+/// Returns the state of a slot. If several states apply, returns the one that is the cause, not a symptom.
 #[must_use]
 pub fn judge(observation: &Observation<'_>, thresholds: &Thresholds) -> Health {
     let Observation {
@@ -135,8 +142,8 @@ fn gone(slot: &Slot) -> Option<Health> {
         Some("wal_level_insufficient") => InvalidationCause::WalLevelInsufficient,
         Some("idle_timeout") => InvalidationCause::IdleTimeout,
         Some(other) => InvalidationCause::Other(other.to_owned()),
-        // PostgreSQL 16 reports every invalidated slot as conflicting. If WAL was removed, the slot
-        // has no restart_lsn.
+        // PostgreSQL 16 reports every invalidated slot as conflicting. A slot that was invalidated
+        // because WAL was removed has no restart_lsn, and is lost.
         None if slot.conflicting == Some(true) && slot.restart_lsn.is_some() => {
             InvalidationCause::Conflict
         }
@@ -146,9 +153,9 @@ fn gone(slot: &Slot) -> Option<Health> {
     Some(Health::Invalidated { cause })
 }
 
-/// A position *behind* the record is normal: after a crash, a server returns to the position that it
-/// last saved. A promoted standby server returns to the position that it last synchronised. Only a
-/// position ahead of the record skips events.
+/// Checks whether the slot is *ahead* of the record, which means that the slot will not stream some
+/// events. A slot *behind* the record is normal: after a crash, a server returns to the slot position that
+/// it last saved, and a promoted standby server returns to the position that it last synchronised.
 fn recreated(slot: &Slot, recorded: Option<&RecordedPosition>) -> Option<Health> {
     let recorded = recorded.filter(|r| r.is_final)?.confirmed_lsn?;
     let found = slot.confirmed_flush_lsn?;
@@ -180,8 +187,19 @@ fn reading(slot: &Slot, observation: &Observation<'_>, thresholds: &Thresholds) 
         let holder = Box::new(holder.clone());
         return Health::ReadByStranger { lag, holder };
     }
+    if let Some((holder, silent)) = silent_relay(slot) {
+        let holder = Box::new(holder.clone());
+        return Health::HeldBySilentRelay {
+            lag,
+            holder,
+            silent,
+        };
+    }
     match (slot.active, observation.viewer) {
         (false, _) => Health::Inactive(lag),
+        // A session is still creating the slot. PostgreSQL continues even if the client has gone, so the
+        // session is no sign that a relay runs.
+        (true, Viewer::Outside) if slot.confirmed_flush_lsn.is_none() => Health::Inactive(lag),
         (true, Viewer::Waiting) => Health::StandbyHeld {
             holder: slot.holder.clone(),
         },
@@ -195,15 +213,31 @@ fn reading(slot: &Slot, observation: &Observation<'_>, thresholds: &Thresholds) 
     }
 }
 
-/// The session that reads from the slot, if its name shows that it is not a relay.
-fn stranger(slot: &Slot) -> Option<&Holder> {
+/// Returns the session that reads from the slot, if its application name shows that the session does not
+/// belong to a relay.
+#[must_use]
+pub fn stranger(slot: &Slot) -> Option<&Holder> {
     let holder = slot.holder.as_ref().filter(|_| slot.active)?;
     let name = holder.application_name.as_deref()?;
     (!name.is_empty() && !name.starts_with(RELAYS)).then_some(holder)
 }
 
-fn is_read_by_relay(slot: &Slot) -> bool {
-    slot.active && stranger(slot).is_none()
+/// Returns the session of the relay that holds the slot, and for how long the relay has been silent. `None`
+/// if the relay does not count as silent, or if no relay holds the slot.
+fn silent_relay(slot: &Slot) -> Option<(&Holder, Duration)> {
+    let holder = slot.holder.as_ref().filter(|_| slot.active)?;
+    let silent = holder.silent.filter(|silent| *silent >= SILENT_AFTER)?;
+    Some((holder, silent))
+}
+
+/// Whether a relay reads from the slot and polls the server. A reader whose application name is unknown
+/// counts as a relay. A slot without a confirmed position is still being created, so no relay reads from it.
+#[must_use]
+pub fn is_read_by_relay(slot: &Slot) -> bool {
+    slot.active
+        && slot.confirmed_flush_lsn.is_some()
+        && stranger(slot).is_none()
+        && silent_relay(slot).is_none()
 }
 
 fn lag(slot: &Slot, time: Option<Duration>, thresholds: &Thresholds) -> Lag {
@@ -222,7 +256,13 @@ fn lag(slot: &Slot, time: Option<Duration>, thresholds: &Thresholds) -> Lag {
                 .zip(time)
                 .is_some_and(|(limit, time)| time >= limit)
     };
-    let severity = if beyond(error_lag_bytes, error_lag) {
+    // Events of unknown age might be as old as the time for which nobody has read from the slot.
+    let is_long_unread = !is_read_by_relay(slot)
+        && time.is_none()
+        && error_lag
+            .zip(slot.inactive_for)
+            .is_some_and(|(limit, unread)| unread >= limit);
+    let severity = if beyond(error_lag_bytes, error_lag) || is_long_unread {
         Severity::Error
     } else if beyond(Some(thresholds.warn_lag_bytes), Some(thresholds.warn_lag)) {
         Severity::Warning
@@ -236,9 +276,12 @@ fn lag(slot: &Slot, time: Option<Duration>, thresholds: &Thresholds) -> Lag {
     }
 }
 
-/// The room left before the slot is lost.
+/// Limit of the estimated time to a loss. A longer estimate says nothing useful, because the rate of writing
+/// changes.
+const FARTHEST_LOSS: Duration = Duration::from_secs(90 * 86_400);
+
 /// Time until the slot is lost, at the rate at which its room has shrunk since an earlier observation.
-/// `None` when this is unknown, or when the room is not shrinking.
+/// `None` when this is unknown, when the room is not shrinking, or when the time is above 90 days.
 #[must_use]
 pub fn time_to_loss(slot: &Slot, earlier: SlotObservation<'_>) -> Option<Duration> {
     let left = slot.safe_wal_size?;
@@ -251,25 +294,27 @@ pub fn time_to_loss(slot: &Slot, earlier: SlotObservation<'_>) -> Option<Duratio
         reason = "an estimate; exact up to 8 PiB anyway"
     )]
     let seconds = left.max(0) as f64 * earlier.ago.as_secs_f64() / shrunk as f64;
-    Duration::try_from_secs_f64(seconds).ok()
+    let time = Duration::try_from_secs_f64(seconds).ok()?;
+    (time < FARTHEST_LOSS).then_some(time)
 }
 
-/// A relay's knowledge of its unconfirmed events.
+/// What a relay knows about its unconfirmed events.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PendingSince {
     /// Unknown: the relay has not streamed since its start.
     Unknown,
-    /// Everything received is confirmed.
+    /// Everything that the relay received is confirmed.
     Nothing,
     /// The oldest unconfirmed event was committed at this time.
     Since(SystemTime),
 }
 
-/// How far delivery lags behind in time: `None` while unknown, zero when there is nothing to
-/// deliver.
+/// Computes how far delivery lags behind in time: `None` if this is unknown, zero if there is nothing
+/// to deliver.
 ///
-/// A lag of up to `idle_bytes` counts as none, because an idle server writes a little WAL by
-/// itself. If nothing is pending but more than `idle_bytes` is left to read, the age is unknown.
+/// If nothing is pending, a lag of up to `idle_bytes` counts as zero, because an idle server writes
+/// a little WAL on its own. A larger lag means that there is WAL that the relay has not read yet, so
+/// the age of its events is unknown.
 #[must_use]
 pub fn time_lag(
     pending: PendingSince,
@@ -280,7 +325,7 @@ pub fn time_lag(
     match pending {
         PendingSince::Unknown => None,
         PendingSince::Nothing => (lag_bytes <= idle_bytes).then_some(Duration::ZERO),
-        // The server's clock may be ahead of ours.
+        // The server's clock can be ahead of ours.
         PendingSince::Since(committed) => Some(now.duration_since(committed).unwrap_or_default()),
     }
 }

@@ -1,32 +1,33 @@
 //! Creates, inspects and judges logical replication slots on PostgreSQL 14 to 18.
 //!
-//! Functions with IO take a plain [`tokio_postgres::Client`] connected to the database of the slot. No
-//! replication connection is needed. The relay's other queries of the catalog and the statistics are here
-//! too. A tour:
+//! The functions with IO take a plain [`tokio_postgres::Client`], connected to the slot's database.
+//! No replication connection is needed. The crate also contains the relay's other queries of
+//! PostgreSQL's catalog and statistics. A tour:
 //!
 //! - [`slots`]: [`list`](slots::list), [`find`](slots::find), [`create`](slots::create),
 //!   [`drop`](slots::drop), [`advance`](slots::advance) and
-//!   [`wait_until_free`](slots::wait_until_free). One row type, [`Slot`], for all majors.
+//!   [`wait_until_free`](slots::wait_until_free). All major versions share one row type, [`Slot`].
 //! - [`health`]: [`judge`](health::judge) turns a slot and the known facts about it into a
-//!   [`Health`], with a severity and a remedy. Pure.
-//! - [`retention`]: which transactions and slots keep WAL from being removed.
-//! - [`publication`]: whether the publication still carries every captured row. The relay asks
-//!   every few seconds, because PostgreSQL itself may skip rows without an error.
-//! - [`statistics`]: how many rows were inserted, for rates.
-//! - [`cluster`]: identifies the cluster and the database, so that a copy is not taken for the original.
+//!   [`Health`], with a severity and a remedy, without IO.
+//! - [`retention`]: which transactions and slots keep the server from removing WAL.
+//! - [`publication`]: whether the publication still publishes every captured row. The relay asks
+//!   every few seconds, because PostgreSQL does not report rows that it skips.
+//! - [`statistics`]: how many rows were inserted, to compute rates.
+//! - [`cluster`]: identifies the cluster and the database, so that a copy is not mistaken for the
+//!   original.
 //! - [`activity`]: the sessions of a relay, and the holders of locks.
 //! - [`table`], [`table_shape`], [`column_types`]: a captured table as the catalog describes it.
-//! - [`privileges`]: what roles may do.
-//! - [`preflight`]: checks the server, its settings, the slot, the publication and the grants, and returns
-//!   [`Finding`]s.
+//! - [`privileges`]: the privileges of roles.
+//! - [`preflight`]: checks the server, its settings, the slot, the publication and the grants, and
+//!   returns [`Finding`]s.
 //!
-//! **Invariants.** Decisions rest on SQLSTATEs and catalog columns, never on message texts. Every statement
-//! is in `sql.rs` or `sql/`. Statements are sent unnamed, in one round trip, so they leave nothing behind in
-//! a session. No function logs or reconnects. Only [`publication::inspect`] retries, when an object is
-//! dropped while it reads.
+//! **Invariants.** Decisions depend on SQLSTATEs and catalog columns, never on message texts. Every
+//! statement is in `sql.rs` or `sql/`. The crate prepares no named statements, and sends each
+//! statement in one round trip, so it leaves nothing behind in a session. No function logs or
+//! reconnects. Only [`publication::inspect`] retries, if somebody drops an object while it reads.
 //!
-//! **Not here:** streaming from a slot, confirming positions, and the snapshot that a slot can
-//! export (a replication command).
+//! **Not here:** streaming from a slot, confirming positions, and exporting a snapshot with a new
+//! slot (which needs a replication command).
 //!
 //! # Example
 //!
@@ -70,6 +71,7 @@ mod slot;
 mod slot_name;
 pub mod slots;
 mod sql;
+pub mod standby_slots;
 pub mod statistics;
 pub mod table;
 pub mod table_shape;

@@ -1,10 +1,10 @@
 //! Checks everything that the relay needs from the database, before it starts.
 //!
-//! First a few statements read all facts. Then pure functions turn the facts into [`Finding`]s, one
-//! per check, even for a check that passes.
+//! First, a few statements read all facts. Then pure functions turn the facts into [`Finding`]s,
+//! one for each check, including checks that pass.
 //!
-//! **Not here:** the replication connection itself (opening one is the only proof that a pooler
-//! or `pg_hba.conf` lets it through), and everything about Pub/Sub.
+//! **Not here:** the replication connection itself (only opening one proves that no pooler and no
+//! line of `pg_hba.conf` prevents it), and everything about Pub/Sub.
 
 use tokio_postgres::Client;
 
@@ -18,25 +18,26 @@ mod tables;
 
 use facts::Facts;
 
-/// The oldest supported major version.
+/// Oldest PostgreSQL major version that the relay supports.
 const OLDEST_MAJOR: u32 = 14;
 
-/// The newest tested major version.
+/// Newest PostgreSQL major version that the relay is tested with.
 const NEWEST_MAJOR: u32 = 18;
 
-/// The maximum number of connections of a relay, including the replication session.
+/// Number of connections that one relay may need at the same time, including the replication connection. For a
+/// moment it can have a few more, for example while it finds out why a statement takes long.
 pub const CONNECTIONS: i64 = 6;
 
 /// The objects that the relay is going to use.
 #[derive(Debug, Clone)]
 pub struct Expectation {
-    /// The slot; it may be missing.
+    /// The relay's slot, which need not exist yet.
     pub slot: SlotName,
     /// The publication.
     pub publication: String,
     /// The captured tables.
     pub tables: Vec<CapturedTable>,
-    /// The table where outcomes are recorded; `None` when they are not recorded.
+    /// The table where the relay records outcomes; `None` if it does not record them.
     pub dispatch: Option<QualifiedName>,
     /// The table where the relay records its identity and position.
     pub relay: QualifiedName,
@@ -44,7 +45,7 @@ pub struct Expectation {
     pub capture: QualifiedName,
 }
 
-/// Checks the database with the rights of the client's role. Changes nothing.
+/// Checks the database with the privileges of the client's role. Changes nothing.
 ///
 /// # Errors
 /// [`SlotError::Database`] when a fact could not be read. A problem with the facts is a finding.
@@ -58,7 +59,7 @@ pub async fn check(client: &Client, expectation: &Expectation) -> Result<Vec<Fin
     let publication =
         publication::inspect(client, &expectation.publication, &expectation.tables).await?;
     let mut findings = vec![version];
-    findings.extend(server::check(&facts));
+    findings.extend(server::check(&facts, &expectation.slot));
     findings.extend(slot::check(&facts, &expectation.slot));
     findings.extend(tables::check_publication(&publication));
     findings.extend(tables::check_rights(&facts, expectation));

@@ -1,11 +1,12 @@
-//! What roles may do.
+//! Finds out what roles may do.
 
 use tokio_postgres::types::Type;
 use tokio_postgres::{Client, Row};
 
+use crate::query::TypedParameter;
 use crate::slot::get;
 use crate::sql::table as sql;
-use crate::{SlotError, query};
+use crate::{QualifiedName, SlotError, query, quoted_identifier};
 
 /// Our role, and whether it has the privileges that a command needs.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -16,40 +17,92 @@ pub struct OwnPrivileges {
     pub are_granted: bool,
 }
 
-/// Which privileges are needed on a table.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum NeededPrivileges {
-    /// SELECT.
-    Select,
-    /// SELECT and DELETE.
-    SelectAndDelete,
+/// The privileges that our role needs on a table.
+#[derive(Debug, Clone)]
+pub struct TableNeed {
+    /// The table.
+    pub table: QualifiedName,
+    /// Names of privileges, such as `SELECT`.
+    pub privileges: &'static [&'static str],
 }
 
-/// Returns our role, and whether it has the needed privileges on all `tables`. The names are quoted
-/// as in SQL.
+/// Returns the statements that give our role the needed privileges that it lacks: grants, and, for
+/// tables whose row-level security applies to the role, `ALTER ROLE ... BYPASSRLS`. Ignores tables
+/// that do not exist.
 ///
 /// # Errors
-/// [`SlotError::Database`], also when a table does not exist.
-pub async fn on_tables(
+/// [`SlotError::Database`].
+pub async fn missing_grants(
     client: &Client,
-    tables: &[String],
-    needed: NeededPrivileges,
-) -> Result<OwnPrivileges, SlotError> {
+    needs: &[TableNeed],
+) -> Result<Vec<String>, SlotError> {
     let action = "reading the role's grants";
-    let is_select_enough = needed == NeededPrivileges::Select;
-    let parameters = [
-        (&tables as _, Type::TEXT_ARRAY),
-        (&is_select_enough as _, Type::BOOL),
+    let needed: Vec<(&QualifiedName, &str)> = needs
+        .iter()
+        .flat_map(|need| {
+            need.privileges
+                .iter()
+                .map(|privilege| (&need.table, *privilege))
+        })
+        .collect();
+    let schemas: Vec<&str> = needed
+        .iter()
+        .map(|(table, _)| table.schema.as_str())
+        .collect();
+    let names: Vec<&str> = needed
+        .iter()
+        .map(|(table, _)| table.name.as_str())
+        .collect();
+    let privileges: Vec<&str> = needed.iter().map(|(_, privilege)| *privilege).collect();
+    let parameters: [TypedParameter<'_>; 3] = [
+        (&schemas, Type::TEXT_ARRAY),
+        (&names, Type::TEXT_ARRAY),
+        (&privileges, Type::TEXT_ARRAY),
     ];
-    let row = query::single(client, action, sql::HAS_PRIVILEGES, &parameters).await?;
-    Ok(OwnPrivileges {
-        role: get(&row, "role")?,
-        are_granted: get(&row, "are_granted")?,
-    })
+    let rows = query::all(client, action, sql::MISSING_PRIVILEGES, &parameters).await?;
+    let mut statements = Vec::new();
+    let mut lacking: Vec<(&QualifiedName, Vec<&str>)> = Vec::new();
+    let mut role = String::new();
+    for ((table, privilege), row) in needed.into_iter().zip(&rows) {
+        role = quoted_identifier(get(row, "role")?);
+        if get(row, "lacks_schema")? {
+            let schema = quoted_identifier(&table.schema);
+            add_once(
+                &mut statements,
+                format!("GRANT USAGE ON SCHEMA {schema} TO {role}"),
+            );
+        }
+        if get(row, "hides_rows")? {
+            add_once(&mut statements, format!("ALTER ROLE {role} BYPASSRLS"));
+        }
+        if get(row, "lacks_privilege")? {
+            match lacking.iter_mut().find(|(lacked, _)| *lacked == table) {
+                Some((_, privileges)) => privileges.push(privilege),
+                None => lacking.push((table, vec![privilege])),
+            }
+        }
+    }
+    // Write one statement for all tables that lack the same privileges.
+    while let Some((_, privileges)) = lacking.first().cloned() {
+        let (same, others): (Vec<_>, Vec<_>) = lacking
+            .into_iter()
+            .partition(|(_, lacked)| *lacked == privileges);
+        let tables: Vec<String> = same.iter().map(|(table, _)| table.to_string()).collect();
+        let (privileges, tables) = (privileges.join(", "), tables.join(", "));
+        statements.push(format!("GRANT {privileges} ON {tables} TO {role}"));
+        lacking = others;
+    }
+    Ok(statements)
 }
 
-/// Returns our role, and whether it may call all `functions`, such as `outbox.add_day(date)`. Those that do
-/// not exist are left out.
+fn add_once(statements: &mut Vec<String>, statement: String) {
+    if !statements.contains(&statement) {
+        statements.push(statement);
+    }
+}
+
+/// Returns our role, and whether it may call all `functions`, such as `outbox.add_day(date)`.
+/// Functions that do not exist are ignored.
 ///
 /// # Errors
 /// [`SlotError::Database`], also when the role may not use the schema of a function.
@@ -63,7 +116,7 @@ pub async fn on_functions(client: &Client, functions: &[&str]) -> Result<OwnPriv
     })
 }
 
-/// The rights of a role that matter to a relay.
+/// The privileges of a role that matter to a relay.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RoleRights {
     /// Whether the role may log in.
@@ -72,7 +125,7 @@ pub struct RoleRights {
     pub may_replicate: bool,
 }
 
-/// The rights of a role; `None` when there is no such role.
+/// Reads the privileges of a role; `None` if there is no such role.
 ///
 /// # Errors
 /// [`SlotError::Database`].

@@ -1,10 +1,11 @@
-//! Checks whether the publication carries every row of the captured tables.
+//! Checks whether a publication publishes every row of the captured tables.
 //!
-//! PostgreSQL uses a publication as it was at the WAL position being decoded. Rows written while the
-//! publication did not exist, or did not include the table, are never streamed. PostgreSQL does not report
-//! such rows. PostgreSQL 18 reports a missing publication, but only in a warning. So the relay checks by
-//! itself every few seconds, with one cheap statement, and confirms nothing while there is a [`Problem`].
-//! [`PublicationState::has_changed_since`] finds a change that was undone between two checks.
+//! PostgreSQL decodes each WAL position with the publication as it was at that position. Rows
+//! written while the publication did not exist, or did not include the table, are never streamed.
+//! PostgreSQL does not report such rows. (PostgreSQL 18 reports a missing publication, but only as
+//! a warning.) So the relay checks the publication every few seconds, with one cheap statement, and
+//! confirms nothing while there is a [`Problem`]. [`PublicationState::has_changed_since`] also
+//! finds a change that was undone between two checks.
 //!
 //! See <https://www.postgresql.org/docs/current/sql-createpublication.html>.
 
@@ -15,27 +16,30 @@ use tokio_postgres::{Client, Row};
 use crate::slot::get;
 use crate::{QualifiedName, SlotError, sql};
 
+mod columns;
 mod problem;
 
 pub use problem::Problem;
 
-/// A table whose inserts must be streamed.
+/// A table whose inserts PostgreSQL must stream.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CapturedTable {
     /// The table; for a partitioned table, its root.
     pub name: QualifiedName,
-    /// The columns that are needed from each row.
+    /// The columns that the relay needs from each row.
     pub columns: Vec<String>,
+    /// Columns that are needed if the table has them, unless they are generated columns.
+    pub optional_columns: Vec<String>,
 }
 
-/// The state of a publication at one moment, and of the captured tables in it.
+/// The state of a publication and of the captured tables in it, at one moment.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PublicationState {
-    /// Its name.
+    /// The publication's name.
     pub name: String,
-    /// Its properties; `None` when it does not exist.
+    /// The publication's properties; `None` if it does not exist.
     pub publication: Option<Publication>,
-    /// The captured tables, in the order of the request.
+    /// The captured tables, in the order in which the caller named them.
     pub tables: Vec<TableState>,
     fingerprint: String,
 }
@@ -43,9 +47,9 @@ pub struct PublicationState {
 /// A publication's own properties.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Publication {
-    /// Its OID, which changes when it is dropped and created again.
+    /// The publication's OID, which changes when somebody drops the publication and creates it again.
     pub oid: u32,
-    /// `FOR ALL TABLES`.
+    /// Whether the publication is `FOR ALL TABLES`.
     pub all_tables: bool,
     /// Whether inserts are published.
     pub inserts: bool,
@@ -58,56 +62,59 @@ pub struct Publication {
 /// The state of one captured table in the publication.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TableState {
-    /// The table as requested.
+    /// The table that the caller named.
     pub wanted: CapturedTable,
-    /// Its OID; `None` when the table does not exist.
+    /// The table's OID; `None` if the table does not exist.
     pub oid: Option<u32>,
-    /// Whether it is partitioned.
+    /// Whether the table is partitioned.
     pub is_partitioned: bool,
-    /// The OIDs of its partitions that hold rows, ascending.
-    pub partitions: Vec<u32>,
-    /// Whether rows are stored in tables that inherit from it, such as the chunks of a TimescaleDB
-    /// hypertable. Such rows are streamed under the names of those tables.
+    /// The table's partitions at every level, in the order of their OIDs: each text has the OID of a
+    /// partition, and the transaction that attached it.
+    pub partitions: Vec<String>,
+    /// Whether rows are stored in tables that inherit from this table, such as the chunks of a TimescaleDB
+    /// hypertable. PostgreSQL streams such rows under the names of the inheriting tables, so the relay
+    /// would miss them.
     pub has_children: bool,
-    /// A table whose rows PostgreSQL never streams, either this table or one of its partitions: the kind, such
-    /// as `unlogged table`, and the name.
+    /// This table or one of its partitions, if PostgreSQL never streams its rows: its kind, such as
+    /// `unlogged table`, and its name.
     pub unstreamed: Option<(String, QualifiedName)>,
-    /// Another captured table, of which this table is a partition.
+    /// The other captured table that contains this table as a partition, if there is one.
     pub captured_root: Option<QualifiedName>,
-    /// Its columns.
+    /// The names of the table's columns.
     pub columns: Vec<String>,
-    /// The generated columns that PostgreSQL cannot publish: all of them before PostgreSQL 18, and
-    /// those that are not stored from 18 on.
+    /// The generated columns that PostgreSQL cannot publish: all generated columns before
+    /// PostgreSQL 18, and virtual ones from 18 on.
     pub never_published: Vec<String>,
     /// Whether the server can publish stored generated columns, as PostgreSQL 18 does.
     pub stored_are_published: bool,
-    /// The stored generated columns, if the server can publish them.
+    /// The stored generated columns; empty if the server cannot publish them.
     pub generated: Vec<String>,
     /// How the table is published; `None` when it is not in the publication.
     pub published: Option<PublishedTable>,
-    /// Whether a removal from the publication leaves a trace, even if the table is added again.
+    /// Whether the catalog would reveal that the table was removed from the publication and added again. True
+    /// if the publication is `FOR ALL TABLES`, because no table can leave such a publication. False for a
+    /// table that belongs to the publication through its schema, because then the catalog has no row for the
+    /// table's membership.
     pub traced: bool,
 }
 
 /// How a table is published.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PublishedTable {
-    /// Rows that do not satisfy this condition are not published.
+    /// The row filter: PostgreSQL does not publish rows that do not satisfy it. `None` if there is no filter.
     pub row_filter: Option<String>,
     /// The published columns; `None` on PostgreSQL 14, which always publishes all of them.
     pub columns: Option<Vec<String>>,
-    /// Whether the publication has a column list for it.
+    /// Whether the publication has a column list for the table.
     pub has_column_list: bool,
 }
 
-/// The column that names the transaction which inserted a row. A table that has this column must publish it,
-/// because the identity of an event is derived from this column.
-const INSERTED_XID: &str = "inserted_xid";
-
-/// Maximum number of attempts to read a publication that somebody drops and creates again all the time.
+/// Maximum number of attempts to read a publication while somebody drops objects. One retry is normally
+/// enough, so more are needed only if somebody drops and creates the publication again all the time.
 const ATTEMPTS: u32 = 5;
 
-/// Reads the state of a publication, with one statement.
+/// Reads the state of a publication, with one statement. Repeats the statement if somebody drops an object
+/// while it runs.
 ///
 /// # Errors
 /// [`SlotError::Database`].
@@ -152,8 +159,9 @@ pub async fn inspect(
     })
 }
 
-/// Whether an object was dropped while the statement ran, although its snapshot still shows the
-/// object. PostgreSQL 16 and newer may report this as an internal error ("cache lookup failed").
+/// Whether somebody dropped an object while the statement ran, although the statement's snapshot still
+/// shows the object. PostgreSQL 16 and newer can report this as an internal error ("cache lookup
+/// failed").
 fn is_of_a_dropped_object(error: &tokio_postgres::Error) -> bool {
     let code = error.code();
     code == Some(&SqlState::UNDEFINED_OBJECT) || code == Some(&SqlState::INTERNAL_ERROR)
@@ -212,7 +220,14 @@ impl TableState {
         })
     }
 
-    /// Why no publication can carry every row of the table.
+    /// The OIDs of the table and of its partitions at every level; empty if the table does not exist.
+    pub fn oids(&self) -> impl Iterator<Item = u32> {
+        let partitions = self.partitions.iter();
+        let below = partitions.filter_map(|text| text.split(':').next()?.parse().ok());
+        self.oid.into_iter().chain(below)
+    }
+
+    /// The reason why no publication could publish every row of the table, if there is one.
     fn unfit(&self) -> Option<Problem> {
         let table = self.wanted.name.clone();
         if let Some((kind, part)) = self.unstreamed.clone() {
@@ -272,26 +287,13 @@ impl TableState {
                 filter,
             });
         }
-        let sent = published.columns.as_deref()?;
-        let mut columns = lacking(sent);
-        let has = |columns: &[String]| columns.iter().any(|column| column == INSERTED_XID);
-        if has(&self.columns) && !has(sent) {
-            columns.push(INSERTED_XID.to_owned());
-        }
-        let is_generated = |column: &String| self.generated.contains(column);
-        (!columns.is_empty()).then(|| Problem::ColumnsNotPublished {
-            publication,
-            table,
-            needs_generated: columns.iter().any(is_generated),
-            by_list: published.has_column_list || !columns.iter().all(is_generated),
-            columns,
-        })
+        self.columns_left_out(&publication, published)
     }
 }
 
 impl PublicationState {
-    /// The reasons why rows are not streamed; empty when there are none. Lists only the first
-    /// reason for each table, because the others cannot be found until it is fixed.
+    /// The reasons why rows are not streamed; empty if there are none. Each table has at most one
+    /// entry, its first problem, because some problems become visible only after others are fixed.
     #[must_use]
     pub fn problems(&self) -> Vec<Problem> {
         let Some(publication) = &self.publication else {
@@ -330,42 +332,44 @@ impl PublicationState {
         inserts.into_iter().chain(of_tables).collect()
     }
 
-    /// One problem for each captured table that cannot be published completely. Does not depend on
-    /// whether the publication exists.
+    /// The problems of captured tables that no publication could publish completely, at most one
+    /// for each table. These problems exist even if the publication does not.
     #[must_use]
     pub fn unfit(&self) -> Vec<Problem> {
         self.tables.iter().filter_map(TableState::unfit).collect()
     }
 
-    /// The captured tables that belong to the publication through their schema. Such a table may
-    /// have left the publication and come back without a trace in the
-    /// [`fingerprint`](Self::fingerprint).
+    /// The captured tables that can leave the publication and come back without changing the
+    /// [`fingerprint`](Self::fingerprint). The catalog has no row about the membership of such a table, for
+    /// example because the table belongs to the publication through its schema.
     pub fn untraced(&self) -> impl Iterator<Item = &QualifiedName> {
         let published = self.tables.iter().filter(|t| t.published.is_some());
         published.filter(|t| !t.traced).map(|t| &t.wanted.name)
     }
 
-    /// The identities and versions of the publication, of its captured tables and of their membership, with
-    /// their names. The fingerprint stays the same as long as [`has_changed_since`](Self::has_changed_since)
-    /// is false. Only for comparison; it has no meaning by itself.
+    /// A text with the OIDs of the publication, of its captured tables and of their memberships, and with the
+    /// versions (`xmin`) of catalog rows about them. Two fingerprints are equal exactly when
+    /// [`has_changed_since`](Self::has_changed_since) is false. The text is only for comparison.
     #[must_use]
     pub fn fingerprint(&self) -> &str {
         &self.fingerprint
     }
 
-    /// Whether the publication, its membership of a captured table, or a captured table itself was
-    /// altered, dropped or created again since `earlier`, even if the state is the same again. Rows
-    /// written in between may be missing from the stream.
+    /// Whether somebody altered, dropped or recreated the publication or the membership of a captured table
+    /// since `earlier`, or dropped, recreated, renamed or moved a captured table, even if everything looks
+    /// the same again. Rows written in between can be missing from the stream. Other changes to a table, such
+    /// as a new column, do not count.
     ///
-    /// Both states must come from the same arguments. Membership through `FOR TABLES IN SCHEMA` and
-    /// `FOR ALL TABLES` leaves no trace per table.
+    /// Both states must come from the same arguments. Membership through `FOR TABLES IN SCHEMA` has no
+    /// catalog row per table, so a change to it leaves no trace here.
     #[must_use]
     pub fn has_changed_since(&self, earlier: &Self) -> bool {
         self.fingerprint != earlier.fingerprint
     }
 
-    /// Whether partitions were attached to a captured table or detached from it since `earlier`. A partition
-    /// may contain rows that PostgreSQL does not stream.
+    /// Whether partitions were attached to a captured table or detached from it since `earlier`, even if the
+    /// same partition was detached and attached again. Such a partition can contain rows that PostgreSQL does
+    /// not stream.
     #[must_use]
     pub fn has_other_partitions_than(&self, earlier: &Self) -> bool {
         let partitions = |state: &Self| -> Vec<_> {

@@ -5,7 +5,8 @@ use std::str::FromStr;
 
 use serde::Serialize;
 
-/// `NAMEDATALEN - 1` in standard builds. PostgreSQL truncates longer names.
+/// Maximum length of a name in bytes: `NAMEDATALEN - 1` in standard builds. PostgreSQL truncates
+/// longer names, so we refuse them.
 const LONGEST_BYTES: usize = 63;
 
 /// Words that SQL does not accept as a bare name: the keywords that PostgreSQL 14 to 18 list as
@@ -34,7 +35,7 @@ pub struct QualifiedName {
     pub name: String,
 }
 
-/// A text that does not name a table with its schema.
+/// The error for a text that is not the name of a table with its schema.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
     "{input:?} is not a table with its schema ({problem}): write it as in SQL, such as \
@@ -43,12 +44,12 @@ pub struct QualifiedName {
 pub struct ParseQualifiedNameError {
     /// The text as it was given.
     pub input: String,
-    /// The reason why it is not valid.
+    /// The reason why the text is not valid.
     pub problem: &'static str,
 }
 
 impl QualifiedName {
-    /// Builds a name from its parts, exactly as they are in the catalog.
+    /// Builds a name from its parts, which must be exactly as in the catalog.
     #[must_use]
     pub fn new(schema: impl Into<String>, name: impl Into<String>) -> Self {
         Self {
@@ -95,7 +96,8 @@ impl FromStr for QualifiedName {
     }
 }
 
-/// Splits off the identifier at the start: quoted (taken literally) or bare (folded to lower case).
+/// Returns the identifier at the start of `input`, and the rest of `input`. A quoted identifier is taken
+/// literally, and an unquoted one is folded to lower case.
 fn identifier(input: &str) -> Result<(String, &str), &'static str> {
     let (name, rest) = match input.strip_prefix('"') {
         Some(quoted) => quoted_part(quoted)?,
@@ -118,7 +120,7 @@ fn bare_part(input: &str) -> Result<(String, &str), &'static str> {
     Ok((name.to_ascii_lowercase(), rest))
 }
 
-/// Reads a quoted identifier after its opening quote. A doubled quote is one quote.
+/// Reads a quoted identifier after its opening quote. A doubled quote stands for one quote.
 fn quoted_part(input: &str) -> Result<(String, &str), &'static str> {
     let mut name = String::new();
     let mut rest = input;
@@ -135,7 +137,7 @@ fn quoted_part(input: &str) -> Result<(String, &str), &'static str> {
     }
 }
 
-/// An identifier for use in SQL, with double quotes if it needs them.
+/// Writes an identifier for use in SQL, with double quotes if it needs them.
 #[must_use]
 pub fn quoted_identifier(name: &str) -> String {
     let bare = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'_';
@@ -150,7 +152,7 @@ pub fn quoted_identifier(name: &str) -> String {
     }
 }
 
-/// A text as an SQL literal.
+/// Writes a text as an SQL literal.
 #[must_use]
 pub fn quoted_literal(text: &str) -> String {
     format!("'{}'", text.replace('\'', "''"))

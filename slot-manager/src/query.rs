@@ -1,4 +1,4 @@
-//! Sends one of our statements, unnamed and in one round trip.
+//! Sends one of this crate's statements, unnamed and in one round trip.
 
 use tokio_postgres::types::{ToSql, Type};
 use tokio_postgres::{Client, Row};
@@ -8,7 +8,7 @@ use crate::SlotError;
 /// A parameter and its type.
 pub(crate) type TypedParameter<'a> = (&'a (dyn ToSql + Sync), Type);
 
-/// Every row of the answer. `action` says in an error what we were doing.
+/// Returns every row of the answer. `action` says in an error what we were doing.
 pub(crate) async fn all(
     client: &Client,
     action: &'static str,
@@ -19,7 +19,7 @@ pub(crate) async fn all(
     rows.map_err(SlotError::database(action))
 }
 
-/// The first row of the answer, if there is one.
+/// Returns the first row of the answer, if there is one.
 pub(crate) async fn first(
     client: &Client,
     action: &'static str,
@@ -30,7 +30,7 @@ pub(crate) async fn first(
     Ok(rows.into_iter().next())
 }
 
-/// The row of a statement that always gives one.
+/// Returns the row of a statement that always returns one row.
 pub(crate) async fn single(
     client: &Client,
     action: &'static str,

@@ -1,36 +1,38 @@
-//! Finds out which transactions and slots keep WAL from being removed, or delay the creation of a
-//! slot.
+//! Finds out which transactions and slots keep WAL from being removed, delay the creation of a slot, or
+//! hold a lock for which a session waits.
 //!
 //! A slot's `restart_lsn` cannot pass the start of a transaction that was running at the confirmed
-//! position. So even a reader that confirms everything keeps WAL back to the oldest of these
-//! transactions. Only transactions that have written (and so have an xid) count.
+//! position. So even if the reader confirms everything, the slot keeps WAL back to the start of the
+//! oldest of these transactions. A transaction without an xid, which has written nothing, does not count.
 
 use std::fmt;
 use std::time::Duration;
 
-use serde::{Serialize, Serializer};
+use serde::Serialize;
 use tokio_postgres::types::Type;
 use tokio_postgres::{Client, Row};
 
-use crate::slot::get;
-use crate::{SlotError, SlotName, sql};
+use crate::slot::{get, seconds};
+use crate::{SlotError, SlotName, query, sql};
 
 /// A transaction or slot that keeps WAL.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct WalHolder {
-    /// Its kind.
+    /// What kind of holder this is.
     pub kind: WalHolderKind,
-    /// Its server process; `None` for a prepared transaction, and for a slot without a reader.
+    /// Pid of the server process that runs the transaction or reads the slot; `None` for a prepared
+    /// transaction, and for a slot without a reader.
     pub pid: Option<i32>,
-    /// Identifier of a prepared transaction, or name of a slot.
+    /// Identifier of the prepared transaction, or name of the slot; `None` for any other transaction.
     pub name: Option<String>,
-    /// The database.
+    /// The database of the transaction or slot; `None` for a physical slot.
     pub database: Option<String>,
-    /// The role.
+    /// The role that runs the transaction.
     pub user: Option<String>,
     /// The application name of the client.
     pub application_name: Option<String>,
-    /// How long the transaction has been open; `None` when our role may not see it.
+    /// How long the transaction has been open, or how long ago it was prepared. `None` for a slot, and when
+    /// our role may not see it.
     #[serde(rename = "age_seconds", serialize_with = "seconds")]
     pub age: Option<Duration>,
 }
@@ -39,23 +41,28 @@ pub struct WalHolder {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum WalHolderKind {
-    /// A transaction that is running a statement.
+    /// A transaction that is running a statement, or whose state our role may not see.
     Transaction,
     /// A transaction whose client is idle.
     IdleInTransaction,
-    /// A transaction between PREPARE and COMMIT PREPARED.
+    /// A transaction between PREPARE TRANSACTION and COMMIT PREPARED.
     PreparedTransaction,
     /// Another slot that keeps even older WAL.
     OtherSlot,
 }
 
 impl WalHolder {
-    /// What to do so that it no longer keeps WAL.
+    /// What an operator can do so that the holder no longer keeps WAL.
     #[must_use]
     pub fn remedy(&self) -> String {
         let name = self.name.as_deref().unwrap_or_default().replace('\'', "''");
         let pid = self.pid.unwrap_or_default();
         match self.kind {
+            // Our role is not allowed to see what this session does, nor to end it. The session might be idle.
+            WalHolderKind::Transaction if self.age.is_none() => format!(
+                "wait for it, or end it as a superuser: `select pg_terminate_backend({pid})`; \
+                 `grant pg_read_all_stats to` our role shows what it does"
+            ),
             WalHolderKind::Transaction => {
                 format!("wait for it, or `select pg_cancel_backend({pid})`")
             }
@@ -72,6 +79,11 @@ impl WalHolder {
                     Some(database) => format!("the users of database {database}"),
                     None => "the operators of the standby servers and backups".to_owned(),
                 };
+                if self.pid.is_some() {
+                    return format!(
+                        "ask {whose} why its reader confirms nothing newer; the slot belongs to them"
+                    );
+                }
                 format!(
                     "ask {whose} to start its reader; only if it will never have a reader again: \
                      `select pg_drop_replication_slot('{name}')`, which works in every database"
@@ -127,6 +139,11 @@ impl fmt::Display for WalHolder {
             (_, Some(pid)) => write!(f, " of server process {pid}")?,
             (_, None) => {}
         }
+        if let (WalHolderKind::Transaction | WalHolderKind::IdleInTransaction, Some(database)) =
+            (self.kind, &self.database)
+        {
+            write!(f, " in database {database}")?;
+        }
         if let Some(application) = &self.application_name {
             write!(f, ", application {application}")?;
         }
@@ -140,9 +157,9 @@ impl fmt::Display for WalHolder {
     }
 }
 
-/// Lists the holders of WAL for `slot`: transactions that have been open for at least `older_than`,
-/// oldest first, then transactions whose age our role may not see, and other slots that keep older
-/// WAL than `slot`.
+/// Lists what keeps WAL for `slot`. First come the transactions that have been open for at least
+/// `older_than`, oldest first. Then come transactions whose age our role is not allowed to see, and other
+/// slots that keep older WAL than `slot`.
 ///
 /// # Errors
 /// [`SlotError::Database`].
@@ -151,7 +168,7 @@ pub async fn holders(
     slot: &SlotName,
     older_than: Duration,
 ) -> Result<Vec<WalHolder>, SlotError> {
-    query(client, Some(slot.as_str()), older_than).await
+    transactions_and_slots(client, Some(slot.as_str()), older_than).await
 }
 
 /// Lists the transactions that the creation of a slot has to wait for, oldest first.
@@ -159,10 +176,76 @@ pub async fn holders(
 /// # Errors
 /// [`SlotError::Database`].
 pub async fn blockers_of_creation(client: &Client) -> Result<Vec<WalHolder>, SlotError> {
-    query(client, None, Duration::ZERO).await
+    transactions_and_slots(client, None, Duration::ZERO).await
 }
 
-async fn query(
+/// A session that waits for a lock.
+#[derive(Debug, Clone, PartialEq)]
+pub struct LockWait {
+    /// How long the session has waited.
+    pub waited: Duration,
+    /// The table or index of the lock; `None` if the lock is on something else.
+    pub relation: Option<String>,
+    /// The transactions that hold the lock or wait in front of the session, oldest first.
+    pub blockers: Vec<WalHolder>,
+}
+
+impl LockWait {
+    /// What to do so that the session continues.
+    #[must_use]
+    pub fn remedy(&self) -> String {
+        match self.blockers.first() {
+            Some(blocker) => blocker.remedy(),
+            None => "look for the holder of the lock in pg_locks".to_owned(),
+        }
+    }
+}
+
+impl fmt::Display for LockWait {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let relation = self.relation.as_deref();
+        let relation = relation.map_or(String::new(), |name| format!(" on {name}"));
+        write!(f, "waiting for a lock{relation}")?;
+        for (i, blocker) in self.blockers.iter().enumerate() {
+            let before = if i == 0 { ", blocked by " } else { "; " };
+            write!(f, "{before}{blocker}")?;
+        }
+        Ok(())
+    }
+}
+
+/// The lock for which the server process `pid` waits; `None` if it does not wait for a lock.
+///
+/// # Errors
+/// [`SlotError::Database`].
+pub async fn lock_wait(client: &Client, pid: i32) -> Result<Option<LockWait>, SlotError> {
+    let action = "looking for the holder of a lock";
+    let rows = query::all(
+        client,
+        action,
+        sql::activity::LOCK_WAIT,
+        &[(&pid, Type::INT4)],
+    )
+    .await?;
+    let Some(first) = rows.first() else {
+        return Ok(None);
+    };
+    let waited: Option<f64> = get(first, "waited_seconds")?;
+    let mut blockers = Vec::new();
+    for row in &rows {
+        let kind: Option<&str> = get(row, "kind")?;
+        if kind.is_some() {
+            blockers.push(WalHolder::from_row(row)?);
+        }
+    }
+    Ok(Some(LockWait {
+        waited: Duration::try_from_secs_f64(waited.unwrap_or(0.0)).unwrap_or_default(),
+        relation: get(first, "relation")?,
+        blockers,
+    }))
+}
+
+async fn transactions_and_slots(
     client: &Client,
     slot: Option<&str>,
     older_than: Duration,
@@ -176,11 +259,4 @@ async fn query(
         .await
         .map_err(SlotError::database("listing the holders of WAL"))?;
     rows.iter().map(WalHolder::from_row).collect()
-}
-
-fn seconds<S: Serializer>(age: &Option<Duration>, serializer: S) -> Result<S::Ok, S::Error> {
-    match age {
-        Some(age) => serializer.serialize_f64(age.as_secs_f64()),
-        None => serializer.serialize_none(),
-    }
 }

@@ -1,5 +1,7 @@
-//! One row of `pg_replication_slots`, the same for every major version, with the lag already
-//! computed.
+//! One row of `pg_replication_slots`, in the same form for every major version, together with its
+//! lag.
+
+use std::time::Duration;
 
 use decoder::Lsn;
 use serde::{Serialize, Serializer};
@@ -23,70 +25,82 @@ pub struct Slot {
     pub slot_type: String,
     /// The database of a logical slot.
     pub database: Option<String>,
-    /// Whether `database` is the one that we are connected to.
+    /// Whether the slot belongs to the database that we are connected to.
     #[serde(skip)]
     pub in_this_database: bool,
-    /// Whether it is dropped with its session.
+    /// Whether PostgreSQL drops the slot when the session that created it ends.
     pub temporary: bool,
-    /// Whether a session reads from it now.
+    /// Whether a session reads from the slot now.
     pub active: bool,
-    /// The server process of that session.
+    /// The pid of the walsender that reads from the slot for its client; `None` if the slot is not in use.
     pub active_pid: Option<i32>,
-    /// Whether the required WAL is kept.
+    /// Whether the server keeps the WAL that the slot requires; `None` while the slot keeps no WAL yet.
     pub wal_status: Option<WalStatus>,
-    /// Bytes of WAL that can be written before the slot is lost; `None` without a limit
-    /// (`max_slot_wal_keep_size`), or if the slot is lost. Negative when the limit is exceeded.
+    /// Bytes of WAL that can be written before the slot is lost; negative if the limit
+    /// (`max_slot_wal_keep_size`) is exceeded already. `None` if there is no limit or the slot is
+    /// lost.
     pub safe_wal_size: Option<i64>,
-    /// Whether prepared transactions are decoded at PREPARE.
+    /// Whether the slot decodes prepared transactions at PREPARE, not at COMMIT PREPARED.
     pub two_phase: bool,
-    /// The reader has confirmed everything before this position.
+    /// The position before which the reader has confirmed everything. `None` for a physical slot, and while
+    /// a session is creating the slot.
     #[serde(serialize_with = "lsn_text")]
     pub confirmed_flush_lsn: Option<Lsn>,
-    /// The oldest WAL that the slot keeps.
+    /// Start of the oldest WAL that the slot keeps.
     #[serde(serialize_with = "lsn_text")]
     pub restart_lsn: Option<Lsn>,
-    /// The oldest transaction whose changes to the catalogs must be kept by vacuum.
+    /// The oldest transaction whose changes to the catalogs vacuum must keep.
     pub catalog_xmin: Option<i64>,
-    /// The oldest transaction whose rows must be kept by vacuum.
+    /// The oldest transaction whose rows vacuum must keep.
     pub xmin: Option<i64>,
-    /// Whether it was invalidated by a conflict with recovery.
+    /// Whether a conflict with recovery invalidated the slot. PostgreSQL 16 reports true for every
+    /// invalidated slot.
     pub conflicting: Option<bool>,
-    /// Why it was invalidated, as the server reports it, such as `wal_removed`.
+    /// Why the server invalidated the slot, in the server's words, such as `wal_removed`.
     pub invalidation_reason: Option<String>,
-    /// Since when no session has read from it (RFC 3339, UTC).
+    /// Since when no session has read from the slot (RFC 3339, UTC).
     pub inactive_since: Option<String>,
-    /// Whether it is synchronised to standby servers.
+    /// For how long no session has read from the slot, by the server's clock. `None` if a session reads from
+    /// the slot. PostgreSQL before 17 does not report this time, so the field is `None` unless a caller fills
+    /// it in.
+    #[serde(skip)]
+    pub inactive_for: Option<Duration>,
+    /// Whether the server synchronises the slot to standby servers.
     pub failover: Option<bool>,
-    /// Whether it was synchronised from a primary.
+    /// Whether the slot was synchronised from a primary.
     pub synced: Option<bool>,
-    /// The server's position: the end of the written WAL, or on a standby server, of the received
-    /// WAL.
+    /// How far the server has got: the end of the written WAL, or on a standby server, of the
+    /// received WAL.
     #[serde(serialize_with = "lsn_text")]
     pub server_lsn: Option<Lsn>,
     /// `server_lsn - confirmed_flush_lsn`: WAL that the reader has not confirmed.
     pub lag_bytes: Option<u64>,
     /// `server_lsn - restart_lsn`: WAL that the slot keeps on disk.
     pub retained_bytes: Option<u64>,
-    /// The session that reads from it.
+    /// The session that reads from the slot, if there is one.
     pub holder: Option<Holder>,
 }
 
 /// The session that reads from a slot. A field that our role may not see is `None`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Holder {
-    /// Its server process.
+    /// The walsender that serves the session.
     pub pid: i32,
     /// The application name of the client.
     pub application_name: Option<String>,
     /// The client's address; `None` over a Unix socket.
     pub client_addr: Option<String>,
-    /// The role that it logged in as.
+    /// The role that the session logged in as.
     pub user: Option<String>,
-    /// When it connected (RFC 3339, UTC).
+    /// When the session connected (RFC 3339, UTC).
     pub since: Option<String>,
+    /// How long ago the relay of this session last polled the server, by the server's clock. `None` if the
+    /// session does not belong to a relay that polls.
+    #[serde(rename = "silent_seconds", serialize_with = "seconds")]
+    pub silent: Option<Duration>,
 }
 
-/// Whether the WAL that a slot requires is kept.
+/// Whether the server keeps the WAL that a slot requires.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum WalStatus {
@@ -94,14 +108,14 @@ pub enum WalStatus {
     Reserved,
     /// The kept WAL exceeds `max_wal_size`.
     Extended,
-    /// The required WAL exceeds the slot's limit, and the next checkpoint may remove it.
+    /// The required WAL exceeds the slot's limit, and the next checkpoint can remove it.
     Unreserved,
     /// Required WAL was removed. The slot can never be read again.
     Lost,
 }
 
 impl Slot {
-    /// Refuses a slot that the relay could never stream from, in any state.
+    /// Fails if the relay can never stream from this slot, because of the slot's kind, plugin or database.
     ///
     /// # Errors
     /// [`SlotError::PhysicalSlot`], [`SlotError::OtherPlugin`] or [`SlotError::OtherDatabase`].
@@ -111,7 +125,7 @@ impl Slot {
             return Err(SlotError::PhysicalSlot { slot });
         }
         match self.plugin.as_deref() {
-            // While a session is creating the slot, and holds it, the plugin is still empty.
+            // While a session is still creating the slot, its plugin is empty.
             Some("pgoutput" | "") => {}
             plugin => {
                 let plugin = plugin.unwrap_or("unknown").to_owned();
@@ -131,7 +145,8 @@ impl Slot {
             Ok(value.map(|lsn| Lsn::new(lsn.into())))
         };
         let server_lsn = lsn("server_lsn")?;
-        // The two positions are not read at the same instant, so clamp the difference to zero.
+        // The server reads the two positions at different instants, so the difference can be negative.
+        // Clamp it to zero.
         let behind = |position: Option<Lsn>| -> Option<u64> {
             Some(server_lsn?.bytes_since(position?).unwrap_or(0))
         };
@@ -157,6 +172,8 @@ impl Slot {
             conflicting: get(row, "conflicting")?,
             invalidation_reason: get(row, "invalidation_reason")?,
             inactive_since: get(row, "inactive_since")?,
+            inactive_for: get::<Option<f64>>(row, "inactive_seconds")?
+                .map(|seconds| Duration::try_from_secs_f64(seconds).unwrap_or_default()),
             failover: get(row, "failover")?,
             synced: get(row, "synced")?,
             server_lsn,
@@ -179,6 +196,8 @@ impl Holder {
             client_addr: get(row, "holder_client_addr")?,
             user: get(row, "holder_user")?,
             since: get(row, "holder_since")?,
+            silent: get::<Option<f64>>(row, "holder_silent_seconds")?
+                .map(|seconds| Duration::try_from_secs_f64(seconds).unwrap_or_default()),
         }))
     }
 }
@@ -214,7 +233,7 @@ impl WalStatus {
     }
 }
 
-/// Reads a column of one of our own statements. A failure means that the server's catalogs changed.
+/// Reads a column of one of our own statements. An error means that a server's catalog has changed.
 pub(crate) fn get<'a, T: tokio_postgres::types::FromSql<'a>>(
     row: &'a Row,
     column: &str,
@@ -226,6 +245,16 @@ pub(crate) fn get<'a, T: tokio_postgres::types::FromSql<'a>>(
 fn lsn_text<S: Serializer>(lsn: &Option<Lsn>, serializer: S) -> Result<S::Ok, S::Error> {
     match lsn {
         Some(lsn) => serializer.collect_str(lsn),
+        None => serializer.serialize_none(),
+    }
+}
+
+pub(crate) fn seconds<S: Serializer>(
+    time: &Option<Duration>,
+    serializer: S,
+) -> Result<S::Ok, S::Error> {
+    match time {
+        Some(time) => serializer.serialize_f64(time.as_secs_f64()),
         None => serializer.serialize_none(),
     }
 }

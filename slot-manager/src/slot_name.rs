@@ -5,17 +5,17 @@ use std::str::FromStr;
 
 use serde::Serialize;
 
-/// `NAMEDATALEN - 1` in standard builds.
+/// Maximum length of a slot's name in bytes: `NAMEDATALEN - 1` in standard builds.
 const LONGEST_BYTES: usize = 63;
 
 /// A name that PostgreSQL accepts for a slot: `^[a-z0-9_]{1,63}$`.
 ///
-/// It needs no quotes in SQL and in replication commands.
+/// The name needs no quotes, neither in SQL nor in replication commands.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
 #[serde(transparent)]
 pub struct SlotName(String);
 
-/// A text that PostgreSQL would refuse as the name of a slot.
+/// The error for a text that PostgreSQL would refuse as the name of a slot.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
     "{input:?} cannot name a replication slot: use 1 to 63 lower-case letters, digits and \

@@ -1,4 +1,4 @@
-//! Finds, creates, drops and advances slots, and waits for a slot that is in use.
+//! Finds, creates, drops and advances slots, and waits until a slot in use is free.
 
 use std::time::{Duration, Instant};
 
@@ -10,8 +10,8 @@ use tokio_postgres::{Client, SimpleQueryMessage};
 use crate::slot::get;
 use crate::{Slot, SlotError, SlotName, WalStatus, query, retention, sql};
 
-/// How often to check a slot in use. This keeps a takeover well below a second, and two small
-/// catalog queries a second cost almost nothing.
+/// How often to check whether a slot in use is free. Half a second keeps a takeover well below a
+/// second, and two small catalog queries a second cost almost nothing.
 const POLL_INTERVAL: Duration = Duration::from_millis(500);
 
 /// The options of a new slot.
@@ -21,7 +21,7 @@ pub struct CreateOptions {
     pub failover: bool,
 }
 
-/// Every slot of the cluster, sorted by name.
+/// Lists the slots of the whole cluster, sorted by name.
 ///
 /// # Errors
 /// [`SlotError::Database`].
@@ -29,7 +29,7 @@ pub async fn list(client: &Client) -> Result<Vec<Slot>, SlotError> {
     read(client, None).await
 }
 
-/// The slot of this name, of any kind.
+/// Finds the slot of this name, of any kind.
 ///
 /// # Errors
 /// [`SlotError::Database`].
@@ -43,8 +43,9 @@ async fn read(client: &Client, name: Option<&str>) -> Result<Vec<Slot>, SlotErro
     rows.iter().map(Slot::from_row).collect()
 }
 
-/// The confirmed position of the slot, if the server process `reader` reads from it. A slot that was
-/// dropped and created again has another reader.
+/// Returns the slot's confirmed position if the server process `reader` reads from the slot, otherwise
+/// `None`. A slot that was dropped and created again gives `None` too, because `reader` does not read from
+/// the new slot.
 ///
 /// # Errors
 /// [`SlotError::Database`].
@@ -66,7 +67,7 @@ pub async fn confirmed_by_reader(
     Ok(confirmed.map(|lsn| Lsn::new(lsn.into())))
 }
 
-/// Terminates the session that reads from the slot. Returns whether there was one.
+/// Terminates the session that reads from the slot. Returns whether there was such a session.
 ///
 /// # Errors
 /// [`SlotError::Database`], with SQLSTATE 42501 when our role may not terminate that session.
@@ -80,13 +81,15 @@ pub async fn end_reader(client: &Client, name: &SlotName) -> Result<bool, SlotEr
 /// Creates a `pgoutput` slot and returns its consistent point. Every transaction that commits after
 /// this point will be streamed.
 ///
-/// The server waits at most `timeout` until all transactions that are running now have ended.
-/// Create the publication first: rows inserted after the slot but before the publication cannot be
-/// streamed. Dropping the future does not stop the server, which continues until `timeout`.
+/// PostgreSQL first waits until all transactions that are running now have ended, but at most
+/// `timeout`. Create the publication before the slot: rows inserted after the slot but before the
+/// publication cannot be streamed. Dropping the future does not stop the server, which continues
+/// until `timeout`.
 ///
 /// # Errors
-/// [`SlotError::CreationBlocked`] names the transactions, and leaves no slot behind.
-/// [`SlotError::SlotExists`], [`SlotError::NoSlotLeft`], [`SlotError::NoReplicationRight`],
+/// [`SlotError::CreationBlocked`] after `timeout`, with the transactions that blocked the creation. No slot
+/// is left behind.
+/// Also [`SlotError::SlotExists`], [`SlotError::NoSlotLeft`], [`SlotError::NoReplicationRight`],
 /// [`SlotError::WalLevel`], [`SlotError::FailoverUnsupported`], [`SlotError::Database`].
 pub async fn create(
     client: &Client,
@@ -140,7 +143,7 @@ async fn creation_error(
     refused(name, "creating a replication slot", source)
 }
 
-/// Maps a refused statement to an error. The callers have already handled their special cases.
+/// Maps a refused statement to an error. The callers have already handled their own special cases.
 fn refused(name: &SlotName, action: &'static str, source: tokio_postgres::Error) -> SlotError {
     let slot = name.clone();
     match source.code() {
@@ -156,7 +159,7 @@ fn refused(name: &SlotName, action: &'static str, source: tokio_postgres::Error)
     }
 }
 
-/// Drops a slot. Its WAL is released, and the slot cannot be restored.
+/// Drops a slot. PostgreSQL then removes the WAL that it kept for the slot, so nothing can restore the slot.
 ///
 /// # Errors
 /// [`SlotError::SlotMissing`], [`SlotError::SlotInUse`], a slot that is not ours
@@ -175,12 +178,12 @@ pub async fn drop(client: &Client, name: &SlotName) -> Result<(), SlotError> {
 }
 
 /// Moves the confirmed position forward to `to`, or to the end of the WAL if that is earlier, and
-/// returns the new position. Changes in between are **never streamed**.
+/// returns the new position. The slot **never streams** the changes before that position.
 ///
-/// The server decodes the WAL up to that position, so a long distance takes long.
+/// The server decodes all WAL up to the new position, so a long distance takes a long time.
 ///
 /// # Errors
-/// [`SlotError::Backwards`], [`SlotError::SlotLost`], and those of [`drop`](fn@drop).
+/// [`SlotError::Backwards`], [`SlotError::SlotLost`], and the errors of [`drop`](fn@drop).
 pub async fn advance(client: &Client, name: &SlotName, to: Lsn) -> Result<Lsn, SlotError> {
     can_advance(client, name, to).await?;
     let target = PgLsn::from(to.as_u64());
@@ -207,7 +210,7 @@ pub async fn advance(client: &Client, name: &SlotName, to: Lsn) -> Result<Lsn, S
 /// Checks that the slot can be advanced to this position now.
 ///
 /// # Errors
-/// Those of [`advance`].
+/// The same as [`advance`].
 pub async fn can_advance(client: &Client, name: &SlotName, to: Lsn) -> Result<(), SlotError> {
     let slot = free_and_ours(client, name).await?;
     if slot.wal_status == Some(WalStatus::Lost) || slot.invalidation_reason.is_some() {
@@ -244,8 +247,8 @@ async fn free_and_ours(client: &Client, name: &SlotName) -> Result<Slot, SlotErr
     Ok(slot)
 }
 
-/// The error of a statement that failed although the check before it had passed. Usually another
-/// session has taken the slot in the meantime.
+/// Returns the error for a statement that failed although the check just before it passed. Usually another
+/// session has started to read from the slot in the meantime.
 async fn changed_meanwhile(
     client: &Client,
     name: &SlotName,
@@ -267,12 +270,12 @@ async fn changed_meanwhile(
     }
 }
 
-/// Waits until no session reads from the slot, and returns the slot as it was then.
+/// Waits until no session reads from the slot, and returns the slot as it was then. Without a `deadline`
+/// the wait is unlimited. Dropping the future ends the wait.
 ///
-/// `observe` is called about twice a second with the held slot, so that a standby can show its
-/// status, or log when the holder changes. Without a `deadline` the wait is unlimited. A free slot
-/// is not reserved: starting the stream can still find it in use (55006). Dropping the future ends
-/// the wait.
+/// Calls `observe` with the held slot about twice a second, so that a standby can show its status,
+/// or log when the holder changes. The free slot is not reserved for us: another session can take it
+/// first, and then starting the stream fails with SQLSTATE 55006.
 ///
 /// # Errors
 /// [`SlotError::StillHeld`] at the deadline, [`SlotError::SlotMissing`] when the slot is dropped, a

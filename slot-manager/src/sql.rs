@@ -1,14 +1,14 @@
-//! Every SQL statement of this crate. This file has the statements on slots, publications and the
-//! server.
+//! Every SQL statement of this crate. This file contains the statements on slots, publications and
+//! the server; the submodules contain the others.
 //!
-//! Each statement runs unchanged on PostgreSQL 14 to 18. Columns that only later versions have are
-//! read from `to_jsonb(row)`, where a missing column is NULL instead of an error. So each statement
-//! has one form for all versions, except `create_slot`. Catalog tables and most catalog functions are
-//! schema-qualified, so that a `search_path` cannot put another object in front of them. For
-//! operators and functions without a schema, such as `count`, the caller pins `search_path`.
+//! Each statement runs unchanged on PostgreSQL 14 to 18, except `create_slot`. Columns that only
+//! later versions have are read from `to_jsonb(row)`, where a missing column is NULL instead of an
+//! error. Catalog tables and most catalog functions are schema-qualified, so that no object earlier
+//! in the `search_path` can replace them. For operators and functions without a schema, such as
+//! `count`, the caller pins `search_path`.
 //!
-//! Times are returned as text in UTC (RFC 3339) for people, and as an age in seconds for
-//! arithmetic. So the clocks of the server and the client need not agree.
+//! Times to be displayed are returned as text in UTC (RFC 3339). Times for arithmetic are returned as an
+//! age in seconds, so the clocks of the server and the client need not agree.
 
 use std::time::Duration;
 
@@ -17,10 +17,13 @@ use crate::SlotName;
 pub(crate) mod activity;
 pub(crate) mod table;
 
-/// Parameters: slot name or NULL for all (text).
+/// Parameters: slot name, or NULL for all slots (text).
 ///
 /// On a standby server, `pg_current_wal_lsn()` is an error. There the position is the later of the
 /// received and the replayed position, because WAL from an archive is only replayed.
+///
+/// `holder_silent_seconds` is the time since the session that
+/// [`supervisor_name`](crate::activity::supervisor_name) names last began or ended a statement.
 pub(crate) const SLOTS: &str = "
 with server as materialized (
     select case
@@ -48,6 +51,8 @@ select s.slot_name::text,
        j.columns ->> 'invalidation_reason' as invalidation_reason,
        pg_catalog.to_char((j.columns ->> 'inactive_since')::timestamptz at time zone 'UTC',
                'YYYY-MM-DD\"T\"HH24:MI:SS.MS\"Z\"') as inactive_since,
+       extract(epoch from pg_catalog.clock_timestamp()
+               - (j.columns ->> 'inactive_since')::timestamptz)::float8 as inactive_seconds,
        (j.columns ->> 'failover')::boolean as failover,
        (j.columns ->> 'synced')::boolean as synced,
        server.lsn as server_lsn,
@@ -55,20 +60,26 @@ select s.slot_name::text,
        pg_catalog.host(a.client_addr) as holder_client_addr,
        a.usename::text as holder_user,
        pg_catalog.to_char(a.backend_start at time zone 'UTC',
-               'YYYY-MM-DD\"T\"HH24:MI:SS.MS\"Z\"') as holder_since
+               'YYYY-MM-DD\"T\"HH24:MI:SS.MS\"Z\"') as holder_since,
+       p.silent_seconds as holder_silent_seconds
 from pg_catalog.pg_replication_slots s
 cross join server
 cross join lateral (select pg_catalog.to_jsonb(s) as columns) j
 left join pg_catalog.pg_stat_activity a on a.pid = s.active_pid
+left join lateral (
+    select extract(epoch from pg_catalog.clock_timestamp() - max(b.state_change))::float8 as silent_seconds
+    from pg_catalog.pg_stat_activity b
+    where b.application_name = 'postrider supervisor ' || s.active_pid and b.usename = a.usename) p on true
 where $1 is null or s.slot_name = $1
 order by s.slot_name";
 
-/// Two statements in one simple-protocol message, which share an implicit transaction. The timeout
-/// ends with that transaction, and applies to the second statement separately.
+/// Returns two statements for one simple-protocol message, in which they share an implicit transaction.
+/// The first statement sets a timeout for the second one. The timeout ends with the transaction.
 ///
-/// The argument `failover` exists from PostgreSQL 17 on, so it is left out unless it is needed.
+/// The argument `failover` exists only from PostgreSQL 17 on, so the statement has it only if `failover`
+/// is true.
 pub(crate) fn create_slot(name: &SlotName, failover: bool, timeout: Duration) -> String {
-    // 0 would mean "no timeout".
+    // PostgreSQL treats 0 as "no timeout".
     let timeout_ms = i32::try_from(timeout.as_millis())
         .unwrap_or(i32::MAX)
         .max(1);
@@ -88,14 +99,15 @@ pub(crate) const DROP_SLOT: &str = "select pg_catalog.pg_drop_replication_slot($
 pub(crate) const ADVANCE_SLOT: &str =
     "select end_lsn from pg_catalog.pg_replication_slot_advance($1, $2)";
 
-/// The setting to check if the server refuses logical decoding with OBJECT_NOT_IN_PREREQUISITE_STATE.
+/// The setting to check when the server refuses logical decoding with
+/// OBJECT_NOT_IN_PREREQUISITE_STATE.
 pub(crate) const WAL_LEVEL: &str = "select pg_catalog.current_setting('wal_level')";
 
 /// Parameters: slot name or NULL (text), minimum age in seconds (float8).
 ///
-/// A transaction matters once it has an xid: a new slot waits for it, and an existing slot must be
-/// able to decode it from its start. A transaction whose age our role may not see is listed too, with
-/// the age NULL.
+/// Only transactions with an xid matter: a new slot waits for them, and an existing slot must be
+/// able to decode them from their start. A transaction whose age our role may not see is listed
+/// too, with a NULL age.
 pub(crate) const RETENTION: &str = "
 select kind, pid, name, database, user_name, application_name, age_seconds
 from (
@@ -123,15 +135,18 @@ order by age_seconds desc nulls last, kind, pid, name";
 
 /// Parameters: publication (text), schemas and names of the captured tables (two text[]).
 ///
-/// One row per table, or a single row if no table is given. `xmin` of a catalog row changes with
-/// every ALTER, even if the change is undone before the next check.
+/// Returns one row for each table, or a single row if no table is given. The `xmin` of a catalog row changes
+/// whenever the row is updated, so it reveals a change even if the change is undone before the next check. A
+/// trigger called `ts_insert_blocker` marks a hypertable of TimescaleDB.
 pub(crate) const PUBLICATION: &str = "
 select p.oid, p.puballtables, p.pubinsert, p.pubupdate, p.pubdelete, p.pubtruncate, p.pubviaroot,
-       w.place,
+       w.nth,
        c.oid as table_oid,
        coalesce(c.relkind = 'p', false) as partitioned,
-       array(select t.relid::oid from pg_catalog.pg_partition_tree(c.oid) t
-             where c.relkind = 'p' and t.isleaf order by t.relid::oid) as partitions,
+       array(select pg_catalog.concat_ws(':', t.relid::oid, i.xmin)
+             from pg_catalog.pg_partition_tree(c.oid) t
+             join pg_catalog.pg_inherits i on i.inhrelid = t.relid
+             where c.relkind = 'p' and t.relid <> c.oid order by t.relid::oid) as partitions,
        array(select a.attname::text from pg_catalog.pg_attribute a
              where a.attrelid = c.oid and a.attnum > 0 and not a.attisdropped) as table_columns,
        array(select a.attname::text from pg_catalog.pg_attribute a
@@ -159,7 +174,7 @@ select p.oid, p.puballtables, p.pubinsert, p.pubupdate, p.pubdelete, p.pubtrunca
 from (values (pg_catalog.current_setting('server_version_num')::int >= 180000))
          v (stored_are_published)
 left join pg_catalog.pg_publication p on p.pubname = $1
-left join unnest($2, $3) with ordinality as w (schema_name, table_name, place) on true
+left join unnest($2, $3) with ordinality as w (schema_name, table_name, nth) on true
 left join pg_catalog.pg_namespace n on n.nspname = w.schema_name
 left join pg_catalog.pg_class c
        on c.relnamespace = n.oid and c.relname = w.table_name and c.relkind in ('r', 'p', 'f', 'v', 'm')
@@ -193,9 +208,9 @@ left join pg_catalog.pg_publication_rel r on r.prpubid = p.oid and r.prrelid = c
 left join pg_catalog.pg_publication_tables t
        on t.pubname = p.pubname and t.schemaname = w.schema_name and t.tablename = w.table_name
 left join lateral (select pg_catalog.to_jsonb(t) as columns) j on true
-order by w.place";
+order by w.nth";
 
-/// The timeline of a standby server is known only as of its last restart point.
+/// On a standby server, only the timeline of the last restart point is known.
 pub(crate) const CLUSTER: &str = "
 select (select system_identifier from pg_catalog.pg_control_system()) as system_identifier,
        case
@@ -211,11 +226,12 @@ select (select system_identifier from pg_catalog.pg_control_system()) as system_
        (select oid from pg_catalog.pg_database
         where datname = pg_catalog.current_database()) as database_oid";
 
-/// Parameters: names of settings (text[]). A setting that this version lacks has no row.
+/// Parameters: names of settings (text[]). Returns no row for a setting that this version lacks.
 pub(crate) const SETTINGS: &str = "
 select name, setting from pg_catalog.pg_settings where name = any ($1)";
 
-/// The right to replicate is an attribute of the role or, on Amazon RDS, a group role.
+/// Returns the attributes of our role, and how many connections, walsenders and slots are in use. The right
+/// to replicate is an attribute of the role or, on Amazon RDS, comes with membership in a group role.
 pub(crate) const ROLE_AND_USAGE: &str = "
 select r.rolname::text as role,
        r.rolreplication or r.rolsuper or exists (
@@ -242,20 +258,21 @@ where r.rolname = current_user";
 
 /// Parameters: schemas and names (two text[]).
 pub(crate) const TABLE_RIGHTS: &str = "
-select w.place,
+select w.nth,
        coalesce(pg_catalog.has_schema_privilege(n.oid, 'USAGE'), false) as may_use_schema,
        coalesce(pg_catalog.has_table_privilege(c.oid, 'SELECT'), false) as may_select,
        coalesce(pg_catalog.has_table_privilege(c.oid, 'INSERT'), false) as may_insert,
        coalesce(pg_catalog.has_table_privilege(c.oid, 'UPDATE'), false) as may_update,
        coalesce(pg_catalog.row_security_active(c.oid), false) as hides_rows,
-       c.oid is not null as exists
-from unnest($1, $2) with ordinality as w (schema_name, table_name, place)
+       c.oid is not null as exists,
+       coalesce(c.relpersistence = 'u', false) as is_unlogged
+from unnest($1, $2) with ordinality as w (schema_name, table_name, nth)
 left join pg_catalog.pg_namespace n on n.nspname = w.schema_name
 left join pg_catalog.pg_class c
        on c.relnamespace = n.oid and c.relname = w.table_name and c.relkind in ('r', 'p')
-order by w.place";
+order by w.nth";
 
-/// The server process that answers.
+/// The pid of the server process that answers.
 pub(crate) const BACKEND_PID: &str = "select pg_catalog.pg_backend_pid()";
 
 /// Parameters: quoted table names (text[]).
@@ -270,16 +287,16 @@ with named as (
 select coalesce(pg_catalog.sum(pg_catalog.pg_stat_get_tuples_inserted(oid)), 0)::bigint as rows
 from tables";
 
-/// Where the next WAL record begins, flushed or not.
+/// The end of the WAL, including WAL that is not flushed yet.
 pub(crate) const WAL_END: &str = "select pg_catalog.pg_current_wal_insert_lsn() as wal_end";
 
 /// The end of the WAL that has been written to the operating system.
 pub(crate) const WRITTEN_WAL_END: &str = "select pg_catalog.pg_current_wal_lsn() as wal_end";
 
-/// The encoding of the database.
+pub(crate) const CLOCK: &str = "select pg_catalog.clock_timestamp() as shown";
+
 pub(crate) const SERVER_ENCODING: &str =
     "select pg_catalog.current_setting('server_encoding') as server_encoding";
 
-/// Whether the server records when transactions commit.
 pub(crate) const TRACKS_COMMIT_TIMES: &str =
     "select pg_catalog.current_setting('track_commit_timestamp') = 'on' as tracks";

@@ -1,7 +1,7 @@
 //! Counts the rows inserted into tables, from PostgreSQL's cumulative statistics.
 //!
-//! The statistics lag behind by up to a second, and a crash of the server resets them. So they are
-//! good for rates, not for counts.
+//! The statistics lag behind by up to a second, and a crash of the server resets them. So use them
+//! for rates, not for exact counts.
 
 use tokio_postgres::Client;
 use tokio_postgres::types::Type;
@@ -9,8 +9,8 @@ use tokio_postgres::types::Type;
 use crate::slot::get;
 use crate::{QualifiedName, SlotError, sql};
 
-/// Rows inserted into these tables and their partitions since the statistics were reset. A table that
-/// does not exist counts as empty.
+/// Counts the rows inserted into these tables and their partitions since the statistics were reset.
+/// A table that does not exist counts as empty.
 ///
 /// # Errors
 /// [`SlotError::Database`].

@@ -10,8 +10,8 @@ use crate::slot::get;
 use crate::sql::table as sql;
 use crate::{QualifiedName, SlotError, query, quoted_identifier};
 
-/// The SQL condition that a row of `e` was written before its partition was attached. For a
-/// statement that reads the rows of a captured table.
+/// An SQL condition: the row `e` was written before its partition was attached. Use it in a
+/// statement that reads the rows of a captured table as `e`.
 pub const WRITTEN_BEFORE_ATTACHED: &str = sql::WRITTEN_BEFORE_ATTACHED;
 
 /// Whether there is a table or index of this name, quoted as in SQL.
@@ -24,8 +24,8 @@ pub async fn exists(client: &Client, name: &str) -> Result<bool, SlotError> {
     get(&row, "exists")
 }
 
-/// The columns of a table as a publication streams them, in their order; empty when the table does
-/// not exist.
+/// Reads the columns of a table that a publication streams, in the order in which it streams them;
+/// empty if the table does not exist.
 ///
 /// # Errors
 /// [`SlotError::Database`].
@@ -50,8 +50,8 @@ pub async fn streamed_columns(
     columns.collect()
 }
 
-/// The name of a column's type; `None` when the table has no such column. `table` is quoted as in
-/// SQL.
+/// Reads the name of a column's type; `None` if the table has no such column. `table` is quoted as
+/// in SQL.
 ///
 /// # Errors
 /// [`SlotError::Database`], also when the table does not exist.
@@ -69,13 +69,13 @@ pub async fn type_of_column(
 /// A column by which rows are looked up.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LookupColumn {
-    /// Its type; for a domain, the base type.
+    /// OID of the column's type; for a domain, of its base type.
     pub type_oid: u32,
     /// Whether an index can find the rows with one value of this column.
     pub is_indexed: bool,
 }
 
-/// A column of the table with this OID; `None` when it has no such column.
+/// Reads a column of the table with this OID; `None` if the table has no such column.
 ///
 /// # Errors
 /// [`SlotError::Database`].
@@ -96,8 +96,8 @@ pub async fn lookup_column(
     row.map(lookup_column).transpose()
 }
 
-/// Whether the column has a unique index of its own. True for a partitioned table, which may have
-/// such an index only on its partitions; `None` when the table does not exist.
+/// Whether the column has a unique index of its own; `None` if the table does not exist. Always
+/// true for a partitioned table, because often only its partitions can have such an index.
 ///
 /// # Errors
 /// [`SlotError::Database`].
@@ -116,7 +116,8 @@ pub async fn is_unique(
     row.map(|row| get(&row, "is_unique")).transpose()
 }
 
-/// Lists the invalid indexes on `seq` of a table, which interrupted index builds leave behind.
+/// Lists the invalid indexes on the table's column `seq` with the condition `seq IS NOT NULL`, which
+/// interrupted index builds of `postrider init` leave behind.
 ///
 /// # Errors
 /// [`SlotError::Database`].
@@ -136,7 +137,7 @@ pub async fn invalid_seq_indexes(
     names.collect()
 }
 
-/// The size of the partitions of a table, without indexes; 0 when it has none.
+/// The total size of a table's partitions in bytes, without indexes; 0 if it has none.
 ///
 /// # Errors
 /// [`SlotError::Database`].
@@ -154,22 +155,23 @@ pub async fn size_of_partitions(client: &Client, table: &QualifiedName) -> Resul
     Ok(bytes.unsigned_abs())
 }
 
-/// A table that was a partition of a captured table, or was the captured table itself.
+/// A table that was once a partition of a captured table, or was the captured table itself.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FormerPartition {
-    /// Its OID.
+    /// The table's OID.
     pub oid: u32,
-    /// Its current name.
+    /// The table's current name.
     pub name: QualifiedName,
-    /// Its own OID, and the OIDs of all tables that contain it as a partition now.
+    /// The table's own OID, and the OIDs of all tables that contain it as a partition now.
     pub within: Vec<u32>,
-    /// Whether a `DETACH CONCURRENTLY` of the partition has not ended.
+    /// Whether a `DETACH CONCURRENTLY` of this partition has begun but not ended.
     pub is_pending: bool,
-    /// The statement that lets our role read all its rows; `None` if the role can read them already.
+    /// The statements that let our role read all rows of the table; `None` if the role can already do so.
     pub needs: Option<String>,
 }
 
-/// Looks tables up by their OIDs. Leaves out those that do not exist, and those without rows of their own.
+/// Looks up tables by their OIDs. Omits OIDs that do not exist, and tables that store no rows of
+/// their own.
 ///
 /// # Errors
 /// [`SlotError::Database`].
@@ -210,7 +212,7 @@ impl FormerPartition {
     }
 }
 
-/// The OID of a table; `None` when it does not exist.
+/// Returns the OID of a table; `None` if the table does not exist.
 ///
 /// # Errors
 /// [`SlotError::Database`].

@@ -1,6 +1,6 @@
 //! Finds the columns that distinguish and order the rows of a captured table.
 //!
-//! Not here: the SQL that reads rows by these columns, which belongs to the reader of the table.
+//! Not here: the SQL that reads rows by these columns. The code that reads the table contains that SQL.
 
 use tokio_postgres::types::Type;
 use tokio_postgres::{Client, Row};
@@ -12,9 +12,10 @@ use crate::{QualifiedName, SlotError, query};
 /// The columns to look for.
 #[derive(Debug, Clone, Copy)]
 pub struct ShapeColumns<'a> {
-    /// The columns that may give the order of insertion, in order of preference.
+    /// The columns that can give the order of insertion, in order of preference.
     pub seq: &'a [&'a str],
-    /// The column of `seq` that counts only if a sequence fills it; empty if each column of `seq` counts.
+    /// The one column of `seq` that counts only if a sequence fills it; empty if all columns count
+    /// anyway.
     pub only_if_numbered: &'a str,
     /// The column with the version of an event's aggregate.
     pub version: &'a str,
@@ -23,29 +24,35 @@ pub struct ShapeColumns<'a> {
 /// The properties of a table that matter for capturing.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TableShape {
-    /// Its OID.
+    /// The table's OID.
     pub oid: u32,
-    /// Its column `inserted_xid`.
+    /// What kind of column `inserted_xid` the table has.
     pub inserted_xid: InsertedXid,
-    /// The values of `inserted_xid` in rows that are older than the column.
+    /// The values of `inserted_xid` in rows that were inserted before the column was added.
     pub missing_xids: Vec<u64>,
-    /// The OIDs of its partitions, or its own OID, ascending and separated by commas.
+    /// The OIDs of the partitions that can hold rows (the leaves), or of the table itself, ascending,
+    /// separated by commas.
     pub partitions: String,
-    /// The OIDs of those partitions, or of the table, whose files are not empty.
+    /// The OIDs in `partitions` whose files are not empty.
     pub filled: Vec<u32>,
-    /// The OIDs of its partitions at every level, without its own.
+    /// The OIDs of the partitions at every level, without the table itself.
     pub below: Vec<u32>,
-    /// The OIDs of the tables of which it is a partition, up to the root.
+    /// The OIDs of the tables that contain this table as a partition, up to the root.
     pub above: Vec<u32>,
-    /// `oid:file number` of each partition, or of the table itself, separated by commas.
+    /// `oid:file number` of each partition that can hold rows, or of the table itself, separated by commas.
     pub files: String,
-    /// Blocks of the largest partition, or of the table.
+    /// `oid:transaction` of each partition at every level: the transaction that has attached it.
+    pub attached: String,
+    /// Number of blocks of the largest partition, or of the table.
     pub blocks: u32,
-    /// The first of [`ShapeColumns::seq`] that is in the table, holds whole numbers and counts.
+    /// The first column of [`ShapeColumns::seq`] that the table has, that holds whole numbers, and
+    /// that counts.
     pub seq: Option<SeqColumn>,
-    /// Whether it has a column called `seq`, of any type.
+    /// Whether a subscription of logical replication writes into the table or one of its partitions.
+    pub is_subscribed: bool,
+    /// Whether the table has a column called `seq`, of any type.
     pub has_column_seq: bool,
-    /// Whether it has the version column, and the type of that column is a whole number.
+    /// Whether the table has the version column with a whole-number type.
     pub has_version: bool,
 }
 
@@ -65,21 +72,60 @@ pub enum InsertedXid {
 /// The column that gives the order of insertion.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SeqColumn {
-    /// Its name.
+    /// The column's name.
     pub column: String,
-    /// Whether a sequence hands out its numbers one by one. If so, once a number is visible, every
-    /// smaller number has been handed out.
+    /// Whether a sequence hands out the numbers one by one. If so, then once a number is visible,
+    /// every smaller number has been handed out.
     pub is_steady: bool,
     /// Whether an index is ordered by this column.
     pub is_indexed: bool,
-    /// Whether a row may have NULL in this column.
+    /// Whether the column is nullable.
     pub is_nullable: bool,
     /// The sequence's OID and file number; RESTART changes the file number. `None` when the column
     /// has no sequence.
     pub numbering: Option<String>,
 }
 
-/// Reads the shape of a table; `None` when the table does not exist.
+/// A sequence that fills a column.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ColumnSequence {
+    /// The sequence's name.
+    pub name: QualifiedName,
+    /// The number that the sequence hands out next.
+    pub next: i64,
+}
+
+/// Reads the sequence that fills a column. Returns `None` if the column has no sequence, or if our role may not see
+/// which number is next. A role that may use the sequence, but not read it, sees the next
+/// number only once a number has been drawn.
+///
+/// # Errors
+/// [`SlotError::Database`].
+pub async fn sequence(
+    client: &Client,
+    column: &SeqColumn,
+) -> Result<Option<ColumnSequence>, SlotError> {
+    let action = "reading a sequence";
+    let numbering = column.numbering.as_deref().unwrap_or_default();
+    let oid = numbering.split('/').next().and_then(|oid| oid.parse().ok());
+    let oid: u32 = oid.unwrap_or_default();
+    let parameters = [(&oid as _, Type::OID)];
+    let row = query::first(client, action, sql::SEQUENCE, &parameters).await?;
+    let Some(row) = row else { return Ok(None) };
+    let (schema, name): (String, String) = (get(&row, "schema_name")?, get(&row, "name")?);
+    let name = QualifiedName::new(schema, name);
+    if !get::<bool>(&row, "is_readable")? {
+        let last: Option<i64> = get(&row, "last_value")?;
+        let next = last.map(|last| last.saturating_add(1));
+        return Ok(next.map(|next| ColumnSequence { name, next }));
+    }
+    let next = format!("select last_value + is_called::int as next from {name}");
+    let row = query::first(client, action, &next, &[]).await?;
+    let next = row.map(|row| get(&row, "next")).transpose()?;
+    Ok(next.map(|next| ColumnSequence { name, next }))
+}
+
+/// Reads the shape of a table; `None` if the table does not exist.
 ///
 /// # Errors
 /// [`SlotError::Database`].
@@ -105,6 +151,7 @@ impl TableShape {
         let missing: Vec<String> = get(row, "missing_xids")?;
         let partitions: Option<String> = get(row, "partitions")?;
         let files: Option<String> = get(row, "files")?;
+        let attached: Option<String> = get(row, "attached")?;
         let blocks: Option<i64> = get(row, "blocks")?;
         Ok(Self {
             oid: get(row, "oid")?,
@@ -115,8 +162,10 @@ impl TableShape {
             below: get(row, "below")?,
             above: get(row, "above")?,
             files: files.unwrap_or_default(),
+            attached: attached.unwrap_or_default(),
             blocks: u32::try_from(blocks.unwrap_or_default()).unwrap_or(u32::MAX),
             seq: SeqColumn::from_row(row)?,
+            is_subscribed: get(row, "is_subscribed")?,
             has_column_seq: get(row, "has_column_seq")?,
             has_version: get(row, "has_version")?,
         })

@@ -1,11 +1,13 @@
 //! Compares the tables with outbox.dispatch: publishes unrecorded rows, and raises the floors.
 
+use std::collections::BTreeMap;
+
 use super::former::FormerPartitions;
 use super::{AuditState, AuditSubject, AuditWait};
 use crate::capture::blocked::FirstQuarantined;
 use crate::capture::claim::Captured;
 use crate::capture::detached::DetachedTable;
-use crate::capture::from_table::{self, Interrupted, SessionEnded};
+use crate::capture::from_table::{self, Interrupted, ScannedRow, SessionEnded};
 use crate::capture::positions::commit_before;
 use crate::capture::table::TableReader;
 use crate::capture::unrecorded::Unrecorded;
@@ -20,15 +22,14 @@ use crate::store::relay_row::RelayMode;
 use crate::store::relay_row::audits::{self, AuditHistory};
 
 impl AuditState {
-    /// Publishes unrecorded rows of transactions that had ended when the audit began. Returns whether
-    /// there were such rows, or whether the partitions of a table have changed since the last audit.
+    /// Publishes unrecorded rows of transactions that had ended when the audit began. Returns true if there
+    /// were such rows, or if the partitions of a table have changed since the last audit.
     pub(super) async fn compare(
         &mut self,
         sql: &Sql,
         captured: &[Captured],
         detached: &[DetachedTable],
         waiting: AuditWait,
-        is_whole: bool,
     ) -> Result<bool> {
         let commit = commit_before(waiting.end);
         let last = last_ordinal(sql, commit).await?;
@@ -37,7 +38,9 @@ impl AuditState {
             ordinal: last + 1,
         };
         let (mut found, mut has_changed) = (0, false);
-        for rows in detached.iter().filter_map(DetachedTable::rows) {
+        let former = detached.iter().filter_map(DetachedTable::rows);
+        let reads_former = self.reads_former(waiting);
+        for rows in former.filter(|_| reads_former) {
             let window = rows.bounded(ScanWindow::unrecorded(&rows.captured));
             if waiting.xmin > window.from_xid {
                 let publishing =
@@ -46,15 +49,13 @@ impl AuditState {
             }
         }
         let subject_tables = self.subject.tables.clone();
-        for (table, captured) in subject_tables.iter().zip(captured) {
+        for (n, (table, captured)) in subject_tables.iter().zip(captured).enumerate() {
             let Captured { record, shape } = captured;
             let known = record.partitions.as_deref();
             has_changed |= known != Some(&shape.partitions);
-            // A partition that was attached with rows may have rows of any transaction.
-            let has_grown = known.is_some_and(|known| shape.has_grown_since(known));
-            let window = if is_whole || has_grown {
+            let window = if self.compares_whole(n, waiting) {
                 ScanWindow::whole(captured)
-            } else if waiting.xmin <= record.floor {
+            } else if waiting.xmin <= record.floor.max(self.compared_to) {
                 // The oldest running transaction is still the same, so no row is left to compare.
                 continue;
             } else {
@@ -71,6 +72,10 @@ impl AuditState {
                 hint = code.hint(),
                 "found rows missing from the replication stream: published them from the table"
             );
+        }
+        self.compared_to = waiting.xmin;
+        if let Some(gap) = &mut self.gap {
+            gap.was_compared = true;
         }
         Ok(found > 0 || has_changed)
     }
@@ -93,19 +98,23 @@ impl AuditState {
         let none = FirstQuarantined::default();
         let unrecorded = Unrecorded::of(sql, reader, table, window, &none).await?;
         let metrics = &self.subject.metrics;
-        let sending = from_table::hand_over(unrecorded, &mut self.events, next, |_| {
-            metrics.events_from_table.inc();
+        let takes = |row| {
+            if matches!(row, ScannedRow::Unresolved(_)) {
+                metrics.events_from_table.inc();
+            }
             true
-        });
+        };
+        let sending = from_table::hand_over(unrecorded, &mut self.events, next, takes, |_, _| {});
         let sent = sending.await;
-        // Wait even if reading has failed: otherwise the next attempt would send the same rows again.
+        // Wait even if reading has failed. Otherwise the next attempt would find the same rows still
+        // unrecorded and send them again.
         let settled = self.events.settled().await;
         let sent = match (sent, settled) {
             (Err(Interrupted::Failed(error)), _) => return Err(error),
             (Err(Interrupted::SessionEnded), _) | (_, Err(SessionEnded)) => return Err(ended()),
             (Ok(sent), Ok(())) => sent,
         };
-        if window.goes_by_places() {
+        if window.finds_rows_by_ctid() {
             let shape = &captured.shape;
             shape::refuse_rewritten(sql, table, shape).await?;
         }
@@ -122,8 +131,8 @@ impl AuditState {
         publication: &str,
         earlier: &AuditHistory,
     ) -> Result<()> {
-        // Record the highest `seq` that was noted for each table, once all transactions that may have
-        // rows up to that `seq` have ended.
+        // Once all transactions that may have rows up to the highest `seq` of a table have ended, record
+        // that `seq`, so that later scans start there.
         let tops = self.tops.take_if(|tops| waiting.xmin >= tops.next_xid);
         for (n, captured) in captured.iter().enumerate() {
             let top = tops.as_ref().and_then(|tops| tops.seqs.get(n)?.as_ref());
@@ -134,6 +143,7 @@ impl AuditState {
                 partitions: Some(&captured.shape.partitions),
                 left: former.left_of(n),
                 unread: former.unread_of(n),
+                uncaptured: &BTreeMap::new(),
             };
             let (slot, walsender) = (&self.subject.slot, self.subject.walsender);
             captures::resolve(sql, slot, walsender, &resolved).await?;
@@ -159,7 +169,7 @@ impl AuditState {
             records,
             publication,
         };
-        audits::audited(sql, slot, instance, *walsender, mode).await
+        audits::audited(sql, slot, instance, *walsender, mode, earlier).await
     }
 }
 

@@ -1,9 +1,10 @@
-//! Decides when a former partition is resolved. Then its table's capture record no longer lists it.
+//! Decides when a former partition is resolved. The auditor then removes the partition from the list in
+//! the capture record.
 //!
-//! All rows of a former partition belong to transactions that ended before it was detached. They are
-//! resolved once the floor is above these transactions. If the relay cannot read the partition, the stream
-//! must have brought all its rows; otherwise the record lists it until somebody grants the right or drops
-//! the table.
+//! All rows of a former partition belong to transactions that ended before the partition was detached.
+//! These rows are resolved once the floor is above these transactions. A partition that the relay cannot
+//! read counts as resolved only if the stream has contained all its rows. Otherwise the capture record
+//! lists the partition until an operator grants the right to read it or drops it.
 
 use std::collections::BTreeMap;
 
@@ -16,11 +17,13 @@ use crate::postgres::{Sql, current_snapshot};
 /// The changes to the lists of former partitions that an audit records.
 #[derive(Debug, Default)]
 pub(super) struct FormerPartitions {
-    /// By table: the former partitions that are resolved.
+    /// The former partitions that are resolved, by the index of their table.
     left: Vec<Vec<u32>>,
-    /// By table: the former partitions that have to be read later, each with the floor to read from.
+    /// The former partitions that have to be read later, by the index of their table. Each has the floor
+    /// to read from.
     unread: Vec<BTreeMap<u32, u64>>,
-    /// Whether a former partition only waits for older transactions to end before it is resolved.
+    /// Whether a former partition will be resolved as soon as older transactions have ended, so that the
+    /// next audit should follow soon.
     pub(super) any_waits: bool,
 }
 
@@ -55,9 +58,9 @@ pub(super) fn any_became_readable(captured: &[Captured], detached: &[DetachedTab
 }
 
 impl AuditState {
-    /// Decides which of the former partitions `detached` are resolved. They were found after the wait
-    /// `waiting` began. `is_brought`: whether the stream has brought every row of transactions below
-    /// `waiting.xmin`.
+    /// Decides which of the former partitions `detached` are resolved. The caller has looked them up
+    /// after the wait `waiting` began. `is_brought` says whether the stream has contained every row of
+    /// the transactions below `waiting.xmin`.
     pub(super) async fn former(
         &mut self,
         sql: &Sql,

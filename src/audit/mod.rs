@@ -1,33 +1,39 @@
-//! Finds committed rows that replication missed, and publishes them from their table. Moves each
-//! table's floor up to the oldest transaction that may have unresolved rows.
+//! Finds committed rows that replication missed, and publishes them from their table. After that, moves
+//! each table's floor up to the oldest transaction that may have unresolved rows.
 //!
 //! The outbox is append-only and records are durable, so an unrecorded row is either in flight or was
-//! never streamed. To tell which, the auditor notes the oldest running transaction, and then the end of
-//! the WAL. Once the slot has confirmed that position, every streamed row of an older transaction has a
-//! record. A row of an older transaction without a record is a gap: the auditor publishes the row, and
-//! then moves the table's floor up to the noted transaction (`capture`).
+//! never streamed. To tell the two apart, the auditor notes the oldest running transaction, and then the
+//! end of the WAL. Once the slot has confirmed the noted end of the WAL, every streamed row of a
+//! transaction older than the noted transaction has a record. If a row of such an older transaction has
+//! no record, there is a gap: the auditor publishes the row, and then moves the table's floor up to the
+//! noted transaction (`capture`).
 //!
-//! Rows go missing when the publication does not contain their table at their position in the WAL.
-//! PostgreSQL does not report such rows. But each change of the publication or of a captured table leaves
-//! a trace in the catalog, and so does a partition that is attached or detached:
+//! The stream misses a row when the publication does not contain the row's table at the row's position in
+//! the WAL. PostgreSQL does not report such rows. But each change of the publication or of a captured
+//! table leaves a trace in the catalog, and so does attaching or detaching a partition:
 //!
 //! - If the publication or a table has changed since the last audit, the auditor compares all rows of the
 //!   tables. If a partition with rows was attached, the auditor compares all rows of that table.
-//! - Otherwise the auditor compares the rows from the floor on, every few minutes, to find gaps without a
-//!   trace.
+//! - Otherwise the auditor compares only the rows from the floor on, every few minutes, to find gaps that
+//!   have left no trace.
 //!
-//! While the publication is wrong no floor moves, so a later audit always covers the gap.
+//! While the publication is wrong, no floor moves. So a later audit always covers the gap. Transactions that
+//! were open during the gap may commit further rows of it, with any `seq`. So after a trace is found, no floor
+//! moves until all these transactions have ended and the tables were compared after that (`gap`).
 //!
 //! When published events may lack a record, there is nothing to compare with. The auditor then raises
-//! the floors as long as no trace changes. If the publication or a table has changed, or a partition is
-//! attached that holds rows below the floor, the auditor ends the session. The next session begins with
-//! a recovery that publishes every row from the floor on.
+//! the floors as long as it finds no new trace. It ends the session if the publication or a table has
+//! changed, if a partition is attached that holds older rows, or if the relay can now read a former
+//! partition that it could not read before. The next session begins with a recovery, which publishes every
+//! row from the floor on and keeps the slot if possible.
 //!
 //! Not here: watching the publication (`session`), a lost slot (`recovery`), and finding the unrecorded
 //! rows of a table (`capture`).
 
 mod compare;
+mod failing;
 mod former;
+mod gap;
 mod statements;
 
 use std::collections::BTreeMap;
@@ -49,23 +55,27 @@ use crate::error::{Code, Error, Result};
 use crate::mapping::TableSettings;
 use crate::metrics::Metrics;
 use crate::postgres::{Sql, Target, connect_patiently, current_snapshot};
-use crate::recovery::loss::Loss;
+use crate::recovery::slot_verdict::RecoveryCause;
 use crate::store::relay_row::RecordKeeping;
 use crate::store::relay_row::audits::{self, AuditHistory};
+use failing::FailingAudits;
+use gap::PossibleGap;
 
-/// Time between two audits when every event has a record.
+/// Time between two audits when every event has a record. Long, because these audits only look for the
+/// rare gaps that have left no trace in the catalog.
 const INTERVAL: Duration = Duration::from_secs(300);
-/// Time between two audits when published events may lack a record. A recovery then repeats everything
-/// since the last audit. Also the time between audits after a comparison of whole tables until older
-/// transactions have ended, the pause before a retry, and the pause while the publication is wrong.
+/// Time between two audits when published events may lack a record. Short, because a recovery then
+/// publishes all events since the last audit again. Also the pause before a retry, the pause while
+/// the publication is wrong, and the time between two audits while the auditor waits for older
+/// transactions to end.
 const SOON: Duration = Duration::from_secs(10);
-/// Poll interval while the slot has not confirmed the awaited position. Also the pause after a
-/// comparison of whole tables.
+/// Time between two polls of a slot that has not confirmed the awaited position yet. Also the pause after
+/// an audit has found a new trace of a gap.
 const AT_ONCE: Duration = Duration::from_secs(1);
 
 const STATEMENT_TIMEOUT: Duration = Duration::from_secs(600);
 
-/// What to audit.
+/// The slot and the tables to audit, and what the auditor needs to publish missing rows.
 #[derive(Debug)]
 pub(crate) struct AuditSubject {
     pub(crate) target: Target,
@@ -74,7 +84,7 @@ pub(crate) struct AuditSubject {
     pub(crate) captured: Vec<CapturedTable>,
     pub(crate) tables: Arc<[TableSettings]>,
     pub(crate) project: Arc<str>,
-    /// The bounds of each table, shared with the pipeline. The auditor raises the floors here.
+    /// The bounds of each table, shared with the pipeline. The auditor raises the floors in these bounds.
     pub(crate) bounds: Arc<[Bounds]>,
     /// Which events get a record in this session.
     pub(crate) records: RecordKeeping,
@@ -90,8 +100,8 @@ pub(crate) struct FirstAudit {
     /// Compare whole tables, even if the publication is unchanged, because the slot may have left events
     /// out.
     pub(crate) everything: bool,
-    /// Reports that the running recovery is over. The first audit waits for this; `None` without a
-    /// recovery.
+    /// Gets a message when the running recovery is over, for which the first audit waits. `None` if no
+    /// recovery runs.
     pub(crate) after: Option<oneshot::Receiver<()>>,
 }
 
@@ -105,9 +115,9 @@ impl Drop for Auditor {
     }
 }
 
-/// Starts the auditor. `hasten` wakes the auditor at once. The auditor sends the rows that it finds to
-/// `events`. The returned receiver gets an error if the session has to end, and closes if the task has
-/// died.
+/// Starts the auditor. `hasten` wakes the auditor before its next audit is due. The auditor sends the
+/// rows that it finds to `events`. The returned receiver gets an error if the session has to end, and
+/// closes if the task has died.
 pub(crate) fn start(
     subject: AuditSubject,
     start: FirstAudit,
@@ -119,7 +129,7 @@ pub(crate) fn start(
         if let Some(after) = start.after
             && after.await.is_err()
         {
-            // The recovery failed, and the session ends with its error.
+            // The recovery has failed, so the session ends with the recovery's error.
             return std::future::pending().await;
         }
         let mut audit = AuditState {
@@ -131,26 +141,31 @@ pub(crate) fn start(
             delivered: None,
             goal: None,
             floor: 0,
-            horizon: None,
+            gap: None,
+            compared_to: 0,
             began_before: None,
             detached_before: BTreeMap::new(),
+            // Until the first audit has compared the publication, nobody knows.
+            has_trace: true,
+            failing: None,
             broken,
         };
         let mut sql = None;
         loop {
             let pause = match audit.round(&mut sql).await {
-                Ok(pause) => pause,
+                Ok(pause) => {
+                    audit.continues();
+                    pause
+                }
                 Err(error) => {
-                    tracing::warn!(
-                        code = %error.code(), hint = error.hint_text(),
-                        "cannot compare the tables with outbox.dispatch, retrying in {SOON:?}: {error}"
-                    );
+                    audit.failed(error).await;
                     sql = None;
                     SOON
                 }
             };
             tokio::select! {
-                () = hasten.notified() => {}
+                // The publication or a table has changed, so rows may be missing.
+                () = hasten.notified() => audit.has_trace = true,
                 () = tokio::time::sleep(pause) => {}
             }
         }
@@ -162,25 +177,31 @@ struct AuditState {
     subject: AuditSubject,
     events: TableSender,
     everything: bool,
-    /// The position that the slot must confirm before the next comparison.
+    /// What the present audit waits for: the position that the slot must confirm before the comparison.
+    /// `None` between two audits.
     waiting: Option<AuditWait>,
     tops: Option<Tops>,
     /// Number of delivered events when the last audit began.
     delivered: Option<u64>,
-    /// Target floor: a transaction id above every delivered event's transaction. `None` once the recorded
-    /// floor has reached the target.
+    /// The floor to reach: a transaction id above the transaction of every delivered event. `None` once
+    /// the recorded floor has reached it, so an idle relay writes nothing.
     goal: Option<u64>,
-    /// The floor that this session has last recorded.
+    /// The last floor that this session has recorded.
     floor: u64,
-    /// The next transaction id at the time of the last comparison of whole tables. Until all transactions
-    /// below this id have ended, audits follow each other quickly ([`SOON`]). `None` after that.
-    horizon: Option<u64>,
-    /// The next transaction id when the first audit of this session began. Events that earlier sessions
-    /// delivered belong to older transactions.
+    /// The gap that has left a trace. `None` if there is no trace.
+    gap: Option<PossibleGap>,
+    /// This session has compared all rows of transactions below this id.
+    compared_to: u64,
+    /// The next transaction id when the first audit of this session began. Every event that an earlier
+    /// session delivered belongs to an older transaction.
     began_before: Option<u64>,
-    /// By OID of a former partition: the next transaction id when this session first found the partition
-    /// detached. All its rows belong to older transactions.
+    /// The next transaction id when this session first found a former partition detached, by the OID of
+    /// the partition. All rows of the partition belong to older transactions.
     detached_before: BTreeMap<u32, u64>,
+    /// Whether the stream may have left out rows, because the publication or a table has changed.
+    has_trace: bool,
+    /// The audits that have failed since the last success. `None` if there are none.
+    failing: Option<FailingAudits>,
     broken: mpsc::Sender<Error>,
 }
 
@@ -197,6 +218,7 @@ struct AuditWait {
 
 async fn open(target: &Target) -> Result<Sql> {
     let sql = connect_patiently(target, "postrider auditor", STATEMENT_TIMEOUT).await?;
+    sql.commit_locally().await?;
     scan::prepare(&sql).await?;
     Ok(sql)
 }
@@ -218,8 +240,17 @@ async fn any_overlooked(
     Ok(false)
 }
 
+/// Whether the floor can rise to `xmin`, and is not yet above a transaction that added the column `inserted_xid`.
+/// Until the floor is above that transaction, the `xmin` of an old row decides whether the row is old. So an update
+/// makes the row look new.
+fn has_new_column(captured: &Captured, xmin: u64) -> bool {
+    let floor = captured.record.floor;
+    let mut added = captured.record.added_xids.iter();
+    xmin > floor && added.any(|xid| *xid >= floor)
+}
+
 impl AuditState {
-    /// Makes one step of an audit. Returns the time until the next step.
+    /// Performs one step of an audit. Returns the time until the next step.
     async fn round(&mut self, sql: &mut Option<Sql>) -> Result<Duration> {
         let sql = match sql {
             Some(sql) => sql,
@@ -227,11 +258,9 @@ impl AuditState {
         };
         let waiting = match self.waiting {
             Some(waiting) => waiting,
-            None => {
-                let waiting = self.begin(sql).await?;
-                *self.waiting.insert(waiting)
-            }
+            None => self.begin(sql).await?,
         };
+        self.waiting = Some(waiting);
         let (earlier, reached, state) = self.survey(sql, waiting.end).await?;
         if !state.problems().is_empty() {
             // The supervisor reports the problem, and wakes the auditor when the problem is solved.
@@ -239,6 +268,7 @@ impl AuditState {
         }
         let fingerprint = state.fingerprint();
         let is_as_it_was = earlier.publication.as_deref() == Some(fingerprint);
+        self.has_trace = !is_as_it_was || self.everything;
         let records = earlier.records;
         if records.may_lack_records() && !is_as_it_was {
             return self.end_session(sql).await;
@@ -253,39 +283,41 @@ impl AuditState {
         {
             return self.end_session(sql).await;
         }
-        let has_partitions = captured
-            .iter()
-            .any(|captured| !captured.new_partitions().is_empty());
-        let is_whole = !is_as_it_was || self.everything;
-        let former = self
-            .former(sql, &captured, &detached, waiting, !is_whole)
-            .await?;
-        let is_higher = self.goal.is_some() && waiting.xmin > self.floor;
-        let mut writes = is_higher || !earlier.had_one || has_partitions || former.any_change();
-        if !records.may_lack_records() {
-            writes |= is_whole;
-            writes |= self
-                .compare(sql, &captured, &detached, waiting, is_whole)
-                .await?;
+        let mut partitions = captured.iter().map(Captured::new_partitions);
+        let has_partitions = partitions.any(|new| !new.is_empty());
+        let change = self.has_trace.then_some(fingerprint);
+        if self
+            .notes_gap(sql, change, &captured, records, waiting)
+            .await?
+        {
+            self.waiting = None;
+            return Ok(AT_ONCE);
         }
-        // An idle relay writes nothing.
+        let former = self
+            .former(sql, &captured, &detached, waiting, !self.has_trace)
+            .await?;
+        let mut writes = self.goal.is_some() && waiting.xmin > self.floor;
+        writes |= !earlier.had_one || has_partitions || former.any_change();
+        writes |= captured.iter().any(|one| has_new_column(one, waiting.xmin));
+        if !records.may_lack_records() {
+            writes |= self.gap.is_some();
+            writes |= self.compare(sql, &captured, &detached, waiting).await?;
+        }
+        self.waiting = None;
+        if self.may_grow(waiting) {
+            self.succeeded();
+            return Ok(SOON);
+        }
+        // Write only if something has changed, so that an idle relay writes nothing.
         if writes {
             self.resolved(sql, &captured, &former, waiting, fingerprint, &earlier)
                 .await?;
             self.floor = waiting.xmin;
             self.goal = self.goal.filter(|goal| waiting.xmin < *goal);
         }
-        self.waiting = None;
-        self.everything = false;
-        if is_whole {
-            // Rows of a gap may belong to transactions that are still running.
-            let now = current_snapshot(&**sql).await?;
-            self.horizon = Some(now.xmax());
-            return Ok(AT_ONCE);
-        }
-        self.horizon = self.horizon.filter(|horizon| waiting.xmin < *horizon);
-        let is_soon = self.horizon.is_some() || former.any_waits;
-        Ok(if records.may_lack_records() || is_soon {
+        (self.gap, self.everything, self.has_trace) = (None, false, false);
+        self.succeeded();
+        Ok(if records.may_lack_records() || former.any_waits {
             SOON
         } else {
             INTERVAL
@@ -295,8 +327,8 @@ impl AuditState {
     /// Reads the captured tables and their former partitions.
     async fn tables(&self, sql: &Sql) -> Result<(Vec<Captured>, Vec<DetachedTable>)> {
         let AuditSubject { slot, tables, .. } = &self.subject;
-        // Columns may be added while a relay runs.
-        claim::refresh(sql, tables).await?;
+        // Columns may be added while a relay runs, so first bring the capture records up to date.
+        claim::refresh(sql, slot, tables).await?;
         let captured = claim::known(sql, slot, tables).await?;
         let detached = detached::find(sql, tables, &captured).await?;
         Ok((captured, detached))
@@ -314,8 +346,8 @@ impl AuditState {
             ..
         } = &self.subject;
         let earlier = audits::earlier(sql, slot, *records).await?;
-        // Read the publication after the slot's position, so that the publication's state is the newer of
-        // the two.
+        // Read the publication after the slot's position. The audit then notices every change that was made
+        // before the slot confirmed `end`.
         let reached = statements::is_confirmed(sql, slot, *walsender, end).await?;
         let state = publication::inspect(sql, publication, captured).await?;
         Ok((earlier, reached, state))
@@ -342,10 +374,16 @@ impl AuditState {
 
     async fn end_session(&self, sql: &Sql) -> Result<Duration> {
         let AuditSubject { slot, instance, .. } = &self.subject;
-        audits::mark_broken(sql, slot, instance, Loss::PublicationChanged.name()).await?;
+        audits::mark_broken(
+            sql,
+            slot,
+            instance,
+            RecoveryCause::PublicationChanged.name(),
+        )
+        .await?;
         let what = "the publication or a captured table was altered or recreated: publishing all \
                     rows without a known outcome from the tables";
-        // If the session has ended already, nobody receives this.
+        // If the session has ended already, nobody receives this error.
         let _ = self.broken.try_send(Error::new(Code::PublicationGap, what));
         Ok(SOON)
     }

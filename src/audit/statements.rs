@@ -9,7 +9,7 @@ use crate::error::Result;
 use crate::mapping::TableSettings;
 use crate::postgres::Sql;
 
-/// Whether a partition was attached with rows that the stream did not bring; see
+/// Whether a partition was attached with rows that the stream did not contain; see
 /// [`ScanWindow::overlooked`].
 ///
 /// # Errors
@@ -35,8 +35,8 @@ pub(super) async fn has_overlooked(
     Ok(false)
 }
 
-/// Whether our session, which reads through `walsender`, has confirmed everything up to `end`. Checks
-/// the walsender's pid, because somebody may have recreated the slot, with any position.
+/// Whether our session, which reads through `walsender`, has confirmed everything up to `end`. Checks the
+/// walsender's pid: if somebody has recreated the slot, its position says nothing about our session.
 pub(super) async fn is_confirmed(
     sql: &Sql,
     slot: &SlotName,

@@ -1,11 +1,12 @@
 //! Decides for a recovery which rows of a blocked key come before the key's first quarantined event.
 //!
-//! A recovery publishes every unrecorded row. It publishes rows before the first quarantined event of
-//! their key at once. Rows after that event wait behind it in quarantine. A row does not show its
-//! position in the log, but the recovery reads the rows of each aggregate in their order. So if the
-//! aggregate is the ordering key, every row that is read before the first quarantined event also comes
-//! before that event in the log. All rows of a key count as coming after the event if the event is not
-//! among the rows that are read, or if several aggregates share an ordering key.
+//! A recovery publishes every unrecorded row. It publishes rows that come before the first quarantined
+//! event of their key immediately. Rows after that event wait behind it in quarantine. A row does not
+//! show its position in the WAL, but the recovery reads the rows of each aggregate in the order of
+//! their inserts. So if the aggregate is the ordering key, every row that is read before the first
+//! quarantined event was also committed before that event. All rows of a key count as coming after the
+//! event if the event is not among the rows that are read, or if several aggregates share an ordering
+//! key.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -24,7 +25,7 @@ use crate::postgres::Sql;
 use crate::store::dispatch::quarantined::{self, BlockedKey, MAX_BLOCKED};
 use crate::store::relay_row::RecordKeeping;
 
-/// Maximum number of rows that one statement looks up by their ids.
+/// Maximum number of rows that one statement looks up by their ids, which bounds the length of the statement.
 const LOOKED_UP: usize = 100;
 
 /// The keys whose first quarantined event has not been read from the table yet.
@@ -39,8 +40,8 @@ pub(crate) struct Blocked {
 pub(crate) struct FirstQuarantined(HashMap<[u8; 16], BlockedKey>);
 
 impl FirstQuarantined {
-    /// Reads the first quarantined event of each key. Finds none if all events have a record, because the
-    /// scan then skips quarantined events. Nobody may write records during this query.
+    /// Reads the first quarantined event of each key. Returns no keys if all events have a record,
+    /// because the scan then skips quarantined events. No other task may write records during this query.
     ///
     /// # Errors
     /// Errors of [`quarantined::blocked_keys`].
@@ -55,12 +56,12 @@ impl FirstQuarantined {
 }
 
 impl Blocked {
-    /// Finds the blocked keys whose first quarantined event is among the rows that will be read. Finds
-    /// none if the aggregate is not the ordering key. If the id column has an index,
-    /// looks the events up by their ids. Otherwise scans the rows once.
+    /// Finds the blocked keys whose first quarantined event is among the rows that will be read. Finds no
+    /// keys if the aggregate is not the ordering key. Looks the events up by their ids if an index can find
+    /// them, and otherwise scans the rows once.
     ///
     /// # Errors
-    /// Those of [`Scan::next`].
+    /// Errors of [`Scan::next`].
     pub(crate) async fn of(
         sql: &Sql,
         table: &TableSettings,
@@ -83,8 +84,8 @@ impl Blocked {
         Ok(blocked)
     }
 
-    /// Whether this event is the first quarantined event of its key. If so, all rows of the key that are
-    /// read later count as coming after the event.
+    /// Returns whether this event is the first quarantined event of its key. If so, all rows of the key
+    /// that are read later count as coming after the event.
     pub(crate) fn passes(&mut self, event_id: &[u8; 16]) -> bool {
         let Some(group) = self.firsts.remove(event_id) else {
             return false;
@@ -103,8 +104,8 @@ impl Blocked {
     }
 }
 
-/// Looks the events up by their ids. Returns the ids that are in the window; `None` if no index can find
-/// them.
+/// Looks the events up by their ids. Returns the ids of the events whose rows are in the window. Returns
+/// `None` if no index can find the rows, or if an id cannot be compared with the id column.
 async fn look_up(
     sql: &Sql,
     reader: &TableReader,
@@ -131,7 +132,8 @@ async fn look_up(
         );
         let rows = match sql.query_typed(&statement, &[]).await {
             Ok(rows) => rows,
-            // The id column had another type when the events were recorded.
+            // The id column had another type when the events were recorded, so their ids cannot be
+            // compared with the column.
             Err(error) if is_of_a_value(&error) => return Ok(None),
             Err(error) => return Err(altered_since(error)),
         };
@@ -140,7 +142,8 @@ async fn look_up(
     Ok(Some(found))
 }
 
-/// Scans the rows of the window, in bounded statements. Returns the ids of the events.
+/// Scans the rows of the window, in bounded statements. Returns the ids of the first quarantined events
+/// that it finds.
 async fn walk(
     sql: &Sql,
     reader: &TableReader,

@@ -1,16 +1,16 @@
-//! Holds the bounds of a captured table, by which the relay recognises rows in the stream that were
-//! handled earlier.
+//! The bounds of a captured table. The relay uses them to recognise rows in the stream that were handled
+//! earlier.
 //!
-//! A row that was moved between partitions, copied or restored arrives in the stream as an insert.
-//! Such a row keeps the `inserted_xid` of the transaction that wrote the row first. The same bounds apply
-//! to rows that are read from the table.
+//! A row that was moved between partitions, copied or restored arrives in the stream as an insert. Such a
+//! row keeps the `inserted_xid` of the transaction that wrote the row first, so that transaction id shows
+//! whether the row was handled. The same bounds apply to rows that are read from the table.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::captured::Captured;
 use crate::postgres::Snapshot;
 
-/// The bounds of one table. The floor rises while a session runs.
+/// The bounds of one table. The auditor raises the floor while the pipeline uses it.
 #[derive(Debug)]
 pub(crate) struct Bounds {
     since: Option<Snapshot>,
@@ -32,7 +32,7 @@ impl Bounds {
         self.floor.fetch_max(floor, Ordering::Relaxed);
     }
 
-    /// Whether rows of this transaction are older than the capture of the table.
+    /// Whether rows of this transaction were committed before the capture of the table began.
     pub(crate) fn is_from_before(&self, inserted_xid: u64) -> bool {
         let since = self.since.as_ref();
         since.is_some_and(|since| since.shows(inserted_xid))

@@ -3,9 +3,8 @@
 use outbox_event::TableIdentity;
 
 use super::shape::Shape;
-use crate::store::capture_record::CaptureRecord;
+use crate::store::capture_record::{CaptureRecord, RecoveryProgress};
 
-/// A captured table: its shape, and its capture record.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Captured {
     pub(crate) record: CaptureRecord,
@@ -13,6 +12,16 @@ pub(crate) struct Captured {
 }
 
 impl Captured {
+    /// The transaction that inserted a row of `e`, as [`Shape::inserted_xid_sql`] finds it.
+    pub(crate) fn inserted_xid_sql(&self) -> String {
+        let CaptureRecord {
+            added_xids,
+            is_adopted,
+            ..
+        } = &self.record;
+        self.shape.inserted_xid_sql(added_xids, *is_adopted)
+    }
+
     /// The name that identifies the table in the ids of its events.
     pub(crate) fn identity(&self) -> TableIdentity {
         let record = &self.record;
@@ -21,16 +30,74 @@ impl Captured {
             .with_suffix(&record.id_suffixes.of(self.shape.oid))
     }
 
-    /// Returns the OIDs of the partitions that were added since the floor was last raised and that hold
-    /// rows. These rows may be unresolved although they belong to transactions below the floor, because a
-    /// table may already have rows when it is attached as a partition.
+    /// How far an unfinished recovery has read the table. `None` if no recovery has read it. Also `None` if
+    /// another column or sequence numbers the rows now, because the recorded `seq` is then meaningless.
+    pub(crate) fn recovery_progress(&self) -> Option<&RecoveryProgress> {
+        let progress = self.record.recovery_progress.as_ref()?;
+        let same_numbers = progress.seq.is_none()
+            || (&progress.column, &progress.numbering) == (&self.seq_column(), &self.numbering());
+        same_numbers.then_some(progress)
+    }
+
+    /// Returns the progress to record for a recovery that has read all rows up to `seq` (`None`: all rows).
+    /// Of these rows, the rows of transactions below `below` are resolved. `leaves` has the OIDs of the
+    /// present partitions: a partition that is not among them is left out. Returns `None` if an earlier
+    /// recovery has got further, or if `seq` is set although no sequence fills an indexed column `seq`.
+    pub(crate) fn recovery_progress_at(
+        &self,
+        below: u64,
+        seq: Option<i64>,
+        leaves: &[u32],
+    ) -> Option<RecoveryProgress> {
+        let read = self.shape.leaves().filter(|leaf| leaves.contains(leaf));
+        let read: Vec<String> = read.map(|leaf| leaf.to_string()).collect();
+        let progress = RecoveryProgress {
+            below,
+            seq,
+            column: self.seq_column(),
+            numbering: self.numbering(),
+            partitions: read.join(","),
+        };
+        let is_numbered =
+            seq.is_none() || progress.column.is_some() && progress.numbering.is_some();
+        let earlier = self.recovery_progress();
+        let is_further = earlier.is_none_or(|earlier| progress.is_as_far_as(earlier));
+        (is_numbered && is_further).then_some(progress)
+    }
+
+    fn seq_column(&self) -> Option<String> {
+        self.shape.numbered().map(|seq| seq.column.clone())
+    }
+
+    /// The sequence that fills the indexed column `seq`.
+    fn numbering(&self) -> Option<String> {
+        self.shape.numbered().and_then(|seq| seq.numbering.clone())
+    }
+
+    /// Returns the partitions that have their own floor below `floor`, each with this own floor. Such a partition was
+    /// not captured, or could not be read, for a while. So its rows of transactions from its own floor up to `floor`
+    /// may be unresolved.
+    pub(crate) fn with_own_floors(&self, floor: u64) -> impl Iterator<Item = (u32, u64)> {
+        let CaptureRecord {
+            uncaptured, unread, ..
+        } = &self.record;
+        self.shape.leaves().filter_map(move |oid| {
+            let own = uncaptured.get(&oid).into_iter().chain(unread.get(&oid));
+            let own = own.copied().min()?;
+            (own < floor).then_some((oid, own))
+        })
+    }
+
+    /// Returns the OIDs of the partitions that hold rows and are not in the capture record yet. A table may
+    /// already have rows when it is attached as a partition. So these rows may be unresolved even if they
+    /// belong to transactions below the floor. Returns none if the record does not know the partitions.
     pub(crate) fn new_partitions(&self) -> Vec<&str> {
         let Some(known) = &self.record.partitions else {
             return Vec::new();
         };
         let is_known = |oid: &&str| known.split(',').any(|known| known == *oid);
         let oids = self.shape.partitions.split(',');
-        // A partition without rows does not matter.
+        // A partition without rows has nothing to publish.
         let filled: Vec<String> = self.shape.filled.iter().map(u32::to_string).collect();
         let is_filled = |oid: &&str| filled.iter().any(|filled| filled == oid);
         oids.filter(|oid| is_filled(oid) && !is_known(oid))

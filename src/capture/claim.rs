@@ -1,12 +1,14 @@
 //! Matches capture records with tables, and decides whether this relay may capture a table.
 //!
-//! A table is recognised by its OID, so a rename or `SET SCHEMA` changes nothing. If no record has
-//! the OID, the name decides, so a table that was dropped and created again, restored or swapped
-//! keeps its record. All functions are pure, except those that take an SQL session. The module `owner`
-//! decides whether another slot captures the rows of a table. `replaced` decides whether a table with another
-//! OID is a copy.
+//! The relay recognises a table by its OID, so a rename or `SET SCHEMA` changes nothing. If no record has
+//! the OID, the name decides, so a table that was dropped and created again, restored or swapped keeps
+//! its record. If the settings name another table of the same partition tree, that table takes over the
+//! record of the earlier table (`relatives`). Only the functions that take an SQL session do IO. The module
+//! `owner` decides whether another slot captures the rows of a table. `replaced` decides whether a table with
+//! another OID is a copy.
 
 mod owner;
+mod relatives;
 mod replaced;
 
 use std::collections::BTreeMap;
@@ -14,7 +16,10 @@ use std::collections::BTreeMap;
 use decoder::Lsn;
 use slot_manager::{QualifiedName, SlotName};
 
-pub(crate) use self::owner::{refuse_others, refuse_partial_overlap, with_partitions};
+pub(crate) use self::owner::{
+    refuse_attached, refuse_others, refuse_partial_overlap, with_partitions,
+};
+pub(crate) use self::relatives::has_taken_over;
 pub(crate) use super::captured::Captured;
 use super::shape::{self, FoundTable};
 use super::tops::{self, Top, Tops};
@@ -24,28 +29,32 @@ use crate::postgres::{Snapshot, Sql, current_snapshot};
 use crate::settings::Start;
 use crate::store::capture_record::{self, CaptureRecord, IdSuffixes};
 
-/// How capturing begins.
+/// The input of [`claim`]: the tables, and how the capture of new tables begins.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct CaptureStart<'a> {
     pub(crate) start: Start,
-    /// The settings of the tables.
+    /// The configured tables.
     pub(crate) tables: &'a [TableSettings],
     /// Fingerprint of the publication.
     pub(crate) publication: &'a str,
     /// Whether no relay has ever served the slot. If so, `start = all` applies even to tables that
     /// already have a record, because the command that wrote the record may have had another setting.
     pub(crate) is_first: bool,
-    /// The position at which the slot begins, if a command has just created the slot. See
-    /// [`CaptureRecord::since_lsn`].
+    /// The position at which the slot begins, if a command has just created the slot. The new capture records
+    /// contain this position.
     pub(crate) since_lsn: Option<Lsn>,
     /// The moment when the capture of new tables begins; `None` means now.
     pub(crate) moment: Option<&'a CaptureMoment>,
+    /// Whether the caller is a session. A session recovers if a table takes over the record of an earlier
+    /// table. A command leaves that record alone, because otherwise the next session could not notice the
+    /// takeover.
+    pub(crate) is_session: bool,
 }
 
 /// The moment when the capture of new tables begins.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct CaptureMoment {
-    /// Rows that this snapshot shows are older than capturing.
+    /// Rows that this snapshot shows were committed before capturing began.
     pub(crate) since: Snapshot,
     /// The highest `seq` of each table, read before the snapshot was taken.
     pub(crate) tops: Tops,
@@ -58,16 +67,16 @@ impl CaptureMoment {
         Ok(Self { since, tops })
     }
 
-    /// The highest `seq` of the table number `n`. `None` if `since` may not show all transactions that had
-    /// begun when this `seq` was read: their rows have lower `seq` values, but are newer than the start of
-    /// capturing.
+    /// The highest `seq` of the table at index `n`, from which a scan may start. `None` if the table has none,
+    /// or if a transaction that had begun when this `seq` was read might not be visible in `since`: its rows
+    /// must be published, but may have a lower `seq`.
     fn top(&self, n: usize) -> Option<&Top> {
         let have_ended = self.since.xmin() >= self.tops.next_xid;
         self.tops.seqs.get(n)?.as_ref().filter(|_| have_ended)
     }
 }
 
-/// Looks up the tables of the settings in the catalog.
+/// Looks up the configured tables in the catalog.
 ///
 /// # Errors
 /// `publication-drift` when a table is missing; `column-missing`; errors of a statement.
@@ -84,8 +93,24 @@ pub(crate) async fn find_tables(sql: &Sql, tables: &[TableSettings]) -> Result<V
 }
 
 /// Returns the record of each table, in the order of `found`, and `None` for a table that is not captured
-/// yet.
+/// yet. A table without a record takes over the record of an earlier table of `slot` that shares rows with it.
 pub(crate) fn matched<'r>(
+    found: &[FoundTable],
+    records: &'r [CaptureRecord],
+    slot: &SlotName,
+) -> Vec<Option<&'r CaptureRecord>> {
+    let mut known = known_by_name(found, records);
+    for (n, found) in found.iter().enumerate() {
+        if known[n].is_none() {
+            let earlier = relatives::of(found, &known, records, slot);
+            known[n] = earlier.first().copied();
+        }
+    }
+    known
+}
+
+/// Returns the record of each table by its OID, or else by its name.
+fn known_by_name<'r>(
     found: &[FoundTable],
     records: &'r [CaptureRecord],
 ) -> Vec<Option<&'r CaptureRecord>> {
@@ -136,14 +161,17 @@ pub(crate) async fn claim(
         since_lsn,
         tables,
         moment,
+        is_session,
     } = begin;
     let records = capture_record::read(&**sql).await?;
-    let known = matched(&found, &records);
+    let known = matched(&found, &records, slot);
     refuse_others(&found, &records, slot)?;
     let is_whole = known.iter().all(Option::is_some);
     for ((found, known), settings) in found.iter().zip(&known).zip(tables) {
         if let Some(known) = known {
-            bring_up_to_date(sql, settings, found, known).await?;
+            if is_session || !relatives::takes_over(found, known) {
+                bring_up_to_date(sql, settings, found, known).await?;
+            }
             if is_first && start == Start::All && known.since.is_some() {
                 capture_record::capture_all(&**sql, known).await?;
             }
@@ -161,22 +189,27 @@ pub(crate) async fn claim(
             Some(moment) => moment,
             None => &CaptureMoment::now(sql, &found).await?,
         };
+        // Tables without a record, with their indexes in `found`.
         let new = found.iter().zip(&known).enumerate();
-        let new = new.filter(|(_, (_, known))| known.is_none());
-        let new: Vec<CaptureRecord> = new
-            .map(|(n, (found, _))| {
-                // With `start = all`, no row is older than capturing.
-                let top = moment.top(n).filter(|_| start == Start::New);
-                CaptureRecord {
-                    publication: Some(publication.to_owned()),
-                    since_lsn,
-                    floor_seq: top.map(|top| top.seq),
-                    numbering: top.map(|top| top.numbering.clone()),
-                    ..new_record(found, &records, slot, start, &moment.since)
-                }
-            })
+        let new: Vec<(usize, &FoundTable)> = new
+            .filter(|(_, (_, known))| known.is_none())
+            .map(|(n, (found, _))| (n, found))
             .collect();
-        capture_record::insert(&**sql, &new, instance).await?;
+        // A new identity must differ from the identities of the other new records, too.
+        let mut all = records.clone();
+        for (n, found) in new {
+            // With `start = all`, no row counts as committed before capturing began, so no scan may start at
+            // the highest `seq`.
+            let top = moment.top(n).filter(|_| start == Start::New);
+            all.push(CaptureRecord {
+                publication: Some(publication.to_owned()),
+                since_lsn,
+                floor_seq: top.map(|top| top.seq),
+                numbering: top.map(|top| top.numbering.clone()),
+                ..new_record(found, &all, slot, start, &moment.since)
+            });
+        }
+        capture_record::insert(&**sql, &all[records.len()..], instance).await?;
     }
     // Read again, because another relay may have written the records first.
     known_of(sql, slot, found).await
@@ -186,11 +219,11 @@ pub(crate) async fn claim(
 /// `inserted_xid`. Only the session that holds the slot may call this.
 ///
 /// # Errors
-/// Those of [`find_tables`].
-pub(crate) async fn refresh(sql: &Sql, tables: &[TableSettings]) -> Result<()> {
+/// Errors of [`find_tables`].
+pub(crate) async fn refresh(sql: &Sql, slot: &SlotName, tables: &[TableSettings]) -> Result<()> {
     let found = find_tables(sql, tables).await?;
     let records = capture_record::read(&**sql).await?;
-    let known = matched(&found, &records);
+    let known = matched(&found, &records, slot);
     for ((found, known), settings) in found.iter().zip(known).zip(tables) {
         if let Some(known) = known {
             bring_up_to_date(sql, settings, found, known).await?;
@@ -202,7 +235,7 @@ pub(crate) async fn refresh(sql: &Sql, tables: &[TableSettings]) -> Result<()> {
 /// Returns the tables as they are now, each with its record.
 ///
 /// # Errors
-/// `slot-busy` when a table has no record; `table-captured`; those of [`find_tables`].
+/// `slot-busy` when a table has no record; `table-captured`; errors of [`find_tables`].
 pub(crate) async fn known(
     sql: &Sql,
     slot: &SlotName,
@@ -214,7 +247,7 @@ pub(crate) async fn known(
 async fn known_of(sql: &Sql, slot: &SlotName, found: Vec<FoundTable>) -> Result<Vec<Captured>> {
     let records = capture_record::read(&**sql).await?;
     refuse_others(&found, &records, slot)?;
-    let known = matched(&found, &records);
+    let known = matched(&found, &records, slot);
     let known: Vec<Option<CaptureRecord>> = known.into_iter().map(Option::<&_>::cloned).collect();
     let captured = found.into_iter().zip(known);
     captured
@@ -229,7 +262,7 @@ async fn known_of(sql: &Sql, slot: &SlotName, found: Vec<FoundTable>) -> Result<
 /// that the relay would write now. Unlike [`known`], accepts tables that another slot captures.
 ///
 /// # Errors
-/// Those of [`find_tables`].
+/// Errors of [`find_tables`].
 pub(crate) async fn as_if_claimed(
     sql: &Sql,
     slot: &SlotName,
@@ -237,14 +270,19 @@ pub(crate) async fn as_if_claimed(
     start: Start,
 ) -> Result<Vec<Captured>> {
     let found = find_tables(sql, tables).await?;
-    let records = capture_record::read(&**sql).await?;
+    let mut records = capture_record::read(&**sql).await?;
     let now = current_snapshot(&**sql).await?;
     let mut captured = Vec::with_capacity(found.len());
-    let known = matched(&found, &records);
+    let known = matched(&found, &records, slot);
+    let known: Vec<Option<CaptureRecord>> = known.into_iter().map(Option::<&_>::cloned).collect();
     for ((found, known), settings) in found.iter().zip(known).zip(tables) {
         let record = match known {
-            Some(known) => replaced::brought_up(sql, settings, found, known).await?.0,
-            None => new_record(found, &records, slot, start, &now),
+            Some(known) => replaced::brought_up(sql, settings, found, &known).await?.0,
+            None => {
+                let new = new_record(found, &records, slot, start, &now);
+                records.push(new.clone());
+                new
+            }
         };
         let shape = found.shape.clone();
         captured.push(Captured { record, shape });
@@ -278,6 +316,9 @@ fn new_record(
         id_suffixes: IdSuffixes::first(found.shape.oid),
         detached: Vec::new(),
         unread: BTreeMap::new(),
+        recovery_progress: None,
+        uncaptured: BTreeMap::new(),
+        is_adopted: false,
     }
 }
 
@@ -294,10 +335,13 @@ async fn bring_up_to_date(
 ) -> Result<()> {
     let FoundTable { table, shape } = found;
     if known.oid != shape.oid || known.table != *table {
-        tracing::warn!(
-            %table, identity = known.identity, before = %known.table,
+        let what = if relatives::takes_over(found, known) {
+            "the settings name another table of the same partition tree: it takes over the capture record of \
+             the earlier table, so undelivered rows of the earlier table are published"
+        } else {
             "a captured table was renamed or created again: its rows are captured as before"
-        );
+        };
+        tracing::warn!(%table, identity = known.identity, before = %known.table, "{what}");
         let (moved, origin) = replaced::brought_up(sql, settings, found, known).await?;
         if let Some(origin) = origin {
             tracing::warn!(%table, "{origin}");
@@ -314,10 +358,13 @@ async fn bring_up_to_date(
     Ok(())
 }
 
-/// Returns a name for a new table in the ids of its events, different from the identity of every other
-/// table.
+/// Returns an identity for a new table. Event ids are computed from the identity, so it differs from
+/// the identity of every other table. It contains neither `:` nor `@`, which follow the identity in the texts from
+/// which event ids are computed. Otherwise the row `b:7` of a table `a` and the row `7` of a table `a:b` would get
+/// the same event id.
 fn identity(table: &QualifiedName, records: &[CaptureRecord]) -> String {
     let name = format!("{}.{}", table.schema, table.name);
+    let name = name.replace(':', "%3A").replace('@', "%40");
     let is_free = |identity: &String| records.iter().all(|known| known.identity != *identity);
     let numbered = (2u32..).map(|n| format!("{name}#{n}"));
     std::iter::once(name.clone())

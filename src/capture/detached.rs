@@ -1,8 +1,8 @@
 //! Finds the tables that were partitions of a captured table, or were the captured table itself, and may
-//! still have unresolved rows: tables that were detached, moved or renamed.
+//! still have unresolved rows. Such a table was detached, moved or renamed.
 //!
-//! As long as such a table exists, recovery and auditor read it like another captured table, with the
-//! identity of the table to which it belonged. The capture record lists these tables
+//! As long as such a table exists, the recovery and the auditor read it like a captured table. Its rows
+//! have the identity of the captured table to which they belonged. The capture record lists these tables
 //! (`CaptureRecord::detached`).
 
 use slot_manager::QualifiedName;
@@ -12,7 +12,7 @@ use super::captured::Captured;
 use super::shape::{self, Shape, UnfitColumn};
 use super::table::TableReader;
 use super::window::{ScanWindow, shown_sql};
-use crate::error::{Code, Result};
+use crate::error::{Code, Error, Result};
 use crate::mapping::TableSettings;
 use crate::postgres::{Snapshot, Sql};
 use crate::store::capture_record::{self, CaptureRecord};
@@ -20,18 +20,20 @@ use crate::store::capture_record::{self, CaptureRecord};
 /// A table that was part of a captured table.
 #[derive(Debug)]
 pub(crate) struct DetachedTable {
-    /// Index in the settings of the captured table to which it belonged.
+    /// The captured table to which this table belonged, as an index into `Settings::tables`.
     pub(crate) number: usize,
     pub(crate) oid: u32,
-    /// Whether running transactions may still write to it through the captured table.
+    /// Whether running transactions may still write to this table through the captured table.
     pub(crate) is_pending: bool,
+    /// Whether it still is a partition of a table that no record captures, because the settings now name another table.
+    pub(crate) is_uncaptured: bool,
     pub(crate) state: DetachedState,
 }
 
-/// Whether and how the rows of such a table can be read.
+/// Whether and how the rows of a detached table can be read.
 #[derive(Debug)]
 pub(crate) enum DetachedState {
-    /// The table does not exist, or its rows belong to another captured table now.
+    /// The table does not exist, or all its rows are published through another captured table.
     Gone,
     Readable(Box<DetachedRows>),
     Unreadable {
@@ -42,18 +44,19 @@ pub(crate) enum DetachedState {
     },
 }
 
-/// What is needed to read the rows of such a table.
+/// What is needed to read the rows of a detached table.
 #[derive(Debug)]
 pub(crate) struct DetachedRows {
     pub(crate) settings: TableSettings,
     pub(crate) captured: Captured,
-    /// The snapshot `since` of another captured table that now contains this table. The other table publishes
-    /// all rows that the snapshot does not show. `None` if there is no such table.
+    /// The snapshot `since` of another captured table that now contains this table. Rows that this
+    /// snapshot does not show are published through that other table. `None` if no other captured table
+    /// contains this table.
     pub(crate) not_of_another: Option<Snapshot>,
 }
 
 impl DetachedRows {
-    /// Leaves out the rows that another captured table publishes.
+    /// Returns the window without the rows that are published through another captured table.
     pub(crate) fn bounded<'a>(&'a self, window: ScanWindow<'a>) -> ScanWindow<'a> {
         ScanWindow {
             not_of_another: self.not_of_another.as_ref(),
@@ -61,7 +64,8 @@ impl DetachedRows {
         }
     }
 
-    /// The condition that no other captured table publishes a row of `e`; `None` for all rows.
+    /// The condition that a row of `e` is not published through another captured table. `None` if this is
+    /// true of all rows.
     pub(crate) fn not_of_another_sql(&self) -> Option<String> {
         let snapshot = self.not_of_another.as_ref()?;
         Some(shown_sql(&self.captured, snapshot))
@@ -77,7 +81,8 @@ impl DetachedTable {
         }
     }
 
-    /// The name of the table, why its rows cannot be read, and the remedy; `None` if they can be read.
+    /// The name of the table, why its rows cannot be read, and the remedy. `None` if they can be read or if
+    /// the table is gone.
     pub(crate) fn unreadable(&self) -> Option<(&QualifiedName, &str, &str)> {
         match &self.state {
             DetachedState::Unreadable { name, why, remedy } => Some((name, why, remedy)),
@@ -85,7 +90,7 @@ impl DetachedTable {
         }
     }
 
-    /// Logs that the rows cannot be read.
+    /// Logs a warning if the rows cannot be read.
     pub(crate) fn warn_if_unreadable(&self) {
         if let Some((name, why, remedy)) = self.unreadable() {
             tracing::warn!(
@@ -125,11 +130,26 @@ pub(crate) async fn find(
                 number,
                 oid,
                 is_pending: found.is_some_and(|found| found.is_pending),
+                is_uncaptured: found.is_some_and(|found| {
+                    let is_attached = found.within.iter().any(|table| *table != oid);
+                    is_attached && other_owner(captured, found, &records).is_none()
+                }),
                 state,
             });
         }
     }
     Ok(detached)
+}
+
+/// Returns the record of another captured table that now contains this table.
+fn other_owner<'r>(
+    captured: &Captured,
+    found: &FormerPartition,
+    records: &'r [CaptureRecord],
+) -> Option<&'r CaptureRecord> {
+    let identity = &captured.record.identity;
+    let mut records = records.iter();
+    records.find(|record| record.identity != *identity && found.within.contains(&record.oid))
 }
 
 async fn state(
@@ -139,10 +159,7 @@ async fn state(
     found: &FormerPartition,
     records: &[CaptureRecord],
 ) -> Result<DetachedState> {
-    let identity = &captured.record.identity;
-    let owner = records
-        .iter()
-        .find(|record| record.identity != *identity && found.within.contains(&record.oid));
+    let owner = other_owner(captured, found, records);
     let not_of_another = owner.and_then(|owner| owner.since.clone());
     if owner.is_some() && not_of_another.is_none() {
         return Ok(DetachedState::Gone);
@@ -178,8 +195,42 @@ async fn state(
     }
 }
 
-/// Reads the shape of the table, with the column that numbers the rows of the captured table, if it has that
-/// column. On a partition, the catalog does not say that an identity column of the captured table fills it.
+/// Returns an error if a partition was detached (also if it was attached again), or the table itself was renamed
+/// or replaced, since `before`. A scan of the table may then have missed rows.
+///
+/// # Errors
+/// `slot-busy` when rows may be missing; errors of a statement.
+pub(crate) async fn refuse_detached(
+    sql: &Sql,
+    settings: &TableSettings,
+    before: &Shape,
+) -> Result<()> {
+    let now = shape::read(sql, settings).await?;
+    let is_back = now
+        .as_ref()
+        .is_some_and(|now| now.was_attached_again_since(before));
+    let left: Vec<u32> = before
+        .leaves()
+        .filter(|leaf| {
+            now.as_ref()
+                .is_none_or(|now| now.leaves().all(|n| n != *leaf))
+        })
+        .collect();
+    // A dropped partition has no rows.
+    let is_left = !left.is_empty() && !table::former_partitions(sql, &left).await?.is_empty();
+    if !is_left && !is_back {
+        return Ok(());
+    }
+    let what = format!(
+        "a partition of {} was detached, or the table was replaced, while the relay read it",
+        settings.table
+    );
+    Err(Error::new(Code::SlotBusy, what).hint("no action needed: the relay reads it again"))
+}
+
+/// Reads the shape of the detached table. Names the captured table's `seq` column explicitly, because the
+/// catalog does not say that an identity column of the captured table numbers the rows of a partition. If
+/// the detached table has no such column, reads the shape without it.
 async fn shape_of(sql: &Sql, settings: &TableSettings, of: &Captured) -> Result<Option<Shape>> {
     let mut numbered = settings.clone();
     if let Some(seq) = &of.shape.seq {
@@ -191,7 +242,8 @@ async fn shape_of(sql: &Sql, settings: &TableSettings, of: &Captured) -> Result<
     }
 }
 
-/// Describes the table, and checks that its rows can be mapped. Returns `None` if it is gone.
+/// Describes the detached table, and checks that its rows can be mapped. Returns `None` if the table is
+/// gone.
 async fn readable(
     sql: &Sql,
     settings: &TableSettings,
@@ -202,8 +254,8 @@ async fn readable(
         return Ok(None);
     };
     let record = &of.record;
-    // Rows that were inserted through the captured table have a value, even if the partition itself has
-    // no default.
+    // Rows that were inserted through the captured table have a value in `inserted_xid`, even if the
+    // partition itself has no default for that column. So the column counts as filled.
     if record.has_inserted_xid && shape.unfit_inserted_xid == Some(UnfitColumn::Value) {
         (shape.has_inserted_xid, shape.unfit_inserted_xid) = (true, None);
     }

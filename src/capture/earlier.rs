@@ -1,11 +1,11 @@
 //! Looks up the outcomes that earlier sessions have recorded for the events that PostgreSQL sends again.
 //!
-//! Usually such an event has the same position (commit LSN and ordinal) as before, and its dispatch row
-//! has that position. But whether pgoutput considers a table part of the publication depends on what
-//! pgoutput has decoded before. So after a restart, a transaction that was open while the publication
-//! was altered may bring more rows or fewer, and its ordinals shift. From the first event that does not
-//! match the dispatch row at its position, we look up the events of the transaction by their ids, and
-//! give them ordinals above all ordinals that are in use.
+//! Usually such an event has the same position (commit LSN and ordinal) as before, so its dispatch row is
+//! found by its position. But whether pgoutput considers a table part of the publication depends on what
+//! pgoutput has decoded before. So after a restart, pgoutput may send more or fewer rows of a transaction
+//! that was open while the publication was altered, and the ordinals of the transaction shift. From the
+//! first event that does not match the dispatch row at its position, we look up the events of the
+//! transaction by their ids. These events get new ordinals above all ordinals that are in use.
 
 use decoder::Lsn;
 
@@ -13,13 +13,24 @@ use crate::error::Result;
 use crate::event::{EventId, EventPosition};
 use crate::metrics::Metrics;
 use crate::postgres::Sql;
-use crate::store::dispatch::{Lookup, RecordedEvents, last_ordinal};
+use crate::store::dispatch::{EarlierOutcomes, Lookup, last_ordinal};
+
+/// The result of a look-up of an event of the stream.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct LookedUp {
+    pub(crate) found: Lookup,
+    /// The position to use for the event.
+    pub(crate) position: EventPosition,
+    /// Whether the event was looked up by its id. A look-up by position does not find a record at another
+    /// position.
+    pub(crate) by_id: bool,
+}
 
 /// Looks up the outcomes of one session's events.
 pub(crate) struct OutcomeLookup {
-    recorded: RecordedEvents,
-    /// The SQL session for lookups. `None` once the stream is past every dispatch row: from then on every
-    /// event is new.
+    recorded: EarlierOutcomes,
+    /// The SQL session for look-ups. `None` once the stream is past every dispatch row, because every
+    /// later event is new.
     sql: Option<Sql>,
     moved: Option<ShiftedTransaction>,
     metrics: Metrics,
@@ -33,7 +44,7 @@ struct ShiftedTransaction {
 }
 
 impl OutcomeLookup {
-    pub(crate) fn new(recorded: RecordedEvents, sql: Sql, metrics: Metrics) -> Self {
+    pub(crate) fn new(recorded: EarlierOutcomes, sql: Sql, metrics: Metrics) -> Self {
         Self {
             recorded,
             sql: Some(sql),
@@ -47,7 +58,8 @@ impl OutcomeLookup {
         self.recorded.is_over() && self.moved.is_none()
     }
 
-    /// See [`RecordedEvents::passed`].
+    /// Notes that the stream has delivered every transaction before `wal_end`, so their dispatch rows are no
+    /// longer needed.
     pub(crate) fn passed(&mut self, wal_end: Lsn) {
         self.recorded.passed(wal_end);
         self.moved = self
@@ -55,8 +67,7 @@ impl OutcomeLookup {
             .filter(|moved| moved.next.commit.lsn() >= wal_end);
     }
 
-    /// Looks up whether the next event of the stream has a record. Also returns the position to use for this
-    /// event.
+    /// Looks up whether the next event of the stream has a record.
     ///
     /// # Errors
     /// Database errors.
@@ -64,9 +75,14 @@ impl OutcomeLookup {
         &mut self,
         at: EventPosition,
         event_id: &EventId,
-    ) -> Result<(Lookup, EventPosition)> {
+    ) -> Result<LookedUp> {
+        let new = LookedUp {
+            found: Lookup::New,
+            position: at,
+            by_id: false,
+        };
         let Some(sql) = &self.sql else {
-            return Ok((Lookup::New, at));
+            return Ok(new);
         };
         self.moved = self.moved.filter(|moved| moved.next.commit == at.commit);
         let mut by_position = None;
@@ -76,26 +92,34 @@ impl OutcomeLookup {
             }
             by_position = self.recorded.look_up(at, &event_id.uuid);
         }
-        let (found, position) = match by_position {
-            Some(found) => (found, at),
+        let looked_up = match by_position {
+            Some(Lookup::New) if self.recorded.may_be_from_a_table(at) => LookedUp {
+                found: self.recorded.look_up_by_id(sql, &event_id.uuid).await?,
+                by_id: true,
+                ..new
+            },
+            Some(found) => LookedUp { found, ..new },
             None => {
                 let moved = match &mut self.moved {
                     Some(moved) => moved,
                     none => none.insert(begin(sql, at).await?),
                 };
-                let found = self.recorded.look_up_by_id(sql, &event_id.uuid).await?;
                 let position = moved.next;
                 moved.next.ordinal += 1;
-                (found, position)
+                LookedUp {
+                    found: self.recorded.look_up_by_id(sql, &event_id.uuid).await?,
+                    position,
+                    by_id: true,
+                }
             }
         };
         if self.is_over() {
             self.sql = None;
         }
-        if found == Lookup::Done {
+        if looked_up.found == Lookup::Done {
             self.metrics.events_skipped.inc();
         }
-        Ok((found, position))
+        Ok(looked_up)
     }
 }
 
@@ -106,8 +130,8 @@ async fn begin(sql: &Sql, at: EventPosition) -> Result<ShiftedTransaction> {
     let last = recorded.max(at.ordinal);
     tracing::warn!(
         commit_lsn = %at.commit.lsn(), ordinal = at.ordinal,
-        "a transaction was decoded with other rows than last time, because the publication was \
-         altered while it was open: looking up its events by their ids"
+        "a transaction was decoded with different rows than last time, because the publication was altered \
+         while it was open: looking up its events by their ids"
     );
     Ok(ShiftedTransaction {
         next: EventPosition {

@@ -1,25 +1,30 @@
-//! Carries rows that are read from the tables into the pipeline, because the stream does not bring these
-//! rows.
+//! Sends rows that are read from the tables into the pipeline, because the stream might not have delivered
+//! them.
 //!
-//! Recovery and the auditor send these rows, in batches of bounded size, through a channel that holds
-//! one batch. The pipeline takes a batch when the delivery has room. Events from a table do not have the
-//! position of a commit (`positions`), so the watermark does not cover them. Instead, this module counts how
-//! many events from tables are unresolved.
+//! The recovery and the auditor send these rows through a channel that holds one batch of bounded size.
+//! The pipeline takes the next batch when the delivery has room, so the channel applies backpressure.
+//! Events from a table do not have the position of a commit (`positions`), so the watermark does not
+//! cover them. Instead, this module remembers which events from tables are unresolved.
 
-use replication::CommitLsn;
+mod receiving;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+
 use tokio::sync::{mpsc, oneshot};
 use uuid::Uuid;
 
-use super::positions::is_of_a_table;
+pub(crate) use self::receiving::TableRows;
 use super::table::TableEvent;
 use super::unrecorded::Unrecorded;
 use crate::error::Error;
 use crate::event::EventPosition;
 use crate::mapping::MapError;
 
-/// A batch is sent once its messages have this many bytes. A single message may be larger.
+/// Total size of messages at which a batch is sent, so that the channel uses little memory. With its last
+/// message, a batch may exceed this size.
 const BATCH_BYTES: usize = 256 << 10;
-/// A batch is sent once it has this many rows.
+/// Maximum number of rows in a batch.
 const BATCH_ROWS: usize = 1_000;
 
 /// An item of the channel.
@@ -29,50 +34,60 @@ pub(crate) enum FromTable {
     Event(TableEvent),
     /// A row that cannot become a message.
     Unmappable(MapError),
-    /// The pipeline answers at once. All events that were sent before this item are then queued for their
-    /// keys.
+    /// The pipeline answers as soon as it takes this item. By then, all events that were sent before this
+    /// item are queued for their keys.
     Queued(oneshot::Sender<()>),
-    /// The pipeline answers once all events that were sent before this item are resolved.
+    /// The pipeline answers when no event from a table is unresolved. By then, all events that were sent before
+    /// this item are resolved.
     Settle(oneshot::Sender<()>),
 }
 
-/// Creates the channel.
 pub(crate) fn channel() -> (TableSender, TableRows) {
     let (sender, receiver) = mpsc::channel(1);
-    let sender = TableSender::new(sender);
-    let rows = TableRows {
-        batches: receiver,
-        unresolved: 0,
-        waiting: Vec::new(),
-    };
-    (sender, rows)
+    let resolved_below = Arc::new(AtomicU32::new(0));
+    let rows = TableRows::new(receiver, resolved_below.clone());
+    (TableSender::new(sender, resolved_below), rows)
+}
+
+/// Whether more rows follow soon. That is so if the last item is a row: a task that has sent all its rows
+/// ends with an item that asks for an answer ([`FromTable::Queued`] or [`FromTable::Settle`]).
+pub(crate) fn has_more(batch: &[FromTable]) -> bool {
+    let last = batch.last();
+    matches!(last, Some(FromTable::Event(_) | FromTable::Unmappable(_)))
 }
 
 /// The session that should deliver the rows has ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct SessionEnded;
 
-/// The end of the channel that sends rows.
+/// The sending end of the channel.
 #[derive(Debug)]
 pub(crate) struct TableSender {
     batches: mpsc::Sender<Vec<FromTable>>,
     batch: Vec<FromTable>,
     bytes: usize,
+    resolved_below: Arc<AtomicU32>,
 }
 
 impl TableSender {
-    fn new(batches: mpsc::Sender<Vec<FromTable>>) -> Self {
+    fn new(batches: mpsc::Sender<Vec<FromTable>>, resolved_below: Arc<AtomicU32>) -> Self {
         Self {
             batches,
             batch: Vec::new(),
             bytes: 0,
+            resolved_below,
         }
     }
 
     /// Returns a second sender into the same pipeline. [`settled`](Self::settled) waits for the rows of
     /// both senders.
     pub(crate) fn another(&self) -> Self {
-        Self::new(self.batches.clone())
+        Self::new(self.batches.clone(), self.resolved_below.clone())
+    }
+
+    /// Returns the ordinal below which all events that were sent are resolved. 0 if no event is resolved yet.
+    pub(crate) fn resolved_below(&self) -> u32 {
+        self.resolved_below.load(Ordering::Acquire)
     }
 
     /// Adds a row to the batch, and sends the batch if it is full.
@@ -88,7 +103,7 @@ impl TableSender {
     }
 
     /// Waits until all events that were sent are queued for their keys. Events of the same keys that the
-    /// pipeline takes later are published after them.
+    /// pipeline takes later are published after the queued events.
     pub(crate) async fn queued(&mut self) -> Result<(), SessionEnded> {
         self.ask(FromTable::Queued).await
     }
@@ -132,22 +147,47 @@ impl<E: Into<Error>> From<E> for Interrupted {
     }
 }
 
-/// Sends the rows of `unrecorded` that have an event to send into the pipeline. Calls `each` with the event
-/// id of each such row, and leaves the row out if it returns false. The first event gets the position `next`, and each further event the next ordinal. Returns
-/// how many rows it has sent. The last rows stay in the sender's batch until the
-/// caller waits for [`queued`](TableSender::queued) or [`settled`](TableSender::settled).
+/// A row that was read from a table, by its event id.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum ScannedRow {
+    /// There is an event to send.
+    Unresolved(Uuid),
+    /// The event has an outcome, and is not sent again.
+    Resolved(Uuid),
+}
+
+impl ScannedRow {
+    pub(crate) fn id(self) -> Uuid {
+        match self {
+            Self::Unresolved(id) | Self::Resolved(id) => id,
+        }
+    }
+}
+
+/// Sends the unresolved rows of `unrecorded` into the pipeline, and returns how many rows it has sent. The
+/// first event gets the position `next`, and each further event the next ordinal. The last rows stay in the
+/// sender's batch until the caller waits for [`queued`](TableSender::queued) or
+/// [`settled`](TableSender::settled).
+///
+/// - `reads` is called for each row that has a `seq`, with the ordinal of the next event and the `seq`.
+/// - `takes` is called after that for each row. If it returns false, the row is not sent.
 pub(crate) async fn hand_over(
     mut unrecorded: Unrecorded<'_>,
     rows: &mut TableSender,
     next: &mut EventPosition,
-    mut each: impl FnMut(Uuid) -> bool,
+    mut takes: impl FnMut(ScannedRow) -> bool,
+    mut reads: impl FnMut(u32, i64),
 ) -> Result<u64, Interrupted> {
     let mut sent = 0;
     while let Some(found) = unrecorded.next().await? {
+        if let Some(seq) = found.seq {
+            reads(next.ordinal, seq);
+        }
         let Some(row) = unrecorded.event(&found, *next) else {
+            takes(ScannedRow::Resolved(found.id));
             continue;
         };
-        if !each(found.id) {
+        if !takes(ScannedRow::Unresolved(found.id)) {
             continue;
         }
         next.ordinal += 1;
@@ -161,80 +201,4 @@ pub(crate) async fn hand_over(
         }
     }
     Ok(sent)
-}
-
-/// The end of the channel from which the pipeline takes rows.
-#[derive(Debug)]
-pub(crate) struct TableRows {
-    batches: mpsc::Receiver<Vec<FromTable>>,
-    /// How many events from tables are unresolved.
-    unresolved: u64,
-    waiting: Vec<oneshot::Sender<()>>,
-}
-
-impl TableRows {
-    /// Returns the next batch, or `None` when all senders are gone. Cancel-safe.
-    pub(crate) async fn recv(&mut self) -> Option<Vec<FromTable>> {
-        self.batches.recv().await
-    }
-
-    /// Counts an event that the delivery has taken over.
-    pub(crate) fn taken(&mut self) {
-        self.unresolved += 1;
-    }
-
-    /// Answers as soon as no event from a table is unresolved. Events that the delivery takes over
-    /// later can delay the answer.
-    pub(crate) fn settle(&mut self, answer: oneshot::Sender<()>) {
-        self.waiting.push(answer);
-        self.answer();
-    }
-
-    /// Notes that `events` events with the commit LSN `place` are resolved. Returns whether they came
-    /// from a table.
-    pub(crate) fn resolve(&mut self, place: CommitLsn, events: u64) -> bool {
-        if !is_of_a_table(place) {
-            return false;
-        }
-        debug_assert!(self.unresolved >= events, "more outcomes than events");
-        self.unresolved = self.unresolved.saturating_sub(events);
-        self.answer();
-        true
-    }
-
-    fn answer(&mut self) {
-        if self.unresolved == 0 {
-            for waiting in self.waiting.drain(..) {
-                // The task that asked may have ended.
-                let _ = waiting.send(());
-            }
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::super::positions::commit_before;
-    use super::*;
-    use decoder::Lsn;
-
-    #[tokio::test]
-    async fn sent_rows_are_settled_only_once_their_last_outcome_is_recorded() {
-        let (mut sender, mut rows) = channel();
-        let place = commit_before(Lsn::new(800));
-        let settled = tokio::spawn(async move { sender.settled().await });
-        for row in rows.recv().await.unwrap() {
-            rows.taken();
-            rows.taken();
-            match row {
-                FromTable::Settle(answer) => rows.settle(answer),
-                other => unreachable!("was not sent: {other:?}"),
-            }
-        }
-        assert!(rows.resolve(place, 1));
-        assert!(!rows.resolve(CommitLsn::new(Lsn::new(800)), 1));
-        assert!(!settled.is_finished());
-        assert!(rows.resolve(place, 1));
-        assert_eq!(settled.await.unwrap(), Ok(()));
-    }
 }

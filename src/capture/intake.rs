@@ -19,7 +19,7 @@ use super::moved::{MovedMark, xid8};
 use slot_manager::QualifiedName;
 
 pub(crate) use self::streamed::Streamed;
-use self::streamed::place_of_inserted_xid;
+use self::streamed::index_of_inserted_xid;
 use super::shape::FIRST_NORMAL_XID;
 use crate::error::{Code, Error, Result};
 use crate::event::{CommittedAt, Event, EventPosition, EventRef, OrderingKey};
@@ -31,7 +31,8 @@ use crate::metrics::{KindLabel, Metrics};
 pub(crate) enum IntakeStep {
     /// Nothing to do.
     Nothing,
-    /// A transaction begins: commit LSN, commit time, and its id in the log.
+    /// A transaction begins. The fields are its commit LSN, its commit time, and the lower 32 bits of its
+    /// id.
     Begin(CommitLsn, PgTimestamp, u32),
     /// An event of the open transaction.
     Event {
@@ -53,17 +54,20 @@ pub(crate) enum IntakeStep {
     /// Rows of this captured table cannot be mapped until [`Intake::learn`] gets the types of its
     /// columns.
     TypesUnknown(Oid),
-    /// The rows of this relation belong to a table that this session has not claimed. If that table is the
-    /// current table of this name, a new session must claim it first. Otherwise it is an earlier table, whose
-    /// event ids are known.
+    /// The rows of this relation belong to a table that this session has not claimed. If it is the
+    /// current table of this name, a new session must claim the table first. Otherwise it is an earlier
+    /// table of this name, and its rows can be mapped.
     TableUnknown(Oid),
+    /// The rows of this relation lack a column that is used if the table has it, and they may be older than a
+    /// renaming of the column. So [`Intake::refuse_renamed`] must compare the relation with the present columns.
+    ColumnUnknown(Oid),
 }
 
 /// How to handle the rows of one relation.
 #[derive(Debug)]
 enum KnownRelation {
     Captured(Box<MappedTable>),
-    /// The table is not in the settings.
+    /// The table is not in the settings. `rows` counts its rows, so that only the first one causes a warning.
     Ignored {
         rows: u64,
     },
@@ -74,7 +78,7 @@ struct MappedTable {
     mapper: Mapper,
     /// Index of the table in the settings.
     number: usize,
-    /// Position of the column `inserted_xid`, if the table has one.
+    /// Index of the column `inserted_xid`, if the table has one.
     inserted_xid: Option<usize>,
 }
 
@@ -90,14 +94,15 @@ struct CurrentTransaction {
 }
 
 impl CurrentTransaction {
-    /// Returns a mark if another transaction wrote the row first. Only the lower 32 bits of the ids are
-    /// compared, because the log has only these bits.
+    /// Returns a mark if another transaction wrote the row first. Compares only the lower 32 bits of the
+    /// transaction ids, because the stream contains only these bits.
     fn moved(&self, table: &MappedTable, row: &[Value<'_>]) -> Option<MovedMark> {
         let Value::Text(text) = row.get(table.inserted_xid?)? else {
             return None;
         };
         let inserted_xid = xid8(text)?;
-        // If a writer sets every column itself, the value may be a placeholder such as 0.
+        // A service that sets every column itself may write a placeholder such as 0, which names no
+        // transaction.
         let is_made_up = inserted_xid < FIRST_NORMAL_XID;
         let is_own = self.is_replicated || is_made_up || inserted_xid as u32 == self.xid;
         (!is_own).then_some(MovedMark {
@@ -141,16 +146,16 @@ impl Intake {
         }
     }
 
-    /// Commit time of the transaction that the stream has begun last.
+    /// Commit time of the transaction that began last in the stream.
     pub(crate) fn last_commit_time(&self) -> Option<PgTimestamp> {
         self.last_commit_time
     }
 
-    /// Takes one message of the stream.
+    /// Processes one message of the stream.
     ///
     /// # Errors
-    /// `replication-protocol` when the message cannot be decoded; `column-missing` and the like when
-    /// the rows of a table cannot be mapped.
+    /// `replication-protocol` when the message cannot be decoded; `column-missing` and similar errors
+    /// when the rows of a table cannot be mapped.
     pub(crate) fn message(&mut self, payload: &[u8]) -> Result<IntakeStep> {
         let message = decoder::decode(payload).map_err(|e| {
             Error::new(
@@ -207,7 +212,8 @@ impl Intake {
     fn know(&mut self, oid: Oid) -> Result<IntakeStep> {
         let known = self.relations.get(oid).ok_or_else(|| unknown(oid))?;
         let Some((number, streamed)) = self.captured(known) else {
-            // Partitions of a captured table are ignored too: their rows arrive under the root table.
+            // Partitions of a captured table are ignored too, because their rows arrive as rows of the
+            // root table.
             self.tables.insert(oid, KnownRelation::Ignored { rows: 0 });
             return Ok(IntakeStep::Nothing);
         };
@@ -217,12 +223,15 @@ impl Intake {
         }
         let table = self.resolve(known, number, streamed)?;
         let is_certain = table.has_uuids() || streamed.is_certain(known);
+        let may_be_renamed = streamed.may_be_renamed(known);
         let table = KnownRelation::Captured(Box::new(table));
         self.tables.insert(oid, table);
-        Ok(if is_certain {
-            IntakeStep::Nothing
-        } else {
+        Ok(if !is_certain {
             IntakeStep::TableUnknown(oid)
+        } else if may_be_renamed {
+            IntakeStep::ColumnUnknown(oid)
+        } else {
+            IntakeStep::Nothing
         })
     }
 
@@ -246,9 +255,9 @@ impl Intake {
     ) -> Result<MappedTable> {
         let (settings, identity) = (&table.settings, table.identity_of(relation.oid));
         let mapper = Mapper::resolve(relation, &self.types, settings, &identity, &self.project)?;
-        let inserted_xid = place_of_inserted_xid(relation);
+        let inserted_xid = index_of_inserted_xid(relation);
         let is_hashed = !mapper.table_columns().id_is_uuid;
-        // An earlier table, or a later one, may be without the column.
+        // An earlier or later table of this name might not have the column, so check only the claimed table.
         let always_has = table.always_has_inserted_xid && relation.oid == table.oid;
         if always_has && is_hashed && inserted_xid.is_none() {
             let name = &settings.table;
@@ -279,7 +288,7 @@ impl Intake {
     /// Takes the types that the caller has looked up for [`IntakeStep::TypesUnknown`].
     ///
     /// # Errors
-    /// `column-missing` and the like when the rows of the table cannot be mapped.
+    /// `column-missing` and similar errors when the rows of the table cannot be mapped.
     pub(crate) fn learn(&mut self, relation: Oid, types: ColumnTypes) -> Result<IntakeStep> {
         self.types.learn_all(types);
         self.know(relation)
@@ -353,8 +362,8 @@ impl Intake {
             .unwrap_or_default()
     }
 
-    /// Counts a change that an append-only outbox should not see. Logs a warning for the first change of
-    /// each kind, and then once per thousand.
+    /// Counts a change of a captured table other than an insert. An append-only outbox has no such
+    /// changes. Logs a warning for the first change of each kind, and then once per thousand.
     fn unexpected(&self, kind: &'static str, relation: Oid) -> IntakeStep {
         if matches!(self.tables.get(&relation), Some(KnownRelation::Captured(_))) {
             let count = self

@@ -1,36 +1,38 @@
-//! Makes events of the rows in the stream and in the captured tables.
+//! Turns rows from the replication stream and from the captured tables into events.
 //!
 //! **The stream.** [`intake`] turns messages of the stream into events. After a restart, [`earlier`]
-//! finds the events that already have an outcome, so that they are skipped. [`moved`] decides about
-//! rows that another transaction wrote first.
+//! finds the events that already have an outcome, so that they are skipped. [`moved`] decides whether a
+//! row that another transaction wrote first is a new event.
 //!
-//! **The tables.** Recovery, the auditor and the first start read the tables. All three must
-//! distinguish the rows that we publish from rows that are older than the relay or already handled. For
-//! this, each captured table has one durable row in `outbox.capture`, its capture record
-//! (`store::capture_record`):
+//! **The tables.** The recovery and the auditor read the tables. Both must distinguish rows that still have
+//! to be published from rows that are older than the relay or already handled. To make this possible, each
+//! captured table has one durable row in `outbox.capture`, its capture record (`store::capture_record`):
 //!
-//! - `since` is the snapshot in which capturing began. A row that is visible in this snapshot is older
-//!   than capturing and is never published. If the relay has created the slot for the table, this is the
-//!   slot's own snapshot. `None` captures every row (`start = all`).
+//! - `since` is the snapshot in which capturing began. A row that is visible in this snapshot was
+//!   committed before capturing began and is never published. If the relay created the slot when it began
+//!   to capture the table, `since` is the slot's own snapshot. `None` captures every row (`start = all`).
 //! - `floor` is a transaction number. Every row of an older transaction is resolved.
 //! - `identity` is the table's name in event ids. It stays the same when the table is renamed or
 //!   created again.
-//! - `id_suffixes` distinguishes the tables that have had this name, in event ids without `inserted_xid`.
+//! - `id_suffixes` has the suffix that each physical table of this name has in its event ids. The suffix
+//!   matters only for event ids that are computed without `inserted_xid`.
 //! - `detached` lists tables that were partitions and may have unresolved rows ([`detached`]).
-//! - `slot` owns the table. A relay on another slot is refused ([`claim`]).
+//! - `slot` is the slot that owns the table. A relay on another slot is refused ([`claim`]).
 //!
 //! `since` and `floor` are compared with the row's column `inserted_xid`. [`shape`] finds out whether a
-//! table has this column and a `seq`, and what to use instead if not. [`window`] writes the SQL
-//! condition. [`scan`] walks a table in short statements and finds the unrecorded rows. [`rows`] reads
-//! those rows, and works around values that PostgreSQL cannot send. [`tops`] notes the highest `seq`,
-//! so that a later scan can start there. [`table`] describes a table and maps its rows, like rows of
-//! the stream. [`unrecorded`] combines `scan`, `rows` and `table`, with [`blocked`] for keys that wait
-//! in quarantine. [`from_table`] carries the events into the pipeline.
+//! table has this column and a column `seq`, and what to use instead of a missing column. [`window`]
+//! writes the SQL condition. [`scan`] walks a table in short statements and finds the unrecorded rows.
+//! [`rows`] reads the rows that the scan found, and works around values that PostgreSQL cannot send.
+//! [`tops`] notes the highest `seq`, so that a later scan can start there. [`table`] describes a table,
+//! and maps its rows in the same way as rows from the stream. [`unrecorded`] combines `scan`, `rows` and
+//! `table`, and uses [`blocked`] for keys that wait in quarantine. [`from_table`] sends the events into
+//! the pipeline.
 //!
 //! **Invariants.** A statement over a captured table reads a bounded number of rows, and holds no lock or
-//! snapshot while the relay waits for something else. A look-up by id is bounded only if the id column has an
-//! index. A floor moves only after every row below it is resolved, and only while the session holds the slot.
-//! The ordinal of an event is the same each time PostgreSQL decodes the same rows of its transaction.
+//! snapshot while the relay waits for something else. The exception is a look-up by id: without an index
+//! on the id column, it reads the whole table. A floor moves only after every row below it is resolved,
+//! and only while the session holds the slot. The ordinal of an event is the same each time PostgreSQL
+//! decodes the same rows of its transaction.
 //!
 //! Not here: when to read the tables (`audit`, `recovery`), how a row becomes a message (`mapping`),
 //! and how an event is delivered (`delivery`).

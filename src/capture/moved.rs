@@ -1,18 +1,19 @@
-//! Handles moved rows: rows that the stream brings as inserts although another transaction wrote them
+//! Handles moved rows: rows that the stream delivers as inserts although another transaction wrote them
 //! first. Rows move when somebody updates a partition key, pg_partman moves rows, a table is copied and
 //! swapped, or a dump is restored.
 //!
 //! A moved row is a new event only if the relay has never handled the row, so the relay looks up the
-//! row's event id. Ordinary rows need no lookup. A relay that was down may get the moved row shortly
-//! after the row's original insert. Then the lookup waits until the event of the original insert has
-//! its outcome.
+//! row's event id. Ordinary rows need no look-up. A relay that was down may receive a moved row while the
+//! event of the original insert is still in flight. The look-up then waits until that event has an
+//! outcome.
 //!
-//! Many rows may wait for long: for example, somebody moves a large partition while one event of it waits
-//! for its topic. Nearly all of them turn out to be handled before, so the relay drops the messages of
-//! waiting rows once they use [`KEPT_SHARE`] of the memory budget, and keeps only the identities. If such a
-//! row is new after all, its message is read from the table. All waiting rows count against the budget.
+//! Many moved rows may have to wait for a long time, for example when somebody moves a large partition
+//! while one event of the partition waits for its topic. Nearly all moved rows turn out to be handled
+//! already. So once the messages of waiting rows use a certain share of the memory budget
+//! ([`KEPT_SHARE`]), the relay keeps only the identities of further waiting rows. If such a row is new
+//! after all, the relay reads its message from the table. All waiting rows count against the budget.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -28,9 +29,11 @@ use crate::postgres::{Sql, Target, connect};
 use crate::store::dispatch::{Lookup, look_up_by_id};
 use crate::store::relay_row::RecordKeeping;
 
-/// Waiting rows keep their messages while these use at most this part of the budget `in_flight_mib`.
+/// Maximum number of moved events in flight whose ids are remembered. They take about 5 MB.
+const MAX_SENT: usize = 100_000;
+/// Divisor of the budget `in_flight_mib`: the messages of waiting rows may use a sixteenth of the budget.
 const KEPT_SHARE: usize = 16;
-/// Memory of a waiting row in addition to its message and texts.
+/// Estimated number of bytes for a waiting row, in addition to its message, key and event id.
 const WAITING_ROW: usize = 200;
 const STATEMENT_TIMEOUT: Duration = Duration::from_secs(5);
 /// Minimum time between two log lines about skipped rows.
@@ -45,15 +48,15 @@ pub(crate) struct MovedMark {
     pub(crate) inserted_xid: u64,
 }
 
-/// A row of the stream that another transaction wrote first.
+/// A moved row: the stream delivers it as an insert, but an earlier transaction originally inserted it.
 #[derive(Debug)]
 pub(crate) struct MovedRow {
     pub(crate) moved: MovedMark,
     pub(crate) row: MappedRow,
 }
 
-/// The row's event to deliver, or the error with which the event is set aside. To save memory, the event
-/// may be without its message, and the error without the row's payload.
+/// The row's event to deliver, or the error with which the event is quarantined. To save memory, the
+/// message of the event and the payload of an unmappable row may be dropped.
 #[derive(Debug)]
 pub(crate) enum MappedRow {
     Event {
@@ -81,7 +84,7 @@ impl MappedRow {
         }
     }
 
-    /// The transaction in the stream that brought the row.
+    /// The commit LSN of the transaction in the stream that contains the row.
     pub(crate) fn commit(&self) -> CommitLsn {
         match self {
             Self::Event { event, .. } => event.origin.position.commit,
@@ -130,23 +133,28 @@ impl MappedRow {
     }
 }
 
-/// Looks up the moved rows of one session, and keeps the moved rows that have to wait for their lookup.
+/// Looks up the moved rows of one session, and keeps the moved rows that have to wait for their look-up.
 pub(crate) struct MovedRows {
     target: Target,
     bounds: Arc<[Bounds]>,
     records: RecordKeeping,
-    /// The SQL session for lookups. The first lookup opens it.
+    /// The SQL session for look-ups. The first look-up opens it.
     sql: Option<Sql>,
     /// Moved rows that wait for their original insert, by the transaction of that insert.
     waiting: BTreeMap<CommitLsn, Vec<MovedRow>>,
-    /// The memory of these rows.
+    /// The memory that the rows in `waiting` use, in bytes.
     waiting_bytes: usize,
-    /// The messages of these rows, and their upper bound.
+    /// The size in bytes of the messages of the rows in `waiting`.
     message_bytes: usize,
+    /// Upper bound of `message_bytes`.
     kept_bytes: usize,
     /// Moved rows that wait for the end of a recovery. The pipeline does not read the stream while there
     /// are any.
     for_recovery: Vec<MovedRow>,
+    /// The events of moved rows that this session sends, by the transaction of the move, until this and all
+    /// earlier transactions in the map are resolved. At most [`MAX_SENT`] events.
+    sent: BTreeMap<CommitLsn, Vec<[u8; 16]>>,
+    sent_ids: HashSet<[u8; 16]>,
     metrics: Metrics,
     /// Rows that were skipped because of their table's bounds, since the last log line about them.
     skipped: u64,
@@ -154,7 +162,7 @@ pub(crate) struct MovedRows {
 }
 
 impl MovedRows {
-    /// `budget` is the memory in bytes that all events may use.
+    /// Starts without rows. `budget` is the memory in bytes that all events may use.
     pub(crate) fn new(
         target: Target,
         bounds: Arc<[Bounds]>,
@@ -172,13 +180,16 @@ impl MovedRows {
             message_bytes: 0,
             kept_bytes: budget / KEPT_SHARE,
             for_recovery: Vec::new(),
+            sent: BTreeMap::new(),
+            sent_ids: HashSet::new(),
             metrics,
             skipped: 0,
             logged: None,
         }
     }
 
-    /// Keeps a row until the transaction that wrote it first is resolved.
+    /// Keeps a row until the transaction that wrote it first is resolved. Drops the row's message if the
+    /// messages of all waiting rows would exceed their share of the budget.
     pub(crate) fn wait_for(&mut self, first: CommitLsn, mut row: MovedRow) {
         if self.message_bytes + row.row.message_bytes() > self.kept_bytes {
             row.row = row.row.without_message();
@@ -188,7 +199,7 @@ impl MovedRows {
         self.waiting.entry(first).or_default().push(row);
     }
 
-    /// The memory of all rows that wait for their original insert.
+    /// The memory that all rows that wait for their original insert use, in bytes.
     pub(crate) fn waiting_bytes(&self) -> usize {
         self.waiting_bytes
     }
@@ -214,6 +225,31 @@ impl MovedRows {
         std::mem::take(&mut self.for_recovery)
     }
 
+    /// Notes that the event of a moved row of this transaction is being sent.
+    pub(crate) fn sends(&mut self, commit: CommitLsn, event_id: &EventId) {
+        // Beyond the bound, a row that is moved again before its record is durable is published again.
+        if self.sent_ids.len() < MAX_SENT {
+            self.sent.entry(commit).or_default().push(event_id.uuid);
+            self.sent_ids.insert(event_id.uuid);
+        }
+    }
+
+    /// Whether the event of an earlier move of this row is being sent.
+    pub(crate) fn is_being_sent(&self, event_id: &EventId) -> bool {
+        self.sent_ids.contains(&event_id.uuid)
+    }
+
+    /// Forgets the events of the oldest transactions that are resolved: these events have a record.
+    pub(crate) fn forget_sent(&mut self, is_resolved: impl Fn(CommitLsn) -> bool) {
+        while let Some(oldest) = self.sent.first_entry()
+            && is_resolved(*oldest.key())
+        {
+            for id in oldest.remove() {
+                self.sent_ids.remove(&id);
+            }
+        }
+    }
+
     pub(crate) fn any_waits_for_recovery(&self) -> bool {
         !self.for_recovery.is_empty()
     }
@@ -222,7 +258,8 @@ impl MovedRows {
         !self.waiting.is_empty()
     }
 
-    /// Looks up a moved row.
+    /// Returns whether the event of a moved row has an outcome. Runs no statement if the bounds of the table
+    /// show that the row was handled before.
     ///
     /// # Errors
     /// Connection and database errors.
@@ -239,11 +276,7 @@ impl MovedRows {
             self.log_skipped(moved, event_id);
             return Ok(Lookup::Done);
         }
-        let found = self.ask(event_id).await?;
-        if found == Lookup::Done {
-            self.metrics.events_skipped.inc();
-        }
-        Ok(found)
+        self.look_up_by_id(event_id).await
     }
 
     /// Logs skipped rows. Skipped rows get no dispatch row, so the log line is the only trace of them.
@@ -253,15 +286,19 @@ impl MovedRows {
         if self.logged.is_none_or(is_due) {
             tracing::info!(
                 rows = self.skipped, first_event = %event_id.shown(), inserted_xid = moved.inserted_xid,
-                "skipped inserts of rows that an older transaction had written first, as happens when \
-                 rows are moved between partitions: by their inserted_xid they were handled before"
+                "skipped rows that an older transaction wrote first, for example because they were moved \
+                 between partitions: their inserted_xid shows that they were handled before"
             );
             self.logged = Some(Instant::now());
             self.skipped = 0;
         }
     }
 
-    async fn ask(&mut self, event_id: &EventId) -> Result<Lookup> {
+    /// Looks up an event by its id alone, because its record may have any position.
+    ///
+    /// # Errors
+    /// Connection and database errors.
+    pub(crate) async fn look_up_by_id(&mut self, event_id: &EventId) -> Result<Lookup> {
         let sql = match &self.sql {
             Some(sql) => sql,
             None => {
@@ -269,12 +306,16 @@ impl MovedRows {
                 self.sql.insert(connecting.await?)
             }
         };
-        look_up_by_id(sql, &event_id.uuid, self.records).await
+        let found = look_up_by_id(sql, &event_id.uuid, self.records).await?;
+        if found == Lookup::Done {
+            self.metrics.events_skipped.inc();
+        }
+        Ok(found)
     }
 }
 
-/// Reads an `xid8`. This function is called once per row. It takes a third of the instructions of a UTF-8
-/// check and `parse`.
+/// Parses an `xid8`. The intake calls this function once per row, so it avoids the UTF-8 check and
+/// `parse`, which take three times as many instructions.
 #[inline]
 pub(super) fn xid8(text: &[u8]) -> Option<u64> {
     text.iter().try_fold(0_u64, |xid, byte| {

@@ -1,14 +1,14 @@
 //! Gives positions (commit LSN and ordinal) to events that come from a table. The position of such an
-//! event in the log is unknown, so the event gets a commit LSN that no commit can have. That LSN is not
-//! a multiple of 8, and WAL records are aligned to 8 bytes.
+//! event in the WAL is unknown, so the event gets a commit LSN that no commit can have: WAL records are
+//! aligned to 8 bytes, and this LSN is not a multiple of 8.
 
 use decoder::Lsn;
 use replication::CommitLsn;
 
-/// WAL records begin at multiples of this number of bytes.
-const RECORD_ALIGNMENT: u64 = 8;
+use crate::event::RECORD_ALIGNMENT;
 
-/// The commit LSN of table events that come before all recorded events.
+/// Commit LSN of table events that must come before all recorded events. It is below every real commit
+/// LSN.
 pub(crate) const BEFORE_ALL: CommitLsn = CommitLsn::new(Lsn::new(RECORD_ALIGNMENT - 1));
 
 /// Returns the commit LSN for table events that were committed before `position`. This LSN is just below
@@ -18,17 +18,14 @@ pub(crate) fn commit_before(position: Lsn) -> CommitLsn {
     CommitLsn::new(Lsn::new(aligned.saturating_sub(1)))
 }
 
-/// Whether `commit` is a commit LSN that this module gives to table events.
-pub(super) fn is_of_a_table(commit: CommitLsn) -> bool {
-    commit.lsn().as_u64() % RECORD_ALIGNMENT == RECORD_ALIGNMENT - 1
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::event::EventPosition;
 
     #[test]
     fn events_from_a_table_get_a_commit_lsn_that_no_commit_can_have() {
+        let is_of_a_table = |commit| EventPosition { commit, ordinal: 1 }.is_of_a_table();
         for position in [8, 0x16_B374_D848, 0x16_B374_D84C] {
             let commit = commit_before(Lsn::new(position));
             assert!(commit.lsn() < Lsn::new(position));

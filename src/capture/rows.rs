@@ -1,4 +1,4 @@
-//! Reads the rows that a scan has found, in their order and in portions of bounded size.
+//! Reads the rows that a scan has found, in the order of the scan and in portions of bounded size.
 //!
 //! PostgreSQL cannot send some values: bytes that cannot be converted to UTF-8, more bytes than a
 //! protocol message can hold, or a value that is damaged on disk. One such value fails the whole
@@ -18,16 +18,24 @@ use crate::error::Result;
 use crate::event::EventId;
 use crate::postgres::Sql;
 
-/// Maximum number of rows per statement. Large rows end a portion earlier.
+/// Maximum number of rows that one statement asks for. A portion with large rows ends earlier, see
+/// [`PORTION_BYTES`].
 const MAX_ROWS: usize = 512;
-/// A portion ends with the row that reaches this size. We drop the rest of the server's answer.
+/// Size in bytes at which a portion ends, to bound memory. The relay drops the rest of the server's
+/// answer and asks for those rows again.
 const PORTION_BYTES: usize = 4 << 20;
+/// A value with at least this stored size may need more memory than the server has: compression makes a value of
+/// 64 MB about this small, and PostgreSQL needs several copies of it.
+const LARGE_VALUE_BYTES: u64 = 256 << 10;
 
 /// A row as it was read, with the state of its event in outbox.dispatch.
 #[derive(Debug)]
 pub(crate) struct ReadRow {
     /// The event's id in outbox.dispatch.
     pub(crate) id: Uuid,
+    /// The row's `seq`, if the scan has found the row by it.
+    pub(crate) seq: Option<i64>,
+    /// Empty if the event is set aside.
     pub(crate) values: RowValues,
     pub(crate) record: DispatchState,
 }
@@ -41,7 +49,8 @@ pub(crate) struct Rows {
 }
 
 enum Portion {
-    /// The rows, and how many candidates they cover. Some candidates may be gone from the table.
+    /// The rows, and the number of candidates that have been processed. There may be fewer rows than
+    /// candidates, because some may be gone from the table.
     Read(Vec<ReadRow>, usize),
     /// PostgreSQL cannot send one of the rows.
     Unreadable,
@@ -55,7 +64,7 @@ impl Rows {
         }
     }
 
-    /// Adds rows to read, after all rows that wait already.
+    /// Adds rows to read after all rows that are waiting already.
     pub(crate) fn add(&mut self, candidates: Vec<Candidate>) {
         self.waiting.extend(candidates);
     }
@@ -64,8 +73,27 @@ impl Rows {
         self.waiting.is_empty()
     }
 
+    /// Takes the rows at the front that are set aside. They need not be read, because no message is made
+    /// of them.
+    fn take_set_aside(&mut self, reader: &TableReader) -> Vec<ReadRow> {
+        let mut taken = Vec::new();
+        while let Some(candidate) = self
+            .waiting
+            .pop_front_if(|next| next.record == DispatchState::SetAside)
+        {
+            taken.push(ReadRow {
+                id: candidate.id,
+                seq: candidate.seq,
+                values: RowValues::empty(reader),
+                record: candidate.record,
+            });
+        }
+        taken
+    }
+
     /// Reads the next portion. The portion is empty if no rows wait, and may be empty if its rows were
-    /// deleted in the meantime. When this returns, the server holds no lock and no snapshot for us.
+    /// deleted in the meantime. When this function returns, the server holds no lock and no snapshot for
+    /// this session.
     ///
     /// # Errors
     /// Errors of a statement; `slot-busy` when the table was altered in the meantime.
@@ -75,9 +103,10 @@ impl Rows {
         reader: &TableReader,
     ) -> Result<Vec<ReadRow>> {
         loop {
+            let set_aside = self.take_set_aside(reader);
             let asked = self.asked();
-            if asked == 0 {
-                return Ok(Vec::new());
+            if !set_aside.is_empty() || asked == 0 {
+                return Ok(set_aside);
             }
             let candidates = &self.waiting.make_contiguous()[..asked];
             match read(sql, reader, candidates).await? {
@@ -99,6 +128,7 @@ impl Rows {
                     let values = around(sql, reader, &condition).await?;
                     return Ok(Vec::from_iter(values.map(|values| ReadRow {
                         id: candidate.id,
+                        seq: candidate.seq,
                         values,
                         record: candidate.record,
                     })));
@@ -107,14 +137,16 @@ impl Rows {
         }
     }
 
-    /// How many of the next rows one statement asks for. Rows that are found by `ctid` must be in the
-    /// same partition.
+    /// How many of the next rows one statement asks for. None of them may be set aside. All of them must be
+    /// found in the same way, by `seq` or by `ctid`, and rows that are found by `ctid` must be in the same
+    /// partition.
     fn asked(&self) -> usize {
         let Some(first) = self.waiting.front() else {
             return 0;
         };
         let together = self.waiting.iter().take(self.count).take_while(|next| {
-            next.seq.is_some() == first.seq.is_some()
+            next.record != DispatchState::SetAside
+                && next.seq.is_some() == first.seq.is_some()
                 && (next.seq.is_some() || next.leaf == first.leaf)
         });
         together.count()
@@ -126,7 +158,7 @@ async fn read(sql: &Sql, reader: &TableReader, candidates: &[Candidate]) -> Resu
         Some(seq) => format!("{seq}, e.tableoid, e.ctid"),
         None => format!(
             "pg_catalog.array_position({}, e.ctid)",
-            places_sql(candidates)
+            ctids_sql(candidates)
         ),
     };
     let statement = format!(
@@ -154,13 +186,14 @@ async fn read_portion(
         let SimpleQueryMessage::Row(row) = message else {
             continue;
         };
-        let Some(nth) = place_of(&row, reader, &candidates[done..]) else {
+        let Some(nth) = index_of(&row, reader, &candidates[done..]) else {
             continue;
         };
         done += nth + 1;
         bytes += reader.bytes(&row);
         rows.push(ReadRow {
             id: candidates[done - 1].id,
+            seq: candidates[done - 1].seq,
             values: RowValues::Whole(row),
             record: candidates[done - 1].record,
         });
@@ -171,23 +204,25 @@ async fn read_portion(
     Ok((rows, candidates.len()))
 }
 
-/// Returns the index in `rest` of the candidate that matches this row. The candidates before that index
-/// were deleted in the meantime. The id alone is not enough for a match, because ids may not be unique.
-fn place_of(row: &SimpleQueryRow, reader: &TableReader, rest: &[Candidate]) -> Option<usize> {
+/// Returns the index in `rest` of the candidate that matches this row. The rows of the candidates before
+/// that index were deleted in the meantime. The id alone is not enough for a match, because ids might not
+/// be unique.
+fn index_of(row: &SimpleQueryRow, reader: &TableReader, rest: &[Candidate]) -> Option<usize> {
     let (id, seq) = (reader.id_of(row)?, reader.seq_of(row));
     rest.iter().position(|candidate| {
         candidate.id == id
             && match candidate.seq {
                 Some(_) => candidate.seq == seq,
-                None => reader.place_of(row) == Some(candidate.place.as_str()),
+                None => reader.ctid_of(row) == Some(candidate.ctid.as_str()),
             }
     })
 }
 
-/// Reads the row of one event; `None` when the row is gone, or when the event cannot be of this table.
+/// Reads the row of one event. Returns `None` when the row is gone, or when the event cannot belong to
+/// this table.
 ///
 /// # Errors
-/// Those of [`Rows::portion`].
+/// Errors of [`Rows::portion`].
 pub(crate) async fn find(
     sql: &Sql,
     reader: &TableReader,
@@ -203,8 +238,8 @@ pub(crate) async fn find(
     }
 }
 
-/// Reads the row that meets `condition` column by column, without the values that PostgreSQL cannot
-/// send; `None` when the row is gone.
+/// Reads the row that meets `condition` column by column, and leaves out the values that PostgreSQL
+/// cannot send. Returns `None` when the row is gone.
 async fn around(sql: &Sql, reader: &TableReader, condition: &str) -> Result<Option<RowValues>> {
     let mut values = RowValues::empty(reader);
     for column in reader.columns() {
@@ -216,10 +251,41 @@ async fn around(sql: &Sql, reader: &TableReader, condition: &str) -> Result<Opti
         match ask(sql, &statement).await? {
             Ok(Some(row)) => values.take(column, row),
             Ok(None) => return Ok(None),
+            Err(error) if is_of_the_server(sql, reader, column, condition, &error).await? => {
+                return Err(altered_since(error));
+            }
             Err(error) => values.unreadable(column, reader, &error),
         }
     }
     Ok(Some(values))
+}
+
+/// Whether the server, and not the value, is the cause of this error. A server that lacks memory or room for
+/// locks reports the same SQLSTATEs as a value that is too large. If the server is the cause, a statement
+/// without the value fails too, or the value is too small to need much memory.
+async fn is_of_the_server(
+    sql: &Sql,
+    reader: &TableReader,
+    column: usize,
+    condition: &str,
+    error: &PgError,
+) -> Result<bool> {
+    if error.code() != Some(&SqlState::OUT_OF_MEMORY)
+        && error.code() != Some(&SqlState::INTERNAL_ERROR)
+    {
+        return Ok(false);
+    }
+    let statement = format!(
+        "select {} from {} e where {condition}",
+        reader.stored_size_sql(column),
+        reader.table_sql(),
+    );
+    let Ok(row) = ask(sql, &statement).await? else {
+        return Ok(true);
+    };
+    let size = row.and_then(|row| row.get(0).and_then(|size| size.parse::<u64>().ok()));
+    let is_small = size.is_some_and(|bytes| bytes < LARGE_VALUE_BYTES);
+    Ok(is_small && error.code() == Some(&SqlState::OUT_OF_MEMORY))
 }
 
 /// Runs a statement and returns its first row. The inner error means that PostgreSQL cannot send the
@@ -238,8 +304,8 @@ async fn ask(sql: &Sql, statement: &str) -> Result<Result<Option<SimpleQueryRow>
 }
 
 /// Returns the condition that a row of `e` is one of these candidates: it has the `seq` or `ctid` of a
-/// candidate, and the id of one. The id is needed because after a rewrite of the table, other rows may
-/// have the same `ctid`s.
+/// candidate, and also the id of a candidate. The condition checks the id because after a rewrite of the
+/// table, other rows may have the same `ctid`s.
 fn are(reader: &TableReader, candidates: &[Candidate]) -> String {
     let seqs: Option<Vec<String>> = candidates
         .iter()
@@ -252,16 +318,16 @@ fn are(reader: &TableReader, candidates: &[Candidate]) -> String {
         _ => format!(
             "e.tableoid = {} and e.ctid = any ({})",
             candidates[0].leaf,
-            places_sql(candidates)
+            ctids_sql(candidates)
         ),
     };
     let id = reader.event_id_sql();
     format!("{found_by} and {id} = any ({})", ids_sql(candidates))
 }
 
-fn places_sql(candidates: &[Candidate]) -> String {
-    let places = candidates.iter().map(|c| format!("\"{}\"", c.place));
-    format!("'{{{}}}'::tid[]", places.collect::<Vec<_>>().join(","))
+fn ctids_sql(candidates: &[Candidate]) -> String {
+    let ctids = candidates.iter().map(|c| format!("\"{}\"", c.ctid));
+    format!("'{{{}}}'::tid[]", ctids.collect::<Vec<_>>().join(","))
 }
 
 fn ids_sql(candidates: &[Candidate]) -> String {
@@ -274,10 +340,11 @@ pub(crate) fn is_of_a_value(error: &PgError) -> bool {
     let Some(code) = error.code() else {
         return false;
     };
-    // Data exceptions, such as bytes that cannot be converted to UTF-8. A value that is too large
-    // to send is a program limit, an internal error or a lack of memory, depending on the version.
-    // A value stored out of line may have lost some of its parts, or no longer decompress: the data are
-    // corrupted. A corrupted index is not of a value, because REINDEX repairs it without any loss.
+    // Data exceptions, such as bytes that cannot be converted to UTF-8. A value that is too large to send
+    // is a program limit, an internal error or a lack of memory, depending on the version.
+    // `DATA_CORRUPTED` means that a value stored out of line lacks some of its parts or cannot be
+    // decompressed. A corrupted index does not count as a bad value, because REINDEX repairs the index
+    // without any loss.
     code.code().starts_with("22")
         || [
             SqlState::PROGRAM_LIMIT_EXCEEDED,

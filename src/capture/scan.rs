@@ -1,9 +1,10 @@
-//! Walks a captured table and returns the rows that still have to be published, in their order.
+//! Walks a captured table and returns the rows that may have to be published, or those that are set aside.
+//! The rows of each key are returned in the order of their inserts.
 //!
-//! Every statement reads a bounded number of rows, and holds no lock and no snapshot afterwards. The
-//! walk reads rows with a `seq` page by page along the index on `seq`. Rows without a `seq` exist if
-//! the table has no such column, or if the rows are older than the column. The walk finds these rows in
-//! ranges of blocks. It collects up to [`MAX_COLLECTED`] of these rows at a time, and sorts them in
+//! Every statement reads a bounded number of rows, and holds no lock and no snapshot afterwards. The walk
+//! reads rows with a `seq` page by page along the index on `seq`. Rows without a `seq` exist if the table
+//! has no such column, or if the rows are older than the column. The walk finds rows without a `seq` by
+//! reading ranges of blocks. It collects up to [`MAX_COLLECTED`] of them at a time, and sorts them in
 //! memory.
 
 use std::collections::BTreeMap;
@@ -16,18 +17,19 @@ use super::table::{TableReader, altered_since};
 use super::window::ScanWindow;
 use crate::error::Result;
 use crate::postgres::Sql;
-use crate::store::dispatch::{has_no_row_sql, state_sql};
+use crate::store::dispatch::{check_readable, has_no_row_sql, state_sql};
 
-/// Rows that one statement walks over.
+/// Maximum number of rows that one statement walks over along the index on `seq`.
 const PAGE_ROWS: usize = 5_000;
-/// Blocks that one statement reads when there is no `seq`: 16 MB.
+/// Maximum number of blocks that one statement reads to find rows without a `seq`: 16 MB.
 const RANGE_BLOCKS: u32 = 2_048;
-/// Maximum number of rows without `seq` that one pass collects and sorts, about 100 bytes each. The next
-/// pass continues after these rows.
+/// Maximum number of rows without `seq` that one pass collects and sorts. A row takes about 100 bytes, so
+/// a pass needs at most about 10 MB. The next pass continues after these rows.
 const MAX_COLLECTED: usize = 100_000;
 
-/// Planner settings that keep the cost of a statement proportional to the rows it reads, even with
-/// wrong statistics: PostgreSQL reads the rows along the index, and looks up their records one by one.
+/// Planner settings that keep the cost of a statement proportional to the rows it reads, even with wrong
+/// statistics: with these settings PostgreSQL reads the rows along the index, and looks up their records
+/// one by one.
 const PLAN: &str = "\
     SET enable_seqscan = off; SET enable_hashjoin = off; SET enable_mergejoin = off; \
     SET enable_sort = on; SET jit = off";
@@ -38,7 +40,7 @@ pub(crate) struct Candidate {
     /// The OID of the table or partition that holds the row.
     pub(crate) leaf: u32,
     /// The row's `ctid` in that table or partition.
-    pub(crate) place: String,
+    pub(crate) ctid: String,
     pub(crate) seq: Option<i64>,
     pub(crate) id: Uuid,
     pub(crate) record: DispatchState,
@@ -52,7 +54,7 @@ pub(crate) enum DispatchState {
     /// The event was published, and may have to be published again because events around it have no
     /// record.
     Published,
-    /// The event is in quarantine, or discarded.
+    /// The event is in quarantine, or discarded, or an unfinished recovery has resolved it.
     SetAside,
 }
 
@@ -62,9 +64,9 @@ type UnnumberedKey = (i64, u64, u32, u32, u32);
 /// The progress of a walk.
 #[derive(Debug)]
 enum Walk {
-    /// Next come the rows without a `seq`: from the row after this key on, or from the first row.
+    /// The next step returns rows without a `seq`: the rows after this key, or all from the first row.
     Unnumbered(Option<UnnumberedKey>),
-    /// Next come the rows that have a `seq`, from the row after this one on (`seq`, partition, `ctid`).
+    /// The next step returns rows that have a `seq`: the rows after this row (`seq`, partition, `ctid`).
     Numbered(i64, u32, String),
     Done,
 }
@@ -87,11 +89,13 @@ pub(crate) struct Scan<'a> {
     walk: Walk,
 }
 
-/// Sets up a session for walks.
+/// Sets the planner settings of an SQL session that walks over tables. Checks our own schema first: if one of its
+/// objects is missing, a walk would report that a captured table was altered.
 ///
 /// # Errors
-/// Those of the connection.
+/// `schema-missing`, `privilege-missing`; errors of the connection.
 pub(crate) async fn prepare(sql: &Sql) -> Result<()> {
+    check_readable(sql).await?;
     Ok(sql.batch_execute(PLAN).await?)
 }
 
@@ -101,7 +105,7 @@ impl<'a> Scan<'a> {
         Self::of(window, reader, Wanted::Unresolved)
     }
 
-    /// A walk over the same rows that returns only the rows whose event is set aside.
+    /// A walk that returns only the rows of the window whose event is set aside.
     pub(crate) fn set_aside(window: ScanWindow<'a>, reader: &TableReader) -> Self {
         Self::of(window, reader, Wanted::SetAside)
     }
@@ -147,18 +151,19 @@ impl<'a> Scan<'a> {
                 };
                 Ok(Some(found.into_values().collect()))
             }
-            Walk::Numbered(seq, leaf, place) => self.page(sql, seq, leaf, &place).await.map(Some),
+            Walk::Numbered(seq, leaf, ctid) => self.page(sql, seq, leaf, &ctid).await.map(Some),
             Walk::Done => Ok(None),
         }
     }
 
-    /// Returns two SQL expressions about a row of `w`: the state of its event in outbox.dispatch, and
-    /// whether the scan returns the row.
+    /// Returns two SQL expressions about a row of `w`: the state of its event, and whether the scan
+    /// returns the row.
     fn recorded_sql(&self) -> (String, String) {
         let state = state_sql("w.id");
         match self.wanted {
             Wanted::SetAside => (state.clone(), format!("{state} = 'aside'")),
             Wanted::Unresolved if self.window.records.may_lack_records() => {
+                let state = format!("case when w.is_recovered then 'aside' else {state} end");
                 (state, "true".to_owned())
             }
             Wanted::Unresolved => ("null::text".to_owned(), has_no_row_sql("w.id")),
@@ -167,29 +172,24 @@ impl<'a> Scan<'a> {
 
     /// Reads one page of rows along the index of `seq`, and returns the rows that may have to be
     /// published.
-    async fn page(
-        &mut self,
-        sql: &Sql,
-        seq: i64,
-        leaf: u32,
-        place: &str,
-    ) -> Result<Vec<Candidate>> {
+    async fn page(&mut self, sql: &Sql, seq: i64, leaf: u32, ctid: &str) -> Result<Vec<Candidate>> {
         let column = self.window.captured.shape.seq.as_ref();
         let column = column.map_or_else(String::new, |seq| quoted_identifier(&seq.column));
         let (state, is_wanted) = self.recorded_sql();
         let statement = format!(
             "with w as materialized ( \
-                 select e.{column}::bigint as seq, e.tableoid as leaf, e.ctid as place, \
-                     case when {condition} then {id} end as id \
+                 select e.{column}::bigint as seq, e.tableoid as leaf, e.ctid as row_ctid, \
+                     {recovered} as is_recovered, case when {condition} then {id} end as id \
                  from {table} e \
                  where e.{column} >= '{seq}'::bigint and (e.{column}, e.tableoid, e.ctid) \
-                     > ('{seq}'::bigint, '{leaf}'::oid, '{place}'::tid) \
+                     > ('{seq}'::bigint, '{leaf}'::oid, '{ctid}'::tid) \
                  order by e.{column}, e.tableoid, e.ctid limit {PAGE_ROWS}) \
-             (select seq, leaf, place::text, id, {state}, 0::bigint from w \
-              where id is not null and {is_wanted} order by w.seq, w.leaf, w.place) \
+             (select seq, leaf, row_ctid::text, id, {state}, 0::bigint from w \
+              where id is not null and {is_wanted} order by w.seq, w.leaf, w.row_ctid) \
              union all \
-             (select seq, leaf, place::text, null, null, (select count(*) from w) from w \
-              order by w.seq desc, w.leaf desc, w.place desc limit 1)",
+             (select seq, leaf, row_ctid::text, null, null, (select count(*) from w) from w \
+              order by w.seq desc, w.leaf desc, w.row_ctid desc limit 1)",
+            recovered = self.window.recovered().as_deref().unwrap_or("false"),
             condition = self.window.condition(),
             id = self.event_id,
             table = self.table,
@@ -198,12 +198,12 @@ impl<'a> Scan<'a> {
         let rows = rows.await.map_err(altered_since)?;
         let mut found = Vec::with_capacity(rows.len());
         for row in rows {
-            let (seq, leaf, place): (i64, u32, String) = (row.get(0), row.get(1), row.get(2));
+            let (seq, leaf, ctid): (i64, u32, String) = (row.get(0), row.get(1), row.get(2));
             let id: Option<Uuid> = row.get(3);
             match id {
                 Some(id) => found.push(Candidate {
                     leaf,
-                    place,
+                    ctid,
                     seq: Some(seq),
                     id,
                     record: recorded(row.get(4)),
@@ -211,7 +211,7 @@ impl<'a> Scan<'a> {
                 None => {
                     let walked: i64 = row.get(5);
                     if walked >= PAGE_ROWS as i64 {
-                        self.walk = Walk::Numbered(seq, leaf, place);
+                        self.walk = Walk::Numbered(seq, leaf, ctid);
                     }
                 }
             }
@@ -219,7 +219,8 @@ impl<'a> Scan<'a> {
         Ok(found)
     }
 
-    /// Reads the first [`MAX_COLLECTED`] rows without `seq` after the key `after`, in their order.
+    /// Scans the table for rows without `seq`. Returns the first [`MAX_COLLECTED`] of them after the key `after`,
+    /// sorted by [`UnnumberedKey`].
     async fn collect(
         &self,
         sql: &Sql,
@@ -230,8 +231,8 @@ impl<'a> Scan<'a> {
             let statement = self.range_sql(&range, after);
             let rows = sql.query_typed(&statement, &[]);
             for row in rows.await.map_err(altered_since)? {
-                let place: String = row.get(1);
-                let (block, line) = block_and_line(&place);
+                let ctid: String = row.get(1);
+                let (block, line) = block_and_line(&ctid);
                 let xid: String = row.get(2);
                 let key = (
                     row.get(3),
@@ -245,7 +246,7 @@ impl<'a> Scan<'a> {
                 }
                 let candidate = Candidate {
                     leaf: row.get(0),
-                    place,
+                    ctid,
                     seq: None,
                     id: row.get(4),
                     record: recorded(row.get(5)),
@@ -261,12 +262,17 @@ impl<'a> Scan<'a> {
 
     fn range_sql(&self, range: &str, after: Option<UnnumberedKey>) -> String {
         let Captured { record, shape } = self.window.captured;
-        let xid = shape.inserted_xid_sql(&record.added_xids);
+        // In rows that are older than the column `inserted_xid`, this column contains the transaction that
+        // added the column. So these rows are ordered by their `xmin`.
+        let added = [&*record.added_xids, &*shape.missing_xids].concat();
+        let xid = shape.inserted_xid_sql(&added, record.is_adopted);
         let by = match (&shape.seq, shape.numbered()) {
-            // This statement reads only rows without a `seq`, and orders them by their transaction alone.
-            (Some(_), Some(_)) => None,
+            // A table without an index on `seq` is read by ranges, but its rows have a `seq`. So order them
+            // by `seq`.
             (Some(seq), None) => Some(&seq.column),
-            (None, _) => shape.version.as_ref(),
+            // This statement reads only rows without a `seq`, such as rows that are older than the column. So
+            // order the rows by their version.
+            (Some(_), Some(_)) | (None, _) => shape.version.as_ref(),
         };
         let version = match by {
             Some(column) => {
@@ -278,33 +284,39 @@ impl<'a> Scan<'a> {
         let unnumbered = shape.numbered().map_or_else(String::new, |seq| {
             format!("and e.{} is null", quoted_identifier(&seq.column))
         });
-        // Skip the rows that earlier passes have returned.
+        // Skip most of the rows that earlier passes have returned. The caller drops the rest: rows with the same
+        // version and transaction as the last returned row.
         let after = after.map_or_else(String::new, |(by, by_xid, ..)| {
             format!("and ({version}, {xid}) >= ('{by}'::bigint, '{by_xid}'::xid8)")
         });
+        let recovered = self.window.recovered();
+        let is_left_out = self.window.without_recovered && self.wanted == Wanted::Unresolved;
+        let others = recovered.as_deref().filter(|_| is_left_out);
+        let others = others.map_or_else(String::new, |recovered| format!("and not ({recovered})"));
         let (state, is_wanted) = self.recorded_sql();
         format!(
             "with w as materialized ( \
-                 select e.tableoid as leaf, e.ctid as place, {xid} as xid, {version} as version, \
-                     {id} as id \
+                 select e.tableoid as leaf, e.ctid as row_ctid, {xid} as xid, {version} as version, \
+                     {recovered} as is_recovered, {id} as id \
                  from {table} e \
-                 where {range} {unnumbered} and {condition} {after}) \
-             select leaf, place::text, xid::text, version, id, {state} from w \
+                 where {range} {unnumbered} and {condition} {others} {after}) \
+             select leaf, row_ctid::text, xid::text, version, id, {state} from w \
              where id is not null and {is_wanted}",
             id = self.event_id,
             table = self.table,
+            recovered = recovered.as_deref().unwrap_or("false"),
             condition = self.window.condition(),
         )
     }
 }
 
-/// Returns SQL conditions that divide the rows of `e`, a table of this many blocks, into ranges of a bounded
-/// number of blocks.
+/// Returns SQL conditions that divide the rows of `e`, a table of `blocks` blocks, into ranges of at most
+/// [`RANGE_BLOCKS`] blocks.
 pub(crate) fn block_ranges(blocks: u32) -> impl Iterator<Item = String> {
     let starts = (0..=blocks).step_by(RANGE_BLOCKS as usize);
     starts.map(move |from| {
         let begin = format!("e.ctid >= '({from},0)'");
-        // The last range is open-ended, because the table grows.
+        // The last range is open-ended, because the table may have grown.
         match from.checked_add(RANGE_BLOCKS).filter(|to| *to <= blocks) {
             Some(to) => format!("{begin} and e.ctid < '({to},0)'"),
             None => begin,
@@ -320,19 +332,52 @@ fn recorded(state: Option<&str>) -> DispatchState {
     }
 }
 
-fn block_and_line(place: &str) -> (u32, u32) {
-    let numbers = place.trim_matches(['(', ')']).split_once(',');
+fn block_and_line(ctid: &str) -> (u32, u32) {
+    let numbers = ctid.trim_matches(['(', ')']).split_once(',');
     let numbers = numbers.and_then(|(block, line)| Some((block.parse().ok()?, line.parse().ok()?)));
     numbers.unwrap_or_default()
 }
 
 #[cfg(test)]
 mod tests {
+    use super::super::window::tests::captured;
     use super::*;
+    use crate::settings::Dispatch;
+    use crate::store::capture_record::RecoveryProgress;
+    use crate::store::relay_row::RecordKeeping;
 
     #[test]
-    fn a_place_is_a_block_and_a_line() {
+    fn a_ctid_is_a_block_and_a_line() {
         assert_eq!(block_and_line("(4294967295,17)"), (u32::MAX, 17));
+    }
+
+    #[test]
+    fn a_recovery_with_a_new_slot_does_not_read_again_the_rows_without_seq_that_are_resolved() {
+        let mut captured = captured(true, None);
+        captured.record.recovery_progress = Some(RecoveryProgress {
+            below: 95,
+            seq: None,
+            column: None,
+            numbering: None,
+            partitions: "1".into(),
+        });
+        let records = RecordKeeping::of(Dispatch::Exceptions, None);
+        let statement = |without_recovered| {
+            let scan = Scan {
+                window: ScanWindow {
+                    without_recovered,
+                    ..ScanWindow::unresolved(&captured, records)
+                },
+                wanted: Wanted::Unresolved,
+                table: "a.x".into(),
+                event_id: "e.id".into(),
+                walk: Walk::Unnumbered(None),
+            };
+            scan.range_sql("true", None)
+        };
+        let recovered = "and not (e.tableoid = any ('{1}'::oid[])";
+        assert!(statement(true).contains(recovered), "{}", statement(true));
+        assert!(!statement(false).contains(recovered));
     }
 
     #[test]

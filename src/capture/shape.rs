@@ -1,11 +1,11 @@
 //! Finds the columns by which the rows of a captured table can be bounded and ordered.
 //!
-//! - `inserted_xid` names the transaction that inserted a row. In a table without this column, the
-//!   row's `xmin` is used, which says less: see [`Shape::inserted_xid_sql`].
-//! - `seq` grows with each insert. Services hold the lock of their aggregate while they insert, so
-//!   `seq` has the order of each key. The `seq` column is the column named in the settings, a column
-//!   called `seq`, or an id column that a sequence fills. Without a `seq`, rows are ordered by their
-//!   version, if the version is a whole number, and then by their transaction.
+//! - `inserted_xid` names the transaction that inserted a row. In a table without this column, we use the
+//!   row's `xmin`, which is less exact: see [`Shape::inserted_xid_sql`].
+//! - `seq` grows with each insert. Services hold a lock on their aggregate while they insert, so the rows
+//!   of each key are committed in the order of `seq`. The `seq` column is the column named in the
+//!   settings, a column called `seq`, or an id column that a sequence fills. Without a `seq`, rows are
+//!   ordered by their version, if the version is a whole number, and then by their transaction.
 
 use std::collections::HashSet;
 
@@ -16,13 +16,16 @@ use crate::error::{Code, Error, Result};
 use crate::mapping::TableSettings;
 use crate::postgres::Sql;
 
+/// SQL expression: the lowest possible `seq`. A statement with the condition that `seq` is at least this
+/// number can use the index, which `init` restricts to rows with a `seq`.
+pub(crate) const LOWEST_SEQ: &str = "'-9223372036854775808'::bigint";
+
 /// The lowest id that PostgreSQL gives to an ordinary transaction.
 pub(crate) const FIRST_NORMAL_XID: u64 = 3;
 
 /// `xmin` of a row of `e`, extended to 64 bits.
-const BY_XMIN: &str = "\
-    (select (next.xid - pg_catalog.mod(pg_catalog.mod(next.xid - e.xmin::text::bigint, \
-        4294967296) + 4294967296, 4294967296))::text::xid8 \
+pub(super) const BY_XMIN: &str = "\
+    (select (next.xid - ((next.xid - e.xmin::text::bigint) & 4294967295))::text::xid8 \
      from (select pg_catalog.pg_snapshot_xmax(pg_catalog.pg_current_snapshot())\
         ::text::bigint) next (xid))";
 
@@ -33,9 +36,11 @@ pub(crate) struct Shape {
     /// Whether `inserted_xid` names the transaction of every row: it is `xid8 not null` and
     /// PostgreSQL fills it in.
     pub(crate) has_inserted_xid: bool,
-    /// Set if the table has a column `inserted_xid` that does not name the transaction of every row. With
-    /// [`UnfitColumn::Value`] the column is still part of event ids.
+    /// Set if the table has a column `inserted_xid` that does not name the transaction of every row. In
+    /// the case [`UnfitColumn::Value`], event ids are still computed with the column.
     pub(crate) unfit_inserted_xid: Option<UnfitColumn>,
+    /// Whether a subscription of logical replication writes into the table or one of its partitions.
+    pub(crate) is_subscribed: bool,
     /// Whether the table has a column called `seq`, of any type.
     pub(crate) has_column_seq: bool,
     /// The values of `inserted_xid` in rows that are older than the column.
@@ -45,13 +50,15 @@ pub(crate) struct Shape {
     pub(crate) partitions: String,
     /// The OIDs of the partitions that are not empty.
     pub(crate) filled: Vec<u32>,
-    /// The OIDs of its partitions at every level.
+    /// The OIDs of the table's partitions at every level.
     pub(crate) below: Vec<u32>,
-    /// The OIDs of the tables of which it is a partition, up to the root.
+    /// The OIDs of the partitioned tables that contain the table, up to the root.
     pub(crate) above: Vec<u32>,
     /// `oid:file number` of each partition. A new file number means that the table was rewritten.
     pub(crate) files: String,
-    /// Blocks of the largest partition, or of the table.
+    /// `oid:transaction` of each partition at every level: the transaction that has attached it.
+    pub(crate) attached: String,
+    /// Number of blocks of the largest partition, or of the table if it has no partitions.
     pub(crate) blocks: u32,
     pub(crate) seq: Option<SeqColumn>,
     /// The version column, if its type is a whole number.
@@ -77,8 +84,7 @@ pub(crate) enum UnfitColumn {
 /// Reads the shape of a table from the catalog; `None` when the table does not exist.
 ///
 /// # Errors
-/// `column-missing` when `columns.seq` does not name a column of whole numbers; those of a
-/// statement.
+/// `column-missing` when `columns.seq` does not name a column of whole numbers; errors of a statement.
 pub(crate) async fn read(sql: &Sql, settings: &TableSettings) -> Result<Option<Shape>> {
     let table = &settings.table;
     let named = settings.columns.seq.as_deref();
@@ -111,6 +117,7 @@ pub(crate) async fn read(sql: &Sql, settings: &TableSettings) -> Result<Option<S
             InsertedXid::OtherValue => Some(UnfitColumn::Value),
             InsertedXid::FilledIn | InsertedXid::Missing => None,
         },
+        is_subscribed: found.is_subscribed,
         has_column_seq: found.has_column_seq,
         missing_xids: found.missing_xids,
         partitions: found.partitions,
@@ -118,6 +125,7 @@ pub(crate) async fn read(sql: &Sql, settings: &TableSettings) -> Result<Option<S
         below: found.below,
         above: found.above,
         files: found.files,
+        attached: found.attached,
         blocks: found.blocks,
         seq: found.seq,
         version: found.has_version.then(|| version.to_owned()),
@@ -128,14 +136,14 @@ pub(crate) async fn read(sql: &Sql, settings: &TableSettings) -> Result<Option<S
 /// `ctid`s, so a walk by `ctid` may have missed some rows.
 ///
 /// # Errors
-/// `slot-busy`; those of [`read`].
+/// `slot-busy` when the table was rewritten or replaced; errors of [`read`].
 pub(crate) async fn refuse_rewritten(
     sql: &Sql,
     settings: &TableSettings,
     before: &Shape,
 ) -> Result<()> {
     match read(sql, settings).await? {
-        Some(now) if now.oid == before.oid && !was_rewritten(&before.files, &now.files) => Ok(()),
+        Some(now) if !now.was_rewritten_since(before) => Ok(()),
         Some(_) | None => {
             let what = format!(
                 "{} was rewritten or replaced while the relay read it",
@@ -146,8 +154,21 @@ pub(crate) async fn refuse_rewritten(
     }
 }
 
-/// Whether a table or partition has another file than before. Partitions may come and go.
-fn was_rewritten(before: &str, now: &str) -> bool {
+impl Shape {
+    /// Whether the table or one of its partitions was rewritten or replaced since `before`.
+    pub(crate) fn was_rewritten_since(&self, before: &Shape) -> bool {
+        self.oid != before.oid || has_changed(&before.files, &self.files)
+    }
+
+    /// Whether one of the partitions was detached and attached again since `before`.
+    pub(crate) fn was_attached_again_since(&self, before: &Shape) -> bool {
+        has_changed(&before.attached, &self.attached)
+    }
+}
+
+/// Whether a value of a table or partition has changed. Both texts have the form `oid:value,oid:value`. Added
+/// and removed partitions do not count.
+fn has_changed(before: &str, now: &str) -> bool {
     let oid = |file: &str| file.split(':').next().map(str::to_owned);
     let before: HashSet<&str> = before.split(',').collect();
     let oids: HashSet<_> = before.iter().map(|file| oid(file)).collect();
@@ -164,44 +185,41 @@ fn no_such_column(table: &QualifiedName, named: &str) -> Error {
 }
 
 impl Shape {
-    /// Whether event ids are computed with the column `inserted_xid`, as they are for rows of the stream.
+    /// Whether event ids are computed with the column `inserted_xid`. The intake computes the event ids
+    /// of streamed rows with it, so ids of rows from the table must do the same.
     pub(crate) fn has_xid_in_ids(&self) -> bool {
         self.has_inserted_xid || self.unfit_inserted_xid == Some(UnfitColumn::Value)
+    }
+
+    /// The OIDs of the partitions, or the table's own OID if it has none.
+    pub(crate) fn leaves(&self) -> impl Iterator<Item = u32> {
+        self.partitions
+            .split(',')
+            .filter_map(|oid| oid.parse().ok())
     }
 
     pub(crate) fn is_partitioned(&self) -> bool {
         self.partitions != self.oid.to_string()
     }
 
-    /// The `seq` column, if it has an index along which rows are read. Without an index, each page
-    /// would sort the whole table.
+    /// The `seq` column, if it has an index along which a scan can read the rows. Without an index, each
+    /// page would sort the whole table.
     pub(crate) fn numbered(&self) -> Option<&SeqColumn> {
         self.seq.as_ref().filter(|seq| seq.is_indexed)
     }
 
-    /// The transaction that inserted a row of `e`, as `xid8`.
+    /// The transaction that inserted a row of `e`, as `xid8`. `added_xids` are the values of `inserted_xid` in rows
+    /// that are older than the column. `is_adopted` is the field of the table's record.
     ///
-    /// Uses `xmin` in a table without `inserted_xid`, for a row that is older than the column, and for a
-    /// row whose writer has set the column to an impossible transaction id. `xmin` has 32 bits, may name
-    /// a subtransaction, and is lost when the table is rewritten. The expression extends `xmin` to the
-    /// latest transaction id with these lower bits.
-    pub(crate) fn inserted_xid_sql(&self, added_xids: &[u64]) -> String {
-        self.xid_sql(&self.has_own_xid_sql(), added_xids)
-    }
-
-    /// Like [`inserted_xid_sql`](Self::inserted_xid_sql), but an `inserted_xid` from `next_xid` on counts
-    /// as impossible.
-    pub(crate) fn xid_before_sql(&self, next_xid: u64, added_xids: &[u64]) -> String {
-        let own = format!(
-            "(e.inserted_xid >= '{FIRST_NORMAL_XID}'::xid8 and e.inserted_xid < '{next_xid}'::xid8)"
-        );
-        self.xid_sql(&own, added_xids)
-    }
-
-    fn xid_sql(&self, own: &str, added_xids: &[u64]) -> String {
+    /// The expression uses `xmin` in a table without `inserted_xid`, for a row that is older than the
+    /// column, and for a row whose `inserted_xid` is an impossible transaction id. `xmin` is less exact: it has
+    /// only 32 bits, may be a subtransaction, and is lost when the table is rewritten. The expression extends
+    /// `xmin` to the latest transaction id with the same lower 32 bits.
+    pub(crate) fn inserted_xid_sql(&self, added_xids: &[u64], is_adopted: bool) -> String {
         if !self.has_inserted_xid {
             return BY_XMIN.to_owned();
         }
+        let own = self.has_own_xid_sql(is_adopted);
         let added = match added_xids {
             [] => String::new(),
             added => format!("and e.inserted_xid <> all ({}) ", xids_sql(added)),
@@ -210,11 +228,23 @@ impl Shape {
     }
 
     /// The condition that the column `inserted_xid` of a row of `e` holds a possible transaction id. The
-    /// writer of the row may have set another value.
-    pub(crate) fn has_own_xid_sql(&self) -> String {
+    /// condition is needed because the writer of a row can set any value, and because the table may have been
+    /// restored from a server with higher transaction ids. A possible value is not higher than the row's `xmin`.
+    /// (`xmin` is higher if a subtransaction inserted the row, or if the row was moved or updated.) Usually both are
+    /// equal, so the condition tests this first, because the test is the cheapest.
+    ///
+    /// With `is_adopted`, the condition does not compare the value with `xmin`. The record and its restored rows come
+    /// from the same earlier server, so their `inserted_xid` counts, but their `xmin` is that of the restore.
+    pub(crate) fn has_own_xid_sql(&self, is_adopted: bool) -> String {
+        let is_old_enough = if is_adopted {
+            String::new()
+        } else {
+            format!(" and (e.xmin = e.inserted_xid::xid or e.inserted_xid <= {BY_XMIN})")
+        };
         format!(
             "(e.inserted_xid >= '{FIRST_NORMAL_XID}'::xid8 \
-             and e.inserted_xid < pg_catalog.pg_snapshot_xmax(pg_catalog.pg_current_snapshot()))"
+             and e.inserted_xid < pg_catalog.pg_snapshot_xmax(pg_catalog.pg_current_snapshot())\
+             {is_old_enough})"
         )
     }
 
@@ -225,8 +255,9 @@ impl Shape {
         filled.any(|leaf| !known.contains(leaf.to_string().as_str()))
     }
 
-    /// Whether [`inserted_xid_sql`](Self::inserted_xid_sql) gives top-level transactions, except for rows
-    /// with an impossible `inserted_xid`. `xmin` may be a subtransaction, which no snapshot lists.
+    /// Whether [`inserted_xid_sql`](Self::inserted_xid_sql) returns top-level transactions, except for
+    /// rows with an impossible `inserted_xid`. Otherwise it may return a subtransaction from `xmin`, and
+    /// a snapshot does not tell whether a subtransaction had ended.
     pub(crate) fn tells_top_level_transactions(&self, added_xids: &[u64]) -> bool {
         self.has_inserted_xid && added_xids.is_empty()
     }
@@ -244,10 +275,10 @@ mod tests {
 
     #[test]
     fn a_table_is_rewritten_when_one_of_its_partitions_has_another_file() {
-        assert!(!was_rewritten("1:10,2:20", "1:10,2:20"));
-        assert!(was_rewritten("1:10,2:20", "1:10,2:21"));
+        assert!(!has_changed("1:10,2:20", "1:10,2:20"));
+        assert!(has_changed("1:10,2:20", "1:10,2:21"));
         // A partition was added, and another one was detached.
-        assert!(!was_rewritten("1:10,2:20", "2:20,3:30"));
-        assert!(!was_rewritten("1:10", "1:10,10:1"));
+        assert!(!has_changed("1:10,2:20", "2:20,3:30"));
+        assert!(!has_changed("1:10", "1:10,10:1"));
     }
 }

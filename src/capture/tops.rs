@@ -4,13 +4,13 @@
 use slot_manager::{QualifiedName, quoted_identifier};
 use tokio_postgres::error::SqlState;
 
-use super::shape::FoundTable;
+use super::shape::{FoundTable, LOWEST_SEQ};
 use crate::error::Result;
 use crate::postgres::{Sql, current_snapshot};
 
-/// The highest `seq` of each table, and the next transaction id, which is read after these. Once all
-/// transactions below `next_xid` have ended, rows up to the highest `seq` usually belong to these
-/// transactions.
+/// The highest `seq` of each table, and the next transaction id, which is read after every `seq`. Rows up
+/// to the highest `seq` usually belong to transactions below `next_xid`. So once all these transactions
+/// have ended, a scan for rows of later transactions can start at that `seq`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Tops {
     pub(crate) seqs: Vec<Option<Top>>,
@@ -18,7 +18,7 @@ pub(crate) struct Tops {
     pub(crate) next_xid: u64,
 }
 
-/// The highest committed `seq` of one table, and the sequence that fills the column.
+/// The highest committed `seq` of one table, and the sequence that fills the column `seq`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Top {
     pub(crate) seq: i64,
@@ -41,7 +41,8 @@ pub(crate) async fn tops(sql: &Sql, tables: &[FoundTable]) -> Result<Tops> {
         let top = match largest(sql, table, &seq.column).await {
             // The table is empty, so every later `seq` is at least as high.
             Ok(largest) => largest.unwrap_or(i64::MIN),
-            // The role that creates a slot need not have the right to read the tables.
+            // The role that creates a slot need not have the right to read the tables. Later scans then
+            // start without this hint.
             Err(error) if error.code() == Some(&SqlState::INSUFFICIENT_PRIVILEGE) => {
                 seqs.push(None);
                 continue;
@@ -59,12 +60,17 @@ pub(crate) async fn tops(sql: &Sql, tables: &[FoundTable]) -> Result<Tops> {
 }
 
 /// Returns the highest committed `seq`, or `None` if the table is empty.
+///
+/// The index that `init` creates contains only the rows with a `seq`. If the column is `NOT NULL`, PostgreSQL
+/// 17 and newer do not use this index for `max` alone, and read the whole table. So the statement has a
+/// condition that every `seq` meets.
 async fn largest(
     sql: &Sql,
     table: &QualifiedName,
     column: &str,
 ) -> Result<Option<i64>, tokio_postgres::Error> {
     let column = quoted_identifier(column);
-    let statement = format!("SELECT max(e.{column})::bigint FROM {table} e");
+    let statement =
+        format!("SELECT max(e.{column})::bigint FROM {table} e WHERE e.{column} >= {LOWEST_SEQ}");
     Ok(sql.query_one(&statement, &[]).await?.get(0))
 }

@@ -1,8 +1,9 @@
-//! Reads the rows of a captured table that still have to be published. For example, after a slot was
-//! lost, the new slot does not bring these rows, so a recovery publishes them from the table.
+//! Reads the rows of a captured table that still have to be published although the stream does not
+//! contain them. For example, after a slot was lost, the new slot does not stream older rows, so a
+//! recovery publishes them from the table.
 //!
-//! Short statements find the rows (`scan`). The rows of each key come in their order. Only a portion of
-//! the rows is in memory at a time.
+//! Short statements find the rows (`scan`). The rows of each key are returned in the order of their
+//! inserts. Only a portion of the rows is in memory at a time.
 
 use std::collections::VecDeque;
 
@@ -18,15 +19,16 @@ use crate::mapping::{MapError, TableSettings};
 use crate::postgres::Sql;
 use crate::store::relay_row::RecordKeeping;
 
-/// Reads the rows of a table that may have to be published, the rows of each key in their order.
+/// Reads the rows of a table that may have to be published. The rows of each key are read in the order of
+/// their inserts.
 pub(crate) struct Unrecorded<'a> {
     sql: &'a Sql,
     reader: TableReader,
     scan: Scan<'a>,
     rows: Rows,
     ready: VecDeque<ReadRow>,
-    /// If published events may lack a record, some of these rows may have been published, with or
-    /// without a record.
+    /// Which events have a record. If published events may lack a record, the scan also returns rows that
+    /// may have been published already.
     records: RecordKeeping,
     blocked: Blocked,
 }
@@ -59,7 +61,7 @@ impl<'a> Unrecorded<'a> {
     /// Returns the next row, or `None` after the last row.
     ///
     /// # Errors
-    /// Connection errors.
+    /// Errors of [`Scan::next`] and [`Rows::portion`].
     pub(crate) async fn next(&mut self) -> Result<Option<ReadRow>> {
         loop {
             if let Some(row) = self.ready.pop_front() {
@@ -77,9 +79,10 @@ impl<'a> Unrecorded<'a> {
         }
     }
 
-    /// Makes the row's event, with this position. If the row comes before the event
-    /// that blocks its key, the commit LSN is [`BEFORE_ALL`] instead. Returns `None` if the row must not
-    /// be sent: its event is set aside, or was published and cannot be published again.
+    /// Makes the row's event, with this position. If the row comes before the event that blocks its key,
+    /// the event gets the commit LSN [`BEFORE_ALL`] instead. Returns `None` if the row must not be sent,
+    /// because its event is set aside, or because the event was published and its row can no longer
+    /// become a message.
     ///
     /// # Errors
     /// The row cannot become a message.
@@ -88,6 +91,11 @@ impl<'a> Unrecorded<'a> {
         row: &ReadRow,
         position: EventPosition,
     ) -> Option<Result<TableEvent, MapError>> {
+        if self.records.may_lack_records()
+            && (self.blocked.passes(row.id.as_bytes()) || row.record == DispatchState::SetAside)
+        {
+            return None;
+        }
         let mut event = self.reader.event(&row.values, position);
         if let Err(MapError::Event(error)) = &mut event {
             // Set the id under which the scan found the row, even if the mapper could not read the id.
@@ -102,15 +110,12 @@ impl<'a> Unrecorded<'a> {
             Err(MapError::Event(error)) => error.known.event_id.clone(),
             Err(_) => return Some(event),
         };
-        if self.blocked.passes(&event_id.uuid) || row.record == DispatchState::SetAside {
-            return None;
-        }
         let is_published = row.record == DispatchState::Published;
         match event {
             Ok(mut found) => {
                 let origin = &mut found.event.origin;
                 if is_published {
-                    origin.standing = Standing::Repeated;
+                    origin.standing = Standing::NeedsNoRow;
                 }
                 if self.blocked.is_before(&found.topic, &found.ordering_key) {
                     origin.position.commit = BEFORE_ALL;
@@ -131,8 +136,8 @@ impl<'a> Unrecorded<'a> {
     }
 }
 
-/// Logs that a published event cannot be published again. The event stays published, because its key must
-/// not wait for an event that consumers already have.
+/// Logs that a published event cannot be published again. The event stays published and does not go to
+/// quarantine, because its key must not wait for an event that consumers already have.
 pub(crate) fn stays_published(event: &EventId, error: &dyn std::fmt::Display) {
     tracing::warn!(
         event = event.shown(),

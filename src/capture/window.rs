@@ -1,24 +1,26 @@
 //! Writes the SQL condition that selects the rows of a walk over a captured table.
 //!
 //! The lower bound is a transaction number, usually the floor of the capture record. The upper bound is a
-//! snapshot, a transaction number, or none. Rows that are older than capturing never match.
+//! snapshot, a transaction number, or none. Rows that were committed before capturing began never match.
 //!
 //! Not here: how the rows are walked (`scan`).
 
+use slot_manager::quoted_identifier;
 use slot_manager::table::WRITTEN_BEFORE_ATTACHED;
 
 use super::captured::Captured;
-use super::shape::xids_sql;
+use super::shape::{BY_XMIN, xids_sql};
 use crate::postgres::Snapshot;
 use crate::store::relay_row::RecordKeeping;
 
-/// The bounds of a walk.
+/// The bounds of a walk. A bound that is `None` leaves no rows out.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct ScanWindow<'a> {
     pub(crate) captured: &'a Captured,
     /// Rows of transactions before this transaction are left out; 0 for no bound.
     pub(crate) from_xid: u64,
-    /// Rows up to this `seq` usually belong to transactions before `from_xid`, so they are skipped.
+    /// Rows up to this `seq` are skipped, because they usually belong to transactions before `from_xid`.
+    /// Audits of the whole table find the others.
     pub(crate) from_seq: Option<i64>,
     /// Rows of this transaction and of later transactions are left out.
     pub(crate) below_xid: Option<u64>,
@@ -28,12 +30,16 @@ pub(crate) struct ScanWindow<'a> {
     pub(crate) not_of_another: Option<&'a Snapshot>,
     /// Whether rows without a `seq` are included.
     pub(crate) with_unnumbered: bool,
-    /// If published events may lack a record, rows with a record are included too.
+    /// Whether rows without a `seq` that an unfinished recovery has resolved are left out. Otherwise the walk returns
+    /// them as rows that are set aside.
+    pub(crate) without_recovered: bool,
+    /// Which events have a record. If published events may lack a record, the walk returns rows with a
+    /// record too.
     pub(crate) records: RecordKeeping,
 }
 
 impl<'a> ScanWindow<'a> {
-    /// All rows that may be unresolved.
+    /// Selects all rows that may be unresolved.
     pub(crate) fn unresolved(captured: &'a Captured, records: RecordKeeping) -> Self {
         let Captured { record, shape } = captured;
         Self {
@@ -43,19 +49,20 @@ impl<'a> ScanWindow<'a> {
             below_xid: None,
             shown_by: None,
             not_of_another: None,
+            without_recovered: false,
             with_unnumbered: shape.seq.as_ref().is_none_or(|seq| seq.is_nullable),
             records,
         }
     }
 
-    /// The rows from the floor on that have no record.
+    /// Selects the rows from the floor on that have no record.
     pub(crate) fn unrecorded(captured: &'a Captured) -> Self {
         Self::unresolved(captured, RecordKeeping::COMPLETE)
     }
 
-    /// The rows that the frequent audits compare: rows that may be unresolved. If a sequence numbers
-    /// the rows, this window skips rows without a `seq` and rows with a `seq` up to `floor_seq`.
-    /// Comparisons of the whole table cover these rows.
+    /// Selects the rows that the frequent audits compare: rows that may be unresolved. If a sequence
+    /// numbers the rows, this window skips rows without a `seq` and rows with a `seq` up to
+    /// `floor_seq`. Comparisons of the whole table cover these rows.
     pub(crate) fn recent(captured: &'a Captured) -> Self {
         let Captured { record, shape } = captured;
         let numbering = shape.seq.as_ref().and_then(|seq| seq.numbering.as_ref());
@@ -67,12 +74,14 @@ impl<'a> ScanWindow<'a> {
         }
     }
 
-    /// Whether the scan finds rows by their `ctid`, which changes when the table is rewritten.
-    pub(crate) fn goes_by_places(&self) -> bool {
+    /// Whether the scan finds some rows by their `ctid`. A rewrite of the table changes every `ctid`, so
+    /// the caller must then check that the table was not rewritten during the scan.
+    pub(crate) fn finds_rows_by_ctid(&self) -> bool {
         self.with_unnumbered || self.captured.shape.numbered().is_none()
     }
 
-    /// All rows of the table that should have a record. The scan returns the rows that have none.
+    /// Selects all rows of the table that should have a record. The scan returns the rows that have
+    /// none.
     pub(crate) fn whole(captured: &'a Captured) -> Self {
         Self {
             from_xid: captured.record.recorded_from,
@@ -81,8 +90,8 @@ impl<'a> ScanWindow<'a> {
     }
 
     /// The condition that a row of `e` is in a partition that was added since the floor was raised.
-    /// `None` if there is no such partition, or if every event must have a record: then the auditor
-    /// compares the whole table.
+    /// `None` if there is no such partition. Also `None` if every event of the table must have a record,
+    /// because the auditor then compares the whole table.
     fn new_partitions(&self) -> Option<String> {
         let new = self.captured.new_partitions();
         let may_lack_records =
@@ -91,45 +100,81 @@ impl<'a> ScanWindow<'a> {
         is_needed.then(|| format!("e.tableoid = any ('{{{}}}'::oid[])", new.join(",")))
     }
 
-    /// The condition that the stream did not bring a row of `e`. This is so if the row is in a
-    /// partition that was added since the floor was raised, and if the row is older than the window or
-    /// was written before the partition was attached. `None` in the same cases as
-    /// `new_partitions`.
+    /// The condition that a row of `e` may have been in a partition before the partition was attached,
+    /// so that the stream might not have contained the row. Such a row is in a partition that was added
+    /// since the floor was raised, and either belongs to a transaction before `from_xid` or was written
+    /// before the partition was attached. `None` in the same cases as `new_partitions`.
     pub(crate) fn overlooked(&self) -> Option<String> {
         let new = self.new_partitions()?;
         let any = Self {
             from_xid: 0,
             ..*self
         };
-        let Captured { record, shape } = self.captured;
-        let xid = shape.inserted_xid_sql(&record.added_xids);
+        let xid = self.captured.inserted_xid_sql();
         let (from, others) = (self.from_xid, any.condition());
         Some(format!(
             "{new} and ({xid} < '{from}'::xid8 or {WRITTEN_BEFORE_ATTACHED}) and {others}"
         ))
     }
 
+    /// The condition that an unfinished recovery has resolved a row of `e`. `None` if there is no such recovery, or if
+    /// every event has a record, because the records then say the same.
+    ///
+    /// A row that was written again since, for example because it was moved, does not count as resolved: its `xmin` is
+    /// a later transaction.
+    pub(crate) fn recovered(&self) -> Option<String> {
+        let progress = self.captured.recovery_progress();
+        let progress = progress.filter(|_| self.records.may_lack_records())?;
+        let xid = self.captured.inserted_xid_sql();
+        let mut conditions = vec![format!(
+            "e.tableoid = any ('{{{}}}'::oid[])",
+            progress.partitions
+        )];
+        if let (Some(seq), Some(column)) = (progress.seq, &progress.column) {
+            let column = quoted_identifier(column);
+            // The recovery reads the rows without a `seq` first, so they are resolved too.
+            conditions.push(format!(
+                "(e.{column} <= '{seq}'::bigint or e.{column} is null)"
+            ));
+        }
+        for xid in [&*xid, BY_XMIN] {
+            conditions.push(format!("{xid} < '{}'::xid8", progress.below));
+        }
+        Some(conditions.join(" and "))
+    }
+
     /// The condition that a row of `e` is in the window.
     pub(crate) fn condition(&self) -> String {
         let Captured { record, shape } = self.captured;
-        let xid = shape.inserted_xid_sql(&record.added_xids);
+        let xid = self.captured.inserted_xid_sql();
         let is_exact = shape.tells_top_level_transactions(&record.added_xids);
         let visible = |snapshot: &Snapshot| {
             format!("pg_catalog.pg_visible_in_snapshot({xid}, '{snapshot}'::pg_snapshot)")
         };
         let mut conditions = Vec::new();
-        // Rows that existed when the column `inserted_xid` was added are all resolved once the floor is
-        // above the transaction that added the column.
+        // Leave out the rows that existed when the column `inserted_xid` was added, once the floor is above
+        // the transaction that added the column. All these rows are then resolved, except those of partitions
+        // with a lower floor of their own.
         let added = &record.added_xids;
-        let is_past = added.iter().max().is_some_and(|xid| record.floor > *xid);
-        if shape.has_inserted_xid && is_past {
-            conditions.push(format!("e.inserted_xid <> all ({})", xids_sql(added)));
+        let last_added = added.iter().max().filter(|xid| record.floor > **xid);
+        if let Some(last_added) = last_added.filter(|_| shape.has_inserted_xid) {
+            let is_later = format!("e.inserted_xid <> all ({})", xids_sql(added));
+            let behind = self.captured.with_own_floors(last_added + 1);
+            let behind: Vec<String> = behind.map(|(oid, _)| oid.to_string()).collect();
+            conditions.push(if behind.is_empty() {
+                is_later
+            } else {
+                let behind = behind.join(",");
+                format!("({is_later} or e.tableoid = any ('{{{behind}}}'::oid[]))")
+            });
         }
         if self.from_xid > 0 {
             let recent = format!("{xid} >= '{}'::xid8", self.from_xid);
-            conditions.push(match self.new_partitions() {
-                Some(new) => format!("({recent} or {new})"),
-                None => recent,
+            let others = own_floors_sql(self.captured, self.from_xid);
+            let others = self.new_partitions().into_iter().chain(others);
+            conditions.push(match others.collect::<Vec<_>>().join(" or ") {
+                none if none.is_empty() => recent,
+                others => format!("({recent} or {others})"),
             });
         }
         if let Some(below) = self.below_xid {
@@ -137,15 +182,16 @@ impl<'a> ScanWindow<'a> {
         }
         match &record.since {
             Some(since) if is_exact => {
-                let own = shape.has_own_xid_sql();
+                let own = shape.has_own_xid_sql(record.is_adopted);
                 conditions.push(format!(
                     "case when {own} then not {} else {xid} >= '{}'::xid8 end",
                     visible(since),
                     since.xmin()
                 ));
             }
-            // `xmin` may name a subtransaction. A snapshot does not list the subtransactions of a running
-            // transaction, so rows from the snapshot's xmin on count as new.
+            // The `xmin` of a row may be a subtransaction. A snapshot does not list the subtransactions
+            // of a running transaction, so every row of a transaction from the snapshot's own `xmin` on
+            // counts as new.
             Some(since) => conditions.push(format!("{xid} >= '{}'::xid8", since.xmin())),
             None => {}
         }
@@ -159,12 +205,28 @@ impl<'a> ScanWindow<'a> {
     }
 }
 
+/// The condition that a row of `e` is in a partition with its own floor below `floor`, and that the row's transaction
+/// is not below this own floor. `None` if there is no such partition.
+fn own_floors_sql(captured: &Captured, floor: u64) -> Option<String> {
+    let xid = captured.inserted_xid_sql();
+    let own = captured
+        .with_own_floors(floor)
+        .map(|(oid, own)| format!("(e.tableoid = '{oid}'::oid and {xid} >= '{own}'::xid8)"));
+    let own: Vec<String> = own.collect();
+    (!own.is_empty()).then(|| own.join(" or "))
+}
+
 /// The condition that a row of `e` is visible in this snapshot.
 pub(super) fn shown_sql(captured: &Captured, snapshot: &Snapshot) -> String {
-    let Captured { record, shape } = captured;
-    // The writer of a row may have set a transaction id that did not exist yet.
-    let xid = shape.xid_before_sql(snapshot.xmax(), &record.added_xids);
-    format!("pg_catalog.pg_visible_in_snapshot({xid}, '{snapshot}'::pg_snapshot)")
+    let shown =
+        |xid: &str| format!("pg_catalog.pg_visible_in_snapshot({xid}, '{snapshot}'::pg_snapshot)");
+    let by_id = shown(&captured.inserted_xid_sql());
+    // In a table with an adopted record, a row may have the id of a transaction that did not insert it. If the row
+    // itself is older than the snapshot, the snapshot shows it all the same.
+    if captured.record.is_adopted && captured.shape.has_inserted_xid {
+        return format!("({by_id} or {})", shown(BY_XMIN));
+    }
+    by_id
 }
 
 #[cfg(test)]
@@ -195,11 +257,15 @@ pub(crate) mod tests {
                 id_suffixes: IdSuffixes::first(1),
                 detached: Vec::new(),
                 unread: std::collections::BTreeMap::new(),
+                recovery_progress: None,
+                uncaptured: std::collections::BTreeMap::new(),
+                is_adopted: false,
             },
             shape: Shape {
                 oid: 1,
                 has_inserted_xid,
                 unfit_inserted_xid: None,
+                is_subscribed: false,
                 has_column_seq: true,
                 missing_xids: Vec::new(),
                 partitions: String::new(),
@@ -207,6 +273,7 @@ pub(crate) mod tests {
                 below: Vec::new(),
                 above: Vec::new(),
                 files: String::new(),
+                attached: String::new(),
                 blocks: 10,
                 seq: Some(SeqColumn {
                     column: "seq".into(),
@@ -224,8 +291,8 @@ pub(crate) mod tests {
     fn rows_older_than_capturing_are_excluded_by_the_snapshot() {
         let captured = captured(true, Some("100:110:103"));
         let condition = ScanWindow::unrecorded(&captured).condition();
-        let xid = captured.shape.inserted_xid_sql(&[]);
-        let own = captured.shape.has_own_xid_sql();
+        let xid = captured.inserted_xid_sql();
+        let own = captured.shape.has_own_xid_sql(false);
         assert_eq!(
             condition,
             format!(

@@ -7,9 +7,10 @@ use clap::error::{ContextKind, ErrorKind};
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 
 use super::raw_args::{without_help_of_help, without_secrets};
-use super::{output, setting_flags};
+use super::report::{self, ReportForm, wrong_usage};
+use super::{output, setting_flags, wrap};
 use crate::build_info;
-use crate::error::{Code, Error, Report};
+use crate::error::{Code, Error};
 
 /// Returns the version. If the build recorded the commit and its date, adds them:
 /// `0.1.0 (1f2e3d4, 2026-11-21)`.
@@ -177,7 +178,7 @@ Examples:
     Quarantine(super::quarantine::QuarantineArgs),
     /// Publish unrecorded rows from the tables, after the slot or the server was lost
     ///
-    /// A relay recovers by itself when its slot is missing, lost or recreated. This command previews
+    /// A relay recovers automatically when its slot is missing, lost or recreated. This command previews
     /// a recovery, requests one, and adopts a database that was restored or migrated to another
     /// server. --slot or POSTRIDER_SLOT names the slot.
     #[command(after_long_help = "\
@@ -222,14 +223,17 @@ fn leave(error: &clap::Error) -> ! {
                 std::env::args_os().map(|argument| argument.to_string_lossy().into_owned());
             let suggested = context(ContextKind::SuggestedArg);
             let unknown = unknown_flag(&flag, suggested.as_deref(), arguments);
-            eprintln!("{}", Report(&unknown));
+            ReportForm::of_process().report(&unknown);
             std::process::exit(unknown.code().exit_status().into());
         }
+        _ if error.use_stderr() && ReportForm::of_process() != ReportForm::Text => {
+            let text = without_secrets(&error.to_string(), std::env::args_os());
+            ReportForm::of_process().report(&wrong_usage(&text));
+            std::process::exit(error.exit_code());
+        }
         _ if error.use_stderr() => {
-            eprint!(
-                "{}",
-                without_secrets(&error.to_string(), std::env::args_os())
-            );
+            let text = without_secrets(&error.to_string(), std::env::args_os());
+            report::write_part(&wrap::lines(&text, wrap::error_width()));
             std::process::exit(error.exit_code());
         }
         _ => error.exit(),
@@ -250,7 +254,7 @@ fn unknown_flag(
         .take_while(|argument| !argument.starts_with(flag))
         .any(|argument| is_command(&argument));
     if !setting_flags::is_setting(flag) {
-        // `flag` may be more than the name of a flag, and may contain a secret.
+        // `flag` may contain more than the name of a flag, even a secret. So show it only if it is plain.
         let is_plain = flag
             .chars()
             .all(|c| c.is_ascii_alphanumeric() || "-_".contains(c));

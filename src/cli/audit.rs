@@ -8,7 +8,7 @@ use printable::printable;
 use slot_manager::Severity;
 
 use super::paint::Paint;
-use super::{block_on, figures, output};
+use super::{block_on, figures, output, report};
 use crate::error::Result;
 use crate::ops::audit::{self, AuditReport, AuditResult, EventCount, TableAudit, UnreadableTable};
 use crate::ops::since::Since;
@@ -46,7 +46,7 @@ pub(super) fn run(settings: &Settings, args: &AuditArgs) -> Result<ExitCode> {
         if args.json {
             output::write_json(&report);
         } else {
-            output::write(&text(&report, Paint::stdout()));
+            output::write_wrapped(&text(&report, Paint::stdout()));
         }
         Ok(ExitCode::from(match report.result {
             AuditResult::Complete => 0,
@@ -60,6 +60,7 @@ pub(super) fn run(settings: &Settings, args: &AuditArgs) -> Result<ExitCode> {
 pub(super) struct ProgressLine {
     is_terminal: bool,
     shown: Option<Instant>,
+    is_noted: bool,
 }
 
 impl ProgressLine {
@@ -67,6 +68,7 @@ impl ProgressLine {
         Self {
             is_terminal: std::io::stderr().is_terminal(),
             shown: None,
+            is_noted: false,
         }
     }
 
@@ -74,15 +76,22 @@ impl ProgressLine {
     pub(super) fn show(&mut self, text: &str) {
         let is_due = |shown: Instant| shown.elapsed() >= PROGRESS_INTERVAL;
         if self.is_terminal && self.shown.is_none_or(is_due) {
-            eprint!("\r\x1b[K{text}");
+            report::write_part(&format!("\r\x1b[K{text}"));
             self.shown = Some(Instant::now());
+        }
+    }
+
+    /// Writes this text once, as a line of its own, if standard error is no terminal.
+    pub(super) fn note_once(&mut self, text: &str) {
+        if !self.is_terminal && !std::mem::replace(&mut self.is_noted, true) {
+            report::write(text);
         }
     }
 
     /// Removes the line.
     pub(super) fn clear(&mut self) {
         if self.shown.take().is_some() {
-            eprint!("\r\x1b[K");
+            report::write_part("\r\x1b[K");
         }
     }
 }
@@ -99,7 +108,7 @@ fn text(report: &AuditReport, paint: Paint) -> String {
     let (severity, conclusion) = match report.result {
         AuditResult::Waiting if !report.unreadable.is_empty() => (
             Severity::Warning,
-            "Not complete: detached partitions cannot be read, and may have unpublished events.",
+            "Not complete: some detached partitions cannot be read, and may have unpublished events.",
         ),
         AuditResult::Complete => (Severity::Ok, "Complete: every event has its outcome."),
         AuditResult::Waiting => (
@@ -108,8 +117,9 @@ fn text(report: &AuditReport, paint: Paint) -> String {
         ),
         AuditResult::Missing => (
             Severity::Error,
-            "Missing: the slot has passed events that have no record. A running relay publishes \
-             those above the floor within minutes; `postrider event ID` shows each.",
+            "Missing: the slot has passed events that have no record. A running relay publishes them within \
+             minutes, except rows below the floor of their table (outbox.capture); `postrider event ID` \
+             shows each.",
         ),
     };
     text += &format!("\n{}\n", paint.severity(severity, conclusion));
@@ -152,7 +162,7 @@ fn of_table(table: &TableAudit, paint: Paint) -> String {
     line(
         &table.not_captured,
         Severity::Info,
-        "older than capturing: never published",
+        "committed before capturing began: never published",
     );
     line(
         &table.without_id,
@@ -167,11 +177,25 @@ fn of_table(table: &TableAudit, paint: Paint) -> String {
     );
     line(&table.waiting, Severity::Warning, "waiting for the relay");
     line(&table.missing, Severity::Error, "missing");
-    if table.sent_again > 0 {
-        text += &format!(
-            "{:>10}  were sent in more than one request, so Pub/Sub may have stored them twice\n",
-            table.sent_again
-        );
+    for (events, ids, what) in [
+        (
+            table.sent_again,
+            &table.first_ids_sent_again,
+            "were sent again because the first answer was lost, so Pub/Sub may have stored them twice",
+        ),
+        (
+            table.recorded_twice,
+            &table.first_ids_recorded_twice,
+            "are recorded as published under more than one commit, so Pub/Sub has stored them twice",
+        ),
+    ] {
+        if events == 0 {
+            continue;
+        }
+        text += &format!("{events:>10}  {what}\n");
+        for id in ids {
+            text += &format!("            {}\n", printable(id));
+        }
     }
     text
 }

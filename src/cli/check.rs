@@ -59,7 +59,7 @@ pub(super) fn run(settings: &Settings, args: &CheckArgs) -> Result<ExitCode> {
             findings.print_problems();
         }
         let sentence = forecast.sentence();
-        output::write(&match findings.worst() {
+        output::write_wrapped(&match findings.worst() {
             Severity::Ok | Severity::Info if args.offline => {
                 "The settings are in order; nothing else was checked.\n".to_owned()
             }

@@ -7,6 +7,7 @@ use std::process::ExitCode;
 
 use strsim::levenshtein;
 
+use super::raw_args::is_plain;
 use super::{output, wrap};
 use crate::error::{Code, Error, Result};
 
@@ -14,7 +15,7 @@ use crate::error::{Code, Error, Result};
 /// name several codes.
 const CHECKS: &str = include_str!("../../docs/reference/checks.md");
 
-/// The headings of the list, by exit code.
+/// The headings of the list of all codes, each with the exit code of its group.
 const GROUPS: [(u8, &str); 5] = [
     (2, "Settings and usage"),
     (3, "PostgreSQL"),
@@ -29,7 +30,13 @@ const GROUPS: [(u8, &str); 5] = [
 /// `setting-invalid` for an unknown code; the hint names the most similar code.
 pub(super) fn explain(code: Option<&str>) -> Result<ExitCode> {
     match code {
-        Some(name) => output::write(page(name).ok_or_else(|| unknown(name))?),
+        Some(name) => {
+            let page = page(name).ok_or_else(|| unknown(name))?;
+            // On a terminal, wrap the page at the width of the terminal. Otherwise print the page as it is.
+            let width = wrap::terminal_width();
+            let text = width.map_or_else(|| page.to_owned(), |_| wrap::markdown(page, width));
+            output::write(&text);
+        }
         None => output::write(&list(wrap::terminal_width())),
     }
     Ok(ExitCode::SUCCESS)
@@ -47,7 +54,7 @@ fn page(name: &str) -> Option<&'static str> {
     }
 }
 
-/// The sections about checks, each from its heading to its end.
+/// Returns the sections about checks, each from its heading to its end.
 fn sections() -> impl Iterator<Item = &'static str> {
     let starts = CHECKS.match_indices("\n## ").map(|(at, _)| at + 1);
     starts.map(|start| {
@@ -57,7 +64,7 @@ fn sections() -> impl Iterator<Item = &'static str> {
     })
 }
 
-/// The codes in the heading of a section.
+/// Returns the codes in the heading of a section.
 fn codes(section: &str) -> impl Iterator<Item = &str> {
     let heading = section.lines().next().unwrap_or_default();
     heading.split('`').skip(1).step_by(2)
@@ -68,7 +75,9 @@ fn unknown(name: &str) -> Error {
     let all = all.chain(sections().flat_map(codes));
     let nearest = all.map(|known| (levenshtein(name, known), known));
     let nearest = nearest.filter(|(distance, known)| *distance <= 1 + known.len() / 4);
-    let error = Error::new(Code::SettingInvalid, format!("there is no code `{name}`"));
+    // The argument may be a connection string with a password.
+    let shown = if is_plain(name) { name } else { "..." };
+    let error = Error::new(Code::SettingInvalid, format!("there is no code `{shown}`"));
     match nearest.min() {
         Some((_, known)) => error.hint(format!("did you mean `{known}`?")),
         None => error.hint("`postrider explain` lists all codes"),
@@ -78,12 +87,19 @@ fn unknown(name: &str) -> Error {
 fn list(width: Option<usize>) -> String {
     let names = Code::ALL.iter().map(|code| code.name());
     let column = names.map(str::len).max().unwrap_or_default() + 4;
+    // On a terminal too narrow for a column next to the codes, each hint begins below its code.
+    let is_narrow = width.is_some_and(|width| width < column + wrap::NARROWEST_COLUMN);
     let mut text = String::new();
     for (status, heading) in GROUPS {
         text += &format!("{heading} (exit code {status})\n");
         for code in Code::ALL.iter().filter(|code| code.exit_status() == status) {
-            let hint = wrap::wrapped(code.hint(), column, width);
-            text += &format!("  {:<1$}{hint}\n", code.name(), column - 2);
+            text += &if is_narrow {
+                let hint = wrap::wrapped(code.hint(), 4, width);
+                format!("  {}\n    {hint}\n", code.name())
+            } else {
+                let hint = wrap::wrapped(code.hint(), column, width);
+                format!("  {:<1$}{hint}\n", code.name(), column - 2)
+            };
         }
         text.push('\n');
     }
@@ -108,6 +124,13 @@ mod tests {
             "{text}"
         );
         assert!(text.contains("endpoint-global"), "{text}");
+    }
+
+    #[test]
+    fn the_list_fits_a_terminal_of_60_columns() {
+        for line in list(Some(60)).lines() {
+            assert!(line.chars().count() <= 60, "{line}");
+        }
     }
 
     #[test]

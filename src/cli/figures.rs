@@ -1,8 +1,9 @@
-//! Formats sizes, times and counts for people, and parses sizes. 1 MB is 1024 kB, as in PostgreSQL.
+//! Formats sizes, times and counts for operators, and parses sizes. 1 MB is 1024 kB, as in PostgreSQL.
 
 use std::time::Duration;
 
-/// Formats a size with at most three digits: `0 B`, `4.2 MB`, `117 GB`.
+/// Formats a size with at most three digits: `0 B`, `4.2 MB`, `117 GB`. Only a size of 1,000 PB or more has
+/// more digits.
 pub(super) fn bytes(count: u64) -> String {
     const UNITS: [&str; 6] = ["B", "kB", "MB", "GB", "TB", "PB"];
     #[expect(clippy::cast_precision_loss, reason = "three digits are shown")]
@@ -32,9 +33,41 @@ pub(super) fn time(time: Duration) -> String {
     }
 }
 
-/// `1 event`, `3 events`.
+/// Formats a number with its noun: `1 event`, `3 events`.
 pub(super) fn count(number: u64, one: &str) -> String {
     format!("{number} {one}{}", if number == 1 { "" } else { "s" })
+}
+
+/// Returns the line about repeated requests for an event in the state `state`. `attempts` is the number of
+/// requests with which Pub/Sub may have stored the event. `None` if every request had a definite answer.
+pub(super) fn requests(attempts: i32, state: &str) -> Option<(&'static str, String)> {
+    let without_an_answer = attempts - i32::from(state == "published");
+    (without_an_answer > 0).then(|| {
+        let what = format!("{attempts} with which Pub/Sub may have stored the event");
+        ("requests", what)
+    })
+}
+
+/// Returns `at least ` for a lower bound, otherwise an empty text.
+pub(super) fn at_least(is_lower_bound: bool) -> &'static str {
+    if is_lower_bound { "at least " } else { "" }
+}
+
+/// Formats a number of further things with a verb: `1 more event is`, `3 more events are`.
+pub(super) fn count_more(number: u64, one: &str) -> String {
+    match number {
+        1 => format!("1 more {one} is"),
+        _ => format!("{number} more {one}s are"),
+    }
+}
+
+/// Reads an interval in whole seconds, from one second to an hour.
+pub(super) fn parse_interval(text: &str) -> Result<u64, String> {
+    let seconds = text
+        .parse()
+        .ok()
+        .filter(|seconds| (1..=3_600).contains(seconds));
+    seconds.ok_or_else(|| "use a whole number of seconds from 1 to 3600".to_owned())
 }
 
 /// Reads a size: bytes, or a number with a unit, such as `256MB`.
@@ -88,6 +121,18 @@ mod tests {
             (187_200_000, "2 d 4 h"),
         ] {
             assert_eq!(time(Duration::from_millis(milliseconds)), text);
+        }
+    }
+
+    #[test]
+    fn an_interval_is_between_a_second_and_an_hour() {
+        assert_eq!(
+            (parse_interval("1"), parse_interval("3600")),
+            (Ok(1), Ok(3_600))
+        );
+        for refused in ["0", "3601", "-1", "1s", ""] {
+            let error = parse_interval(refused).unwrap_err();
+            assert!(error.contains("from 1 to 3600"), "{error}");
         }
     }
 

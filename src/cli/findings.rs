@@ -11,10 +11,6 @@ use super::paint::Paint;
 use super::{explain, output, wrap};
 pub(super) use crate::ops::finding::{finding, finding_with_remedy, from_error};
 
-/// Minimum width, in columns, of a finding's text next to its code.
-const NARROWEST_COLUMN: usize = 40;
-
-/// Findings under headings.
 #[derive(Debug, Default)]
 pub(super) struct Findings {
     sections: Vec<(String, Vec<Finding>)>,
@@ -43,7 +39,7 @@ impl Findings {
         self.sections.iter().flat_map(|(_, findings)| findings)
     }
 
-    /// The worst severity of all findings; `Ok` if there are none.
+    /// Returns the worst severity of all findings; `Ok` if there are none.
     pub(super) fn worst(&self) -> Severity {
         self.all()
             .map(|finding| finding.severity)
@@ -56,7 +52,6 @@ impl Findings {
         exit_code(self.worst())
     }
 
-    /// Prints one JSON object: `{"findings": [...], "worst": "..."}`.
     pub(super) fn print_json(&self) {
         output::write_json(&self.json());
     }
@@ -78,14 +73,15 @@ impl Findings {
         output::write(&self.to_text(Paint::stdout(), wrap::terminal_width(), false));
     }
 
-    /// The findings as text, wrapped at `width`. Under each heading, the worst finding comes first.
+    /// Returns the findings as text, wrapped at `width`. Leaves out the findings that are ok unless
+    /// `with_ok`. Under each heading, the worst finding comes first.
     fn to_text(&self, paint: Paint, width: Option<usize>, with_ok: bool) -> String {
         let is_shown = |finding: &&Finding| with_ok || finding.severity != Severity::Ok;
         let shown = self.all().filter(is_shown);
         let code_width = shown.map(|finding| finding.code.len()).max().unwrap_or(0);
         let column = "  warning  ".len() + code_width + 2;
         // On a terminal too narrow for a column next to the codes, the text begins below its code.
-        let is_narrow = width.is_some_and(|width| width < column + NARROWEST_COLUMN);
+        let is_narrow = width.is_some_and(|width| width < column + wrap::NARROWEST_COLUMN);
         let indent = if is_narrow { "    ".len() } else { column };
         let mut text = String::new();
         for (heading, findings) in &self.sections {
@@ -119,7 +115,7 @@ impl Findings {
         text
     }
 
-    /// The number of errors and warnings, such as `1 error, 2 warnings`.
+    /// Returns the number of errors and warnings, such as `1 error, 2 warnings`.
     pub(super) fn summary(&self) -> String {
         let count = |severity| {
             self.all()
@@ -145,7 +141,7 @@ pub(super) fn exit_code(severity: Severity) -> ExitCode {
     })
 }
 
-/// The word for a severity, as in the JSON form.
+/// Returns the word for a severity. The JSON form uses the same words.
 pub(super) fn name(severity: Severity) -> &'static str {
     match severity {
         Severity::Ok => "ok",

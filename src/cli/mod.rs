@@ -1,8 +1,8 @@
 //! The commands of `postrider`, one file or folder each. A command parses its arguments, calls
-//! `ops`, prints the result, and chooses the exit code. It contains no SQL, except for `init`.
+//! `ops`, prints the result, and chooses the exit code. Only the command `init` contains SQL.
 //!
-//! `args` defines the command line. `setting_flags` adds a flag for each setting, from the table of
-//! settings ([`crate::settings::KEYS`]).
+//! `args` defines the command line. `setting_flags` adds a flag for each setting that a command uses, from
+//! the table of settings ([`crate::settings::KEYS`]).
 
 mod args;
 mod audit;
@@ -20,6 +20,7 @@ mod quarantine;
 mod raw_args;
 mod recover;
 mod replay;
+mod report;
 mod run;
 mod setting_flags;
 mod signals;
@@ -30,48 +31,85 @@ mod wrap;
 
 pub use args::{Cli, command};
 
-use std::io::Write;
+use std::fs::File;
 use std::process::ExitCode;
 
-use crate::error::{Code, Error, Report, Result};
+use crate::error::{Error, Result, is_open_files_limit};
 use crate::ops::capture;
-use crate::settings::{LogFormat, Settings, environment};
+use crate::ops::rights::{self, Purpose};
+use crate::settings::{Settings, environment};
 use args::Command;
+use report::ReportForm;
 
-/// Runs the command that the process was started with.
+/// Runs the command that the arguments of the process name.
 pub fn main() -> ExitCode {
-    // Installs the TLS provider for libraries that use the process's default provider. An error means
-    // that a provider is already installed.
+    // Installs the TLS provider for libraries that use the process's default provider. An error means that a
+    // provider is already installed, so it can be ignored.
     let _ = rustls::crypto::ring::default_provider().install_default();
     let (cli, flags) = Cli::from_process();
-    match dispatch(cli, &flags) {
+    let load = || {
+        let environment = environment(std::env::vars_os())?;
+        Settings::load(cli.config.as_deref(), &environment, &flags)
+    };
+    let purpose = purpose(&cli.command);
+    let ended = dispatch(cli.command, load);
+    match ended.map_err(|error| ended_with(error, load, purpose)) {
         Ok(code) => code,
-        Err(error) => {
-            // One write, so that no other output comes between the lines. If the write fails, there is
-            // no other place to report it.
-            let report = format!("{}\n", Report(&error));
-            let _ = std::io::stderr().write_all(report.as_bytes());
-            ExitCode::from(error.code().exit_status())
-        }
+        Err(error) => ReportForm::of_process().report(&error),
     }
 }
 
-fn dispatch(cli: Cli, flags: &[(String, String)]) -> Result<ExitCode> {
-    let load = || {
-        let environment = environment(std::env::vars_os())?;
-        Settings::load(cli.config.as_deref(), &environment, flags)
-    };
-    match cli.command {
-        Command::Run => match load() {
-            Ok(settings) => run::run(settings),
-            Err(error) => match asked_log_format(flags) {
-                Some(format) if format != LogFormat::Text => {
-                    logging::start(format)?;
-                    Ok(run::fatal(&error))
-                }
-                _ => Err(error),
-            },
-        },
+/// What a command needs privileges for. If a privilege is missing, the error names the GRANT for this
+/// purpose.
+#[derive(Debug, Clone, Copy)]
+enum CommandPurpose {
+    /// The relay, whose sessions name the GRANT themselves.
+    Relay,
+    Command(Purpose),
+    /// A command whose errors about privileges already say what to do.
+    Other,
+}
+
+fn purpose(command: &Command) -> CommandPurpose {
+    CommandPurpose::Command(match command {
+        Command::Run => return CommandPurpose::Relay,
+        Command::Init(_) | Command::Explain { .. } | Command::Completions { .. } => {
+            return CommandPurpose::Other;
+        }
+        Command::Check(_)
+        | Command::Slot(_)
+        | Command::Status(_)
+        | Command::Event(_)
+        | Command::Tail(_)
+        | Command::Audit(_) => Purpose::Read,
+        Command::Quarantine(args) => args.purpose(),
+        Command::Replay(_) => Purpose::Replay,
+        Command::Recover(_) => Purpose::Recover,
+        Command::Prune(_) => Purpose::Prune,
+    })
+}
+
+/// Makes the hint of an error fit a command, which does not retry as the relay does. Names the GRANT if a
+/// privilege is missing.
+async fn for_command(error: Error, settings: &Settings, purpose: Purpose) -> Error {
+    rights::named(error, settings, purpose).await.for_command()
+}
+
+/// Makes the hint of the error that ends a command fit that command. Leaves an error of `run` unchanged.
+fn ended_with(error: Error, load: impl Fn() -> Result<Settings>, command: CommandPurpose) -> Error {
+    match (load(), command) {
+        (_, CommandPurpose::Relay) => error,
+        (Ok(settings), CommandPurpose::Command(purpose)) => {
+            block_on(async { Ok(for_command(error, &settings, purpose).await) })
+                .unwrap_or_else(|error| error)
+        }
+        _ => error.for_command(),
+    }
+}
+
+fn dispatch(command: Command, load: impl Fn() -> Result<Settings>) -> Result<ExitCode> {
+    match command {
+        Command::Run => run::run(load()?),
         Command::Init(args) => init::run(&load()?, &args),
         Command::Check(args) => check::run(&load()?, &args),
         Command::Slot(args) => slot::run(&load()?, args),
@@ -91,21 +129,29 @@ fn dispatch(cli: Cli, flags: &[(String, String)]) -> Result<ExitCode> {
     }
 }
 
-/// Returns the log format that the flags or the environment ask for. Used to report an error in the
-/// settings, which could not be read.
-fn asked_log_format(flags: &[(String, String)]) -> Option<LogFormat> {
-    let flag = flags.iter().rfind(|(name, _)| name == "log_format");
-    match flag {
-        Some((_, value)) => LogFormat::named(value),
-        None => LogFormat::named(std::env::var("POSTRIDER_LOG_FORMAT").ok()?.as_str()),
+/// Minimum number of files that a command must be able to open at once.
+const FILES: usize = 16;
+
+/// Checks that the process can open this number of files. If it cannot open enough files, the runtime panics.
+fn require_files(count: usize) -> Result<()> {
+    let opened = (0..count).map(|_| File::open("/dev/null"));
+    let opened: std::io::Result<Vec<File>> = opened.collect();
+    match opened {
+        Err(error) if is_open_files_limit(&error) => {
+            let what = format!("this process cannot open the {count} files that it needs");
+            Err(Error::of_system(what, error))
+        }
+        // If /dev/null cannot be opened for another reason, the limit is unknown.
+        Ok(_) | Err(_) => Ok(()),
     }
 }
 
-/// Runs a sequential command on this thread.
+/// Runs a command to its end on this thread.
 fn block_on<T>(command: impl Future<Output = Result<T>>) -> Result<T> {
+    require_files(FILES)?;
     tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
-        .map_err(|e| Error::new(Code::Internal, "cannot start a runtime").caused_by(e))?
+        .map_err(|e| Error::of_system("cannot start a runtime", e))?
         .block_on(command)
 }

@@ -1,4 +1,4 @@
-//! Colours text, on a terminal only; `NO_COLOR` turns colours off.
+//! Colours text, on a terminal only; `NO_COLOR` and `TERM=dumb` turn colours off.
 
 use std::io::IsTerminal;
 
@@ -6,7 +6,13 @@ use slot_manager::Severity;
 
 /// Whether the user wants colours on a terminal.
 pub(super) fn is_wanted() -> bool {
-    std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty())
+    let is_set = |name| std::env::var_os(name).is_some_and(|value| !value.is_empty());
+    !is_set("NO_COLOR") && !is_dumb()
+}
+
+/// Whether the terminal knows no control sequences.
+pub(super) fn is_dumb() -> bool {
+    std::env::var_os("TERM").is_some_and(|name| name == "dumb")
 }
 
 /// Whether to use colours on standard output, decided once.
@@ -22,7 +28,7 @@ impl Paint {
     #[cfg(test)]
     pub(super) const PLAIN: Self = Self(false);
 
-    /// The text in the colour of a severity. Pad the text before this call, because `format!` counts
+    /// Returns the text in the colour of a severity. Pad the text before this call, because `format!` counts
     /// escape codes as width.
     pub(super) fn severity(self, severity: Severity, text: &str) -> String {
         self.paint(

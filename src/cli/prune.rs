@@ -8,7 +8,7 @@ use printable::printable;
 
 use super::audit::ProgressLine;
 use super::{block_on, figures, output, signals};
-use crate::error::Result;
+use crate::error::{Code, Error, Result};
 use crate::ops::prune::{
     self, PruneReport, PruneRequest, PruneStep, PrunedDay, PrunedTable, Pruning,
 };
@@ -28,9 +28,9 @@ pub(super) struct PruneArgs {
     #[arg(long, value_name = "TIME", value_parser = parse_duration)]
     older_than: Duration,
     /// Only count: how many rows of which table would be deleted
-    #[arg(long, conflicts_with = "yes", required_unless_present = "yes")]
+    #[arg(long, conflicts_with = "yes")]
     dry_run: bool,
-    /// Do it
+    /// Delete the rows; required unless --dry-run is given
     #[arg(long)]
     yes: bool,
     /// Rows that one step reads; each step is one short transaction
@@ -46,6 +46,11 @@ pub(super) struct PruneArgs {
 }
 
 pub(super) fn run(settings: &Settings, args: &PruneArgs) -> Result<ExitCode> {
+    if !args.dry_run && !args.yes {
+        let what = "deleting old events needs --yes; nothing was done";
+        return Err(Error::new(Code::ConfirmationMissing, what)
+            .hint("--dry-run shows how many rows would be deleted; then use --yes instead"));
+    }
     block_on(async {
         let sql = connect(settings.database()?, "postrider prune", STATEMENT_TIMEOUT).await?;
         sql.wait_without_limit();
@@ -61,6 +66,9 @@ pub(super) fn run(settings: &Settings, args: &PruneArgs) -> Result<ExitCode> {
         let mut line = ProgressLine::new();
         let mut on_step = |step: &PruneStep<'_>| {
             line.show(&progress(step, args.dry_run));
+            if step.what == prune::WAITING {
+                line.note_once(prune::WAITING);
+            }
             !is_stopped.load(Ordering::Relaxed)
         };
         let report = prune::run(&sql, settings, &request, &mut on_step).await;
@@ -69,7 +77,7 @@ pub(super) fn run(settings: &Settings, args: &PruneArgs) -> Result<ExitCode> {
         if args.json {
             output::write_json(&report);
         } else {
-            output::write(&text(&report));
+            output::write_wrapped(&text(&report));
         }
         Ok(if report.finished && report.dispatch.postponed.is_none() {
             ExitCode::SUCCESS
@@ -106,13 +114,8 @@ fn text(report: &PruneReport) -> String {
     text += "\n";
     if dispatch.of_rows > 0 {
         text += &format!(
-            "            {} of rows that are still in an outbox table: {}\n",
+            "            kept: {} of rows that stay in an outbox table\n",
             figures::count(dispatch.of_rows, "old record"),
-            if report.dry_run {
-                "deleted only after the row"
-            } else {
-                "not deleted"
-            },
         );
     }
     if let Some(why) = &dispatch.postponed {
@@ -163,6 +166,11 @@ fn of_table(table: &PrunedTable, is_dry_run: bool) -> String {
         (
             kept.unconfirmed,
             "published, but not yet confirmed by the slot",
+        ),
+        (
+            kept.above_floor,
+            "published, but newer than the last audit of the table: a running relay audits every five \
+             minutes, so prune again later",
         ),
         (
             kept.not_captured,

@@ -1,4 +1,4 @@
-//! Changes arguments as the process received them, before or after clap reads them.
+//! Corrects the raw arguments of the process before clap parses them, and hides them in clap's errors.
 
 use std::ffi::OsString;
 
@@ -17,7 +17,8 @@ pub(super) fn without_help_of_help(
         }
         if !follows_help {
             follows_help = command.has_subcommands() && argument == "help";
-            // After a flag, a word may be the value of the flag.
+            // After a flag or an unknown word, no longer look for `help`, because the next word may be the
+            // value of a flag instead of a command.
             command = match command.find_subcommand(&argument) {
                 Some(inner) => inner.clone(),
                 None => clap::Command::default(),
@@ -28,18 +29,37 @@ pub(super) fn without_help_of_help(
     kept
 }
 
-/// Hides arguments in clap's error text. Clap repeats an unexpected argument, which may be a URL with a
-/// password, or a part of such a URL. Arguments may be any bytes.
+/// Hides in clap's error text the arguments that are not plain words. Clap repeats an unexpected argument, or
+/// the value of a flag. Both may be a URL with a password, or a part of such a URL.
 pub(super) fn without_secrets(text: &str, arguments: impl Iterator<Item = OsString>) -> String {
-    let is_plain = |c: char| c.is_ascii_alphanumeric() || "-_".contains(c);
-    let hidden = arguments
+    let arguments: Vec<String> = arguments
         .skip(1)
         .map(|argument| argument.to_string_lossy().into_owned())
-        .filter(|argument| !argument.is_empty() && !argument.chars().all(is_plain));
-    hidden.fold(text.to_owned(), |text, argument| {
-        // Clap repeats arguments unescaped, so the text contains the argument as it is.
-        text.replace(&argument, "...")
-    })
+        .collect();
+    let values = arguments
+        .iter()
+        .filter_map(|argument| value_of_flag(argument));
+    let all = arguments.iter().map(String::as_str).chain(values);
+    all.filter(|argument| !is_plain(argument))
+        .fold(text.to_owned(), |text, argument| {
+            // Clap repeats arguments unescaped, so the text contains the argument as it is.
+            text.replace(argument, "...")
+        })
+}
+
+/// Whether the text is a word that cannot be a connection string.
+pub(super) fn is_plain(text: &str) -> bool {
+    text.chars()
+        .all(|c: char| c.is_ascii_alphanumeric() || "-_".contains(c))
+}
+
+/// Returns the value in `--flag=value` or `-fvalue`.
+fn value_of_flag(argument: &str) -> Option<&str> {
+    if argument.starts_with("--") {
+        return argument.split_once('=').map(|(_, value)| value);
+    }
+    let letter = argument.strip_prefix('-')?.chars().next()?;
+    Some(&argument[1 + letter.len_utf8()..])
 }
 
 #[cfg(test)]
@@ -74,16 +94,30 @@ mod tests {
 
     #[test]
     fn an_argument_that_may_be_a_secret_is_not_repeated() {
-        let line = ["postrider", "run", "postgres://u:hunter2@h/d"];
-        let error = command()
-            .try_get_matches_from(line)
-            .unwrap_err()
-            .to_string();
-        assert!(error.contains("hunter2"));
-        let shown = without_secrets(&error, line.map(OsString::from).into_iter());
-        assert!(
-            !shown.contains("hunter2") && shown.contains("unexpected argument"),
-            "{shown}"
-        );
+        let url = "postgres://u:hunter2@h/d";
+        for arguments in [
+            vec!["run".to_owned(), url.to_owned()],
+            vec![
+                "prune".to_owned(),
+                "--older-than".to_owned(),
+                url.to_owned(),
+            ],
+            vec!["prune".to_owned(), format!("--older-than={url}")],
+            vec!["replay".to_owned(), format!("--since={url}")],
+            vec!["recover".to_owned(), format!("--adopt={url}")],
+            vec!["run".to_owned(), format!("-q{url}")],
+        ] {
+            let line = std::iter::once("postrider".to_owned()).chain(arguments);
+            let line: Vec<OsString> = line.map(OsString::from).collect();
+            let error = command()
+                .try_get_matches_from(&line)
+                .unwrap_err()
+                .to_string();
+            let shown = without_secrets(&error, line.into_iter());
+            assert!(
+                !shown.contains("hunter2") && shown.contains("error:"),
+                "{shown}"
+            );
+        }
     }
 }

@@ -7,6 +7,7 @@ use std::time::Duration;
 use printable::printable;
 
 use super::audit::ProgressLine;
+use super::report::refuse;
 use super::{block_on, figures, output, signals};
 use crate::error::{Code, Error, Result};
 use crate::ops::replay::{
@@ -18,7 +19,7 @@ use crate::settings::Settings;
 
 const STATEMENT_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Exit code if some events are not published.
+/// Exit code if some events were not published again.
 const LEFT: u8 = 1;
 
 /// Maximum length of a replay's name, which becomes an attribute of its messages.
@@ -45,23 +46,23 @@ pub(super) struct ReplayArgs {
     /// Only events committed before this time
     #[arg(long, value_name = "TIME")]
     until: Option<Since>,
-    /// Only events committed at this position in the log or later, such as 16/B374D848
+    /// Only events committed at this position in the WAL or later, such as 16/B374D848
     #[arg(long, value_name = "LSN")]
     from_lsn: Option<String>,
-    /// Only events committed at this position in the log or earlier
+    /// Only events committed at this position in the WAL or earlier
     #[arg(long, value_name = "LSN")]
     to_lsn: Option<String>,
     /// Name of the replay, which its messages carry in the attribute `replay` [default: the time]
     #[arg(long, value_name = "NAME", value_parser = name)]
     name: Option<String>,
-    /// Maximum number of events per second; the events of one key are always sent together
+    /// Maximum number of events per second; all events of a key are released at once, so a key with many events exceeds this for a moment
     #[arg(long, value_name = "EVENTS", default_value_t = 1_000,
           value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     rate: u32,
     /// Only count the events that would be published again
     #[arg(long, conflicts_with_all = ["yes", "resume", "cancel"])]
     dry_run: bool,
-    /// Do it
+    /// Publish the events again; required unless --dry-run is given
     #[arg(long)]
     yes: bool,
     /// Continue a replay that was stopped
@@ -97,6 +98,9 @@ pub(super) fn run(settings: &Settings, args: &ReplayArgs) -> Result<ExitCode> {
         let mut line = ProgressLine::new();
         let mut on_step = |step: &ReplayStep| {
             line.show(&progress(step));
+            if matches!(step, ReplayStep::Sending { stalled: true, .. }) {
+                line.note_once(&progress(step));
+            }
             !is_stopped.load(Ordering::Relaxed)
         };
         if args.dry_run {
@@ -119,20 +123,20 @@ pub(super) fn run(settings: &Settings, args: &ReplayArgs) -> Result<ExitCode> {
         if args.json {
             output::write_json(&report);
         } else {
-            output::write(&text(&report, given_up));
+            output::write_wrapped(&text(&report, given_up));
         }
         Ok(exit(&report))
     })
 }
 
-/// Success if there were events and all of them are published again.
+/// Returns success if there were events and all of them were published again.
 fn exit(report: &ReplayReport) -> ExitCode {
     let is_complete =
         report.finished && report.quarantined + report.not_sent == 0 && report.sent > 0;
     ExitCode::from(if is_complete { 0 } else { LEFT })
 }
 
-/// The criteria given as arguments.
+/// Returns the criteria that the arguments give. Ends the command if they give none.
 fn criteria(args: &ReplayArgs) -> Result<ReplayCriteria> {
     let criteria = ReplayCriteria {
         id: args.id.clone(),
@@ -144,10 +148,10 @@ fn criteria(args: &ReplayArgs) -> Result<ReplayCriteria> {
         to_lsn: args.to_lsn.clone(),
     };
     if criteria == ReplayCriteria::default() {
-        let what = "replay does not know which events to publish again";
-        return Err(Error::new(Code::SettingInvalid, what).hint(
-            "give an event id, or at least one of --key, --topic, --since, --until, --from-lsn and --to-lsn",
-        ));
+        refuse(
+            "choose the events: give the ID of one event, or at least one of --key, --topic, --since, --until, \
+             --from-lsn and --to-lsn",
+        );
     }
     Ok(criteria)
 }
@@ -158,12 +162,12 @@ async fn begin(sql: &Sql, settings: &Settings, args: &ReplayArgs) -> Result<Repl
         let what =
             "replaying sends events to all subscribers again and needs --yes; nothing was done";
         return Err(Error::new(Code::ConfirmationMissing, what)
-            .hint("replace --yes with --dry-run to see how many events match"));
+            .hint("--dry-run shows how many events match; then use --yes instead"));
     }
     replay::begin(sql, settings, args.name.as_deref(), &criteria).await
 }
 
-/// Adds a hint how to resume the replay.
+/// Adds to the hint of the error how to resume the replay.
 fn resumable(error: Error, name: &str) -> Error {
     let hint = format!(
         "{}; then run `postrider replay --resume {name}` to continue",
@@ -181,7 +185,7 @@ fn progress(step: &ReplayStep) -> String {
             let filled = if *of == 0 { BAR } else { sent * BAR / of };
             let bar = "#".repeat(filled as usize) + &".".repeat((BAR - filled) as usize);
             let waits = if *stalled {
-                "; waiting for the relay: see `postrider status`"
+                "; waiting for a relay to publish them: start `postrider run`, or see `postrider status`"
             } else {
                 ""
             };
@@ -194,7 +198,7 @@ fn preview(found: &ReplaySelection, json: bool) -> ExitCode {
     if json {
         output::write_json(found);
     } else {
-        output::write(&preview_text(found));
+        output::write_wrapped(&preview_text(found));
     }
     ExitCode::from(if found.events > 0 { 0 } else { LEFT })
 }
@@ -218,10 +222,7 @@ fn preview_text(found: &ReplaySelection) -> String {
     if found.in_quarantine > 0 {
         text += &format!(
             "{} in quarantine: `postrider quarantine release` publishes them\n",
-            match found.in_quarantine {
-                1 => "1 more event is".to_owned(),
-                n => format!("{n} more events are"),
-            }
+            figures::count_more(found.in_quarantine, "event")
         );
     }
     text + match (found.finished, found.events) {
@@ -248,7 +249,8 @@ fn text(report: &ReplayReport, given_up: u64) -> String {
     }
     if report.not_sent > 0 {
         text += &format!(
-            "{} not sent: no longer published, their row gone, or an earlier event of the key refused\n",
+            "{} not sent: the event is no longer recorded as published, its row is gone, or an earlier event \
+             of its key was refused\n",
             figures::count(report.not_sent, "event"),
         );
     }
@@ -260,8 +262,8 @@ fn text(report: &ReplayReport, given_up: u64) -> String {
     }
     if !report.finished {
         text += &format!(
-            "{} left: stopped, or their keys have events in quarantine or in another replay. Continue \
-             with `postrider replay --resume {}`\n",
+            "{} not published yet: the replay was stopped, or the key has events in quarantine or in another \
+             replay. Continue with `postrider replay --resume {}`\n",
             figures::count(report.waiting, "event"),
             report.name
         );
@@ -269,7 +271,7 @@ fn text(report: &ReplayReport, given_up: u64) -> String {
     text
 }
 
-/// The report of a replay without events.
+/// Returns the report of a replay without events.
 fn none(name: &str) -> ReplayReport {
     ReplayReport {
         name: name.to_owned(),
@@ -320,10 +322,10 @@ mod tests {
         assert_eq!(
             text(&report, 0),
             "Replay n1: 3 events published again\n\
-             1 event not sent: no longer published, their row gone, or an earlier event of the key \
-             refused\n\
-             2 events left: stopped, or their keys have events in quarantine or in another replay. \
-             Continue with `postrider replay --resume n1`\n"
+             1 event not sent: the event is no longer recorded as published, its row is gone, or an \
+             earlier event of its key was refused\n\
+             2 events not published yet: the replay was stopped, or the key has events in quarantine \
+             or in another replay. Continue with `postrider replay --resume n1`\n"
         );
         assert!(text(&none("n2"), 0).contains("No published event matches"));
         assert!(text(&none("n2"), 7).contains("7 events given up"));

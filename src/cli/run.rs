@@ -3,40 +3,31 @@
 use std::process::ExitCode;
 use std::sync::Arc;
 
-use super::{logging, signals};
+use super::{logging, require_files, signals};
 use crate::build_info;
 use crate::condition::RelayState;
-use crate::error::{Code, Error, Result};
+use crate::error::{Error, Result};
 use crate::http;
 use crate::metrics::Metrics;
 use crate::ops::pruner;
 use crate::session::SessionRunner;
-use crate::settings::{LogFormat, Settings};
+use crate::settings::Settings;
 
-/// Number of threads for everything except the replication stream, which has its own thread.
+/// Number of threads of the runtime. The replication stream has its own thread.
 const WORKERS: usize = 2;
 
-/// Runs the relay. With JSON logs, the error that ends the relay is also a JSON line, so that log
-/// collectors can parse it.
+/// Minimum number of files that the relay must be able to open at once, for its connections and its runtime.
+const FILES: usize = 32;
+
 pub(super) fn run(settings: Settings) -> Result<ExitCode> {
-    let format = settings.log_format;
-    logging::start(format)?;
+    logging::start(settings.log_format)?;
     log_what_runs(&settings);
-    match run_until_shutdown(settings) {
-        Ok(()) => Ok(ExitCode::SUCCESS),
-        Err(error) if format != LogFormat::Text => Ok(fatal(&error)),
-        Err(error) => Err(error),
-    }
+    run_until_shutdown(settings)?;
+    Ok(ExitCode::SUCCESS)
 }
 
-/// Logs the error that ends the process, and returns the exit code.
-pub(super) fn fatal(error: &Error) -> ExitCode {
-    tracing::error!(code = %error.code(), hint = error.hint_text(), "{error}");
-    ExitCode::from(error.code().exit_status())
-}
-
-/// Writes the first line of the log. After the first connection, the session logs the server and the main
-/// settings.
+/// Writes the first line of the relay's log. After the first connection, the session logs the server
+/// and the main settings.
 fn log_what_runs(settings: &Settings) {
     let database = settings.database.as_ref().map(ToString::to_string);
     let port = settings.http_addr.map(|addr| addr.to_string());
@@ -51,11 +42,12 @@ fn log_what_runs(settings: &Settings) {
 }
 
 fn run_until_shutdown(settings: Settings) -> Result<()> {
+    require_files(FILES)?;
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(WORKERS)
         .enable_all()
         .build()
-        .map_err(|e| Error::new(Code::Internal, "cannot start a runtime").caused_by(e))?;
+        .map_err(|e| Error::of_system("cannot start a runtime", e))?;
     runtime.block_on(relay(settings))
 }
 

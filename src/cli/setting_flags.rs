@@ -1,8 +1,8 @@
 //! Adds a flag for each setting that a command uses, from the table of settings.
 //!
-//! A command refuses flags of settings that it does not use: `postrider status --in-flight-mib 8` is
-//! an error. But the command ignores such settings in the settings file and in the environment,
-//! because all commands share these.
+//! A command refuses flags of settings that it does not use: `postrider status --in-flight-mib 8` is an
+//! error. But it ignores such settings in the settings file and in the environment, because all
+//! commands share the file and the environment.
 
 use clap::builder::{PossibleValue, StringValueParser, TypedValueParser, ValueParser};
 use clap::{Arg, ArgMatches, Command};
@@ -29,7 +29,7 @@ const NEW_SLOT: &[&str] = &["slot", "publication", "slot_failover", "start", "ta
 /// The setting that tells `init` whether to grant the relay the right to delete.
 const PRUNING: &[&str] = &["prune_after"];
 
-/// The settings that a command uses, in groups; `None` if it uses all settings.
+/// Returns the settings that a command uses, in groups; `None` if it uses all settings.
 fn used_by(path: &[&str]) -> Option<Vec<&'static [&'static str]>> {
     Some(match path {
         ["run" | "check"] => return None,
@@ -46,8 +46,8 @@ fn used_by(path: &[&str]) -> Option<Vec<&'static [&'static str]>> {
     })
 }
 
-/// The settings that a command uses. Leaves out a setting if the command has its own argument of that
-/// name, such as `--topic` of `event`.
+/// Returns the settings that a command uses. Leaves out a setting if the command has its own argument
+/// of that name, such as `--topic` of `event`.
 fn settings_of<'c>(
     command: &'c Command,
     path: &[&str],
@@ -79,8 +79,8 @@ fn add(command: Command, path: &[&str]) -> Command {
     command.args(flags)
 }
 
-/// The settings that are given as flags, as name and text. `command` is the command line without the
-/// flags of settings.
+/// Returns the names and texts of the settings that are given as flags. `command` is the command line
+/// without the flags of settings.
 pub(super) fn given(command: &Command, matches: &ArgMatches) -> Vec<(String, String)> {
     let mut given = Vec::new();
     let mut path: Vec<&str> = Vec::new();
@@ -106,8 +106,8 @@ pub(super) fn is_setting(flag: &str) -> bool {
         .any(|key| flag.strip_prefix("--") == Some(&key.flag()))
 }
 
-/// The hidden argument `--config` of a command that has no settings. Every command accepts `--config`,
-/// because it may stand before the command.
+/// Returns the hidden argument `--config` for a command that has no settings. Every command accepts
+/// `--config`, because users may write it before the command.
 pub(super) fn hidden_config() -> Arg {
     Arg::new("config")
         .long("config")
@@ -116,8 +116,8 @@ pub(super) fn hidden_config() -> Arg {
         .hide(true)
 }
 
-/// Shows the words of a choice in help and completions, but accepts any word. `settings` refuses other
-/// words later, as it does for the environment.
+/// A parser that shows the words of a choice in help and completions, but accepts any word. `settings`
+/// refuses other words later, in the same way as in the environment.
 #[derive(Clone)]
 struct ChoiceParser(&'static [&'static str]);
 
@@ -140,7 +140,7 @@ impl TypedValueParser for ChoiceParser {
     }
 }
 
-/// Makes the flag of a setting. The flag's help is one sentence; with `explain`, `--help` also gives
+/// Creates the flag of a setting. The flag's help is one sentence; with `explain`, `--help` also gives
 /// the reasons.
 fn flag(key: &'static SettingKey, explain: bool) -> Arg {
     let arg = Arg::new(key.name).long(key.flag()).help_heading("Settings");

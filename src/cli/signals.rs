@@ -7,14 +7,15 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
 
-use crate::error::{Code, Error, Result};
+use super::report;
+use crate::error::{Error, Result};
 
 /// The exit code after a second signal, as a shell reports it for a program that SIGINT has ended.
 const INTERRUPTED: i32 = 130;
 
 /// Returns a channel that turns true at the first SIGTERM or SIGINT. The second signal ends the process.
 pub(super) fn watch() -> Result<watch::Receiver<bool>> {
-    let cannot = |e| Error::new(Code::Internal, "cannot watch for signals").caused_by(e);
+    let cannot = |e| Error::of_system("cannot watch for signals", e);
     let mut terminate = signal(SignalKind::terminate()).map_err(cannot)?;
     let mut interrupt = signal(SignalKind::interrupt()).map_err(cannot)?;
     let (sender, receiver) = watch::channel(false);
@@ -25,13 +26,13 @@ pub(super) fn watch() -> Result<watch::Receiver<bool>> {
                 _ = interrupt.recv() => {}
             }
             if last {
-                tracing::warn!("second signal: leaving at once");
+                tracing::warn!("second signal: exiting immediately");
                 std::process::exit(INTERRUPTED);
             }
             tracing::info!(
-                "stopping: finishing the events in flight; a second signal ends at once"
+                "stopping: finishing the events in flight; a second signal ends the program immediately"
             );
-            // The receiver lives as long as the relay.
+            // Sending fails only if the relay has already ended.
             let _ = sender.send(true);
         }
     });
@@ -41,7 +42,7 @@ pub(super) fn watch() -> Result<watch::Receiver<bool>> {
 /// Returns a flag that turns true at the first SIGINT or SIGTERM, for a command that works in steps. The
 /// second signal ends the process.
 pub(super) fn watch_steps() -> Result<Arc<AtomicBool>> {
-    let cannot = |e| Error::new(Code::Internal, "cannot watch for signals").caused_by(e);
+    let cannot = |e| Error::of_system("cannot watch for signals", e);
     let mut terminate = signal(SignalKind::terminate()).map_err(cannot)?;
     let mut interrupt = signal(SignalKind::interrupt()).map_err(cannot)?;
     let is_stopped = Arc::new(AtomicBool::new(false));
@@ -55,7 +56,7 @@ pub(super) fn watch_steps() -> Result<Arc<AtomicBool>> {
             if is_last {
                 std::process::exit(INTERRUPTED);
             }
-            eprintln!("stopping after this step; a second signal ends at once");
+            report::write("stopping after this step; a second signal ends the program immediately");
             stop.store(true, Ordering::Relaxed);
         }
     });

@@ -7,7 +7,7 @@ use std::time::Duration;
 use printable::{printable, start_of};
 use serde::Serialize;
 
-use super::{block_on, output};
+use super::{block_on, output, report};
 use crate::error::{Code, Disposition, Error, Result};
 use crate::ops::event::find::of_record_alone;
 use crate::ops::event::{EventQuery, EventReport, EventState};
@@ -16,7 +16,8 @@ use crate::ops::tail::{MessageReader, RecordedRow, Tail, TailedMessage};
 use crate::postgres::{Sql, connect_patiently};
 use crate::settings::Settings;
 
-/// Long, because `--since` with `--key` or `--topic` may scan much of the table.
+/// Statement timeout. It is long, because `--since` with `--key` or `--topic` may scan much of the
+/// table.
 const STATEMENT_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Poll interval for outbox.dispatch.
@@ -25,8 +26,9 @@ const POLL_INTERVAL: Duration = Duration::from_millis(500);
 /// Pause between two attempts to reconnect.
 const RECONNECT_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Maximum number of characters of a topic and of a key. A line with a uuid then fits into 80 columns.
+/// Maximum number of characters of a topic, so that a line with a uuid fits into 80 columns.
 const TOPIC_CHARS: usize = 14;
+/// Maximum number of characters of a key, for the same reason as [`TOPIC_CHARS`].
 const KEY_CHARS: usize = 12;
 
 /// Maximum number of characters of an event's name.
@@ -81,7 +83,7 @@ async fn follow(settings: &Settings, args: &TailArgs, query: &EventQuery<'_>) ->
     let mut session = TailSession::open(settings, args).await?;
     let mut tail = Tail::begin(&session.sql, settings, query).await?;
     if !args.json {
-        output::write(&line("RECORDED UTC", "TOPIC", "KEY", "EVENT"));
+        output::write_wrapped(&line("RECORDED UTC", "TOPIC", "KEY", "EVENT"));
     }
     let mut left = args.limit.unwrap_or(u64::MAX);
     // Records that were read but not shown yet.
@@ -89,7 +91,7 @@ async fn follow(settings: &Settings, args: &TailArgs, query: &EventQuery<'_>) ->
     loop {
         let next = session.next(&mut tail, &mut waiting).await;
         for note in tail.take_notes() {
-            eprintln!("note: {note}");
+            report::write(&format!("note: {note}"));
         }
         let is_quiet = match next {
             Ok(Some(event)) => {
@@ -102,7 +104,7 @@ async fn follow(settings: &Settings, args: &TailArgs, query: &EventQuery<'_>) ->
             }
             Ok(None) => true,
             Err(error) if is_of_the_connection(&error) => {
-                eprintln!("note: {error}; reconnecting ({})", error.code());
+                report::write(&format!("note: {error}; reconnecting ({})", error.code()));
                 session = TailSession::open_again(settings, args).await?;
                 continue;
             }
@@ -151,8 +153,8 @@ impl TailSession {
         }
     }
 
-    /// The next event; `None` if no event has appeared. After an error, the event stays in `waiting` for
-    /// the next call.
+    /// Returns the next event; `None` if no event has appeared. After an error, the event stays in
+    /// `waiting` for the next call.
     async fn next(
         &mut self,
         tail: &mut Tail<'_>,
@@ -177,7 +179,7 @@ fn show(tailed: &TailedEvent, is_json: bool) {
     if is_json {
         output::write_json_line(tailed);
     } else {
-        output::write(&text(tailed));
+        output::write_wrapped(&text(tailed));
     }
 }
 

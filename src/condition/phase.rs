@@ -1,5 +1,6 @@
 //! Tracks the phase of the relay: what the relay is doing between and during its sessions.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
@@ -13,8 +14,10 @@ use crate::error::Error;
 pub enum Phase {
     /// The relay has had no session yet.
     Connecting,
-    /// Another session, described here, holds the slot.
+    /// Another relay holds the slot. The text describes the session of that relay.
     Standby(String),
+    /// A program that is not a relay holds the slot.
+    HeldByStranger(Trouble),
     /// The relay recovers: it creates a new slot, or continues with the slot of an unfinished recovery, and
     /// publishes older rows from the tables.
     Recovering,
@@ -26,17 +29,42 @@ pub enum Phase {
 
 /// The current phase and when it began, shared by all parts of the relay.
 #[derive(Debug)]
-pub struct RelayState(Mutex<(Phase, Instant)>);
+pub struct RelayState {
+    phase: Mutex<(Phase, Instant)>,
+    /// The trouble that ended the previous relay. `None` once this relay has had a session or was a standby.
+    earlier: Mutex<Option<Trouble>>,
+    /// Whether this relay has had a session, or was a standby.
+    has_served: AtomicBool,
+}
 
 impl Default for RelayState {
     fn default() -> Self {
-        Self(Mutex::new((Phase::Connecting, Instant::now())))
+        Self {
+            phase: Mutex::new((Phase::Connecting, Instant::now())),
+            earlier: Mutex::default(),
+            has_served: AtomicBool::new(false),
+        }
     }
 }
 
 impl RelayState {
     fn lock(&self) -> MutexGuard<'_, (Phase, Instant)> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.phase.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn earlier(&self) -> MutexGuard<'_, Option<Trouble>> {
+        self.earlier.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Notes the trouble that ended the previous relay. If this relay ends with the same trouble before it has had a
+    /// session, the trouble keeps its start time.
+    pub(crate) fn ended_before(&self, trouble: Trouble) {
+        *self.earlier() = Some(trouble);
+    }
+
+    /// Whether this relay has had a session, or was a standby.
+    pub(crate) fn has_served(&self) -> bool {
+        self.has_served.load(Ordering::Relaxed)
     }
 
     /// The current phase.
@@ -50,6 +78,13 @@ impl RelayState {
     }
 
     pub(crate) fn set(&self, phase: Phase) {
+        if matches!(
+            phase,
+            Phase::Streaming | Phase::Recovering | Phase::Standby(_)
+        ) {
+            *self.earlier() = None;
+            self.has_served.store(true, Ordering::Relaxed);
+        }
         let mut current = self.lock();
         if current.0 != phase {
             *current = (phase, Instant::now());
@@ -62,21 +97,40 @@ impl RelayState {
         let mut current = self.lock();
         let since = match &current.0 {
             Phase::Broken(earlier) if earlier.code == error.code() => earlier.since,
-            _ => Instant::now(),
+            _ => {
+                let what = error.to_string();
+                let same =
+                    |trouble: &&Trouble| trouble.code == error.code() && trouble.what == what;
+                let earlier = self.earlier();
+                let earlier = earlier.as_ref().filter(same);
+                earlier.map_or_else(Instant::now, |trouble| trouble.since)
+            }
         };
         *current = (Phase::Broken(Trouble::of(error, since)), since);
     }
 
-    /// Sets the phase to [`Phase::Standby`]. Leaves out the holder's role and address, because anyone who
-    /// can reach the HTTP port sees the phase. The log and `postrider slot` show them.
-    pub(crate) fn standby(&self, holder: Option<&Holder>) {
-        let shown = holder.map(|holder| Holder {
-            client_addr: None,
-            user: None,
-            ..holder.clone()
-        });
-        self.set(Phase::Standby(
-            shown.map(|holder| holder.to_string()).unwrap_or_default(),
-        ));
+    pub(crate) fn standby(&self, holder: &Holder) {
+        self.set(Phase::Standby(public(holder)));
     }
+
+    /// Notes that a program that is not a relay holds the slot, as `error` says.
+    pub(crate) fn held_by_stranger(&self, error: &Error) {
+        let mut current = self.lock();
+        let since = match &current.0 {
+            Phase::HeldByStranger(earlier) => earlier.since,
+            _ => Instant::now(),
+        };
+        *current = (Phase::HeldByStranger(Trouble::of(error, since)), since);
+    }
+}
+
+/// Describes the holder of a slot for the HTTP port, which anyone may read. Leaves out the holder's role and
+/// address, which the relay's log and `postrider slot` show.
+pub(crate) fn public(holder: &Holder) -> String {
+    let shown = Holder {
+        client_addr: None,
+        user: None,
+        ..holder.clone()
+    };
+    shown.to_string()
 }

@@ -13,23 +13,23 @@ pub struct PruneRun {
     pub rows: u64,
     /// Number of deleted rows of `outbox.dispatch`.
     pub records: u64,
-    /// Daily partitions that it dropped. Their rows are among `rows`.
+    /// Number of daily partitions that the run dropped. Their rows are included in `rows`.
     #[serde(default)]
     pub days: u64,
     /// Why a daily partition could not be added or dropped.
     #[serde(default)]
     pub notes: Vec<String>,
-    /// Why old records stay for now, if they do.
+    /// Why old records could not be deleted yet, if there are any.
     pub postponed: Option<String>,
-    /// The code of the error that ended the run.
+    /// The code of the error that ended the run; `None` if the run succeeded.
     pub code: Option<String>,
-    /// The error.
+    /// The text of this error.
     pub what: Option<String>,
-    /// What to do about the error.
+    /// What to do about this error.
     pub hint: Option<String>,
 }
 
-/// The latest runs, shared between the task that prunes and everyone who shows them.
+/// The latest runs, shared between the task that prunes and the views that show them.
 #[derive(Debug, Clone, Default)]
 pub struct PruneRuns(Arc<Mutex<LatestRuns>>);
 
@@ -44,7 +44,7 @@ impl PruneRuns {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Notes the result of a run that has just ended.
+    /// Stores the result of a run that has just ended.
     pub fn ended(&self, run: PruneRun) {
         let (mut runs, now) = (self.lock(), Instant::now());
         if run.code.is_none() {
@@ -53,14 +53,14 @@ impl PruneRuns {
         runs.latest = Some((run, now));
     }
 
-    /// The latest run of this session, and how long ago it ended.
+    /// The latest run of this session, and how long ago it ended. `None` if no run has ended.
     pub fn latest(&self) -> Option<(PruneRun, Duration)> {
         let runs = self.lock();
         let (run, at) = runs.latest.as_ref()?;
         Some((run.clone(), at.elapsed()))
     }
 
-    /// How long ago a run last ended without an error.
+    /// How long ago a run of this session last ended without an error. `None` if none has.
     pub fn success_age(&self) -> Option<Duration> {
         self.lock().succeeded.map(|at| at.elapsed())
     }

@@ -1,5 +1,5 @@
-//! Names the states of a relay and its slot. Every view uses these names: the commands, the HTTP port, the
-//! page, the metrics and the log.
+//! Names the states of a relay and its slot. Every view uses these names: the commands, the HTTP port,
+//! the page, the metrics and the relay's log.
 
 use serde::{Deserialize, Serialize};
 
@@ -7,25 +7,30 @@ use serde::{Deserialize, Serialize};
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum State {
-    /// The relay opens its first session.
+    /// The relay is opening a session.
     Starting,
     /// The relay delivers each event soon after its commit.
     Streaming,
-    /// The relay delivers, but events wait because the relay was away or slower than the services.
+    /// The relay delivers, but events wait because it was stopped, or is slower than the services that
+    /// insert them.
     CatchingUp,
     /// Publishing to one or more topics fails.
     BlockedOnPubsub,
-    /// PostgreSQL cannot be reached, or the relay cannot write its records.
+    /// PostgreSQL cannot be reached, or holds up the relay: for example, the relay cannot write its records,
+    /// or waits for a lock before its session can begin.
     BlockedOnDatabase,
-    /// The relay publishes rows from the tables, because the slot was lost or is new.
+    /// The relay publishes rows from the tables, for example because it has lost its slot or has created its
+    /// first one.
     Recovering,
     /// Another relay has the slot.
     Standby,
-    /// A session cannot begin, or the publication is wrong. A person must correct this.
+    /// A session cannot begin or has ended with an error, or the publication is wrong. An operator must
+    /// correct this.
     Broken,
-    /// No relay reads the slot.
+    /// No relay reads the slot, or the relay that holds the slot does not answer.
     Down,
-    /// Less than a quarter of the WAL that the slot may keep is left.
+    /// Less than a quarter of `max_slot_wal_keep_size`, the WAL that PostgreSQL may keep for a slot, is
+    /// still unused.
     NearlyFull,
     /// The next checkpoint may remove WAL that the slot needs.
     Unreserved,
@@ -35,7 +40,7 @@ pub enum State {
     Invalidated,
     /// The slot does not exist.
     Missing,
-    /// Somebody created the slot again or advanced it, so the stream skips events.
+    /// Somebody recreated the slot or advanced it, so the slot does not stream some events.
     Recreated,
     /// The records of the relay come from another cluster or database.
     ForeignCluster,

@@ -18,6 +18,11 @@ fn topic(name: &str, since: Instant) -> FailingTopic {
         failures: 7,
         waiting_events: 5,
         oldest_commit: Some(1_000_000),
+        keys: vec![WaitingKey {
+            ordering_key: "k".repeat(500).into(),
+            waiting_events: 3,
+            oldest_commit: 1_000_000,
+        }],
     }
 }
 
@@ -28,6 +33,9 @@ fn streaming(now: Instant) -> RelayFacts {
         topics: Vec::new(),
         recording: None,
         publication: None,
+        stream: None,
+        auditing: None,
+        opening: None,
         lag_bytes: Some(100),
         oldest: Some(Duration::ZERO),
         caught_up_in: None,
@@ -36,7 +44,7 @@ fn streaming(now: Instant) -> RelayFacts {
 }
 
 fn now() -> Instant {
-    // Far enough from the clock's origin to go back in time.
+    // Far enough from the clock's origin that the tests can go back in time.
     Instant::now() + Duration::from_secs(86_400)
 }
 
@@ -51,11 +59,22 @@ fn each_kind_of_facts_has_its_condition() {
     };
     let broken = |code| Phase::Broken(trouble(code, ago(now, 5)));
     type Case<'a> = (State, &'a dyn Fn(&mut RelayFacts));
-    let cases: [Case<'_>; 17] = [
+    let cases: [Case<'_>; 21] = [
         (Streaming, &|_| {}),
         (Starting, &|facts| facts.phase.0 = Phase::Connecting),
         (Standby, &|facts| facts.phase.0 = Phase::Standby("x".into())),
         (Recovering, &|facts| facts.phase.0 = Phase::Recovering),
+        (Down, &|facts| {
+            facts.phase.0 = Phase::HeldByStranger(trouble(Code::SlotHeld, ago(now, 5)))
+        }),
+        (BlockedOnDatabase, &|facts| {
+            facts.phase.0 = Phase::Connecting;
+            facts.opening = Some(trouble(Code::LockWait, ago(now, 5)));
+        }),
+        (BlockedOnDatabase, &|facts| {
+            facts.phase.0 = Phase::Recovering;
+            facts.opening = Some(trouble(Code::SlotBusy, ago(now, 5)));
+        }),
         (Broken, &|facts| {
             facts.phase.0 = broken(Code::PublicationMissing)
         }),
@@ -88,6 +107,10 @@ fn each_kind_of_facts_has_its_condition() {
         }),
         (Streaming, &|facts| {
             facts.recording = Some(trouble(Code::PostgresConnectionLost, ago(now, 1)));
+        }),
+        (BlockedOnDatabase, &|facts| {
+            facts.stream = Some(trouble(Code::StandbySlotsStalled, ago(now, 1)));
+            facts.oldest = Some(BEHIND_AFTER);
         }),
         (Broken, &|facts| {
             facts.publication = Some(trouble(Code::PublicationDrift, ago(now, 5)))
@@ -126,6 +149,79 @@ fn a_blocked_relay_names_its_topics_and_becomes_urgent() {
     assert!(later.is_like(&condition) && later.is_held_up());
     facts.topics.pop();
     assert!(!judge(&facts, now).is_like(&condition));
+}
+
+#[test]
+fn a_publication_that_cannot_be_checked_does_not_stop_the_relay() {
+    use State::*;
+    let now = now();
+    for (code, phase, oldest, expected) in [
+        (Code::PostgresAuthentication, Phase::Streaming, 0, Streaming),
+        (Code::RoleConnectionLimit, Phase::Streaming, 0, Streaming),
+        (Code::PrivilegeMissing, Phase::Streaming, 10, CatchingUp),
+        (
+            Code::PostgresAuthentication,
+            Phase::Recovering,
+            0,
+            Recovering,
+        ),
+        (
+            Code::PostgresConnectionLost,
+            Phase::Streaming,
+            0,
+            BlockedOnDatabase,
+        ),
+        (
+            Code::PostgresTimeout,
+            Phase::Recovering,
+            0,
+            BlockedOnDatabase,
+        ),
+        (Code::PublicationMissing, Phase::Streaming, 0, Broken),
+    ] {
+        let mut facts = streaming(now);
+        facts.phase.0 = phase;
+        facts.oldest = Some(Duration::from_secs(oldest));
+        facts.publication = Some(trouble(code, ago(now, 5)));
+        assert_eq!(judge(&facts, now).state, expected, "{code:?}");
+    }
+}
+
+#[test]
+fn a_relay_that_delivers_but_cannot_check_its_publication_is_a_warning_and_ready() {
+    let now = now();
+    let mut facts = streaming(now);
+    facts.publication = Some(trouble(Code::PostgresAuthentication, ago(now, 12)));
+    let condition = judge(&facts, now);
+    assert_eq!(condition.code.as_deref(), Some("postgres-authentication"));
+    assert_eq!(condition.for_seconds, 12.0);
+    assert_eq!(condition.severity(), Severity::Warning);
+    assert!(condition.is_written() && !condition.is_held_up() && condition.is_ready(None));
+}
+
+#[test]
+fn a_relay_whose_audits_fail_is_a_warning_and_a_possible_gap_comes_first() {
+    let now = now();
+    let mut facts = streaming(now);
+    let mut audit = AuditTrouble {
+        trouble: trouble(Code::PrivilegeMissing, ago(now, 12)),
+        has_gap: false,
+    };
+    facts.auditing = Some(audit.clone());
+    let condition = judge(&facts, now);
+    assert_eq!(condition.code.as_deref(), Some("privilege-missing"));
+    assert_eq!(condition.unchecked, Some(Unchecked::Tables));
+    assert_eq!(condition.severity(), Severity::Warning);
+    assert!(condition.is_written() && !condition.is_held_up() && condition.is_ready(None));
+    facts.publication = Some(trouble(Code::PostgresAuthentication, ago(now, 12)));
+    assert_eq!(judge(&facts, now).unchecked, Some(Unchecked::Publication));
+    audit.has_gap = true;
+    facts.auditing = Some(audit);
+    let condition = judge(&facts, now);
+    assert_eq!(condition.unchecked, Some(Unchecked::Gap));
+    assert_eq!(condition.code.as_deref(), Some("privilege-missing"));
+    facts.phase.0 = Phase::Recovering;
+    assert_eq!(judge(&facts, now).severity(), Severity::Warning);
 }
 
 #[test]

@@ -1,16 +1,18 @@
-//! Keeps track of troubles: errors that last, and that the relay retries while its session
-//! continues.
+//! Keeps track of troubles: errors that last while the relay retries and its session continues.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
+use tokio::sync::watch;
+
+use super::Condition;
 use crate::error::{Code, Error};
 
 /// An error that lasts.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Trouble {
-    /// The code of the latest error.
+    /// The code of the error.
     pub code: Code,
     /// What happened, on one line.
     pub what: String,
@@ -21,7 +23,7 @@ pub struct Trouble {
 }
 
 impl Trouble {
-    /// Makes a trouble of an error that began at `since`.
+    /// Creates a trouble from an error that began at `since`.
     pub fn of(error: &Error, since: Instant) -> Self {
         Self {
             code: error.code(),
@@ -32,12 +34,22 @@ impl Trouble {
     }
 }
 
+/// An error because of which the auditor cannot look for rows that the stream has left out.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct AuditTrouble {
+    /// The error.
+    pub trouble: Trouble,
+    /// Whether the stream may have left out rows. If so, these rows are not published until an audit
+    /// succeeds.
+    pub has_gap: bool,
+}
+
 /// A topic to which publishing fails.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FailingTopic {
     /// Full name, `projects/<project>/topics/<name>`.
     pub topic: Arc<str>,
-    /// The first error with the present code, and when the topic began to fail.
+    /// The first error with the current code. Its `since` is the time when the topic began to fail.
     pub trouble: Trouble,
     /// Failed requests since the topic began to fail.
     pub failures: u64,
@@ -45,22 +57,41 @@ pub struct FailingTopic {
     pub waiting_events: u64,
     /// Commit time of the oldest of these events, Unix microseconds, by PostgreSQL's clock.
     pub oldest_commit: Option<i64>,
+    /// The ordering keys of the topic: at most 5, those with the oldest events, oldest first.
+    pub keys: Vec<WaitingKey>,
 }
 
-/// The present troubles, shared between the session, which sets them, and everyone who shows them.
+/// An ordering key whose events wait for a failing topic.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct WaitingKey {
+    /// The ordering key.
+    pub ordering_key: Arc<str>,
+    /// Events of the key that the relay has read and that wait.
+    pub waiting_events: u64,
+    /// Commit time of the oldest of these events, Unix microseconds, by PostgreSQL's clock.
+    pub oldest_commit: i64,
+}
+
+/// The current troubles, shared between the session, which sets them, and the views that show them.
 #[derive(Debug, Clone, Default)]
-pub struct Troubles(Arc<Mutex<Board>>);
+pub struct Troubles {
+    board: Arc<Mutex<Board>>,
+    unwritten: watch::Sender<Option<Condition>>,
+}
 
 #[derive(Debug, Default)]
 struct Board {
     topics: Vec<FailingTopic>,
     recording: Option<Trouble>,
     publication: Option<Trouble>,
-    /// The latest troubles that have begun, oldest first.
+    stream: Option<Trouble>,
+    auditing: Option<AuditTrouble>,
+    opening: Option<Trouble>,
+    /// The troubles that began most recently, oldest first.
     recent: VecDeque<Trouble>,
 }
 
-/// How many troubles are remembered.
+/// Maximum number of recent troubles, which the page for operators lists.
 const REMEMBERED: usize = 50;
 
 impl Board {
@@ -74,10 +105,10 @@ impl Board {
 
 impl Troubles {
     fn lock(&self) -> MutexGuard<'_, Board> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.board.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The topics that fail, by name.
+    /// The failing topics, sorted by name.
     pub fn topics(&self) -> Vec<FailingTopic> {
         self.lock().topics.clone()
     }
@@ -108,13 +139,15 @@ impl Troubles {
         self.lock().recording = None;
     }
 
-    /// The fault of the publication, if it has one.
+    /// The fault of the publication, or the error because of which the relay cannot check it. `None` if there
+    /// is neither.
     pub fn publication(&self) -> Option<Trouble> {
         self.lock().publication.clone()
     }
 
-    /// Sets the fault of the publication. While there is a fault, its start time stays, even if the
-    /// error changes.
+    /// Sets the fault of the publication, or the error because of which the relay cannot check it. `None`
+    /// means that the publication is correct. Until then the start time stays the same, even if the error
+    /// changes.
     pub fn set_publication(&self, error: Option<&Error>) {
         let mut board = self.lock();
         let since = board.publication.as_ref().map(|trouble| trouble.since);
@@ -125,20 +158,88 @@ impl Troubles {
         board.publication = trouble;
     }
 
+    /// The reason why PostgreSQL sends nothing to the relay, if it holds the stream back.
+    pub fn stream(&self) -> Option<Trouble> {
+        self.lock().stream.clone()
+    }
+
+    /// Sets the reason why PostgreSQL sends nothing to the relay, and since when.
+    pub fn set_stream(&self, reason: Option<(&Error, Instant)>) {
+        let mut board = self.lock();
+        let trouble = reason.map(|(error, since)| Trouble::of(error, since));
+        if let (None, Some(trouble)) = (&board.stream, &trouble) {
+            board.remember(trouble.clone());
+        }
+        board.stream = trouble;
+    }
+
+    /// The error because of which audits fail, if they fail.
+    pub fn auditing(&self) -> Option<AuditTrouble> {
+        self.lock().auditing.clone()
+    }
+
+    /// Notes that audits have failed since `since`. `has_gap` says whether the stream may have left out rows.
+    pub fn cannot_audit(&self, error: &Error, since: Instant, has_gap: bool) {
+        let mut board = self.lock();
+        let trouble = Trouble::of(error, since);
+        if board.auditing.is_none() {
+            board.remember(trouble.clone());
+        }
+        board.auditing = Some(AuditTrouble { trouble, has_gap });
+    }
+
+    /// Notes that an audit has succeeded.
+    pub fn can_audit(&self) {
+        self.lock().auditing = None;
+    }
+
+    /// The reason why the session that is being opened has to wait, if it waits.
+    pub fn opening(&self) -> Option<Trouble> {
+        self.lock().opening.clone()
+    }
+
+    /// Sets the reason why the session that is being opened has to wait. The wait began at `since`.
+    pub fn set_opening(&self, error: &Error, since: Instant) {
+        let mut board = self.lock();
+        let trouble = Trouble::of(error, since);
+        if board.opening.is_none() {
+            board.remember(trouble.clone());
+        }
+        board.opening = Some(trouble);
+    }
+
+    /// Notes that the opening of the session no longer waits.
+    pub fn opening_continues(&self) {
+        self.lock().opening = None;
+    }
+
     /// Adds a trouble to the recent troubles.
     pub fn remember(&self, trouble: &Trouble) {
         self.lock().remember(trouble.clone());
     }
 
-    /// The latest troubles that have begun, oldest first.
+    /// The troubles that began most recently, oldest first.
     pub fn recent(&self) -> Vec<Trouble> {
         self.lock().recent.iter().cloned().collect()
     }
 
-    /// Forgets the present troubles when the session ends. The recent troubles stay.
+    /// Leaves the condition to the writer of dispatch rows, which has an SQL session, because the supervisor
+    /// has none at the moment. `None` withdraws the condition.
+    pub(crate) fn leave_to_write(&self, condition: Option<Condition>) {
+        self.unwritten.send_replace(condition);
+    }
+
+    /// Receives the conditions that the supervisor cannot write.
+    pub(crate) fn unwritten(&self) -> watch::Receiver<Option<Condition>> {
+        self.unwritten.subscribe()
+    }
+
+    /// Forgets the current troubles when the session ends. The recent troubles stay.
     pub fn forget(&self) {
         let mut board = self.lock();
         board.topics.clear();
         (board.recording, board.publication) = (None, None);
+        (board.stream, board.auditing, board.opening) = (None, None, None);
+        self.unwritten.send_replace(None);
     }
 }

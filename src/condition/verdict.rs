@@ -1,15 +1,18 @@
 //! Decides the state that every view shows, from the slot's health and the condition of its relay.
 //!
-//! A running relay knows its condition, and reads the slot every few seconds. A command reads the slot, and
-//! the condition that the relay wrote to `outbox.relay`. Both call [`decide`], so both show the same state.
+//! The relay and the command line both call [`decide`], so both show the same state. A running relay knows
+//! its condition, and reads the slot every few seconds. A command reads the slot, and the condition that the
+//! relay wrote to `outbox.relay`.
+
+mod meaning;
 
 use std::time::Duration;
 
-use slot_manager::health::{Headroom, Lag};
 use slot_manager::{Health, Severity};
 
-use super::{Condition, State, is_behind};
+use super::{Condition, State, Unchecked, is_behind};
 use crate::error::Code;
+use meaning::{relay_meaning, room_meaning, slot_meaning, what_holds_up};
 
 /// What is known about a slot and its relay at one moment.
 #[derive(Debug, Clone, Copy, Default)]
@@ -19,17 +22,28 @@ pub struct StateFacts<'a> {
     /// The condition that the relay reports. `None` if it reports none, because all is well or because the
     /// relay is down.
     pub condition: Option<&'a Condition>,
+    /// How long ago the relay wrote the condition. Zero if the relay itself asks.
+    pub condition_age: Duration,
     /// Whether a recovery is due or running.
     pub is_recovering: bool,
-    /// Bytes of WAL that are not confirmed.
+    /// Whether the relay that reads the slot is still opening its session.
+    pub is_opening: bool,
+    /// WAL beyond the confirmed position, in bytes, if known.
     pub lag_bytes: Option<u64>,
-    /// Age of the oldest waiting event.
+    /// Age of the oldest waiting event, if known.
     pub oldest: Option<Duration>,
-    /// A fault of the publication: what is wrong, and what to do.
+    /// The fault of the publication: what is wrong, and what to do. `None` if no fault is known.
     pub publication: Option<(&'a str, &'a str)>,
     /// Whether events wait in quarantine.
     pub has_quarantine: bool,
+    /// Whether `outbox.relay` has no row for the slot, although the slot has moved since capturing began. So
+    /// somebody has deleted the row, or has moved the slot before the first start of a relay.
+    pub lacks_row: bool,
 }
+
+/// How old the condition of a relay without a stream may be. Such a relay writes its condition every 5
+/// seconds. After 15 seconds without a new condition, the relay counts as stopped.
+const SILENT_AFTER: Duration = Duration::from_secs(15);
 
 /// The state of the relay and its slot, how bad it is, and what to do.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -50,13 +64,77 @@ pub struct Verdict {
 }
 
 impl Verdict {
-    /// The condition for the HTTP port, which anyone may read, with the state that all views show. Leaves out
-    /// messages of PostgreSQL, which may name roles and addresses. Messages of Pub/Sub stay: they name only
-    /// topics.
+    /// Adds to the verdict that the relay's row in `outbox.relay` is missing.
+    fn without_row(&mut self) {
+        const MISSING: &str = "outbox.relay has no row for this slot";
+        self.severity = self.severity.max(Severity::Warning);
+        self.meaning = match self.state {
+            State::Recreated => format!(
+                "{MISSING}, although the slot has moved since capturing began: somebody deleted the row, \
+                 or moved the slot before the first start, so the stream may skip events"
+            ),
+            _ => format!("{}; but {MISSING}: somebody deleted it", self.meaning),
+        };
+        if self.remedy.is_none() || self.state == State::Recreated {
+            self.remedy = Some(
+                "find out who deleted the row, then start the relay (again): it writes the row, and \
+                 publishes every row of the tables that has no record in outbox.dispatch (`postrider \
+                 recover --dry-run` lists them)"
+                    .to_owned(),
+            );
+        }
+    }
+
+    /// Says that the publication is wrong, although something else is the first reason why nothing is delivered.
+    fn also_not_streamed(&mut self, what: &str, remedy: &str) {
+        self.severity = Severity::Error;
+        self.meaning += &format!("; and rows are not streamed: {what}");
+        self.remedy = Some(match self.remedy.take() {
+            Some(other) => format!("{other}; and {remedy}"),
+            None => remedy.to_owned(),
+        });
+    }
+
+    /// Adds to the verdict what the relay cannot check.
+    fn without_checks(&mut self, said: &Condition, unchecked: Unchecked) {
+        self.severity = self.severity.max(said.severity());
+        let code = said.code.as_deref().unwrap_or("unknown");
+        let what = said.what.as_deref().unwrap_or("unknown");
+        self.meaning += &format!(
+            "; but for {:.0} s the relay {} ({code}): {what}",
+            said.for_seconds,
+            unchecked.meaning()
+        );
+        if self.remedy.is_none() {
+            self.remedy.clone_from(&said.hint);
+        }
+    }
+
+    /// Returns the condition for the HTTP port, which anyone may read, with the state that all views show.
+    ///
+    /// Replaces PostgreSQL's messages by the meaning of their code, because such a message may name roles and
+    /// addresses. Keeps Pub/Sub's messages, because they name only topics. Keeps the holder of the slot,
+    /// because `condition::public` has already left out the holder's role and address. Removes the ordering
+    /// keys, because they may be personal data.
     pub fn public(&self, mut condition: Condition) -> Condition {
-        if condition.state != State::BlockedOnPubsub {
-            condition.what = None;
+        if !matches!(condition.state, State::BlockedOnPubsub | State::Down) {
+            let code: Option<Code> = condition.code.as_deref().and_then(|code| code.parse().ok());
+            condition.what = code.map(|code| match condition.unchecked {
+                Some(unchecked) => format!("the relay {}: {}", unchecked.meaning(), code.meaning()),
+                None => code.meaning(),
+            });
             condition.hint = general_hint(condition.code.as_deref());
+        }
+        // The specific hint of this code names files of the machine, so the general hint replaces it.
+        let credentials = Code::CredentialsUnavailable;
+        if condition.code.as_deref() == Some(credentials.name()) {
+            condition.hint = Some(credentials.hint().to_owned());
+        }
+        for topic in &mut condition.topics {
+            topic.keys.clear();
+            if topic.code == credentials.name() {
+                credentials.hint().clone_into(&mut topic.hint);
+            }
         }
         if condition.code.is_none() || self.state != condition.state {
             condition.hint.clone_from(&self.remedy);
@@ -66,29 +144,54 @@ impl Verdict {
     }
 }
 
-/// The general hint of an error code. The specific hint of an error may name roles and addresses.
+/// Returns the general hint of an error code. Public answers use this hint, because the specific hint of an
+/// error may name roles and addresses.
 pub fn general_hint(code: Option<&str>) -> Option<String> {
     let code: Option<Code> = code.and_then(|code| code.parse().ok());
     code.map(|code| code.hint().to_owned())
 }
 
-/// Decides the state.
+/// Decides the state. The first item in this list that applies decides:
 ///
-/// A slot that cannot be read comes first, unless the relay reports that it recovers, or why it cannot. Then
-/// come a slot that may be lost at any moment, a relay that is held up, a wrong publication, a slot that is
-/// nearly full, and a slot that nobody reads.
+/// - a slot with which the relay cannot continue, unless the relay reports that it recovers, or that
+///   something else prevents the recovery;
+/// - a slot that may be lost at any moment;
+/// - a relay that is held up;
+/// - a relay that recovers while nobody reads the slot;
+/// - a wrong publication;
+/// - any other fault of the slot, for example that it is nearly full or that nobody reads it;
+/// - what the relay does.
 pub fn decide(seen: StateFacts<'_>) -> Verdict {
-    let said = seen.condition.filter(|said| speaks(said, seen.health));
+    let said = seen.condition.filter(|said| speaks(said, &seen));
     let mut verdict = from_slot_and_relay(seen, said);
     verdict.caught_up_in = said
         .and_then(|said| said.caught_up_in_seconds)
         .and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
-    // Events in quarantine need a person, even if the relay delivers all other events.
+    if let (Some((what, remedy)), Some(said)) = (seen.publication, said)
+        && said.is_held_up()
+        && verdict.state == said.state
+    {
+        verdict.also_not_streamed(what, remedy);
+    }
+    if let Some((said, unchecked)) = said.and_then(|said| Some((said, said.unchecked?))) {
+        verdict.without_checks(said, unchecked);
+    }
+    if seen.lacks_row {
+        verdict.without_row();
+    }
+    // Events in quarantine need an operator, even if the relay delivers all other events.
     if seen.has_quarantine && verdict.severity < Severity::Warning {
         verdict.severity = Severity::Warning;
-        verdict.meaning += ", except those in quarantine";
-        verdict.remedy =
-            Some("`postrider quarantine list` shows why, and how to release them".to_owned());
+        if verdict.state == State::Streaming {
+            verdict.meaning += ", except those in quarantine";
+        } else {
+            verdict.meaning += "; and events are in quarantine";
+        }
+        let remedy = "`postrider quarantine list` shows why events are in quarantine, and how to release them";
+        verdict.remedy = Some(match verdict.remedy {
+            Some(other) => format!("{other}; {remedy}"),
+            None => remedy.to_owned(),
+        });
     }
     verdict
 }
@@ -101,7 +204,7 @@ fn from_slot_and_relay(seen: StateFacts<'_>, said: Option<&Condition>) -> Verdic
         }
         (Some((state, Rank::Unprotected)), ..) => of_slot(state, seen.health),
         (_, Some(said), _) if said.is_held_up() => held_up(said, seen.health),
-        (_, Some(said), _) if said.state == State::Recovering && is_useless(slot_state) => {
+        (_, Some(said), _) if said.state == State::Recovering && is_unread(slot_state) => {
             of_relay(State::Recovering, said.severity(), None)
         }
         (_, _, Some((what, remedy))) => Verdict {
@@ -117,6 +220,8 @@ fn from_slot_and_relay(seen: StateFacts<'_>, said: Option<&Condition>) -> Verdic
         (None, None, _) => {
             let state = if seen.is_recovering {
                 State::Recovering
+            } else if seen.is_opening {
+                State::Starting
             } else if is_behind(seen.lag_bytes, seen.oldest) {
                 State::CatchingUp
             } else {
@@ -130,11 +235,12 @@ fn from_slot_and_relay(seen: StateFacts<'_>, said: Option<&Condition>) -> Verdic
 /// The precedence of a state of the slot over the condition of the relay.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Rank {
-    /// The slot cannot be read.
+    /// The relay cannot continue with the slot, because the slot is missing, lost, invalid or moved, or
+    /// because the relay's records come from another cluster.
     Useless,
     /// The slot may be lost at any moment.
     Unprotected,
-    /// The slot can be read, but needs attention.
+    /// The relay can continue with the slot.
     Usable,
 }
 
@@ -144,7 +250,9 @@ fn slot_state(health: &Health) -> Option<(State, Rank)> {
     Some(match health {
         Health::Active | Health::Lagging(_) => return None,
         Health::StandbyHeld { .. } => (State::Standby, Rank::Usable),
-        Health::Inactive(_) | Health::ReadByStranger { .. } => (State::Down, Rank::Usable),
+        Health::Inactive(_) | Health::ReadByStranger { .. } | Health::HeldBySilentRelay { .. } => {
+            (State::Down, Rank::Usable)
+        }
         Health::Reserved(_) | Health::Extended(_) => (State::NearlyFull, Rank::Usable),
         Health::Unreserved(_) => (State::Unreserved, Rank::Unprotected),
         Health::Lost => (State::Lost, Rank::Useless),
@@ -155,25 +263,37 @@ fn slot_state(health: &Health) -> Option<(State, Rank)> {
     })
 }
 
-fn is_useless(slot: Option<(State, Rank)>) -> bool {
-    slot.is_some_and(|(_, rank)| rank == Rank::Useless)
+fn is_unread(slot: Option<(State, Rank)>) -> bool {
+    slot.is_some_and(|(state, rank)| rank == Rank::Useless || state == State::Down)
 }
 
-/// Whether the reported condition still holds. If nobody reads the slot, a relay that reported that it
-/// delivers, or that Pub/Sub holds it up, has stopped since.
-fn speaks(said: &Condition, health: Option<&Health>) -> bool {
-    let is_read = match health {
-        Some(Health::Inactive(_) | Health::ReadByStranger { .. }) => false,
+/// Whether the reported condition still holds. Every condition holds while a relay with an open session reads
+/// the slot, or if the health of the slot is unknown. Otherwise the reported state decides:
+///
+/// - `Broken` always holds, because an operator must act first. The next session clears the report.
+/// - `BlockedOnDatabase` and `Recovering` hold while the report is recent, because a relay without a stream
+///   keeps writing its condition.
+/// - Any other state no longer holds. A relay in such a state reads the slot, so the relay of the report has
+///   stopped.
+pub(crate) fn speaks(said: &Condition, seen: &StateFacts<'_>) -> bool {
+    let is_read = match seen.health {
+        _ if seen.is_opening => false,
         Some(Health::Reserved(room) | Health::Extended(room) | Health::Unreserved(room)) => {
             room.is_read
         }
-        _ => true,
+        Some(Health::Active | Health::Lagging(_) | Health::StandbyHeld { .. }) | None => true,
+        Some(_) => false,
     };
-    is_read || matches!(said.state, State::BlockedOnDatabase | State::Broken)
+    match said.state {
+        _ if is_read => true,
+        State::Broken => true,
+        State::BlockedOnDatabase | State::Recovering => seen.condition_age < SILENT_AFTER,
+        _ => false,
+    }
 }
 
 /// Whether the relay reports that it recovers from the loss of the slot, or that something other than the
-/// slot prevents the recovery.
+/// slot prevents the recovery. Then the report says more than the state of the slot.
 fn explains_the_slot(said: &Condition) -> bool {
     let code: Option<Code> = said.code.as_deref().and_then(|code| code.parse().ok());
     let is_about_the_slot = matches!(
@@ -230,103 +350,17 @@ fn held_up(said: &Condition, health: Option<&Health>) -> Verdict {
     }
 }
 
-/// The severity of the slot's lag, or of the room that is left. It does not matter here whether anybody reads
-/// the slot.
+/// The severity of the slot's lag, or of the remaining room for WAL, whether or not anybody reads the slot.
 fn slot_severity(health: Option<&Health>) -> Severity {
     match health {
-        Some(Health::Lagging(lag) | Health::Inactive(lag) | Health::ReadByStranger { lag, .. }) => {
-            lag.severity
-        }
+        Some(
+            Health::Lagging(lag)
+            | Health::Inactive(lag)
+            | Health::ReadByStranger { lag, .. }
+            | Health::HeldBySilentRelay { lag, .. },
+        ) => lag.severity,
         Some(Health::Reserved(room) | Health::Extended(room)) => room.severity(),
         _ => Severity::Ok,
-    }
-}
-
-/// A sentence that names what holds delivery up.
-fn what_holds_up(said: &Condition) -> String {
-    let what = said.what.as_deref().unwrap_or("unknown");
-    let code = said.code.as_deref().unwrap_or("unknown");
-    match said.state {
-        State::BlockedOnPubsub => {
-            let topics = match (said.failing_topics, said.topics.first()) {
-                (1, Some(topic)) => format!("topic {}", topic.short_name()),
-                (topics, _) => format!("{topics} topics"),
-            };
-            format!("Pub/Sub does not take the events of {topics} ({code}): {what}")
-        }
-        State::BlockedOnDatabase => format!("the relay cannot use the database ({code}): {what}"),
-        _ => format!("the relay does not deliver ({code}): {what}"),
-    }
-}
-
-fn relay_meaning(state: State, severity: Severity) -> &'static str {
-    match state {
-        State::Starting => "the relay opens its first session",
-        State::Recovering => "the relay publishes rows from the tables, then it streams",
-        State::Standby => "another relay has the slot, and this one waits",
-        State::CatchingUp if severity == Severity::Error => {
-            "the relay delivers, but it is critically far behind"
-        }
-        State::CatchingUp => "the relay delivers, but it is behind",
-        _ => "events are published as they are committed",
-    }
-}
-
-fn room_meaning(room: &Headroom) -> String {
-    let left = if room.severity() == Severity::Error {
-        "a tenth"
-    } else {
-        "a quarter"
-    };
-    format!(
-        "PostgreSQL still has all WAL for the slot, but less than {left} of max_slot_wal_keep_size is left"
-    )
-}
-
-fn slot_meaning(health: &Health) -> String {
-    match health {
-        Health::Active | Health::Lagging(_) => String::new(),
-        Health::StandbyHeld { .. } => "another relay reads the slot".to_owned(),
-        Health::Inactive(Lag {
-            severity: Severity::Error,
-            ..
-        }) => {
-            "no relay reads the slot, and it is critically far behind: nothing is delivered, WAL \
-               piles up"
-                .to_owned()
-        }
-        Health::Inactive(_) => {
-            "no relay reads the slot: nothing is delivered, WAL piles up".to_owned()
-        }
-        Health::ReadByStranger { holder, .. } => {
-            format!("{holder} reads the slot, and it is not a relay: nothing is delivered")
-        }
-        Health::Reserved(room) | Health::Extended(room) => {
-            let reader = if room.is_read {
-                ""
-            } else {
-                ", and no relay reads it: nothing is delivered"
-            };
-            format!("{}{reader}", room_meaning(room))
-        }
-        Health::Unreserved(_) => {
-            "the next checkpoint may remove WAL that the slot needs".to_owned()
-        }
-        Health::Lost => {
-            "PostgreSQL removed WAL that the slot needs: the slot is lost for good".to_owned()
-        }
-        Health::Invalidated { .. } => {
-            "PostgreSQL invalidated the slot: it is lost for good".to_owned()
-        }
-        Health::Missing => "no slot with this name exists: nothing is delivered".to_owned(),
-        Health::Recreated { recorded, found } => {
-            format!(
-                "the slot is at {found}, but it was left at {recorded}: the stream skips events"
-            )
-        }
-        Health::ForeignCluster { expected, found } => {
-            format!("the relay's records come from cluster {expected}, but this is cluster {found}")
-        }
     }
 }
 

@@ -1,13 +1,17 @@
 //! Tracks the topics to which publishing fails: since when, why, and how many events wait.
 //!
-//! The log gets a line when a topic begins to fail, a line with counts every ten seconds while the
-//! topic fails, and a line when the topic works again, if it failed for at least three seconds. A
-//! topic works again once none of its lanes has a failed request, and a request was published after
-//! the last failure or nothing is left to publish. The topic is remembered for ten seconds more, so
-//! that a topic that fails now and then does not get a line for every failure.
+//! The relay's log says when a topic begins to fail, then at most every ten seconds how many requests have
+//! failed, and when the topic works again (`lines`). Usually a topic works again once a request was published
+//! after the last failure, even if other requests of the topic still wait for their retry after an outage. If
+//! some requests of a topic fail while others succeed, the topic fails in part. It works again only once none
+//! of its lanes has a failed request, or once nothing has failed for a while ([`QUIET_AFTER`]). The topic is
+//! remembered for at least ten seconds more, so that a topic that fails now and then does not get a line for
+//! every failure.
 //!
-//! Tracking costs nothing while no topic fails. While a topic fails, [`FailingTopics::survey`] reads
-//! all lanes about once per second.
+//! Tracking costs nothing while no topic fails. While a topic fails, [`FailingTopics::survey`] visits all
+//! lanes about once per second.
+
+mod lines;
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -15,29 +19,37 @@ use std::time::{Duration, Instant};
 
 use decoder::PgTimestamp;
 
-use crate::condition::{FailingTopic, Trouble, Troubles};
+use crate::condition::{FailingTopic, Trouble, Troubles, WaitingKey};
 use crate::error::Error;
-use crate::lanes::Lanes;
+use crate::event::OrderingKey;
+use crate::lanes::{LaneStanding, Lanes};
+use lines::{LOG_INTERVAL, LineBudget, list_the_rest};
 
-/// Minimum time between two log lines about one failing topic.
-const LOG_INTERVAL: Duration = Duration::from_secs(10);
+/// Minimum duration of a failure that counts as a recent error. A shorter failure is an ordinary retry.
+const WORTH_REMEMBERING: Duration = Duration::from_secs(3);
 
-/// A shorter failure is an ordinary retry, so the log does not report its end.
-const WORTH_A_LINE: Duration = Duration::from_secs(3);
-
-/// Maximum number of log lines per [`LOG_INTERVAL`], about all topics together.
-const LINES_MAX: u32 = 20;
-
-/// Time between two surveys of the lanes.
+/// Minimum time between two surveys of the lanes, because a survey visits every lane.
 const SURVEY_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Surveys take at most one hundredth of the time: a slow survey delays the next one.
+/// Limit on the cost of surveys: after a survey that took `t`, the next one waits at least `t *
+/// SURVEY_SHARE`. So surveys take at most about one hundredth of the time.
 const SURVEY_SHARE: u32 = 100;
+
+/// If a request fails within this time after another request of the topic was published, the topic fails in
+/// part.
+const PARTLY_WITHIN: Duration = Duration::from_secs(3);
+
+/// How long a topic that fails in part must have no failure before it counts as working again. Longer than
+/// the longest pause before a retry, so the failed requests have usually been sent again by then.
+const QUIET_AFTER: Duration = Duration::from_secs(15);
+
+/// Maximum number of keys that are named for each failing topic.
+const KEYS_NAMED: usize = 5;
 
 #[derive(Debug)]
 pub(super) struct FailingTopics {
     topics: HashMap<Arc<str>, Failing>,
-    /// Where the HTTP port and the supervisor read the topics.
+    /// The list of failing topics that the HTTP port and the supervisor read.
     shared: Troubles,
     /// When the next survey is due.
     survey_due: Instant,
@@ -49,24 +61,76 @@ pub(super) struct FailingTopics {
 struct Failing {
     trouble: Trouble,
     failures: u64,
-    /// The number of failures at the last log line, and the time of that line.
-    told: (u64, Instant),
+    /// The number of failures at the last time when a log line was due, and that time.
+    told: (u64, Option<Instant>),
+    /// Whether the last log line about the topic says that publishing fails.
+    log_says_failing: bool,
     /// Whether a request was published after the last failure.
     has_published: bool,
+    /// Whether the last line that was due did not fit into the [`LineBudget`], so that the next list must
+    /// name the topic.
+    owes_line: bool,
+    /// When the last request failed.
+    failed_at: Instant,
+    /// When a request was last published, if that was after the first failure.
+    published_at: Option<Instant>,
+    /// Whether the last failure came soon after another request was published.
+    fails_in_part: bool,
     /// Since when the topic works again; `None` while it fails.
     works_since: Option<Instant>,
-    /// Whether this failure is among the recent errors already.
+    /// Whether this failure has already been added to the list of recent errors.
     is_remembered: bool,
     lanes: LanesOfTopic,
 }
 
 /// The lanes of a topic as of the last survey.
-#[derive(Debug, Default, Clone, Copy)]
+#[derive(Debug, Default, Clone)]
 struct LanesOfTopic {
     events: u64,
     oldest: Option<PgTimestamp>,
     /// Lanes with a failed request.
     failing: u64,
+    /// The keys whose first event is oldest, at most [`KEYS_NAMED`]: that event's commit time, the key, and the
+    /// number of its events. Oldest first.
+    keys: Vec<(PgTimestamp, OrderingKey, u64)>,
+}
+
+impl LanesOfTopic {
+    fn add(&mut self, lane: &LaneStanding<'_>) {
+        self.events += lane.events;
+        self.failing += u64::from(lane.is_failing);
+        self.oldest = [self.oldest, lane.oldest].into_iter().flatten().min();
+        let Some(oldest) = lane.oldest.filter(|_| !lane.ordering_key.is_unordered()) else {
+            return;
+        };
+        let at = self.keys.partition_point(|(time, ..)| *time <= oldest);
+        if at < KEYS_NAMED {
+            self.keys.truncate(KEYS_NAMED - 1);
+            let key = (oldest, lane.ordering_key.clone(), lane.events);
+            self.keys.insert(at, key);
+        }
+    }
+
+    fn waiting_keys(&self) -> Vec<WaitingKey> {
+        let keys = self.keys.iter().map(|(oldest, key, events)| WaitingKey {
+            ordering_key: key.as_str().into(),
+            waiting_events: *events,
+            oldest_commit: oldest.as_unix_micros(),
+        });
+        keys.collect()
+    }
+}
+
+impl Failing {
+    /// Whether the topic works again, by the rules at the top of this file. A topic without events left works
+    /// again, too.
+    fn works(&self, now: Instant) -> bool {
+        if !self.has_published {
+            return self.lanes.failing == 0 && self.lanes.events == 0;
+        }
+        let quiet = now.saturating_duration_since(self.failed_at);
+        self.lanes.failing == 0 || !self.fails_in_part || quiet >= QUIET_AFTER
+    }
 }
 
 impl FailingTopics {
@@ -79,15 +143,20 @@ impl FailingTopics {
         }
     }
 
-    /// Notes that a request for the topic failed and will be retried. If `is_made`, the relay creates the
-    /// topic now, and this module logs nothing: `topic_maker` logs a failed creation.
+    /// Notes that a request for the topic failed and will be retried. If `is_made`, the relay is about to
+    /// create the topic. Then this method logs nothing, because `topic_maker` logs a failed creation.
     pub(super) fn failed(&mut self, topic: &Arc<str>, error: &Error, now: Instant, is_made: bool) {
         let is_new = !self.topics.contains_key(topic);
         let failing = self.topics.entry(topic.clone()).or_insert_with(|| Failing {
             trouble: Trouble::of(error, now),
             failures: 0,
-            told: (0, now),
+            told: (0, None),
+            log_says_failing: false,
+            owes_line: false,
             has_published: false,
+            failed_at: now,
+            published_at: None,
+            fails_in_part: false,
             works_since: None,
             is_remembered: false,
             lanes: LanesOfTopic::default(),
@@ -96,39 +165,19 @@ impl FailingTopics {
             failing.trouble = Trouble::of(error, now);
             failing.failures = 0;
             failing.told.0 = 0;
+            failing.owes_line = false;
         }
         failing.failures += 1;
+        failing.failed_at = now;
+        failing.fails_in_part = failing
+            .published_at
+            .is_some_and(|at| now.saturating_duration_since(at) < PARTLY_WITHIN);
         failing.has_published = false;
         if failing.trouble.code != error.code() {
             failing.trouble = Trouble::of(error, failing.trouble.since);
         }
-        let is_due =
-            !is_made && (is_new || now.saturating_duration_since(failing.told.1) >= LOG_INTERVAL);
-        if is_due && let Some(left_out) = self.lines.take(now) {
-            let Failing {
-                trouble,
-                failures,
-                lanes,
-                ..
-            } = failing;
-            let (code, hint) = (trouble.code.name(), &trouble.hint);
-            if is_new {
-                tracing::warn!(code, hint, lines_left_out = left_out, "{error}");
-            } else {
-                let for_s = now.saturating_duration_since(trouble.since).as_secs();
-                let since_last = *failures - failing.told.0;
-                tracing::warn!(
-                    code,
-                    hint,
-                    failures,
-                    since_last,
-                    for_s,
-                    waiting_events = lanes.events,
-                    lines_left_out = left_out,
-                    "{error}"
-                );
-            }
-            failing.told = (*failures, now);
+        if !is_made {
+            failing.log_failure(error, now, &mut self.lines);
         }
         if is_new {
             self.show();
@@ -141,11 +190,12 @@ impl FailingTopics {
             && let Some(failing) = self.topics.get_mut(topic)
         {
             failing.has_published = true;
+            failing.published_at = Some(Instant::now());
         }
     }
 
-    /// Surveys the lanes if a survey is due. Notes which topics work again, and forgets them after ten
-    /// seconds.
+    /// Surveys the lanes if a survey is due. Notes which topics work again. Forgets such a topic after ten
+    /// seconds, once none of its lanes has a failed request.
     pub(super) fn survey(&mut self, lanes: &Lanes) {
         if self.topics.is_empty() {
             return;
@@ -161,40 +211,30 @@ impl FailingTopics {
             let Some(failing) = self.topics.get_mut(topic) else {
                 return;
             };
-            let seen = &mut failing.lanes;
-            seen.events += lane.events;
-            seen.failing += u64::from(lane.is_failing);
-            seen.oldest = [seen.oldest, lane.oldest].into_iter().flatten().min();
+            failing.lanes.add(&lane);
         });
         let (lines, shared) = (&mut self.lines, &self.shared);
         self.topics.retain(|topic, failing| {
             let lasted = now.saturating_duration_since(failing.trouble.since);
-            let is_over =
-                failing.lanes.failing == 0 && (failing.has_published || failing.lanes.events == 0);
+            let is_over = failing.works(now);
             if let Some(since) = failing.works_since {
-                return now.saturating_duration_since(since) < LOG_INTERVAL;
+                let is_recent = now.saturating_duration_since(since) < LOG_INTERVAL;
+                return is_recent || failing.lanes.failing > 0;
             }
             if !is_over {
-                if lasted >= WORTH_A_LINE && !std::mem::replace(&mut failing.is_remembered, true) {
+                if lasted >= WORTH_REMEMBERING
+                    && !std::mem::replace(&mut failing.is_remembered, true)
+                {
                     shared.remember(&failing.trouble);
                 }
                 return true;
             }
             failing.works_since = Some(now);
             failing.is_remembered = false;
-            if lasted >= WORTH_A_LINE
-                && let Some(left_out) = lines.take(now)
-            {
-                tracing::info!(
-                    topic = &**topic,
-                    failures = failing.failures,
-                    for_s = lasted.as_secs(),
-                    lines_left_out = left_out,
-                    "publishing to the topic works again"
-                );
-            }
+            failing.log_success(topic, now, lines);
             true
         });
+        list_the_rest(&mut self.topics);
         self.show();
         let took = now.elapsed();
         self.survey_due = now + SURVEY_INTERVAL.max(took * SURVEY_SHARE);
@@ -211,35 +251,11 @@ impl FailingTopics {
             failures: failing.failures,
             waiting_events: failing.lanes.events,
             oldest_commit: failing.lanes.oldest.map(PgTimestamp::as_unix_micros),
+            keys: failing.lanes.waiting_keys(),
         });
         let mut topics: Vec<_> = topics.collect();
         topics.sort_unstable_by(|a, b| a.topic.cmp(&b.topic));
         self.shared.set_topics(topics);
-    }
-}
-
-/// Limits the log lines about all topics together, because hundreds may fail for the same reason.
-#[derive(Debug, Default)]
-struct LineBudget {
-    began: Option<Instant>,
-    lines: u32,
-    left_out: u64,
-}
-
-impl LineBudget {
-    /// Returns the number of lines left out since the last written line, or `None` if no line may be
-    /// written now.
-    fn take(&mut self, now: Instant) -> Option<u64> {
-        let is_over = |began: Instant| now.saturating_duration_since(began) >= LOG_INTERVAL;
-        if self.began.is_none_or(is_over) {
-            (self.began, self.lines) = (Some(now), 0);
-        }
-        if self.lines == LINES_MAX {
-            self.left_out += 1;
-            return None;
-        }
-        self.lines += 1;
-        Some(std::mem::take(&mut self.left_out))
     }
 }
 
@@ -248,42 +264,72 @@ mod tests {
     use super::*;
     use crate::error::Code;
     use crate::event::Event;
-    use crate::event::OrderingKey;
     use crate::lanes::{Load, Serve};
 
     fn error() -> Error {
         Error::new(Code::TopicMissing, "the topic is missing")
     }
 
+    /// Sends one request per key of a topic, and lets all of them fail. Returns the topic.
+    fn outage(failing: &mut FailingTopics, lanes: &mut Lanes, now: Instant) -> Arc<str> {
+        let topic: Arc<str> = "projects/p/topics/t".into();
+        for key in ["a", "b", "c"] {
+            lanes.push(topic.clone(), OrderingKey::from(key), Event::for_tests(1));
+        }
+        for _ in 0..3 {
+            let request = lanes.next_request(now, Serve::All).unwrap();
+            failing.failed(&topic, &error(), now, false);
+            lanes.failed(request, now, Load::Keep);
+        }
+        failing.survey(lanes);
+        failing.survey_due = now;
+        topic
+    }
+
     #[test]
-    fn a_topic_fails_until_its_last_failed_request_is_published() {
+    fn a_topic_works_again_after_an_outage_although_failed_requests_still_wait() {
         let (troubles, now) = (Troubles::default(), Instant::now());
         let mut failing = FailingTopics::new(troubles.clone());
         let mut lanes = Lanes::new(8);
-        let topic: Arc<str> = "projects/p/topics/t".into();
-        for (key, ordinal) in [("a", 1), ("b", 2), ("b", 3)] {
-            let key = OrderingKey::from(key);
-            lanes.push(topic.clone(), key, Event::for_tests(ordinal));
-        }
-        let next = |lanes: &mut Lanes| lanes.next_request(now, Serve::All).unwrap();
-        let (first, second) = (next(&mut lanes), next(&mut lanes));
-        failing.failed(&topic, &error(), now, false);
-        lanes.failed(first, now, Load::Keep);
-        lanes.finished(&second);
-        failing.published(&topic);
-        failing.survey(&lanes);
+        let topic = outage(&mut failing, &mut lanes, now);
         let shown = troubles.topics();
-        assert_eq!((shown.len(), shown[0].failures), (1, 1));
-        assert_eq!(
-            shown[0].waiting_events, 1,
-            "only the failed request is left"
-        );
-
-        let again = next(&mut lanes);
-        failing.survey_due = now;
+        assert_eq!((shown[0].failures, shown[0].waiting_events), (3, 3));
+        let again = lanes.next_request(now, Serve::All).unwrap();
         failing.survey(&lanes);
         assert_eq!(troubles.topics().len(), 1, "the retry is in flight");
+        failing.survey_due = now;
         lanes.finished(&again);
+        failing.published(&topic);
+        failing.survey(&lanes);
+        assert!(troubles.topics().is_empty());
+    }
+
+    #[test]
+    fn a_topic_that_fails_in_part_fails_until_no_request_of_it_fails() {
+        let (troubles, now) = (Troubles::default(), Instant::now());
+        let mut failing = FailingTopics::new(troubles.clone());
+        let mut lanes = Lanes::new(8);
+        let topic = outage(&mut failing, &mut lanes, now);
+        for _ in 0..2 {
+            let again = lanes.next_request(now, Serve::All).unwrap();
+            lanes.finished(&again);
+            failing.published(&topic);
+            let bad = lanes.next_request(now, Serve::All).unwrap();
+            failing.failed(&topic, &error(), Instant::now(), false);
+            lanes.failed(bad, now, Load::Keep);
+            failing.survey_due = now;
+            failing.survey(&lanes);
+            assert_eq!(troubles.topics().len(), 1);
+        }
+        let last = lanes.next_request(now, Serve::All).unwrap();
+        lanes.push(topic.clone(), OrderingKey::from("d"), Event::for_tests(1));
+        let other = lanes.next_request(now, Serve::All).unwrap();
+        lanes.finished(&other);
+        failing.published(&topic);
+        failing.survey_due = now;
+        failing.survey(&lanes);
+        assert_eq!(troubles.topics().len(), 1, "one request still fails");
+        lanes.finished(&last);
         failing.published(&topic);
         failing.survey_due = now;
         failing.survey(&lanes);
@@ -307,14 +353,5 @@ mod tests {
         failing.survey_due = now;
         failing.survey(&lanes);
         assert!(troubles.topics().is_empty());
-    }
-
-    #[test]
-    fn lines_about_many_topics_are_limited_and_counted() {
-        let (mut lines, start) = (LineBudget::default(), Instant::now());
-        let written = (0..50).filter(|_| lines.take(start).is_some()).count();
-        assert_eq!(written, LINES_MAX as usize);
-        assert_eq!(lines.take(start + LOG_INTERVAL), Some(30));
-        assert_eq!(lines.take(start + LOG_INTERVAL), Some(0));
     }
 }

@@ -1,23 +1,25 @@
-//! Takes an event to its recorded outcome, through lanes, requests, answers and dispatch rows.
+//! Carries each event to a recorded outcome: through a lane, a request and its answer to a dispatch row.
 //!
-//! This part of a session does not depend on where an event came from. [`Delivery::progress`] returns
-//! how many events are resolved; the caller decides what that means for the position in the log.
+//! This part of a session does not depend on where an event came from. [`Delivery::progress`] returns which
+//! events are resolved; the caller decides what that means for the confirmed position.
 //!
-//! `requests` sends what the lanes choose and decides what follows from each answer. `records` hands
-//! outcomes to the writer, and `failing_topics` knows which topics fail. [`flow_control`] bounds the
-//! memory of events, and says when lanes linger. `bad_events` handles events that
-//! can never be published, [`quarantine`] keeps their keys waiting, and `released` handles events that are
-//! released from quarantine. [`topic_maker`] creates missing topics.
+//! `requests` sends the requests that the lanes choose and decides what follows from each answer.
+//! `outcomes` keeps the outcome of each event, and `records` has the writer of the dispatch rows.
+//! `failing_topics` knows which topics fail. [`flow_control`] bounds the memory of events, and says when
+//! lanes linger. `bad_events` handles events that can never be published, [`quarantine`] makes the later
+//! events of their keys wait, and `released` publishes events that are released from quarantine.
+//! [`topic_maker`] creates missing topics.
 //!
 //! **Invariants.** An event is resolved only when its dispatch row is durable, or when it needs no row. A
-//! key has at most one request in flight. Events in memory count against one budget.
+//! key has at most one request in flight. All events in memory count against one budget.
 //!
-//! Not here: the order within a key (`lanes`), one publish attempt (the crate `publisher`), the rows
-//! themselves (`store`), and positions of the stream (`watermark`).
+//! Not here: the order within a key (`lanes`), one publish attempt (the crate `publisher`), the SQL of
+//! the rows (`store`), and positions of the stream (`watermark`).
 
 mod bad_events;
 mod failing_topics;
 pub(crate) mod flow_control;
+mod outcomes;
 pub(crate) mod quarantine;
 mod records;
 mod released;
@@ -27,10 +29,9 @@ pub(crate) mod topic_maker;
 use std::sync::Arc;
 use std::time::Instant;
 
-use replication::CommitLsn;
-
 use failing_topics::FailingTopics;
 use flow_control::FlowControl;
+use outcomes::EventOutcomes;
 use quarantine::{Admission, DeadLetters, Quarantine, Releaser};
 use records::Recorder;
 use released::Releases;
@@ -42,25 +43,18 @@ use crate::event::{Event, OrderingKey};
 use crate::lanes::Lanes;
 use crate::metrics::Metrics;
 use crate::settings::Settings;
-use crate::store::dispatch::{Outcome, SlotReader};
+use crate::store::dispatch::{Outcome, ResolvedEvents, SlotReader};
 use crate::throttled_log::ThrottledLog;
 use crate::traces::Traces;
 
 /// Delivers the events of one session.
 pub(crate) struct Delivery {
     lanes: Lanes,
-    flow: FlowControl,
     attempts: Attempts,
     topic_maker: TopicMaker,
     failing: FailingTopics,
-    recorder: Recorder,
-    quarantine: Quarantine,
     releases: Releases,
-    letters: DeadLetters,
-    metrics: Metrics,
-    traces: Traces,
-    /// Limits log lines that repeat.
-    log: ThrottledLog,
+    outcomes: EventOutcomes,
 }
 
 impl Delivery {
@@ -83,88 +77,115 @@ impl Delivery {
         );
         Ok(Self {
             lanes: Lanes::new(settings.in_flight_requests),
-            flow: FlowControl::new(settings.in_flight_bytes),
             attempts,
             topic_maker,
             failing: FailingTopics::new(metrics.troubles.clone()),
-            recorder: Recorder::start(settings, reader),
-            quarantine,
             releases: Releases::new(releaser),
-            letters: DeadLetters::new(settings.dead_letter_topic()?),
-            metrics,
-            traces,
-            log: ThrottledLog::default(),
+            outcomes: EventOutcomes {
+                flow: FlowControl::new(settings.in_flight_bytes),
+                recorder: Recorder::start(settings, reader, &metrics.troubles),
+                quarantine,
+                letters: DeadLetters::new(settings.dead_letter_topic()?),
+                metrics,
+                traces,
+                log: ThrottledLog::default(),
+            },
         })
     }
 
-    /// Takes over an event, behind all others of its key.
+    /// Takes over an event. It is published after all earlier events of its key, or set aside if its key
+    /// is blocked.
     pub(crate) fn take(&mut self, topic: Arc<str>, ordering_key: OrderingKey, event: Event) {
-        self.flow.take(&event);
-        self.metrics.events_read.inc();
+        self.outcomes.flow.take(&event);
+        self.outcomes.metrics.events_read.inc();
         let at = event.origin.position;
-        match self.quarantine.admit(&topic, &ordering_key, at) {
+        let admission = self.outcomes.quarantine.admit(&topic, &ordering_key, at);
+        self.put(admission, topic, ordering_key, event);
+    }
+
+    /// Puts an event into its lane or into quarantine, or holds it in memory while its key is being released.
+    fn put(
+        &mut self,
+        admission: Admission,
+        topic: Arc<str>,
+        ordering_key: OrderingKey,
+        event: Event,
+    ) {
+        match admission {
             Admission::Open => self.lanes.push(topic, ordering_key, event),
             Admission::Quarantined(why) => {
-                self.set_aside_behind(topic, ordering_key, event, Outcome::Quarantined(why));
+                self.outcomes.set_aside_behind(
+                    topic,
+                    ordering_key,
+                    event,
+                    Outcome::Quarantined(why),
+                );
             }
             Admission::Released(why) => {
-                self.set_aside_behind(topic, ordering_key, event, Outcome::Released(why));
+                self.outcomes
+                    .set_aside_behind(topic, ordering_key, event, Outcome::Released(why));
             }
             Admission::Held => {
-                self.quarantine.releases.hold(topic, ordering_key, event);
+                self.outcomes
+                    .quarantine
+                    .releases
+                    .hold(topic, ordering_key, event);
             }
         }
     }
 
-    /// Whether more events may be read. While lanes wait for a retry or for their topic, reading continues
-    /// until the budget has no room at all, so that the waiting events do not hold up other keys.
+    /// Whether more events may be read. Usually reading stops while events or their unwritten records use too
+    /// much of the budget (`flow_control`). But while lanes wait for a retry or for a throttled topic,
+    /// reading continues until the budget has no room at all, so that the waiting events do not hold up other
+    /// keys.
     pub(crate) fn takes_events(&self) -> bool {
-        !self.flow.stops_reading() || (self.flow.has_room() && self.lanes.waiting() > 0)
+        !self.outcomes.flow.stops_reading()
+            || (self.outcomes.flow.has_room() && self.lanes.waiting() > 0)
     }
 
-    /// Sets the memory of the moved rows that wait outside the delivery.
+    /// Sets the memory of the moved rows that wait outside the delivery (`capture::moved`).
     pub(crate) fn weigh_waiting(&mut self, bytes: usize) {
-        self.flow.weigh_waiting(bytes);
+        self.outcomes.flow.weigh_waiting(bytes);
     }
 
-    /// Notes that the stream has caught up: the backlog has ended.
+    /// Notes that the stream has caught up, so the backlog has ended.
     pub(crate) fn caught_up(&mut self) {
-        self.flow.caught_up();
+        self.outcomes.flow.caught_up();
     }
 
     /// Whether lanes should linger for more events.
     fn may_linger(&mut self) -> bool {
-        self.flow.weigh_lanes(self.lanes.len());
-        self.flow.may_linger(self.lanes.waiting() == 0)
+        self.outcomes.flow.weigh_lanes(self.lanes.len());
+        self.outcomes.flow.may_linger(self.lanes.waiting() == 0)
     }
 
-    /// Waits until something happens, and returns the number of newly resolved events per transaction;
-    /// the list is often empty. Cancel-safe.
+    /// Waits for an answer or for the next due time, and handles it. Returns the newly resolved events; often
+    /// there are none. Cancel-safe.
     ///
     /// # Errors
-    /// Errors that only a person can fix.
-    pub(crate) async fn progress(&mut self) -> Result<Vec<(CommitLsn, u64)>> {
-        let resolved = self.recorder.take_resolved();
+    /// An error that must end the session.
+    pub(crate) async fn progress(&mut self) -> Result<ResolvedEvents> {
+        let resolved = self.outcomes.recorder.take_resolved();
         if !resolved.is_empty() {
             return Ok(resolved);
         }
-        if self.flow.queue_is_full() || !self.flow.has_room() {
-            // Held events are not sent, so they would keep the budget spent.
-            self.unhold();
+        if self.outcomes.flow.queue_is_full() || !self.outcomes.flow.has_room() {
+            // Held events are not sent. Record them, because otherwise they would keep the budget in use.
+            self.outcomes.unhold();
         }
         self.ask();
         let next_due = self.lanes.next_due();
-        let queued = self.quarantine.in_lanes.bytes();
-        let has_room = self.takes_events() && self.flow.may_release(queued);
+        let queued = self.outcomes.quarantine.in_lanes.bytes();
+        let has_room = self.takes_events() && self.outcomes.flow.may_release(queued);
         tokio::select! {
             biased;
-            // Poll these answers first. They arrive so rarely that they never hold up the other branches.
+            // Poll the answers about releases first. They are so rare that they never delay other branches.
             found = self.releases.woken(has_room) => {
                 if let Some(found) = found {
                     self.on_found(found)?;
                 }
             }
-            event = self.recorder.written() => self.on_written(event?)?,
+            event = self.outcomes.recorder.written() => self.outcomes.on_written(event?)?,
             Some(answer) = self.attempts.answer() => {
                 self.on_answer(answer)?;
                 while let Some(answer) = self.attempts.try_answer() {
@@ -174,20 +195,32 @@ impl Delivery {
             topic = self.topic_maker.made() => self.lanes.hasten(&topic, Instant::now()),
             () = until(next_due), if next_due.is_some() => {}
         }
-        Ok(self.recorder.take_resolved())
+        Ok(self.outcomes.recorder.take_resolved())
     }
 
-    /// Sets the gauges.
+    /// Number of events in memory, which have no outcome yet.
+    pub(crate) fn events_in_memory(&self) -> usize {
+        self.outcomes.flow.events()
+    }
+
+    /// Sets the gauges of the delivery, and surveys the failing topics if a survey is due.
     pub(crate) fn measure(&mut self) {
         self.failing.survey(&self.lanes);
-        self.metrics.in_flight_bytes.set(self.flow.used() as i64);
-        self.metrics
+        self.outcomes
+            .metrics
+            .in_flight_bytes
+            .set(self.outcomes.flow.used() as i64);
+        self.outcomes
+            .metrics
             .in_flight_requests
             .set(self.lanes.in_flight() as i64);
-        self.metrics.lanes.set(self.lanes.len() as i64);
-        self.metrics.lanes_waiting.set(self.lanes.waiting() as i64);
-        let blocked = self.quarantine.keys.count();
-        self.metrics.blocked_keys.set(Some(blocked as f64));
+        self.outcomes.metrics.lanes.set(self.lanes.len() as i64);
+        self.outcomes
+            .metrics
+            .lanes_waiting
+            .set(self.lanes.waiting() as i64);
+        let blocked = self.outcomes.quarantine.keys.count();
+        self.outcomes.metrics.blocked_keys.set(Some(blocked as f64));
     }
 }
 

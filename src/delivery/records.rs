@@ -1,122 +1,71 @@
-//! Hands the outcomes of events to the writer of `outbox.dispatch`, and resolves the events once their
-//! rows are durable.
+//! Owns the writer of `outbox.dispatch`, and counts the resolved events until they are reported.
 
 use std::time::Duration;
 
-use replication::CommitLsn;
 use tokio::sync::mpsc;
 
 use super::Delivery;
 use super::requests::Answer;
+use crate::condition::Troubles;
 use crate::error::{Code, Error, Result};
-use crate::event::{EventRef, Standing};
+use crate::event::EventPosition;
 use crate::settings::Settings;
-use crate::store::dispatch::{DispatchWriter, Record, SlotReader, WriterEvent, Written};
+use crate::store::dispatch::{DispatchWriter, ResolvedEvents, SlotReader, WriterEvent};
 use crate::store::relay_row::RecordKeeping;
 
-/// Minimum time for writing dispatch rows when a session ends. With this minimum, the answers that
-/// arrived are recorded even if another answer never arrives.
+/// Minimum time for writing dispatch rows when a session ends, unless the limit of the drain is shorter.
+/// It gives the outcomes known so far time to be recorded even if the last answer never arrives.
 const WRITER_LIMIT: Duration = Duration::from_secs(3);
 
 /// The writer of `outbox.dispatch`, and the events that are resolved.
 pub(super) struct Recorder {
-    writer: DispatchWriter,
+    pub(super) writer: DispatchWriter,
     written: mpsc::UnboundedReceiver<WriterEvent>,
     /// Whether published events get a row.
     pub(super) keeping: RecordKeeping,
-    /// Events that are resolved but not yet reported, counted per transaction.
-    resolved: Written,
+    /// Events that are resolved, and that the pipeline does not know of yet.
+    pub(super) resolved: ResolvedEvents,
     /// Whether the writer's last attempt has failed.
-    cannot_record: bool,
+    pub(super) cannot_record: bool,
 }
 
 impl Recorder {
-    pub(super) fn start(settings: &Settings, reader: SlotReader) -> Self {
+    pub(super) fn start(settings: &Settings, reader: SlotReader, troubles: &Troubles) -> Self {
         let (sender, written) = mpsc::unbounded_channel();
+        let unwritten = troubles.unwritten();
         Self {
-            writer: DispatchWriter::start(&settings.slot, reader, sender),
+            writer: DispatchWriter::start(&settings.slot, reader, sender, unwritten),
             written,
             keeping: RecordKeeping::of(settings.dispatch, None),
-            resolved: Written::default(),
+            resolved: ResolvedEvents::default(),
             cannot_record: false,
         }
     }
 
-    /// The writer's next report. Cancel-safe.
+    /// Waits for the writer's next report. Cancel-safe.
     pub(super) async fn written(&mut self) -> Result<WriterEvent> {
         let ended = || Error::new(Code::Internal, "the dispatch writer ended");
         self.written.recv().await.ok_or_else(ended)
     }
 
-    /// Counts an event of this transaction as resolved, without a row.
-    pub(super) fn resolve(&mut self, commit: CommitLsn) {
-        self.resolved.count(commit);
+    /// Notes that an event is resolved without a row.
+    pub(super) fn resolve(&mut self, event: EventPosition) {
+        self.resolved.add(event);
     }
 
-    /// Takes the number of newly resolved events per transaction.
-    pub(super) fn take_resolved(&mut self) -> Vec<(CommitLsn, u64)> {
-        std::mem::take(&mut self.resolved.commits)
+    pub(super) fn take_resolved(&mut self) -> ResolvedEvents {
+        std::mem::take(&mut self.resolved)
     }
 }
 
 impl Delivery {
-    /// Whether events that get no row may be resolved at once. They may not be resolved while a
-    /// record is still being written, because the record may belong to a released event that comes
-    /// before these events. If a crash lost this record, the released event would be published
-    /// again, after the events behind it.
-    pub(super) fn resolves_at_once(&self, events: &[EventRef]) -> bool {
-        let is_released = |event: &EventRef| event.standing == Standing::Released;
-        self.quarantine.is_settled() && !events.iter().any(is_released)
-    }
-
-    /// Hands outcomes to the writer.
-    pub(super) fn record(&mut self, record: Record) {
-        self.quarantine.handed(&record);
-        self.flow.take_texts(record.text_bytes());
-        self.recorder.writer.record(record);
-    }
-
-    pub(super) fn on_written(&mut self, event: WriterEvent) -> Result<()> {
-        match event {
-            WriterEvent::Recorded(Written {
-                commits,
-                events,
-                text_bytes,
-                records,
-            }) => {
-                self.flow.give_back_records(events);
-                self.flow.give_back_texts(text_bytes);
-                self.metrics.events_recorded.inc_by(events as u64);
-                self.quarantine.durable(records);
-                self.recorder.resolved.commits.extend(commits);
-                if std::mem::take(&mut self.recorder.cannot_record) {
-                    self.metrics.troubles.can_record();
-                    tracing::info!("outcomes are recorded again");
-                }
-                Ok(())
-            }
-            WriterEvent::Retrying(error) => {
-                self.recorder.cannot_record = true;
-                self.metrics.troubles.cannot_record(&error);
-                if let Some(since_last) = self.log.due(error.code()) {
-                    tracing::warn!(
-                        code = %error.code(), hint = error.hint_text(), since_last,
-                        "cannot write outbox.dispatch, retrying: {error}"
-                    );
-                }
-                Ok(())
-            }
-            WriterEvent::Failed(error) => Err(error),
-        }
-    }
-
-    /// Waits for requests in flight and records their outcomes; starts no new requests. Returns the number of
-    /// resolved events per transaction.
-    pub(crate) async fn drain(mut self, limit: Duration) -> Vec<(CommitLsn, u64)> {
+    /// Waits at most `limit` for the requests in flight, and records their outcomes, without starting new
+    /// requests. Returns the resolved events.
+    pub(crate) async fn drain(mut self, limit: Duration) -> ResolvedEvents {
         let deadline = tokio::time::Instant::now() + limit;
         while let Ok(Some(answer)) = tokio::time::timeout_at(deadline, self.attempts.answer()).await
         {
-            // The next session publishes the events of a failed request again.
+            // Drop a failed request: the next session publishes its events again.
             if let Ok(Answer {
                 request,
                 result: Ok(ids),
@@ -126,14 +75,14 @@ impl Delivery {
             }
         }
         let left = deadline.saturating_duration_since(tokio::time::Instant::now());
-        let mut recorder = self.recorder;
+        let (mut recorder, metrics) = (self.outcomes.recorder, self.outcomes.metrics);
         let left = left.max(WRITER_LIMIT.min(limit));
         recorder.writer.finish(left).await;
-        let mut recorded = recorder.resolved.commits;
+        let mut recorded = recorder.resolved;
         while let Ok(event) = recorder.written.try_recv() {
             if let WriterEvent::Recorded(batch) = event {
-                self.metrics.events_recorded.inc_by(batch.events as u64);
-                recorded.extend(batch.commits);
+                metrics.events_recorded.inc_by(batch.events as u64);
+                recorded.extend(batch.resolved);
             }
         }
         recorded

@@ -1,11 +1,12 @@
-//! Brings events back from quarantine. Polls the table every two seconds for events that operators
-//! have released, and moves them into the lanes in the steps that `quarantine` describes.
+//! Publishes events that operators have released from quarantine. Polls `outbox.dispatch` every two
+//! seconds for such events, and moves them into the lanes in the steps that `quarantine` describes.
 
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 
 use super::bad_events::reason;
+use super::outcomes::EventOutcomes;
 use super::quarantine::{Admission, InLane, QuarantineAnswer, Releaser, ReleaserRequest};
 use super::{Delivery, flow_control, until};
 use crate::capture::table::TableEvent;
@@ -15,37 +16,41 @@ use crate::metrics::KindLabel;
 use crate::store::dispatch::quarantined::BEHIND_A_RELEASE;
 use crate::store::dispatch::{Outcome, Record};
 
-/// Poll interval for released or discarded events.
+/// Time between two polls for events that an operator has released or discarded. The operator sees an effect
+/// after about this time.
 const POLL_INTERVAL: Duration = Duration::from_secs(2);
 
-/// Time between two counts of the events in quarantine.
+/// Time between two counts of the events in quarantine if there are many, because such a count is expensive, or
+/// if the relay knows of none.
 const COUNT_INTERVAL: Duration = Duration::from_secs(30);
 
-/// Fewer events than this are counted at every poll.
+/// If fewer events than this were in quarantine at the last count, and the relay knows of any, it counts at
+/// every poll, because the count is then cheap.
 const CHEAP_COUNT: i64 = 1_000;
 
-/// Pause after a failure.
+/// Pause after a failed query.
 const RETRY_PAUSE: Duration = Duration::from_secs(1);
 
-/// Maximum number of blocked keys that one poll checks. These checks take 5 ms of the server's time.
+/// Maximum number of blocked keys that one poll checks. This many keys take about 5 ms of the server's time.
+/// The next poll checks the keys after them.
 const KEYS_PER_POLL: usize = 1_000;
 
-/// Decides when to ask the [`Releaser`], and what.
+/// Decides when the [`Releaser`] queries `outbox.dispatch`, and what it asks.
 #[derive(Debug)]
 pub(super) struct Releases {
     releaser: Releaser,
-    /// Whether an answer is outstanding.
+    /// Whether the releaser has not answered the last request yet. It gets only one request at a time.
     asked: bool,
-    /// Whether the stream is past everything that earlier sessions recorded. Before that, events that
-    /// come before a released event may not have arrived yet.
+    /// Whether the stream is past everything that earlier sessions recorded. Until then, events that come
+    /// before a released event might not have arrived yet.
     allowed: bool,
     next_poll: Instant,
     next_count: Instant,
     /// Events in quarantine at the last count.
     counted: i64,
-    /// Ask nothing before this time.
+    /// After a failed query: the time before which no request is sent.
     not_before: Option<Instant>,
-    /// Blocked keys checked so far in this round.
+    /// Number of blocked keys checked so far in this round of polls.
     keys_checked: usize,
 }
 
@@ -85,10 +90,10 @@ impl Delivery {
         self.releases.allowed = true;
     }
 
-    /// Asks the next question that is due, if no answer is outstanding.
+    /// Sends the next request to the [`Releaser`], if one is due and no answer is outstanding.
     pub(super) fn ask(&mut self) {
         let now = Instant::now();
-        let releases = &mut self.releases;
+        let (releases, outcomes) = (&mut self.releases, &mut self.outcomes);
         if releases.asked || !releases.allowed {
             return;
         }
@@ -97,7 +102,7 @@ impl Delivery {
         }
         releases.not_before = None;
         let ask = if releases.next_poll <= now {
-            let (blocked, durable) = self
+            let (blocked, durable) = outcomes
                 .quarantine
                 .settled(releases.keys_checked, KEYS_PER_POLL);
             releases.keys_checked = match blocked.len() {
@@ -105,12 +110,12 @@ impl Delivery {
                 _ => 0,
             };
             let is_cheap = releases.counted < CHEAP_COUNT;
-            let is_any = releases.counted > 0 || self.quarantine.keys.count() > 0;
+            let is_any = releases.counted > 0 || outcomes.quarantine.is_any();
             let count = releases.next_count <= now || is_cheap && is_any;
             if count {
                 releases.next_count = now + COUNT_INTERVAL;
-                if self.letters.none_in_flight() {
-                    self.quarantine.counting();
+                if outcomes.letters.none_in_flight() {
+                    outcomes.quarantine.counting();
                 }
             }
             releases.next_poll = now + POLL_INTERVAL;
@@ -120,7 +125,7 @@ impl Delivery {
                 count,
             })
         } else {
-            self.quarantine.command().map(ReleaserRequest::Do)
+            outcomes.quarantine.command().map(ReleaserRequest::Do)
         };
         if let Some(ask) = ask {
             releases.asked = true;
@@ -136,7 +141,7 @@ impl Delivery {
                 is_new,
             } => return self.take_released(group, event, is_new),
             QuarantineAnswer::Lost(group, origin, error) => {
-                self.lost(&group, origin, &error);
+                self.outcomes.lost(&group, origin, &error);
                 return Ok(());
             }
             QuarantineAnswer::Polled {
@@ -146,10 +151,10 @@ impl Delivery {
                 count,
             } => {
                 for (group, is_replay) in released {
-                    self.quarantine.release(group, is_replay);
+                    self.outcomes.quarantine.release(group, is_replay);
                 }
                 for group in vanished {
-                    if self.quarantine.vanished(&group, durable) {
+                    if self.outcomes.quarantine.vanished(&group, durable) {
                         tracing::info!(
                             topic = &*group.topic,
                             key = group.ordering_key.as_str(),
@@ -158,21 +163,30 @@ impl Delivery {
                     }
                 }
                 if let Some(count) = count {
-                    self.metrics.events_in_quarantine.set(Some(count as f64));
+                    self.outcomes
+                        .metrics
+                        .events_in_quarantine
+                        .set(Some(count as f64));
                     self.releases.counted = count;
-                    self.quarantine.counted(usize::try_from(count).unwrap_or(0));
+                    self.outcomes
+                        .quarantine
+                        .counted(usize::try_from(count).unwrap_or(0));
                 }
             }
-            QuarantineAnswer::Marked(group) => self.quarantine.releases.marked(&group),
-            QuarantineAnswer::OnlyReplayed(group) => self.quarantine.releases.only_replayed(&group),
-            QuarantineAnswer::SentBack(group) => self.quarantine.releases.sent_back(&group),
+            QuarantineAnswer::Marked(group) => self.outcomes.quarantine.releases.marked(&group),
+            QuarantineAnswer::OnlyReplayed(group) => {
+                self.outcomes.quarantine.releases.only_replayed(&group)
+            }
+            QuarantineAnswer::SentBack(group) => {
+                self.outcomes.quarantine.releases.sent_back(&group)
+            }
             QuarantineAnswer::PageEnded(group, rows) => self.page_ended(&group, rows),
             QuarantineAnswer::Failed(error) => {
                 self.releases.not_before = Some(Instant::now() + RETRY_PAUSE);
-                if let Some(more) = self.log.due(error.code()) {
+                if let Some(more) = self.outcomes.log.due(error.code()) {
                     tracing::warn!(
                         code = %error.code(), hint = error.hint_text(), since_last = more,
-                        "cannot read the quarantine, retrying: {error}"
+                        "cannot process released events, retrying: {error}"
                     );
                 }
             }
@@ -185,9 +199,75 @@ impl Delivery {
         Ok(())
     }
 
-    /// Takes over an event whose message is no longer in memory. The event is recorded as released, so
-    /// its message is read from the table, and later events of its key wait behind it.
+    /// Takes over an event whose message is no longer in memory, so that the message is made again from
+    /// the table.
     pub(crate) fn take_without_message(&mut self, group: Group, origin: EventRef) {
+        self.outcomes.take_without_message(group, origin);
+    }
+
+    fn page_ended(&mut self, group: &Group, rows: usize) {
+        let Some(unblocked) = self.outcomes.quarantine.page_ended(group, rows) else {
+            return;
+        };
+        if unblocked.was_in_quarantine {
+            tracing::info!(
+                topic = &*group.topic,
+                key = group.ordering_key.as_str(),
+                "all events of this key are released from quarantine: publishing its new events"
+            );
+        }
+        for event in unblocked.held {
+            let Group {
+                topic,
+                ordering_key,
+            } = group.clone();
+            self.lanes.push(topic, ordering_key, event);
+        }
+    }
+
+    /// Puts a released event into its lane, behind the events of its key that were released before. If
+    /// the event now belongs to another key that is blocked, sets the event aside instead.
+    fn take_released(&mut self, group: Group, found: TableEvent, is_new: bool) -> Result<()> {
+        let TableEvent {
+            topic,
+            ordering_key,
+            event,
+        } = found;
+        let at = event.origin.position;
+        if !self.outcomes.quarantine.read(&group, at) {
+            return Ok(());
+        }
+        self.outcomes.flow.take(&event);
+        let own = *topic == *group.topic && ordering_key == group.ordering_key;
+        let lane = InLane {
+            group: group.clone(),
+            bytes: flow_control::weight(&event),
+            is_new,
+        };
+        self.outcomes.quarantine.goes_to_lane(at, lane);
+        // The settings may have changed, so the event may now have another key, and that key may be
+        // blocked.
+        let admission = if own {
+            Admission::Open
+        } else {
+            match self.outcomes.quarantine.admit(&topic, &ordering_key, at) {
+                Admission::Held => {
+                    self.outcomes.unhold();
+                    Admission::Released(self.outcomes.quarantine.keys.waits_for(&group))
+                }
+                admission => admission,
+            }
+        };
+        self.put(admission, topic, ordering_key, event);
+        Ok(())
+    }
+}
+
+impl EventOutcomes {
+    /// Takes over an event whose message is no longer in memory. The event is recorded as released, so
+    /// the relay reads it again from the table, and later events of its key wait behind it. If its key
+    /// waits in quarantine, the event is recorded as quarantined instead.
+    pub(super) fn take_without_message(&mut self, group: Group, origin: EventRef) {
         let event = Event {
             origin,
             message: Bytes::new(),
@@ -216,72 +296,8 @@ impl Delivery {
         self.set_aside_behind(topic, ordering_key, event, outcome);
     }
 
-    fn page_ended(&mut self, group: &Group, rows: usize) {
-        let Some(unblocked) = self.quarantine.page_ended(group, rows) else {
-            return;
-        };
-        if unblocked.was_in_quarantine {
-            tracing::info!(
-                topic = &*group.topic,
-                key = group.ordering_key.as_str(),
-                "all events of this key are released from quarantine: publishing its new events"
-            );
-        }
-        for event in unblocked.held {
-            let Group {
-                topic,
-                ordering_key,
-            } = group.clone();
-            self.lanes.push(topic, ordering_key, event);
-        }
-    }
-
-    /// Puts a released event into its lane, behind the events of its key that were released before.
-    /// If the event now belongs to another key, and that key is blocked, sets the event aside
-    /// instead.
-    fn take_released(&mut self, group: Group, found: TableEvent, is_new: bool) -> Result<()> {
-        let TableEvent {
-            topic,
-            ordering_key,
-            event,
-        } = found;
-        let at = event.origin.position;
-        if !self.quarantine.read(&group, at) {
-            return Ok(());
-        }
-        self.flow.take(&event);
-        let own = *topic == *group.topic && ordering_key == group.ordering_key;
-        let lane = InLane {
-            group: group.clone(),
-            bytes: flow_control::weight(&event),
-            is_new,
-        };
-        self.quarantine.goes_to_lane(at, lane);
-        // With new settings the event may have another key, and that key may be blocked too.
-        let admission = if own {
-            Admission::Open
-        } else {
-            self.quarantine.admit(&topic, &ordering_key, at)
-        };
-        match admission {
-            Admission::Open => self.lanes.push(topic, ordering_key, event),
-            Admission::Quarantined(why) => {
-                self.set_aside_behind(topic, ordering_key, event, Outcome::Quarantined(why));
-            }
-            Admission::Released(why) => {
-                self.set_aside_behind(topic, ordering_key, event, Outcome::Released(why));
-            }
-            Admission::Held => {
-                self.unhold();
-                let why = self.quarantine.keys.waits_for(&group);
-                self.set_aside_behind(topic, ordering_key, event, Outcome::Released(why));
-            }
-        }
-        Ok(())
-    }
-
-    /// Handles a released row whose event cannot be sent. The row goes back into quarantine, and so do the
-    /// rows of its key behind it.
+    /// Handles a released event that cannot be published, because its row is gone or cannot become a
+    /// message. The event goes back into quarantine, together with the later events of its key.
     fn lost(&mut self, group: &Group, origin: EventRef, error: &Error) {
         if !self.quarantine.read(group, origin.position) {
             return;

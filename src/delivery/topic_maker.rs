@@ -13,7 +13,7 @@ use crate::error::{Code, Error};
 /// Maximum time for creating one topic.
 const LIMIT: Duration = Duration::from_secs(30);
 
-/// Pause after a failed creation, for example because a grant is missing.
+/// Pause after a failed creation. The cause, for example a missing grant, usually lasts for a while.
 const PAUSE_AFTER_FAILURE: Duration = Duration::from_secs(10);
 
 pub(crate) struct TopicMaker {
@@ -65,12 +65,14 @@ impl TopicMaker {
             if !made {
                 tokio::time::sleep(PAUSE_AFTER_FAILURE).await;
             }
-            // The receiver lives as long as this struct, and the task does not outlive it.
+            // This cannot fail: the receiver lives as long as this struct, and dropping the struct aborts
+            // the task.
             let _ = ready.send((topic, made));
         });
     }
 
-    /// The next topic that was created. Cancel-safe; waits forever when none is being created.
+    /// Waits for the next topic that was created; waits forever when no topic is being created.
+    /// Cancel-safe.
     pub(crate) async fn made(&mut self) -> Arc<str> {
         loop {
             match self.made.recv().await {

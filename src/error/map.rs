@@ -1,4 +1,4 @@
-//! Converts errors of the mapping into the operator's errors.
+//! Converts errors of the mapping into errors for the operator.
 
 use super::{Code, Error};
 use crate::mapping::MapError;

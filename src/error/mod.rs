@@ -1,8 +1,9 @@
-//! Defines the one error type of the relay and its commands: a code, what happened, and a hint.
+//! Defines the one error type of the relay and its commands. An error has a code, a text that says what
+//! happened, and a hint.
 //!
-//! Library crates and modules have their own error enums. An error that reaches the operator becomes
-//! an [`Error`]. The program's reaction depends only on its [`Code`] ([`Code::disposition`]), never on
-//! its text. Nothing here prints or logs.
+//! Library crates and modules have their own error enums. An error that is reported to the operator is
+//! converted to an [`Error`]. The reaction to an error depends only on its [`Code`]
+//! ([`Code::disposition`]), never on its text. Nothing here prints or logs.
 
 mod code;
 mod map;
@@ -17,9 +18,11 @@ pub(crate) use postgres::LoginFor;
 use std::fmt;
 
 use printable::{printable, printable_lines};
+use serde::Serialize;
+use slot_manager::quoted_identifier;
 
-/// Maximum length of an error's text in a log line, in characters. PostgreSQL may quote a value of any
-/// size.
+/// Maximum length of an error's text in a log line, in characters before escaping. Without a limit, a line
+/// could be of any length, because PostgreSQL's messages may quote a whole value.
 const LOGGED_CHARS: usize = 2_000;
 
 /// An error as `postrider` reports it to an operator.
@@ -31,11 +34,21 @@ pub struct Error {
     source: Option<Box<dyn std::error::Error + Send + Sync>>,
 }
 
-/// Result with the operator's [`Error`].
+/// An error in the JSON output of commands and of the HTTP port, always as the member `error`. Programs
+/// depend on these fields, so their names must not change.
+#[derive(Debug, Serialize)]
+pub(crate) struct ErrorJson<'a> {
+    code: &'static str,
+    /// What happened and why, on one line.
+    what: String,
+    hint: &'a str,
+}
+
+/// A result whose error is an [`Error`] for the operator.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 impl Error {
-    /// An error with the code's own hint.
+    /// Creates an error with the general hint of its code.
     ///
     /// `what` says what happened and where. `what` must not contain a password, token or payload.
     pub fn new(code: Code, what: impl Into<String>) -> Self {
@@ -45,6 +58,17 @@ impl Error {
             hint: None,
             source: None,
         }
+    }
+
+    /// Creates the error for a call of the operating system that needs nothing but a file descriptor, and failed.
+    /// Only the limit on open files is expected as the reason, so for any other reason the code is `internal`.
+    pub(crate) fn of_system(what: impl Into<String>, error: std::io::Error) -> Self {
+        let code = if is_open_files_limit(&error) {
+            Code::OpenFilesLimit
+        } else {
+            Code::Internal
+        };
+        Self::new(code, what).caused_by(error)
     }
 
     /// Replaces the code's general hint with a specific one.
@@ -64,19 +88,95 @@ impl Error {
         self
     }
 
-    /// The code, stable across versions.
+    /// Replaces the placeholders `<relay user>` and `<database>` in the hint with these names.
+    #[must_use]
+    pub(crate) fn for_role(self, role: &str, database: &str) -> Self {
+        let names = [("<relay user>", role), ("<database>", database)];
+        let mut hint = self.hint_text().to_owned();
+        for (placeholder, name) in names {
+            if hint.contains(placeholder) {
+                hint = hint.replace(placeholder, &quoted_identifier(name));
+            }
+        }
+        if hint == self.hint_text() {
+            return self;
+        }
+        self.hint(hint)
+    }
+
+    /// Puts the place of the mistake before the text.
+    #[must_use]
+    pub(crate) fn at(mut self, place: &str) -> Self {
+        self.what = format!("{place}: {}", self.what);
+        self
+    }
+
+    /// Replaces the name of `variable` in the text by the place from which the value really comes.
+    #[must_use]
+    pub(crate) fn at_place(mut self, variable: &str, place: &str) -> Self {
+        // Drop an underlying error with the same text. It would still name the variable.
+        if let Some(source) = self.source.take()
+            && source.to_string() != self.what
+        {
+            self.source = Some(source);
+        }
+        self.what = self.what.replace(variable, place);
+        self
+    }
+
+    /// Replaces a general hint for the relay by a hint for a command, because a command does not retry. Also replaces
+    /// a hint that only says that the relay will try again.
+    #[must_use]
+    pub(crate) fn for_command(self) -> Self {
+        if self.has_own_hint() {
+            let only_waits = self.hint_text().starts_with("no action needed: the relay ");
+            return if only_waits {
+                self.hint("run the command again")
+            } else {
+                self
+            };
+        }
+        let hint = match self.code {
+            Code::PostgresTimeout => {
+                "run the command again; if it repeats, look for locks and high load in PostgreSQL"
+            }
+            Code::PostgresConnectionLost | Code::PostgresStopping => {
+                "run the command again once PostgreSQL answers"
+            }
+            code => match code.hint().split_once("; the relay ") {
+                Some((advice, _)) => advice,
+                None => return self,
+            },
+        };
+        self.hint(hint)
+    }
+
+    /// Whether the error has a hint that is more specific than the hint of its code.
+    pub(crate) fn has_own_hint(&self) -> bool {
+        self.hint.is_some()
+    }
+
+    /// The code, which is stable across versions.
     pub fn code(&self) -> Code {
         self.code
     }
 
-    /// What happened, without the code, cause and hint.
+    /// What happened, without the code, the causes and the hint.
     pub fn what(&self) -> &str {
         &self.what
     }
 
-    /// What to run or change.
+    /// What the operator should run or change.
     pub fn hint_text(&self) -> &str {
         self.hint.as_deref().unwrap_or_else(|| self.code.hint())
+    }
+
+    pub(crate) fn json(&self) -> ErrorJson<'_> {
+        ErrorJson {
+            code: self.code.name(),
+            what: self.to_string(),
+            hint: self.hint_text(),
+        }
     }
 
     /// The texts of the underlying errors, outermost first. Leaves out a text that the message or the
@@ -99,8 +199,17 @@ impl Error {
     }
 }
 
-/// The form for a log line: what happened and why, escaped, on one line of bounded length. Messages of
-/// PostgreSQL and Pub/Sub may quote text of any kind that somebody wrote into a row.
+/// Whether the operating system has refused to open a file because the process or the machine has too many.
+pub(crate) fn is_open_files_limit(error: &std::io::Error) -> bool {
+    /// EMFILE and ENFILE, the same numbers on Linux and macOS.
+    const TOO_MANY: [i32; 2] = [24, 23];
+    error
+        .raw_os_error()
+        .is_some_and(|number| TOO_MANY.contains(&number))
+}
+
+/// Formats the error for a log line: what happened and why, escaped, on one line of bounded length. The
+/// error may quote text that somebody wrote into a row, because PostgreSQL and Pub/Sub quote such text.
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut text = self.what.clone();
@@ -117,7 +226,8 @@ impl fmt::Display for Error {
 
 impl std::error::Error for Error {}
 
-/// The form for a terminal: code, what, causes, hint and where to read more.
+/// Formats the error for a terminal: the code, what happened, the causes, the hint, and where to read
+/// more.
 pub struct Report<'a>(pub &'a Error);
 
 impl fmt::Display for Report<'_> {
@@ -157,6 +267,38 @@ mod tests {
         assert!(text.contains("x\\n2026"), "{text}");
         let long = Error::new(Code::PostgresStatement, "\u{e9}".repeat(1_000_000));
         assert_eq!(long.to_string().chars().count(), LOGGED_CHARS + 3);
+    }
+
+    #[test]
+    fn a_hint_names_the_role_and_the_database() {
+        let error = Error::new(Code::ReplicationRight, "no").for_role("Shop relay", "shop");
+        let hint = error.hint_text();
+        assert!(
+            hint.starts_with("ALTER ROLE \"Shop relay\" REPLICATION"),
+            "{hint}"
+        );
+        let error = Error::new(Code::SlotMissing, "no").for_role("a", "b");
+        assert!(!error.has_own_hint());
+    }
+
+    #[test]
+    fn a_command_does_not_say_that_the_relay_retries() {
+        for code in Code::ALL {
+            let error = Error::new(*code, "no");
+            let of_session = error.code().name().starts_with("postgres")
+                || error.hint_text().contains("the relay retries");
+            if of_session {
+                let error = error.for_command();
+                let hint = error.hint_text();
+                for of_the_relay in ["; the relay ", "the relay re", "no action needed"] {
+                    assert!(!hint.contains(of_the_relay), "{code}: {hint}");
+                }
+            }
+        }
+        let error = Error::new(Code::PostgresTimeout, "no")
+            .hint("mine")
+            .for_command();
+        assert_eq!(error.hint_text(), "mine");
     }
 
     #[test]

@@ -1,42 +1,44 @@
-//! Converts PostgreSQL's errors into the operator's errors, by SQLSTATE and never by text.
+//! Converts errors of PostgreSQL into errors for the operator, by SQLSTATE and never by text.
 
 use tokio_postgres::error::{Error as PgError, SqlState};
 
 use super::{Code, Error};
 
-/// The hint for 53400 on an SQL session. A 53400 from creating a slot is converted earlier, to
-/// `replication-slots-used-up`.
+/// The hint for SQLSTATE 53400 on an SQL session. If creating a slot fails with 53400, other code has
+/// already converted the error to `replication-slots-used-up`.
 const TEMP_FILES: &str = "raise temp_file_limit for the relay's role, as a superuser: ALTER ROLE \
     <relay user> SET temp_file_limit = ...; or raise work_mem, so that it needs fewer temporary files";
 
-/// The code of a failure that the server reported with `sqlstate`.
+/// Returns the code for a failure that the server reported with `sqlstate`.
 ///
-/// Source: PostgreSQL's Appendix A, and the cases in which a walsender uses each SQLSTATE.
+/// Source: PostgreSQL's Appendix A, and the errors that the walsender's source code raises.
 pub(super) fn code_of(sqlstate: &str) -> Code {
     match sqlstate {
         "28000" | "28P01" => Code::PostgresAuthentication,
         "42501" => Code::PrivilegeMissing,
-        // A missing column means that one of Postrider's own tables is too old: statements on captured
-        // tables name only columns that the catalog has.
+        // 42703 (undefined column) means that one of Postrider's own tables has an older schema. It cannot be
+        // about a captured table, because statements on captured tables name only columns that the catalog
+        // contains.
         "42P01" | "3F000" | "42883" | "42703" => Code::SchemaMissing,
         "55006" => Code::SlotHeld,
         "53300" => Code::PostgresTooManyConnections,
-        // From a walsender, 53400 means that no slot is free. On an SQL session it concerns
-        // temporary files.
+        // From a walsender, 53400 means that no slot is free. On an SQL session, it means that the limit
+        // on temporary files is reached.
         "53400" => Code::ReplicationSlotsUsedUp,
         "3D000" => Code::DatabaseUrlInvalid,
         "57P03" => Code::PostgresStopping,
         "25006" => Code::PostgresStandby,
-        // Shutdown, crash, startup, and connections that the server closed.
+        // Shutdown, crash, and connections that were closed.
         s if s.starts_with("57P") || s.starts_with("08") => Code::PostgresConnectionLost,
         "53100" => Code::DiskFull,
-        // Lack of memory, deadlocks and I/O errors are temporary.
+        // Lack of memory, deadlocks and I/O errors are often temporary.
         s if s.starts_with("53") || s.starts_with("40") || s.starts_with("58") => {
             Code::PostgresConnectionLost
         }
-        // "Snapshot too old": a retry with a new snapshot works.
+        // "Snapshot too old": a retry with a new snapshot can succeed.
         "72000" => Code::PostgresConnectionLost,
-        // Lock timeouts, statement timeouts and cancels, and timeouts of whole or idle transactions.
+        // Lock timeouts, statement timeouts, cancelled statements, and timeouts of transactions that take
+        // too long or are idle.
         "55P03" | "57014" | "25P03" | "25P04" => Code::PostgresTimeout,
         _ => Code::PostgresStatement,
     }
@@ -49,14 +51,15 @@ pub(crate) enum LoginFor {
     Replication,
 }
 
-/// The code of a refused login. Several limits share one SQLSTATE; the name of the routine that
-/// reported the error distinguishes them, in every language and version of the server.
+/// Returns the code for a login that was refused. Several limits share one SQLSTATE. The name of the
+/// routine that reported the error tells them apart, in every language and version of the server.
 ///
 /// Source: PostgreSQL 14 to 18, `proc.c`, `postinit.c`, `miscinit.c` and `auth.c`.
 pub(super) fn code_of_login(sqlstate: &str, routine: &str, login_for: LoginFor) -> Code {
     match (sqlstate, routine, login_for) {
         ("53300", "InitializeSessionUserId", _) => Code::RoleConnectionLimit,
         ("53300", "CheckMyDatabase", _) => Code::DatabaseConnectionLimit,
+        ("55000", "CheckMyDatabase", _) => Code::DatabaseClosed,
         ("53300", "InitProcess", LoginFor::Replication) => Code::WalSendersUsedUp,
         ("28000", "ClientAuthentication", _) => Code::PostgresHba,
         ("42501", "CheckMyDatabase", _) => Code::PrivilegeMissing,
@@ -65,11 +68,11 @@ pub(super) fn code_of_login(sqlstate: &str, routine: &str, login_for: LoginFor) 
     }
 }
 
-/// The hint for a role that may not connect to the database.
+/// The hint for a role that is not allowed to connect to the database.
 pub(super) const GRANT_CONNECT: &str = "GRANT CONNECT ON DATABASE <database> TO <relay user>";
 
 impl Error {
-    /// The error for a login that the server refused.
+    /// Creates the error for a login that the server refused.
     pub(crate) fn of_login(
         sqlstate: &str,
         routine: &str,

@@ -1,16 +1,19 @@
-//! Converts errors of a connection or of the replication session into the operator's errors, by kind
-//! and SQLSTATE and never by text.
+//! Converts errors of a connection or of a replication session into errors for the operator, by their
+//! kind and SQLSTATE and never by text.
 
 use replication::{ErrorKind, ReplicationError};
 
 use super::postgres::{GRANT_CONNECT, LoginFor, code_of, code_of_login};
-use super::{Code, Error};
+use super::{Code, Error, is_open_files_limit};
 
 const ANOTHER_CREATES: &str = "no action needed: another relay is creating the slot";
 const NO_FAILOVER: &str = "slot_failover needs PostgreSQL 17 or newer: set it to false";
 
 impl From<ReplicationError> for Error {
     fn from(error: ReplicationError) -> Self {
+        if comes_from_open_files_limit(&error) {
+            return Error::new(Code::OpenFilesLimit, error.to_string()).caused_by(error);
+        }
         let (code, hint) = code_and_hint(error.kind());
         let own = Error::new(code, error.to_string());
         let own = match (error.hint_text(), hint) {
@@ -22,7 +25,19 @@ impl From<ReplicationError> for Error {
     }
 }
 
-/// The code, and a hint if it is more specific than the code's own.
+/// Whether the limit on open files has caused the error, for example because a connection needs a file descriptor.
+fn comes_from_open_files_limit(error: &ReplicationError) -> bool {
+    let mut cause = std::error::Error::source(error);
+    while let Some(next) = cause {
+        if next.downcast_ref().is_some_and(is_open_files_limit) {
+            return true;
+        }
+        cause = next.source();
+    }
+    false
+}
+
+/// Returns the code, and a hint if there is one that is more specific than the code's own.
 fn code_and_hint(kind: &ErrorKind) -> (Code, Option<&'static str>) {
     let code = match kind {
         ErrorKind::InvalidTarget => Code::DatabaseUrlInvalid,
@@ -41,7 +56,7 @@ fn code_and_hint(kind: &ErrorKind) -> (Code, Option<&'static str>) {
         ErrorKind::StreamEnded { sqlstate } => of_stream(sqlstate),
         ErrorKind::ConnectionLost => Code::PostgresConnectionLost,
         ErrorKind::LeaseLost => Code::LeaseLost,
-        // The server sends the same row each time the stream is opened.
+        // The server sends the same row again each time the stream is opened, so no retry can succeed.
         ErrorKind::RowTooLarge => Code::SlotStuck,
         ErrorKind::Protocol => Code::ReplicationProtocol,
         ErrorKind::Internal => Code::Internal,
@@ -49,7 +64,7 @@ fn code_and_hint(kind: &ErrorKind) -> (Code, Option<&'static str>) {
     (code, None)
 }
 
-/// The code for a command that the walsender refused.
+/// Returns the code for a command that the walsender refused.
 fn of_command(sqlstate: &str) -> Code {
     match sqlstate {
         // On a walsender, the missing privilege is always REPLICATION.
@@ -57,16 +72,17 @@ fn of_command(sqlstate: &str) -> Code {
         "42704" => Code::SlotMissing,
         // Before PostgreSQL 16 a standby server cannot decode WAL for a slot.
         "0A000" => Code::PostgresStandby,
-        // "Object not in prerequisite state": the slot is invalid or not usable.
+        // "Object not in prerequisite state": the slot is invalid or cannot be used.
         "55000" => Code::SlotLost,
         _ => code_of(sqlstate),
     }
 }
 
-/// The code and hint for a CREATE_REPLICATION_SLOT that the walsender refused.
+/// Returns the code and hint for a CREATE_REPLICATION_SLOT that the walsender refused.
 fn of_new_slot(sqlstate: &str) -> (Code, Option<&'static str>) {
     match sqlstate {
-        // Another relay is creating the slot. At our next attempt that relay will hold it.
+        // Another relay is creating the slot. At our next attempt that relay holds the slot, so we become its
+        // standby.
         "42710" => (Code::SlotBusy, Some(ANOTHER_CREATES)),
         "42601" => (Code::PostgresVersion, Some(NO_FAILOVER)),
         "55000" => (Code::WalLevel, None),
@@ -75,20 +91,20 @@ fn of_new_slot(sqlstate: &str) -> (Code, Option<&'static str>) {
     }
 }
 
-/// The code for an error that ended the stream. Some of these errors recur at the same WAL position each
-/// time the stream is opened.
+/// Returns the code for an error that ended the stream. Some of these errors recur at the same WAL
+/// position each time the stream is opened.
 fn of_stream(sqlstate: &str) -> Code {
     match sqlstate {
-        // While streaming, the missing object is the publication. The publication did not exist yet,
-        // or no longer existed, at this position of the WAL.
+        // While streaming, the missing object is the publication: it did not exist yet, or no longer
+        // existed, at this WAL position.
         "42704" => Code::PublicationMissing,
-        // The stream cannot get past this place in the WAL. Seen causes:
+        // The stream cannot get past this WAL position. Known causes:
         // - An internal error of decoding, such as "could not map filenode" when a table was rewritten
         //   while the slot was being created.
-        // - A missing file: WAL that the slot needs was removed, although the server still reports the
-        //   WAL as reserved. Or the data is damaged.
-        // - A row that PostgreSQL cannot send: bytes that are not valid UTF-8 (data exceptions), or
-        //   a value too large for a message or for the server's memory.
+        // - A missing file, because WAL that the slot needs was removed although the server still reports
+        //   it as reserved, or because the data is damaged.
+        // - A row that PostgreSQL cannot send, because it has bytes that are not valid UTF-8 (data
+        //   exceptions), or a value too large for a message or for the server's memory.
         s if s.starts_with("22") || ["XX000", "XX001", "58P01", "54000", "53200"].contains(&s) => {
             Code::SlotStuck
         }

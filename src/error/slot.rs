@@ -1,4 +1,4 @@
-//! Converts errors of the slot manager into the operator's errors.
+//! Converts errors of the slot manager into errors for the operator.
 
 use slot_manager::SlotError;
 use slot_manager::publication::Problem;
@@ -21,8 +21,8 @@ impl From<SlotError> for Error {
             SlotError::SlotInUse { .. } | SlotError::StillHeld { .. } => Code::SlotHeld,
             SlotError::PhysicalSlot { .. }
             | SlotError::OtherPlugin { .. }
-            | SlotError::OtherDatabase { .. }
-            | SlotError::SlotExists { .. } => Code::SlotForeign,
+            | SlotError::OtherDatabase { .. } => Code::SlotForeign,
+            SlotError::SlotExists { .. } => Code::SlotExists,
             SlotError::SlotLost { .. } => Code::SlotLost,
             SlotError::CreationBlocked { .. } => Code::SlotBusy,
             SlotError::NoSlotLeft { .. } => Code::ReplicationSlotsUsedUp,
@@ -34,9 +34,8 @@ impl From<SlotError> for Error {
         };
         let own = Error::new(code, error.to_string());
         match error {
-            // Only commands get this error. A relay waits for the slot instead.
+            // Only commands get this error, because a relay waits for the slot.
             SlotError::SlotInUse { .. } => own.hint("stop that reader first"),
-            SlotError::SlotExists { .. } => own.hint("use it, or choose another name with --slot"),
             SlotError::CreationBlocked { .. } => {
                 own.hint("end those transactions or wait for them, then retry")
             }

@@ -5,7 +5,8 @@ use std::fmt;
 use printable::printable;
 use uuid::Uuid;
 
-/// Maximum number of characters of an id in logs, in errors and in the records of other events.
+/// Maximum length of an id, in characters, where another text quotes it: a log line, an error, or the record
+/// of an event that waits behind this event.
 pub(crate) const SHOWN_CHARS: usize = 128;
 
 /// Length of a uuid as text.
@@ -14,7 +15,7 @@ pub(crate) const UUID_CHARS: usize = uuid::fmt::Hyphenated::LENGTH;
 /// The identity of an event, as the dispatch table records it.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct EventId {
-    /// The 16 bytes of the uuid, in the order of its text form.
+    /// The 16 bytes of the uuid, in the same order as its text form.
     pub uuid: [u8; 16],
     /// `schema.table:id` when the id is not a uuid, otherwise `None`.
     pub source_id: Option<Box<str>>,

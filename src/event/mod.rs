@@ -1,12 +1,12 @@
-//! Defines the vocabulary of events, which every other part shares.
+//! Defines the types for events that all other modules share.
 //!
-//! An [`Event`] has an identity that PostgreSQL gave it: its [position](EventPosition) in the log.
-//! It also has an [id](EventId) by which consumers and `outbox.dispatch` know it. Events with the
-//! same topic and [`OrderingKey`] are a [`Group`], and share an order. Once Pub/Sub has stored an
-//! event's message, the relay keeps only the [`EventRef`] until the outcome is recorded.
+//! The relay identifies an [`Event`] by its [position](EventPosition), which is usually its place in the WAL.
+//! Consumers identify the event by its [id](EventId). Events with the same topic and [`OrderingKey`] form a
+//! [`Group`], within which the relay keeps their order if they have a key. Once Pub/Sub has stored an event's
+//! message, the relay keeps only the [`EventRef`] until the outcome is recorded.
 //!
-//! **Invariant.** Plain values: nothing here does IO, and nothing here depends on where an event came
-//! from or where it goes.
+//! **Invariant.** All types here are plain values. Nothing here does IO, or depends on where an event
+//! comes from or goes to.
 //!
 //! Not here: how a row becomes an event (`mapping`), positions that may be confirmed (`watermark`), and
 //! outcomes (`store`).
@@ -23,20 +23,21 @@ use decoder::PgTimestamp;
 pub use id::EventId;
 pub(crate) use id::{SHOWN_CHARS, UUID_CHARS};
 pub use ordering_key::OrderingKey;
+pub(crate) use position::RECORD_ALIGNMENT;
 pub use position::{CommittedAt, EventPosition};
 
-/// Whether an event has a row in `outbox.dispatch`, and needs one.
+/// Whether an event has a row in `outbox.dispatch`, and whether it needs one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Standing {
     /// The event has no row yet; its outcome adds one.
     New,
-    /// The event gets no new row. Either this session records no published events, or the event's row
-    /// already says `published`, and the event is sent again only to keep the order with neighbours that
-    /// have no row.
-    Repeated,
-    /// The event was released from quarantine, or is replayed. Its row exists, and its outcome
-    /// changes that row. For the confirmed position, the event has been resolved since its row was
-    /// written.
+    /// The event gets no new row, for one of two reasons. Either this session records no published
+    /// events. Or the event's row already says `published`, and the event is sent again only to keep the
+    /// order with neighbours that have no row.
+    NeedsNoRow,
+    /// The event was released from quarantine, or is being replayed. It has a row already, and its
+    /// outcome changes that row. The event does not hold back the confirmed position, because its row is
+    /// durable.
     Released,
 }
 
@@ -45,23 +46,27 @@ pub enum Standing {
 pub struct EventRef {
     /// The event's position, which identifies it.
     pub position: EventPosition,
-    /// Whether the event has a row already, and needs one.
+    /// Whether the event has a dispatch row already, and whether it needs one.
     pub standing: Standing,
-    /// Number of failed requests that contained the event.
+    /// Number of failed requests that contained the event and may have reached Pub/Sub.
     pub failed_attempts: u32,
-    /// When its transaction was committed.
+    /// Number of these requests with which Pub/Sub may have stored the event, because no definite answer
+    /// arrived.
+    pub unknown_outcomes: u32,
+    /// When the event's transaction was committed.
     pub commit_time: PgTimestamp,
     /// The event's id in the dispatch table.
     pub event_id: EventId,
 }
 
 impl EventRef {
-    /// A new event: not sent yet, and without a record.
+    /// Creates a new event, which has not been sent yet and has no record.
     pub fn new(at: CommittedAt, event_id: EventId) -> Self {
         Self {
             position: at.position,
             standing: Standing::New,
             failed_attempts: 0,
+            unknown_outcomes: 0,
             commit_time: at.time,
             event_id,
         }
@@ -71,7 +76,7 @@ impl EventRef {
 /// One event to publish.
 #[derive(Debug)]
 pub struct Event {
-    /// Identifies the event.
+    /// What the relay knows about the event apart from its message.
     pub origin: EventRef,
     /// The encoded `PubsubMessage`.
     pub message: Bytes,
@@ -79,7 +84,7 @@ pub struct Event {
 
 #[cfg(test)]
 impl Event {
-    /// The event with this ordinal and a message of seven bytes.
+    /// Creates an event with this ordinal and a message of seven bytes.
     pub(crate) fn for_tests(ordinal: u32) -> Self {
         let event_id = EventId {
             uuid: [0; 16],
@@ -96,7 +101,7 @@ impl Event {
     }
 }
 
-/// A topic and an ordering key: the events that share an order.
+/// A topic and an ordering key. Events of the same group must be published in order.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Group {
     /// Full topic name; empty when the topic cannot be read from the row.
@@ -106,7 +111,7 @@ pub struct Group {
 }
 
 impl Group {
-    /// Whether there is an order to keep.
+    /// Whether the events of this group have an order to keep.
     pub fn is_ordered(&self) -> bool {
         !self.topic.is_empty() && !self.ordering_key.is_unordered()
     }

@@ -1,9 +1,9 @@
-//! Defines the key within which Pub/Sub keeps order.
+//! Defines the ordering key, within which Pub/Sub keeps order.
 
 use std::fmt;
 use std::sync::Arc;
 
-/// The ordering key of one message; empty when the message is unordered. Cheap to clone.
+/// The ordering key of one message; empty if the message is unordered. Clones share one copy of the text.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]
 pub struct OrderingKey(Option<Arc<str>>);
 
@@ -23,7 +23,7 @@ impl OrderingKey {
 }
 
 impl From<&str> for OrderingKey {
-    /// The empty text means unordered, as in a `PubsubMessage`.
+    /// Converts a text to a key. The empty text means unordered, as in a `PubsubMessage`.
     fn from(key: &str) -> Self {
         Self((!key.is_empty()).then(|| key.into()))
     }

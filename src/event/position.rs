@@ -1,21 +1,32 @@
-//! Defines the position of an event in the log.
+//! Defines the position of an event in the WAL.
 
 use std::fmt;
 
 use decoder::PgTimestamp;
 use replication::CommitLsn;
 
-/// The position of an event in the log, by which the relay identifies it. Positions are in the order of
-/// the stream. A position is also the primary key of the event's row in `outbox.dispatch`.
+/// WAL records begin at multiples of this number of bytes. So an LSN between two multiples can be no commit
+/// LSN.
+pub(crate) const RECORD_ALIGNMENT: u64 = 8;
+
+/// The position of an event in the WAL, by which the relay identifies the event. Positions sort in commit
+/// order, which is the order of the stream. A position is also the primary key of the event's row in
+/// `outbox.dispatch`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct EventPosition {
-    /// Position of the commit record of the event's transaction.
+    /// LSN of the commit record of the event's transaction.
     pub commit: CommitLsn,
-    /// Number of the insert within that transaction, from 1.
+    /// Number of the insert within that transaction, starting at 1.
     pub ordinal: u32,
 }
 
 impl EventPosition {
+    /// Whether the event was read from a table. The WAL position of such an event is unknown, so the event
+    /// gets a commit LSN that no commit can have (`capture::positions`).
+    pub(crate) fn is_of_a_table(self) -> bool {
+        self.commit.lsn().as_u64() % RECORD_ALIGNMENT == RECORD_ALIGNMENT - 1
+    }
+
     /// The position with this commit LSN and ordinal.
     #[cfg(test)]
     pub(crate) fn for_tests(commit: u64, ordinal: u32) -> Self {
@@ -30,7 +41,7 @@ impl fmt::Display for EventPosition {
     }
 }
 
-/// Where an event is in the log, and when its transaction was committed.
+/// The position of an event, and when its transaction was committed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct CommittedAt {
     /// The event's position.

@@ -1,6 +1,6 @@
-//! Records the history of the relay's figures, for the graphs of the page: a sample every five
-//! seconds for the last hour, and a sample every two minutes for the last day. The history takes
-//! about 150 kB.
+//! Records the history of the relay's figures, for the graphs of the page. The history has a sample for every
+//! five seconds of the last hour (fine), and for every two minutes of the last day (coarse). It takes about
+//! 150 kB of memory.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -17,10 +17,11 @@ const INTERVAL: Duration = Duration::from_secs(5);
 /// Number of samples of each history: an hour of fine samples, or a day of coarse ones.
 const SAMPLES: usize = 720;
 
-/// The time until the slot is lost is computed from this many fine samples: five minutes.
+/// Number of fine samples from which [`loss_in_seconds`] computes the time until the slot is lost: five
+/// minutes.
 const LOSS_SAMPLES: usize = 60;
 
-/// Every 24th fine sample is also a coarse one.
+/// Number of fine samples for one coarse sample. So the coarse samples are two minutes apart.
 const COARSE: u64 = 24;
 
 /// The figures at one time. `None` means unknown.
@@ -30,7 +31,7 @@ pub(super) struct Sample {
     at: u64,
     state: State,
     events_per_second: f64,
-    /// Mean time from commit to acknowledgement, seconds.
+    /// Mean time from commit to Pub/Sub's answer, seconds.
     latency: Option<f64>,
     lag_seconds: Option<f64>,
     lag_bytes: Option<f64>,
@@ -64,8 +65,8 @@ impl Default for Samples {
 pub(super) struct HistoryJson {
     hour: Vec<Sample>,
     day: Vec<Sample>,
-    /// Seconds until the slot is lost, at the rate of the last minutes; `None` if its room does not shrink or
-    /// is unknown.
+    /// Seconds until the slot is lost, at the rate of the last five minutes. `None` if the room that is left
+    /// for the slot's WAL does not shrink or is unknown.
     loss_in_seconds: Option<f64>,
 }
 
@@ -115,7 +116,7 @@ impl History {
     }
 }
 
-/// Estimates the time until the slot is lost from the samples of the last [`LOSS_SAMPLES`].
+/// Estimates the time until the slot is lost, from the last [`LOSS_SAMPLES`] fine samples.
 fn loss_in_seconds(fine: &VecDeque<Sample>) -> Option<f64> {
     let last = fine.back()?;
     let first = fine.get(fine.len().saturating_sub(LOSS_SAMPLES))?;

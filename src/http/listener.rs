@@ -1,9 +1,9 @@
 //! Accepts connections on the HTTP port, within limits that no client can exceed.
 //!
-//! Anyone may connect, and a client may be broken, slow or hostile. So each connection
-//! serves one request, with one deadline and small buffers, and the number of connections is limited.
-//! At the limit the relay closes the *oldest* connection. So a probe is answered at once, even while
-//! somebody holds many connections open that send nothing.
+//! Anyone may connect, and a client may be broken, slow or hostile. So each connection serves one request,
+//! with one deadline and small buffers, and the number of connections is limited. At the limit the relay
+//! closes the *oldest* connection, so it can answer a probe at once, even while a client holds many idle
+//! connections open.
 //!
 //! Not here: the routes and their answers.
 
@@ -20,19 +20,20 @@ use tokio::task::{AbortHandle, JoinSet};
 
 /// Maximum number of open connections. A kubelet and a few scrapers need a handful.
 const CONNECTIONS_MAX: usize = 64;
-/// Deadline of a whole connection. The slowest answer is a search for events, which may take 8 seconds.
+/// Maximum duration of a connection. The slowest answer is a search for events, which may take 8 seconds.
 const CONNECTION_TIMEOUT: Duration = Duration::from_secs(10);
-/// Deadline for the head of the request, which clients send in one piece.
+/// Maximum time until the head of the request has arrived. Clients send the head in one piece, so 5 seconds
+/// are enough.
 const HEAD_TIMEOUT: Duration = Duration::from_secs(5);
 /// Maximum size of the head of a request, in bytes. A longer head is answered with 431. A browser's
 /// largest cookie (4 KiB) fits.
 const HEAD_BYTES_MAX: usize = 16 * 1024;
 /// Maximum number of headers of a request.
 const HEADERS_MAX: usize = 64;
-/// Pause after `accept` failed, for example because the process has no file descriptor left.
+/// Pause after a failed `accept`, for example when the process has no file descriptor left.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(250);
 
-/// Serves `router` for ever.
+/// Serves `router` forever.
 pub(super) async fn serve(listener: TcpListener, router: Router) -> Infallible {
     let mut connections = OpenConnections::default();
     loop {

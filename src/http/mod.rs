@@ -1,4 +1,4 @@
-//! Serves the HTTP port: `/metrics`, `/livez`, `/readyz` and `/status`, and a page for people
+//! Serves the HTTP port: `/metrics`, `/livez`, `/readyz` and `/status`, and a page for operators
 //! (`page`).
 //!
 //! The first four need no authentication, so they show nothing that helps an intruder: no payload, key
@@ -9,6 +9,7 @@ mod history;
 mod listener;
 mod page;
 
+use std::io::ErrorKind;
 use std::net::SocketAddr;
 use std::sync::Arc;
 
@@ -23,7 +24,7 @@ use tokio::net::TcpListener;
 use tokio::sync::Mutex;
 
 use crate::condition::{Condition, Phase, PruneRun, RelayState, Verdict, general_hint};
-use crate::error::{Code, Error, Result};
+use crate::error::{Code, Error, Result, is_open_files_limit};
 use crate::metrics::{Metrics, OptionalGauge, prometheus_text};
 use crate::settings::Settings;
 use history::History;
@@ -35,7 +36,7 @@ struct Port {
     settings: Arc<Settings>,
     history: History,
     overview: page::Overview,
-    /// Allows one search for events at a time.
+    /// Held during a search for events, so that only one search runs at a time.
     searching: Arc<Mutex<()>>,
 }
 
@@ -51,10 +52,25 @@ impl Port {
 /// Opens the port.
 ///
 /// # Errors
-/// `port-in-use`.
+/// `port-in-use`; `open-files-limit`.
 pub async fn listen(addr: SocketAddr) -> Result<TcpListener> {
     TcpListener::bind(addr).await.map_err(|e| {
-        Error::new(Code::PortInUse, format!("cannot listen on {addr} for HTTP")).caused_by(e)
+        let what = format!("cannot listen on {addr} for HTTP");
+        if is_open_files_limit(&e) {
+            return Error::of_system(what, e);
+        }
+        let hint = match e.kind() {
+            ErrorKind::AddrNotAvailable => {
+                "no network interface of this machine has that address: set POSTRIDER_HTTP_ADDR to one that it has, \
+                 such as 127.0.0.1:9464, or to 0.0.0.0:9464 for all of them"
+            }
+            ErrorKind::PermissionDenied => {
+                "this process may not use a port below 1024: set POSTRIDER_HTTP_ADDR to a higher one, such as \
+                 127.0.0.1:9464"
+            }
+            _ => Code::PortInUse.hint(),
+        };
+        Error::new(Code::PortInUse, what).hint(hint).caused_by(e)
     })
 }
 
@@ -80,7 +96,8 @@ pub async fn serve(
         .route("/livez", get(livez))
         .route("/readyz", get(readyz))
         .route("/status", get(status));
-    // The page stays off if the address of the port is unknown.
+    // If the address of the port is unknown, the page stays off, because we do not know who could reach
+    // it.
     if let Ok(addr) = listener.local_addr() {
         router = router.merge(page::routes(addr, &port));
     }
@@ -183,10 +200,10 @@ async fn readyz(Shared(port): Shared<Port>) -> (StatusCode, String) {
 struct Status {
     slot: String,
     severity: Severity,
-    /// The state, and what holds the relay up.
+    /// The state, and the reason if delivery is held up.
     #[serde(flatten)]
     condition: Condition,
-    /// The code of the error that holds up delivery.
+    /// The same as the field `code` of the condition.
     last_error: Option<String>,
     /// The session that holds the slot while this relay is a standby.
     holder: Option<String>,
@@ -207,17 +224,18 @@ struct Status {
     pruning: Option<PruningStatus>,
 }
 
-/// The relay's own pruning.
 #[derive(Debug, Serialize)]
 struct PruningStatus {
     prune_after_seconds: f64,
     /// How long ago the latest run ended; `null` if no run has ended.
     ended_seconds_ago: Option<f64>,
-    /// Rows of the outbox tables, and of outbox.dispatch, that the latest run deleted.
+    /// Rows of the outbox tables that the latest run deleted.
     rows: u64,
+    /// Rows of outbox.dispatch that the latest run deleted.
     records: u64,
-    /// The code of the error that ended the run, and what to do.
+    /// The code of the error that ended the run, if one did.
     code: Option<String>,
+    /// What to do about this error.
     hint: Option<String>,
 }
 
@@ -255,7 +273,11 @@ async fn status(Shared(port): Shared<Port>) -> Json<Status> {
         condition,
         holder: match phase {
             Phase::Standby(holder) => Some(holder),
-            Phase::Connecting | Phase::Recovering | Phase::Streaming | Phase::Broken(_) => None,
+            Phase::Connecting
+            | Phase::Recovering
+            | Phase::Streaming
+            | Phase::HeldByStranger(_)
+            | Phase::Broken(_) => None,
         },
         lag_bytes: whole(&metrics.lag_bytes),
         retained_bytes: whole(&metrics.retained_bytes),

@@ -1,11 +1,11 @@
-//! Serves the page for people: condition, graphs, failing topics, quarantine, recent errors, and a
-//! search for events. The page is read-only, and part of this binary.
+//! Serves the page for operators: condition, graphs, failing topics, quarantine, recent errors, and a search
+//! for events. The page is read-only, and its files are compiled into the program.
 //!
-//! The page shows more than `/metrics` and `/status`: names of keys and events, and messages of
-//! errors. So its data is served only on a loopback address, or to those who know `http_token`. On a
-//! loopback address without a token, the request must also name a loopback host. Otherwise a foreign web
-//! page could read the data through a host name that its owner controls (DNS rebinding). The page never
-//! shows a payload.
+//! The page shows more than `/metrics` and `/status`: names of keys and events, and messages of errors.
+//! So the relay serves the data of the page only on a loopback address, or to those who know
+//! `http_token`. On a loopback address without a token, the request must also name a loopback host.
+//! Otherwise a foreign web page could read the data through a host name that its owner controls (DNS
+//! rebinding). The page never shows a payload.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -24,6 +24,7 @@ use super::Port;
 use super::history::HistoryJson;
 use crate::error::{Code, Error, Result};
 use crate::ops::event::{EventQuery, find, list};
+use crate::ops::rights::{self, Purpose};
 use crate::ops::since::Since;
 use crate::ops::slot::VerdictJson;
 use crate::ops::status::RelayStatus;
@@ -34,11 +35,13 @@ const HTML: &str = include_str!("page/page.html");
 const SCRIPT: &str = include_str!("page/page.js");
 const STYLE: &str = include_str!("page/page.css");
 
-/// Allows only our own files: no inline script, nothing from other sites, and no frame around the page.
+/// Allows only our own files, and images with a `data:` URL: no inline script, nothing from other sites, and
+/// no frame around the page.
 const CONTENT_SECURITY_POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; \
     connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
 
-/// How long one query result is reused for all visitors.
+/// How long the relay answers `/overview` with the result of an earlier query. So one query serves all
+/// visitors of this period.
 const OVERVIEW_AGE: Duration = Duration::from_secs(5);
 
 const STATEMENT_TIMEOUT: Duration = Duration::from_secs(5);
@@ -46,16 +49,18 @@ const STATEMENT_TIMEOUT: Duration = Duration::from_secs(5);
 /// Maximum length of an id or key in a search, in characters. Ordering keys have at most 1,024 bytes.
 const SEARCH_CHARS: usize = 1_100;
 
-/// Maximum time for a search. The port closes the connection two seconds later.
+/// Maximum time for a search. The port closes every connection after 10 seconds, so there is time left for
+/// the answer.
 const SEARCH_TIME: Duration = Duration::from_secs(8);
 
-/// How far back a search by key goes. The search is limited because the keys have no index.
+/// How far back a search by key goes. There is no index on the keys, so a search reads every event of this
+/// period.
 const KEY_SEARCH_AGE: Duration = Duration::from_secs(24 * 3600);
 
 /// Maximum number of events that a search by key shows, newest first.
 const EVENTS_SHOWN: usize = 20;
 
-/// The last query result, and when it was read.
+/// The last result for `/overview`, and when it was read.
 pub(super) type Overview = Arc<Mutex<Option<(Instant, serde_json::Value)>>>;
 
 /// Who may see the page.
@@ -200,22 +205,26 @@ async fn errors(Shared(port): Shared<Port>) -> Json<Vec<RecentError>> {
     Json(recent.collect())
 }
 
-/// What `postrider status --json` prints, and under `relay` the state that this relay shows.
+/// Answers with the JSON of `postrider status --json` and two more members. `relay` is the state that this
+/// relay shows. `topics` are the failing topics that this relay knows, with the keys that wait.
 async fn overview(Shared(port): Shared<Port>) -> Json<serde_json::Value> {
-    let (_, verdict) = port.condition();
+    let (condition, verdict) = port.condition();
+    let topics = serde_json::to_value(condition.topics).unwrap_or_default();
     let relay = serde_json::to_value(VerdictJson::of(&verdict)).unwrap_or_default();
-    // The query runs in a separate task. If the browser disconnects, the query still ends and fills the
-    // cache.
+    // The query runs in a separate task. If the browser disconnects, the query still runs to its end, and its
+    // result is kept for the next visitor.
     let looking = tokio::spawn(async move { recent_status(&port).await });
     let mut overview = looking.await.unwrap_or_default();
     if let Some(overview) = overview.as_object_mut() {
         overview.insert("relay".to_owned(), relay);
+        overview.insert("topics".to_owned(), topics);
     }
     Json(overview)
 }
 
 async fn recent_status(port: &Port) -> serde_json::Value {
-    // Held during the query: however many people have the page open, there is only one query at a time.
+    // Hold the lock during the query, so that only one query runs at a time, however many people have
+    // the page open.
     let mut last = port.overview.lock().await;
     if let Some((at, json)) = &*last
         && at.elapsed() < OVERVIEW_AGE
@@ -224,7 +233,7 @@ async fn recent_status(port: &Port) -> serde_json::Value {
     }
     let json = match read_status(&port.settings).await {
         Ok(json) => json,
-        Err(error) => error_json(&error),
+        Err(error) => error_json(&rights::named(error, &port.settings, Purpose::Read).await),
     };
     *last = Some((Instant::now(), json.clone()));
     json
@@ -237,22 +246,18 @@ async fn read_status(settings: &Settings) -> Result<serde_json::Value> {
 }
 
 fn error_json(error: &Error) -> serde_json::Value {
-    serde_json::json!({ "error": {
-        "code": error.code().name(),
-        "what": error.to_string(),
-        "hint": error.hint_text(),
-    }})
+    serde_json::json!({ "error": error.json() })
 }
 
-/// Query of `/events`: `id` finds one event, `key` the newest events of a key. `id` wins if both are
-/// given.
+/// The query of `/events`: `id` finds one event, `key` finds the newest events of a key. If both are
+/// given, `key` is ignored.
 #[derive(Debug, Deserialize)]
 struct EventSearch {
     id: Option<String>,
     key: Option<String>,
 }
 
-/// What `postrider event --json` prints, or `{error}`.
+/// Answers with the JSON of `postrider event --json`, or with `{error}`.
 async fn events(Shared(port): Shared<Port>, Query(search): Query<EventSearch>) -> Response {
     let fits = |text: &&str| !text.is_empty() && text.chars().nth(SEARCH_CHARS).is_none();
     let id = search.id.as_deref();

@@ -1,27 +1,40 @@
 //! Limits the requests in flight: one global limit, plus one limit per throttled topic.
 //!
-//! The global limit is halved on every failure that affects Pub/Sub as a whole, and doubled again on
-//! success. In an outage one request at a time then probes whether Pub/Sub is back, instead of a
-//! storm of retries. A few successes later the limit is at its maximum again.
+//! The global limit is halved on every failure that affects Pub/Sub as a whole. It is doubled again when
+//! Pub/Sub stores a request, or refuses it because of its topic or an event. So in an outage, the relay only
+//! probes with one request at a time whether Pub/Sub is back. A few successes later the limit is at its
+//! maximum again. While no request reaches Pub/Sub, there is also a pause between two attempts, because such
+//! attempts fail at once. The first answer ends the pause for all lanes.
 //!
-//! A topic over its quota has a limit of its own, halved on each throttling answer and raised by one on
-//! each success. So the limit settles at what the quota allows, without slowing down other topics.
-//! While the limit is reached, the topic's other lanes are parked. A topic that was never throttled
-//! costs nothing.
+//! A throttled topic (one over its quota) has its own limit, halved on each throttling answer and raised
+//! by one on each success. So the limit settles at what the quota allows, without slowing down other
+//! topics. While a topic has as many requests in flight as its limit allows, its other lanes are parked.
+//! While no topic is throttled, these limits cost nothing.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use super::limits::{FIRST_PROBE_PAUSE, LAST_PROBE_PAUSE};
 
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Concurrency {
     limit: usize,
     max: usize,
+    /// The pause after the next attempt. `None` while requests reach Pub/Sub.
+    pause: Option<Duration>,
+    next_start: Option<Instant>,
 }
 
 impl Concurrency {
     pub(super) fn new(max: usize) -> Self {
         let max = max.max(1);
-        Self { limit: max, max }
+        Self {
+            limit: max,
+            max,
+            pause: None,
+            next_start: None,
+        }
     }
 
     pub(super) fn limit(self) -> usize {
@@ -32,8 +45,33 @@ impl Concurrency {
         self.max
     }
 
-    pub(super) fn succeeded(&mut self) {
+    /// When the next attempt may start; `None` if it may start at once.
+    pub(super) fn next_start(self) -> Option<Instant> {
+        self.next_start
+    }
+
+    /// Notes that a request was sent at `now`.
+    pub(super) fn started(&mut self, now: Instant) {
+        if let Some(pause) = self.pause {
+            self.next_start = Some(now + pause);
+            self.pause = Some((pause * 2).min(LAST_PROBE_PAUSE));
+        }
+    }
+
+    /// Notes that Pub/Sub has answered: it stored a request, or refused it because of the topic or of an
+    /// event.
+    pub(super) fn answered(&mut self) {
         self.limit = (self.limit * 2).min(self.max);
+        (self.pause, self.next_start) = (None, None);
+    }
+
+    /// Notes that a request was not sent, or that its connection broke. `now` is the time of the last attempt.
+    pub(super) fn unreachable(&mut self, now: Instant) {
+        self.failed();
+        if self.pause.is_none() {
+            self.pause = Some(FIRST_PROBE_PAUSE);
+            self.next_start = Some(now + FIRST_PROBE_PAUSE);
+        }
     }
 
     pub(super) fn failed(&mut self) {
@@ -46,7 +84,7 @@ impl Concurrency {
 struct SlowTopic {
     limit: usize,
     in_flight: usize,
-    /// Places of lanes that are ready but may not send yet.
+    /// Indexes of the lanes that are ready but must wait, because the topic is at its limit.
     parked: VecDeque<usize>,
 }
 
@@ -55,14 +93,14 @@ struct SlowTopic {
 pub(super) struct SlowTopics(HashMap<Arc<str>, SlowTopic>);
 
 impl SlowTopics {
-    /// Whether a lane of this topic may send. If so, counts its request as in flight; if not, parks
-    /// the lane at `place`.
-    pub(super) fn admit(&mut self, topic: &str, place: usize) -> bool {
+    /// Whether a lane of this topic may send. If so, counts its request as in flight. If not, parks the
+    /// lane at this index.
+    pub(super) fn admit(&mut self, topic: &str, index: usize) -> bool {
         let Some(slow) = self.find(topic) else {
             return true;
         };
         if slow.in_flight >= slow.limit {
-            slow.parked.push_back(place);
+            slow.parked.push_back(index);
             return false;
         }
         slow.in_flight += 1;
@@ -91,7 +129,7 @@ impl SlowTopics {
     }
 
     /// Halves the topic's limit, because Pub/Sub has throttled the topic. The first limit is half of the
-    /// topic's requests in flight, which `in_flight` counts.
+    /// topic's requests in flight. `in_flight` counts these requests, and is called only for the first limit.
     pub(super) fn throttled(&mut self, topic: &Arc<str>, in_flight: impl FnOnce() -> usize) {
         match self.find(topic) {
             Some(slow) => slow.limit = (slow.limit / 2).max(1),
@@ -131,8 +169,28 @@ mod tests {
         let mut concurrency = Concurrency::new(500);
         (0..100).for_each(|_| concurrency.failed());
         assert_eq!(concurrency.limit(), 1);
-        (0..9).for_each(|_| concurrency.succeeded());
+        (0..9).for_each(|_| concurrency.answered());
         assert_eq!(concurrency.limit(), 500);
+    }
+
+    #[test]
+    fn while_nothing_reaches_pubsub_attempts_are_a_second_apart_at_last() {
+        let (mut concurrency, start) = (Concurrency::new(500), Instant::now());
+        assert_eq!(concurrency.next_start(), None);
+        let mut now = start;
+        let mut starts = 0;
+        while now < start + Duration::from_secs(10) {
+            concurrency.unreachable(now);
+            concurrency.unreachable(now);
+            now = concurrency.next_start().unwrap();
+            concurrency.started(now);
+            starts += 1;
+        }
+        assert!((10..15).contains(&starts), "{starts} attempts");
+        concurrency.answered();
+        assert_eq!(concurrency.next_start(), None);
+        concurrency.started(now);
+        assert_eq!(concurrency.next_start(), None);
     }
 
     #[test]

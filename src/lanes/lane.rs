@@ -1,14 +1,16 @@
 //! One lane: a queue, at most one request in flight, and the bisection that finds an event that
 //! Pub/Sub refuses.
 //!
-//! Pub/Sub stores a request whole or not at all, so one bad event makes it refuse the whole request,
-//! and its answer does not say which event is bad. To bisect, the lane sends ever smaller parts from
-//! the front, in order. A part that is stored was good; a part that is refused holds the bad event;
-//! an event that is refused alone is the bad one. Order is kept throughout, no stored event is sent
-//! twice, and finding one bad event among `n` costs about `log2(n)` requests.
+//! Pub/Sub stores a request whole or not at all, so one bad event makes Pub/Sub refuse the whole request,
+//! and the answer does not say which event is bad. To bisect, the lane sends ever smaller parts from the
+//! front, in order. If Pub/Sub stores a part, the part was good. If it refuses a part, the part contains
+//! the bad event. An event that is refused alone is the bad one. Order is kept throughout, no stored
+//! event is sent twice, and finding one bad event among `n` takes about `log2(n)` requests.
 
 use std::collections::VecDeque;
 use std::time::Instant;
+
+use decoder::PgTimestamp;
 
 use super::limits::{
     MAX_BYTES, MAX_MESSAGES, MESSAGE_FRAMING, WORTHWHILE_BYTES, WORTHWHILE_MESSAGES,
@@ -19,10 +21,10 @@ use crate::event::Event;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum LaneState {
     Ready,
-    /// Ready, but its topic may not have another request in flight.
+    /// Ready, but its topic already has as many requests in flight as the topic's limit allows.
     Parked,
     InFlight,
-    /// A failed request is retried at this time.
+    /// The lane waits until this time to retry a failed request.
     Waiting(Instant),
 }
 
@@ -36,11 +38,13 @@ pub(super) struct Lane {
     /// A failed request, retried unchanged before everything else. Boxed, because there are many
     /// lanes and few of them have a failed request.
     again: Option<Box<Request>>,
-    /// How many events at the front are known to include one that Pub/Sub refuses; 0 when no bisection
-    /// is under way.
+    /// Number of events at the front of `queue` that include at least one that Pub/Sub refuses; 0 when no
+    /// bisection is under way.
     suspects: usize,
     /// Number of events in the request in flight.
     in_flight: u32,
+    /// Commit time of the first event in the request in flight.
+    first_in_flight: PgTimestamp,
     /// Whether the last request failed and still waits for a successful retry.
     pub(super) is_failing: bool,
 }
@@ -55,15 +59,15 @@ impl Lane {
             again: None,
             suspects: 0,
             in_flight: 0,
+            first_in_flight: PgTimestamp::default(),
             is_failing: false,
         }
     }
 
-    /// Appends an event.
     pub(super) fn push(&mut self, event: Event) {
         if self.queue.capacity() == 0 {
-            // A `VecDeque` would start with four places, which would be most of a lane's memory when
-            // every event has a key of its own.
+            // A `VecDeque` starts with room for four events. When every event has its own key, this room
+            // would be most of a lane's memory.
             self.queue.reserve_exact(1);
         }
         self.bytes += bytes_in_request(&event);
@@ -75,8 +79,8 @@ impl Lane {
         self.queue.is_empty() && self.again.is_none()
     }
 
-    /// Whether the lane should send even while more input is available: it has enough events for an
-    /// efficient request, or it has a retry or a bisection that should not be delayed.
+    /// Whether the lane should send now instead of lingering: it has enough events for an efficient
+    /// request, or it has a retry or a bisection that should not be delayed.
     pub(super) fn is_worthwhile(&self) -> bool {
         self.queue.len() >= WORTHWHILE_MESSAGES
             || self.bytes >= WORTHWHILE_BYTES
@@ -84,18 +88,21 @@ impl Lane {
             || self.again.is_some()
     }
 
-    /// The next request. The lane must be ready and not empty.
-    pub(super) fn next_request(&mut self, place: usize) -> Request {
+    /// Returns the next request. The lane must be ready and not empty; `index` is the index of the lane.
+    pub(super) fn next_request(&mut self, index: usize) -> Request {
         self.state = LaneState::InFlight;
         let request = match self.again.take() {
             Some(again) => *again,
-            None => self.new_request(place),
+            None => self.new_request(index),
         };
         self.in_flight = u32::try_from(request.events.len()).unwrap_or(u32::MAX);
+        if let Some(first) = request.events.first() {
+            self.first_in_flight = first.origin.commit_time;
+        }
         request
     }
 
-    fn new_request(&mut self, place: usize) -> Request {
+    fn new_request(&mut self, index: usize) -> Request {
         let most = match self.suspects {
             0 => MAX_MESSAGES,
             suspects => (suspects / 2).max(1),
@@ -107,7 +114,7 @@ impl Lane {
             self.front(most)
         };
         Request {
-            lane: place,
+            lane: index,
             key: self.key.clone(),
             events,
             failed_attempts: 0,
@@ -119,7 +126,7 @@ impl Lane {
         std::mem::take(&mut self.queue).into()
     }
 
-    /// Takes the first events: at most `most`, as far as they fit into a request, and at least one.
+    /// Takes events from the front: at least one, at most `most`, and only as many as fit into a request.
     fn front(&mut self, most: usize) -> Vec<Event> {
         let mut bytes = 0;
         let fitting = self.queue.iter().take(most).take_while(|event| {
@@ -146,13 +153,14 @@ impl Lane {
         self.again = Some(Box::new(request));
     }
 
-    /// Notes that Pub/Sub refused a request with these events for good. A single event is the bad one and
-    /// is returned. Several events go back to the front of the queue and are bisected: returns `None`.
+    /// Notes that Pub/Sub permanently refused a request with these events. A single event is the bad one
+    /// and is returned. Several events go back to the front of the queue and are bisected: returns
+    /// `None`.
     pub(super) fn refused(&mut self, mut events: Vec<Event>) -> Option<Event> {
         self.state = LaneState::Ready;
         (self.in_flight, self.is_failing) = (0, false);
         if events.len() == 1 {
-            // Whether the remaining suspects hold another bad event is unknown.
+            // The remaining suspects might contain another bad event or none, so send them as usual.
             self.suspects = 0;
             return events.pop();
         }
@@ -173,16 +181,17 @@ impl Lane {
         (self.queue.len() + again) as u64 + u64::from(self.in_flight)
     }
 
-    /// The first event that waits; `None` while all are in flight.
-    pub(super) fn first(&self) -> Option<&Event> {
-        let again = self
-            .again
-            .as_ref()
-            .and_then(|request| request.events.first());
-        again.or_else(|| self.queue.front())
+    /// Commit time of the first event that is not stored yet; `None` if the lane has no event.
+    pub(super) fn oldest(&self) -> Option<PgTimestamp> {
+        if self.in_flight > 0 {
+            return Some(self.first_in_flight);
+        }
+        let again = self.again.as_ref().and_then(|again| again.events.first());
+        let first = again.or_else(|| self.queue.front());
+        first.map(|event| event.origin.commit_time)
     }
 
-    /// All waiting events, in order.
+    /// All waiting events, in the order in which they would be sent.
     pub(super) fn into_events(self) -> impl Iterator<Item = Event> {
         let again = self.again.map(|request| request.events);
         again.into_iter().flatten().chain(self.queue)

@@ -1,36 +1,45 @@
-//! Defines the sizes and times that decide when a lane sends, and two choices of the caller: which
-//! lanes may send now ([`Serve`]), and how a failure changes the limits on requests in flight
-//! ([`Load`]).
+//! Defines the sizes and times that decide when a lane sends. Also defines two values that the caller
+//! passes in: which lanes may send now ([`Serve`]), and how a failure changes the limits on requests in
+//! flight ([`Load`]).
 
 use std::time::Duration;
 
-/// Pub/Sub's limit on the messages of one request.
+/// Maximum number of messages in one request: Pub/Sub's own limit.
 pub(super) const MAX_MESSAGES: usize = 1_000;
 
 /// Maximum bytes of messages in one request. Pub/Sub's limit is 10,000,000, including the topic and the
-/// framing of each message. A larger message is sent in a request of its own: the mapping has checked
-/// that it fits.
+/// framing of each message. A larger message is sent in a request of its own; the mapping has already
+/// checked that such a request is within Pub/Sub's limit.
 pub(super) const MAX_BYTES: usize = 9_000_000;
 
-/// Bytes that frame one message in a request: tag and length.
+/// Number of bytes that frame one message in a request: its tag and length.
 pub(super) const MESSAGE_FRAMING: usize = 6;
 
-/// With this many messages a lane is served even while more input is available: in a request of this
+/// Number of messages that make a lane worth serving while more input is available: in a request of this
 /// size, a message costs hardly more than in the largest request.
 pub(super) const WORTHWHILE_MESSAGES: usize = 100;
 
-/// A lane with this many bytes of messages is served too: copying this many bytes costs several times
-/// as much as the request itself.
+/// Bytes of messages that make a lane worth serving while more input is available: copying this many
+/// bytes costs several times as much as the request itself, so a larger request would save little.
 pub(super) const WORTHWHILE_BYTES: usize = 64 << 10;
 
-/// Approximate memory of a waiting event, including its record, in addition to its message.
+/// Approximate memory of a waiting event without its message, including the dispatch row that will be
+/// written.
 pub(crate) const EVENT_OVERHEAD: usize = 500;
 
 /// Maximum linger: how long a lane with few events waits for more events while other lanes are served.
-/// Until these events are published, neither their transactions nor any later one can be confirmed.
-pub(super) const LONGEST_WAIT: Duration = Duration::from_secs(1);
+/// Until these events are published, neither their transactions nor any later transaction can be
+/// confirmed.
+pub(super) const LINGER_LIMIT: Duration = Duration::from_secs(1);
 
-/// Number of lanes per topic for messages without an ordering key.
+/// First pause between the starts of two attempts while no request reaches Pub/Sub. All lanes share this
+/// pause. It doubles with each attempt, up to [`LAST_PROBE_PAUSE`].
+pub(super) const FIRST_PROBE_PAUSE: Duration = Duration::from_millis(100);
+/// Longest pause between two attempts. It bounds how late the relay notices that Pub/Sub is back.
+pub(super) const LAST_PROBE_PAUSE: Duration = Duration::from_secs(1);
+
+/// Number of lanes per topic for messages without an ordering key, and thus the maximum number of such
+/// requests in flight per topic.
 pub(super) const UNORDERED_LANES: u32 = 16;
 
 /// Which lanes may send.
@@ -38,18 +47,38 @@ pub(super) const UNORDERED_LANES: u32 = 16;
 pub enum Serve {
     /// Every lane that has an event.
     All,
-    /// Only lanes with enough events for a worthwhile request, and lanes that have waited for too long.
-    /// The other lanes linger, because more input is available.
+    /// Only lanes with enough events for a worthwhile request, and lanes that have lingered for the
+    /// maximum time. The other lanes linger, because more input is available.
     Worthwhile,
 }
 
 /// How a failed request changes the limits on requests in flight.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Load {
-    /// Pub/Sub as a whole does not answer: lower the global limit.
+    /// The request could not be sent, and neither can any other: lower the global limit, and pause between
+    /// attempts until Pub/Sub answers. The attempt does not count as a failed attempt of the request.
+    NotSent,
+    /// The connection broke before the answer: lower the global limit, and pause between attempts until
+    /// Pub/Sub answers.
+    Broken,
+    /// It is unknown whether Pub/Sub has stored the request, for example after a timeout: lower the global
+    /// limit.
     Reduce,
-    /// This topic is over its quota: lower the limit of this topic.
+    /// This topic is over its quota: lower the limit of this topic. The global limit rises again, as after
+    /// each definite answer.
     ReduceTopic,
-    /// Leave the limits as they are.
+    /// The failure does not come from load: lower no limit. The global limit rises again, as after each
+    /// definite answer.
     Keep,
+}
+
+impl Load {
+    /// Whether Pub/Sub may have stored the request although it failed, because no definite answer arrived.
+    pub(super) fn may_be_stored(self) -> bool {
+        match self {
+            Self::Broken | Self::Reduce => true,
+            // A request that was not sent, or a definite refusal.
+            Self::NotSent | Self::ReduceTopic | Self::Keep => false,
+        }
+    }
 }

@@ -1,14 +1,14 @@
 //! Lanes: one queue per (topic, ordering key), because order matters only within a key.
 //!
-//! A lane has at most one request in flight. The next request takes everything that waits in the
-//! lane, in order. A failed request stays whole and is retried before anything later. If Pub/Sub
-//! refuses a request for good, the lane bisects it to find the bad event (`lane`). Lanes take turns
-//! under one global limit on requests in flight, plus one limit per throttled topic (`concurrency`).
-//! A lane exists only while it has work, so memory grows with the events in the lanes, not with the
-//! number of keys.
+//! A lane has at most one request in flight. The next request takes everything that waits in the lane, in
+//! order. A failed request keeps its events and is retried before anything later. If Pub/Sub permanently
+//! refuses a request, the lane bisects it to find the bad event (`lane`). Lanes take turns under one
+//! global limit on requests in flight, plus one limit per throttled topic (`concurrency`). A lane exists
+//! only while it has work, so memory grows with the number of waiting events, not with the number of
+//! keys.
 //!
-//! Messages without an ordering key have no order to keep: each topic has a few lanes for them, so
-//! that they can be sent in parallel.
+//! Messages without an ordering key can be sent in any order. Each topic has several lanes for them, so
+//! that they are sent in parallel.
 //!
 //! The lanes are a state machine without IO; the caller passes in the time.
 
@@ -30,40 +30,41 @@ pub use survey::LaneStanding;
 use crate::event::{Event, OrderingKey};
 use concurrency::{Concurrency, SlowTopics};
 use lane::{Lane, LaneState};
-use limits::{LONGEST_WAIT, UNORDERED_LANES};
+use limits::{LINGER_LIMIT, UNORDERED_LANES};
 
-/// A place for a lane, reused after the lane ends.
+/// An entry of `entries`: has room for one lane, and is reused after the lane ends.
 #[derive(Debug, Default)]
-struct LaneSlot {
+struct LaneEntry {
     lane: Option<Lane>,
-    /// Whether this place is in `ready`, which contains each place at most once.
+    /// Whether the index of this entry is in `ready`, which contains each index at most once.
     listed: bool,
-    /// When this place was added to `ready`, if known.
+    /// When the index was added to `ready`, if known.
     listed_at: Option<Instant>,
-    /// Whether this place is in `worthwhile`.
+    /// Whether the index is in `worthwhile`, which also contains each index at most once.
     listed_as_worthwhile: bool,
 }
 
 /// All lanes.
 #[derive(Debug)]
 pub struct Lanes {
-    places: Vec<LaneSlot>,
+    entries: Vec<LaneEntry>,
     free: Vec<usize>,
     /// Uses a fast hash, because every event is looked up here.
-    index: HashMap<LaneKey, usize, foldhash::fast::RandomState>,
-    /// Places whose lane may have something to send, in the order of their turns.
+    by_key: HashMap<LaneKey, usize, foldhash::fast::RandomState>,
+    /// Indexes of lanes that may have something to send, in the order in which they take turns.
     ready: VecDeque<usize>,
-    /// Places whose lane has become worthwhile or was unparked since it was last served.
+    /// Indexes of lanes that have become worthwhile or were unparked since they were last served.
     worthwhile: VecDeque<usize>,
     waiting: BTreeSet<(Instant, usize)>,
     in_flight: usize,
     concurrency: Concurrency,
     slow_topics: SlowTopics,
     next_unordered: u32,
-    /// Whether full lanes, and whether due retries, had the first choice at the last turn.
+    /// Whether worthwhile lanes had the first choice at the last turn.
     full_lane_was_last: bool,
+    /// Whether due retries had the first choice at the last turn.
     failed_was_last: bool,
-    /// The time of the last call of [`next_request`](Self::next_request).
+    /// The time of the last call of [`next_request`](Self::next_request). `None` before the first call.
     clock: Option<Instant>,
 }
 
@@ -71,9 +72,9 @@ impl Lanes {
     /// Creates the lanes, without events and with at most `max_in_flight` requests in flight.
     pub fn new(max_in_flight: usize) -> Self {
         Self {
-            places: Vec::new(),
+            entries: Vec::new(),
             free: Vec::new(),
-            index: HashMap::default(),
+            by_key: HashMap::default(),
             ready: VecDeque::new(),
             worthwhile: VecDeque::new(),
             waiting: BTreeSet::new(),
@@ -100,126 +101,131 @@ impl Lanes {
             ordering_key,
             unordered,
         };
-        let place = match self.index.get(&key) {
-            Some(place) => *place,
+        let index = match self.by_key.get(&key) {
+            Some(index) => *index,
             None => self.open(key),
         };
-        self.lane(place).push(event);
-        self.list_if_worthwhile(place);
+        self.lane(index).push(event);
+        self.list_if_worthwhile(index);
     }
 
-    /// The lane in use at `place`.
-    fn lane(&mut self, place: usize) -> &mut Lane {
-        let lane = self.places[place].lane.as_mut();
-        lane.expect("invariant: a lane that is indexed, in flight or waiting exists")
+    /// The lane at this index, which must be in use.
+    fn lane(&mut self, index: usize) -> &mut Lane {
+        let lane = self.entries[index].lane.as_mut();
+        lane.expect("invariant: a lane that is listed, in flight or waiting exists")
     }
 
     fn open(&mut self, key: LaneKey) -> usize {
         let lane = Lane::new(key.clone());
-        let place = self.free.pop().unwrap_or_else(|| {
-            self.places.push(LaneSlot::default());
-            self.places.len() - 1
+        let index = self.free.pop().unwrap_or_else(|| {
+            self.entries.push(LaneEntry::default());
+            self.entries.len() - 1
         });
-        self.places[place].lane = Some(lane);
-        self.index.insert(key, place);
-        self.list(place);
-        place
+        self.entries[index].lane = Some(lane);
+        self.by_key.insert(key, index);
+        self.list(index);
+        index
     }
 
-    /// The next request to send at `now`, if there is one and the limit allows it.
+    /// Returns the next request to send at `now`, if there is one and the limits allow it.
     pub fn next_request(&mut self, now: Instant, serve: Serve) -> Option<Request> {
         self.clock = Some(now);
-        if self.in_flight >= self.concurrency.limit() {
+        let next_start = self.concurrency.next_start();
+        if self.in_flight >= self.concurrency.limit() || next_start.is_some_and(|at| now < at) {
             return None;
         }
-        // Alternate between retries and new requests. Otherwise, while the limit is one, a few lanes
-        // that keep failing would use up the limit, and no success of another lane could raise the
-        // limit.
+        // Alternate between retries and new requests. Otherwise, while the limit is one, a few lanes that
+        // keep failing would use up the limit. Then no other lane could send, so no success could raise
+        // the limit.
         self.failed_was_last = !self.failed_was_last;
-        if self.failed_was_last {
+        let request = if self.failed_was_last {
             self.due(now).or_else(|| self.fresh(now, serve))
         } else {
             self.fresh(now, serve).or_else(|| self.due(now))
+        };
+        if request.is_some() {
+            self.concurrency.started(now);
         }
+        request
     }
 
-    /// The next request that is not a timed retry.
+    /// Returns the next request that is not a timed retry.
     fn fresh(&mut self, now: Instant, serve: Serve) -> Option<Request> {
         loop {
-            let place = match serve {
+            let index = match serve {
                 Serve::Worthwhile => match self.next_overdue(now) {
-                    Some(place) => place,
+                    Some(index) => index,
                     None => self.next_worthwhile()?,
                 },
-                Serve::All => self.next_place()?,
+                Serve::All => self.next_index()?,
             };
-            if let Some(request) = self.take(place) {
+            if let Some(request) = self.take(index) {
                 return Some(request);
             }
         }
     }
 
-    /// The place whose turn it is. Alternates between full lanes and all others, so that lanes that
-    /// are always full leave room for small ones.
-    fn next_place(&mut self) -> Option<usize> {
+    /// The index of the lane whose turn it is. Alternates between worthwhile lanes and all others, so
+    /// that lanes that are always full leave room for small ones.
+    fn next_index(&mut self) -> Option<usize> {
         self.full_lane_was_last = !self.full_lane_was_last;
         if self.full_lane_was_last
-            && let Some(place) = self.next_worthwhile()
+            && let Some(index) = self.next_worthwhile()
         {
-            return Some(place);
+            return Some(index);
         }
         match self.ready.pop_front() {
-            Some(place) => {
-                self.places[place].listed = false;
-                Some(place)
+            Some(index) => {
+                self.entries[index].listed = false;
+                Some(index)
             }
             None => self.next_worthwhile(),
         }
     }
 
-    /// The place at the front of the queue, if it has waited there for [`LONGEST_WAIT`].
+    /// The index at the front of `ready`, if its lane has waited there for [`LINGER_LIMIT`].
     fn next_overdue(&mut self, now: Instant) -> Option<usize> {
-        let place = *self.ready.front()?;
-        let listed_at = *self.places[place].listed_at.get_or_insert(now);
-        if now.saturating_duration_since(listed_at) < LONGEST_WAIT {
+        let index = *self.ready.front()?;
+        let listed_at = *self.entries[index].listed_at.get_or_insert(now);
+        if now.saturating_duration_since(listed_at) < LINGER_LIMIT {
             return None;
         }
         self.ready.pop_front();
-        self.places[place].listed = false;
-        Some(place)
+        self.entries[index].listed = false;
+        Some(index)
     }
 
-    /// The request of a lane whose retry is due.
+    /// Returns the request of a lane whose retry is due.
     fn due(&mut self, now: Instant) -> Option<Request> {
-        while let Some((_, place)) = self.waiting.first().copied().filter(|(at, _)| *at <= now) {
+        while let Some((_, index)) = self.waiting.first().copied().filter(|(at, _)| *at <= now) {
             self.waiting.pop_first();
-            self.lane(place).state = LaneState::Ready;
-            if let Some(request) = self.take(place) {
+            self.lane(index).state = LaneState::Ready;
+            if let Some(request) = self.take(index) {
                 return Some(request);
             }
         }
         None
     }
 
-    /// Returns a request with everything that waits in the lane, as far as it fits. `None` when the
-    /// lane is not ready, may not send, or is gone. A place can be in both `ready` and `worthwhile`,
-    /// so its lane may have been served through the other list.
-    fn take(&mut self, place: usize) -> Option<Request> {
-        let lane = self.places[place].lane.as_mut()?;
+    /// Returns the next request of a lane. Returns `None` when the lane is not ready, is empty, is gone, or
+    /// must wait because its topic is throttled. A lane can be listed in both `ready` and `worthwhile`, so it
+    /// may have been served already through the other list.
+    fn take(&mut self, index: usize) -> Option<Request> {
+        let lane = self.entries[index].lane.as_mut()?;
         if lane.state != LaneState::Ready || lane.is_empty() {
             return None;
         }
-        if !self.slow_topics.admit(&lane.key.topic, place) {
+        if !self.slow_topics.admit(&lane.key.topic, index) {
             lane.state = LaneState::Parked;
             return None;
         }
         self.in_flight += 1;
-        Some(lane.next_request(place))
+        Some(lane.next_request(index))
     }
 
     /// Notes that a request was published. Its lane continues, or ends when no event waits in it.
     pub fn finished(&mut self, request: &Request) {
-        self.concurrency.succeeded();
+        self.concurrency.answered();
         let max = self.concurrency.max();
         self.slow_topics.succeeded(&request.key.topic, max);
         self.lane(request.lane).stored(request.events.len());
@@ -228,147 +234,156 @@ impl Lanes {
         self.shrink_when_empty();
     }
 
-    /// Notes that a request failed. The request is retried unchanged at `again_at`, before
-    /// everything else in its lane.
+    /// Notes that a request failed. Its lane retries the same request at `again_at`, before everything
+    /// else in the lane.
     pub fn failed(&mut self, mut request: Request, again_at: Instant, load: Load) {
-        request.count_failure();
-        let (place, topic) = (request.lane, request.key.topic.clone());
-        self.waiting.insert((again_at, place));
-        self.lane(place).wait(again_at, request);
+        if load != Load::NotSent {
+            request.count_failure(load.may_be_stored());
+        }
+        let (index, topic) = (request.lane, request.key.topic.clone());
+        self.waiting.insert((again_at, index));
+        self.lane(index).wait(again_at, request);
         match load {
+            Load::NotSent | Load::Broken => {
+                self.concurrency.unreachable(self.clock.unwrap_or(again_at))
+            }
             Load::Reduce => self.concurrency.failed(),
             Load::ReduceTopic => self.throttled(&topic),
-            Load::Keep => {}
+            Load::Keep => self.concurrency.answered(),
         }
         self.ended(&topic);
     }
 
-    /// Notes that Pub/Sub has refused a request for good. If the request had a single event, removes this
-    /// bad event from its lane and returns it. Otherwise returns `None`: the events are sent again in
-    /// smaller requests, before everything else in their lane.
+    /// Notes that Pub/Sub has permanently refused a request. If the request had a single event, removes
+    /// this bad event from its lane and returns it. Otherwise returns `None`: the lane sends the events
+    /// again in smaller requests, before everything else in the lane.
     pub fn refused(&mut self, mut request: Request) -> Option<Event> {
-        request.count_failure();
-        let place = request.lane;
-        let bad = self.lane(place).refused(request.events);
+        request.count_failure(false);
+        self.concurrency.answered();
+        let index = request.lane;
+        let bad = self.lane(index).refused(request.events);
         self.ended(&request.key.topic);
-        self.go_on(place);
+        self.go_on(index);
         bad
     }
 
     /// Removes a lane, which must have no request in flight, and returns its events.
     pub fn close(&mut self, key: &LaneKey) -> Vec<Event> {
-        let Some(place) = self.index.remove(key) else {
+        let Some(index) = self.by_key.remove(key) else {
             return Vec::new();
         };
-        let lane = self.places[place].lane.take();
+        let lane = self.entries[index].lane.take();
         let lane = lane.expect("invariant: an indexed lane exists");
-        debug_assert!(
-            lane.state != LaneState::InFlight,
-            "its request would be lost"
-        );
+        debug_assert!(lane.state != LaneState::InFlight, "a lost request");
         if let LaneState::Waiting(at) = lane.state {
-            self.waiting.remove(&(at, place));
+            self.waiting.remove(&(at, index));
         }
-        self.free.push(place);
+        self.free.push(index);
         lane.into_events().collect()
     }
 
-    /// Notes that a request of `topic` is no longer in flight, and unparks lanes of the topic that may send
-    /// now.
+    /// Notes that a request of `topic` is no longer in flight, and unparks the lanes of the topic that
+    /// may send now.
     fn ended(&mut self, topic: &str) {
         self.in_flight -= 1;
-        for place in self.slow_topics.ended(topic) {
+        for index in self.slow_topics.ended(topic) {
             // The lane may have ended in the meantime.
-            if let Some(lane) = self.places.get_mut(place).and_then(|p| p.lane.as_mut())
+            if let Some(lane) = self.entries.get_mut(index).and_then(|e| e.lane.as_mut())
                 && lane.state == LaneState::Parked
             {
                 lane.state = LaneState::Ready;
-                self.list_as_worthwhile(place);
+                self.list_as_worthwhile(index);
             }
         }
     }
 
     /// Lists a lane again after its request has ended, or removes it when it is empty.
-    fn go_on(&mut self, place: usize) {
-        let lane = self.lane(place);
+    fn go_on(&mut self, index: usize) {
+        let lane = self.lane(index);
         if lane.is_empty() {
             let key = lane.key.clone();
-            self.index.remove(&key);
-            self.places[place].lane = None;
-            self.free.push(place);
+            self.by_key.remove(&key);
+            self.entries[index].lane = None;
+            self.free.push(index);
             return;
         }
-        self.list_if_worthwhile(place);
-        self.list(place);
+        self.list_if_worthwhile(index);
+        self.list(index);
     }
 
     fn throttled(&mut self, topic: &Arc<str>) {
-        let lanes = self.places.iter().filter_map(|place| place.lane.as_ref());
+        self.concurrency.answered();
+        let lanes = self.entries.iter().filter_map(|entry| entry.lane.as_ref());
         let in_flight =
             lanes.filter(|lane| lane.state == LaneState::InFlight && lane.key.topic == *topic);
-        // Add the failed request, which still counts as in flight.
+        // Add the failed request: its lane is no longer in flight, but `ended` has not subtracted it yet.
         self.slow_topics.throttled(topic, || in_flight.count() + 1);
     }
 
-    /// Retries the failed requests of `topic` at `at`, if that is sooner than planned, because the reason
-    /// to wait is gone.
+    /// Retries the failed requests of `topic` at `at`, if that is sooner than planned. The caller uses
+    /// this when the reason to wait is gone, for example because it has created the topic.
     pub fn hasten(&mut self, topic: &str, at: Instant) {
-        for place in 0..self.places.len() {
-            let Some(lane) = self.places[place].lane.as_mut() else {
+        for index in 0..self.entries.len() {
+            let Some(lane) = self.entries[index].lane.as_mut() else {
                 continue;
             };
             if let LaneState::Waiting(until) = &mut lane.state
                 && &*lane.key.topic == topic
                 && *until > at
             {
-                self.waiting.remove(&(*until, place));
-                self.waiting.insert((at, place));
+                self.waiting.remove(&(*until, index));
+                self.waiting.insert((at, index));
                 *until = at;
             }
         }
     }
 
-    /// When the next retry is due. `None` if no lane waits for a retry, or if the global limit allows no
-    /// request, because a retry then has to wait for an answer first.
+    /// When the next retry is due, or when the pause between attempts ends. `None` if no lane waits for a
+    /// retry, or if the global limit allows no request, because a retry then has to wait for an answer
+    /// first.
     pub fn next_due(&self) -> Option<Instant> {
         if self.in_flight >= self.concurrency.limit() {
             return None;
         }
+        let next_start = self.concurrency.next_start();
+        if let Some(next_start) = next_start.filter(|at| self.clock.is_some_and(|now| now < *at)) {
+            return (!self.by_key.is_empty()).then_some(next_start);
+        }
         self.waiting.first().map(|(at, _)| *at)
     }
 
-    fn list(&mut self, place: usize) {
-        if !self.places[place].listed {
-            self.places[place].listed = true;
-            self.places[place].listed_at = self.clock;
-            self.ready.push_back(place);
+    fn list(&mut self, index: usize) {
+        if !self.entries[index].listed {
+            self.entries[index].listed = true;
+            self.entries[index].listed_at = self.clock;
+            self.ready.push_back(index);
         }
     }
 
-    fn list_if_worthwhile(&mut self, place: usize) {
-        let lane = self.lane(place);
+    fn list_if_worthwhile(&mut self, index: usize) {
+        let lane = self.lane(index);
         if lane.state == LaneState::Ready && lane.is_worthwhile() {
-            self.list_as_worthwhile(place);
+            self.list_as_worthwhile(index);
         }
     }
 
-    fn list_as_worthwhile(&mut self, place: usize) {
-        if !self.places[place].listed_as_worthwhile {
-            self.places[place].listed_as_worthwhile = true;
-            self.worthwhile.push_back(place);
+    fn list_as_worthwhile(&mut self, index: usize) {
+        if !self.entries[index].listed_as_worthwhile {
+            self.entries[index].listed_as_worthwhile = true;
+            self.worthwhile.push_back(index);
         }
     }
 
     fn next_worthwhile(&mut self) -> Option<usize> {
-        let place = self.worthwhile.pop_front()?;
-        self.places[place].listed_as_worthwhile = false;
-        Some(place)
+        let index = self.worthwhile.pop_front()?;
+        self.entries[index].listed_as_worthwhile = false;
+        Some(index)
     }
 
-    /// Frees the memory of the large tables that a burst of many keys has left empty.
+    /// Frees the memory of the large tables that a burst of many keys has left behind.
     fn shrink_when_empty(&mut self) {
         const KEPT: usize = 1 << 14;
-        if self.index.is_empty() && self.places.len() > KEPT {
+        if self.by_key.is_empty() && self.entries.len() > KEPT {
             *self = Self {
                 concurrency: self.concurrency,
                 slow_topics: std::mem::take(&mut self.slow_topics),

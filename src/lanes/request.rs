@@ -1,10 +1,10 @@
-//! Defines requests as the lanes hand them out.
+//! Defines the requests that the lanes return to their caller.
 
 use std::sync::Arc;
 
 use crate::event::{Event, OrderingKey};
 
-/// Names a lane.
+/// Identifies a lane.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct LaneKey {
     /// Full topic name.
@@ -15,7 +15,7 @@ pub struct LaneKey {
     pub(super) unordered: u32,
 }
 
-/// A request to publish. The lanes hand it out, and get it back through
+/// A request to publish. The caller gets the request from the lanes, and returns it through
 /// [`finished`](super::Lanes::finished), [`failed`](super::Lanes::failed) or
 /// [`refused`](super::Lanes::refused).
 #[derive(Debug)]
@@ -25,16 +25,18 @@ pub struct Request {
     pub key: LaneKey,
     /// The events, in order; at least one.
     pub events: Vec<Event>,
-    /// Attempts made before this one.
+    /// Number of failed attempts so far.
     pub failed_attempts: u32,
 }
 
 impl Request {
-    /// Counts one more failed attempt.
-    pub(super) fn count_failure(&mut self) {
+    /// Counts one more failed attempt. `may_be_stored` means that Pub/Sub may have stored the events
+    /// nevertheless.
+    pub(super) fn count_failure(&mut self, may_be_stored: bool) {
         self.failed_attempts += 1;
         for event in &mut self.events {
             event.origin.failed_attempts += 1;
+            event.origin.unknown_outcomes += u32::from(may_be_stored);
         }
     }
 }

@@ -1,30 +1,34 @@
-//! Counts requests and lanes, and surveys the waiting events of all lanes.
+//! Counts the requests in flight, and visits each lane to report how many events it has.
 
 use std::sync::Arc;
 
 use decoder::PgTimestamp;
 
 use super::Lanes;
+use crate::event::OrderingKey;
 
 /// The pending work of a lane.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct LaneStanding {
-    /// Events that are not stored yet.
+pub struct LaneStanding<'a> {
+    /// The ordering key; empty for events without order, which may have several lanes.
+    pub ordering_key: &'a OrderingKey,
+    /// Events that are not stored yet, including those in flight.
     pub events: u64,
-    /// Commit time of the first event that is not in flight.
+    /// Commit time of the first of these events.
     pub oldest: Option<PgTimestamp>,
     /// Whether the lane's last request failed and still waits for a successful retry.
     pub is_failing: bool,
 }
 
 impl Lanes {
-    /// Calls `visit` with the topic and the standing of each lane. Takes time in proportion to the
+    /// Calls `visit` with the topic and the pending work of each lane. Takes time in proportion to the
     /// number of lanes.
-    pub fn survey<'a>(&'a self, mut visit: impl FnMut(&'a Arc<str>, LaneStanding)) {
-        for lane in self.places.iter().filter_map(|place| place.lane.as_ref()) {
+    pub fn survey<'a>(&'a self, mut visit: impl FnMut(&'a Arc<str>, LaneStanding<'a>)) {
+        for lane in self.entries.iter().filter_map(|entry| entry.lane.as_ref()) {
             let standing = LaneStanding {
+                ordering_key: &lane.key.ordering_key,
                 events: lane.events(),
-                oldest: lane.first().map(|event| event.origin.commit_time),
+                oldest: lane.oldest(),
                 is_failing: lane.is_failing,
             };
             visit(&lane.key.topic, standing);
@@ -38,12 +42,12 @@ impl Lanes {
 
     /// Number of lanes with work.
     pub fn len(&self) -> usize {
-        self.index.len()
+        self.by_key.len()
     }
 
     /// Whether no lane has work.
     pub fn is_empty(&self) -> bool {
-        self.index.is_empty()
+        self.by_key.is_empty()
     }
 
     /// Number of lanes that wait for a retry, or until their throttled topic may have more requests in

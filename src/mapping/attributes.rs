@@ -1,8 +1,8 @@
 //! Collects the attributes of a message, and writes them in wire format as they are added.
 //!
-//! This module checks Pub/Sub's limits on attributes. A value that is too long is refused, never
-//! truncated. The first attribute of a name wins: the caller adds the fixed attributes first, so no
-//! header can replace them.
+//! This module checks Pub/Sub's limits on attributes. A row with a value that is too long is refused; only a
+//! value of Debezium's trace context is left out instead. No value is truncated. If two attributes have the
+//! same name, the first one wins. The caller adds the fixed attributes first, so no header can replace them.
 
 use std::ops::Range;
 
@@ -13,7 +13,7 @@ use super::error::{EventFault, Limit};
 use super::headers::Headers;
 use super::{limits, trace_context, wire};
 
-/// One bit for each of [`FIXED`].
+/// A set of attributes of [`FIXED`], with one bit for each.
 type FixedSet = u16;
 const _: () = assert!(FIXED.len() <= FixedSet::BITS as usize);
 
@@ -21,9 +21,9 @@ const _: () = assert!(FIXED.len() <= FixedSet::BITS as usize);
 #[derive(Debug, Clone, Default)]
 pub(super) struct Attributes {
     wire: Vec<u8>,
-    /// The attributes of [`FIXED`] that were added, one bit each.
+    /// The attributes that [`add_fixed`](Self::add_fixed) has added.
     fixed: FixedSet,
-    /// All other attributes.
+    /// All other attributes. They include an attribute with a name of [`FIXED`] whose column is null.
     entries: Vec<Entry>,
 }
 
@@ -35,7 +35,6 @@ struct Entry {
 }
 
 impl Attributes {
-    /// Removes all attributes.
     pub(super) fn clear(&mut self) {
         self.wire.clear();
         self.fixed = 0;
@@ -47,7 +46,7 @@ impl Attributes {
         &self.wire
     }
 
-    /// Returns the value of the attribute `key`. Does not find the attributes of [`FIXED`].
+    /// Returns the value of the attribute `key`. Does not find what [`add_fixed`](Self::add_fixed) has added.
     pub(super) fn get(&self, key: &str) -> Option<&str> {
         let entry = self.entry(key)?;
         std::str::from_utf8(&self.wire[entry.value.clone()]).ok()
@@ -75,7 +74,8 @@ impl Attributes {
     }
 
     /// Adds the fixed attributes. Must be called before any other attribute is added. `event_id`,
-    /// `source_id` and `occurred_at` are separate parameters, because they may differ from the columns.
+    /// `source_id` and `occurred_at` are separate parameters, because their values may differ from the
+    /// row's columns.
     pub(super) fn add_fixed(
         &mut self,
         event_id: &str,
@@ -83,7 +83,8 @@ impl Attributes {
         row: &OutboxRow<'_>,
         occurred_at: Option<&str>,
     ) -> Result<(), EventFault> {
-        // Separate calls, so that the compiler knows every name and its length.
+        // Make a separate call for each attribute. Then the compiler knows the length of each name, so it can
+        // inline the copy.
         self.put_fixed(0, Some(event_id))?;
         self.put_fixed(1, source_id)?;
         self.put_fixed(2, row.event_type)?;
@@ -111,25 +112,25 @@ impl Attributes {
             .try_for_each(|(key, value)| self.add(key, value))
     }
 
-    /// Adds the trace context of Debezium's column, unless there is an attribute `traceparent`
-    /// already. Never refuses the event: leaves out the whole trace context if there is no room for
-    /// it, and leaves out a value that is too long.
+    /// Adds the trace context from Debezium's column, unless there is already an attribute `traceparent`.
+    /// Never refuses the event: leaves out the whole trace context if there is no room for it, and leaves
+    /// out a value that is too long.
     pub(super) fn add_trace_context(&mut self, text: &str) {
         let [(traceparent, _), (tracestate, _)] = TRACE_ALIASES;
-        // Room for four attributes: each of the two also gets an alias.
+        // Require room for four attributes: `traceparent`, `tracestate`, and an alias of each.
         let has_room = self.len() + 4 <= limits::ATTRIBUTES;
         if self.contains(traceparent) || !has_room {
             return;
         }
         for name in [traceparent, tracestate] {
             if let Some(value) = trace_context::value(text, name) {
-                // Leave out a value that is too long.
+                // Ignore the error, because a value that is too long is left out.
                 let _ = self.add(name, &value);
             }
         }
     }
 
-    /// Repeats the trace context under the names that Google's client libraries read.
+    /// Adds the trace context again under the names that Google's client libraries read.
     pub(super) fn add_trace_aliases(&mut self) -> Result<(), EventFault> {
         for (key, alias) in TRACE_ALIASES {
             let value = self.entry(key).map(|entry| entry.value.clone());

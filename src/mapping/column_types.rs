@@ -1,10 +1,10 @@
 //! Describes the types of a table's columns, as far as the mapping needs them.
 //!
-//! The stream describes a column by the OID of its type. The common built-in types are known here;
-//! the catalog describes all other types. A domain behaves like its base type. A value of an unknown
-//! type is sent as its text.
+//! PostgreSQL's stream identifies the type of a column by an OID. This module knows the common built-in
+//! types; all other types must be looked up in the catalog. A domain is treated as its base type. A value
+//! of an unknown type is sent as its text.
 //!
-//! Not here: the query that asks the catalog (`src/capture/table/column_types.rs`).
+//! Not here: the query that reads the catalog (`src/capture/table/column_types.rs`).
 
 use std::collections::HashMap;
 
@@ -12,7 +12,7 @@ use decoder::{Oid, OwnedRelation};
 
 use super::value::pg_type;
 
-/// The common built-in types. None is a domain, and all but `json` can be sorted.
+/// The common built-in types. None of them is a domain, and values of all but `json` can be sorted.
 const USUAL: [Oid; 25] = [
     pg_type::BOOL,
     pg_type::BYTEA,
@@ -44,7 +44,7 @@ const USUAL: [Oid; 25] = [
 /// A type that is not one of the common built-in types.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ColumnType {
-    /// The type that values of this type behave as: the base type of a domain, or the type itself.
+    /// The base type of a domain; otherwise the type itself.
     pub base: Oid,
     /// The name of the type.
     pub name: Box<str>,
@@ -52,7 +52,7 @@ pub struct ColumnType {
     pub has_order: bool,
 }
 
-/// The types that the catalog has described, by OID.
+/// The types that were looked up in the catalog, by OID.
 #[derive(Debug, Clone, Default)]
 pub struct ColumnTypes(HashMap<Oid, ColumnType>);
 
@@ -68,7 +68,7 @@ impl ColumnTypes {
         columns.any(|column| self.is_unknown(column.type_oid))
     }
 
-    /// Adds a type that the catalog has described.
+    /// Adds a type that was looked up in the catalog.
     pub fn learn(&mut self, type_oid: Oid, column_type: ColumnType) {
         self.0.insert(type_oid, column_type);
     }

@@ -1,5 +1,5 @@
-//! Finds the outbox columns in the server's description of a table. This happens once per
-//! description; after that, rows are read by position.
+//! Finds the outbox columns in the server's description of a table. This happens once per description;
+//! after that, columns are found by their index in the row.
 
 use std::borrow::Cow;
 use std::{iter, str};
@@ -16,7 +16,6 @@ use super::value::{self, pg_type};
 /// The optional column of type `xid8` that names the transaction which inserted a row.
 pub const INSERTED_XID: &str = "inserted_xid";
 
-/// One column of the table.
 #[derive(Debug, Clone)]
 pub(super) struct MappedColumn {
     name: Box<str>,
@@ -49,8 +48,9 @@ impl MappedColumn {
         value::text(row[self.position], self.type_oid, &self.name)
     }
 
-    /// Appends the value in `row` as text, without checking that it is UTF-8; [`not_utf8`] finds the
-    /// fault later. Returns the value's length in bytes, or `None` if it is null.
+    /// Appends the value in `row` as text, without checking that the value is UTF-8. The caller checks
+    /// many values at once, and [`not_utf8`] then finds the faulty column. Returns the value's length in
+    /// bytes, or `None` if it is null.
     #[inline]
     pub(super) fn append(
         &self,
@@ -75,7 +75,7 @@ impl MappedColumn {
         Ok(text.map(|text| text.len()))
     }
 
-    /// The fault of a null or empty value.
+    /// Returns the fault for a value that is needed, but null or empty.
     pub(super) fn null(&self, needed_for: &'static str) -> EventFault {
         EventFault::Null {
             column: self.name.to_string(),
@@ -84,7 +84,8 @@ impl MappedColumn {
     }
 }
 
-/// The fault of the first column in `columns` whose value is not valid UTF-8.
+/// Returns the fault of the first column whose value is not valid UTF-8. The caller must know that there is
+/// such a column.
 #[cold]
 pub(super) fn not_utf8<'c>(
     mut columns: impl Iterator<Item = &'c MappedColumn>,
@@ -94,7 +95,7 @@ pub(super) fn not_utf8<'c>(
     fault.expect("invariant: UTF-8 values are still UTF-8 when concatenated")
 }
 
-/// Looks columns up in one table.
+/// Looks up columns of one table.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Finder<'a> {
     pub(super) relation: &'a OwnedRelation,
@@ -123,10 +124,10 @@ impl Finder<'_> {
         })
     }
 
-    /// Finds the column that a template names. `name` is a role, or otherwise the name of a column.
+    /// Finds the column that a template names. `name` is the name of a role, or otherwise of a column.
     pub(super) fn in_template(&self, name: &str) -> Result<MappedColumn, MapError> {
         match ColumnRole::ALL.into_iter().find(|role| role.name() == name) {
-            // If the settings name no topic column, {topic} means any column of that name.
+            // If no topic column is configured, `{topic}` in a template means a column called `topic`.
             Some(role) if (role, self.columns.choice(role)) != (ColumnRole::Topic, Choice::Off) => {
                 self.needed(role, "topic")
             }
@@ -226,13 +227,14 @@ pub(super) struct OutboxRow<'a> {
     pub(super) occurred_at: Option<&'a str>,
 }
 
-/// The concatenated text values of one row. One call checks all of them for valid UTF-8. Most values are
-/// so short that separate checks would cost several times as much. The buffer is reused for the next
-/// row.
+/// The concatenated text values of one row, so that one call checks all of them for valid UTF-8. Most
+/// values are so short that separate checks would take several times as long. The buffer is reused for
+/// the next row.
 #[derive(Debug, Clone, Default)]
 pub(super) struct RowTexts(Vec<u8>);
 
-/// Capacity in bytes that the buffer keeps; more is released after a row that needed it.
+/// Maximum capacity in bytes that the buffer keeps between rows, so that a large row does not hold its memory
+/// forever.
 const KEPT_BYTES: usize = 64 * 1024;
 
 impl EventColumns {
@@ -260,8 +262,8 @@ impl EventColumns {
             .map_err(|fault| self.first_fault(row).unwrap_or(fault))
     }
 
-    /// The fault of the first faulty column, so that a row with several faults always reports the same
-    /// fault.
+    /// Returns the fault of the first faulty column, in a fixed order of the columns, so that a row with
+    /// several faults always reports the same one.
     #[cold]
     fn first_fault(&self, row: &[Value<'_>]) -> Option<EventFault> {
         let fault = |column: &MappedColumn| column.text(row).err();
@@ -270,7 +272,7 @@ impl EventColumns {
             Ok(id) if id.as_deref().is_none_or(str::is_empty) => {
                 Some(self.id.null("the event's id"))
             }
-            // Headers and time are checked after the payload.
+            // The columns `headers` and `occurred_at` are checked after the payload.
             Ok(_) => self.texts_before_payload().find_map(fault),
             Err(fault) => Some(fault),
         }
@@ -303,8 +305,8 @@ impl EventColumns {
             let Some(length) = length else {
                 return Ok(None);
             };
-            // The concatenation is valid UTF-8, but a value ends within a character, so this value is not
-            // valid by itself.
+            // The split fails if a value ends within a character: the concatenation is valid UTF-8, but
+            // this value by itself is not.
             let parts = rest.split_at_checked(length);
             let (text, others) = parts.ok_or_else(|| not_utf8(self.texts(), row))?;
             rest = others;
@@ -335,7 +337,7 @@ impl EventColumns {
         })
     }
 
-    /// All columns.
+    /// All columns of this struct.
     pub(super) fn all(&self) -> impl Iterator<Item = &MappedColumn> {
         self.texts().chain(iter::once(&self.payload))
     }
@@ -358,10 +360,11 @@ impl EventColumns {
         iter::once(&self.id).chain(others.into_iter().flatten())
     }
 
-    /// The event type; empty if it is null.
+    /// Returns the event type of a row, or an empty text if the event type is null. `needed_for` says for
+    /// what the envelope needs the event type; `None` if it does not need one.
     ///
     /// # Errors
-    /// [`EventFault::Null`] if it is empty although `needed_for` names a purpose.
+    /// [`EventFault::Null`] if the envelope needs the event type, but it is null or empty.
     pub(super) fn event_type<'r>(
         &self,
         row: &OutboxRow<'r>,

@@ -1,6 +1,6 @@
 //! Writes the data of a message: copies bytes, or decodes hexadecimal digits during the copy.
 
-/// The message's data, not yet copied.
+/// The data of a message, before it is copied into the message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum MessageData<'a> {
     /// Bytes to copy unchanged.
@@ -10,7 +10,7 @@ pub(super) enum MessageData<'a> {
 }
 
 impl MessageData<'_> {
-    /// Size in bytes when written.
+    /// Number of bytes that [`write`](Self::write) appends.
     pub(super) fn len(&self) -> usize {
         match self {
             MessageData::Plain(bytes) => bytes.len(),
@@ -18,7 +18,6 @@ impl MessageData<'_> {
         }
     }
 
-    /// Appends the bytes.
     pub(super) fn write(&self, out: &mut Vec<u8>) {
         match self {
             MessageData::Plain(bytes) => out.extend_from_slice(bytes),
@@ -27,16 +26,16 @@ impl MessageData<'_> {
     }
 }
 
-/// A `bytea` in the text form `\x0123...`, without the prefix. Its digits have been checked.
+/// A `bytea` in its text form `\x0123...`, without the prefix `\x`. The digits have been checked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Bytea<'a>(&'a [u8]);
 
 impl<'a> Bytea<'a> {
-    /// Parses the text form. Returns `None` for any other text, such as the output with
-    /// `bytea_output = escape`.
+    /// Parses the text form. Returns `None` for any other text, such as the format that PostgreSQL uses
+    /// with `bytea_output = escape`.
     pub(super) fn parse(text: &'a [u8]) -> Option<Self> {
         let digits = text.strip_prefix(b"\\x")?;
-        // Without an early exit the compiler can check many digits at once.
+        // Check all digits without an early exit, so that the compiler can check many at once.
         let bad = digits
             .iter()
             .fold(0, |bad, &digit| bad | NIBBLES[usize::from(digit)])
@@ -59,7 +58,7 @@ impl<'a> Bytea<'a> {
     }
 }
 
-/// Marks bytes in [`NIBBLES`] that are not a hexadecimal digit.
+/// Marks the bytes that are not a hexadecimal digit in [`NIBBLES`].
 const NOT_HEX: u8 = 0x80;
 
 /// Value of each hexadecimal digit; [`NOT_HEX`] for any other byte.

@@ -1,7 +1,7 @@
-//! Defines the errors of a table, its settings or one of its rows.
+//! Defines the errors that concern a table, its settings or one of its rows.
 //!
-//! An error names the table, the row and the limit, and says what to do next. An error never
-//! contains a payload, or the value of a header or an attribute, because errors end up in logs.
+//! An error names the table, the row and the limit, and says what the operator can do. It never contains
+//! a payload, or the value of a header or an attribute, because errors are logged.
 
 use std::fmt;
 use std::sync::Arc;
@@ -16,8 +16,8 @@ use crate::event::{CommittedAt, EventId, OrderingKey};
 /// The reason why a table or one of its rows cannot be mapped to messages.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum MapError {
-    /// A column that is required, or named in the settings, is missing from the table or not
-    /// published.
+    /// A column that is required or configured is missing from the table, or the publication does not
+    /// publish it.
     #[error(
         "table {table} has no column {column:?}, which the setting `{setting}` names; its published \
          columns are {}", .present.join(", ")
@@ -54,7 +54,7 @@ pub enum SettingFault {
         /// Such as `columns.id`.
         setting: String,
     },
-    /// A setting uses a column that another setting switches off.
+    /// One setting uses a column that another setting switches off.
     #[error("`{setting}` needs the column that `{column_setting}` switches off")]
     ColumnNeeded {
         /// The setting that uses the column.
@@ -62,7 +62,7 @@ pub enum SettingFault {
         /// The setting that is empty.
         column_setting: String,
     },
-    /// The settings do not name the time zone of times without an offset. Such a time could be off
+    /// The settings do not say which time zone applies to a time without an offset. Such a time could be off
     /// by up to 26 hours.
     #[error(
         "`columns.occurred_at` is column {column:?} of type timestamp without time zone, and \
@@ -89,7 +89,7 @@ pub enum SettingFault {
         /// The name.
         attribute: String,
     },
-    /// A topic that is the same for all rows has a name that Pub/Sub would refuse.
+    /// The settings contain a topic, or the fixed part of a topic template, that Pub/Sub would refuse.
     #[error("`{setting}` gives the topic {topic:?}: {fault}")]
     Topic {
         /// `topic` or `topic_rules`.
@@ -109,28 +109,30 @@ pub struct EventError {
     pub table: Arc<str>,
     /// The text of the event's id, shortened if it is long; `None` if the id cannot be read or is empty.
     pub event_id: Option<String>,
-    /// The event's position in the log, and its commit time.
+    /// The event's position, and its commit time.
     pub at: CommittedAt,
     /// The fault.
     pub fault: EventFault,
-    /// The facts that are known despite the fault.
+    /// What is known about the event despite the fault.
     pub known: FaultyRow,
 }
 
-/// The facts that are known about a row that cannot become a message.
+/// What is known about a row that cannot become a message.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FaultyRow {
-    /// The event's identity. If its id cannot be read, the identity is made from the position in the log.
+    /// The event's identity. If the row's id cannot be read, the identity is made from the event's
+    /// position.
     pub event_id: EventId,
     /// The event's topic, if it can be determined.
     pub topic: Option<Arc<str>>,
-    /// The event's ordering key. Unordered if the key cannot be determined, or if Pub/Sub would refuse it.
+    /// The event's ordering key. `UNORDERED` if the key cannot be determined, or if Pub/Sub would refuse
+    /// it.
     pub ordering_key: OrderingKey,
 }
 
 impl EventFault {
-    /// Whether only this row is at fault. Otherwise the table, its settings or the server is at
-    /// fault. Every row would then fail, so the relay must not quarantine the rows.
+    /// Whether the fault concerns only this row. All other faults lie in the table, its settings or the
+    /// server. Such a fault affects every row, so the relay must not quarantine the rows.
     pub fn is_of_the_row(&self) -> bool {
         match self {
             Self::Null { .. }
@@ -151,26 +153,28 @@ impl EventFault {
     }
 }
 
-/// A fault of one row.
+/// A fault that was found in one row.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 #[allow(
     missing_docs,
     reason = "fields: a column's name, a type's OID, an attribute's or topic's name"
 )]
 pub enum EventFault {
-    /// The row does not have the shape that the server described.
+    /// The row does not have as many columns as the server described.
     #[error("the row has {found} columns, but the table was described with {expected}")]
     ColumnCount { expected: usize, found: usize },
-    /// A null where a value is required.
+    /// A null or empty value where a value is required.
     #[error("column {column:?} is null or empty, but it is needed for {needed_for}")]
     Null {
         column: String,
         needed_for: &'static str,
     },
-    /// The server left the value out, which it does only in updates.
+    /// The server did not send the value. The server leaves out values only in updates, and only inserts
+    /// become events.
     #[error("the server did not send column {column:?} (unchanged TOAST value in an insert)")]
     UnchangedToast { column: String },
-    /// Text that is not UTF-8, which `client_encoding = UTF8` rules out.
+    /// Text that is not UTF-8. PostgreSQL sends such text only if the encoding of the database is
+    /// SQL_ASCII.
     #[error("column {column:?} is not valid UTF-8")]
     NotUtf8 { column: String },
     /// A value that PostgreSQL cannot send, such as bytes that cannot be converted to UTF-8.
@@ -182,7 +186,7 @@ pub enum EventFault {
     /// A uuid column whose value is not a uuid.
     #[error("column {column:?} is not a uuid")]
     UuidMalformed { column: String },
-    /// A `bytea` not in its hex form.
+    /// A `bytea` value that is not in its hex form.
     #[error("column {column:?} is bytea, but not in the text form \\x0123")]
     ByteaMalformed { column: String },
     /// A type whose binary form is not supported.
@@ -249,7 +253,7 @@ impl Limit {
 }
 
 impl fmt::Display for Limit {
-    /// Writes the start of a sentence that continues with a number.
+    /// Writes the first words of a sentence that continues with a number.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Limit::Request => f.write_str("a request with only this event needs"),
@@ -262,7 +266,7 @@ impl fmt::Display for Limit {
 }
 
 impl MapError {
-    /// The stable error code, as in `postrider explain CODE`.
+    /// The stable error code, which `postrider explain CODE` explains.
     pub fn code(&self) -> &'static str {
         match self {
             MapError::ColumnMissing { .. } => "column-missing",
@@ -278,7 +282,7 @@ impl MapError {
         }
     }
 
-    /// One sentence that says what to do next.
+    /// One sentence that says what the operator can do.
     pub fn hint(&self) -> String {
         match self {
             MapError::ColumnMissing { table, setting, .. } => {
@@ -306,7 +310,9 @@ impl SettingFault {
                 setting,
                 column_setting,
             } => {
-                format!("set `{column_setting}` to the name of a column, or change `{setting}`")
+                let of_a_row = "; if each row names its topic, set `columns.topic` to that column";
+                let more = if *setting == "topic" { of_a_row } else { "" };
+                format!("set `{column_setting}` to a column, or change `{setting}`{more}")
             }
             SettingFault::TimeZoneMissing { .. } => {
                 "set `time_zone` to \"UTC\" if the values are in UTC, or to \"local\" to send them \
@@ -328,8 +334,8 @@ impl SettingFault {
 impl EventError {
     fn hint(&self) -> String {
         let table = &self.table;
-        // An event without a readable id is identified by its position in the log. A correction of
-        // the row would give it another identity, so the relay could not release this event.
+        // An event without a readable id is identified by its position. If an operator corrected the row,
+        // its event would have another identity, so the relay could not release this event.
         if self.event_id.is_none() && self.fault.is_of_the_row() {
             return format!(
                 "insert the event again into {table}, with an id that can be read, and discard this one"
@@ -337,7 +343,7 @@ impl EventError {
         }
         match &self.fault {
             EventFault::ColumnCount { .. } => {
-                "this is a fault in postrider: please report it with the log".to_owned()
+                "this is a bug in Postrider: please report it with the relay's log".to_owned()
             }
             EventFault::Null { column, .. } => {
                 format!(

@@ -1,7 +1,7 @@
 //! Computes the identity of an event.
 //!
 //! If the id column is a uuid, this uuid identifies the event. Any other id is hashed to a uuid
-//! ([`EventUuids`]), and the dispatch table also records the id as text, `schema.table:id`.
+//! ([`EventUuids`]); the dispatch table then also records the id as text, `schema.table:id`.
 
 use md5::{Digest, Md5};
 use outbox_event::{EventUuids, TableIdentity};
@@ -10,8 +10,8 @@ use uuid::Uuid;
 use super::error::EventFault;
 use crate::event::{EventId, EventPosition};
 
-/// Returns the identity of a row with an unreadable id. The identity is made from the row's position
-/// in the log, as `schema.table@commit LSN/ordinal`.
+/// Returns the identity of an event whose id cannot be read: a hash of the event's position, written as
+/// `schema.table@commit LSN/ordinal`.
 pub(super) fn id_of_position(table: &TableIdentity, at: EventPosition) -> EventId {
     let source_id = format!("{table}@{}/{}", at.commit.lsn(), at.ordinal);
     EventId {
@@ -20,7 +20,7 @@ pub(super) fn id_of_position(table: &TableIdentity, at: EventPosition) -> EventI
     }
 }
 
-/// How the id column of one table becomes an [`EventId`].
+/// The rule by which an id of one table becomes an [`EventId`].
 #[derive(Debug, Clone)]
 pub(super) enum EventIds {
     /// The column is a uuid.
@@ -34,8 +34,8 @@ pub(super) enum EventIds {
 }
 
 impl EventIds {
-    /// Makes the rule for a table with this identity. `is_uuid` says whether its id column has type
-    /// uuid.
+    /// Creates the rule for a table with this identity. `is_uuid` says whether the table's id column has
+    /// the type uuid.
     pub(super) fn new(table: &TableIdentity, is_uuid: bool) -> Self {
         if is_uuid {
             return Self::Uuid;
@@ -46,12 +46,13 @@ impl EventIds {
         }
     }
 
-    /// Whether the event's identity depends on the transaction that inserted the row.
+    /// Whether the event's identity depends on the transaction that inserted the row, if the table records
+    /// this transaction.
     pub(super) fn need_xid(&self) -> bool {
         matches!(self, Self::Hashed { .. })
     }
 
-    /// The identity of an event, from its id and from the transaction that inserted its row.
+    /// Computes the identity of an event, from its id and from the transaction that inserted its row.
     pub(super) fn event_id(
         &self,
         id: &str,
@@ -102,7 +103,7 @@ mod tests {
 
     #[test]
     fn any_other_id_is_hashed_and_also_kept_as_text() {
-        // select md5('public.a:7')::uuid
+        // The expected value is the result of: select md5('public.a:7')::uuid
         let id = EventIds::new(&TableIdentity::new("public.a"), false)
             .event_id("7", None, "id")
             .unwrap();

@@ -2,31 +2,29 @@
 //! (<https://cloud.google.com/pubsub/quotas#resource_limits>).
 //!
 //! The mapping checks these limits rather than the publisher, because only the mapping can name the row
-//! in its error. The publisher uses the same numbers to fill its requests.
+//! in its error.
 
-/// Size in bytes of one encoded `PublishRequest`, including the topic name.
+/// Maximum size in bytes of one encoded `PublishRequest`, including the topic name.
 pub const REQUEST_BYTES: usize = 10_000_000;
-/// Messages in one `PublishRequest`.
-pub const REQUEST_MESSAGES: usize = 1_000;
-/// Bytes of an ordering key.
+/// Maximum length of an ordering key, in bytes.
 pub const ORDERING_KEY_BYTES: usize = 1_024;
-/// Attributes of one message.
+/// Maximum number of attributes of one message.
 pub const ATTRIBUTES: usize = 100;
-/// Bytes of an attribute's key.
+/// Maximum length of an attribute's name, in bytes.
 pub const ATTRIBUTE_KEY_BYTES: usize = 256;
-/// Bytes of an attribute's value.
+/// Maximum length of an attribute's value, in bytes.
 pub const ATTRIBUTE_VALUE_BYTES: usize = 1_024;
-/// Characters of a topic's id, the last part of its name.
+/// Allowed lengths of a topic's id (the last part of its name), in characters.
 pub const TOPIC_ID_CHARS: std::ops::RangeInclusive<usize> = 3..=255;
 
-/// Maximum length of a project id that we accept, in bytes. Google allows 30 characters; ids of old
-/// projects may also begin with a domain and a colon.
+/// Maximum length of a project id, in bytes. Google allows 30 characters, but the ids of old projects can
+/// begin with a domain and a colon, so we accept more.
 const PROJECT_ID_BYTES: usize = 128;
 
-/// Prefix of attribute keys that the service reserves.
+/// Prefix of the attribute names that Pub/Sub reserves.
 const RESERVED_PREFIX: &str = "goog";
-/// Prefix of the reserved attribute keys that clients may set anyway. Google's client libraries put
-/// the trace context there.
+/// Prefix of the reserved attribute names that clients may set anyway. Google's client libraries use them
+/// for the trace context.
 const CLIENT_PREFIX: &str = "googclient_";
 
 /// Whether Pub/Sub refuses an attribute of this name.
@@ -34,7 +32,7 @@ pub fn is_reserved_attribute(key: &str) -> bool {
     key.starts_with(RESERVED_PREFIX) && !key.starts_with(CLIENT_PREFIX)
 }
 
-/// Whether a project may have this id.
+/// Whether this text could be a project id.
 pub fn is_project_id(text: &str) -> bool {
     let is_allowed = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || "-.:".contains(c);
     (1..=PROJECT_ID_BYTES).contains(&text.len()) && text.chars().all(is_allowed)

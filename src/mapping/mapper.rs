@@ -1,5 +1,5 @@
-//! Maps the rows of one table. A mapper is built when the server describes the table, and then
-//! called for every row.
+//! Maps the rows of one table to messages. The relay creates a mapper when the server describes the
+//! table, and calls it for every row.
 
 mod faulty;
 mod table_columns;
@@ -30,20 +30,21 @@ use crate::event::{CommittedAt, EventId, OrderingKey, UUID_CHARS};
 
 pub use table_columns::{TableColumns, TimeKind};
 
-/// Capacity in bytes that the envelope buffer keeps. A larger buffer is released after its event.
+/// Maximum capacity in bytes that the envelope buffer keeps between events, so that a large event does not
+/// hold its memory forever.
 const KEPT_BYTES: usize = 256 * 1024;
 
-/// An event, ready to be published.
+/// An event that is ready to be published.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Mapped {
-    /// The topic's full name, `projects/p/topics/t`, shared by all its events.
+    /// The topic's full name, `projects/p/topics/t`. All events of the topic share one copy.
     pub topic: Arc<str>,
-    /// The key within which Pub/Sub keeps order.
+    /// The ordering key of the message.
     pub ordering_key: OrderingKey,
     /// The event's identity.
     pub event_id: EventId,
-    /// The encoded `google.pubsub.v1.PubsubMessage`: data, attributes and ordering key. These bytes
-    /// go unchanged into field 2 of a `PublishRequest`.
+    /// The encoded `google.pubsub.v1.PubsubMessage`: data, attributes and ordering key. These bytes are
+    /// copied unchanged into field 2 of a `PublishRequest`.
     pub message: Bytes,
 }
 
@@ -57,7 +58,7 @@ pub struct Mapper {
     extra_attributes: Vec<MappedColumn>,
     trace_context: Option<MappedColumn>,
     ids: EventIds,
-    /// The column `inserted_xid`, if the identity of an event needs it.
+    /// The column `inserted_xid`, if the identities of events depend on it.
     inserted_xid: Option<MappedColumn>,
     topics: TopicResolver,
     ordering: OrderingKeys,
@@ -73,7 +74,7 @@ pub struct Mapper {
 #[derive(Debug, Clone, Default)]
 struct Inputs {
     headers: Headers,
-    /// The column `occurred_at` in RFC 3339, if it is a point in time.
+    /// The value of `occurred_at` in RFC 3339. Not used if the value is null or not a point in time.
     occurred_at: String,
 }
 
@@ -85,9 +86,9 @@ struct Output {
 }
 
 impl Mapper {
-    /// Finds the columns of `relation` that the settings name. Must be called again whenever the
-    /// server sends a new description of the table. `types` must contain every column type that is not
-    /// common. `identity` is the table's name in the ids of its events.
+    /// Finds the configured columns in `relation`. Must be called again whenever the server sends a new
+    /// description of the table. `types` must contain every column type that is not one of the common
+    /// built-in types. `identity` is the table's name in the ids of its events.
     ///
     /// # Errors
     /// [`MapError::ColumnMissing`] and [`MapError::Setting`].
@@ -137,7 +138,7 @@ impl Mapper {
         })
     }
 
-    /// Makes the message of a row from its values, in the order of the table's description.
+    /// Makes the message of a row from its values, which are in the order of the table's description.
     ///
     /// # Errors
     /// [`MapError::Event`] when the row cannot become a message that Pub/Sub accepts.
@@ -161,7 +162,7 @@ impl Mapper {
             .event_id(outbox_row.id, xid.as_deref(), self.columns.id.name())?;
         let topic = self.topics.topic(row, outbox_row.aggregate_type)?;
         let ordering_key = self.ordering.key(outbox_row.aggregate_id)?;
-        // Refuse a payload that is already too large by itself, before any work on it.
+        // Refuse a payload that is too large by itself before spending time on it.
         check_size(
             &topic,
             outbox_row.payload.as_ref().map_or(0, MessageData::len),
@@ -208,12 +209,12 @@ impl Mapper {
         })
     }
 
-    /// The position of the payload column.
+    /// The index of the payload column in a row.
     pub(crate) fn payload_position(&self) -> usize {
         self.columns.payload.position()
     }
 
-    /// The positions of the columns that a message is made of.
+    /// The indexes of the columns from which a message is made.
     pub(crate) fn used_columns(&self) -> Vec<usize> {
         let columns = self.columns.all().chain(self.topics.columns());
         let columns = columns.chain(&self.extra_attributes);
@@ -221,17 +222,25 @@ impl Mapper {
         let columns = columns.chain(&self.inserted_xid);
         columns.map(MappedColumn::position).collect()
     }
+
+    /// The positions of the columns from which the topic of an event can come.
+    pub(crate) fn topic_columns(&self) -> Vec<usize> {
+        let rules = self.columns.aggregate_type.iter();
+        let rules = rules.filter(|_| self.topics.has_rules());
+        let columns = self.topics.columns().chain(rules);
+        columns.map(MappedColumn::position).collect()
+    }
 }
 
 impl Inputs {
-    /// Reads the headers and the time of a row; returns the time if it is a point in time.
+    /// Reads the headers and the time of a row. Returns the time if it is a point in time.
     fn read(
         &mut self,
         columns: &EventColumns,
         row: &OutboxRow<'_>,
         without_offset: WithoutOffset,
     ) -> Result<Option<CivilTime>, EventFault> {
-        self.headers.read(row.headers).map_err(|place| {
+        self.headers.read(row.headers).map_err(|fault| {
             let column = columns
                 .headers
                 .as_ref()
@@ -239,8 +248,8 @@ impl Inputs {
                 .to_owned();
             EventFault::HeadersMalformed {
                 column,
-                line: place.line,
-                at_column: place.column,
+                line: fault.line,
+                at_column: fault.column,
             }
         })?;
         let text = row.occurred_at;
@@ -253,8 +262,8 @@ impl Inputs {
 }
 
 impl Output {
-    /// Writes all attributes except those from Debezium's trace column and the trace aliases. If two
-    /// attributes have the same name, the first wins.
+    /// Sets all attributes except the trace context from Debezium's column and the trace aliases. If two
+    /// attributes have the same name, the first one wins.
     fn set_attributes(
         &mut self,
         envelope: Envelope,
@@ -300,8 +309,8 @@ impl Output {
     }
 }
 
-/// How to read a time without an offset. If `occurred_at` is a `timestamp` column, the settings
-/// must name the time zone.
+/// Returns how to read a time without an offset. If `occurred_at` is a `timestamp` column, the settings
+/// must name a time zone.
 fn without_offset(
     finder: &Finder<'_>,
     columns: &EventColumns,
@@ -328,7 +337,8 @@ fn extra_attributes(
     names: &[String],
     id_is_uuid: bool,
 ) -> Result<Vec<MappedColumn>, MapError> {
-    // If the id is a uuid, messages have no attribute `source_id`, so an extra column may use the name.
+    // If the id is a uuid, messages have no fixed attribute `source_id`, so an extra column may use that
+    // name.
     let is_fixed = |name: &str| FIXED.contains(&name) && !(id_is_uuid && name == SOURCE_ID);
     let mut columns: Vec<MappedColumn> = Vec::with_capacity(names.len());
     for name in names {

@@ -1,10 +1,10 @@
 //! Maps a row of an outbox table to a Pub/Sub message.
 //!
-//! The steps, in the order in which a row takes them:
+//! The steps:
 //!
-//! 1. [`TableSettings`] say what a table's columns mean (`settings`).
-//! 2. When the server describes the table, [`Mapper::resolve`] finds those columns (`columns`). A
-//!    domain counts as its base type (`column_types`). From then on rows are read by position.
+//! 1. [`TableSettings`] say which columns of a table have which meaning (`settings`).
+//! 2. When the server describes the table, [`Mapper::resolve`] finds those columns (`columns`). A domain
+//!    is treated as its base type (`column_types`). From then on columns are found by their index.
 //! 3. [`Mapper::map_row`] reads a row's values as text (`value`) and its payload (`payload`). From these
 //!    values it makes the event's identity (`event_id`), topic (`topic`, `topic_name`, `template`),
 //!    ordering key (`ordering`), attributes (`attributes`, `headers`, `timestamp`) and data (`data`,
@@ -13,7 +13,7 @@
 //!    names the row ([`MapError`]).
 //! 5. The message is encoded once (`wire`). Retries send the same bytes.
 //!
-//! If two attributes have the same name, the first wins. They are added in this order:
+//! If two attributes have the same name, the first one wins. They are added in this order:
 //!
 //! 1. the fixed attributes: `event_id`, `source_id` if the id is not a uuid, `event_type`,
 //!    `aggregate_type`, `aggregate_id`, `version`, `schema_version`, `occurred_at`, each left out if null;
@@ -24,18 +24,19 @@
 //! 6. the trace context again, under the names that Google's client libraries read.
 //!
 //! So a header cannot replace an attribute that consumers rely on. Every message has an `event_id`, so
-//! Pub/Sub never refuses a message as empty.
+//! Pub/Sub never refuses a message because it is empty.
 //!
-//! **Invariants.** A value is refused, never truncated. An error names the row and contains no payload,
-//! header or attribute.
+//! **Invariants.** No value is truncated: a row with a value that is too long is refused. An error names the
+//! row, and never contains the value of a payload, a header or an attribute.
 //!
-//! **Not here:** IO of any kind, batches and lanes, the handling of refused rows, and the vocabulary of
-//! events (`event`). The names of attributes and envelopes and the ids of events are a contract with
-//! consumers, in the crate [`outbox_event`].
+//! **Not here:** IO of any kind, batches and lanes, the handling of refused rows, and the types that all
+//! modules use for events (`event`). The names of attributes and envelopes and the ids of events are a
+//! contract with consumers, in the crate [`outbox_event`].
 
 mod attributes;
 mod column_types;
 mod columns;
+mod contradictions;
 mod data;
 mod envelope;
 mod error;

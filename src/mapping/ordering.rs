@@ -1,8 +1,9 @@
 //! Computes the ordering key of an event from its aggregate id.
 //!
 //! Pub/Sub keeps order among the messages of one key, and all messages of a request must have the same
-//! key. With very many aggregates of few events each, requests would be nearly empty. `bucketed(n)`
-//! hashes the aggregates into n keys, so that batches fill up and each aggregate still keeps its order.
+//! key. With very many aggregates of few events each, every request would have only a few messages.
+//! `bucketed(n)` hashes the aggregate ids to n keys, so that requests have many messages and each
+//! aggregate still keeps its order.
 
 use std::fmt;
 use std::str::FromStr;
@@ -13,7 +14,7 @@ use super::error::{EventFault, Limit};
 use super::limits;
 use crate::event::OrderingKey;
 
-/// Maximum number of buckets for `bucketed(n)`. Each bucket is a lane. With more buckets, batches would
+/// Maximum number of buckets for `bucketed(n)`. Each bucket is a lane. With more buckets, requests would
 /// be as small as with one key per aggregate.
 pub const BUCKETS_MAX: u32 = 10_000;
 
@@ -23,15 +24,15 @@ pub enum Ordering {
     /// The aggregate id is the key.
     #[default]
     Key,
-    /// `bucket-<i>`, where i is FNV-1a (64 bits, over the UTF-8 bytes of the aggregate id) modulo
-    /// this number, 1 to [`BUCKETS_MAX`]. Changing the number moves aggregates to other keys, so
-    /// change it only while nothing is in flight.
+    /// The key is `bucket-<i>`, where i is the hash of the aggregate id modulo this number (1 to
+    /// [`BUCKETS_MAX`]). The hash is FNV-1a with 64 bits over the UTF-8 bytes. A new number moves aggregates
+    /// to other keys, so change it only while nothing is in flight.
     Bucketed(u32),
-    /// No key: Pub/Sub does not keep order.
+    /// No key, so Pub/Sub keeps no order.
     None,
 }
 
-/// A text that is not an [`Ordering`].
+/// The error for a text that is not an [`Ordering`].
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 #[error(
     "{input:?} is not an ordering: write key, none, or bucketed(n) with n from 1 to {BUCKETS_MAX}"
@@ -75,7 +76,7 @@ impl fmt::Display for Ordering {
 #[derive(Debug, Clone)]
 pub(super) enum OrderingKeys {
     Key,
-    /// The keys of all buckets, built once.
+    /// The keys of all buckets, created once.
     Bucketed(Box<[OrderingKey]>),
     None,
 }
@@ -92,7 +93,7 @@ impl OrderingKeys {
         }
     }
 
-    /// The key of an aggregate. Null and empty ids are unordered.
+    /// The key of an aggregate. An event without an aggregate id is unordered.
     pub(super) fn key(&self, aggregate_id: Option<&str>) -> Result<OrderingKey, EventFault> {
         let Some(aggregate_id) = aggregate_id.filter(|id| !id.is_empty()) else {
             return Ok(OrderingKey::UNORDERED);
@@ -114,8 +115,8 @@ impl OrderingKeys {
     }
 }
 
-/// FNV-1a with 64 bits (<http://www.isthe.com/chongo/tech/comp/fnv/>). It is easy to compute in any
-/// language, and it will not change between versions of this program.
+/// The hash FNV-1a with 64 bits (<http://www.isthe.com/chongo/tech/comp/fnv/>). It is easy to compute in
+/// any language, and must not change between versions of the relay.
 pub(crate) fn fnv1a_64(bytes: &[u8]) -> u64 {
     bytes.iter().fold(0xcbf2_9ce4_8422_2325, |hash, &byte| {
         (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3)
@@ -191,7 +192,8 @@ mod tests {
             counts.values().all(|count| (800..1_200).contains(count)),
             "{counts:?}"
         );
-        // A different value would reorder events that are in flight during an upgrade.
+        // With a different hash, an upgrade would move aggregates to other keys while their events are in
+        // flight, so later events could overtake earlier ones.
         assert_eq!(keys.key(Some("foobar")).unwrap().as_str(), "bucket-8");
     }
 

@@ -1,7 +1,7 @@
 //! Reads the payload column: the bytes to send, and the kind of content.
 //!
-//! Bytes are sent exactly as the writer stored them. The hexadecimal text form of `bytea` is
-//! decoded (`data`), and the version byte of binary `jsonb` is removed. Nothing else is changed.
+//! The payload is sent exactly as PostgreSQL prints it, except that the hexadecimal text form of `bytea` is
+//! decoded (`data`), and the version byte of binary `jsonb` is removed.
 
 use decoder::{Oid, Value};
 
@@ -9,7 +9,7 @@ use super::data::{Bytea, MessageData};
 use super::error::EventFault;
 use super::value::{self, pg_type};
 
-/// The kind of content in the payload, by the type of its column.
+/// The kind of content in the payload, which follows from the type of its column.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum ContentKind {
     /// `json` or `jsonb`.
@@ -29,7 +29,7 @@ impl ContentKind {
         }
     }
 
-    /// The media type, unless a header overrides it.
+    /// The media type, for rows without a header `content-type`.
     pub(super) fn media_type(self) -> &'static str {
         match self {
             Self::Json => "application/json",

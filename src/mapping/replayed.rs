@@ -8,8 +8,8 @@ use prost::Message;
 use super::limits;
 use super::wire::fits_a_request;
 
-/// Adds the replay's name to the message as an attribute. If the message has no room for another
-/// attribute, returns it unchanged.
+/// Adds the name of the replay to the message as an attribute. If the message has no room for another
+/// attribute, returns the message unchanged.
 pub fn marked(message: Bytes, topic: &str, replay: &str) -> Bytes {
     let Ok(mut marked) = PubsubMessage::decode(message.clone()) else {
         return message;

@@ -1,6 +1,6 @@
 //! Defines the settings of one outbox table: one `[[tables]]` section of the settings file.
 //!
-//! The defaults match `outbox.events`. Debezium's outbox takes two lines:
+//! The defaults match `outbox.events`. Debezium's outbox table needs two settings:
 //!
 //! ```toml
 //! [[tables]]
@@ -8,7 +8,7 @@
 //! columns = { event_type = "type" }
 //! ```
 //!
-//! Not here: the check that the table has these columns. `columns.rs` makes this check when the
+//! Not here: the check that the table has these columns. The mapper checks them in `columns.rs`, when the
 //! server describes the table.
 
 use std::collections::BTreeMap;
@@ -26,16 +26,17 @@ use super::template::Template;
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct TableSettings {
-    /// The table. For a partitioned table, the root.
+    /// The table. For a partitioned table, its root.
     #[serde(deserialize_with = "parsed")]
     pub table: QualifiedName,
-    /// The names of its columns.
+    /// The names of the table's columns.
     pub columns: ColumnSettings,
-    /// The topic: an id, or a full `projects/.../topics/...`. A name in braces is a field of
+    /// The topic: an id, or a full name `projects/.../topics/...`. A name in braces is a field of
     /// [`ColumnSettings`], or otherwise any column of the table.
     #[serde(deserialize_with = "parsed")]
     pub topic: Template,
-    /// Topics for specific aggregate types, by `aggregatetype`. They take precedence over `topic`.
+    /// Topics for specific aggregate types. The key is a value of `aggregatetype`. These topics take
+    /// precedence over `topic`.
     pub topic_rules: BTreeMap<String, String>,
     /// How the ordering key is chosen.
     #[serde(deserialize_with = "parsed")]
@@ -43,9 +44,9 @@ pub struct TableSettings {
     /// The form of a message.
     #[serde(deserialize_with = "parsed")]
     pub envelope: Envelope,
-    /// More columns to send as attributes of the same name, when not null.
+    /// Additional columns to send as attributes of the same name. A null value adds no attribute.
     pub attributes: Vec<String>,
-    /// CloudEvents' `source`, a URI reference; `/schema.table` when not set.
+    /// The `source` of CloudEvents, a URI reference; `/schema.table` when not set.
     pub source: Option<String>,
     /// The meaning of a time without an offset in the column `occurred_at`.
     #[serde(deserialize_with = "time_zone")]
@@ -57,13 +58,13 @@ pub struct TableSettings {
 pub enum TimeZone {
     /// The time is in UTC.
     Utc,
-    /// The time zone is unknown, so the time is not a point in time. The text of the column is sent
-    /// unchanged.
+    /// The time zone is unknown, so the time is not a point in time. The relay sends the text of the
+    /// column unchanged.
     Local,
 }
 
 impl TimeZone {
-    /// The meaning with this name in the settings.
+    /// The time zone with this name in the settings.
     pub(crate) fn named(name: &str) -> Option<Self> {
         match name {
             "UTC" => Some(TimeZone::Utc),
@@ -73,7 +74,7 @@ impl TimeZone {
     }
 }
 
-/// Reads a time zone. An empty text means "not set", like in the top-level setting `time_zone`.
+/// Reads a time zone. An empty text means "not set", as in the top-level setting `time_zone`.
 fn time_zone<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<TimeZone>, D::Error> {
     let text = String::deserialize(deserializer)?;
     match TimeZone::named(&text) {
@@ -104,26 +105,25 @@ impl Default for TableSettings {
 
 /// The names that the table uses for the columns of an outbox.
 ///
-/// A field that is not set, except `topic`, means a column with the field's name. An empty text
-/// means that the table has no such column. If `version`, `schema_version`, `headers`,
-/// `tracingspancontext` or `occurred_at` is not set, the table need not have the column. A column
-/// that *is* named must exist.
+/// If a field is not set, the column has the field's name; `topic` and `seq` are exceptions. An empty text
+/// means that the table has no such column. If `version`, `schema_version`, `headers`, `tracingspancontext`
+/// or `occurred_at` is not set, the table need not have the column. A column that *is* named must exist.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct ColumnSettings {
-    /// Identity of the event: a uuid, or anything else that is unique in the table.
+    /// The identity of the event: a uuid, or any other value that is unique in the table.
     pub id: Option<String>,
-    /// Kind of aggregate.
+    /// The kind of the aggregate.
     pub aggregatetype: Option<String>,
-    /// The aggregate, from which the ordering key comes.
+    /// The id of the aggregate, from which the ordering key is made.
     pub aggregateid: Option<String>,
     /// The type of the event.
     pub event_type: Option<String>,
-    /// Version of the aggregate.
+    /// The version of the aggregate.
     pub version: Option<String>,
-    /// Version of the payload's schema.
+    /// The version of the payload's schema.
     pub schema_version: Option<String>,
-    /// The message body, of any type: `json` and `jsonb` as JSON, `bytea` as bytes, other types as text.
+    /// The message body: `json` and `jsonb` as JSON, `bytea` as bytes, any other type as text.
     pub payload: Option<String>,
     /// A JSON object whose entries become attributes.
     pub headers: Option<String>,
@@ -131,15 +131,15 @@ pub struct ColumnSettings {
     pub tracingspancontext: Option<String>,
     /// When the event happened.
     pub occurred_at: Option<String>,
-    /// A column that numbers rows in their order of insertion, such as a `bigserial`. A recovery publishes
-    /// rows in this order. The default is a column called `seq`, or an `id` that is a number.
+    /// A column that numbers rows in the order of their insertion, such as a `bigserial`. A recovery
+    /// publishes rows in this order. The default is a column called `seq`, or otherwise an `id` that is a
+    /// number.
     pub seq: Option<String>,
-    /// The event's topic. When not null, it takes precedence over `topic_rules` and `topic`. Used
-    /// only when set.
+    /// The event's topic. A value that is neither null nor empty takes precedence over `topic_rules` and
+    /// `topic`. If this field is not set, no column names the topic.
     pub topic: Option<String>,
 }
 
-/// The role of a column in the outbox.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum ColumnRole {
     Id,
@@ -155,7 +155,7 @@ pub(super) enum ColumnRole {
     Topic,
 }
 
-/// What the settings say about the column of a [`ColumnRole`].
+/// Whether the column of a [`ColumnRole`] must exist, according to the settings.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Choice<'a> {
     /// The table must have a column of this name.
@@ -181,7 +181,7 @@ impl ColumnRole {
         ColumnRole::Topic,
     ];
 
-    /// The name of the field in [`ColumnSettings`], which is also the column's default name.
+    /// The name of the role's field in [`ColumnSettings`], which is also the column's default name.
     pub(super) fn name(self) -> &'static str {
         match self {
             ColumnRole::Id => "id",
@@ -198,7 +198,7 @@ impl ColumnRole {
         }
     }
 
-    /// The setting as a user writes it, such as `columns.id`.
+    /// The name of the setting for the role's column, such as `columns.id`.
     pub(super) fn setting(self) -> String {
         format!("columns.{}", self.name())
     }
@@ -243,16 +243,33 @@ impl ColumnSettings {
 }
 
 impl TableSettings {
-    /// The columns that the table must have and the publication must publish.
+    /// The columns that the table must have and that the publication must publish.
     pub fn required_columns(&self) -> Vec<String> {
-        let named =
-            ColumnRole::ALL
-                .into_iter()
-                .filter_map(|role| match self.columns.choice(role) {
-                    Choice::Must(name) => Some(name.to_owned()),
-                    Choice::May(_) | Choice::Off => None,
-                });
+        let named = self.chosen(|choice| match choice {
+            Choice::Must(name) => Some(name),
+            Choice::May(_) | Choice::Off => None,
+        });
         named.chain(self.attributes.iter().cloned()).collect()
+    }
+
+    /// The columns that the publication must publish if the table has them. Otherwise a message would be
+    /// different after a recovery, which reads all columns from the table.
+    pub fn optional_columns(&self) -> Vec<String> {
+        let named = self.chosen(|choice| match choice {
+            Choice::May(name) => Some(name),
+            Choice::Must(_) | Choice::Off => None,
+        });
+        named.collect()
+    }
+
+    fn chosen<'s>(
+        &'s self,
+        name: impl Fn(Choice<'s>) -> Option<&'s str> + 's,
+    ) -> impl Iterator<Item = String> + 's {
+        let choices = ColumnRole::ALL
+            .into_iter()
+            .map(|role| self.columns.choice(role));
+        choices.filter_map(move |choice| name(choice).map(str::to_owned))
     }
 
     /// The name that identifies the table in the ids of its events.

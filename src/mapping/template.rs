@@ -1,7 +1,7 @@
-//! Parses a text with column names in braces: `{aggregatetype}.events`.
+//! Parses a template: a text with column names in braces, such as `{aggregatetype}.events`.
 //!
-//! Braces cannot be escaped, because no topic name contains a brace. Not here: the check that the
-//! columns exist (`topic.rs`).
+//! A brace cannot be escaped, because no topic name contains one. Not here: the check that the columns
+//! exist (`topic.rs`).
 
 use std::fmt;
 use std::str::FromStr;
@@ -23,10 +23,10 @@ pub(super) enum TemplatePart {
     Column(String),
 }
 
-/// A text that is not a template.
+/// The error for a text that is not a template.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum ParseTemplateError {
-    /// The empty text.
+    /// The text is empty.
     #[error("the template is empty: write a topic's name, such as {{aggregatetype}}.events")]
     Empty,
     /// An opening or closing brace without its counterpart.

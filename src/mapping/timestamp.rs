@@ -1,10 +1,10 @@
 //! Converts the time of an event from the text of a column to RFC 3339 in UTC.
 //!
-//! The replication session uses `DateStyle = ISO` and `TimeZone = UTC`, so a `timestamptz` arrives
-//! as `2026-11-21 11:40:44.123456+00`. The column may also be text in RFC 3339 with any offset. A
-//! time without an offset, such as a `timestamp`, is a point in time only if the settings say that
-//! it is in UTC. Any other text (an epoch number, `infinity`, a year beyond 9999) does not count as a
-//! timestamp; the caller decides what to send.
+//! The replication session uses `DateStyle = ISO` and `TimeZone = UTC`, so a `timestamptz` arrives as
+//! `2026-11-21 11:40:44.123456+00`. The column may also be text in RFC 3339 with any offset. A time
+//! without an offset, such as a `timestamp`, is a point in time only if the settings say that it is in
+//! UTC. Any other text (an epoch number, `infinity`, a year beyond 9999) is not treated as a timestamp,
+//! and the caller decides what to send.
 
 use std::fmt::Write;
 
@@ -14,7 +14,7 @@ const MICROS_PER_SECOND: i64 = 1_000_000;
 const SECONDS_PER_DAY: i64 = 86_400;
 /// Length of `2026-11-21 11:40:44`.
 const SECONDS_END: usize = 19;
-/// Decimals of a second that PostgreSQL keeps.
+/// Number of decimals of a second that PostgreSQL keeps.
 const DECIMALS: usize = 6;
 const POWERS_OF_TEN: [i64; DECIMALS + 1] = [1, 10, 100, 1_000, 10_000, 100_000, 1_000_000];
 
@@ -38,7 +38,7 @@ pub(super) enum WithoutOffset {
 }
 
 impl CivilTime {
-    /// The point in time.
+    /// Converts this date and time to a point in time.
     pub(super) fn instant(self) -> PgTimestamp {
         let days = days_since_2000(self.year, self.month, self.day);
         let seconds = days * SECONDS_PER_DAY + self.second_of_day - self.offset_s;
@@ -48,7 +48,7 @@ impl CivilTime {
 
 /// Replaces `out` with the RFC 3339 form of `text`, in UTC with six decimals.
 ///
-/// Returns `None` and leaves `out` empty when `text` is not a timestamp.
+/// Returns `None` and leaves `out` empty if `text` is not a timestamp.
 pub(super) fn to_rfc3339(
     text: &str,
     without_offset: WithoutOffset,
@@ -57,7 +57,7 @@ pub(super) fn to_rfc3339(
     out.clear();
     let (time, decimals) = parse(text, without_offset)?;
     if time.offset_s == 0 {
-        // In the usual case the text is copied: formatting numbers takes ten times as long.
+        // In the usual case copy the text, because formatting numbers takes ten times as long.
         out.push_str(&text[..10]);
         out.push('T');
         if decimals.len() == DECIMALS {
@@ -75,7 +75,7 @@ pub(super) fn to_rfc3339(
     Some(time)
 }
 
-/// Returns the time, and the decimals of its second as written, at most six.
+/// Parses a date and time. Also returns the decimals of its second as written, at most six.
 fn parse(text: &str, without_offset: WithoutOffset) -> Option<(CivilTime, &str)> {
     let (clock, rest) = text.as_bytes().split_first_chunk::<SECONDS_END>()?;
     if !matches!(
@@ -84,10 +84,10 @@ fn parse(text: &str, without_offset: WithoutOffset) -> Option<(CivilTime, &str)>
     ) {
         return None;
     }
-    // Checks all digits at once: any byte that is not a digit is more than nine here.
+    // Check all digits at once: a byte that is not a digit becomes a number above nine.
     let digit = |at: usize| clock[at].wrapping_sub(b'0');
-    let places = [0, 1, 2, 3, 5, 6, 8, 9, 11, 12, 14, 15, 17, 18];
-    if places.into_iter().fold(0, |most, at| digit(at).max(most)) > 9 {
+    let indexes = [0, 1, 2, 3, 5, 6, 8, 9, 11, 12, 14, 15, 17, 18];
+    if indexes.into_iter().fold(0, |most, at| digit(at).max(most)) > 9 {
         return None;
     }
     let two = |at: usize| i64::from(digit(at) * 10 + digit(at + 1));
@@ -134,7 +134,7 @@ fn parse(text: &str, without_offset: WithoutOffset) -> Option<(CivilTime, &str)>
     Some((time, &text[start..start + kept]))
 }
 
-/// Reads an offset from UTC, in seconds to the east. The forms are nothing, `Z`, `+HH`, `+HHMM`,
+/// Parses an offset from UTC; returns seconds to the east. The forms are nothing, `Z`, `+HH`, `+HHMM`,
 /// `+HH:MM` and `+HH:MM:SS`, with either sign.
 fn offset(zone: &[u8]) -> Option<i64> {
     let (sign, digits) = match zone {
@@ -174,8 +174,8 @@ fn days_in_month(year: i64, month: i64) -> i64 {
     }
 }
 
-/// Days since 2000-01-01 in the Gregorian calendar. Years begin in March here, so that the leap day
-/// is the last day of a year.
+/// Days since 2000-01-01 in the Gregorian calendar. The computation lets years begin in March, so that
+/// the leap day is the last day of a year.
 fn days_since_2000(year: i64, month: i64, day: i64) -> i64 {
     let year = if month <= 2 { year - 1 } else { year };
     let month_from_march = (month + 9) % 12;

@@ -1,10 +1,10 @@
-//! The topic of an event: from a column of the row, from a rule for its aggregate type, or from the
-//! template, in that order.
+//! Determines the topic of an event: from a column of the row, from a rule for its aggregate type, or
+//! from the template, in that order.
 //!
-//! Full names (`projects/p/topics/t`) are built and checked once per distinct topic, and then
-//! shared. A row may choose the project only through the topic column. The values in a template cannot
-//! change the project. Every part of a name has a maximum length, because names are kept in memory, in
-//! an index and in logs.
+//! Full names (`projects/p/topics/t`) are built and checked once per distinct topic, and then shared. A
+//! row can choose the project only through the topic column, because a value in a template must not
+//! change the project. Every part of a name has a maximum length, because names are kept in memory, in an
+//! index and in logs.
 
 use std::collections::HashMap;
 use std::str;
@@ -19,10 +19,10 @@ use super::settings::{Choice, ColumnRole, TableSettings};
 use super::template::TemplatePart;
 use super::topic_name::{TopicNameFault, check_id, full_name};
 
-/// Maximum number of distinct topics in the cache, which is also the limit of a project. A full cache is
-/// cleared.
+/// Maximum number of distinct topics in each cache. It equals Pub/Sub's limit on the topics of a project,
+/// so a cache rarely becomes full. A full cache is cleared.
 const INTERNED_MAX: usize = 10_000;
-/// Capacity in bytes that the buffer keeps; more is released after a row that needed it.
+/// Maximum capacity in bytes that the buffer keeps between rows. A larger buffer is released.
 const KEPT_BYTES: usize = 4 * 1024;
 
 type Names = HashMap<Box<[u8]>, Arc<str>, foldhash::fast::RandomState>;
@@ -36,27 +36,28 @@ pub(super) struct TopicResolver {
     /// Full names by aggregate type.
     rules: HashMap<Box<str>, Arc<str>>,
     pattern: Pattern,
-    /// Full names, by the name in the topic column.
+    /// Cache of full names; the key is the value of the topic column.
     named: Names,
-    /// Full names, by the id that the template gives.
+    /// Cache of full names; the key is the id that the template gives.
     rendered_ids: Names,
-    /// The full name that the template gave for the previous row. Rows of one topic often follow each
-    /// other, and comparing with this name costs a tenth of a search in `rendered_ids`.
+    /// The full name that the template gave for the last row that used it. Successive rows often have the
+    /// same topic, and comparing with this name takes a tenth of the time of a lookup in `rendered_ids`.
     previous: Option<Arc<str>>,
-    /// Buffer for the current row's topic name or id. Checked for UTF-8 only if it is not in the cache.
+    /// Buffer for the current row's topic name or id. The text is checked for UTF-8 only if it is not in a
+    /// cache, because the text of every cached name has been checked.
     rendered: Vec<u8>,
 }
 
 #[derive(Debug, Clone)]
 enum Pattern {
-    /// The full name, the same for every row.
+    /// The same full name for every row.
     Fixed(Arc<str>),
-    /// No template: each row must name its topic in this column.
+    /// There is no template, so each row must name its topic in this column.
     Nothing(MappedColumn),
     Rendered {
         /// `projects/p/topics/`.
         prefix: Box<str>,
-        /// The topic's id.
+        /// The template of the topic's id.
         pieces: Vec<TopicPart>,
     },
 }
@@ -130,7 +131,7 @@ impl TopicResolver {
         })
     }
 
-    /// The full name of the row's topic.
+    /// Returns the full name of the row's topic.
     pub(super) fn topic(
         &mut self,
         row: &[Value<'_>],
@@ -180,8 +181,9 @@ impl TopicResolver {
         Ok(topic)
     }
 
-    /// The full name of the topic in `rendered`. With a `prefix`, `rendered` is a topic's id, which the
-    /// prefix completes. Without a prefix, it is a name from the topic column.
+    /// Returns the full name of the topic in `rendered`, and adds it to its cache. With a `prefix`,
+    /// `rendered` is the id of a topic in the project of the prefix. Without a prefix, it is a value of
+    /// the topic column.
     fn intern(&mut self, row: &[Value<'_>], prefix: Option<&str>) -> Result<Arc<str>, EventFault> {
         let names = match prefix {
             Some(_) => &self.rendered_ids,
@@ -196,7 +198,7 @@ impl TopicResolver {
             None => full_name(&self.prefix, rendered),
         };
         let topic = topic.map_err(|fault| {
-            // Truncate a very long name, because the error ends up in logs.
+            // Truncate a very long name, because errors are logged.
             let topic = rendered
                 .chars()
                 .take(*limits::TOPIC_ID_CHARS.end())
@@ -214,7 +216,13 @@ impl TopicResolver {
         Ok(topic)
     }
 
-    /// The columns that may determine the topic.
+    /// Whether the topic can depend on the aggregate type because of a rule.
+    pub(super) fn has_rules(&self) -> bool {
+        !self.rules.is_empty()
+    }
+
+    /// The topic column, and the columns that the template names. Does not add the column of the aggregate type,
+    /// on which the rules depend.
     pub(super) fn columns(&self) -> impl Iterator<Item = &MappedColumn> {
         let pieces = match &self.pattern {
             Pattern::Fixed(_) | Pattern::Nothing(_) => &[],
@@ -228,8 +236,8 @@ impl TopicResolver {
     }
 }
 
-/// Splits a template into `projects/p/topics/` and the template of the topic's id. The project is the one
-/// at the beginning of the template, or otherwise the project in `prefix`.
+/// Splits a template into the prefix `projects/p/topics/` and the template of the topic's id. If the
+/// template begins with a project, the result has this project; otherwise it has the project of `prefix`.
 fn project_of(
     parts: &[TemplatePart],
     prefix: &str,

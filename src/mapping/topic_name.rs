@@ -1,4 +1,4 @@
-//! Checks topic names by Pub/Sub's rules, and completes them to full names.
+//! Checks topic names by Pub/Sub's rules, and expands topic ids to full names.
 
 use std::sync::Arc;
 
@@ -6,32 +6,32 @@ use thiserror::Error;
 
 use super::limits;
 
-/// Why Pub/Sub would refuse a topic name
+/// The reason why Pub/Sub would refuse a topic name
 /// (<https://cloud.google.com/pubsub/docs/pubsub-basics#resource_names>).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum TopicNameFault {
-    /// Too short or too long.
+    /// The id is too short or too long.
     #[error("a topic id has 3 to 255 characters, not {0}")]
     Length(usize),
     /// The first character is not a letter.
     #[error("a topic id begins with a letter")]
     Start,
-    /// A character that is not allowed.
+    /// The id has a character that is not allowed.
     #[error("a topic id may have only letters, digits and -_.~+%, not {0:?}")]
     Character(char),
-    /// The prefix that Google reserves.
+    /// The id begins with the prefix that Google reserves.
     #[error("a topic id must not begin with \"goog\"")]
     Reserved,
-    /// A name with slashes that is not a full topic name.
+    /// The name contains slashes but is not a full topic name.
     #[error("a name with slashes has the form projects/PROJECT/topics/TOPIC")]
     FullName,
-    /// The project in a full name is not a project id.
+    /// The project in the full name is not a project id.
     #[error("the project of a full name is not a project id")]
     Project,
 }
 
-/// Returns the full name of a topic that the settings name by its id or by its full name.
+/// Returns the full name of a topic. `topic` is the topic's id or its full name.
 ///
 /// # Errors
 /// The reason why Pub/Sub would refuse the topic.
@@ -39,7 +39,7 @@ pub fn topic_name(project: &str, topic: &str) -> Result<Arc<str>, TopicNameFault
     full_name(&format!("projects/{project}/topics/"), topic)
 }
 
-/// The full name of `topic`, which is a full name or an id. `prefix` completes an id.
+/// Returns the full name of a topic. `topic` is its full name, or its id, which is appended to `prefix`.
 pub(super) fn full_name(prefix: &str, topic: &str) -> Result<Arc<str>, TopicNameFault> {
     if !topic.contains('/') {
         check_id(topic)?;

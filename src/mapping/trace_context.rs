@@ -1,14 +1,14 @@
 //! Reads the trace context from the column `tracingspancontext` of Debezium's outbox tables.
 //!
-//! Debezium's library writes the column with Java's `Properties.store`: one `name=value` per line, with
-//! a backslash before a special character, and comment lines. The mapping uses only the two names of the
-//! W3C trace context.
+//! Debezium's library writes the column with Java's `Properties.store`: one `name=value` per line, with a
+//! backslash before a special character, and comment lines. The mapping uses only two of the names,
+//! `traceparent` and `tracestate`.
 //!
-//! Source: the documentation of `java.util.Properties`; W3C Trace Context, section 3.
+//! Sources: the documentation of `java.util.Properties`; W3C Trace Context, section 3.
 
 use std::borrow::Cow;
 
-/// The value of `name`, without escapes.
+/// Returns the value of the property `name`, without escapes.
 pub(super) fn value<'t>(text: &'t str, name: &str) -> Option<Cow<'t, str>> {
     text.lines().find_map(|line| {
         let rest = line.trim_start().strip_prefix(name)?.trim_start();

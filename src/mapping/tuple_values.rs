@@ -1,8 +1,10 @@
-//! Splits a row of the stream into its column values, once, because several readers need them.
+//! Splits a row from the replication stream into its column values once, because several readers need
+//! them.
 
 use decoder::{Tuple, Value};
 
-/// Rows with up to this many columns are split without an allocation; `outbox.events` has eleven.
+/// Maximum number of columns of a row that is split without an allocation; `outbox.events` has eleven
+/// columns.
 const INLINE_COLUMNS: usize = 16;
 
 /// The values of one row, in the order of the table's description.
@@ -10,7 +12,7 @@ const INLINE_COLUMNS: usize = 16;
 pub struct TupleValues<'a> {
     inline: [Value<'a>; INLINE_COLUMNS],
     columns: usize,
-    /// All values of a row with more columns than fit inline.
+    /// All values of a row that has more columns than `inline` has room for.
     many: Vec<Value<'a>>,
 }
 
@@ -26,8 +28,8 @@ impl<'a> TupleValues<'a> {
         if row.columns > INLINE_COLUMNS {
             row.many = tuple.iter().collect();
         } else {
-            for (place, value) in row.inline.iter_mut().zip(tuple) {
-                *place = value;
+            for (entry, value) in row.inline.iter_mut().zip(tuple) {
+                *entry = value;
             }
         }
         row

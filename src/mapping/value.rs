@@ -1,8 +1,8 @@
-//! Reads one value of a row as text, as `SELECT` would print it, from either format of the stream.
+//! Reads one value of a row as the text that `SELECT` would print.
 //!
-//! In text format this is the text that the server sent. In binary format (used when the payload is
-//! `bytea`) the usual types of outbox columns are supported. Any other type is an error that names
-//! the column, never a guess.
+//! A value in text format is already this text, and the relay asks the server for the text format. This
+//! module also reads the binary format, for the usual types of outbox columns. A binary value of any other
+//! type is an error that names the column, so the relay never guesses.
 
 use std::borrow::Cow;
 
@@ -10,7 +10,7 @@ use decoder::{Oid, PgTimestamp, Value};
 
 use super::error::EventFault;
 
-/// OIDs of built-in types (`pg_type.dat`). They never change.
+/// OIDs of built-in types, from PostgreSQL's `pg_type.dat`. They never change.
 pub(super) mod pg_type {
     use decoder::Oid;
 
@@ -41,10 +41,10 @@ pub(super) mod pg_type {
     pub(crate) const JSONB: Oid = Oid(3802);
 }
 
-/// Version of `jsonb`'s binary form, in the byte before the text.
+/// Version of the binary form of `jsonb`. It is in the byte before the text.
 const JSONB_VERSION: u8 = 1;
 
-/// The value as text; `None` when it is null.
+/// Returns the value as text; `None` if it is null.
 pub(super) fn text<'a>(
     value: Value<'a>,
     type_oid: Oid,
@@ -60,7 +60,8 @@ pub(super) fn text<'a>(
     }
 }
 
-/// The bytes of a type whose binary form equals its text: character types and JSON.
+/// Returns the text of a value of a character type or of JSON, from its binary form. For these types the
+/// binary form contains the text unchanged.
 pub(super) fn binary_as_text<'a>(
     bytes: &'a [u8],
     type_oid: Oid,
@@ -108,7 +109,7 @@ fn binary<'a>(bytes: &'a [u8], type_oid: Oid, column: &str) -> Result<Cow<'a, st
     Ok(Cow::Owned(text))
 }
 
-/// A timestamp as PostgreSQL prints it with `DateStyle = ISO` and `TimeZone = UTC`.
+/// Formats a timestamp as PostgreSQL prints it with `DateStyle = ISO` and `TimeZone = UTC`.
 fn timestamp(micros: i64, zone: &str) -> String {
     match micros {
         i64::MAX => "infinity".to_owned(),

@@ -1,8 +1,8 @@
 //! Encodes a `google.pubsub.v1.PubsubMessage` in protobuf's wire format, in one allocation of the
 //! exact size.
 //!
-//! The publisher copies these bytes unchanged into its request, so a message is encoded only once
-//! even if it is sent several times. Not here: the contents of the fields, and their limits.
+//! The publisher copies these bytes unchanged into its request, so a message is encoded only once even if
+//! it is sent several times. Not here: what the fields contain, and their limits.
 
 use bytes::Bytes;
 use prost::encoding::encoded_len_varint;
@@ -16,15 +16,16 @@ const DATA: u8 = 1 << 3 | 2;
 const ATTRIBUTE: u8 = 2 << 3 | 2;
 /// Key of field 5, `ordering_key`.
 const ORDERING_KEY: u8 = 5 << 3 | 2;
-/// Keys of the two fields of a map entry.
+/// Key of field 1 of a map entry, which is the attribute's name.
 const ENTRY_KEY: u8 = 1 << 3 | 2;
+/// Key of field 2 of a map entry, which is the attribute's value.
 const ENTRY_VALUE: u8 = 2 << 3 | 2;
 
-/// Maximum length of a name for [`put_fixed_attribute_key`], in bytes.
+/// Maximum length of an attribute's name for [`put_fixed_attribute_key`], in bytes.
 pub(super) const FIXED_KEY_BYTES: usize = 16;
 
-/// Encodes the message. `attributes` holds entries as written by [`put_attribute_key`]. An empty
-/// ordering key is left out, which makes the message unordered.
+/// Encodes the message. `attributes` has entries as [`put_attribute_key`] writes them. An empty ordering
+/// key is left out, which makes the message unordered.
 pub(super) fn message(body: MessageData<'_>, attributes: &[u8], ordering_key: &str) -> Bytes {
     let size = message_size(body.len(), attributes.len(), ordering_key.len());
     let mut out = Vec::with_capacity(size);
@@ -43,14 +44,14 @@ pub(super) fn message(body: MessageData<'_>, attributes: &[u8], ordering_key: &s
     Bytes::from(out)
 }
 
-/// Size in bytes of the encoded message with parts of these sizes.
+/// Size in bytes of an encoded message whose parts have these sizes.
 pub(super) fn message_size(body: usize, attributes: usize, ordering_key: usize) -> usize {
     let field = |len: usize| if len == 0 { 0 } else { field_size(len) };
     field(body) + attributes + field(ordering_key)
 }
 
-/// Size in bytes of an encoded `PublishRequest` with a single message of `message` bytes, to a
-/// topic with a name of `topic` bytes. Each further message adds its own [`field_size`].
+/// Size in bytes of an encoded `PublishRequest` with a single message of `message` bytes, to a topic
+/// whose name has `topic` bytes.
 pub(super) fn request_size(topic: usize, message: usize) -> usize {
     field_size(topic) + field_size(message)
 }
@@ -60,20 +61,21 @@ pub(super) fn fits_a_request(topic: usize, message: usize) -> bool {
     request_size(topic, message) <= limits::REQUEST_BYTES
 }
 
-/// Size in bytes of a length-delimited field with a number up to 15: key, length and content.
+/// Size in bytes of a length-delimited field (key, length and content) whose field number is at most 15.
 pub(super) fn field_size(len: usize) -> usize {
     1 + encoded_len_varint(len as u64) + len
 }
 
-/// Appends an entry of the map `attributes` up to its value. The caller appends the `value_len`
-/// bytes of the value. Returns where the key begins.
+/// Appends an entry of the map `attributes`, except for its value. The caller then appends the value,
+/// which must have `value_len` bytes. Returns the index in `out` at which the key begins.
 #[inline]
 pub(super) fn put_attribute_key(out: &mut Vec<u8>, key: &[u8], value_len: usize) -> usize {
     let short = key.len() + value_len + 4;
     if short >= 0x80 {
         return put_long_attribute_key(out, key, value_len);
     }
-    // Nearly all attributes are so short that every length is one byte, which saves writes.
+    // Nearly all attributes are this short. Each of their lengths fits into one byte, so three writes are
+    // enough.
     out.extend_from_slice(&[ATTRIBUTE, short as u8, ENTRY_KEY, key.len() as u8]);
     let key_start = out.len();
     out.extend_from_slice(key);
@@ -81,8 +83,8 @@ pub(super) fn put_attribute_key(out: &mut Vec<u8>, key: &[u8], value_len: usize)
     key_start
 }
 
-/// Like [`put_attribute_key`], for a name of up to [`FIXED_KEY_BYTES`] that is known at compile
-/// time. This function needs only one write, with a length that is also known at compile time.
+/// Like [`put_attribute_key`], for a name of up to [`FIXED_KEY_BYTES`] that is known at compile time. This
+/// function writes the whole head at once, and the compiler knows the length of this write.
 #[inline(always)]
 pub(super) fn put_fixed_attribute_key(out: &mut Vec<u8>, key: &str, value_len: usize) {
     let short = key.len() + value_len + 4;
@@ -110,8 +112,8 @@ fn put_long_attribute_key(out: &mut Vec<u8>, key: &[u8], value_len: usize) -> us
     key_start
 }
 
-/// Appends a length as a varint: seven bits per byte, lowest first, with the top bit set on all but
-/// the last. Nearly all lengths here are below 128; prost's own writer is not optimised for that.
+/// Appends a length as a varint: seven bits per byte, lowest first, with the top bit set on all bytes but
+/// the last. Nearly all lengths here are below 128, for which prost's own writer is not optimised.
 #[inline]
 pub(super) fn put_length(out: &mut Vec<u8>, mut length: usize) {
     while length >= 0x80 {

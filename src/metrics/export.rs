@@ -12,7 +12,7 @@ use super::{KindLabel, Metrics, process, topics};
 use crate::condition::{Condition, State};
 
 impl Metrics {
-    /// All metrics as OpenMetrics text, labelled with the name of the slot.
+    /// Returns all metrics as OpenMetrics text, labelled with the name of the slot.
     ///
     /// # Errors
     /// Never in practice: the encoder fails only if it cannot write to a `String`.
@@ -26,7 +26,8 @@ impl Metrics {
         self.register_state(&mut registry, condition);
         topics::register(&mut registry, condition);
         process::register_build(&mut registry);
-        // Prometheus prescribes the names of process metrics, so they get neither our prefix nor our label.
+        // Prometheus prescribes the names of process metrics, so they get neither our prefix nor our
+        // label.
         let mut process = Registry::with_prefix("process");
         process::register_process(&mut process);
         let mut text = String::new();
@@ -77,7 +78,7 @@ impl Metrics {
         );
     }
 
-    /// Metrics that have a label of their own, and the histogram.
+    /// Registers the metrics that have their own labels, and the histograms.
     fn register_families(&self, registry: &mut Registry) {
         registry.register(
             "recoveries",
@@ -152,7 +153,7 @@ impl Metrics {
         );
         add(
             "slot_retained_bytes",
-            "WAL that the slot holds back",
+            "WAL that the server retains for the slot",
             self.retained_bytes.get(),
         );
         add(
@@ -162,8 +163,13 @@ impl Metrics {
         );
         add(
             "publication_ok",
-            "1 while the publication is known to be correct",
+            "1 while the publication is known to be correct, 0 if it is wrong or cannot be checked",
             self.publication_ok.get(),
+        );
+        add(
+            "audit_failing",
+            "1 while the relay cannot look for rows that the stream has left out, 0 if its last audit succeeded",
+            self.audit_failing.get(),
         );
         add(
             "blocked_keys",
@@ -182,7 +188,7 @@ impl Metrics {
         );
     }
 
-    /// The state that every view shows, and the time until the relay has caught up.
+    /// Registers the state that every view shows, and the time until the relay has caught up.
     fn register_state(&self, registry: &mut Registry, condition: &Condition) {
         let verdict = self.verdict(condition);
         let states = Family::<KindLabel, Gauge>::default();

@@ -1,8 +1,8 @@
-//! Adds metrics of the build and of the process, under the names that Prometheus' own client
-//! libraries use.
+//! Adds metrics of the build and of the process. The process metrics have the same names as in
+//! Prometheus' own client libraries.
 //!
-//! The values of the process come from `/proc`. A value that cannot be read is absent, as on systems
-//! other than Linux.
+//! The values of the process metrics come from `/proc`. A metric whose value cannot be read is left out, so
+//! on systems other than Linux all of them are absent.
 
 use std::fs;
 use std::sync::OnceLock;
@@ -16,8 +16,8 @@ use prometheus_client::registry::Registry;
 
 use crate::build_info;
 
-/// Clock ticks per second in `/proc`. The kernel's interface fixes it at 100 on the machines that we
-/// build for; the C library's `sysconf` would need `unsafe`.
+/// Number of clock ticks per second in `/proc`. The kernel's interface fixes it at 100 on the machines
+/// that we build for. Asking the C library's `sysconf` would need `unsafe`.
 const TICKS_PER_SECOND: f64 = 100.0;
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -26,7 +26,7 @@ struct BuildLabel {
     commit: &'static str,
 }
 
-/// Adds the version, as the label of a gauge that is always 1.
+/// Registers the version and the commit, as labels of a gauge that is always 1.
 pub(super) fn register_build(registry: &mut Registry) {
     let build = Family::<BuildLabel, Gauge>::default();
     let label = BuildLabel {
@@ -48,17 +48,16 @@ struct ProcessUsage {
     max_fds: Option<f64>,
 }
 
-/// Adds the metrics of the process.
 pub(super) fn register_process(registry: &mut Registry) {
     static BOOT: OnceLock<Option<f64>> = OnceLock::new();
     let boot = *BOOT.get_or_init(|| boot_time(&fs::read_to_string("/proc/stat").ok()?));
-    // The name of a program need not be UTF-8.
+    // The files contain the name of the program, which might not be UTF-8. Replace such bytes.
     let file = |name: &str| {
         let bytes = fs::read(format!("/proc/self/{name}")).unwrap_or_default();
         String::from_utf8_lossy(&bytes).into_owned()
     };
     let mut usage = usage(boot, &file("stat"), &file("status"), &file("limits"));
-    // Do not count the descriptor that reads this folder.
+    // Do not count the descriptor with which we read this folder.
     let fds = fs::read_dir("/proc/self/fd").map(|fds| fds.count().saturating_sub(1));
     usage.open_fds = fds.ok().map(|count| count as f64);
 
@@ -90,15 +89,15 @@ pub(super) fn register_process(registry: &mut Registry) {
     }
 }
 
-/// When the machine started, from `/proc/stat`.
+/// Returns when the machine started, from `/proc/stat`.
 fn boot_time(stat: &str) -> Option<f64> {
     let line = stat.lines().find_map(|line| line.strip_prefix("btime "))?;
     line.trim().parse().ok()
 }
 
-/// Reads the files of `/proc/self`.
+/// Parses the files of `/proc/self`.
 fn usage(boot: Option<f64>, stat: &str, status: &str, limits: &str) -> ProcessUsage {
-    // The name of the program is in parentheses, and may have spaces and parentheses itself.
+    // The name of the program is in parentheses, and may itself contain spaces and parentheses.
     let fields = stat.rsplit_once(')').map_or("", |(_, fields)| fields);
     let ticks = |field: usize| -> Option<f64> {
         // proc(5) numbers the fields from 1. The first field after the name is number 3.

@@ -1,13 +1,12 @@
-//! Converts OpenMetrics to Prometheus' own text format, for readers that do not ask for OpenMetrics,
-//! such as `promtool` and `curl`.
+//! Converts OpenMetrics to Prometheus' own text format, for readers that do not ask for OpenMetrics, such
+//! as `promtool` and `curl`.
 //!
-//! The metrics are encoded as OpenMetrics. For the metrics that we have, the older format differs in
-//! three things: HELP and TYPE name a counter with its suffix `_total`, and there are no lines `UNIT`
-//! and `EOF`.
+//! For the metrics that we have, the older format differs in two ways: HELP and TYPE name a counter with
+//! its suffix `_total`, and there are no lines `UNIT` and `EOF`.
 
 use std::collections::HashSet;
 
-/// Rewrites OpenMetrics as Prometheus' text format, version 0.0.4.
+/// Converts OpenMetrics text to Prometheus' text format, version 0.0.4.
 pub fn prometheus_text(openmetrics: &str) -> String {
     let counter = |line: &'_ str| {
         let (name, kind) = line.strip_prefix("# TYPE ")?.split_once(' ')?;
@@ -28,7 +27,7 @@ pub fn prometheus_text(openmetrics: &str) -> String {
     text
 }
 
-/// Splits a line `# HELP` or `# TYPE` of a counter.
+/// Splits a `# HELP` or `# TYPE` line of a counter into its parts.
 fn counter_header<'l>(
     line: &'l str,
     counters: &HashSet<String>,

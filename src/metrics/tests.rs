@@ -1,4 +1,4 @@
-//! Tests how the metrics are exported, and which ones are absent without a session.
+//! Tests how the metrics are exported, and which of them are absent without a session.
 
 use super::*;
 
@@ -42,7 +42,7 @@ fn metrics_of_a_session_are_absent_before_and_after_it() {
 #[test]
 fn the_lag_does_not_depend_on_the_relays_own_clock() {
     let metrics = Metrics::default();
-    // The server's clock is an hour ahead of the relay's, then a day behind.
+    // The server's clock is an hour ahead of the relay's, and then a day behind.
     for ahead_s in [3_600, -86_400] {
         let ours = PgTimestamp::from(std::time::SystemTime::now()).as_micros();
         let server = |s: i64| PgTimestamp::from_micros(ours + (ahead_s + s) * 1_000_000);

@@ -1,5 +1,5 @@
-//! Adds metrics of the topics that fail. The number of topics with a label of
-//! their own is bounded, because rows may choose their topic.
+//! Adds metrics of the topics to which publishing fails. Rows can choose their topic, so the number of
+//! topics with their own label is bounded.
 
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -13,13 +13,13 @@ use prometheus_client::registry::Registry;
 use crate::condition::Condition;
 use crate::error::Code;
 
-/// Maximum number of topics with a counter of their own. Failures of further topics count for [`OTHERS`].
+/// Maximum number of topics with their own counter. Failures of further topics are counted under
+/// [`OTHERS`].
 const TOPICS_MAX: usize = 50;
 
-/// The label of all further topics. It cannot be a topic's name, because names begin with a letter.
+/// The label for all further topics. No topic has this name, because topic names begin with a letter.
 const OTHERS: &str = "(others)";
 
-/// The labels of a topic that fails.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 pub(super) struct TopicLabel {
     topic: String,
@@ -34,7 +34,7 @@ pub struct TopicFailures {
 }
 
 impl TopicFailures {
-    /// Counts a failed request.
+    /// Counts a failed request to the topic.
     pub fn count(&self, topic: &Arc<str>, code: Code) {
         let label = TopicLabel {
             topic: self.label(topic),
@@ -55,7 +55,7 @@ impl TopicFailures {
     }
 }
 
-/// Adds the gauges of the topics that fail.
+/// Registers the gauges of the topics to which publishing fails.
 pub(super) fn register(registry: &mut Registry, condition: &Condition) {
     let failing = Gauge::<i64>::default();
     failing.set(i64::try_from(condition.failing_topics).unwrap_or(i64::MAX));

@@ -1,16 +1,18 @@
 //! Compares the captured tables with outbox.dispatch, and changes nothing.
 //!
-//! A row without a record *waits* if the slot may still bring it, and is *missing* if the slot has
+//! A row without a record *waits* if the slot may still stream it, and is *missing* if the slot has
 //! passed it. The slot has passed a row in two cases:
 //!
-//! - Its transaction is below the floor of its table: the relay has compared all rows of older
-//!   transactions.
+//! - Its transaction is below the floor of its table, so the relay has already resolved or compared the
+//!   row.
 //! - Its transaction had ended when the audit began, and the slot has confirmed the position at which
 //!   the WAL ended at that moment. The relay confirms a position only after all records up to it are
-//!   durable (G4).
+//!   durable (guarantee G4). This case does not apply while a recovery is due or running, because the
+//!   recovery publishes older rows from the tables.
 //!
-//! If published events may lack a record, the audit cannot find missing rows. Rows without a record that
-//! the slot has passed then count as published.
+//! If published events may lack a record (`dispatch = exceptions`), the audit cannot tell a missing row
+//! from a published one. It then counts a row without a record as published once the slot has passed
+//! it.
 //!
 //! The relay's auditor (`crate::audit`) makes the same comparison for rows above the floor, and publishes
 //! the missing rows.
@@ -27,28 +29,28 @@ use crate::capture::detached::{self, DetachedTable};
 use crate::capture::table::{TableReader, altered_since};
 use crate::error::Result;
 use crate::ops::since::Since;
-use crate::postgres::Sql;
-use crate::postgres::current_snapshot;
+use crate::postgres::{Sql, current_snapshot, require_primary};
 use crate::settings::Settings;
 use crate::store::relay_row::{self, RecordKeeping};
 
-/// Rows in a page.
 const PAGE_ROWS: u32 = 5_000;
 
-/// How long to wait for the slot to pass the rows that exist when the audit begins.
+/// How long to wait until the slot has passed the rows that exist when the audit begins. If it has not, rows
+/// without a record count as waiting, unless their transactions are below the floor.
 const WAIT: Duration = Duration::from_secs(10);
 
 /// The result of an audit. Programs depend on its JSON form.
 #[derive(Debug, Serialize)]
 pub(crate) struct AuditReport {
     pub(crate) result: AuditResult,
-    /// `full` or `exceptions`.
+    /// The relay's record keeping: `full` or `exceptions`.
     #[serde(rename = "dispatch")]
     pub(crate) records: RecordKeeping,
-    /// Whether the slot has confirmed all rows that existed when the audit began.
+    /// Whether the slot has confirmed all rows that existed when the audit began, and no recovery is due or
+    /// running.
     pub(crate) slot_has_passed: bool,
     pub(crate) tables: Vec<TableAudit>,
-    /// Detached partitions whose rows may have no outcome, and cannot be read.
+    /// Detached partitions that the audit cannot read, and whose rows might not have an outcome.
     pub(crate) unreadable: Vec<UnreadableTable>,
 }
 
@@ -57,7 +59,7 @@ pub(crate) struct AuditReport {
 pub(crate) struct UnreadableTable {
     pub(crate) table: String,
     pub(crate) why: String,
-    /// What a person has to do.
+    /// What the operator has to do.
     pub(crate) remedy: String,
 }
 
@@ -67,35 +69,42 @@ pub(crate) struct UnreadableTable {
 pub(crate) enum AuditResult {
     /// Every event has a final outcome.
     Complete,
-    /// Events wait, are in quarantine, or may be in a table that cannot be read.
+    /// Events wait, are in quarantine, or might be in a table that cannot be read.
     Waiting,
     /// The slot has passed rows that have no record.
     Missing,
 }
 
-/// The rows of one table, counted by their state.
+/// The numbers of rows of one table, by their state.
 #[derive(Debug, Default, Serialize)]
 pub(crate) struct TableAudit {
     pub(crate) table: String,
     pub(crate) rows: u64,
     pub(crate) published: EventCount,
-    /// Without a record, but counted as published: see `verdict_sql`.
+    /// Events without a record that the slot has passed. They may have been published without a record, so
+    /// they count as published.
     pub(crate) published_without_record: EventCount,
     pub(crate) discarded: EventCount,
     pub(crate) quarantined: EventCount,
-    /// Released from quarantine, and not published yet.
+    /// Events that an operator has released, from quarantine or for a replay, and that are not published yet.
     pub(crate) released: EventCount,
     pub(crate) waiting: EventCount,
     pub(crate) missing: EventCount,
-    /// Older than capturing, so never published.
+    /// Rows that were committed before the capture of the table began. They are never published.
     pub(crate) not_captured: EventCount,
-    /// Rows without an id. The relay sets them aside under their commit LSN and ordinal.
+    /// Rows without an id. The relay quarantines them under their commit LSN and ordinal.
     pub(crate) without_id: EventCount,
-    /// Events that more than one request carried. Pub/Sub may have stored them more than once.
+    /// Events that the relay has sent again after a request without a definite answer, so Pub/Sub may have
+    /// stored them more than once. Replays do not count, nor do requests that Pub/Sub refused.
     pub(crate) sent_again: u64,
+    pub(crate) first_ids_sent_again: Vec<String>,
+    /// Events that are recorded as published under more than one commit, so Pub/Sub has stored them more
+    /// than once.
+    pub(crate) recorded_twice: u64,
+    pub(crate) first_ids_recorded_twice: Vec<String>,
 }
 
-/// A number of events, and the names of the first of them.
+/// A number of events, and the names of the first few.
 #[derive(Debug, Default, Serialize)]
 pub(crate) struct EventCount {
     pub(crate) events: u64,
@@ -107,8 +116,8 @@ pub(crate) struct EventCount {
 /// What the audit knows about the progress of the slot.
 #[derive(Debug, Clone, Copy)]
 struct Passed {
-    /// Every transaction below this number has ended, and the slot has passed it. 0 if there is no
-    /// such proof.
+    /// Every transaction below this number has ended, and the slot has passed its rows. 0 if the audit cannot
+    /// prove this for any transaction.
     below_xid: u64,
     records: RecordKeeping,
 }
@@ -124,26 +133,13 @@ pub(crate) async fn run(
     since: Option<&Since>,
     mut progress: impl FnMut(&str, u64),
 ) -> Result<AuditReport> {
+    require_primary(sql).await?;
     walk::prepare(sql).await?;
     let since = match since {
         Some(since) => Some(since.resolve(sql).await?),
         None => None,
     };
-    // All transactions below this number have ended, so their commits lie before the end of the WAL
-    // that we read next.
-    let ended = current_snapshot(&**sql).await?.xmin();
-    let end = cluster::wal_end(sql).await?;
-    let (_, has_passed) = progress::wait_until_confirmed(sql, &settings.slot, end, WAIT).await?;
-    let earlier = relay_row::read(sql, &settings.slot).await?;
-    let is_recovering = earlier
-        .as_ref()
-        .is_some_and(|earlier| earlier.recovering.is_some());
-    let has_passed = has_passed && !is_recovering;
-    let records = RecordKeeping::of(settings.dispatch, earlier.as_ref());
-    let passed = Passed {
-        below_xid: if has_passed { ended } else { 0 },
-        records,
-    };
+    let passed = wait_for_slot(sql, settings).await?;
     let captured =
         claim::as_if_claimed(sql, &settings.slot, &settings.tables, settings.start).await?;
     let detached = detached::find(sql, &settings.tables, &captured).await?;
@@ -153,7 +149,7 @@ pub(crate) async fn run(
     let current = current.map(|(table, captured)| (table, captured, None));
     let mut tables = Vec::new();
     for (table, captured, only) in current.chain(former) {
-        // The topics of the rows do not matter here.
+        // The audit does not use the topics of the rows, so any project will do.
         let project = settings.project().unwrap_or("none");
         let reader = TableReader::resolve(sql, table, project, captured).await?;
         let mut walk = TableWalk::new(
@@ -181,8 +177,8 @@ pub(crate) async fn run(
     }
     Ok(AuditReport {
         result: result(&tables, &detached),
-        records,
-        slot_has_passed: has_passed,
+        records: passed.records,
+        slot_has_passed: passed.below_xid > 0,
         tables,
         unreadable: detached
             .iter()
@@ -193,6 +189,27 @@ pub(crate) async fn run(
                 remedy: remedy.to_owned(),
             })
             .collect(),
+    })
+}
+
+/// Waits up to [`WAIT`] until the slot has passed the current end of the WAL.
+async fn wait_for_slot(sql: &Sql, settings: &Settings) -> Result<Passed> {
+    // All transactions below this number have ended, so their commits lie before the end of the WAL
+    // that we read next.
+    let ended = current_snapshot(&**sql).await?.xmin();
+    let end = cluster::wal_end(sql).await?;
+    let (_, has_passed) = progress::wait_until_confirmed(sql, &settings.slot, end, WAIT).await?;
+    let earlier = relay_row::read(sql, &settings.slot).await?;
+    let is_recovering = earlier
+        .as_ref()
+        .is_some_and(|earlier| earlier.recovering.is_some());
+    Ok(Passed {
+        below_xid: if has_passed && !is_recovering {
+            ended
+        } else {
+            0
+        },
+        records: RecordKeeping::of(settings.dispatch, earlier.as_ref()),
     })
 }
 
@@ -207,12 +224,12 @@ fn result(tables: &[TableAudit], detached: &[DetachedTable]) -> AuditResult {
     }
 }
 
-/// Returns an SQL expression for the verdict on a row: the name of a field of [`TableAudit`].
+/// Returns an SQL expression for the verdict on a row, which is the name of a field of [`TableAudit`].
 fn verdict_sql(captured: &Captured, passed: Passed) -> String {
     let record = &captured.record;
     let below = passed.below_xid.max(record.floor);
-    // Rows of transactions below `without_record` may have been published without a record. If all
-    // events have one, rows that the slot has passed are missing without it.
+    // A row of a transaction below `without_record` may have been published without a record. If every
+    // event has a record, a row without one is missing once the slot has passed it.
     let (without_record, missing) = if passed.records.may_lack_records() {
         (below, 0)
     } else {
@@ -230,11 +247,23 @@ fn verdict_sql(captured: &Captured, passed: Passed) -> String {
     )
 }
 
+/// Adds names until there are [`NAMED`] of them.
+fn add_names(names: &mut Vec<String>, more: Vec<String>) {
+    let room = NAMED.saturating_sub(names.len());
+    names.extend(more.into_iter().take(room));
+}
+
 impl TableAudit {
     fn add(&mut self, page: WalkedPage) {
         self.rows += page.rows;
         for group in page.groups {
-            self.sent_again += group.sent_again;
+            self.sent_again += group.sent_again.events;
+            add_names(&mut self.first_ids_sent_again, group.sent_again.names);
+            self.recorded_twice += group.recorded_twice.events;
+            add_names(
+                &mut self.first_ids_recorded_twice,
+                group.recorded_twice.names,
+            );
             let count = match group.verdict.as_str() {
                 "published" => &mut self.published,
                 "published_without_record" => &mut self.published_without_record,
@@ -247,8 +276,7 @@ impl TableAudit {
                 _ => &mut self.waiting,
             };
             count.events += group.rows;
-            let room = NAMED - count.first_ids.len();
-            count.first_ids.extend(group.names.into_iter().take(room));
+            add_names(&mut count.first_ids, group.names);
             count.oldest = match (count.oldest.take(), group.oldest) {
                 (Some(a), Some(b)) => Some(a.min(b)),
                 (a, b) => a.or(b),

@@ -1,6 +1,6 @@
 //! Refuses tables that another slot captures, and writes the capture records after a command has
-//! created the slot. With `start = new`, rows that were committed before the slot existed are older
-//! than capturing, so they are never published. The slot streams every later row.
+//! created the slot. With `start = new`, rows that were committed before the slot existed are not
+//! captured, so the relay never publishes them. The slot streams every later row.
 
 use decoder::Lsn;
 use slot_manager::publication;
@@ -14,7 +14,7 @@ use crate::store::capture_record;
 /// Refuses tables that a relay on another slot captures. Call it before creating the slot.
 ///
 /// # Errors
-/// `table-captured`; `schema-missing`; errors of a statement.
+/// `table-captured`; `publication-drift` if a table is missing; `column-missing`; errors of a statement.
 pub(crate) async fn refuse_others(sql: &Sql, settings: &Settings) -> Result<()> {
     let found = claim::find_tables(sql, &settings.tables).await?;
     let records = capture_record::read(&**sql).await?;
@@ -43,6 +43,7 @@ pub(crate) async fn from_now_on(
         is_first: false,
         since_lsn,
         moment: None,
+        is_session: false,
     };
     claim::claim(sql, slot, found, begin, instance).await?;
     Ok(())

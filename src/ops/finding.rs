@@ -4,7 +4,7 @@ use slot_manager::{Finding, Severity};
 
 use crate::error::Error;
 
-/// A finding without a remedy.
+/// Creates a finding without a remedy.
 pub(crate) fn finding(severity: Severity, code: &'static str, what: impl Into<String>) -> Finding {
     Finding {
         code,
@@ -14,7 +14,7 @@ pub(crate) fn finding(severity: Severity, code: &'static str, what: impl Into<St
     }
 }
 
-/// A finding with a remedy.
+/// Creates a finding with a remedy.
 pub(crate) fn finding_with_remedy(
     severity: Severity,
     code: &'static str,

@@ -1,9 +1,9 @@
 //! Implements the queries and actions of operators, without printing. The commands and the HTTP port
 //! show the same facts.
 //!
-//! - [`slot`] reads the slot and the row of its relay, and [`pending`] counts the events that wait.
-//!   [`verdict`] turns both into one word with a severity and a remedy. [`status`] adds the
-//!   publication, the quarantine and rates.
+//! - [`slot`] reads the slot, the row of its relay, the publication and the quarantine. From these it decides
+//!   the state of the relay, with a severity and a remedy. [`pending`] counts the events that wait.
+//!   [`status`] adds the tables and the rates of events.
 //! - [`event`] finds the outcome of one event, and [`tail`] follows the records as they appear.
 //! - [`check`] checks PostgreSQL and Pub/Sub before the start, and [`finding`] creates the findings.
 //! - [`capture`] records that a slot captures the tables.
@@ -12,6 +12,7 @@
 //! - [`replay`] publishes events again.
 //! - [`quarantine`] lists, releases and discards quarantined events.
 //! - [`recover`] previews a recovery and requests one.
+//! - [`rights`] names the GRANT that our role lacks.
 //! - `walk` compares the rows of a table with their records, for `audit` and `prune`. `progress` waits until
 //!   the slot has confirmed a position. [`since`] parses points in time and finds the first rows after them.
 //!
@@ -31,6 +32,7 @@ pub(crate) mod pruner;
 pub(crate) mod quarantine;
 pub(crate) mod recover;
 pub(crate) mod replay;
+pub(crate) mod rights;
 pub(crate) mod since;
 pub(crate) mod slot;
 pub(crate) mod status;

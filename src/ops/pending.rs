@@ -1,16 +1,22 @@
-//! Counts the events that wait for delivery, and finds the age of the oldest. The result is exact, or
-//! unknown if it would cost too much.
+//! Counts the events that wait for delivery, and finds the age of the oldest. If counting would cost too
+//! much, the result is a lower bound, or unknown.
 //!
-//! An event waits if it has no record in `outbox.dispatch` and, by the capture record of its table, is
-//! neither resolved nor older than capturing. If published events may lack a record, such an event may
-//! have been delivered, so the result is known only if no event waits.
+//! An event waits if it has no record in `outbox.dispatch` and, according to the capture record of its
+//! table, is neither resolved nor older than the capture. If published events may lack a record, such
+//! an event may have been delivered already, so the result is known only if no event waits.
 //!
-//! With an index on `seq`, at most [`MOST_ROWS`] rows beyond `floor_seq` are read; a row that got a lower
-//! `seq` than older rows is not counted. Without this bound, tables larger than [`LARGEST_BYTES`] are
-//! not read. If there are more rows, or the table is larger, the result is unknown.
+//! If there is an index on `seq` and the relay has stored `floor_seq`, only rows with a higher `seq` are
+//! read. An event whose `seq` is lower, although its transaction is newer, is not counted. If there are more
+//! than [`MOST_ROWS`] rows, `ends` reads only the first and the last of them, and searches for the oldest
+//! waiting event in between. Without such an index, the whole table is read if it is not larger than
+//! [`LARGEST_BYTES`]; of a larger table, only the first and the last blocks. For a larger partitioned table,
+//! the number is unknown.
+
+mod ends;
 
 use std::time::Duration;
 
+use serde::Serialize;
 use slot_manager::quoted_identifier;
 
 use crate::capture::ScanWindow;
@@ -23,28 +29,83 @@ use crate::settings::Settings;
 use crate::store::dispatch::has_no_row_sql;
 use crate::store::relay_row;
 
-/// Maximum size of a table that is read without an index. A cached table of this size, with about
-/// half a million small events, takes about 100 ms to read.
+/// Maximum size of the part of a table that is read without an index. A cached table of this size, with
+/// about half a million small events, takes about 100 ms to read.
 const LARGEST_BYTES: u64 = 128 << 20;
 
-/// Maximum number of rows that are read along an index.
+/// Maximum number of rows that are counted along an index, so that the count stays fast. If a table has more,
+/// half of this number is counted at each end.
 const MOST_ROWS: u32 = 200_000;
 
 /// PostgreSQL's default block size, used by nearly every server.
 const BLOCK_BYTES: u64 = 8_192;
+
+/// The clock by which the age of an event is measured.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum AgeClock {
+    /// The time of the commit.
+    Commit,
+    /// The value of `occurred_at`. Services may write any time into this column.
+    OccurredAt,
+}
+
+/// The age of an event, by PostgreSQL's clock.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct EventAge {
+    pub(crate) age: Duration,
+    pub(crate) by: AgeClock,
+}
+
+impl EventAge {
+    /// The age of an event that was committed `age` ago.
+    pub(crate) fn by_commit(age: Duration) -> Self {
+        let by = AgeClock::Commit;
+        Self { age, by }
+    }
+}
 
 /// The events that wait for delivery.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct PendingEvents {
     /// Events without a record.
     pub(crate) events: u64,
-    /// Age of the oldest event, by `occurred_at` and the server's clock. Zero if no event waits; `None`
-    /// if a table with waiting events has no such column.
-    pub(crate) oldest: Option<Duration>,
+    /// Age of the oldest event. The age is measured by the event's commit if the server records the times of commits
+    /// (`track_commit_timestamp`) or if the relay has reported the age, and otherwise by `occurred_at`. Zero if no
+    /// event waits. `None` if a table with waiting events has no such column either.
+    pub(crate) oldest: Option<EventAge>,
+    /// Whether only a part of a table was read: there may be more events, and older ones.
+    pub(crate) is_lower_bound: bool,
 }
 
-/// Counts the waiting events of all captured tables. `None` if that would take long, or if the number
-/// cannot be known.
+impl PendingEvents {
+    const NONE: Self = Self {
+        events: 0,
+        oldest: Some(EventAge {
+            age: Duration::ZERO,
+            by: AgeClock::Commit,
+        }),
+        is_lower_bound: false,
+    };
+
+    fn and(self, other: Self) -> Self {
+        Self {
+            events: self.events + other.events,
+            oldest: self.oldest.zip(other.oldest).map(|(a, b)| a.max(b)),
+            is_lower_bound: self.is_lower_bound || other.is_lower_bound,
+        }
+    }
+
+    /// Returns the age of the oldest event, for a comparison with `limit`. `None` if the known age is below
+    /// the limit, but the true age may be above it.
+    pub(crate) fn oldest_against(&self, limit: Duration) -> Option<Duration> {
+        let oldest = self.oldest.map(|oldest| oldest.age);
+        oldest.filter(|oldest| !self.is_lower_bound || *oldest >= limit)
+    }
+}
+
+/// Counts the waiting events of all captured tables. Returns `None` if counting would take too long, or
+/// if the number cannot be known.
 pub(crate) async fn read(sql: &Sql, settings: &Settings) -> Result<Option<PendingEvents>> {
     match read_all(sql, settings).await {
         Err(error) if is_not_known(&error) => Ok(None),
@@ -53,25 +114,27 @@ pub(crate) async fn read(sql: &Sql, settings: &Settings) -> Result<Option<Pendin
 }
 
 async fn read_all(sql: &Sql, settings: &Settings) -> Result<Option<PendingEvents>> {
-    let mut all = PendingEvents {
-        events: 0,
-        oldest: Some(Duration::ZERO),
-    };
+    let mut all = PendingEvents::NONE;
     let records = relay_row::read_record_keeping(sql, settings).await?;
     let known = claim::known(sql, &settings.slot, &settings.tables).await?;
+    let mut is_known = true;
     for (table, captured) in settings.tables.iter().zip(&known) {
-        let Some(one) = read_table(sql, settings, table, captured).await? else {
-            return Ok(None);
-        };
-        all.events += one.events;
-        all.oldest = all.oldest.zip(one.oldest).map(|(a, b)| a.max(b));
+        match read_table(sql, settings, table, captured).await? {
+            Some(one) => all = all.and(one),
+            None => is_known = false,
+        }
     }
-    if all.events > 0 && records.may_lack_records() {
+    all.is_lower_bound |= !is_known;
+    // If no event waits in the part that was read, this says nothing about the rest.
+    let says_nothing = all.events == 0 && all.is_lower_bound;
+    if says_nothing || (all.events > 0 && records.may_lack_records()) {
         return Ok(None);
     }
     Ok(Some(all))
 }
 
+/// Counts the waiting events of one table. Returns `None` if the table is partitioned, too large to be read
+/// completely, and without a usable index.
 async fn read_table(
     sql: &Sql,
     settings: &Settings,
@@ -79,51 +142,68 @@ async fn read_table(
     captured: &Captured,
 ) -> Result<Option<PendingEvents>> {
     let window = ScanWindow::recent(captured);
-    let seq = captured.shape.seq.as_ref().filter(|seq| seq.is_indexed);
-    let bytes = u64::from(captured.shape.blocks) * BLOCK_BYTES;
-    let bound = match (seq, window.from_seq) {
-        (Some(seq), Some(from)) => {
-            let seq = quoted_identifier(&seq.column);
-            let bound = format!("e.{seq} > {from}");
-            let more = format!(
-                "select from {} e where {bound} order by e.{seq} offset {MOST_ROWS} limit 1",
-                table.table
-            );
-            if sql.query_opt(&more, &[]).await?.is_some() {
-                return Ok(None);
-            }
-            bound
-        }
-        _ if bytes <= LARGEST_BYTES => "true".to_owned(),
-        _ => return Ok(None),
-    };
-    // The topics of the rows do not matter here.
+    // The count does not use the topics of the rows, so any project will do.
     let project = settings.project().unwrap_or("none");
     let reader = TableReader::resolve(sql, table, project, captured).await?;
-    let id = reader.event_id_sql();
-    let age = reader.oldest_age_sql().unwrap_or("null::float8");
-    let statement = format!(
-        "select count(*), {age} from {} e where {bound} and {} and {id} is not null \
-         and {}",
-        reader.table_sql(),
-        window.condition(),
-        has_no_row_sql(id)
-    );
-    let row = sql.query_one(&statement, &[]).await?;
-    let (events, age): (i64, Option<f64>) = (row.get(0), row.get(1));
-    let oldest = match (events, age) {
-        (0, _) => Some(Duration::ZERO),
-        // A time in the future counts as now.
-        (_, age) => age.map(|seconds| Duration::try_from_secs_f64(seconds).unwrap_or_default()),
+    let rows = CountedRows {
+        sql,
+        reader: &reader,
+        window,
     };
-    Ok(Some(PendingEvents {
-        events: events.unsigned_abs(),
-        oldest,
-    }))
+    let seq = captured.shape.seq.as_ref().filter(|seq| seq.is_indexed);
+    let blocks = captured.shape.blocks;
+    match (seq, window.from_seq) {
+        (Some(seq), Some(from)) => {
+            let seq = format!("e.{}", quoted_identifier(&seq.column));
+            ends::by_seq(&rows, &seq, from).await.map(Some)
+        }
+        _ if u64::from(blocks) * BLOCK_BYTES <= LARGEST_BYTES => rows.count("true").await.map(Some),
+        _ if !captured.shape.is_partitioned() => ends::by_block(&rows, blocks).await.map(Some),
+        _ => Ok(None),
+    }
 }
 
-/// Whether the error only means that the number is unknown, for example because a table does not exist
-/// or this role may not read it.
+/// The rows of a table among which the waiting events are counted.
+struct CountedRows<'a> {
+    sql: &'a Sql,
+    reader: &'a TableReader,
+    window: ScanWindow<'a>,
+}
+
+impl CountedRows<'_> {
+    /// Counts the waiting events among the rows of `e` that meet the condition `bound`.
+    async fn count(&self, bound: &str) -> Result<PendingEvents> {
+        let id = self.reader.event_id_sql();
+        let (by_commit, by_occurred_at) = self.reader.oldest_ages_sql();
+        let statement = format!(
+            "select count(*), {by_commit}, {by_occurred_at} from {} e where {bound} and {} and {id} is not null \
+             and {}",
+            self.reader.table_sql(),
+            self.window.condition(),
+            has_no_row_sql(id)
+        );
+        let row = self.sql.query_one(&statement, &[]).await?;
+        let events: i64 = row.get(0);
+        // A time in the future counts as now.
+        let age = |column, by| {
+            let seconds: Option<f64> = row.get(column);
+            let age = Duration::try_from_secs_f64(seconds?).unwrap_or_default();
+            Some(EventAge { age, by })
+        };
+        let oldest = match events {
+            0 => PendingEvents::NONE.oldest,
+            _ => age(1, AgeClock::Commit).or_else(|| age(2, AgeClock::OccurredAt)),
+        };
+        Ok(PendingEvents {
+            events: events.unsigned_abs(),
+            oldest,
+            is_lower_bound: false,
+        })
+    }
+}
+
+/// Whether the error only means that the number is unknown, for example because a table does not exist or
+/// is locked, or because this role may not read it.
 fn is_not_known(error: &Error) -> bool {
     let codes = [
         Code::SchemaMissing,
@@ -133,6 +213,8 @@ fn is_not_known(error: &Error) -> bool {
         Code::SettingInvalid,
         Code::TableCaptured,
         Code::SlotBusy,
+        Code::PostgresTimeout,
+        Code::DiskFull,
     ];
     codes.contains(&error.code())
 }

@@ -1,15 +1,17 @@
 //! Prunes in the background of a running relay, by the setting `prune_after`.
 //!
-//! The rules and statements are those of the command ([`prune`]). This task decides only *when*:
+//! The task uses the rules and statements of the command ([`prune`]), and decides only *when* to prune:
 //!
 //! - It prunes while this relay holds the slot. A standby does not prune, and a relay that loses its
-//!   session stops within [`LOOK`]. Two relays may prune at the same time for a moment. That is as safe as
-//!   running the command next to a relay.
-//! - Delivery comes first: pruning stops while the relay is catching up, and has a connection and a task of
+//!   session stops within [`LOOK`]. So during a takeover two relays may prune at the same time for a
+//!   moment. That is as safe as running the command next to a relay.
+//! - Delivery comes first: the task stops while the relay is catching up, and it has a connection of
 //!   its own.
-//! - Errors end one run, never the session. The next attempt follows after a growing pause.
+//! - An error ends one run, never the session. The next run follows after a pause that grows with each
+//!   error.
 //!
-//! It keeps no state. Deleted rows are gone, so the next run begins where this one stopped.
+//! A run needs no state of the previous run: deleted rows are gone, so each run begins where the previous one
+//! stopped.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -22,20 +24,21 @@ use crate::postgres::connect;
 use crate::settings::Settings;
 use crate::store::relay_row;
 
-/// Limit of one chunk.
+/// Statement timeout, which bounds one chunk.
 const STATEMENT_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// How often the task looks whether it may prune.
+/// How often the task checks whether it may prune.
 const LOOK: Duration = Duration::from_secs(1);
 
-/// Bounds of the pause between two runs, which is a tenth of the retention.
+/// Minimum pause between two runs. The pause is a tenth of the retention, within this minimum and the
+/// maximum [`LONGEST_PAUSE`].
 const SHORTEST_PAUSE: Duration = Duration::from_secs(1);
+/// Maximum pause between two runs, also after errors.
 const LONGEST_PAUSE: Duration = Duration::from_secs(600);
 
 /// Pause after an error. Each further error in a row doubles it, up to [`LONGEST_PAUSE`].
 const FIRST_ERROR_PAUSE: Duration = Duration::from_secs(10);
 
-/// What a run needs.
 struct Pruner {
     settings: Arc<Settings>,
     request: PruneRequest,
@@ -43,7 +46,7 @@ struct Pruner {
     state: Arc<RelayState>,
 }
 
-/// Prunes until it is dropped. Returns at once if `prune_after` is off.
+/// Prunes until the future is dropped. Returns at once if `prune_after` is off.
 pub(crate) async fn run(settings: Arc<Settings>, metrics: Metrics, state: Arc<RelayState>) {
     let Some(older_than) = settings.prune_after else {
         return;
@@ -87,14 +90,15 @@ pub(crate) async fn run(settings: Arc<Settings>, metrics: Metrics, state: Arc<Re
 }
 
 impl Pruner {
-    /// Whether this relay holds the slot, and has no backlog.
+    /// Whether this relay holds the slot, and either keeps up or is only held up by Pub/Sub. A relay that
+    /// recovers, catches up or waits for PostgreSQL does not prune.
     fn may_prune(&self) -> bool {
         let state = self.metrics.condition(&self.state).state;
         self.metrics.holds_slot.get() == 1
             && matches!(state, State::Streaming | State::BlockedOnPubsub)
     }
 
-    /// Waits for this time, or until the next session begins.
+    /// Waits for the given time, or until the next session begins.
     async fn pause(&self, pause: Duration) {
         let (began, session) = (Instant::now(), self.metrics.sessions.get());
         while self.metrics.sessions.get() == session {
@@ -112,7 +116,7 @@ impl Pruner {
         }
     }
 
-    /// One run, until no more rows can be deleted. Its result goes to the metrics and to `outbox.relay`.
+    /// Prunes until no more rows can be deleted. Stores the result in the metrics and in `outbox.relay`.
     async fn prune(&self) -> Result<PruneReport> {
         let opened = connect(
             self.settings.database()?,
@@ -154,7 +158,8 @@ impl Pruner {
         ended
     }
 
-    /// Counts the rows of a step. Steps give totals for each table.
+    /// Adds the rows that were deleted since the previous step to the metrics. Each step contains a
+    /// total for its table.
     fn count(&self, step: &PruneStep<'_>, counted: &mut (String, u64)) {
         if counted.0 != step.what {
             *counted = (step.what.to_owned(), 0);
@@ -169,7 +174,7 @@ impl Pruner {
         counters.get_or_create(&KindLabel { kind }).inc_by(rows);
     }
 
-    /// `noted` are the notes of the previous run, which are not logged again.
+    /// Logs the result of a run. `noted` are the notes of the previous run, which are not logged again.
     fn log(&self, report: &PruneReport, noted: &mut Vec<String>) {
         let rows: u64 = report.tables.iter().map(|table| table.rows).sum();
         let records = report.dispatch.rows;

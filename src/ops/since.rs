@@ -1,8 +1,8 @@
-//! Parses a point in time that a person gives (`--since`), and finds the first rows at or after it.
+//! Parses a point in time that an operator gives (`--since`), and finds the first rows at or after it.
 //!
-//! Neither `seq` nor a commit position is a time, but both grow with time and have an index. We bisect
-//! along the index to find the first row of a time. This takes about 60 look-ups, and does not read the
-//! earlier rows.
+//! Neither `seq` nor a commit position is a time, but both grow with time and have an index. A binary search
+//! along the index finds the first row at or after the time. The search takes about 60 look-ups, and does not
+//! read the earlier rows.
 
 use std::fmt;
 use std::str::FromStr;
@@ -12,14 +12,15 @@ use slot_manager::{quoted_identifier, quoted_literal};
 use tokio_postgres::types::PgLsn;
 
 use crate::capture::claim::Captured;
+use crate::capture::shape::LOWEST_SEQ;
 use crate::capture::table::TableReader;
 use crate::error::{Code, Error, Result};
 use crate::postgres::Sql;
 use crate::settings::parse_duration;
 use crate::store::dispatch::history;
 
-/// The order of rows may differ a little from the order of their times, so the search begins this much
-/// earlier.
+/// How much before the given time the search begins, because the order of rows may differ a little from
+/// the order of their times.
 const MARGIN: &str = "interval '1 minute'";
 
 /// A point in time: a duration before now, or a time.
@@ -29,7 +30,7 @@ pub(crate) enum Since {
     At(String),
 }
 
-/// A point in time, as an SQL literal of PostgreSQL's own clock.
+/// A point in time by the server's clock, as an SQL expression.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct SinceTime(String);
 
@@ -68,7 +69,7 @@ impl Since {
 }
 
 impl Since {
-    /// The point in time in absolute form (UTC), so that it means the same when it is read later.
+    /// Returns the point in time in absolute form (UTC), so that it means the same when it is read later.
     ///
     /// # Errors
     /// The errors of [`resolve`](Self::resolve).
@@ -110,13 +111,12 @@ impl FromStr for Since {
 }
 
 impl SinceTime {
-    /// The time as an SQL expression.
     pub(crate) fn sql(&self) -> &str {
         &self.0
     }
 
-    /// The lowest `seq` of the rows from this time on, less a margin. `None` means all rows: the table is
-    /// empty, has no index on `seq`, or does not record when events happened.
+    /// Returns the lowest `seq` of the rows since [`MARGIN`] before this time. `None` means all rows:
+    /// the table is empty, has no index on `seq`, or does not record when events happened.
     pub(crate) async fn first_seq(
         &self,
         sql: &Sql,
@@ -129,7 +129,9 @@ impl SinceTime {
         };
         let column = format!("e.{}", quoted_identifier(&seq.column));
         let table = reader.table_sql();
-        let ends = format!("select min({column})::bigint, max({column})::bigint from {table} e");
+        let ends = format!(
+            "select min({column})::bigint, max({column})::bigint from {table} e where {column} >= {LOWEST_SEQ}"
+        );
         let ends = sql.query_one(&ends, &[]).await?;
         let (low, high): (Option<i64>, Option<i64>) = (ends.get(0), ends.get(1));
         let Some((mut low, high)) = low.zip(high) else {
@@ -153,7 +155,7 @@ impl SinceTime {
         Ok(Some(low))
     }
 
-    /// The first commit position in outbox.dispatch from this time on, less a margin.
+    /// Returns the first commit position in outbox.dispatch since [`MARGIN`] before this time.
     pub(crate) async fn first_commit(&self, sql: &Sql) -> Result<PgLsn> {
         history::first_commit(sql, &format!("{} - {MARGIN}", self.0)).await
     }

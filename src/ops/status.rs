@@ -19,13 +19,13 @@ pub(crate) use crate::store::relay_row::shown::ShownPruning;
 pub(crate) struct RelayStatus {
     pub(crate) slot: SlotSnapshot,
     pub(crate) tables: Vec<String>,
-    /// The rates of the last seconds; `None` in the first snapshot.
+    /// The rates of the last seconds. `None` in the first snapshot, and if the statistics were reset.
     pub(crate) rates: Option<EventRates>,
     /// The counts of the previous snapshots within [`AVERAGED`], and of this one. Never empty.
     counts: Vec<RowCounts>,
 }
 
-/// The time over which rates are averaged. A busy server process reports its counts once per second, so
+/// Period over which rates are averaged. A busy server process reports its counts once per second, so
 /// the difference of two snapshots within a second may be zero.
 const AVERAGED: Duration = Duration::from_secs(5);
 
@@ -37,8 +37,8 @@ struct RowCounts {
     recorded: u64,
 }
 
-/// Events per second, by PostgreSQL's statistics: over [`AVERAGED`], or since the previous snapshot if that
-/// was earlier.
+/// Events per second, according to PostgreSQL's statistics. They are averages over [`AVERAGED`], or over
+/// the time since the previous snapshot if that time is longer.
 #[derive(Debug, Clone, Copy, Serialize)]
 pub(crate) struct EventRates {
     /// Rows inserted into the captured tables.
@@ -92,7 +92,7 @@ impl RelayStatus {
         })
     }
 
-    /// Why delivery is held up or late, as the relay has recently recorded.
+    /// Returns why delivery is held up or late, as the relay has recently recorded.
     pub(crate) fn condition(&self) -> Option<&Condition> {
         self.slot.relay.as_ref()?.condition.as_ref()
     }
@@ -102,7 +102,6 @@ impl RelayStatus {
         self.slot.relay.as_ref()?.pruning.as_ref()
     }
 
-    /// The snapshot as one JSON object.
     pub(crate) fn json(&self) -> StatusJson<'_> {
         StatusJson {
             verdict: VerdictJson::of(&self.slot.verdict),
@@ -118,7 +117,7 @@ impl RelayStatus {
 }
 
 impl EventRates {
-    /// Adds the new counts to the earlier ones, and returns the average rates.
+    /// Adds the new counts to the earlier counts, and returns the average rates.
     fn averaged(counts: &mut Vec<RowCounts>, now: RowCounts) -> Option<Self> {
         let is_old = |counts: &RowCounts| now.at.saturating_duration_since(counts.at) > AVERAGED;
         while counts.len() > 1 && is_old(&counts[0]) {
@@ -129,7 +128,8 @@ impl EventRates {
         rates
     }
 
-    /// Returns `None` when no time has passed, or when the statistics were reset in between.
+    /// Returns the rates between two snapshots. `None` when no time has passed, or when the statistics
+    /// were reset in between.
     fn between(before: RowCounts, now: RowCounts) -> Option<Self> {
         let seconds = now.at.saturating_duration_since(before.at).as_secs_f64();
         let rate = |before: u64, now: u64| {
@@ -150,7 +150,7 @@ impl EventRates {
 mod tests {
     use super::*;
 
-    /// PostgreSQL adds 100 rows to its statistics at every second snapshot.
+    /// The statistics grow by 100 rows at every other snapshot.
     #[test]
     fn a_rate_is_steady_although_the_statistics_are_late() {
         let began = Instant::now();

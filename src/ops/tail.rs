@@ -1,10 +1,10 @@
 //! Follows outbox.dispatch: returns each record soon after the relay has written it.
 //!
-//! Records of the stream appear out of order, because keys do not wait for each other. But the slot
-//! confirms a position only when all earlier events of the stream are resolved. So each poll reads
-//! the records from the previous poll's confirmed position on, and leaves out the records that were
-//! already returned. A poll reads only the newest [`WINDOW`] records, so that memory does not grow
-//! while a topic holds the confirmed position back.
+//! Records of streamed events do not appear in commit order, because keys do not wait for each other.
+//! But the slot confirms a position only when all streamed events before it are resolved. So each poll
+//! reads the records from the previous poll's confirmed position on, and leaves out the records that
+//! were already returned. A poll reads only the newest [`WINDOW`] records, so that memory does not grow
+//! while a failing topic holds the confirmed position back.
 //!
 //! Each poll may use a new connection, so that the command survives a lost connection.
 //!
@@ -38,7 +38,7 @@ use crate::store::relay_row;
 /// Maximum number of records that one poll reads and that the command remembers.
 const WINDOW: usize = 10_000;
 
-/// Records in a page while catching up from `--since`.
+/// Number of records in a page while catching up from `--since`.
 const PAGE: usize = 1_000;
 
 /// The command's position in outbox.dispatch, and the records that it has returned.
@@ -123,7 +123,7 @@ impl<'a> Tail<'a> {
         self.poll(sql).await
     }
 
-    /// New notes for the reader of the output. Each note appears only once.
+    /// Returns the new notes for the reader of the output. Each note appears only once.
     pub(crate) fn take_notes(&mut self) -> Vec<&'static str> {
         std::mem::take(&mut self.notes)
     }
@@ -137,7 +137,7 @@ impl<'a> Tail<'a> {
     async fn confirmed(&mut self, sql: &Sql) -> Result<Option<EventPosition>> {
         let slot = slots::find(sql, &self.settings.slot).await?;
         if slot.is_none() {
-            self.note("the slot does not exist here: no relay writes records");
+            self.note("this server does not have the relay's slot: new records appear only if it is a standby of the relay's server");
         }
         let confirmed = slot.and_then(|slot| slot.confirmed_flush_lsn);
         Ok(confirmed.map(|lsn| EventPosition {
@@ -198,7 +198,7 @@ pub(crate) struct TailedMessage {
     pub(crate) data_base64: Option<String>,
 }
 
-/// Builds messages again from their rows, with the current settings.
+/// A reader that builds messages again from their rows, with the current settings.
 pub(crate) struct MessageReader {
     readers: Vec<TableReader>,
 }
@@ -219,7 +219,7 @@ impl MessageReader {
         Ok(Self { readers })
     }
 
-    /// The message of an event; `None` if its row is gone or cannot become a message.
+    /// Returns the message of an event; `None` if its row is gone or cannot become a message.
     ///
     /// # Errors
     /// Database errors.

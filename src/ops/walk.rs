@@ -13,8 +13,8 @@ use crate::capture::claim::Captured;
 use crate::capture::table::TableReader;
 use crate::error::Result;
 use crate::postgres::Sql;
-use crate::store::dispatch::RECORD_OF_ROW;
 use crate::store::dispatch::pruning::GO;
+use crate::store::dispatch::{RECORD_OF_ROW, check_readable};
 
 /// Maximum number of event names that one page returns for each verdict.
 pub(crate) const NAMED: usize = 10;
@@ -22,7 +22,7 @@ pub(crate) const NAMED: usize = 10;
 /// Maximum length of an event name, in characters.
 const NAME_CHARS: usize = 200;
 
-/// Usual number of rows in a block. This number determines how many blocks a page reads.
+/// Assumed number of rows in a block, from which the number of blocks in a page is computed.
 const ROWS_IN_A_BLOCK: u32 = 50;
 
 /// Makes the cost of a page proportional to its rows, even with wrong statistics. With these options
@@ -36,7 +36,7 @@ const PLAN: &str = "\
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum WalkAction {
     Read,
-    /// Read, without names of events.
+    /// Read without the names of events.
     Count,
     Delete,
 }
@@ -50,11 +50,19 @@ pub(super) struct VerdictGroup {
     pub(super) names: Vec<String>,
     /// The earliest time of these events, RFC 3339.
     pub(super) oldest: Option<String>,
-    /// Events that more than one request carried.
-    pub(super) sent_again: u64,
+    /// Events that Pub/Sub may have stored with more than one request. Replayed events do not count.
+    pub(super) sent_again: NamedCount,
+    /// Events with more than one `published` record.
+    pub(super) recorded_twice: NamedCount,
 }
 
-/// One page of a walk.
+/// A number of events, and the names of the first [`NAMED`] of them.
+#[derive(Debug, Default)]
+pub(super) struct NamedCount {
+    pub(super) events: u64,
+    pub(super) names: Vec<String>,
+}
+
 #[derive(Debug, Default)]
 pub(super) struct WalkedPage {
     pub(super) groups: Vec<VerdictGroup>,
@@ -63,7 +71,6 @@ pub(super) struct WalkedPage {
 }
 
 impl WalkedPage {
-    /// The rows with this verdict.
     pub(super) fn count(&self, verdict: &str) -> u64 {
         let groups = self.groups.iter().filter(|group| group.verdict == verdict);
         groups.map(|group| group.rows).sum()
@@ -72,30 +79,31 @@ impl WalkedPage {
 
 /// The position of a walk in its table.
 #[derive(Debug, Clone, PartialEq, Eq)]
-enum WalkPlace {
-    /// Among the rows with `seq`, after this row.
+enum WalkPosition {
+    /// Among the rows with `seq`, after the row with this `seq`, table OID and ctid.
     Numbered(i64, u32, String),
     /// Among the rows without an indexed `seq`: the block that the next page begins with.
     Blocks(u32),
     Done,
 }
 
-/// One walk over a table.
 #[derive(Debug)]
 pub(super) struct TableWalk<'a> {
     captured: &'a Captured,
     reader: &'a TableReader,
-    /// Rows in a page.
+    /// Number of rows in a page.
     rows: u32,
     verdict: String,
-    /// A condition on the rows of `e`, followed by `and`; empty for all rows.
+    /// A condition on the rows of `e`, followed by `and`; empty if the walk covers all rows.
     only: String,
     action: WalkAction,
-    place: WalkPlace,
+    position: WalkPosition,
 }
 
-/// Sets the planner options for walks.
+/// Sets the planner options for walks. Checks our own schema first: if one of its objects is missing, a walk would
+/// report that a captured table was altered.
 pub(super) async fn prepare(sql: &Sql) -> Result<()> {
+    check_readable(sql).await?;
     Ok(sql.batch_execute(PLAN).await?)
 }
 
@@ -109,9 +117,9 @@ impl<'a> TableWalk<'a> {
         verdict: String,
         action: WalkAction,
     ) -> Self {
-        let place = match captured.shape.numbered() {
-            Some(_) => WalkPlace::Numbered(i64::MIN, 0, "(0,0)".to_owned()),
-            None => WalkPlace::Blocks(0),
+        let position = match captured.shape.numbered() {
+            Some(_) => WalkPosition::Numbered(i64::MIN, 0, "(0,0)".to_owned()),
+            None => WalkPosition::Blocks(0),
         };
         Self {
             captured,
@@ -120,23 +128,25 @@ impl<'a> TableWalk<'a> {
             verdict,
             only: String::new(),
             action,
-            place,
+            position,
         }
     }
 
-    /// Leaves out the rows of `e` that do not satisfy this condition. For a walk that does not delete.
+    /// Leaves out the rows of `e` that do not satisfy this condition. Only for walks that do not
+    /// delete.
     pub(super) fn restrict_to(&mut self, condition: &str) {
         self.only = format!("{condition} and ");
     }
 
     /// Begins at the rows with this `seq`, and leaves out the rows with a lower `seq`.
     pub(super) fn skip_to_seq(&mut self, seq: i64) {
-        self.place = WalkPlace::Numbered(seq, 0, "(0,0)".to_owned());
+        self.position = WalkPosition::Numbered(seq, 0, "(0,0)".to_owned());
     }
 
-    /// Whether the walk now reads ranges of blocks, because the rows have no `seq` with an index.
+    /// Whether the walk now reads ranges of blocks. It does so if the table has no `seq` column with an index, and
+    /// for the rows whose `seq` is null.
     pub(super) fn is_by_blocks(&self) -> bool {
-        matches!(self.place, WalkPlace::Blocks(_))
+        matches!(self.position, WalkPosition::Blocks(_))
     }
 
     /// Ends the part with the rows that have a `seq`. Continues with the rows without a `seq`, if
@@ -147,25 +157,26 @@ impl<'a> TableWalk<'a> {
             .shape
             .numbered()
             .is_some_and(|s| s.is_nullable);
-        self.place = match (&self.place, nullable) {
-            (WalkPlace::Numbered(..), true) => WalkPlace::Blocks(0),
-            _ => WalkPlace::Done,
+        self.position = match (&self.position, nullable) {
+            (WalkPosition::Numbered(..), true) => WalkPosition::Blocks(0),
+            _ => WalkPosition::Done,
         };
     }
 
-    /// The next page, possibly without rows; `None` at the end.
+    /// Returns the next page, which may have no rows; `None` at the end.
     ///
     /// # Errors
     /// Errors of the statement. The next call then reads the same page again.
     pub(super) async fn next(&mut self, sql: &Sql) -> Result<Option<WalkedPage>, PgError> {
-        let (statement, next) = match &self.place {
-            WalkPlace::Done => return Ok(None),
-            WalkPlace::Numbered(seq, leaf, place) => (self.numbered_sql(*seq, *leaf, place), None),
-            WalkPlace::Blocks(from) => {
+        let (statement, next) = match &self.position {
+            WalkPosition::Done => return Ok(None),
+            WalkPosition::Numbered(seq, leaf, ctid) => (self.numbered_sql(*seq, *leaf, ctid), None),
+            WalkPosition::Blocks(from) => {
                 let to = from.saturating_add((self.rows / ROWS_IN_A_BLOCK).max(1));
-                // The last range is open-ended, because the table grows.
+                // The last range is open-ended, because the table may have grown since its size was
+                // read.
                 let to = Some(to).filter(|to| *to <= self.captured.shape.blocks);
-                let next = to.map_or(WalkPlace::Done, WalkPlace::Blocks);
+                let next = to.map_or(WalkPosition::Done, WalkPosition::Blocks);
                 (self.blocks_sql(*from, to), Some(next))
             }
         };
@@ -174,21 +185,26 @@ impl<'a> TableWalk<'a> {
         let mut last = None;
         for row in &rows {
             let count = |n| u64::try_from(row.get::<_, i64>(n)).unwrap_or_default();
-            page.rows = count(8);
-            page.deleted = count(9);
-            last = Some((row.get::<_, Option<i64>>(5), row.get(6), row.get(7)));
+            page.rows = count(7);
+            page.deleted = count(8);
+            last = Some((row.get::<_, Option<i64>>(4), row.get(5), row.get(6)));
+            let named = |n| NamedCount {
+                events: count(n),
+                names: row.get(n + 1),
+            };
             page.groups.push(VerdictGroup {
                 verdict: row.get(0),
                 rows: count(1),
                 names: row.get(2),
                 oldest: row.get(3),
-                sent_again: count(4),
+                sent_again: named(9),
+                recorded_twice: named(11),
             });
         }
         match (next, last) {
-            (Some(next), _) => self.place = next,
-            (None, Some((Some(seq), leaf, place))) if page.rows >= u64::from(self.rows) => {
-                self.place = WalkPlace::Numbered(seq, leaf, place);
+            (Some(next), _) => self.position = next,
+            (None, Some((Some(seq), leaf, ctid))) if page.rows >= u64::from(self.rows) => {
+                self.position = WalkPosition::Numbered(seq, leaf, ctid);
             }
             (None, _) => self.end_numbered(),
         }
@@ -200,11 +216,11 @@ impl<'a> TableWalk<'a> {
         Some(format!("e.{}", quoted_identifier(&seq.column)))
     }
 
-    fn numbered_sql(&self, seq: i64, leaf: u32, place: &str) -> String {
+    fn numbered_sql(&self, seq: i64, leaf: u32, ctid: &str) -> String {
         let column = self.seq_sql().unwrap_or_default();
         let which = format!(
             "{only}{column} >= '{seq}'::bigint and ({column}, e.tableoid, e.ctid) \
-                 > ('{seq}'::bigint, '{leaf}'::oid, '{place}'::tid) \
+                 > ('{seq}'::bigint, '{leaf}'::oid, '{ctid}'::tid) \
              order by {column}, e.tableoid, e.ctid limit {}",
             self.rows,
             only = self.only,
@@ -223,8 +239,8 @@ impl<'a> TableWalk<'a> {
         self.page_sql("null::bigint", &format!("{}{range}", self.only), &range)
     }
 
-    /// The statement of one page. `which` selects the rows to compare. `again` is a wider condition with
-    /// which the delete finds these rows again through an index.
+    /// Returns the statement of one page. `which` selects the rows to compare. `again` is a wider
+    /// condition with which the delete finds these rows again through an index.
     fn page_sql(&self, seq: &str, which: &str, again: &str) -> String {
         let delete = match self.action {
             WalkAction::Read | WalkAction::Count => "select 1 where false".to_owned(),
@@ -241,25 +257,37 @@ impl<'a> TableWalk<'a> {
              judged as materialized (select r.*, {verdict} as verdict from recorded r), \
              gone as ({delete}) \
              select j.verdict, count(*), \
-                 coalesce((array_agg({name} order by j.seq) filter (where {name} is not null))\
-                     [1:{NAMED}], '{{}}'), \
+                 {names}, \
                  to_char(min(coalesce(j.at, j.committed_at)) at time zone 'UTC', \
                      'YYYY-MM-DD\"T\"HH24:MI:SS\"Z\"'), \
-                 count(*) filter (where j.attempts > 1), last.seq, last.leaf, last.place, \
-                 (select count(*) from looked), (select count(*) from gone) \
+                 last.seq, last.leaf, last.place, \
+                 (select count(*) from looked), (select count(*) from gone), \
+                 count(*) filter (where j.is_sent_again), {sent_again}, \
+                 count(*) filter (where j.is_recorded_twice), {recorded_twice} \
              from judged j cross join \
                  (select seq, leaf, place::text from looked \
                   order by looked.seq desc, looked.leaf desc, looked.place desc limit 1) last \
              group by j.verdict, last.seq, last.leaf, last.place order by j.verdict",
             row = self.row_sql(seq),
-            name = self.name_sql(),
+            names = self.names_sql("true"),
+            sent_again = self.names_sql("j.is_sent_again"),
+            recorded_twice = self.names_sql("j.is_recorded_twice"),
             verdict = self.verdict,
         )
     }
 
-    /// An SQL expression for the name of a row `j` in the report; null if the walk deletes. If a
-    /// name is not plain ASCII, the server may be unable to send the name, so the report shows the
-    /// event id instead.
+    /// Returns an SQL expression for the names of the first [`NAMED`] rows `j` that fulfil this condition.
+    fn names_sql(&self, which: &str) -> String {
+        let name = self.name_sql();
+        format!(
+            "coalesce((array_agg({name} order by j.seq) filter (where {name} is not null and {which}))\
+                 [1:{NAMED}], '{{}}')"
+        )
+    }
+
+    /// Returns an SQL expression for the name of a row `j` in the report; null unless the action is `Read`.
+    /// If a name is not plain ASCII, the server may be unable to send the name, so the report shows the event
+    /// id instead.
     fn name_sql(&self) -> String {
         match self.action {
             WalkAction::Count | WalkAction::Delete => "null::text".to_owned(),
@@ -273,14 +301,13 @@ impl<'a> TableWalk<'a> {
     /// Returns the query for the columns that a verdict may use, in addition to the columns of
     /// [`RECORD_OF_ROW`].
     fn row_sql(&self, seq: &str) -> String {
-        let Captured { record, shape } = self.captured;
         format!(
             "select {seq} as seq, e.tableoid as leaf, e.ctid as place, {id} as id, {name} as name, \
                  {xid} as xid, ({ours}) as is_ours, ({new}) as is_uncompared, {at} as at \
              from {table} e",
             id = self.reader.event_id_sql(),
             name = self.reader.name_sql(),
-            xid = shape.inserted_xid_sql(&record.added_xids),
+            xid = self.captured.inserted_xid_sql(),
             ours = ours_sql(self.captured),
             new = uncompared_sql(self.captured),
             at = self
@@ -292,8 +319,8 @@ impl<'a> TableWalk<'a> {
     }
 }
 
-/// An SQL condition on a row `e`: the relay must publish the row. Rows that were inserted before
-/// capturing of the table began do not meet the condition.
+/// Returns an SQL condition on a row `e`: the relay must publish the row. Rows that were inserted before the
+/// capture of the table began do not meet the condition.
 pub(super) fn ours_sql(captured: &Captured) -> String {
     let ours = ScanWindow {
         from_xid: 0,
@@ -302,7 +329,7 @@ pub(super) fn ours_sql(captured: &Captured) -> String {
     ours.condition()
 }
 
-/// An SQL condition on a row `e`: the row is in a table or partition that the relay has not compared
+/// Returns an SQL condition on a row `e`: the row is in a table or partition that the relay has not compared
 /// yet. Such rows may still be waiting although their transactions are old.
 pub(super) fn uncompared_sql(captured: &Captured) -> String {
     let Captured { record, shape } = captured;

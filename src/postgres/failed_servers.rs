@@ -1,5 +1,5 @@
-//! Collects the configured servers that a session could not use, and decides whether to try the
-//! next one.
+//! Collects the configured servers that a session could not use, and decides whether the session tries
+//! the next one.
 
 use crate::error::{Code, Error, Result};
 
@@ -8,10 +8,10 @@ use crate::error::{Code, Error, Result};
 pub(super) struct FailedServers(Vec<Error>);
 
 impl FailedServers {
-    /// Adds a server that cannot be used, with the reason.
+    /// Adds the error of a server that cannot be used.
     ///
     /// # Errors
-    /// The error itself, if the remaining servers must not be tried.
+    /// The same error, if the remaining servers must not be tried.
     pub(super) fn add(&mut self, error: Error) -> Result<()> {
         match error.code() {
             Code::PostgresUnreachable | Code::PostgresStopping | Code::PostgresStandby => {
@@ -23,8 +23,8 @@ impl FailedServers {
         }
     }
 
-    /// Returns the error if every server has failed, with the reason for each server. The code comes
-    /// from the last server that answered, or is `postgres-unreachable` if none did.
+    /// Returns one error for all servers that failed, with the reason for each. Its code comes from the
+    /// last server that answered, or is `postgres-unreachable` if none did.
     pub(super) fn into_error(mut self) -> Error {
         if self.0.len() == 1 {
             return self.0.remove(0);

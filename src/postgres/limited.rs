@@ -1,9 +1,9 @@
 //! Limits how long an SQL session waits for the server.
 //!
 //! A proxy can keep our connection open, and answer keepalives, after the server behind it is gone.
-//! The session would then wait forever. So this stream fails if an answer is outstanding and no bytes
-//! have moved in either direction for too long. The limit is longer than `statement_timeout`, so a
-//! reachable server reports its own timeout first.
+//! Without a limit, the session would then wait forever. So this stream fails if an answer is outstanding
+//! and no bytes have moved in either direction for too long. The limit is longer than
+//! `statement_timeout`, so a server that can be reached reports its own timeout first.
 
 use std::future::{Ready, ready};
 use std::io;
@@ -18,11 +18,11 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::time::{Instant, Sleep, sleep};
 use tokio_postgres::tls::{ChannelBinding, TlsConnect, TlsStream};
 
-/// The time limit for an answer is `statement_timeout` plus this grace period.
+/// Grace period after `statement_timeout`. The time limit for an answer is the sum of the two.
 const GRACE: Duration = Duration::from_secs(5);
 
-/// The time limit for an answer, and the time since when an outstanding answer has been silent. The session
-/// and its stream share this value.
+/// The time limit for an answer, and the time of the last byte while an answer is outstanding. The
+/// session and its stream share this value.
 #[derive(Debug, Clone, Default)]
 pub(super) struct AnswerLimit(Arc<Answers>);
 
@@ -35,7 +35,8 @@ struct Answers {
 }
 
 impl AnswerLimit {
-    /// Sets the limit for a session with this `statement_timeout`. Zero means no limit, as on the server.
+    /// Sets the limit for a session with this `statement_timeout`. Zero means no limit, as it does on the
+    /// server.
     pub(super) fn set(&self, statement_timeout: Duration) {
         let limit = match statement_timeout {
             Duration::ZERO => Duration::ZERO,
@@ -69,8 +70,8 @@ pub(super) struct Limited<S> {
     limit: AnswerLimit,
     requests: Frames,
     answers: Frames,
-    /// Number of requests without a complete answer. The client may send a request before it has read the
-    /// answer to the previous request.
+    /// Number of requests without a complete answer. It can be more than one, because the client may send
+    /// a request before it has read the answer to the previous request.
     outstanding: u32,
     timer: Pin<Box<Sleep>>,
 }
@@ -90,7 +91,7 @@ impl<S> Limited<S> {
     fn sent(&mut self, bytes: &[u8]) {
         let outstanding = &mut self.outstanding;
         self.requests.read(bytes, |kind| match kind {
-            // The startup message, Query and Sync: each is answered by a ReadyForQuery.
+            // The server answers each startup message, Query and Sync with a ReadyForQuery.
             STARTUP | b'Q' | b'S' => *outstanding += 1,
             _ => {}
         });
@@ -100,9 +101,8 @@ impl<S> Limited<S> {
     fn received(&mut self, bytes: &[u8]) {
         let outstanding = &mut self.outstanding;
         self.answers.read(bytes, |kind| {
-            // `G` is CopyInResponse: the client must now send data. The server never answers the
-            // Sync that the client sent before the data. It answers the Sync that the client sends
-            // after the data.
+            // `G` is CopyInResponse: the client must now send data. The server never answers the Sync
+            // that the client sent before the data. It answers only the Sync after the data.
             if matches!(kind, b'Z' | b'G') {
                 *outstanding = outstanding.saturating_sub(1);
             }
@@ -114,7 +114,7 @@ impl<S> Limited<S> {
         *self.limit.silence() = (self.outstanding > 0).then(Instant::now);
     }
 
-    /// Fails if the limit has passed. Otherwise schedules a wakeup for the time when it will have passed.
+    /// Fails if the limit has passed. Otherwise schedules a wakeup for the time at which the limit passes.
     fn poll_limit(&mut self, cx: &mut Context<'_>) -> Poll<io::Error> {
         loop {
             let (Some(since), Some(limit)) = (self.limit.silent_since(), self.limit.get()) else {
@@ -162,7 +162,8 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Limited<S> {
                 self.limit.silence().get_or_insert_with(Instant::now);
             }
         }
-        // The timer wakes the session's driver, which always polls for reading before writing.
+        // Reading and writing share one timer. When the timer ends, the session's driver wakes up and polls
+        // for reading first. Reading then fails, because the limit has passed.
         match self.poll_limit(cx) {
             Poll::Ready(error) => Poll::Ready(Err(error)),
             Poll::Pending => written,
@@ -187,7 +188,8 @@ impl TlsStream for Limited<Wire> {
     }
 }
 
-/// Gives tokio-postgres the open stream instead of a TLS handshake.
+/// Passes the stream to tokio-postgres instead of a TLS handshake. The stream is already open, with or
+/// without TLS.
 pub(super) struct AlreadyOpen;
 
 impl TlsConnect<Limited<Wire>> for AlreadyOpen {
@@ -200,11 +202,11 @@ impl TlsConnect<Limited<Wire>> for AlreadyOpen {
     }
 }
 
-/// Stands in for the type of the startup message, which has no type byte.
+/// Used as the type of the startup message, which has no type byte.
 const STARTUP: u8 = 0;
 
-/// Splits one direction of the stream into messages. A message begins with its type (one byte) and its
-/// length (four bytes, which count themselves). Source: PostgreSQL manual, "Message Formats".
+/// Splits the bytes of one direction into messages. A message begins with its type (one byte) and its
+/// length (four bytes, which include the length itself). Source: PostgreSQL manual, "Message Formats".
 struct Frames {
     has_type: bool,
     head: [u8; 5],
@@ -214,7 +216,7 @@ struct Frames {
 }
 
 impl Frames {
-    /// The first message of the client has no type.
+    /// Expects a first message without a type byte, which is the client's startup message.
     fn of_client() -> Self {
         Self {
             has_type: false,
@@ -267,7 +269,7 @@ mod tests {
     const ROW: &[u8] = b"D\0\0\0\x08\0\0ZZ";
     const READY: &[u8] = b"Z\0\0\0\x05I";
 
-    /// A session that is logged in and idle.
+    /// Opens a session that is logged in and idle.
     async fn session() -> (Limited<DuplexStream>, DuplexStream) {
         let (client, mut server) = duplex(64);
         let mut session = Limited::new(client, AnswerLimit::default());
@@ -291,7 +293,7 @@ mod tests {
         assert_eq!(read(session).await.unwrap(), bytes.len());
     }
 
-    /// Waits until the session gives up, and returns how long that took.
+    /// Waits until the session fails, and returns how long that took.
     async fn silent_for(session: &mut Limited<DuplexStream>) -> Duration {
         let began = Instant::now();
         let error = read(session).await.unwrap_err();
@@ -331,7 +333,7 @@ mod tests {
         assert!(silent_for(&mut session).await > LIMIT / 2);
     }
 
-    /// The client closes a statement and sends the next one at once.
+    /// The client sends the request that closes a statement, and at once the next statement.
     #[tokio::test]
     async fn every_request_that_was_sent_ahead_is_waited_for() {
         let (mut session, mut server) = session().await;
@@ -353,7 +355,7 @@ mod tests {
         assert!(is_patient(&mut session).await);
     }
 
-    /// The server answers once to the two Syncs around the data.
+    /// The server sends one answer to the two Syncs before and after the data.
     #[tokio::test]
     async fn a_session_is_idle_after_a_copy() {
         let (mut session, mut server) = session().await;

@@ -1,8 +1,9 @@
 //! Detects a dead connection of a session whose statements may take long.
 //!
-//! A timeout would end a statement on a large table on every attempt. TCP keepalives do not help
-//! either: a proxy may answer them while it no longer forwards anything. So while an answer is
-//! outstanding, we ask the server over another connection whether it is still working on the statement.
+//! A statement on a large table may take so long that a timeout would end it on every attempt. TCP
+//! keepalives do not help either, because a proxy may answer them while it no longer forwards anything.
+//! So while an answer is outstanding, we ask the server over another connection whether it is still
+//! working on the statement.
 
 use std::time::Duration;
 
@@ -15,14 +16,15 @@ use super::limited::AnswerLimit;
 use super::sql::{Sql, connect, log_dead};
 use crate::error::Result;
 
-/// Poll interval for the server process. An answer in transit arrives within this time.
+/// Poll interval for the state of the server process. It is long enough for an answer in transit to
+/// arrive.
 const POLL_INTERVAL: Duration = Duration::from_secs(10);
 
-/// Time limit of one poll.
+/// Time limit for one poll.
 const CHECK_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Opens a session whose statements may take any amount of time, or up to `statement_timeout` if this is not
-/// 0. The session ends if the server has finished a statement, but the answer does not arrive.
+/// Opens a session whose statements may take any amount of time, or up to `statement_timeout` if this is
+/// not 0. The session ends if the server has finished a statement, but the answer does not arrive.
 ///
 /// # Errors
 /// Errors of the connection.
@@ -44,7 +46,7 @@ pub(crate) async fn connect_patiently(
     Ok(sql)
 }
 
-/// Ends a session if the connection has lost an answer.
+/// Ends a session whose connection has lost an answer.
 struct Watchdog {
     target: Target,
     process: ServerProcess,
@@ -54,7 +56,7 @@ struct Watchdog {
 
 impl Watchdog {
     async fn run(self) {
-        // The beginning of the silence in which the last poll found that the server had finished.
+        // Start of the silence, if the last poll found that the server had finished the statement.
         let mut done_in = None;
         loop {
             let Some(since) = self.answers.silent_since() else {

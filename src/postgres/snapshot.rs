@@ -1,4 +1,4 @@
-//! Reads PostgreSQL's `pg_snapshot`: the transactions that had ended at one moment.
+//! Parses PostgreSQL's `pg_snapshot`, which says which transactions had ended at one moment.
 
 use std::fmt;
 use std::str::FromStr;
@@ -12,17 +12,17 @@ use crate::error::{Code, Error, Result};
 pub(crate) struct Snapshot {
     xmin: u64,
     xmax: u64,
-    /// Transactions from `xmin` to `xmax` that had not ended, ascending.
+    /// Transactions from `xmin` to `xmax` that had not ended, in ascending order.
     running: Vec<u64>,
 }
 
 impl Snapshot {
-    /// Every transaction older than this had ended.
+    /// The lower bound of the snapshot: all transactions before this one had ended.
     pub(crate) fn xmin(&self) -> u64 {
         self.xmin
     }
 
-    /// This transaction and all later ones had not ended.
+    /// The upper bound of the snapshot: this transaction and all later ones had not ended.
     pub(crate) fn xmax(&self) -> u64 {
         self.xmax
     }
@@ -32,9 +32,25 @@ impl Snapshot {
         xid < self.xmin || xid < self.xmax && self.running.binary_search(&xid).is_err()
     }
 
+    /// The snapshot that shows exactly the transactions below `xid`.
+    pub(crate) fn of_all_below(xid: u64) -> Self {
+        Self {
+            xmin: xid,
+            xmax: xid,
+            running: Vec::new(),
+        }
+    }
+
+    /// Like [`shows`](Self::shows), for a transaction of which only the lower 32 bits are known. The
+    /// transaction must be less than 2^31 transactions before or after this snapshot.
+    pub(crate) fn shows_recent(&self, xid: u32) -> bool {
+        let distance = i64::from(xid.wrapping_sub(self.xmax as u32).cast_signed());
+        self.shows(self.xmax.saturating_add_signed(distance))
+    }
+
     /// Whether any transaction has ended according to this snapshot, but is still running according to `now`.
-    /// This happens with the snapshot of a new slot. PostgreSQL makes that snapshot from the WAL, which
-    /// contains a commit a moment before other sessions see the transaction's changes.
+    /// This happens with the snapshot of a new slot, which PostgreSQL makes from the WAL. The WAL contains a
+    /// commit a moment before other sessions see the transaction's changes.
     pub(crate) fn is_ahead_of(&self, now: &Snapshot) -> bool {
         now.running.iter().any(|xid| self.shows(*xid))
             || (now.xmax..self.xmax).any(|xid| self.shows(xid))
@@ -59,9 +75,9 @@ fn parse(text: &str) -> Option<Snapshot> {
     let running = parts.next()?.split(',').filter(|xid| !xid.is_empty());
     let mut running: Vec<u64> = running.map(|xid| xid.parse().ok()).collect::<Option<_>>()?;
     running.sort_unstable();
-    // The snapshot of a new slot may have `xmax` below `xmin`. PostgreSQL prints such a snapshot, but
-    // refuses its text as input. PostgreSQL compares with `xmin` first, so raising `xmax` to `xmin`
-    // changes nothing.
+    // In the snapshot of a new slot, `xmax` can be below `xmin`. PostgreSQL prints such a snapshot, but
+    // refuses its text as input. PostgreSQL compares with `xmin` first, so raising `xmax` to `xmin` does
+    // not change which transactions are visible.
     let xmax = xmax.max(xmin);
     Some(Snapshot {
         xmin,
@@ -81,7 +97,22 @@ impl fmt::Display for Snapshot {
     }
 }
 
-/// The current snapshot.
+/// Returns the id of a new transaction, which has already ended. Every transaction that was open at this
+/// moment and had an id has a lower id.
+///
+/// # Errors
+/// Errors of the statement.
+pub(crate) async fn own_transaction_id(sql: &impl GenericClient) -> Result<u64> {
+    const STATEMENT: &str = "SELECT pg_catalog.pg_current_xact_id()::text";
+    let row = sql.query_one(STATEMENT, &[]).await?;
+    let xid: &str = row.get(0);
+    xid.parse().map_err(|e| {
+        let what = format!("the server returned {xid:?} as a transaction id");
+        Error::new(Code::Internal, what).caused_by(e)
+    })
+}
+
+/// Returns the current snapshot.
 ///
 /// # Errors
 /// Errors of a statement.
@@ -114,6 +145,14 @@ mod tests {
     fn transaction_ids_beyond_32_bits_are_compared_in_full() {
         let s = snapshot("4294967290:4294967300:4294967296");
         assert!(s.shows(4_294_967_299) && !s.shows(4_294_967_296) && s.shows(3));
+    }
+
+    #[test]
+    fn the_lower_half_of_a_transaction_id_is_enough_near_the_snapshot() {
+        let s = snapshot("4294967290:4294967300:4294967296");
+        assert!(s.shows_recent(3) && !s.shows_recent(0) && !s.shows_recent(4));
+        assert!(s.shows_recent(4_294_967_200) && !s.shows_recent(1_000));
+        assert!(snapshot("5:5:").shows_recent(4) && !snapshot("5:5:").shows_recent(5));
     }
 
     #[test]

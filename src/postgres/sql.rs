@@ -1,4 +1,4 @@
-//! Opens an SQL session, and explains why a session could not be opened.
+//! Opens an SQL session, and says why a session could not be opened.
 
 use std::io::ErrorKind;
 use std::ops::Deref;
@@ -18,22 +18,24 @@ use super::failed_servers::FailedServers;
 use super::limited::{AlreadyOpen, AnswerLimit, Limited};
 use crate::error::{Code, Error, LoginFor, Result};
 
-/// TCP keepalives detect a dead peer, because SQL sessions have no liveness check of their own.
+/// TCP keepalives for SQL sessions. They detect that the other side is gone, because an idle SQL session has
+/// no liveness check of its own.
 const LIVENESS: Liveness = Liveness {
     idle: Duration::from_secs(10),
     interval: Some((Duration::from_secs(5), 2)),
     user_timeout: Duration::from_secs(20),
 };
 
-/// An open SQL session; closes when dropped. If the server owes an answer for a little longer than the
-/// statement timeout, the session ends.
+/// An open SQL session; dropping this value closes it. The session also ends if the server owes an answer and
+/// is silent for a little longer than the statement timeout.
 #[derive(Debug)]
 pub struct Sql {
     client: Client,
     target: Target,
     limit: AnswerLimit,
     driver: JoinHandle<()>,
-    /// Ends the session when it is dead; see [`connect_patiently`](super::connect_patiently).
+    /// The task that ends the session when its connection is dead; see
+    /// [`connect_patiently`](super::connect_patiently).
     watchdog: Option<JoinHandle<()>>,
 }
 
@@ -51,13 +53,13 @@ impl Sql {
         &self.target
     }
 
-    /// The client, for a transaction.
+    /// The client, which is needed to begin a transaction.
     pub fn client_mut(&mut self) -> &mut Client {
         &mut self.client
     }
 
-    /// Switches off the session's own time limit for answers, for commands that a person can interrupt.
-    /// The server's `statement_timeout` stays.
+    /// Switches off the session's own time limit for answers, for commands that an operator can
+    /// interrupt. The server's `statement_timeout` stays in force.
     pub(crate) fn wait_without_limit(&self) {
         self.limit.set(Duration::ZERO);
     }
@@ -67,14 +69,34 @@ impl Sql {
         &self.limit
     }
 
-    /// Ends the session from outside.
+    /// Returns a handle with which another task can end the session.
     pub(super) fn abort_handle(&self) -> AbortHandle {
         self.driver.abort_handle()
     }
 
-    /// Gives the session a task that lives as long as the session.
+    /// Adds a task that runs as long as the session.
     pub(super) fn watch(&mut self, watchdog: JoinHandle<()>) {
         self.watchdog = Some(watchdog);
+    }
+
+    /// Limits how long each statement waits for a lock. Zero means no limit.
+    ///
+    /// # Errors
+    /// Errors of a statement.
+    pub(crate) async fn limit_lock_waits(&self, timeout: Duration) -> Result<()> {
+        let statement = format!("SET lock_timeout = {}", timeout.as_millis());
+        Ok(self.batch_execute(&statement).await?)
+    }
+
+    /// Makes the commits of this session return without waiting for synchronous standby servers. Otherwise a
+    /// missing standby server would block this session, and others would see the old values of its rows. Use
+    /// this only for progress that only grows: after a failover, an older value costs some work, and nothing
+    /// else.
+    ///
+    /// # Errors
+    /// Errors of a statement.
+    pub(crate) async fn commit_locally(&self) -> Result<()> {
+        Ok(self.batch_execute("SET synchronous_commit = local").await?)
     }
 
     /// Changes the statement timeout. Zero means no timeout.
@@ -100,7 +122,7 @@ impl Drop for Sql {
 }
 
 /// Opens a session on the first usable server, with this `application_name` and statement timeout.
-/// `servers` are the [`Servers`](super::Servers) of the settings, or one [`Target`].
+/// `servers` are the configured [`Servers`](super::Servers), or one [`Target`].
 ///
 /// # Errors
 /// `postgres-unreachable`, `postgres-tls`, `postgres-authentication`, `postgres-standby`, or the code of
@@ -148,8 +170,7 @@ async fn log_in(
     if let Some(password) = connection::password(target).await? {
         config.password(password.as_bytes());
     }
-    // During the login there is no limit for answers, because `connect_timeout` limits the whole
-    // login.
+    // There is no limit for answers during the login, because `connect_timeout` limits the whole login.
     let limit = AnswerLimit::default();
     let logging_in = config.connect_raw(Limited::new(wire, limit.clone()), AlreadyOpen);
     let (client, driving) = logging_in.await.map_err(|e| refused(e, target))?;
@@ -175,7 +196,7 @@ async fn log_in(
     Ok(sql)
 }
 
-/// Logs why a session ended. The errors of its statements only say that the session is closed.
+/// Logs why a session ended, because the errors of its statements only say that the session is closed.
 fn log_end(error: &tokio_postgres::Error) {
     let cause = std::error::Error::source(error);
     match cause.and_then(|cause| cause.downcast_ref::<std::io::Error>()) {
@@ -207,34 +228,46 @@ fn config(target: &Target, application_name: &str, statement_timeout: Duration) 
             target.options.as_deref(),
             statement_timeout.as_millis(),
         ))
-        // `replication` has handled TLS before tokio-postgres gets the stream. With these two settings,
-        // tokio-postgres uses the stream unchanged.
+        // `replication` has already set up TLS on the stream. With these two settings, tokio-postgres
+        // uses the stream unchanged.
         .ssl_mode(PgSslMode::Require)
         .ssl_negotiation(SslNegotiation::Direct);
     config
 }
 
-/// The error for a failed login on an open stream.
+/// Returns the error for a login that failed on an open stream.
 fn refused(error: tokio_postgres::Error, target: &Target) -> Error {
     if let Some(db) = error.as_db_error() {
         let (sqlstate, routine) = (db.code().code(), db.routine().unwrap_or_default());
         let what = format!("cannot log in as {target}");
-        return Error::of_login(sqlstate, routine, db.message(), LoginFor::Sql, &what);
+        let error = Error::of_login(sqlstate, routine, db.message(), LoginFor::Sql, &what);
+        return with_password_advice(error, target).for_role(&target.user, &target.database);
     }
     let is_of_the_network =
         std::error::Error::source(&error).is_some_and(|cause| cause.is::<std::io::Error>());
     if error.is_closed() || is_of_the_network {
         return Error::from(unreachable(target)).caused_by(error);
     }
-    // Neither the server nor the network reported an error. The server wants a password but none is set,
-    // or wants a login method that is not supported, or does not support channel binding.
+    // Neither the server nor the network reported an error, so the client gave up. The server requires a
+    // password but none is set, or it requires a login method that is not supported, or it does not
+    // support channel binding.
     let failed = Error::new(
         Code::PostgresAuthentication,
         format!("cannot log in as {target}"),
     );
     match target.channel_binding {
         ChannelBinding::Require => failed.hint(CHANNEL_BINDING_HINT).caused_by(error),
-        _ => failed.caused_by(error),
+        _ => with_password_advice(failed, target).caused_by(error),
+    }
+}
+
+/// Names the source of the password in the hint of a refused login.
+fn with_password_advice(error: Error, target: &Target) -> Error {
+    let is_refused = error.code() == Code::PostgresAuthentication;
+    let advice = is_refused.then(|| connection::password_advice(target));
+    match advice.flatten() {
+        Some(advice) => error.hint(advice),
+        None => error,
     }
 }
 

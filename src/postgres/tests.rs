@@ -1,6 +1,6 @@
 //! Tests which servers each kind of session trusts, with real servers and TLS. Each kind of session is
-//! tested separately: in the relay the SQL session always connects first, and would hide a replication
-//! session with lax checks.
+//! tested separately. In the relay the SQL session always connects first, so it would hide lax checks of
+//! the replication session.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -38,7 +38,7 @@ impl Authority {
         }
     }
 
-    /// A certificate for `name`, valid from 2000 until the year `until`.
+    /// Signs a certificate for `name`, valid from 2000 until the year `until`.
     fn sign(&self, name: &str, until: i32) -> Tls {
         let mut params = CertificateParams::new(vec![name.to_owned()]).unwrap();
         params.not_before = date_time_ymd(2000, 1, 1);
@@ -52,7 +52,7 @@ impl Authority {
     }
 }
 
-/// A server with this certificate and a slot `s`.
+/// Starts a server with this certificate and a slot `s`.
 async fn server(tls: Tls) -> ScratchPostgres {
     let server = ScratchPostgres::builder()
         .tls(tls)
@@ -189,7 +189,7 @@ async fn verify_ca_checks_everything_but_the_name_in_both_kinds_of_session() {
     }
 }
 
-/// Terminates the client's TLS, opens TLS to the server, and passes bytes between the two.
+/// Accepts TLS from the client, opens TLS to the server, and passes bytes between the two.
 async fn pass_on(
     mut client: TcpStream,
     acceptor: TlsAcceptor,
@@ -209,8 +209,8 @@ async fn pass_on(
     Ok(())
 }
 
-/// A man in the middle who terminates TLS on both sides and passes bytes between them. Returns the
-/// port.
+/// Starts a man in the middle, who terminates TLS on both sides and passes bytes between them. Returns
+/// its port.
 async fn man_in_the_middle(server: &ScratchPostgres, authority: &Authority) -> u16 {
     let provider = Arc::new(rustls::crypto::ring::default_provider());
     let certificate = authority.sign("localhost", 2100);
@@ -238,7 +238,7 @@ async fn man_in_the_middle(server: &ScratchPostgres, authority: &Authority) -> u
     tokio::spawn(async move {
         loop {
             let (client, _) = listener.accept().await.unwrap();
-            // The outcome is visible at the client and the server.
+            // Ignore the result, because it is visible at the client and the server.
             tokio::spawn(pass_on(client, acceptor.clone(), server, connector.clone()));
         }
     });
@@ -297,7 +297,7 @@ async fn a_login_is_bound_to_the_servers_certificate_in_both_kinds_of_session() 
             assert_eq!(opened.is_ok(), is_good, "{what}");
             if let Err(error) = opened {
                 assert_eq!(error.code(), Code::PostgresAuthentication, "{what}");
-                // If the server itself refuses the login, the error has the server's own words.
+                // If the server itself refuses the login, the error contains the server's message.
                 let is_unbound = port != between;
                 assert_eq!(
                     error.hint_text() == CHANNEL_BINDING_HINT,

@@ -1,118 +1,81 @@
-//! Recovers from a lost slot without losing data: creates a new slot, publishes from the tables all
-//! unresolved rows that the new slot will not bring, and then continues with the stream.
+//! Recovers from a lost slot without losing data: creates a new slot, publishes from the tables all unresolved
+//! rows that the new slot does not stream, and then continues with the stream. If the slot is fine, and only its
+//! stream may have left out rows, the recovery keeps the slot.
 //!
 //! The order of the steps makes this safe (docs/adr/0011-recovery.md):
 //!
-//! - The mark in `outbox.relay` is durable before anything changes, and is removed when every row is
-//!   resolved. A relay that starts in between continues or repeats the recovery, and publishes only rows
-//!   that are still unrecorded.
-//! - The relay holds the slot from before the first row is sent until the end, so there is one sender.
+//! - The relay writes a durable mark into `outbox.relay` before it changes anything, and removes
+//!   the mark when every row is resolved. A relay that starts in between continues or repeats the
+//!   recovery, and publishes only rows that may still be unresolved.
+//! - The relay holds the slot from before it sends the first row until the end of the recovery, so there
+//!   is only one sender.
 //! - The stream is read only after all rows from the tables are queued for their keys, so each key keeps
 //!   its order across the seam. A row that has to wait, for example for its topic, holds up only its key.
 //! - Rows of detached partitions are sent before all others. Somebody may have copied them into a captured
 //!   table, so the recovery remembers their event ids and does not send them twice.
+//! - The stream of a kept slot may contain rows that the recovery has read from the tables. The pipeline skips
+//!   these rows in the stream, and confirms no position until all of them have an outcome
+//!   (docs/adr/0041-recoveries-that-keep-the-slot.md).
 //! - The tables are read in short statements. The recovery sends only rows whose inserting transaction
 //!   the slot's snapshot shows, no matter when the rows are read.
-//! - A first start is a recovery that usually reads no table: the capture of its tables begins with the
-//!   slot's snapshot (docs/adr/0040-capturing-begins-with-the-slot.md).
+//! - A first start that creates its slot is also a recovery. With `start = new` it usually reads no table,
+//!   because capturing begins with the slot's snapshot (docs/adr/0040-capturing-begins-with-the-slot.md).
 //!
-//! [`loss`] decides whether a recovery is needed, and [`slot`] creates its slot.
+//! [`slot_verdict`] decides whether a recovery is needed, and [`slot`] creates or keeps its slot. `seam`
+//! joins the tables and the stream. `read_rows` remembers which rows were read, and `progress` records how
+//! far the recovery has got.
 //!
 //! Not here: finding the unrecorded rows of a table (`capture`), and delivering the events (`delivery`).
 
-pub(crate) mod loss;
+mod progress;
+mod read_rows;
+mod row_counter;
+mod seam;
 pub(crate) mod slot;
+pub(crate) mod slot_verdict;
 mod snapshot;
 
-use std::collections::HashSet;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use slot_manager::SlotName;
+use decoder::Lsn;
+use slot_manager::{SlotName, slots};
 use tokio::sync::oneshot;
-use tokio::task::JoinHandle;
-use uuid::Uuid;
 
 use crate::capture::blocked::FirstQuarantined;
 use crate::capture::claim::Captured;
 use crate::capture::detached::{self, DetachedTable};
-use crate::capture::from_table::{self, Interrupted, SessionEnded, TableSender};
+use crate::capture::from_table::{self, Interrupted, ScannedRow, SessionEnded, TableSender};
 use crate::capture::positions::{BEFORE_ALL, commit_before};
 use crate::capture::table::TableReader;
 use crate::capture::unrecorded::Unrecorded;
 use crate::capture::{ScanWindow, scan, shape};
 use crate::condition::{Phase, RelayState};
-use crate::error::{Code, Error, Result};
+use crate::error::Result;
 use crate::event::EventPosition;
 use crate::mapping::TableSettings;
 use crate::metrics::Metrics;
-use crate::postgres::{Sql, Target, connect_patiently};
+use crate::postgres::{Snapshot, Sql, Target, connect_patiently};
 use crate::store::capture_record::{self as captures, Resolved};
 use crate::store::dispatch::{PredecessorGone, last_ordinal};
 use crate::store::relay_row::{RecordKeeping, RelayMode, Unfinished, mark};
+use progress::{ProgressWriter, ReadingNotes};
+use read_rows::ReadRows;
+pub(crate) use read_rows::RowsFromTables;
+use row_counter::RowCounter;
+use seam::StepSender;
+pub(crate) use seam::{Seam, SeamStep};
 use slot::RecoverySlot;
 
-const LOG_INTERVAL: Duration = Duration::from_secs(10);
+/// Time between two checks whether the slot has confirmed a position.
+const POLL_INTERVAL: Duration = Duration::from_millis(500);
 
-/// Maximum number of rows of former partitions whose event ids are remembered.
-const MAX_REMEMBERED: usize = 100_000;
-
-/// The seam between the tables and the stream. The stream is read once the seam is open.
-#[derive(Debug)]
-pub(crate) struct Seam {
-    is_open: bool,
-    /// Receives the report that the seam is open. `None` once the report has arrived.
-    opened: Option<oneshot::Receiver<()>>,
-    over: oneshot::Receiver<Result<()>>,
-    task: JoinHandle<()>,
-}
-
-/// A step of the recovery that the pipeline has to know about.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum SeamStep {
-    /// All rows from the tables are queued for their keys: the stream may be read.
-    Opened,
-    /// All rows from the tables are resolved, and the recovery is over.
-    Over,
-}
-
-impl Seam {
-    pub(crate) fn is_open(&self) -> bool {
-        self.is_open
-    }
-
-    /// Waits for the next step. Cancel-safe.
-    ///
-    /// # Errors
-    /// An error that ends the session. The next session continues the recovery, or begins again with a
-    /// new slot.
-    pub(crate) async fn next_step(&mut self) -> Result<SeamStep> {
-        if let Some(opened) = &mut self.opened {
-            self.is_open = opened.await.is_ok();
-            self.opened = None;
-            if self.is_open {
-                return Ok(SeamStep::Opened);
-            }
-        }
-        let over = (&mut self.over).await;
-        let over =
-            over.unwrap_or_else(|_| Err(Error::new(Code::Internal, "the recovery task ended")));
-        over.map(|()| SeamStep::Over)
-    }
-}
-
-impl Drop for Seam {
-    fn drop(&mut self) {
-        self.task.abort();
-    }
-}
-
-/// What to recover.
+/// The slot and the tables to recover, and what the recovery needs to publish their rows.
 #[derive(Debug)]
 pub(crate) struct RecoverySubject {
     pub(crate) target: Target,
     pub(crate) slot: SlotName,
-    /// Fingerprint of the publication at the start of the session, before it created a slot.
+    /// Fingerprint of the publication when the slot was free, before the session created a slot.
     pub(crate) publication: String,
     pub(crate) tables: Vec<TableSettings>,
     pub(crate) project: String,
@@ -126,9 +89,9 @@ pub(crate) struct RecoverySubject {
     pub(crate) metrics: Metrics,
 }
 
-/// Starts the task that sends every unresolved row that the slot's snapshot shows into the pipeline. The
-/// stream must be open already, so that no other relay can take the slot. The returned receiver reports
-/// when the recovery is over.
+/// Starts the task that sends rows from the tables into the pipeline: every unresolved row that the
+/// slot's snapshot shows. The stream must be open already, so that no other relay can take the slot.
+/// The returned receiver gets a message when the recovery is over.
 pub(crate) async fn start(
     sql: &Sql,
     subject: RecoverySubject,
@@ -141,45 +104,55 @@ pub(crate) async fn start(
         .await?
         .max(last_ordinal(sql, BEFORE_ALL).await?);
     let firsts = FirstQuarantined::read(sql, subject.records).await?;
-    if slot.is_new {
+    if slot.begins_anew() {
         mark::write_unfinished(sql, &subject.slot, &subject.instance, &slot.point).await?;
     }
+    let recorded = !subject.records.may_lack_records();
+    let floors = subject.captured.iter().flat_map(|captured| {
+        let record = &captured.record;
+        // A floor that was never raised only shows where capturing began. It says nothing about the outcome of
+        // streamed rows, so use 0 instead.
+        let begins_at = record.since.as_ref().map(Snapshot::xmin);
+        let floor = Some(record.floor).filter(|floor| Some(*floor) != begins_at);
+        let of_partitions = captured.with_own_floors(record.floor).map(|(_, own)| own);
+        let of_former = record.unread.values().copied();
+        of_partitions.chain(of_former).chain([floor.unwrap_or(0)])
+    });
+    let resolved_below = floors.min().unwrap_or(0);
     let recovery = Recovery {
         subject,
         next: EventPosition {
             commit,
             ordinal: last_ordinal + 1,
         },
+        notes: ReadingNotes::new(),
+        read: ReadRows::new(
+            slot.point.repeated_before,
+            recorded.then_some(&slot.point.snapshot),
+            resolved_below,
+        ),
         point: slot.point,
         firsts,
         rows,
-        sent: SentBefore::default(),
-        progress: Progress::new(),
+        counter: RowCounter::new(),
     };
-    let (open, opened) = oneshot::channel();
-    let (end, over) = oneshot::channel();
     let (tell, told) = oneshot::channel();
-    let task = tokio::spawn(async move {
-        // If the session has ended, nobody receives this.
-        let _ = match recovery.run(open).await {
-            Ok(()) => {
-                let _ = tell.send(());
-                end.send(Ok(()))
-            }
-            Err(Interrupted::Failed(error)) => end.send(Err(error)),
-            Err(Interrupted::SessionEnded) => Ok(()),
-        };
+    let seam = Seam::new(|steps| {
+        tokio::spawn(async move {
+            // If the session has ended, nobody receives this.
+            let _ = match recovery.run(&steps).await {
+                Ok(()) => {
+                    let _ = tell.send(());
+                    steps.send(Ok(SeamStep::Over)).await
+                }
+                Err(Interrupted::Failed(error)) => steps.send(Err(error)).await,
+                Err(Interrupted::SessionEnded) => Ok(()),
+            };
+        })
     });
-    let seam = Seam {
-        is_open: false,
-        opened: Some(opened),
-        over,
-        task,
-    };
     Ok((seam, told))
 }
 
-/// The task that reads the tables.
 struct Recovery {
     subject: RecoverySubject,
     /// The position for the next event.
@@ -187,19 +160,41 @@ struct Recovery {
     point: Unfinished,
     firsts: FirstQuarantined,
     rows: TableSender,
-    /// The rows of former partitions that were sent.
-    sent: SentBefore,
-    progress: Progress,
+    read: ReadRows,
+    notes: ReadingNotes,
+    counter: RowCounter,
 }
 
 impl Recovery {
-    async fn run(mut self, open: oneshot::Sender<()>) -> Result<(), Interrupted> {
+    async fn run(self, steps: &StepSender) -> Result<(), Interrupted> {
         let sql =
             connect_patiently(&self.subject.target, "postrider recovery", Duration::ZERO).await?;
+        sql.commit_locally().await?;
         scan::prepare(&sql).await?;
+        if !self.subject.records.may_lack_records() {
+            return self.carry_out(&sql, steps).await;
+        }
+        let writer = ProgressWriter {
+            notes: self.notes.clone(),
+            slot: self.subject.slot.clone(),
+            walsender: self.subject.walsender,
+            tables: self.subject.tables.clone(),
+            captured: self.subject.captured.clone(),
+            below: self.point.snapshot.xmin(),
+        };
+        let rows = self.rows.another();
+        let resolved_below = || rows.resolved_below();
+        tokio::select! {
+            biased;
+            ended = self.carry_out(&sql, steps) => ended,
+            never = writer.run(&sql, resolved_below) => match never {},
+        }
+    }
+
+    async fn carry_out(mut self, sql: &Sql, steps: &StepSender) -> Result<(), Interrupted> {
         let (tables, captured) = (&self.subject.tables, &self.subject.captured);
-        let detached = detached::find(&sql, tables, captured).await?;
-        self.read_detached(&detached, &sql).await?;
+        let detached = detached::find(sql, tables, captured).await?;
+        self.read_detached(&detached, sql).await?;
         let tables = self.subject.captured.iter().enumerate();
         let to_read = tables.filter(|(_, captured)| slot::may_miss_rows(&self.point, captured));
         let to_read: Vec<usize> = to_read.map(|(n, _)| n).collect();
@@ -209,26 +204,45 @@ impl Recovery {
                 self.subject.captured[*n].clone(),
             );
             let window = ScanWindow::unresolved(&captured, self.subject.records);
-            self.read(&table, window, &sql).await?;
+            self.read_table(&table, window, Some(*n), sql).await?;
         }
         if self.rows.queued().await == Err(SessionEnded) {
             return Err(Interrupted::SessionEnded);
         }
-        let _ = open.send(());
+        let repeated = self.read.take_repeated();
+        report(steps, SeamStep::Opened(repeated)).await?;
         if self.rows.settled().await == Err(SessionEnded) {
             return Err(Interrupted::SessionEnded);
         }
-        self.write_down(&sql, &detached).await?;
-        let (slot, rows) = (&self.subject.slot, self.progress.rows);
+        report(steps, SeamStep::Settled).await?;
+        if let Some(end) = self.point.repeated_before {
+            self.wait_until_confirmed(sql, end).await?;
+        }
+        self.write_down(sql, &detached).await?;
+        let (slot, rows) = (&self.subject.slot, self.counter.rows);
         if !to_read.is_empty() {
             tracing::warn!(
-                %slot, rows, seconds = self.progress.began.elapsed().as_secs(),
+                %slot, rows, seconds = self.counter.began.elapsed().as_secs(),
                 "recovered: every row committed since its table was captured has an outcome"
             );
         }
         tracing::info!(%slot, "streaming");
         self.subject.state.set(Phase::Streaming);
         Ok(())
+    }
+
+    /// Waits until the slot, which was kept, has confirmed the position `end`. After that position the stream
+    /// contains no row that the recovery has read from the tables. If the recovery ended earlier, the next session
+    /// could publish some of these rows again from the stream, without the rows that the stream has left out.
+    async fn wait_until_confirmed(&self, sql: &Sql, end: Lsn) -> Result<()> {
+        let (slot, walsender) = (&self.subject.slot, self.subject.walsender);
+        loop {
+            let confirmed = slots::confirmed_by_reader(sql, slot, walsender).await?;
+            if confirmed.is_some_and(|confirmed| confirmed >= end) {
+                return Ok(());
+            }
+            tokio::time::sleep(POLL_INTERVAL).await;
+        }
     }
 
     /// Raises the floors and removes the mark: everything that the snapshot shows is resolved.
@@ -243,21 +257,27 @@ impl Recovery {
                 .filter(|table| table.unreadable().is_some())
                 .map(|table| (table.oid, record.floor))
                 .collect();
-            // The auditor removes the others from the list.
+            // The record forgets the former partitions that this recovery has read. The auditor removes others.
             let left: Vec<u32> = of_table()
                 .filter(|table| table.rows().is_some() && record.unread.contains_key(&table.oid))
                 .map(|table| table.oid)
+                .collect();
+            let uncaptured = of_table()
+                .filter(|table| table.rows().is_some() && table.is_uncaptured)
+                .map(|table| (table.oid, floor))
                 .collect();
             let resolved = Resolved {
                 identity,
                 floor,
                 floor_seq: None,
-                // If all events have a record, the auditor compares new partitions and records them.
+                // If all events have a record, the auditor compares the new partitions and then records
+                // them.
                 partitions: records
                     .may_lack_records()
                     .then_some(&*captured.shape.partitions),
                 left: &left,
                 unread: &unread,
+                uncaptured: &uncaptured,
             };
             captures::resolve(sql, slot, self.subject.walsender, &resolved).await?;
         }
@@ -277,34 +297,36 @@ impl Recovery {
         Ok(())
     }
 
-    /// Publishes the rows of former partitions before all other rows. If there are too many to remember, waits
-    /// until they are recorded.
+    /// Publishes the rows of former partitions before all other rows. If there are more rows than the
+    /// recovery can remember, waits until all of them are resolved.
     async fn read_detached(
         &mut self,
         detached: &[DetachedTable],
         sql: &Sql,
     ) -> Result<(), Interrupted> {
-        self.sent.remembers = true;
+        self.read.reads_former(true);
         for table in detached {
             table.warn_if_unreadable();
             if let Some(former) = table.rows() {
                 let window = ScanWindow::unresolved(&former.captured, self.subject.records);
-                self.read(&former.settings, former.bounded(window), sql)
+                self.read_table(&former.settings, former.bounded(window), None, sql)
                     .await?;
             }
         }
-        self.sent.remembers = false;
-        if self.sent.lacks_some && self.rows.settled().await == Err(SessionEnded) {
+        self.read.reads_former(false);
+        if self.read.lacks_some_former() && self.rows.settled().await == Err(SessionEnded) {
             return Err(Interrupted::SessionEnded);
         }
         Ok(())
     }
 
-    /// Publishes the rows of one table.
-    async fn read(
+    /// Publishes the rows of one table. `number` is the index of the table in the settings; `None` for a former
+    /// partition.
+    async fn read_table(
         &mut self,
         table: &TableSettings,
         window: ScanWindow<'_>,
+        number: Option<usize>,
         sql: &Sql,
     ) -> Result<(), Interrupted> {
         let captured = window.captured;
@@ -312,72 +334,49 @@ impl Recovery {
         let point = self.point.clone();
         let window = ScanWindow {
             shown_by: Some(&point.snapshot),
+            // A kept slot streams the recovered rows again, so then the recovery has to read and remember them.
+            without_recovered: point.repeated_before.is_none(),
             ..window
         };
         let unrecorded = Unrecorded::of(sql, reader, table, window, &self.firsts).await?;
-        let (progress, metrics) = (&mut self.progress, &self.subject.metrics);
-        let before = &mut self.sent;
-        let sending = from_table::hand_over(unrecorded, &mut self.rows, &mut self.next, |id| {
-            let is_new = before.takes(id);
-            if is_new {
-                progress.row();
+        let (counter, metrics) = (&mut self.counter, &self.subject.metrics);
+        let read = &mut self.read;
+        let notes = &self.notes;
+        // The highest `seq` that was read. With `i64::MIN` (no row), the progress of an earlier recovery
+        // stays.
+        let mut highest = captured.shape.numbered().map(|_| i64::MIN);
+        let reads = |ordinal, seq: i64| {
+            if let Some(highest) = &mut highest {
+                *highest = seq.max(*highest);
+            }
+            if let Some(number) = number {
+                notes.reads(ordinal, number, seq);
+            }
+        };
+        let takes = |row: ScannedRow| {
+            let is_new = read.add(row.id().into_bytes());
+            if is_new && matches!(row, ScannedRow::Unresolved(_)) {
+                counter.row();
                 metrics.events_from_table.inc();
             }
             is_new
-        });
-        let rows = sending.await?;
-        if window.goes_by_places() {
+        };
+        let next = &mut self.next;
+        let rows = from_table::hand_over(unrecorded, &mut self.rows, next, takes, reads).await?;
+        if window.finds_rows_by_ctid() {
             shape::refuse_rewritten(sql, table, &captured.shape).await?;
+        }
+        if let Some(number) = number {
+            detached::refuse_detached(sql, table, &captured.shape).await?;
+            self.notes.has_read(self.next.ordinal, number, highest);
         }
         tracing::info!(table = %table.table, rows, "recovering: finished reading the table");
         Ok(())
     }
 }
 
-/// The event ids of rows that were sent from former partitions.
-#[derive(Debug, Default)]
-struct SentBefore {
-    ids: HashSet<Uuid>,
-    /// Whether rows of former partitions are being sent.
-    remembers: bool,
-    /// Whether there were more rows than are remembered.
-    lacks_some: bool,
-}
-
-impl SentBefore {
-    /// Whether a row must be sent, because it was not sent before.
-    fn takes(&mut self, id: Uuid) -> bool {
-        if !self.remembers || self.ids.len() >= MAX_REMEMBERED {
-            self.lacks_some |= self.remembers;
-            return !self.ids.contains(&id);
-        }
-        self.ids.insert(id)
-    }
-}
-
-struct Progress {
-    began: Instant,
-    logged: Instant,
-    rows: u64,
-}
-
-impl Progress {
-    fn new() -> Self {
-        let now = Instant::now();
-        Self {
-            began: now,
-            logged: now,
-            rows: 0,
-        }
-    }
-
-    fn row(&mut self) {
-        self.rows += 1;
-        // Check the clock only every 256 rows: a check for each row would cost more than the row itself.
-        if self.rows.is_multiple_of(256) && self.logged.elapsed() >= LOG_INTERVAL {
-            self.logged = Instant::now();
-            let rows = self.rows;
-            tracing::info!(rows, "recovering: publishing rows from the tables");
-        }
-    }
+/// Reports a step to the pipeline.
+async fn report(steps: &StepSender, step: SeamStep) -> Result<(), Interrupted> {
+    let reported = steps.send(Ok(step)).await;
+    reported.map_err(|_| Interrupted::SessionEnded)
 }

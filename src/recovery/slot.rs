@@ -1,41 +1,57 @@
-//! Creates the slot of a recovery, or continues with the slot that an unfinished recovery has created.
-//! Before that, checks that the recovery can read the tables.
+//! Creates the slot of a recovery, keeps the present slot, or continues with the slot that an unfinished
+//! recovery has created. Also checks beforehand whether a recovery can read the tables.
 
 use std::time::{Duration, Instant};
 
 use decoder::Lsn;
-use slot_manager::{Slot, SlotError, SlotName, retention, slots};
+use slot_manager::{Slot, SlotError, SlotName, cluster, retention, slots};
 
-use super::loss::{self, Loss};
+use super::slot_verdict::{self, RecoveryCause};
 use super::snapshot;
 use crate::capture::ScanWindow;
 use crate::capture::claim::{self, Captured};
 use crate::capture::table::{TableReader, altered_since};
-use crate::error::{Error, Result};
+use crate::error::{Code, Error, Result};
 use crate::metrics::{KindLabel, Metrics};
-use crate::postgres::{Snapshot, Sql};
+use crate::postgres::{Snapshot, Sql, current_snapshot, own_transaction_id};
 use crate::settings::{Settings, Start};
 use crate::store::dispatch::{check_readable, has_no_row_sql};
 use crate::store::relay_row::Unfinished;
 
-/// How long to wait for running transactions when creating the slot. Long, because the old slot is
-/// gone, and each new attempt begins to wait again.
+/// Maximum time that a recovery waits for running transactions before the session fails. Long, because the next
+/// attempt must also wait for the transactions that have begun since.
 const CREATE_LIMIT: Duration = Duration::from_secs(300);
 
-/// How often to log the transactions that hold up the new slot.
+/// Time before the first log line about the transactions that hold up the recovery, and between two such
+/// lines.
 const BLOCKERS_NAMED_AFTER: Duration = Duration::from_secs(15);
 
-/// The slot of a recovery. This slot streams every transaction that its snapshot does not show.
+/// Time between two checks whether the open transactions have ended.
+const POLL_INTERVAL: Duration = Duration::from_millis(50);
+
+/// The slot of a recovery. This slot streams every transaction that the snapshot does not show.
 pub(crate) struct RecoverySlot {
     pub(super) point: Unfinished,
-    /// Whether the slot was created in this session.
-    pub(super) is_new: bool,
+    /// Whether the recovery began in an earlier session, and continues with the snapshot of that session.
+    is_continued: bool,
 }
 
 impl RecoverySlot {
-    /// The position after which the slot streams every commit.
+    /// The transactions that the snapshot does not show are committed after this position.
     pub(crate) fn consistent_point(&self) -> Lsn {
         self.point.consistent_point
+    }
+
+    /// Whether this session has made the snapshot.
+    pub(super) fn begins_anew(&self) -> bool {
+        !self.is_continued
+    }
+
+    /// Whether the stream may contain rows that the recovery also reads from the tables. If such a row is
+    /// deleted before its event has an outcome, only the slot still has the row. So the relay must not
+    /// confirm the position of the row until its event has an outcome.
+    pub(crate) fn repeats_rows(&self) -> bool {
+        self.point.repeated_before.is_some()
     }
 
     /// Waits until this session can read every row that the slot does not stream. Does not wait if there are
@@ -53,47 +69,132 @@ impl RecoverySlot {
         Ok(())
     }
 
-    /// The snapshot that shows exactly the transactions that the slot does not stream.
+    /// The snapshot of the recovery, which reads the rows of the transactions that it shows from the tables. A new
+    /// slot streams none of these transactions. A kept slot may stream some of them.
     pub(crate) fn snapshot(&self) -> &Snapshot {
         &self.point.snapshot
     }
 }
 
-/// Whether the table may have rows that must be published and that the slot does not stream. There are none
-/// if capturing began with the snapshot of this slot: the slot streams every row that the snapshot does not
-/// show, and every other row is older than capturing. But without `inserted_xid`, some of the older rows
-/// count as new, and must be published before the stream is read.
+/// Whether the table may have rows that must be published and that the slot does not stream. There are no
+/// such rows if capturing began with the snapshot of this slot: the slot streams every row that the
+/// snapshot does not show, and every other row was committed before capturing began. The exception is a
+/// table without `inserted_xid`: some of its older rows count as new, and must be published before the
+/// stream is read.
 pub(super) fn may_miss_rows(point: &Unfinished, Captured { record, shape }: &Captured) -> bool {
     let began_with_slot = record.since.as_ref() == Some(&point.snapshot);
     !began_with_slot || !shape.tells_top_level_transactions(&record.added_xids)
 }
 
-/// Continues with the slot that an unfinished recovery has created.
-pub(crate) fn kept(slot: &SlotName, unfinished: Unfinished, metrics: &Metrics) -> RecoverySlot {
-    let kind = loss::UNFINISHED;
+/// Continues with the slot and the snapshot of an unfinished recovery. `confirmed` is the slot's position.
+///
+/// # Errors
+/// Errors of a statement.
+pub(crate) async fn continued(
+    sql: &Sql,
+    slot: &SlotName,
+    (unfinished, confirmed): (Unfinished, Lsn),
+    metrics: &Metrics,
+) -> Result<RecoverySlot> {
+    let kind = slot_verdict::UNFINISHED;
     tracing::warn!(
         kind, %slot, from = %unfinished.consistent_point,
         "continuing a recovery that an earlier session has not finished, with its slot: rows that still \
          have no record in outbox.dispatch are published from the tables"
     );
     metrics.recoveries.get_or_create(&KindLabel { kind }).inc();
-    RecoverySlot {
-        point: unfinished,
-        is_new: false,
+    let mut point = unfinished;
+    // An older version did not record whether the slot was kept. A slot that the recovery has created never streams
+    // commits before this position, so this slot was kept.
+    if point.repeated_before.is_none() && confirmed < point.consistent_point {
+        point.repeated_before = Some(cluster::wal_end(sql).await?);
+    }
+    Ok(RecoverySlot {
+        point,
+        is_continued: true,
+    })
+}
+
+/// Keeps the slot, which streams every commit after `confirmed`. Waits until all transactions that are open
+/// now have ended. The stream may leave out some of their rows, because PostgreSQL uses for each row the
+/// publication as it was when the row was inserted. The stream contains all rows of every later transaction.
+///
+/// # Errors
+/// `slot-busy` when an open transaction prevents it; errors of a statement.
+pub(crate) async fn keep(
+    sql: &Sql,
+    settings: &Settings,
+    reason: &RecoveryCause,
+    metrics: &Metrics,
+) -> Result<RecoverySlot> {
+    let slot = &settings.slot;
+    tracing::warn!(
+        kind = reason.name(), %slot,
+        "recovering: {reason}; the relay keeps the slot: it publishes every row without a known outcome from \
+         the tables, and then continues with the stream"
+    );
+    count(reason, metrics);
+    // Read the position before all else. The snapshot shows every transaction that has an id by then, so every
+    // other transaction is committed after this position.
+    let consistent_point = cluster::wal_end(sql).await?;
+    let last_open = own_transaction_id(&**sql).await?;
+    let (began, mut told) = (Instant::now(), Instant::now());
+    loop {
+        let snapshot = current_snapshot(&**sql).await?;
+        if snapshot.xmin() > last_open {
+            metrics.troubles.opening_continues();
+            let point = Unfinished {
+                consistent_point,
+                snapshot,
+                repeated_before: Some(cluster::wal_end(sql).await?),
+            };
+            return Ok(RecoverySlot {
+                point,
+                is_continued: false,
+            });
+        }
+        if told.elapsed() >= BLOCKERS_NAMED_AFTER {
+            told = Instant::now();
+            let error = open_transactions(sql, slot).await?;
+            if began.elapsed() >= CREATE_LIMIT {
+                return Err(error);
+            }
+            metrics.troubles.set_opening(&error, began);
+            tracing::warn!(code = %error.code(), hint = error.hint_text(), "{error}");
+        }
+        tokio::time::sleep(POLL_INTERVAL).await;
     }
 }
 
+/// Returns the error that names the transactions for which a recovery with the present slot is waiting.
+async fn open_transactions(sql: &Sql, slot: &SlotName) -> Result<Error> {
+    let blockers = retention::blockers_of_creation(sql).await?;
+    let names: Vec<String> = blockers.iter().map(ToString::to_string).collect();
+    let what = format!(
+        "the recovery of slot \"{slot}\" waits for transactions that were open when it began ({})",
+        names.join("; ")
+    );
+    Ok(Error::new(Code::SlotBusy, what).hint("end those transactions or wait for them"))
+}
+
+fn count(reason: &RecoveryCause, metrics: &Metrics) {
+    let kind = KindLabel {
+        kind: reason.name(),
+    };
+    metrics.recoveries.get_or_create(&kind).inc();
+}
+
 /// Checks that a recovery can read everything that it needs. The relay checks this before it changes
-/// anything, because the old slot may still hold events that we cannot read from the tables. The
-/// statements ask for no rows, but the server refuses them if a privilege is missing or row-level
-/// security would hide rows.
+/// anything: if it dropped the old slot and could not read the tables, it could publish neither the
+/// slot's events nor the tables' rows. The statements return no rows, but the server refuses them if a
+/// privilege is missing or if row-level security would hide rows.
 ///
 /// # Errors
 /// `schema-missing`, `privilege-missing`; `slot-busy` when a table was altered in the meantime;
 /// errors of [`TableReader::resolve`].
 pub(crate) async fn everything_is_readable(sql: &Sql, settings: &Settings) -> Result<()> {
-    // Check our own schema first, because the statements below report a missing object as a table that
-    // was just altered.
+    // Check our own schema first: if one of its objects is missing, the statements below would report
+    // that a table was altered.
     check_readable(sql).await?;
     let captured =
         claim::as_if_claimed(sql, &settings.slot, &settings.tables, settings.start).await?;
@@ -110,44 +211,36 @@ pub(crate) async fn everything_is_readable(sql: &Sql, settings: &Settings) -> Re
     Ok(())
 }
 
-/// Drops the old slot, and creates a new slot. `old` is the slot for which the recovery was decided. The
-/// caller has already marked the slot for recovery.
+/// Drops the old slot, and creates a new slot. `old` is the slot that the relay found when it decided to
+/// recover. The caller has already marked the slot for recovery.
 ///
 /// # Errors
-/// `slot-held` and `slot-busy` when another relay or a transaction is in the way; `slot-foreign`.
+/// `slot-held` and `slot-busy` when another relay or an open transaction prevents it; `slot-foreign`.
 pub(crate) async fn create(
     sql: &Sql,
     settings: &Settings,
     instance: &str,
-    (loss, old): (&Loss, Option<&Slot>),
+    (reason, old): (&RecoveryCause, Option<&Slot>),
     metrics: &Metrics,
 ) -> Result<RecoverySlot> {
     let (slot, target) = (&settings.slot, sql.target());
-    match loss {
-        Loss::FirstStart(Start::New) => tracing::info!(
+    match reason {
+        RecoveryCause::FirstStart(Start::New) => tracing::info!(
             %slot,
-            "{loss}; creating the slot: rows that are committed before the slot is ready, also while it \
-             waits for open transactions, are older than capturing and are not published (`start = all` \
-             publishes them)"
+            "{reason}; creating the slot. In tables that are captured for the first time, rows that are \
+             committed before the slot is ready are not published, including rows committed while the slot \
+             waits for open transactions (`start = all` publishes them)"
         ),
-        loss => {
-            tracing::warn!(
-                kind = loss.name(), %slot,
-                "recovering: {loss}; every row without a record in outbox.dispatch is published from \
-                 the tables, and then the relay continues with the stream"
-            );
-            let kind = KindLabel { kind: loss.name() };
-            metrics.recoveries.get_or_create(&kind).inc();
-        }
+        reason => tracing::warn!(
+            kind = reason.name(), %slot,
+            "recovering: {reason}; every row without a record in outbox.dispatch is published from the \
+             tables, and then the relay continues with the stream"
+        ),
     }
-    // Never drop a slot that another relay has created in the meantime. Creating our slot then fails, and the
-    // next session examines the other slot.
+    // Drop no slot if there was none when the relay decided to recover. If another relay has created a slot
+    // since, creating our slot fails, and the next session examines the slot of that relay.
     if old.is_some() {
-        match slots::drop(sql, slot).await {
-            Ok(()) => tracing::warn!(%slot, "dropped the old slot"),
-            Err(SlotError::SlotMissing { .. }) => {}
-            Err(error) => return Err(error.into()),
-        }
+        drop_old(sql, slot).await?;
     }
     let wanted = replication::CreateSlot {
         target,
@@ -164,29 +257,47 @@ pub(crate) async fn create(
             created = &mut creating => break created?,
             () = tokio::time::sleep(BLOCKERS_NAMED_AFTER) => {
                 let error = blocked(sql, slot, began.elapsed()).await?;
+                metrics.troubles.set_opening(&error, began);
                 tracing::warn!(code = %error.code(), hint = error.hint_text(), "{error}");
             }
         }
     };
+    metrics.troubles.opening_continues();
     let Some(created) = created else {
         return Err(blocked(sql, slot, CREATE_LIMIT).await?);
     };
     let snapshot = snapshot::exported(target, &created.snapshot).await?;
     let consistent_point = created.consistent_point;
-    // Close this session first: the server may have no second walsender for the stream.
+    // Close this replication session before opening the stream, because the server may have only one free
+    // walsender.
     created.close().await;
     tracing::info!(%slot, from = %consistent_point, "created the slot");
+    // A first start that publishes no old rows does not count as a recovery.
+    if *reason != RecoveryCause::FirstStart(Start::New) {
+        count(reason, metrics);
+    }
     Ok(RecoverySlot {
         point: Unfinished {
             consistent_point,
             snapshot,
+            repeated_before: None,
         },
-        is_new: true,
+        is_continued: false,
     })
 }
 
-/// Drops a slot that this session has created, but whose tables another slot captures. No relay would read
-/// the slot, and it would keep WAL.
+/// Drops the slot that the relay replaces.
+async fn drop_old(sql: &Sql, slot: &SlotName) -> Result<()> {
+    match slots::drop(sql, slot).await {
+        Ok(()) => tracing::warn!(%slot, "dropped the old slot"),
+        Err(SlotError::SlotMissing { .. }) => {}
+        Err(error) => return Err(error.into()),
+    }
+    Ok(())
+}
+
+/// Drops the slot that this session has created, because another slot captures the tables. No relay would
+/// read our slot, and the server would retain WAL for it.
 pub(crate) async fn discard(sql: &Sql, slot: &SlotName) {
     match slots::drop(sql, slot).await {
         Ok(()) => tracing::warn!(%slot, "dropped the new slot: another slot captures its tables"),

@@ -1,11 +1,12 @@
 //! Reads the snapshot of a new slot, and waits until other sessions see the same transactions. The
-//! snapshot shows the transactions that had ended at the slot's consistent point. The slot will not bring
-//! these transactions.
+//! snapshot shows the transactions that had ended at the slot's consistent point. The slot does not
+//! stream these transactions.
 //!
-//! PostgreSQL builds this snapshot from the log. The snapshot shows a transaction as soon as its commit
-//! record is in the log, even if the committing process has not noted the commit in `pg_xact` yet, or
-//! waits for a synchronous standby server. Other sessions see the rows only after both steps, so we wait
-//! before we read the tables. (Sources: `RecordTransactionCommit`, `SnapBuildInitialSnapshot`.)
+//! PostgreSQL builds this snapshot from the WAL. The snapshot shows a transaction as soon as its commit
+//! record is in the WAL, even if the committing process has not recorded the commit in `pg_xact` yet, or
+//! still waits for a synchronous standby server. Other sessions see the transaction's rows only after
+//! both steps, so we wait before we read the tables. (Sources: `RecordTransactionCommit`,
+//! `SnapBuildInitialSnapshot`.)
 
 use std::time::{Duration, Instant};
 
@@ -17,8 +18,8 @@ const STATEMENT_TIMEOUT: Duration = Duration::from_secs(60);
 
 const POLL_INTERVAL: Duration = Duration::from_millis(10);
 
-/// A commit that takes longer than this probably waits for a synchronous standby server. The relay then
-/// logs a warning, and repeats the warning at this interval.
+/// Time after which the relay logs a warning about a slow commit, and time between two such warnings. A
+/// commit that takes this long probably waits for a synchronous standby server.
 const TOLD_AFTER: Duration = Duration::from_secs(10);
 
 /// Reads the snapshot `name`, which the replication session that has created the slot exports.
@@ -31,7 +32,7 @@ pub(super) async fn exported(target: &Target, name: &str) -> Result<Snapshot> {
     let statement =
         format!("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY; SET TRANSACTION SNAPSHOT {name}");
     let imported = sql.batch_execute(&statement).await;
-    // The session that exports the snapshot may have ended. The next attempt creates a new slot.
+    // If the session that exported the snapshot has ended, the next attempt creates a new slot.
     imported.map_err(|error| {
         Error::new(Code::SlotBusy, "the snapshot of the new slot is gone")
             .caused_by(error)

@@ -1,8 +1,9 @@
 //! Connects a session to its database, and checks that the server is a primary, that the database is not
 //! a copy, and that the publication is right.
 //!
-//! The relay's row in `outbox.relay` has the cluster's system identifier and the database's oid. A restored
-//! or cloned database has the same row, but another system identifier or database oid.
+//! The relay's row in `outbox.relay` contains the cluster's system identifier and the database's oid. A copy
+//! made with `pg_dump` or `CREATE DATABASE ... TEMPLATE` contains the same row, but has another identifier or
+//! oid, so the relay recognises the copy. A physical copy has the same identifiers, and passes this check.
 
 use slot_manager::publication::PublicationState;
 use slot_manager::{Cluster, SlotName, cluster};
@@ -11,16 +12,16 @@ use super::STATEMENT_TIMEOUT;
 use super::greeting::Greeting;
 use super::publication::PublicationCheck;
 use crate::error::{Code, Error, Result};
-use crate::postgres::{Sql, connect};
+use crate::postgres::{Sql, WatchedSession, connect, on_standby};
 use crate::settings::Settings;
-use crate::store::relay_row::{self, Recorded};
+use crate::store::relay_row::{self, EarlierSession};
 
 /// The database of our slot, which has passed the checks.
 pub(super) struct OurDatabase {
     pub(super) sql: Sql,
     pub(super) cluster: Cluster,
-    /// The publication. The session reads it before it creates a slot, so that any later change is
-    /// noticed.
+    /// The publication when the session connected. If the relay's row has no fingerprint yet, the session
+    /// records this one, so that the first audit notices a change that somebody makes while the session opens.
     pub(super) publication: PublicationState,
 }
 
@@ -29,14 +30,16 @@ impl OurDatabase {
     /// relay must not even wait as a standby.
     ///
     /// # Errors
-    /// `postgres-version`, `postgres-standby`; `foreign-cluster`, `schema-missing`;
-    /// `publication-missing`, `publication-drift`; errors of the connection.
+    /// `postgres-version`, `postgres-standby`; `foreign-cluster`, `schema-missing`; errors of
+    /// [`PublicationCheck::check`]; errors of the connection.
     pub(super) async fn connect(
         settings: &Settings,
         publication: &PublicationCheck,
         greeting: &Greeting,
+        opener: &WatchedSession,
     ) -> Result<Self> {
         let sql = connect(settings.database()?, "postrider", STATEMENT_TIMEOUT).await?;
+        opener.set(&sql).await?;
         let cluster = cluster::inspect(&sql).await?;
         greeting.log_once(settings, &cluster, &sql.target().address());
         if cluster.major_version() < 14 {
@@ -46,8 +49,7 @@ impl OurDatabase {
             ));
         }
         if cluster.in_recovery {
-            let what = format!("{} is a standby", sql.target());
-            return Err(Error::new(Code::PostgresStandby, what));
+            return Err(on_standby(&sql));
         }
         recorded_here(&sql, &settings.slot, &cluster).await?;
         Ok(Self {
@@ -66,7 +68,7 @@ pub(super) async fn recorded_here(
     sql: &Sql,
     slot: &SlotName,
     cluster: &Cluster,
-) -> Result<Option<Recorded>> {
+) -> Result<Option<EarlierSession>> {
     let earlier = relay_row::read(sql, slot).await?;
     if let Some(error) = foreign(slot, earlier.as_ref(), cluster) {
         return Err(error);
@@ -84,8 +86,8 @@ pub(crate) async fn refuse_foreign_records(sql: &Sql, settings: &Settings) -> Re
     foreign(&settings.slot, earlier.as_ref(), &cluster).map_or(Ok(()), Err)
 }
 
-/// The error if the relay's row comes from another cluster or database.
-fn foreign(slot: &SlotName, earlier: Option<&Recorded>, cluster: &Cluster) -> Option<Error> {
+/// Returns an error if the relay's row comes from another cluster or database.
+fn foreign(slot: &SlotName, earlier: Option<&EarlierSession>, cluster: &Cluster) -> Option<Error> {
     let (expected, found) = (earlier?.origin, cluster.origin());
     let what = format!(
         "slot \"{slot}\" was served on cluster {expected}, but this is cluster {found}: is it a copy?"

@@ -1,5 +1,5 @@
-//! Logs once per process what runs and where. It waits for the first connection, because only the server can
-//! report its version.
+//! Logs once per process which version runs, on which server, and with which settings. This happens after
+//! the first connection, because the line contains the version of the server.
 
 use std::collections::BTreeSet;
 use std::sync::Once;
@@ -9,7 +9,7 @@ use slot_manager::Cluster;
 use crate::build_info;
 use crate::settings::Settings;
 
-/// Writes the line on the first call.
+/// Remembers whether the line was logged.
 #[derive(Debug)]
 pub(super) struct Greeting(Once);
 
@@ -19,7 +19,7 @@ impl Greeting {
     }
 
     /// Logs the version, the server at `host`, and the most important settings, unless this process has
-    /// logged them before.
+    /// logged this line before.
     pub(super) fn log_once(&self, settings: &Settings, cluster: &Cluster, host: &str) {
         self.0.call_once(|| {
             let tables = settings.tables.iter().map(|table| table.table.to_string());
@@ -44,7 +44,7 @@ impl Greeting {
     }
 }
 
-/// The topics as the settings name them: a name in braces is a column of the row.
+/// The topics as they are configured. A name in braces stands for the value of that column in the row.
 fn topics(settings: &Settings) -> BTreeSet<String> {
     let of_tables = settings.tables.iter().flat_map(|table| {
         let rules = table.topic_rules.values().cloned();

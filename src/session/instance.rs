@@ -3,17 +3,19 @@
 use std::hash::{BuildHasher, RandomState};
 use std::time::Instant;
 
-/// Maximum length of the host name in the instance name, in bytes.
+/// Maximum length of the host name in the instance name, in bytes. PostgreSQL truncates names to 63 bytes,
+/// and the other parts of the name take up to 30.
 const MAX_HOST_NAME: usize = 33;
 
 /// Returns a name that no other process has.
 pub(super) fn new_name() -> String {
-    // Containers may share the host's name and have the same pid.
+    // Two containers may have the same host name and the same pid, so add a random number.
     let random = RandomState::new().hash_one(Instant::now()) as u32;
     instance_name(&host_name(), random, std::process::id())
 }
 
-/// PostgreSQL truncates names to 63 bytes. The parts that distinguish two relays must fit.
+/// Returns the instance name. Shortens the host name, so that PostgreSQL does not cut off the random number
+/// and the pid, which distinguish two relays.
 fn instance_name(host: &str, random: u32, pid: u32) -> String {
     let end = (0..=MAX_HOST_NAME)
         .rev()

@@ -1,12 +1,12 @@
-//! Reads, decodes and maps the stream of a slot, without publishing and without records. For benchmarks.
+//! Reads, decodes and maps the stream of a slot, but neither publishes nor records the events. For
+//! benchmarks.
 //!
-//! This is a session that ends after the mapping. It has the same replication session, decoder, mappers
-//! and watermark as `pipeline`, and calls them in the same way. With this session, `cargo xtask bench`
-//! separates the cost of reading from the cost of delivery, and measures other publishers in place of
-//! ours.
+//! This is a session that ends after the mapping. It uses the same replication session, decoder, mappers
+//! and watermark as `pipeline`, in the same way. With this session, `cargo xtask bench` separates the
+//! cost of reading from the cost of delivery, and measures other publishers in place of ours.
 //!
 //! Each event counts as resolved as soon as the caller has it. Nothing here watches the publication or
-//! keeps a second relay away, so none of the relay's guarantees hold.
+//! prevents a second relay, so none of the relay's guarantees hold.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -27,7 +27,6 @@ use crate::metrics::Metrics;
 use crate::postgres::connect;
 use crate::settings::Settings;
 
-/// Statement timeout for looking up the slot.
 const STATEMENT_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// A stream whose events are confirmed without being delivered.
@@ -39,19 +38,19 @@ pub struct MappedStream {
     backlog: Backlog,
 }
 
-/// A mapped event, in the form in which the relay's lanes get it.
+/// A mapped event, as the relay's lanes receive it.
 #[derive(Debug)]
 pub struct MappedEvent {
     /// The topic's full name.
     pub topic: Arc<str>,
-    /// The key under which Pub/Sub keeps order.
+    /// The ordering key, for which Pub/Sub keeps the order of messages.
     pub ordering_key: OrderingKey,
     /// The encoded `PubsubMessage`.
     pub message: Bytes,
 }
 
 impl MappedStream {
-    /// Opens the slot of the settings at its current position.
+    /// Opens the configured slot at its current position.
     ///
     /// # Errors
     /// Errors of the connection; `slot-missing`, `slot-held`.
@@ -81,6 +80,7 @@ impl MappedStream {
                     .tables
                     .iter()
                     .map(|table| Streamed {
+                        columns: Vec::new(),
                         settings: table.clone(),
                         // The OID is unknown here, so the intake finds the table by its name.
                         oid: Oid(0),
@@ -98,10 +98,10 @@ impl MappedStream {
     }
 
     /// Waits for the next chunk of the stream, passes its events to `each` in order, and counts them as
-    /// resolved. Returns the position that is confirmed after that.
+    /// resolved. Returns the position that was confirmed after these events.
     ///
     /// # Errors
-    /// Errors of the session, and of a row that cannot be mapped.
+    /// Errors of the session, and an error for a row that cannot be mapped.
     pub async fn next(&mut self, mut each: impl FnMut(MappedEvent)) -> Result<Lsn> {
         let (ended, chunks) = self.source.split();
         let chunk = tokio::select! {
@@ -144,7 +144,7 @@ impl MappedStream {
         each: &mut impl FnMut(MappedEvent),
     ) -> Result<()> {
         match self.intake.message(payload)? {
-            IntakeStep::Nothing | IntakeStep::TableUnknown(_) => {}
+            IntakeStep::Nothing | IntakeStep::TableUnknown(_) | IntakeStep::ColumnUnknown(_) => {}
             IntakeStep::Begin(commit, commit_time, xid) => {
                 self.watermark.begin(commit, commit_time, xid);
             }

@@ -1,13 +1,20 @@
-//! Runs the relay: one session on the slot after the other, until shutdown.
+//! Runs the relay: one session on the slot after another, until shutdown.
 //!
-//! A session begins in `open`: it checks the `database` and its `publication`, waits for the slot
-//! (`standby`), gathers the facts and decides how to begin (`plan`, and `recovery` after a loss), opens
-//! the stream, and waits until the previous relay no longer writes. Then `pipeline` runs the session's
-//! loop, with `supervisor` alongside, and `run` ends the session. `parts` builds the input of each part
-//! of a session.
+//! `open` opens a session in these steps:
 //!
-//! When a session ends with an error, the error's code decides whether another session follows (except
-//! for a publication that was right before). `stuck` decides whether the next session needs a new slot.
+//! - It checks the database (`database`) and its publication (`publication`).
+//! - It waits until nobody reads from the slot (`standby`).
+//! - It reads the facts about the slot and decides how to begin (`plan`). After a loss it replaces the slot
+//!   (`recovery`).
+//! - It opens the stream, and waits until the previous relay no longer writes.
+//!
+//! Meanwhile `opening` reports what the session waits for. Then `pipeline` runs the session's loop, with
+//! `supervisor` alongside, and `run` ends the session. `parts` builds the input of each part of a session.
+//!
+//! When a session ends with an error, the error's code decides whether another session follows. There are
+//! two exceptions: a wrong publication does not stop the relay if this process has found it right before, and a
+//! table that shares rows with a table of another slot does not stop it if this process has streamed before.
+//! `stuck` decides whether the next session needs a new slot.
 //!
 //! `mapped_stream` is a session without delivery, for benchmarks.
 //!
@@ -23,6 +30,7 @@ mod greeting;
 mod instance;
 mod mapped_stream;
 mod open;
+mod opening;
 mod parts;
 mod pipeline;
 mod plan;
@@ -42,29 +50,37 @@ use tokio::sync::watch;
 use greeting::Greeting;
 pub use mapped_stream::{MappedEvent, MappedStream};
 use publication::PublicationCheck;
-use stuck::StuckPlaces;
+use run::SessionLife;
+use stuck::StuckPositions;
 
-use crate::condition::{RelayState, Trouble};
+use crate::condition::{Condition, RelayState, Trouble};
 use crate::error::{Code, Disposition, Error, Result};
 use crate::metrics::Metrics;
 use crate::postgres::connect;
 use crate::settings::Settings;
+use crate::store::privileges::{Purpose, name_missing};
 use crate::store::relay_row;
 use crate::throttled_log::ThrottledLog;
 use crate::traces::Traces;
 
-/// The first pause between sessions. It is short, because a server that restarts is soon back. The pause
-/// doubles up to [`LAST_PAUSE`].
+/// Pause after the first failed session. Short, because a server that restarts is soon back. The pause
+/// doubles with each further failure, up to [`LAST_PAUSE`].
 const FIRST_PAUSE: Duration = Duration::from_millis(200);
 const LAST_PAUSE: Duration = Duration::from_secs(5);
 
-/// Time limit for recording in `outbox.relay` why there is no session.
-const SAY_LIMIT: Duration = Duration::from_secs(2);
+/// Time after which a relay without a stream writes an unchanged condition again. Short, because the commands
+/// recognise only by these writes that such a relay still runs.
+const REWRITE_AFTER: Duration = Duration::from_secs(5);
 
-/// Statement timeout while a session opens. Looking up recorded events may take long.
+/// Time limit for recording in `outbox.relay` why there is no session. Short, because the next session begins
+/// only afterwards.
+const WRITE_LIMIT: Duration = Duration::from_secs(2);
+
+/// Statement timeout while a session opens. Long, because looking up recorded events may take a while.
 const STATEMENT_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Runs sessions. Owns everything that outlives a session, and gives each part only its own share.
+/// Runs sessions. Owns everything that outlives a session, and gives each part of a session only what it
+/// needs.
 #[derive(Debug)]
 pub struct SessionRunner {
     settings: Settings,
@@ -77,7 +93,7 @@ pub struct SessionRunner {
     /// The name of this process, by which PostgreSQL and other relays know it.
     instance: String,
     publication: PublicationCheck,
-    stuck_places: StuckPlaces,
+    stuck_positions: StuckPositions,
     greeting: Greeting,
 }
 
@@ -101,7 +117,7 @@ impl SessionRunner {
         Ok(Self {
             traces,
             publication: PublicationCheck::new(&settings),
-            stuck_places: StuckPlaces::new(),
+            stuck_positions: StuckPositions::new(),
             greeting: Greeting::new(),
             instance: instance::new_name(),
             settings,
@@ -117,49 +133,61 @@ impl SessionRunner {
         self.traces.finish().await;
     }
 
-    /// Runs until `shutdown` is true, or until an error that a person must fix.
+    /// Runs until `shutdown` is true, or until an error that an operator must fix.
     ///
     /// # Errors
-    /// An error that stops the relay. That includes `postgres-unreachable` if PostgreSQL has not answered
-    /// once within `start_timeout_s`.
+    /// The error that stops the relay. `postgres-unreachable` stops the relay only if PostgreSQL has not
+    /// answered once within `start_timeout_s`.
     pub async fn run(&self, mut shutdown: watch::Receiver<bool>) -> Result<()> {
         let began = Instant::now();
+        let (mut pause, mut probation) = (FIRST_PAUSE, Duration::ZERO);
         tokio::select! {
             _ = shutdown.wait_for(|stop| *stop) => return Ok(()),
-            fits = start_check::settings_fit_the_tables(&self.settings) => fits?,
+            fits = start_check::settings_fit_the_tables(&self.settings) => match fits {
+                Ok(Some(earlier)) => {
+                    // The first session will probably fail in the same way as the previous relay.
+                    probation = run::SHORTEST_PROBATION;
+                    self.state.ended_before(earlier);
+                }
+                Ok(None) => {}
+                Err(error) => return Err(self.name_missing_rights(error).await),
+            },
         }
-        let mut server_answered = false;
-        let mut pause = FIRST_PAUSE;
+        let (mut server_answered, mut has_served) = (false, false);
         let mut said: Option<(Code, Instant)> = None;
         let mut log = ThrottledLog::default();
         loop {
-            let mut started = false;
-            let ended = self
-                .run_session(&mut shutdown, |phase| {
-                    started = true;
-                    self.state.set(phase);
-                })
-                .await;
-
+            let mut life = SessionLife::default();
+            let ended = self.run_session(&mut shutdown, probation, &mut life).await;
             let error = match ended {
                 Ok(pipeline::PipelineEnd::Shutdown) => return Ok(()),
-                Err(error) => error,
+                Err(error) => self.name_missing_rights(error).await,
             };
-            server_answered |= started || error.code() != Code::PostgresUnreachable;
+            server_answered |= life.lived.is_some() || error.code() != Code::PostgresUnreachable;
             let gives_up = !server_answered && began.elapsed() >= self.settings.start_timeout;
-            if !comes_back(error.code(), self.publication.was_right()) || gives_up {
+            has_served |= life.lived.is_some() || self.state.has_served();
+            if !comes_back(error.code(), self.publication.was_right(), has_served) || gives_up {
                 self.state.broken(&error);
                 self.say_what_broke(&error).await;
                 return Err(error);
             }
-            if started {
-                pause = FIRST_PAUSE;
+            probation = life.next_probation().unwrap_or(probation);
+            if life.lived.is_some() {
+                // The session has cleared the condition in the relay's row, so write the next one even if its
+                // code is the same as before.
+                said = None;
+                if probation.is_zero() {
+                    pause = FIRST_PAUSE;
+                }
+            }
+            if life.was_long() {
+                // Always log the end of a long session. Only the warnings about short sessions are
+                // throttled.
                 log = ThrottledLog::default();
             }
             self.state.broken(&error);
-            let is_known = said.is_some_and(|(code, at)| {
-                code == error.code() && at.elapsed() < supervisor::SAID_AGAIN
-            });
+            let is_known =
+                said.is_some_and(|(code, at)| code == error.code() && at.elapsed() < REWRITE_AFTER);
             if !is_known {
                 said = Some((error.code(), Instant::now()));
                 self.say_what_broke(&error).await;
@@ -180,9 +208,19 @@ impl SessionRunner {
 }
 
 impl SessionRunner {
-    /// Records in the relay's row why there is no session, for `postrider status` and `slot show`.
-    /// Writes nothing if delivery is not held up, if the database cannot be reached, or if the database
-    /// is a copy: the row in a copy is not ours.
+    /// Returns the error. If it is about a missing privilege, adds a hint that contains the GRANT statement.
+    async fn name_missing_rights(&self, error: Error) -> Error {
+        match self.settings.database() {
+            Ok(servers) => {
+                name_missing(error, servers, &self.settings.tables, Purpose::Relay).await
+            }
+            Err(_) => error,
+        }
+    }
+
+    /// Records in the relay's row why there is no session, for `postrider status` and `slot show`. Writes
+    /// nothing if delivery is not held up. Also writes nothing in a copy of the database, because the row
+    /// there belongs to the relay of the original.
     async fn say_what_broke(&self, error: &Error) {
         let trouble = Trouble::of(error, Instant::now());
         self.metrics.troubles.remember(&trouble);
@@ -190,24 +228,36 @@ impl SessionRunner {
         if !condition.is_held_up() || error.code() == Code::ForeignCluster {
             return;
         }
+        self.write_condition(Some(&condition)).await;
+    }
+
+    /// Writes the condition to the relay's row while there is no session. Returns whether the write
+    /// succeeded.
+    async fn write_condition(&self, condition: Option<&Condition>) -> bool {
         let slot = &self.settings.slot;
         let writing = async {
             let target = self.settings.database()?;
-            let sql = connect(target, "postrider", SAY_LIMIT).await?;
-            relay_row::write_condition(&sql, slot, &self.instance, Some(&condition)).await
+            let sql = connect(target, "postrider", WRITE_LIMIT).await?;
+            sql.commit_locally().await?;
+            relay_row::write_condition(&*sql, slot, &self.instance, condition).await
         };
-        if !matches!(tokio::time::timeout(SAY_LIMIT, writing).await, Ok(Ok(()))) {
+        let written = tokio::time::timeout(WRITE_LIMIT, writing).await;
+        let is_written = matches!(written, Ok(Ok(())));
+        if !is_written {
             tracing::debug!("could not write the condition to outbox.relay");
         }
+        is_written
     }
 }
 
 /// Whether another session follows after an error. A wrong publication stops the relay only if this
-/// process has never found it right, not even as a standby. Otherwise somebody is altering the
-/// publication, and it will soon be right again.
-fn comes_back(code: Code, publication_was_right: bool) -> bool {
+/// process has never found it right, not even as a standby. If the publication was right before, somebody
+/// is probably altering it, and it will soon be right again. In the same way, a table of another slot that somebody
+/// has attached to a captured table stops the relay only if this process has neither streamed nor been a standby.
+fn comes_back(code: Code, publication_was_right: bool, has_served: bool) -> bool {
     match code {
         Code::PublicationMissing | Code::PublicationDrift if publication_was_right => true,
+        Code::TableCaptured if has_served => true,
         code => code.disposition() == Disposition::Retry,
     }
 }

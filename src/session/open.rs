@@ -1,7 +1,7 @@
-//! Opens a session. Each step returns a value that a later step needs, so no step can be left out or come
-//! too early. The values are, in order: [`OurDatabase`], [`FreeSlot`], [`SlotFacts`], [`Decision`],
-//! [`ReadySlot`], [`StreamOpen`], [`PredecessorGone`]. The steps up to the decision change nothing in
-//! the database.
+//! Opens a session. Each step returns a value that a later step needs, so the compiler makes sure that no
+//! step is left out or runs too early. The values are, in order: [`OurDatabase`], [`FreeSlot`],
+//! [`SlotFacts`], [`Decision`], [`ReadySlot`], [`StreamOpen`], [`PredecessorGone`]. The steps up to the
+//! decision change nothing in the database.
 //!
 //! Not here: the facts (`database`, `standby`), the decision (`plan`), and the loop (`pipeline`).
 
@@ -15,7 +15,7 @@ use slot_manager::publication::PublicationState;
 use tokio::sync::{Notify, watch};
 
 use super::database::OurDatabase;
-use super::pipeline::Pipeline;
+use super::pipeline::{Pipeline, ReadProgress, ServerStop};
 use super::plan::{self, Decision, SlotFacts};
 use super::standby::FreeSlot;
 use super::supervisor::{self, Supervision, Supervisor};
@@ -30,19 +30,20 @@ use crate::capture::{Bounds, from_table, tops};
 use crate::condition::Phase;
 use crate::delivery::flow_control::backlog::Backlog;
 use crate::error::{Code, Error, Result};
-use crate::postgres::Sql;
+use crate::postgres::{Sql, WatchedSession};
 use crate::recovery;
-use crate::recovery::loss::{Loss, SlotVerdict};
 use crate::recovery::slot::{self, RecoverySlot};
-use crate::store::dispatch::{PredecessorGone, RecordedEvents, SlotReader, wait_for_predecessor};
+use crate::recovery::slot_verdict::{RecoveryCause, SlotVerdict};
+use crate::store::dispatch::{EarlierOutcomes, PredecessorGone, SlotReader, wait_for_predecessor};
 use crate::store::relay_row::{self, Audit, RecordKeeping, RelayMode, ServedSlot, mark};
 
-/// Statement timeout of look-ups for which the stream has to wait.
+/// Statement timeout of the pipeline's look-ups. Short, because the pipeline does nothing else while it waits
+/// for a look-up.
 const LOOK_UP_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// How long to wait for the error with which a stream ended. The server sends the error before it frees
-/// the slot.
-const LAST_WORD_LIMIT: Duration = Duration::from_secs(1);
+/// How long to wait for the error with which a stream ended. Short, because the slot is already free, and the
+/// server sends the error before it frees the slot.
+const FINAL_WRITE_LIMIT: Duration = Duration::from_secs(1);
 
 /// The tasks that run alongside the pipeline. Dropping this value ends them.
 pub(super) type SideTasks = (Supervisor, Auditor);
@@ -51,17 +52,18 @@ pub(super) type SideTasks = (Supervisor, Auditor);
 struct ReadySlot {
     confirmed: Lsn,
     audit: Audit,
-    /// The slot of a recovery; `None` if no recovery is needed. Rows that this slot does not stream come
-    /// from the tables.
+    /// The slot of a recovery. The recovery publishes from the tables the rows that this slot does not
+    /// stream. `None` if no recovery is needed.
     recovery: Option<RecoverySlot>,
     records: RecordKeeping,
     captured: Vec<Captured>,
-    /// The publication at the start of this session, before it created a slot.
+    /// The publication when the slot was free, before the session created a slot.
     publication: PublicationState,
 }
 
-/// The open stream of a slot that we hold. Nothing reads the stream until the session has begun, which
-/// may take long. Meanwhile the supervisor renews the proof of the lease.
+/// The open stream of a slot that we hold. The source reads a few chunks ahead, and then waits until the
+/// pipeline takes them. Beginning the session may take long, so the supervisor already renews the proof
+/// of the lease.
 struct StreamOpen {
     source: Source,
     reader: SlotReader,
@@ -73,11 +75,29 @@ struct StreamOpen {
 }
 
 impl SessionRunner {
-    /// Opens a session.
+    /// Opens a session, and reports what the session waits for.
     pub(super) async fn open(&self) -> Result<(Pipeline, SideTasks)> {
+        let opener = WatchedSession::default();
+        let opened = tokio::select! {
+            opened = self.take_steps(&opener) => opened,
+            never = self.report_what_opening_waits_for(&opener) => match never {},
+        };
+        self.metrics.troubles.opening_continues();
+        opened
+    }
+
+    async fn take_steps(&self, opener: &WatchedSession) -> Result<(Pipeline, SideTasks)> {
         let (settings, publication) = (&self.settings, &self.publication);
-        let database = OurDatabase::connect(settings, publication, &self.greeting).await?;
-        let free = FreeSlot::wait(&database, &settings.slot, publication, &self.state).await?;
+        let database = OurDatabase::connect(settings, publication, &self.greeting, opener).await?;
+        let views = (&*self.state, &self.metrics);
+        let free = FreeSlot::wait(
+            &database,
+            &settings.slot,
+            publication,
+            &self.instance,
+            views,
+        )
+        .await?;
         let facts = SlotFacts::gather(&database, &free, settings).await?;
         let decision = plan::decide(&facts, settings)?;
         let ready = self.make_ready(&database, facts, decision, &free).await?;
@@ -99,8 +119,8 @@ impl SessionRunner {
     ///
     /// # Errors
     /// `slot-missing`, `slot-lost` and `slot-recreated` when `slot_on_loss` is `stop`; `slot-held`,
-    /// `slot-busy`, `slot-foreign`, `table-captured`; the errors of [`slot::everything_is_readable`] if a
-    /// recovery could not read all tables; errors of a statement.
+    /// `slot-busy`, `slot-foreign`, `table-captured`; errors of [`slot::everything_is_readable`] if a
+    /// recovery cannot read all tables; errors of a statement.
     async fn make_ready(
         &self,
         database: &OurDatabase,
@@ -108,18 +128,21 @@ impl SessionRunner {
         decision: Decision,
         free: &FreeSlot,
     ) -> Result<ReadySlot> {
-        let (settings, metrics) = (&self.settings, &self.metrics);
+        let settings = &self.settings;
         match &decision.begin {
             SlotVerdict::Stream { .. } => facts.log_failover(),
             SlotVerdict::Continue { .. } => {}
-            SlotVerdict::Recover(loss) => {
-                self.prepare_recovery(database, loss, decision.stop).await?;
+            SlotVerdict::Keep { reason, .. } | SlotVerdict::Recover(reason) => {
+                let keeps_slot = decision.begin.kept_from().is_some();
+                self.prepare_recovery(database, (reason, keeps_slot), decision.stop)
+                    .await?;
             }
         }
         let OurDatabase { sql, .. } = database;
-        // To create a slot, PostgreSQL waits for all running transactions, and the previous relay may
-        // have left a transaction open.
+        // PostgreSQL creates a slot only after all running transactions have ended. So first wait for a
+        // transaction that the previous relay may have left open.
         wait_for_predecessor(sql, &settings.slot, settings.publish_timeout).await?;
+        let kept_from = decision.begin.kept_from();
         let mut moment = None;
         let (confirmed, audit, recovery) = match decision.begin {
             SlotVerdict::Stream { confirmed, audit } => (confirmed, audit, None),
@@ -129,23 +152,20 @@ impl SessionRunner {
                 unfinished,
             } => {
                 self.state.set(Phase::Recovering);
-                let kept = slot::kept(&settings.slot, unfinished, metrics);
-                (confirmed, audit, Some(kept))
+                let from = (unfinished, confirmed);
+                let slot = slot::continued(sql, &settings.slot, from, &self.metrics).await?;
+                (confirmed, audit, Some(slot))
             }
-            SlotVerdict::Recover(loss) => {
-                // Creating the slot may take minutes.
-                self.state.set(Phase::Recovering);
-                let tops = tops::tops(sql, &facts.found).await?;
-                let lost = (&loss, facts.slot);
-                let new = slot::create(sql, settings, &self.instance, lost, metrics).await?;
-                let since = new.snapshot().clone();
-                moment = Some(CaptureMoment { since, tops });
-                (new.consistent_point(), Audit::Continue, Some(new))
+            SlotVerdict::Keep { reason, .. } | SlotVerdict::Recover(reason) => {
+                let (slot, begins) = self.recovery_slot(sql, &facts, &reason, kept_from).await?;
+                moment = Some(begins);
+                let confirmed = kept_from.unwrap_or(slot.consistent_point());
+                (confirmed, Audit::Continue, Some(slot))
             }
         };
-        // Claim the tables after creating the slot, so that the capture of new tables begins exactly where
-        // the slot begins. A crash in between is harmless: because of the mark, the next session creates
-        // another slot.
+        // Claim the tables after creating the slot, so that the capture of new tables begins exactly
+        // where the slot begins. A crash between the two steps is harmless: because of the recovery mark,
+        // the next session creates another slot.
         let begin = CaptureStart {
             start: settings.start,
             tables: &settings.tables,
@@ -153,8 +173,10 @@ impl SessionRunner {
             is_first: decision.is_first,
             since_lsn: None,
             moment: moment.as_ref(),
+            is_session: true,
         };
-        let captured = self.claim(sql, facts.found, begin).await?;
+        let has_new_slot = begin.moment.is_some() && kept_from.is_none();
+        let captured = self.claim(sql, facts.found, begin, has_new_slot).await?;
         if let Some(slot) = &recovery {
             slot.wait_until_readable(sql, &captured).await?;
         }
@@ -168,41 +190,70 @@ impl SessionRunner {
         })
     }
 
+    /// Keeps the slot, or creates a new one. Also returns where the capture of new tables begins.
+    async fn recovery_slot(
+        &self,
+        sql: &Sql,
+        facts: &SlotFacts<'_>,
+        reason: &RecoveryCause,
+        kept_from: Option<Lsn>,
+    ) -> Result<(RecoverySlot, CaptureMoment)> {
+        let (settings, metrics) = (&self.settings, &self.metrics);
+        // Set the phase first, because the next steps may wait for open transactions for minutes.
+        self.state.set(Phase::Recovering);
+        let tops = tops::tops(sql, &facts.found).await?;
+        let slot = if kept_from.is_some() {
+            slot::keep(sql, settings, reason, metrics).await?
+        } else {
+            slot::create(sql, settings, &self.instance, (reason, facts.slot), metrics).await?
+        };
+        let since = slot.snapshot().clone();
+        Ok((slot, CaptureMoment { since, tops }))
+    }
+
     async fn claim(
         &self,
         sql: &Sql,
         found: Vec<FoundTable>,
         begin: CaptureStart<'_>,
+        has_new_slot: bool,
     ) -> Result<Vec<Captured>> {
         let slot = &self.settings.slot;
         let claimed = claim::claim(sql, slot, found, begin, &self.instance).await;
         if let Err(error) = &claimed
             && error.code() == Code::TableCaptured
-            && begin.moment.is_some()
+            && has_new_slot
         {
             slot::discard(sql, slot).await;
         }
         claimed
     }
 
-    /// Checks that the recovery is allowed and possible, and marks the slot. Changes nothing else.
+    /// Checks that the recovery is allowed and possible, and marks the slot for recovery. Changes nothing
+    /// else.
     async fn prepare_recovery(
         &self,
         OurDatabase { sql, cluster, .. }: &OurDatabase,
-        loss: &Loss,
+        (reason, keeps_slot): (&RecoveryCause, bool),
         stop: Option<Error>,
     ) -> Result<()> {
         if let Some(error) = stop {
             return Err(error);
         }
         slot::everything_is_readable(sql, &self.settings).await?;
+        if keeps_slot && matches!(reason, RecoveryCause::Unfinished(_)) {
+            // An earlier session has set the mark. Setting it again would erase the position of the
+            // unfinished recovery, which shows that this slot may be kept.
+            return Ok(());
+        }
         // Mark the slot before creating it. If we created the slot first and then crashed, the next session
-        // would take it for a slot that a command has made.
-        mark::mark_recovering(sql, self.served(cluster), loss.name()).await
+        // would mistake it for a slot that `init` or `slot create` has made.
+        mark::mark_recovering(sql, self.served(cluster), reason.name()).await
     }
 
-    /// Opens the stream, and checks that the slot is still the slot for which the decision was made.
-    /// Until the stream has begun, another relay may replace the slot by a new slot of the same name.
+    /// Opens the stream, and checks that the slot is still the slot for which the decision was made. The
+    /// check is necessary because another relay can replace the slot by a new slot of the same name until
+    /// our stream has begun.
     async fn open_stream(
         &self,
         OurDatabase { sql, cluster, .. }: &OurDatabase,
@@ -229,10 +280,11 @@ impl SessionRunner {
         let (_, walsender) = source.lease_proof();
         let reader = SlotReader::of(sql, self.served(cluster), walsender, confirmed).await?;
         let Some(reader) = reader else {
-            // If the stream has already ended, its error is more precise about the cause.
+            // If the stream has already ended, return the stream's error, because it names the cause more
+            // precisely.
             return Err(
-                match source.end_within(LAST_WORD_LIMIT).await.map(Error::from) {
-                    Some(end) if stuck::is_of_this_place(&end) => {
+                match source.end_within(FINAL_WRITE_LIMIT).await.map(Error::from) {
+                    Some(end) if stuck::recurs_at_its_position(&end) => {
                         self.stuck(sql.target(), confirmed, end).await
                     }
                     Some(end) => end,
@@ -267,7 +319,7 @@ impl SessionRunner {
         let (sql, cluster) = (database.sql, database.cluster);
         let (ready, reader) = (stream.ready, stream.reader);
         let (confirmed, records) = (ready.confirmed, ready.records);
-        let recorded = RecordedEvents::after(&sql, confirmed, records, gone).await?;
+        let recorded = EarlierOutcomes::after(&sql, confirmed, records, gone).await?;
         let quarantine = parts::quarantine(&sql, settings.on_bad_event, gone).await?;
         let mode = RelayMode {
             records: records.without_earlier(),
@@ -275,12 +327,16 @@ impl SessionRunner {
         };
         relay_row::take(&sql, self.served(&cluster), confirmed, ready.audit, mode).await?;
         let intake = Intake::new(
-            parts::streamed(settings, &ready.captured),
+            parts::streamed(settings, &ready.captured, &ready.publication),
             settings.project()?.into(),
             metrics.clone(),
         );
         let bounds: Arc<[Bounds]> = ready.captured.iter().map(Bounds::of).collect();
         let (rows, from_table) = from_table::channel();
+        let repeats_rows = ready
+            .recovery
+            .as_ref()
+            .is_some_and(RecoverySlot::repeats_rows);
         let (seam, recovered) = if let Some(slot) = ready.recovery {
             let (publication, captured) = (&ready.publication, ready.captured);
             let subject = self.recovery_subject(&reader, publication, captured, records)?;
@@ -291,7 +347,7 @@ impl SessionRunner {
             tracing::info!(slot = %settings.slot, %confirmed, server, host, "streaming");
             (None, None)
         };
-        // From here on the pipeline uses this SQL session, and the pipeline must not wait for long.
+        // From here on, the pipeline uses this SQL session, and must not wait long for a statement.
         sql.limit_statements(LOOK_UP_TIMEOUT).await?;
         let audit = audit::FirstAudit {
             everything: ready.audit == Audit::Everything,
@@ -299,26 +355,24 @@ impl SessionRunner {
         };
         let subject = self.audit_subject(&reader, bounds.clone(), records)?;
         let (auditor, broken) = audit::start(subject, audit, stream.hasten, rows);
-        let target = reader.target().clone();
+        let (target, budget) = (reader.target().clone(), settings.in_flight_bytes);
         let pipeline = Pipeline {
             source: stream.source,
             intake,
             watermark: Watermark::new(Confirmable::by_slot(confirmed)),
+            held_at: repeats_rows.then_some(Confirmable::by_slot(confirmed)),
+            read_rows: None,
             delivery: self.delivery(quarantine, reader, confirmed)?,
             earlier: OutcomeLookup::new(recorded, sql, metrics.clone()),
-            moved: MovedRows::new(
-                target,
-                bounds,
-                records,
-                self.settings.in_flight_bytes,
-                metrics.clone(),
-            ),
+            moved: MovedRows::new(target, bounds, records, budget, metrics.clone()),
             supervision: stream.supervision,
+            server_stop: ServerStop::default(),
             from_table,
             seam,
             broken,
             backlog: Backlog::default(),
             metrics: metrics.clone(),
+            progress: ReadProgress::default(),
         };
         Ok((pipeline, (stream.supervisor, auditor)))
     }

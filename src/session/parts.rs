@@ -24,11 +24,17 @@ use crate::store::dispatch::quarantined::{self, MAX_BLOCKED};
 use crate::store::dispatch::{PredecessorGone, SlotReader};
 use crate::store::relay_row::RecordKeeping;
 
-/// Returns the captured tables, with the properties that reading the stream needs.
-pub(super) fn streamed(settings: &Settings, captured: &[Captured]) -> Vec<Streamed> {
+/// Returns the captured tables, with the properties that the intake needs.
+pub(super) fn streamed(
+    settings: &Settings,
+    captured: &[Captured],
+    publication: &PublicationState,
+) -> Vec<Streamed> {
     let tables = settings.tables.iter().zip(captured);
     tables
-        .map(|(settings, captured)| Streamed {
+        .zip(&publication.tables)
+        .map(|((settings, captured), published)| Streamed {
+            columns: published.columns.clone(),
             settings: settings.clone(),
             oid: Oid(captured.shape.oid),
             identity: captured.identity(),
@@ -40,9 +46,10 @@ pub(super) fn streamed(settings: &Settings, captured: &[Captured]) -> Vec<Stream
         .collect()
 }
 
-/// Returns a fingerprint of the publication from the time when capturing began. Each capture record has
-/// such a fingerprint. Returns one that differs from the present fingerprint, so that the first session
-/// compares the tables. Returns the present fingerprint if none differs.
+/// Returns a fingerprint that the publication had when the capture of a table began. The capture records
+/// contain these fingerprints. Prefers a fingerprint that differs from the current one: then the publication
+/// has changed since, and the first session audits the tables. Returns the current fingerprint if none
+/// differs.
 pub(super) fn as_captured<'a>(captured: &'a [Captured], now: &'a PublicationState) -> &'a str {
     let mut before = captured
         .iter()
@@ -52,7 +59,6 @@ pub(super) fn as_captured<'a>(captured: &'a [Captured], now: &'a PublicationStat
 }
 
 impl SessionRunner {
-    /// The input of the supervisor.
     pub(super) fn watch_subject(&self, cluster: &Cluster, source: &Source) -> WatchSubject {
         let settings = &self.settings;
         WatchSubject {
@@ -68,7 +74,6 @@ impl SessionRunner {
         }
     }
 
-    /// The input of the auditor.
     pub(super) fn audit_subject(
         &self,
         reader: &SlotReader,
@@ -91,8 +96,8 @@ impl SessionRunner {
         })
     }
 
-    /// The input of a recovery. `publication` is the publication at the start of this session: before the
-    /// slot was created, unless this session continues an interrupted recovery.
+    /// The input of a recovery. `publication` is the publication when the slot was free, before this session
+    /// created a new slot.
     pub(super) fn recovery_subject(
         &self,
         reader: &SlotReader,
@@ -135,8 +140,9 @@ impl SessionRunner {
     }
 }
 
-/// Builds the quarantine, with the keys that are blocked from the beginning: keys whose events are being
-/// replayed and, if `on_bad_event` is `quarantine_key`, all other keys with events in quarantine.
+/// Builds the quarantine, with the keys that are blocked from the beginning. Under every policy, these are the
+/// keys whose first released event is being replayed, if they have no event in quarantine. If `on_bad_event` is
+/// `quarantine_key`, all other keys with quarantined or released events are blocked too.
 pub(super) async fn quarantine(
     sql: &Sql,
     on_bad_event: OnBadEvent,

@@ -1,30 +1,36 @@
-//! Runs the main loop of one session, which reads the stream, sends requests, takes in their outcomes,
+//! Runs the main loop of one session, which reads the stream, sends requests, processes their outcomes,
 //! and confirms positions.
 //!
-//! One task owns all state. One `select!` has everything that can wake the task, by priority: shutdown,
-//! the end of the replication session, progress of the delivery, the supervisor, the auditor, progress
-//! of a recovery, rows from the tables, the end of a pause in a backlog, and last the stream, which is
-//! the busiest. During a recovery, the stream is read only after all rows from the tables are queued
-//! for their keys.
+//! One task owns all state, and waits in one `select!` for everything that can wake it. The branches are in
+//! the order of their priority. The stream comes last, because it is the busiest and would starve the others.
+//! During a recovery, the pipeline reads the stream only after all rows from the tables are queued for their
+//! keys.
 //!
-//! The loop waits for the database only to look up moved rows and rows recorded by earlier sessions, to
-//! ask the catalog for a type that the stream names for the first time, and to find out why the lease is
-//! over.
+//! The loop waits for the database only to look up:
+//!
+//! - the outcomes of moved rows, and of rows that earlier sessions may have recorded
+//! - a type or a table that the stream names for the first time
 
 mod moved_rows;
+mod read_progress;
+mod recovered_rows;
+mod server_stop;
 
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use decoder::Oid;
 use decoder::frame::Frame;
-use replication::{Chunk, CommitLsn, Confirmable, Source, Watermark, frames};
+use replication::{Chunk, Confirmable, Source, Watermark, frames};
 use tokio::sync::{mpsc, watch};
 
 use self::moved_rows::standing;
+pub(super) use self::read_progress::ReadProgress;
+pub(super) use self::server_stop::ServerStop;
+use self::server_stop::server_waits_in_vain;
 use super::supervisor::Supervision;
 use crate::capture::earlier::OutcomeLookup;
-use crate::capture::from_table::{FromTable, TableRows};
+use crate::capture::from_table::{self, FromTable, TableRows};
 use crate::capture::intake::{Intake, IntakeStep};
 use crate::capture::moved::{MappedRow, MovedRow, MovedRows};
 use crate::capture::table;
@@ -35,8 +41,8 @@ use crate::error::{Code, Error, Result};
 use crate::lanes::Serve;
 use crate::mapping::MapError;
 use crate::metrics::Metrics;
-use crate::recovery::{Seam, SeamStep};
-use crate::store::dispatch::Lookup;
+use crate::recovery::{RowsFromTables, Seam, SeamStep};
+use crate::store::dispatch::{Lookup, ResolvedEvents};
 
 /// The state of one session.
 pub(super) struct Pipeline {
@@ -46,14 +52,23 @@ pub(super) struct Pipeline {
     pub(super) delivery: Delivery,
     pub(super) earlier: OutcomeLookup,
     pub(super) moved: MovedRows,
-    /// Rows that the stream does not bring. A recovery or the auditor reads them from their tables.
+    /// Rows that a recovery or the auditor has read from the tables, because the stream may miss them.
     pub(super) from_table: TableRows,
-    /// The seam of the running recovery; `None` if none runs. The stream is read once the seam is open.
+    /// The seam of the running recovery. `None` if no recovery is running. The stream is read once the
+    /// seam is open.
     pub(super) seam: Option<Seam>,
+    /// While this is set, the relay confirms no later position. It is set while a recovery that keeps the
+    /// slot has rows from the tables without an outcome.
+    pub(super) held_at: Option<Confirmable>,
+    /// The rows that a recovery has read from the tables and that the stream may still contain. `None` if
+    /// there are none.
+    pub(super) read_rows: Option<RowsFromTables>,
     /// Errors of the auditor: the stream may have left out rows, and only a recovery can publish them.
     pub(super) broken: mpsc::Receiver<Error>,
     pub(super) supervision: watch::Receiver<Supervision>,
+    pub(super) server_stop: ServerStop,
     pub(super) backlog: Backlog,
+    pub(super) progress: ReadProgress,
     pub(super) metrics: Metrics,
 }
 
@@ -74,20 +89,22 @@ impl Pipeline {
         shutdown: &mut watch::Receiver<bool>,
     ) -> Result<PipelineEnd> {
         loop {
-            // Read the clock before the lease check. The timeout of requests starts at this time, even
-            // if the process stalls in between.
+            // Read the clock before the lease check, because the timeout of the requests starts at this time.
+            // If the process stalls between the check and sending, the requests still end before PostgreSQL
+            // frees the slot.
             let now = Instant::now();
             if self.source.lease_is_over() {
                 return Err(self.source.why_lease_is_over().await.into());
             }
-            // Once the seam is open, every row from the tables is queued for its key.
+            // Once the seam is open, every row from the tables is queued for its key. Only then may released
+            // events and rows of the stream follow.
             let is_open = self.seam.as_ref().is_none_or(Seam::is_open);
             if is_open && self.earlier.is_over() {
                 self.delivery.allow_releases();
             }
             let serve = |may_linger| self.backlog.serve(may_linger);
             self.delivery.send_requests(now, serve);
-            self.source.confirm(self.watermark.confirmable());
+            self.source.confirm(self.confirmable());
             self.source.set_behind(self.backlog.is_behind());
             if !self.backlog.is_behind() {
                 self.delivery.caught_up();
@@ -96,6 +113,7 @@ impl Pipeline {
             let takes_events = self.delivery.takes_events();
             let takes_chunks = takes_events && is_open && !self.moved.any_waits_for_recovery();
             self.backlog.reads(takes_events, now);
+            let server_stop_ends_at = self.server_stop_ends_at(now);
             let (ended, chunks) = self.source.split();
             tokio::select! {
                 biased;
@@ -104,25 +122,25 @@ impl Pipeline {
                     |_| ended_unexpectedly("the replication thread"),
                     Error::from,
                 )),
-                recorded = self.delivery.progress() => self.on_recorded(recorded?).await?,
+                resolved = self.delivery.progress() => self.on_resolved(resolved?).await?,
                 changed = self.supervision.changed() => {
                     changed.map_err(|_| ended_unexpectedly("the supervisor"))?;
-                    if *self.supervision.borrow_and_update() == Supervision::ServerStopping {
-                        let what = "PostgreSQL is shutting down";
-                        return Err(Error::new(Code::PostgresStopping, what));
+                    if let Some(error) = self.on_supervision() {
+                        return Err(error);
                     }
+                }
+                () = until(server_stop_ends_at), if server_stop_ends_at.is_some() => {
+                    return Err(server_waits_in_vain());
                 }
                 told = self.broken.recv() => {
                     return Err(told.unwrap_or_else(|| ended_unexpectedly("the auditor")));
                 }
-                step = next_step(&mut self.seam), if self.seam.is_some() => match step? {
-                    SeamStep::Opened => {}
-                    SeamStep::Over => {
-                        self.seam = None;
-                        self.decide_all_that_waited_for_recovery().await?;
-                    }
-                },
+                step = next_step(&mut self.seam), if self.seam.is_some() => {
+                    self.on_step(step?).await?;
+                }
                 Some(batch) = self.from_table.recv(), if takes_events => {
+                    let has_more = from_table::has_more(&batch);
+                    self.backlog.received_from_table(has_more, Instant::now());
                     self.on_table_rows(batch)?;
                 }
                 _ = until(self.backlog.pause_ends()), if self.backlog.is_behind() => {
@@ -138,7 +156,8 @@ impl Pipeline {
         }
     }
 
-    /// Sends the queued events, because they came before the event that ends the session.
+    /// Sends the queued events before the session ends, because they came before the event that ends the
+    /// session.
     fn send_what_came_before(&mut self) {
         let now = Instant::now();
         if !self.source.lease_is_over() {
@@ -146,11 +165,11 @@ impl Pipeline {
         }
     }
 
-    async fn on_recorded(&mut self, commits: Vec<(CommitLsn, u64)>) -> Result<()> {
-        for (commit, events) in commits {
-            if self.from_table.resolve(commit, events) {
-                continue;
-            }
+    async fn on_resolved(&mut self, resolved: ResolvedEvents) -> Result<()> {
+        if !resolved.from_tables.is_empty() {
+            self.from_table.resolve(&resolved.from_tables);
+        }
+        for (commit, events) in resolved.commits {
             self.watermark.resolve(commit, events);
             if self.moved.any_waits() && !self.watermark.is_unresolved(commit) {
                 self.take_all_that_waited_for(commit).await?;
@@ -163,11 +182,13 @@ impl Pipeline {
         for row in batch {
             match row {
                 FromTable::Event(row) => {
-                    self.from_table.taken();
+                    let origin = &row.event.origin;
+                    self.from_table.taken(origin.position, &origin.event_id);
                     self.delivery.take(row.topic, row.ordering_key, row.event);
                 }
                 FromTable::Unmappable(MapError::Event(error)) if error.fault.is_of_the_row() => {
-                    self.from_table.taken();
+                    let event_id = &error.known.event_id;
+                    self.from_table.taken(error.at.position, event_id);
                     self.delivery.take_unmappable(error, Bytes::new())?;
                 }
                 FromTable::Unmappable(error) => {
@@ -175,7 +196,7 @@ impl Pipeline {
                     return Err(error.into());
                 }
                 FromTable::Queued(answer) => {
-                    // The task that asked may have ended.
+                    // If the task that asked has ended, nobody needs the answer.
                     let _ = answer.send(());
                 }
                 FromTable::Settle(answer) => self.from_table.settle(answer),
@@ -190,13 +211,16 @@ impl Pipeline {
         for frame in frames(chunk) {
             match frame? {
                 Frame::XLogData {
+                    wal_start,
                     payload,
                     sent_at: at,
                     ..
                 } => {
                     (sent_at, keepalive) = (Some(at), false);
                     last_sent_at = Some(at);
-                    self.on_message(payload).await?;
+                    let step = self.intake.message(payload)?;
+                    self.progress.message(wal_start, &step);
+                    self.on_message(step).await?;
                 }
                 Frame::Keepalive {
                     wal_end,
@@ -205,6 +229,8 @@ impl Pipeline {
                 } => {
                     (keepalive, last_sent_at) = (true, Some(at));
                     self.earlier.passed(wal_end);
+                    self.is_past(wal_end);
+                    self.server_stop.sent(wal_end);
                     if self.supervision.borrow().publication_is_right() {
                         self.watermark.keepalive(wal_end);
                     }
@@ -224,15 +250,26 @@ impl Pipeline {
         Ok(())
     }
 
-    async fn on_message(&mut self, payload: &[u8]) -> Result<()> {
-        match self.intake.message(payload)? {
+    async fn on_message(&mut self, step: IntakeStep) -> Result<()> {
+        match step {
             IntakeStep::Nothing => {}
             IntakeStep::Begin(commit, commit_time, xid) => {
                 self.watermark.begin(commit, commit_time, xid);
+                if let Some(sent) = &mut self.read_rows {
+                    sent.begin(xid);
+                }
             }
-            IntakeStep::Commit(end_lsn) => self.watermark.commit(end_lsn),
+            IntakeStep::Commit(end_lsn) => {
+                self.watermark.commit(end_lsn);
+                self.is_past(end_lsn);
+            }
+            IntakeStep::Event { event, .. }
+                if self.was_read_from_a_table(&event.origin.event_id) => {}
+            IntakeStep::Unmappable { error, .. }
+                if self.was_read_from_a_table(&error.known.event_id) => {}
             IntakeStep::TypesUnknown(relation) => self.look_types_up(relation).await?,
             IntakeStep::TableUnknown(relation) => self.refuse_unclaimed(relation).await?,
+            IntakeStep::ColumnUnknown(relation) => self.refuse_renamed(relation).await?,
             IntakeStep::Event {
                 topic,
                 ordering_key,
@@ -240,7 +277,7 @@ impl Pipeline {
                 moved,
             } => {
                 let (at, event_id) = (event.origin.position, &event.origin.event_id);
-                let (found, position) = self.earlier.look_up(at, event_id).await?;
+                let (found, position) = self.look_up(at, event_id).await?;
                 event.origin.position = position;
                 if let (Some(moved), Lookup::New) = (moved, found) {
                     let row = MappedRow::Event {
@@ -263,7 +300,7 @@ impl Pipeline {
                 moved,
             } => {
                 let (at, event_id) = (error.at.position, &error.known.event_id);
-                let (found, position) = self.earlier.look_up(at, event_id).await?;
+                let (found, position) = self.look_up(at, event_id).await?;
                 error.at.position = position;
                 match (found, moved) {
                     (Lookup::New, Some(moved)) => {
@@ -289,12 +326,23 @@ impl Pipeline {
         let found = table::look_up_types_apart(self.source.target(), described, known).await?;
         match self.intake.learn(relation, found)? {
             IntakeStep::TableUnknown(relation) => self.refuse_unclaimed(relation).await,
+            IntakeStep::ColumnUnknown(relation) => self.refuse_renamed(relation).await,
             _ => Ok(()),
         }
     }
 
-    /// Ends the session if this relation is the current table and not an earlier one. The next session
-    /// claims the table, and so decides about its event ids.
+    /// Returns an error, which ends the session, if the relation describes rows from before an optional column was
+    /// renamed. Only the table has these rows with the present name of the column.
+    async fn refuse_renamed(&self, relation: Oid) -> Result<()> {
+        let Some(table) = self.intake.table_of(relation) else {
+            return Ok(());
+        };
+        let now = table::columns_apart(self.source.target(), table).await?;
+        self.intake.refuse_renamed(relation, &now)
+    }
+
+    /// Returns an error, which ends the session, if the relation is the present table of this name and not a
+    /// dropped one. The next session claims the table, and thereby decides which event ids its rows get.
     async fn refuse_unclaimed(&self, relation: Oid) -> Result<()> {
         let (described, _) = self.intake.described(relation)?;
         if !table::is_current_apart(self.source.target(), described).await? {
@@ -314,13 +362,14 @@ impl Pipeline {
         let Self {
             delivery,
             mut watermark,
+            held_at,
             source,
             ..
         } = self;
-        for (commit, events) in delivery.drain(limit).await {
+        for (commit, events) in delivery.drain(limit).await.commits {
             watermark.resolve(commit, events);
         }
-        let confirmed = watermark.confirmable();
+        let confirmed = held_at.unwrap_or(watermark.confirmable());
         source.confirm(confirmed);
         tracing::info!(confirmed = %confirmed.lsn(), "closing the session");
         source.close().await;
@@ -332,6 +381,8 @@ impl Pipeline {
         self.metrics
             .oldest_pending
             .set(self.watermark.oldest_pending());
+        let unresolved = self.delivery.events_in_memory() as f64 + self.progress.unread_events();
+        self.metrics.unresolved_events.set(Some(unresolved));
     }
 }
 

@@ -1,11 +1,11 @@
 //! Decides how a session begins. Once the slot is free, [`SlotFacts::gather`] reads the facts about
 //! the slot and the tables, and [`decide`] makes the decision without IO.
 //!
-//! The relay's row is read only after the slot is free, because the previous holder of the slot may
+//! The relay's row is read only after the slot is free, because the previous holder of the slot may still
 //! write the row until then.
 //!
-//! Not here: deciding whether the slot's stream will bring every event (`recovery::loss`), and carrying
-//! out the decision (`open`).
+//! Not here: deciding whether the slot will stream every event (`recovery::slot_verdict`), and carrying out the
+//! decision (`open`).
 
 use decoder::Lsn;
 use slot_manager::{Cluster, Slot, cluster};
@@ -15,24 +15,24 @@ use super::standby::FreeSlot;
 use crate::capture::claim;
 use crate::capture::shape::FoundTable;
 use crate::error::{Error, Result};
-use crate::recovery::loss::{self, Loss, OpeningFacts, SlotVerdict};
+use crate::recovery::slot_verdict::{OpeningFacts, RecoveryCause, SlotVerdict};
 use crate::settings::{OnLoss, Settings, Start};
 use crate::store::capture_record::{self as captures, CaptureRecord};
-use crate::store::relay_row::{RecordKeeping, Recorded};
+use crate::store::relay_row::{EarlierSession, RecordKeeping};
 
 /// All facts on which the decision depends, apart from the settings.
 #[derive(Debug)]
 pub(super) struct SlotFacts<'a> {
     pub(super) cluster: &'a Cluster,
-    /// The slot, which nobody reads; `None` if it does not exist.
+    /// The slot, which nobody reads from. `None` if the slot does not exist.
     pub(super) slot: Option<&'a Slot>,
     /// Fingerprint of the publication, which has passed its check.
     pub(super) publication: &'a str,
-    /// The relay's row as an earlier session left it.
-    pub(super) earlier: Option<Recorded>,
+    /// The relay's row as an earlier session left it. `None` if no relay has served the slot.
+    pub(super) earlier: Option<EarlierSession>,
     /// The end of the server's WAL.
     pub(super) server_lsn: Lsn,
-    /// The tables of the settings, as the catalog describes them.
+    /// The configured tables, as the catalog describes them.
     pub(super) found: Vec<FoundTable>,
     /// The capture records of all relays.
     pub(super) records: Vec<CaptureRecord>,
@@ -42,7 +42,7 @@ impl<'a> SlotFacts<'a> {
     /// Reads the facts. The facts stay valid until somebody takes the free slot.
     ///
     /// # Errors
-    /// `foreign-cluster`, `schema-missing`; those of [`claim::find_tables`]; errors of a statement.
+    /// `foreign-cluster`, `schema-missing`; errors of [`claim::find_tables`]; errors of a statement.
     pub(super) async fn gather(
         OurDatabase { sql, cluster, .. }: &'a OurDatabase,
         FreeSlot { slot, publication }: &'a FreeSlot,
@@ -78,7 +78,7 @@ impl<'a> SlotFacts<'a> {
 #[derive(Debug)]
 pub(super) struct Decision {
     pub(super) begin: SlotVerdict,
-    /// The error with which the relay stops, if a recovery is necessary but `slot_on_loss` is `stop`.
+    /// The error with which the relay stops, if the slot is lost or was replaced and `slot_on_loss` is `stop`.
     pub(super) stop: Option<Error>,
     pub(super) records: RecordKeeping,
     /// Whether no relay has ever served the slot, apart from an interrupted first start.
@@ -90,7 +90,7 @@ pub(super) struct Decision {
 /// # Errors
 /// `table-captured`.
 pub(super) fn decide(facts: &SlotFacts<'_>, settings: &Settings) -> Result<Decision> {
-    let known = claim::matched(&facts.found, &facts.records);
+    let known = claim::matched(&facts.found, &facts.records, &settings.slot);
     claim::refuse_others(&facts.found, &facts.records, &settings.slot)?;
     let earlier = facts.earlier.as_ref();
     let is_first = earlier.is_none_or(is_at_its_first_start);
@@ -104,14 +104,17 @@ pub(super) fn decide(facts: &SlotFacts<'_>, settings: &Settings) -> Result<Decis
         records,
         publication: facts.publication,
         has_new_table: known.iter().any(Option::is_none),
+        has_other_table: claim::has_taken_over(&facts.found, &known),
         since_lsn: captures::since_lsn(&facts.records, &settings.slot),
         can_continue: can_continue(earlier, records, &facts.found, &known),
     };
-    let begin = loss::judge(facts);
+    let begin = SlotVerdict::of(facts);
     Ok(Decision {
         stop: match &begin {
-            SlotVerdict::Recover(loss) if settings.slot_on_loss == OnLoss::Stop => {
-                loss.stops(&settings.slot)
+            SlotVerdict::Keep { reason, .. } | SlotVerdict::Recover(reason)
+                if settings.slot_on_loss == OnLoss::Stop =>
+            {
+                reason.stops(&settings.slot)
             }
             _ => None,
         },
@@ -122,16 +125,17 @@ pub(super) fn decide(facts: &SlotFacts<'_>, settings: &Settings) -> Result<Decis
 }
 
 /// Whether the relay's first start was interrupted.
-fn is_at_its_first_start(earlier: &Recorded) -> bool {
-    let first_start = Loss::FirstStart(Start::New).name();
+fn is_at_its_first_start(earlier: &EarlierSession) -> bool {
+    let first_start = RecoveryCause::FirstStart(Start::New).name();
     earlier.confirmed_lsn.is_none() && earlier.recovering.as_deref() == Some(first_start)
 }
 
 /// Whether the unfinished recovery can continue. A recovery finds rows by the transaction that inserted
-/// them, so every table must have had `inserted_xid` since before that recovery. Every outcome must
-/// have a record, because rows that the stream has already delivered would otherwise seem to be new.
+/// them, so every table must have had the column `inserted_xid` since before that recovery. Also, every
+/// outcome must have a record. Otherwise the recovery could not distinguish rows that the stream has
+/// already delivered from new rows.
 fn can_continue(
-    earlier: Option<&Recorded>,
+    earlier: Option<&EarlierSession>,
     records: RecordKeeping,
     found: &[FoundTable],
     known: &[Option<&CaptureRecord>],

@@ -2,20 +2,21 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use slot_manager::SlotName;
 use slot_manager::publication::{self, CapturedTable, PublicationState};
 
 use crate::error::{Code, Error, Result};
 use crate::postgres::Sql;
 use crate::settings::Settings;
-use crate::store::relay_row::RecordKeeping;
+use crate::store::relay_row::{RecordKeeping, audits};
 
 /// Checks the publication, and remembers across sessions whether it was ever right.
 #[derive(Debug)]
 pub(super) struct PublicationCheck {
     publication: String,
+    slot: SlotName,
     tables: Vec<CapturedTable>,
     records: RecordKeeping,
-    /// Whether this process has ever found the publication right.
     was_right: AtomicBool,
 }
 
@@ -23,6 +24,7 @@ impl PublicationCheck {
     pub(super) fn new(settings: &Settings) -> Self {
         Self {
             publication: settings.publication.clone(),
+            slot: settings.slot.clone(),
             tables: settings.captured(),
             records: RecordKeeping::of(settings.dispatch, None),
             was_right: AtomicBool::new(false),
@@ -34,15 +36,20 @@ impl PublicationCheck {
         self.was_right.load(Ordering::Relaxed)
     }
 
-    /// Checks the publication.
+    /// Checks the publication, and returns its state. If the publication is wrong, notes this in the relay's
+    /// row.
     ///
     /// # Errors
-    /// `publication-missing`, `publication-drift`.
+    /// `publication-missing`, `publication-drift`; `schema-missing` when a table is missing; `column-missing`.
     pub(super) async fn check(&self, sql: &Sql) -> Result<PublicationState> {
         let state = publication::inspect(sql, &self.publication, &self.tables).await?;
         if let Some(problem) = state.problems().first() {
+            if let Err(error) = audits::note_wrong_publication(sql, &self.slot, None).await {
+                tracing::debug!(code = %error.code(), "outbox.relay: {error}");
+            }
             let error = Error::from(problem);
-            // The publication was right before, so somebody is altering it or a table at the moment.
+            // If the publication was right before, somebody is probably altering it or a table at the moment.
+            // The code `publication-drift` lets the relay try again instead of stopping.
             let is_altered = error.code() != Code::PublicationMissing && self.was_right();
             return Err(if is_altered {
                 Error::new(Code::PublicationDrift, error.what()).hint(problem.remedy())
@@ -60,14 +67,14 @@ impl PublicationCheck {
     }
 }
 
-/// Returns the error for a table that is published only through its schema. If published events get no
-/// record, the relay would not notice if the publication left such a table out for a while.
+/// Returns an error if a table is published only through its schema. If published events get no record, the
+/// relay cannot notice that the publication did not contain such a table for a while.
 pub(crate) fn untraced(state: &PublicationState) -> Option<Error> {
     let table = state.untraced().next()?;
     let publication = slot_manager::quoted_identifier(&state.name);
     let what = format!(
-        "publication {publication} contains table {table} only through its schema, so taking the table \
-         out for a while would leave no trace; dispatch = exceptions needs that trace"
+        "publication {publication} publishes table {table} only through its schema, so the relay could not \
+         detect that the schema left the publication for a while; dispatch = exceptions relies on detecting it"
     );
     let remedy =
         format!("run alter publication {publication} add table {table}, or set dispatch = full");

@@ -1,6 +1,6 @@
 //! Runs one session on the slot: opens the session, runs its pipeline, and ends it gracefully.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use decoder::Lsn;
 use replication::Confirmable;
@@ -15,48 +15,100 @@ use crate::postgres::{Target, connect};
 use crate::settings::Settings;
 use crate::store::relay_row;
 
-/// How long a broken session waits for its requests in flight, before the next session begins.
+/// Maximum time that a broken session waits for its requests in flight before the next session begins. The
+/// next session publishes the events without an answer again.
 const BROKEN_SESSION_DRAIN: Duration = Duration::from_secs(10);
 
-/// Time limit for recording the last position, so that a shutdown is not delayed for longer.
+/// Maximum time for recording the last position, so that recording never delays a shutdown for long.
 const WRITE_DOWN_LIMIT: Duration = Duration::from_secs(2);
 
+/// Time between two checks whether a session on probation has delivered an event.
+const PROBATION_LOOK: Duration = Duration::from_millis(50);
+
+/// A session that lasts less than this time, and confirms nothing, counts as one that failed at once.
+const LONG_SESSION: Duration = Duration::from_secs(10);
+
+/// Shortest probation after a session that failed at once, and of the first session after a relay that stopped with an
+/// error.
+pub(super) const SHORTEST_PROBATION: Duration = Duration::from_secs(2);
+
+/// What [`SessionRunner::run`] must know about a session that has ended.
+#[derive(Debug, Default)]
+pub(super) struct SessionLife {
+    /// How long the session streamed or recovered, without the time for ending it. `None` if the session
+    /// ended while it was opening.
+    pub(super) lived: Option<Duration>,
+    /// Whether the session has confirmed a later position than the one from which it started.
+    pub(super) has_advanced: bool,
+}
+
+impl SessionLife {
+    /// Returns the probation of the next session: how long that session must last before the relay says that
+    /// it streams. Returns zero if this session lasted long or made progress, and `None` if it ended while it
+    /// was opening. Otherwise returns twice the time that this session lasted, and at least
+    /// [`SHORTEST_PROBATION`], because the next session will probably fail after the same time. For example,
+    /// the server cannot decode the next record of the WAL while its disk is full.
+    pub(super) fn next_probation(&self) -> Option<Duration> {
+        let lived = self.lived?;
+        if self.has_advanced || lived >= LONG_SESSION {
+            return Some(Duration::ZERO);
+        }
+        Some(SHORTEST_PROBATION.max(lived * 2))
+    }
+
+    pub(super) fn was_long(&self) -> bool {
+        self.lived.is_some_and(|lived| lived >= LONG_SESSION)
+    }
+}
+
 impl SessionRunner {
-    /// Runs one session until shutdown or an error. Calls `started` when the session has begun.
+    /// Runs one session until shutdown or an error. Writes to `life` how long the session lasts, and whether
+    /// it makes progress. The relay's phase shows the session after `probation`, or earlier as soon as the
+    /// session has delivered an event.
     pub(super) async fn run_session(
         &self,
         shutdown: &mut watch::Receiver<bool>,
-        started: impl FnOnce(Phase),
+        probation: Duration,
+        life: &mut SessionLife,
     ) -> Result<PipelineEnd> {
         let (settings, metrics) = (&self.settings, &self.metrics);
-        // Another relay may hold the slot now, so forget the measurements of the last attempt, even if
-        // that attempt opened no session.
+        // Another relay may hold the slot by now, so forget the metrics of the last attempt, even if that
+        // attempt opened no session.
         metrics.forget_session();
         let (mut pipeline, beside) = tokio::select! {
             biased;
             _ = wait_for_stop(shutdown.clone()) => return Ok(PipelineEnd::Shutdown),
             opened = self.open() => opened?,
         };
-        started(match pipeline.seam {
+        let phase = match pipeline.seam {
             Some(_) => Phase::Recovering,
             None => Phase::Streaming,
-        });
+        };
+        let start = pipeline.confirmable().lsn();
+        let began = Instant::now();
         metrics.sessions.inc();
         metrics.holds_slot.set(1);
-        let ended = pipeline.run(shutdown).await;
+        let ended = tokio::select! {
+            biased;
+            () = self.show(phase, probation) => unreachable!("`show` does not return"),
+            ended = pipeline.run(shutdown) => ended,
+        };
+        life.lived = Some(began.elapsed());
         metrics.holds_slot.set(0);
         metrics.oldest_pending.forget();
-        let confirmed = pipeline.watermark.confirmable().lsn();
+        let confirmed = pipeline.confirmable().lsn();
+        life.has_advanced = confirmed > start;
         let target = pipeline.source.target().clone();
         match &ended {
             Ok(PipelineEnd::Shutdown) => {
                 let confirmed = pipeline.drain(settings.shutdown_timeout).await;
                 write_down(&target, settings, &self.instance, confirmed).await;
             }
-            // Another relay has the slot, or may soon have it. Drop everything at once, including
-            // requests in flight.
+            // Another relay has the slot or may soon have it, so drop everything at once, including
+            // requests in flight. Otherwise both relays would publish.
             Err(error) if error.code() == Code::LeaseLost => drop(pipeline),
-            // The server waits for this session to end, and nothing can be recorded.
+            // The server waits for this session to end before it shuts down, and accepts no more writes.
+            // So do not wait for requests in flight.
             Err(error) if error.code() == Code::PostgresStopping => {
                 pipeline.drain(Duration::ZERO).await;
             }
@@ -68,27 +120,41 @@ impl SessionRunner {
         drop(beside);
         metrics.forget_session();
         match ended {
-            Err(error) if stuck::is_of_this_place(&error) => {
+            Err(error) if stuck::recurs_at_its_position(&error) => {
                 Err(self.stuck(&target, confirmed, error).await)
             }
             ended => ended,
         }
     }
 
+    /// Sets the phase of the relay as soon as the session has delivered an event, or has lasted for `probation`. Does
+    /// not return.
+    async fn show(&self, phase: Phase, probation: Duration) {
+        let (end, delivered) = (Instant::now() + probation, self.metrics.delivered());
+        while Instant::now() < end && self.metrics.delivered() == delivered {
+            tokio::time::sleep(PROBATION_LOOK).await;
+        }
+        // A recovery that has ended in the meantime has set the phase to `Streaming`, so do not set it back.
+        if self.state.phase() != Phase::Streaming {
+            self.state.set(phase);
+        }
+        std::future::pending().await
+    }
+
     /// Handles the end of a session whose stream cannot get past `confirmed`, and returns the error with
     /// which the session ends.
     pub(super) async fn stuck(&self, target: &Target, confirmed: Lsn, ended: Error) -> Error {
-        if self.stuck_places.is_new(&ended, confirmed) {
+        if self.stuck_positions.is_new(&ended, confirmed) {
             return stuck::retry(&ended);
         }
         let (settings, instance) = (&self.settings, &self.instance);
-        stuck::what_to_do(target, settings, instance, &self.publication, ended).await
+        stuck::mark_for_recovery(target, settings, instance, &self.publication, ended).await
     }
 }
 
-/// Records the last confirmed position at a clean stop. If the slot is ahead of this position at the
-/// next start, somebody has recreated or advanced the slot. If this write fails, the next start only
-/// audits more rows.
+/// Records the last confirmed position at a clean stop. If the slot is ahead of this position at the next
+/// start, the relay knows that somebody has recreated or advanced the slot. If this write fails, the next
+/// start audits more rows than necessary, but loses nothing.
 async fn write_down(target: &Target, settings: &Settings, instance: &str, confirmed: Confirmable) {
     let writing = async {
         let sql = connect(target, "postrider", STATEMENT_TIMEOUT).await?;

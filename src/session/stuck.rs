@@ -1,13 +1,16 @@
 //! Handles a stream that cannot get past a position in the WAL.
 //!
-//! On PostgreSQL 14 to 17, the stream gets stuck at a row that was inserted while the publication did not
-//! exist. On every major version, the stream gets stuck at a row that PostgreSQL cannot decode or send
-//! (bytes without an equivalent in UTF-8, a value larger than a message of the protocol). It also gets
-//! stuck at a row from before a column was renamed or dropped, if the settings no longer fit that row.
+//! The stream gets stuck at one of these rows:
 //!
-//! Another session on the same slot would end at the same position, so only a new slot helps. The rows
-//! that the old slot would have streamed then come from the tables (`recovery`), where only the bad row
-//! is set aside. This module marks the slot for recovery, or stops the relay if it may not recover.
+//! - On PostgreSQL 14 to 17: a row that was inserted while the publication did not exist.
+//! - A row that PostgreSQL cannot decode or send, because bytes have no equivalent in UTF-8 or a value is
+//!   larger than a message of the protocol.
+//! - A row that was inserted before a column was renamed or dropped, if the settings no longer fit that row.
+//!
+//! Another session on the same slot would end at the same position, so only a new slot helps. A
+//! recovery (`recovery`) then publishes from the tables the rows that the old slot would have streamed,
+//! and sets only the bad row aside. This module marks the slot for recovery, or stops the relay if the
+//! relay is not allowed to recover.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -25,29 +28,30 @@ use crate::store::relay_row::{ServedSlot, mark};
 
 /// Whether a stream ended for a reason that would end the next stream at the same position in the WAL
 /// too.
-pub(super) fn is_of_this_place(error: &Error) -> bool {
+pub(super) fn recurs_at_its_position(error: &Error) -> bool {
     matches!(
         error.code(),
         Code::PublicationMissing | Code::SlotStuck | Code::ColumnMissing | Code::SettingInvalid
     )
 }
 
-/// Remembers, across sessions, where PostgreSQL failed to decode.
+/// Remembers, across sessions, where PostgreSQL last failed to decode.
 #[derive(Debug)]
-pub(super) struct StuckPlaces {
-    /// The slot's position when PostgreSQL last failed to decode.
+pub(super) struct StuckPositions {
+    /// The slot's position when PostgreSQL last failed to decode. `u64::MAX` before the first failure.
     undecodable_after: AtomicU64,
 }
 
-impl StuckPlaces {
+impl StuckPositions {
     pub(super) fn new() -> Self {
         Self {
             undecodable_after: AtomicU64::new(u64::MAX),
         }
     }
 
-    /// Whether PostgreSQL failed to decode at another position than in its last such failure. A single
-    /// internal error may be temporary, so the relay only retries after the first failure at a position.
+    /// Returns whether PostgreSQL failed to decode, and not at the same position as the last time. Remembers
+    /// the position. A single internal error may be temporary, so the relay only retries after the first
+    /// failure at a position.
     pub(super) fn is_new(&self, ended: &Error, confirmed: Lsn) -> bool {
         let confirmed = confirmed.as_u64();
         ended.code() == Code::SlotStuck
@@ -57,17 +61,18 @@ impl StuckPlaces {
 
 /// Returns the error with which a stuck session ends if the next session only retries.
 pub(super) fn retry(ended: &Error) -> Error {
-    while_it_is_mended(ended, ended.what().to_owned())
+    session_end_before_retry(ended, ended.what().to_owned())
 }
 
 /// Marks the slot for recovery, and returns the error with which the session ends. Marks nothing in
 /// these cases:
 ///
-/// - The session ended because the settings did not fit a table, and they do not fit the current tables.
+/// - The session ended because the settings did not fit a table, and the settings do not fit the current
+///   tables either.
 /// - The publication is still wrong.
-/// - The relay may not recover (`slot_on_loss = stop`).
-/// - Another relay has taken the slot, so that relay handles the problem.
-pub(super) async fn what_to_do(
+/// - The relay is not allowed to recover (`slot_on_loss = stop`).
+/// - Another relay has taken the slot. That relay handles the problem.
+pub(super) async fn mark_for_recovery(
     target: &Target,
     settings: &Settings,
     instance: &str,
@@ -94,7 +99,7 @@ pub(super) async fn what_to_do(
                     instance,
                 };
                 let marked = mark::mark_stuck(&sql, served, Code::SlotStuck.name()).await?;
-                (marked, while_it_is_mended(&ended, what))
+                (marked, session_end_before_retry(&ended, what))
             }
         };
         Ok(ours.then_some(error))
@@ -113,7 +118,7 @@ fn is_of_columns(ended: &Error) -> bool {
     matches!(ended.code(), Code::ColumnMissing | Code::SettingInvalid)
 }
 
-/// Whether the settings fit the current tables. If not, a person has to correct the settings.
+/// Whether the settings fit the current tables. If not, an operator has to correct the settings.
 async fn tables_can_be_mapped(sql: &Sql, settings: &Settings) -> Result<bool> {
     let known = claim::known(sql, &settings.slot, &settings.tables).await?;
     for (table, captured) in settings.tables.iter().zip(&known) {
@@ -130,7 +135,7 @@ async fn tables_can_be_mapped(sql: &Sql, settings: &Settings) -> Result<bool> {
 fn what_is_stuck(slot: &SlotName, ended: &Error) -> String {
     match ended.code() {
         Code::SlotStuck => format!(
-            "slot \"{slot}\" cannot be read past a place that PostgreSQL fails to decode: {}",
+            "slot \"{slot}\" cannot be read past a position in the WAL that PostgreSQL fails to decode: {}",
             ended.what()
         ),
         Code::ColumnMissing | Code::SettingInvalid => format!(
@@ -145,7 +150,7 @@ fn what_is_stuck(slot: &SlotName, ended: &Error) -> String {
 }
 
 /// Returns the error that ends the session. The next session then retries or creates a new slot.
-fn while_it_is_mended(ended: &Error, what: String) -> Error {
+fn session_end_before_retry(ended: &Error, what: String) -> Error {
     match ended.code() {
         Code::SlotStuck | Code::ColumnMissing | Code::SettingInvalid => {
             Error::new(Code::SlotBusy, what)

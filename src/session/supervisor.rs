@@ -1,60 +1,62 @@
 //! Polls the database every few seconds, alongside the stream.
 //!
-//! pgoutput uses the publication as it was at the WAL position that it is decoding. If the
-//! publication did not exist at that position, PostgreSQL 18 skips rows without an error. Checking the
-//! publication over SQL is the only protection: while the publication is wrong or unknown, the relay
-//! must not confirm keepalives. The same poll also renews the lease, reads the slot's metrics, and
-//! records the confirmed position. After each poll, the supervisor records whether delivery is held up.
+//! pgoutput uses the publication as it was at the WAL position that pgoutput is decoding. If the publication
+//! did not exist at that position, PostgreSQL 18 skips rows without an error. So the relay can notice the
+//! problem only by checking the publication over SQL. While the publication is wrong or cannot be checked,
+//! the relay must not confirm the positions of keepalives, because it might confirm skipped rows. Each poll also
+//! renews the lease, reads the slot's metrics, and after a delivery records the confirmed position.
+//!
+//! The supervisor also writes to the relay's row whether delivery is held up. It writes soon after a change, and
+//! about every 30 s without one. While it has no SQL session, it leaves this write to the dispatch writer.
 
-use std::collections::VecDeque;
+mod held_slot;
+mod lag_trend;
+mod standby_slots;
+mod supervision;
+
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use decoder::PgTimestamp;
 use replication::LeaseProof;
-use slot_manager::activity::{self, LastReply};
-use slot_manager::health::{self, Observation, Thresholds, Viewer};
+use slot_manager::activity;
 use slot_manager::publication::{self, CapturedTable, PublicationState};
-use slot_manager::{DatabaseOrigin, Health, Slot, SlotName, slots};
+use slot_manager::{DatabaseOrigin, SlotName, cluster, slots};
 use tokio::sync::{Notify, watch};
 use tokio::task::JoinHandle;
 use tokio_postgres::types::PgLsn;
 
-use crate::condition::{Condition, RelayState};
+use crate::capture::claim;
+use crate::condition::{Condition, RelayState, State};
 use crate::error::{Code, Error, Result};
 use crate::metrics::Metrics;
 use crate::postgres::{Sql, Target, connect};
-use crate::store::relay_row;
+use crate::store::privileges::{Purpose, name_missing_on};
+use crate::store::relay_row::{self, audits};
 use crate::throttled_log::ThrottledLog;
+use held_slot::{health_of, prove_lease};
+use lag_trend::LagTrend;
+use standby_slots::StandbySlots;
+pub(super) use supervision::Supervision;
 
-/// Time between two polls. Rows that are inserted while the publication is wrong must be read from the
-/// table. A short interval keeps their number small.
+/// Pause between two polls, or less if `wal_sender_timeout` is below 40 s. Rows that are inserted while the
+/// publication is wrong must later be read from the table. A short pause keeps their number small.
 const INTERVAL: Duration = Duration::from_secs(5);
 
-/// The relay writes an unchanged condition again after this time, so that readers can tell a current
-/// condition from a stale one.
-pub(super) const SAID_AGAIN: Duration = Duration::from_secs(30);
+/// Time between two checks whether the state has changed. The HTTP port shows a change at once, and the
+/// commands at most this time later. This time also limits how often the relay writes if its state keeps
+/// changing.
+const LOOK_INTERVAL: Duration = Duration::from_millis(500);
 
-/// Time limit for writing the condition, which must not delay the next poll.
-const SAY_LIMIT: Duration = Duration::from_secs(1);
+/// Time after which the relay writes an unchanged condition again, so that readers can tell a current
+/// condition from a stale one.
+const REWRITE_AFTER: Duration = Duration::from_secs(30);
+
+/// Maximum time for writing the condition. Short, because writing must not delay the next poll.
+const WRITE_LIMIT: Duration = Duration::from_secs(1);
 
 const STATEMENT_TIMEOUT: Duration = Duration::from_secs(4);
 const POLL_TIMEOUT: Duration = Duration::from_secs(5);
-
-/// The result of a poll.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Supervision {
-    PublicationRight,
-    /// The publication is wrong, or cannot be checked.
-    PublicationUnsure,
-    /// The server is shutting down: it takes no new sessions or writes, and waits for us to confirm.
-    ServerStopping,
-}
-
-impl Supervision {
-    pub(super) fn publication_is_right(self) -> bool {
-        self == Supervision::PublicationRight
-    }
-}
 
 /// The slot, publication and tables to watch, and the lease to renew.
 #[derive(Debug, Clone)]
@@ -64,17 +66,16 @@ pub(super) struct WatchSubject {
     pub(super) publication: String,
     pub(super) tables: Vec<CapturedTable>,
     pub(super) origin: DatabaseOrigin,
-    /// The proof of our lease, which [`prove_lease`] renews, and our walsender's pid.
+    /// The proof of our lease, which [`prove_lease`] renews, and the pid of our walsender.
     pub(super) lease: (LeaseProof, i32),
     pub(super) wal_sender_timeout: Duration,
     /// The name of this relay.
     pub(super) instance: String,
-    /// The phase of this relay.
     pub(super) state: Arc<RelayState>,
 }
 
-/// Starts the supervisor. `state` is the state of the publication, which has just passed its check. If
-/// the publication or the partitions of a table change, the supervisor wakes the auditor through `audit`.
+/// Starts the supervisor. `state` is the state of the publication, which has just passed its check. If the
+/// publication, a table or its partitions have changed, the supervisor wakes the auditor through `audit`.
 pub(super) fn start(
     subject: WatchSubject,
     state: PublicationState,
@@ -91,22 +92,32 @@ pub(super) fn start(
             state,
             audit,
             log: ThrottledLog::default(),
-            // Begin with the current number, so that the first poll does not write to the relay's row:
-            // the old content is needed until this session has taken the row.
+            // Begin with the current number, so that the first poll does not write to the relay's row.
+            // The session still needs the old content of the row until it has taken over the row.
             delivered: metrics.delivered(),
             lag: LagTrend::default(),
+            standby_slots: StandbySlots::default(),
             said: None,
             metrics,
         };
         loop {
             let found = watcher.poll().await;
-            watcher.say_what_holds_up().await;
+            watcher.say(Occasion::Poll).await;
             watcher
                 .metrics
                 .publication_ok
                 .set(Some(f64::from(u8::from(found.publication_is_right()))));
-            sender.send_if_modified(|known| std::mem::replace(known, found) != found);
-            tokio::time::sleep(interval).await;
+            sender.send_if_modified(|known| {
+                let is_new = *known != found;
+                *known = found;
+                is_new
+            });
+            let next = tokio::time::Instant::now() + interval;
+            while tokio::time::Instant::now() < next {
+                tokio::time::sleep_until(next.min(tokio::time::Instant::now() + LOOK_INTERVAL))
+                    .await;
+                watcher.say(Occasion::Look).await;
+            }
         }
     });
     (Supervisor(task), receiver)
@@ -122,29 +133,13 @@ impl Drop for Supervisor {
     }
 }
 
-/// How fast the lag shrinks.
-#[derive(Debug, Default)]
-struct LagTrend {
-    samples: VecDeque<(Instant, u64)>,
-}
-
-impl LagTrend {
-    /// The trend is computed from this many polls, about half a minute.
-    const SAMPLES: usize = 6;
-
-    /// Adds a sample. Returns the time until the lag is gone, at the rate since the oldest sample.
-    /// Returns `None` if the lag is unknown or has not shrunk.
-    fn caught_up_in(&mut self, lag_bytes: Option<u64>, now: Instant) -> Option<Duration> {
-        let lag = lag_bytes?;
-        if self.samples.len() == Self::SAMPLES {
-            self.samples.pop_front();
-        }
-        self.samples.push_back((now, lag));
-        let (at, before) = self.samples.front()?;
-        let shrunk = before.checked_sub(lag).filter(|shrunk| *shrunk > 0)?;
-        let seconds = now.saturating_duration_since(*at).as_secs_f64();
-        Duration::try_from_secs_f64(seconds * lag as f64 / shrunk as f64).ok()
-    }
+/// Why the supervisor checks whether the condition must be written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Occasion {
+    /// A poll has ended: write any change.
+    Poll,
+    /// Between two polls: write only a change of the state or of the code.
+    Look,
 }
 
 struct Watcher {
@@ -155,12 +150,13 @@ struct Watcher {
     metrics: Metrics,
     audit: Arc<Notify>,
     log: ThrottledLog,
-    /// Number of delivered events when the relay's row was last written, or when the supervisor
-    /// started.
+    /// Number of delivered events when the relay's row was last written, or when the supervisor started.
     delivered: u64,
     lag: LagTrend,
-    /// The condition in the relay's row, and when it was written.
-    said: Option<(Condition, Instant)>,
+    standby_slots: StandbySlots,
+    /// The condition that was last written to the relay's row, and when. `Some((None, _))`: delivery worked.
+    /// `None`: this session has not written yet, and the row may say what the opening waited for.
+    said: Option<(Option<Condition>, Instant)>,
 }
 
 impl Watcher {
@@ -168,7 +164,8 @@ impl Watcher {
         let had_session = self.sql.is_some();
         match self.poll_in_time().await {
             Ok(found) => found,
-            // A broken session may mean a restart or a shutdown. A new session shows which it is.
+            // The SQL session may have broken because the server has restarted or is shutting down. Try a new
+            // SQL session: its error shows whether the server is shutting down.
             Err(_) if had_session => match self.poll_in_time().await {
                 Ok(found) => found,
                 Err(error) => self.unsure(&error),
@@ -178,25 +175,30 @@ impl Watcher {
     }
 
     fn unsure(&mut self, error: &Error) -> Supervision {
-        if let Some(since_last) = self.log.due(error.code()) {
+        let is_stopping = error.code() == Code::PostgresStopping;
+        if !is_stopping && let Some(since_last) = self.log.due(error.code()) {
             tracing::warn!(
                 code = %error.code(), hint = error.hint_text(), since_last,
-                "cannot check the publication, so idle positions are not confirmed: {error}"
+                "cannot check the publication, so the relay confirms no position while it is idle: {error}"
             );
         }
         self.metrics.lag_bytes.set(None);
         self.metrics.retained_bytes.set(None);
         self.metrics.headroom_bytes.set(None);
         self.metrics.slot_health.set(None);
+        self.metrics.troubles.set_stream(None);
         self.metrics.troubles.set_publication(Some(error));
-        if error.code() == Code::PostgresStopping {
-            Supervision::ServerStopping
+        if is_stopping {
+            Supervision::ServerStopping {
+                publication_was_right: self.state.problems().is_empty(),
+            }
         } else {
             Supervision::PublicationUnsure
         }
     }
 
-    /// One poll, with its own time limit: a dead server does not apply the statement timeout.
+    /// Makes one poll, with a time limit of its own, because a dead server does not apply the statement
+    /// timeout.
     async fn poll_in_time(&mut self) -> Result<Supervision> {
         let looked = tokio::time::timeout(POLL_TIMEOUT, self.try_poll()).await;
         let found = looked.unwrap_or_else(|_| {
@@ -222,17 +224,29 @@ impl Watcher {
         } = &self.subject;
         let sql = match &self.sql {
             Some(sql) => sql,
-            None => self
-                .sql
-                .insert(connect(target, "postrider supervisor", STATEMENT_TIMEOUT).await?),
+            None => {
+                let name = activity::supervisor_name(*walsender);
+                let opened = connect(target, &name, STATEMENT_TIMEOUT).await?;
+                opened.commit_locally().await?;
+                self.sql.insert(opened)
+            }
         };
         prove_lease(sql, proof, *walsender).await?;
+        let asked_at = Instant::now();
+        let shown = PgTimestamp::from(cluster::clock(sql).await?);
+        let clock = &self.metrics.server_clock;
+        clock.asked(shown, asked_at, Instant::now());
         let state = publication::inspect(sql, publication, tables).await?;
+        if !state.problems().is_empty() {
+            audits::note_wrong_publication(sql, slot, Some(*walsender)).await?;
+        }
+        if let Err(error) = claim::refuse_attached(sql, slot, &state).await {
+            return Supervision::of_another_slot(error);
+        }
         if let Some(slot) = slots::find(sql, slot).await? {
             self.metrics.lag_bytes.set(slot.lag_bytes.map(|n| n as f64));
-            let caught_up_in = self.lag.caught_up_in(slot.lag_bytes, Instant::now());
-            let caught_up_in = caught_up_in.map(|time| time.as_secs_f64());
-            self.metrics.caught_up_in.set(caught_up_in);
+            self.lag
+                .measure(slot.lag_bytes, slot.confirmed_flush_lsn, &self.metrics);
             self.metrics
                 .retained_bytes
                 .set(slot.retained_bytes.map(|n| n as f64));
@@ -242,9 +256,15 @@ impl Watcher {
             let health = health_of(&slot, self.subject.origin, oldest);
             self.metrics.slot_health.set(Some(health));
             let delivered = self.metrics.delivered();
-            // Write only when something was delivered (an idle relay writes nothing), and only if
-            // our walsender reads the slot. Otherwise somebody may have recreated the slot.
+            // Write only when something was delivered, so that an idle relay writes nothing. Also write
+            // only if our walsender reads the slot, because otherwise somebody may have recreated the
+            // slot.
             let is_ours = slot.active_pid == Some(*walsender);
+            let has_failover = slot.failover == Some(true);
+            let standby_slots = &mut self.standby_slots;
+            standby_slots
+                .look(sql, *walsender, has_failover, &self.metrics)
+                .await?;
             if let Some(lsn) = slot
                 .confirmed_flush_lsn
                 .filter(|_| is_ours && delivered != self.delivered)
@@ -253,7 +273,13 @@ impl Watcher {
                     relay_row::update(sql, &self.subject.slot, PgLsn::from(lsn.as_u64())).await;
                 match written {
                     Ok(()) => self.delivered = delivered,
-                    Err(error) => tracing::warn!(code = %error.code(), "outbox.relay: {error}"),
+                    Err(error) => {
+                        let error = name_missing_on(sql, error, &[], Purpose::Relay).await;
+                        tracing::warn!(
+                            code = %error.code(), hint = error.hint_text(),
+                            "cannot write the confirmed position to outbox.relay: {error}"
+                        );
+                    }
                 }
             }
         }
@@ -262,24 +288,51 @@ impl Watcher {
 
     /// Records in the relay's row why delivery is held up or late, and clears that entry when delivery works
     /// again.
-    async fn say_what_holds_up(&mut self) {
+    async fn say(&mut self, occasion: Occasion) {
         let condition = self.metrics.condition(&self.subject.state);
+        if condition.state == State::Starting {
+            // The session is still on probation, so the row keeps the reason why the previous relay stopped.
+            return;
+        }
         let condition = condition.is_written().then_some(condition);
-        let is_known = match (&self.said, &condition) {
-            (None, None) => true,
-            (Some((said, at)), Some(now)) => said.is_like(now) && at.elapsed() < SAID_AGAIN,
-            _ => false,
-        };
-        let Some(sql) = self.sql.as_ref().filter(|_| !is_known) else {
+        // The dispatch writer writes only while it has a connection, so ask it again after each poll.
+        let asks_writer = self.sql.is_none() && occasion == Occasion::Poll;
+        if !asks_writer && self.has_said(condition.as_ref(), occasion) {
+            return;
+        }
+        let troubles = &self.metrics.troubles;
+        let Some(sql) = self.sql.as_ref() else {
+            troubles.leave_to_write(condition.clone());
+            self.said = Some((condition, Instant::now()));
             return;
         };
+        troubles.leave_to_write(None);
         let WatchSubject { slot, instance, .. } = &self.subject;
-        let writing = relay_row::write_condition(sql, slot, instance, condition.as_ref());
-        match tokio::time::timeout(SAY_LIMIT, writing).await {
-            Ok(Ok(())) => self.said = condition.map(|condition| (condition, Instant::now())),
+        let writing = relay_row::write_condition(&**sql, slot, instance, condition.as_ref());
+        match tokio::time::timeout(WRITE_LIMIT, writing).await {
+            Ok(Ok(())) => self.said = Some((condition, Instant::now())),
             Ok(Err(error)) => tracing::debug!(code = %error.code(), "outbox.relay: {error}"),
-            // This SQL session still waits for the answer, so the next poll opens a new SQL session.
+            // This SQL session is still waiting for the answer, so the next poll opens a new one.
             Err(_) => self.sql = None,
+        }
+    }
+
+    /// Whether the relay's row already contains the condition `now`.
+    fn has_said(&self, now: Option<&Condition>, occasion: Occasion) -> bool {
+        let Some((said, at)) = &self.said else {
+            return false;
+        };
+        let is_recent = at.elapsed() < REWRITE_AFTER;
+        match (said, now, occasion) {
+            (None, None, _) => is_recent,
+            (Some(said), Some(now), Occasion::Look) => {
+                said.state == now.state && said.code == now.code
+            }
+            (Some(said), Some(now), Occasion::Poll) => {
+                let waits = Condition::waiting_for_topics;
+                is_recent && said.is_like(now) && waits(said) == waits(now)
+            }
+            _ => false,
         }
     }
 
@@ -302,7 +355,8 @@ impl Watcher {
                 );
             }
         }
-        if problems.is_empty() && state.has_changed_since(&self.state) {
+        let was_wrong = !self.state.problems().is_empty();
+        if problems.is_empty() && (was_wrong || state.has_changed_since(&self.state)) {
             tracing::warn!(
                 code = "publication-drift",
                 "the publication or a captured table was altered or recreated: rows inserted \
@@ -319,37 +373,4 @@ impl Watcher {
             Supervision::PublicationUnsure
         }
     }
-}
-
-/// The health of the slot that this relay streams from. The recorded position is compared only when a
-/// session opens, because nobody else can move the slot while we hold it.
-fn health_of(slot: &Slot, origin: DatabaseOrigin, oldest: Option<f64>) -> Health {
-    let observation = Observation {
-        slot: Some(slot),
-        viewer: Viewer::Streaming,
-        time_lag: oldest.and_then(|seconds| Duration::try_from_secs_f64(seconds).ok()),
-        origin,
-        recorded: None,
-    };
-    health::judge(&observation, &Thresholds::default())
-}
-
-/// Renews the proof of our lease. PostgreSQL shows the time at which we sent the last status message
-/// that it has processed.
-async fn prove_lease(sql: &Sql, proof: &LeaseProof, walsender: i32) -> Result<()> {
-    let asked_at = Instant::now();
-    match activity::last_reply(sql, walsender).await? {
-        LastReply::NoSlot => proof.give_up(),
-        // PostgreSQL hides the time from our role, but shows that our walsender has the slot.
-        LastReply::Hidden => proof.seen(asked_at),
-        LastReply::SentAt(sent_at) => {
-            // If our clock was set back in the meantime, the message seems newer than it is, but never
-            // newer than now.
-            let age = sent_at.elapsed().unwrap_or_default();
-            if let Some(sent_at) = Instant::now().checked_sub(age) {
-                proof.prove(sent_at);
-            }
-        }
-    }
-    Ok(())
 }

@@ -1,6 +1,6 @@
 //! Defines the types of settings that choose one of a few options.
 
-/// A setting that chooses one of a few options. A word stands for each option.
+/// A setting that chooses one of a few options. In the settings, a word stands for each option.
 pub(super) trait ByWord: Copy + 'static {
     /// Each word with its option, in the order of the words in [`super::KEYS`].
     const WORDS: &'static [(&'static str, Self)];
@@ -28,7 +28,7 @@ impl ByWord for OnBadEvent {
 /// What the first start on a database delivers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Start {
-    /// Only rows committed from then on.
+    /// Only rows that are committed once the slot is ready.
     New,
     /// Also the unrecorded rows that are already in the tables.
     All,
@@ -84,7 +84,7 @@ impl ByWord for Dispatch {
     ];
 }
 
-/// The form of the log.
+/// The format of the relay's log.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LogFormat {
     /// One line of text for each log line.
@@ -110,7 +110,6 @@ impl LogFormat {
     }
 }
 
-/// The option with this word.
 pub(super) fn by_word<T: ByWord>(word: &str) -> Option<T> {
     let found = T::WORDS.iter().find(|(known, _)| *known == word);
     found.map(|(_, option)| *option)

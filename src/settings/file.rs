@@ -4,7 +4,7 @@
 use std::ops::Range;
 use std::path::Path;
 
-use printable::shown_path;
+use printable::{may_contain_password, shown_path};
 use serde::Deserialize;
 use toml::Spanned;
 use toml::Value;
@@ -49,6 +49,11 @@ impl SettingsText<'_> {
         };
         let name = unknown.get_ref();
         let place = self.place(unknown.span());
+        if may_contain_password(name) {
+            return Err(layers::misplaced_password(&format!(
+                "{place}: the name of a setting in {section}"
+            )));
+        }
         let what = format!("{place}: unknown setting `{name}` in {section}");
         let error = Error::new(Code::SettingUnknown, what);
         Err(match keys::nearest(name, names()) {
@@ -58,6 +63,24 @@ impl SettingsText<'_> {
                 error.hint(format!("{section} can have: {}", all.join(", ")))
             }
         })
+    }
+
+    /// Refuses connection strings among the values of a section, at any depth, because later errors show the
+    /// value.
+    fn refuse_passwords(&self, value: &Spanned<DeValue<'_>>) -> Result<()> {
+        match value.get_ref() {
+            DeValue::String(text) if may_contain_password(text) => {
+                let setting = format!("{}: a setting in [[tables]]", self.place(value.span()));
+                Err(layers::misplaced_password(&setting))
+            }
+            DeValue::Array(list) => list
+                .iter()
+                .try_for_each(|value| self.refuse_passwords(value)),
+            DeValue::Table(table) => table
+                .values()
+                .try_for_each(|value| self.refuse_passwords(value)),
+            _ => Ok(()),
+        }
     }
 
     fn tables(&self, value: &Spanned<DeValue<'_>>) -> Result<Vec<TableSection>> {
@@ -78,6 +101,7 @@ impl SettingsText<'_> {
             let error = self.invalid(section.span(), "a table of `tables` must be a section");
             return Err(error.hint("begin the section of each table with [[tables]]"));
         };
+        self.refuse_passwords(section)?;
         self.refuse_unknown(table, TABLE_KEYS, "[[tables]]")?;
         let columns = table
             .get("columns")
@@ -103,12 +127,13 @@ impl SettingsText<'_> {
     }
 }
 
-/// The setting of a section whose value is at `span`, such as `columns.id`.
+/// Returns the name of the setting in a section whose value is at `span`, such as `columns.id`.
 fn setting_at(section: &DeTable<'_>, span: &Range<usize>) -> Option<String> {
     section.iter().find_map(|(name, value)| {
         let name = name.get_ref();
         if let Some(inner) = value.get_ref().as_table() {
-            // In a section [tables.columns], the values are not within the span of the name `columns`.
+            // The values of a section [tables.columns] are not within the span of the name `columns`,
+            // so search the values.
             return setting_at(inner, span).map(|inner| format!("{name}.{inner}"));
         }
         let is_in = value.span().start <= span.start && span.end <= value.span().end;
@@ -124,7 +149,9 @@ pub(super) fn read(path: &Path) -> Result<Layers> {
     let text = std::fs::read_to_string(path).map_err(|e| {
         let what = format!("cannot read {}", shown_path(path));
         let error = Error::new(Code::SettingInvalid, what).caused_by(e);
-        error.hint("correct the path in --config or POSTRIDER_CONFIG, or the rights of the file")
+        error.hint(
+            "correct the path in --config or POSTRIDER_CONFIG, or the permissions of the file",
+        )
     })?;
     let file = SettingsText { path, text: &text };
     let table = DeTable::parse(&text).map_err(|e| {
@@ -149,8 +176,8 @@ pub(super) fn read(path: &Path) -> Result<Layers> {
     Ok(layers)
 }
 
-/// The error for an unknown name at the top of the file. The hint says so if the name belongs into a
-/// `[[tables]]` section.
+/// Returns the error for an unknown name at the top of the file. If the name belongs in a `[[tables]]`
+/// section, the hint says so.
 fn unknown_at_the_top(name: &str, place: &str) -> Error {
     let unknown = layers::unknown(name, place);
     if TABLE_KEYS.iter().any(|key| key.name == name) {

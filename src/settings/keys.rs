@@ -8,7 +8,7 @@ use strsim::levenshtein;
 /// The values that a setting accepts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SettingKind {
-    /// A text; help shows this placeholder for it.
+    /// A text. The help shows this placeholder for the value.
     Text(&'static str),
     /// One of these words.
     Choice(&'static [&'static str]),
@@ -22,7 +22,7 @@ impl SettingKind {
     /// Describes a valid value. The text follows "must be" in an error.
     pub fn wanted(self) -> String {
         match self {
-            SettingKind::Text(_) => "a text".to_owned(),
+            SettingKind::Text(_) => "a string".to_owned(),
             SettingKind::Choice(words) => one_of(words),
             SettingKind::Number(min, max) => format!("a whole number from {min} to {max}"),
             SettingKind::Switch => "true or false".to_owned(),
@@ -89,7 +89,7 @@ const fn key(
     }
 }
 
-/// The names of the envelopes.
+/// The names of the envelopes that the setting `envelope` accepts.
 pub(super) const ENVELOPES: &[&str] = &[
     "raw",
     "cloudevents-binary",
@@ -97,10 +97,10 @@ pub(super) const ENVELOPES: &[&str] = &[
     "protobuf",
 ];
 
-/// The meanings of a time without an offset.
+/// The time zones that the setting `time_zone` accepts, for times without an offset.
 pub(super) const TIME_ZONES: &[&str] = &["UTC", "local"];
 
-/// Every setting with a plain value. `[[tables]]` of the file is not among them.
+/// Every setting with a plain value. The `[[tables]]` sections of the file are not in this list.
 pub const KEYS: &[SettingKey] = &[
     key(
         "database_url",
@@ -144,12 +144,12 @@ pub const KEYS: &[SettingKey] = &[
         SettingKind::Choice(&["new", "all"]),
         "new",
         &[],
-        "What the first start on a database delivers: `new` (rows committed once the slot is ready, which \
-         waits for open transactions) or `all` (also \
-         the unrecorded rows already in the tables; this also applies to tables added later). If \
-         `init` or `slot create` ran with `all`, the first start delivers the old rows even if the setting is \
-         `new` by then. The default is `new`, because a table that another program served before contains \
-         rows that were delivered long ago",
+        "What the first start on a database delivers. `new`: the rows committed after the slot is ready; \
+         creating the slot waits for open transactions. `all`: also the unrecorded rows that are already in \
+         the tables, and in each table that is added to the settings later. If `init` or `slot create` ran \
+         with `all`, the first start delivers the old rows even if the setting is `new` by then. The default \
+         is `new`, because a table that another program served before contains rows that were delivered long \
+         ago",
     ),
     key(
         "slot_on_loss",
@@ -183,7 +183,7 @@ pub const KEYS: &[SettingKey] = &[
         SettingKind::Text("TEMPLATE"),
         "{aggregatetype}.events",
         &[],
-        "Topic of an event: a text with column names in braces",
+        "Topic of an event: text with column names in braces",
     ),
     key(
         "ordering",
@@ -292,9 +292,9 @@ pub const KEYS: &[SettingKey] = &[
         SettingKind::Number(1, 4096),
         "24",
         &[],
-        "MiB of events in memory, waiting or in flight. At this limit, reading from PostgreSQL pauses. \
-         The relay needs 10 to 40 MiB more, for itself and for the buffers of its requests. Rows of \
-         many MiB add to that: up to three of them, in the size in which they were read",
+        "MiB of events in memory, waiting or in flight. At this limit, reading from PostgreSQL pauses. The \
+         relay needs 10 to 40 MiB more, for itself and for the buffers of its requests. Very large rows need \
+         memory beyond this limit: up to three times the size of such a row as PostgreSQL sends it",
     ),
     key(
         "wal_sender_timeout_s",
@@ -310,7 +310,7 @@ pub const KEYS: &[SettingKey] = &[
         "10",
         &[],
         "Seconds to wait at startup for PostgreSQL to answer; then the relay exits. Once PostgreSQL has \
-         answered, the relay retries without end",
+         answered, the relay retries without limit",
     ),
     key(
         "shutdown_timeout_s",
@@ -332,20 +332,19 @@ pub const KEYS: &[SettingKey] = &[
         SettingKind::Text("TOKEN"),
         "",
         &[],
-        "Whoever opens the page must know this token. Without a token the page is served on a \
-         loopback address only",
+        "Whoever opens the page must know this token, of at least 16 characters. Without a token the page \
+         is served on a loopback address only",
     ),
     key(
         "log_format",
         SettingKind::Choice(&["text", "json", "cloud_logging"]),
         "text",
         &[],
-        "Form of the log: `text`, `json`, or `cloud_logging` (JSON with the field names of Google Cloud \
+        "Format of the log: `text`, `json`, or `cloud_logging` (JSON with the field names of Google Cloud \
          Logging, so that it shows severities). RUST_LOG sets the level",
     ),
 ];
 
-/// The key with this name.
 pub(super) fn find(name: &str) -> Option<&'static SettingKey> {
     KEYS.iter().find(|key| key.name == name)
 }

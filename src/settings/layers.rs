@@ -1,11 +1,12 @@
 //! Merges the sources of settings: defaults, file, environment, flags.
 //!
-//! The result is one checked value per setting. Each value has the place that set it, for error
-//! messages. The parent module interprets the values; `file` reads the file.
+//! The result is one checked value per setting. Each value is stored with its source, which error
+//! messages show. The parent module interprets the values; `file` reads the file.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
 
+use printable::may_contain_password;
 use replication::connection::is_connection_variable;
 use toml::Value;
 
@@ -18,10 +19,19 @@ use crate::mapping::TableSettings;
 /// Variables with the prefix `POSTRIDER_` that are not settings.
 const OTHER_VARIABLES: &[&str] = &[
     "POSTRIDER_CONFIG",
-    "POSTRIDER_PG_BIN",
     // Release builds set these variables.
     "POSTRIDER_COMMIT",
     "POSTRIDER_COMMIT_DATE",
+];
+
+/// Settings whose values may contain a password, or look like a connection string. They are exempt from the
+/// check for misplaced connection strings.
+const MAY_CONTAIN_PASSWORDS: &[&str] = &[
+    "database_url",
+    "password_command",
+    "http_token",
+    "pubsub_endpoint",
+    "pubsub_emulator_host",
 ];
 
 /// The environment variables as text. Leaves out variables of other programs that are not UTF-8.
@@ -48,23 +58,31 @@ pub(crate) fn environment_of(
     Ok(env)
 }
 
+/// Prefix of the variables with which the tests find PostgreSQL's programs, such as `POSTRIDER_PG_BIN_17`.
+const TEST_VARIABLES: &str = "POSTRIDER_PG_BIN";
+
+/// Whether this variable with the prefix `POSTRIDER_` is not a setting.
+fn is_other_variable(name: &str) -> bool {
+    OTHER_VARIABLES.contains(&name) || name.starts_with(TEST_VARIABLES)
+}
+
 /// Whether Postrider reads this variable.
 fn is_read(name: &str) -> bool {
-    (name.starts_with("POSTRIDER_") && !OTHER_VARIABLES.contains(&name))
+    (name.starts_with("POSTRIDER_") && !is_other_variable(name))
         || KEYS.iter().any(|key| key.aliases.contains(&name))
         || is_connection_variable(name)
         || name == super::TRACES_VARIABLE
 }
 
-/// A value, and the place that set it, such as `relay.toml:3:8` or `POSTRIDER_SLOT`.
+/// A value and its source, such as `relay.toml:3:8` or `POSTRIDER_SLOT`.
 #[derive(Debug)]
 struct SetValue {
     value: Value,
-    /// The place that set the value; `None` for a default.
+    /// The source of the value; `None` for a default.
     place: Option<String>,
 }
 
-/// A `[[tables]]` section, and its place in the file.
+/// A `[[tables]]` section, and its location in the file.
 #[derive(Debug)]
 pub(super) struct TableSection {
     pub(super) settings: TableSettings,
@@ -80,7 +98,8 @@ pub(super) struct Layers {
 }
 
 impl Layers {
-    /// Sets a value from the file, after checking its kind and bound.
+    /// Sets a value from the source `place`. Checks the value's kind and bound, and refuses a misplaced
+    /// connection string.
     pub(super) fn set(
         &mut self,
         key: &'static SettingKey,
@@ -89,6 +108,14 @@ impl Layers {
     ) -> Result<()> {
         if !is_allowed(key, &value) {
             return Err(invalid(key, &place));
+        }
+        if !MAY_CONTAIN_PASSWORDS.contains(&key.name)
+            && value.as_str().is_some_and(may_contain_password)
+        {
+            return Err(misplaced_password(&format!(
+                "{place}: setting `{}`",
+                key.name
+            )));
         }
         let place = Some(place);
         self.values.insert(key.name, SetValue { value, place });
@@ -102,11 +129,10 @@ impl Layers {
         }
     }
 
-    /// Merges the environment.
     pub(super) fn add_environment(&mut self, env: &Environment) -> Result<()> {
         for variable in env.keys().filter(|v| v.starts_with("POSTRIDER_")) {
             let name = variable["POSTRIDER_".len()..].to_lowercase();
-            let is_other = OTHER_VARIABLES.contains(&variable.as_str()) || is_service_link(&name);
+            let is_other = is_other_variable(variable) || is_service_link(&name);
             if keys::find(&name).is_none() && !is_other {
                 return Err(unknown(&name, &format!("environment variable {variable}")));
             }
@@ -126,7 +152,6 @@ impl Layers {
         Ok(())
     }
 
-    /// Merges one flag.
     pub(super) fn add_flag(&mut self, name: &str, text: &str) -> Result<()> {
         let key = keys::find(name).expect("invariant: flags are made from the table of keys");
         self.set_text(key, text, format!("--{}", key.flag()))
@@ -142,7 +167,8 @@ impl Layers {
         }
     }
 
-    /// Whether a layer sets this setting.
+    /// Whether the setting has a value. Only before [`add_defaults`](Self::add_defaults) does this mean that
+    /// the user has set it.
     pub(super) fn is_set(&self, name: &str) -> bool {
         self.values.contains_key(name)
     }
@@ -160,7 +186,6 @@ impl Layers {
             .expect("invariant: the value was checked")
     }
 
-    /// Whether a setting is `true`.
     pub(super) fn switch(&self, name: &str) -> bool {
         let value = self.values.get(name).and_then(|set| set.value.as_bool());
         value.unwrap_or_default()
@@ -185,10 +210,14 @@ impl Layers {
         self.error(name, &format!("setting `{name}` is not valid"))
     }
 
-    /// Returns the error `setting-invalid`, with the place that set this setting.
+    /// The source of a setting, such as a variable, a flag, or a place in the file. `None` for a default.
+    pub(super) fn place(&self, name: &str) -> Option<&str> {
+        self.values.get(name).and_then(|set| set.place.as_deref())
+    }
+
+    /// Returns the error `setting-invalid`, with the source of this setting.
     pub(super) fn error(&self, name: &str, what: &str) -> Error {
-        let place = self.values.get(name).and_then(|set| set.place.as_deref());
-        let what = match place {
+        let what = match self.place(name) {
             Some(place) => format!("{place}: {what}"),
             None => what.to_owned(),
         };
@@ -206,7 +235,7 @@ fn is_allowed(key: &SettingKey, value: &Value) -> bool {
     match (key.kind, value) {
         (SettingKind::Text(_), Value::String(_)) | (SettingKind::Switch, Value::Boolean(_)) => true,
         (SettingKind::Choice(words), Value::String(word)) => {
-            // An empty word means "not set", if the setting has no default.
+            // An empty word means "not set" if the setting has no default.
             words.contains(&word.as_str()) || (word.is_empty() && key.default.is_empty())
         }
         (SettingKind::Number(min, max), Value::Integer(n)) => {
@@ -216,7 +245,8 @@ fn is_allowed(key: &SettingKey, value: &Value) -> bool {
     }
 }
 
-/// The value of a text from the environment or a flag, if it has the setting's kind.
+/// Parses a text from the environment or a flag. Returns `None` if the text does not have the setting's
+/// kind.
 fn parsed(key: &SettingKey, text: &str) -> Option<Value> {
     match key.kind {
         SettingKind::Text(_) | SettingKind::Choice(_) => Some(Value::String(text.into())),
@@ -240,8 +270,20 @@ fn invalid(key: &SettingKey, place: &str) -> Error {
     }
 }
 
+/// The error for a connection string in a setting that must not contain one. This error stops the program
+/// before another message can show the value of the setting, and with it the password.
+pub(super) fn misplaced_password(setting: &str) -> Error {
+    let what = format!("{setting} looks like a connection string with a password");
+    Error::new(Code::SettingInvalid, what)
+        .hint("put the connection string into DATABASE_URL, and correct this setting")
+}
+
 /// The error for an unknown name at the top of the file or in a variable.
 pub(super) fn unknown(name: &str, place: &str) -> Error {
+    if may_contain_password(name) {
+        // Leave out `place`, because it may be the environment variable with this name.
+        return misplaced_password("the name of a setting or of an environment variable");
+    }
     let error = Error::new(
         Code::SettingUnknown,
         format!("{place}: unknown setting `{name}`"),

@@ -10,8 +10,8 @@ mod file;
 mod keys;
 mod layers;
 mod table_keys;
+mod tables;
 
-use std::collections::HashSet;
 use std::net::SocketAddr;
 use std::path::Path;
 use std::sync::Arc;
@@ -30,9 +30,10 @@ pub use table_keys::{COLUMN_KEYS, TABLE_KEYS, TableKey, TableKeyKind};
 
 use crate::environment::Environment;
 use crate::error::{Code, Error, Result};
-use crate::mapping::{TableSettings, TimeZone};
+use crate::mapping::TableSettings;
 use crate::postgres::Servers;
-use layers::{Layers, TableSection};
+use layers::Layers;
+use tables::{refuse_settings_of_one_table, refuse_wrong_dead_letter_topic, tables};
 
 /// OpenTelemetry's variable for the URL of a trace collector. The OpenTelemetry library reads the
 /// other `OTEL_` variables.
@@ -76,7 +77,7 @@ pub struct Settings {
     pub publish_timeout: Duration,
     /// Maximum number of publish requests in flight.
     pub in_flight_requests: usize,
-    /// Maximum size of events in memory, in bytes.
+    /// Maximum total size of events in memory, in bytes.
     pub in_flight_bytes: usize,
     /// `wal_sender_timeout` of the replication session.
     pub wal_sender_timeout: Duration,
@@ -86,15 +87,15 @@ pub struct Settings {
     pub shutdown_timeout: Duration,
     /// The address of the HTTP port; `None` if it is off.
     pub http_addr: Option<SocketAddr>,
-    /// The token with which a browser gets access to the page.
+    /// The token that a browser must send to see the data of the page.
     pub http_token: AccessToken,
     /// The URL of the collector of spans; `None` if spans are off.
     pub traces_endpoint: Option<String>,
-    /// The form of the log.
+    /// The format of the relay's log.
     pub log_format: LogFormat,
 }
 
-/// A shared secret. Its text is never shown.
+/// A shared secret. No output shows its text.
 #[derive(Clone, Default)]
 pub struct AccessToken(String);
 
@@ -122,7 +123,7 @@ impl Settings {
     /// Reads the layers: `file` (TOML), `env`, and `flags` as (key name, text).
     ///
     /// # Errors
-    /// `setting-unknown`, `setting-invalid`, `database-url-invalid`: each names the source.
+    /// `setting-unknown`, `setting-invalid`, `database-url-invalid` or `pubsub-endpoint`.
     pub fn load(
         file: Option<&Path>,
         env: &Environment,
@@ -143,6 +144,7 @@ impl Settings {
 
     fn from_layers(mut layers: Layers, env: &Environment) -> Result<Self> {
         let tables = tables(&mut layers)?;
+        refuse_wrong_dead_letter_topic(&layers)?;
         let seconds = |name: &str| Duration::from_secs(layers.number(name));
         let settings = Settings {
             database: database(&layers, env)?,
@@ -167,7 +169,7 @@ impl Settings {
             start_timeout: seconds("start_timeout_s"),
             shutdown_timeout: seconds("shutdown_timeout_s"),
             http_addr: http_addr(&layers)?,
-            http_token: AccessToken(layers.text("http_token").to_owned()),
+            http_token: http_token(&layers)?,
             traces_endpoint: traces_endpoint(env)?,
             log_format: layers.choice("log_format"),
         };
@@ -184,6 +186,7 @@ impl Settings {
         let captured = |table: &TableSettings| CapturedTable {
             name: table.table.clone(),
             columns: table.required_columns(),
+            optional_columns: table.optional_columns(),
         };
         self.tables.iter().map(captured).collect()
     }
@@ -211,7 +214,7 @@ impl Settings {
     /// The full name of the dead-letter topic, if one is set.
     ///
     /// # Errors
-    /// `project-missing`; `setting-invalid` for a name that Pub/Sub would refuse.
+    /// `project-missing`.
     pub fn dead_letter_topic(&self) -> Result<Option<Arc<str>>> {
         if self.dead_letter_topic.is_empty() {
             return Ok(None);
@@ -231,7 +234,10 @@ fn setting_invalid(name: &str) -> Error {
 
 /// The database, and the command that prints its password.
 fn database(layers: &Layers, env: &Environment) -> Result<Option<Servers>> {
-    let mut servers = Servers::from_settings(layers.text("database_url"), env)?;
+    const VARIABLE: &str = "DATABASE_URL";
+    let servers = Servers::from_settings(layers.text("database_url"), env);
+    let place = layers.place("database_url").unwrap_or(VARIABLE);
+    let mut servers = servers.map_err(|error| Error::from(error).at_place(VARIABLE, place))?;
     let password_command = layers.text("password_command");
     if let Some(servers) = servers.as_mut().filter(|_| !password_command.is_empty()) {
         if servers.have_password() {
@@ -244,56 +250,9 @@ fn database(layers: &Layers, env: &Environment) -> Result<Option<Servers>> {
     Ok(servers)
 }
 
-/// Settings of the single table that is captured if the file has no [[tables]].
-const OF_ONE_TABLE: [&str; 5] = ["table", "topic", "ordering", "envelope", "time_zone"];
-
-/// The tables from the `[[tables]]` sections of the file, or the single table that the plain settings
-/// describe.
-fn tables(layers: &mut Layers) -> Result<Vec<TableSettings>> {
-    let Some(sections) = layers.tables.take() else {
-        return Ok(vec![TableSettings {
-            table: layers.parsed("table")?,
-            topic: layers.parsed("topic")?,
-            ordering: layers.parsed("ordering")?,
-            envelope: layers.parsed("envelope")?,
-            time_zone: TimeZone::named(layers.text("time_zone")),
-            ..TableSettings::default()
-        }]);
-    };
-    let mut names = HashSet::new();
-    match sections
-        .iter()
-        .find(|section| !names.insert(&section.settings.table))
-    {
-        Some(TableSection { settings, place }) => Err(Error::new(
-            Code::SettingInvalid,
-            format!("{place}: [[tables]] names table {} twice", settings.table),
-        )
-        .hint("put all settings of a table into one [[tables]] section")),
-        None => Ok(sections
-            .into_iter()
-            .map(|section| section.settings)
-            .collect()),
-    }
-}
-
-/// Refuses the settings of a single table together with [[tables]], because they would have no effect.
-fn refuse_settings_of_one_table(layers: &Layers) -> Result<()> {
-    if layers.tables.is_none() {
-        return Ok(());
-    }
-    match OF_ONE_TABLE.into_iter().find(|name| layers.is_set(name)) {
-        Some(name) => {
-            let what = format!("setting `{name}` has no effect together with [[tables]]");
-            let hint = format!("remove it there, and set `{name}` in each [[tables]] section");
-            Err(layers.error(name, &what).hint(hint))
-        }
-        None => Ok(()),
-    }
-}
-
-/// Checks the project, which is empty if not set. Pub/Sub answers a malformed project with the same error
-/// as a bad message, so without this check the relay would quarantine good events.
+/// Returns the project, or an empty text if none is set. Checks the project, because Pub/Sub answers a
+/// malformed project with the same error as a bad message. Without this check the relay would quarantine good
+/// events.
 fn project(layers: &Layers) -> Result<String> {
     let text = layers.text("project");
     if text.is_empty() || crate::mapping::limits::is_project_id(text) {
@@ -356,6 +315,19 @@ fn prune_after(layers: &Layers) -> Result<Option<Duration>> {
             layers.invalid("prune_after").hint(hint)
         }),
     }
+}
+
+/// Minimum length of `http_token`, in characters. With a shorter one, somebody could try all tokens.
+const TOKEN_CHARS: usize = 16;
+
+fn http_token(layers: &Layers) -> Result<AccessToken> {
+    let token = layers.text("http_token");
+    if !token.is_empty() && token.chars().count() < TOKEN_CHARS {
+        return Err(layers.invalid("http_token").hint(format!(
+            "use at least {TOKEN_CHARS} characters that nobody can guess: `openssl rand -hex 16` makes some"
+        )));
+    }
+    Ok(AccessToken(token.to_owned()))
 }
 
 fn http_addr(layers: &Layers) -> Result<Option<SocketAddr>> {

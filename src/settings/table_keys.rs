@@ -51,7 +51,7 @@ pub const TABLE_KEYS: &[TableKey] = &[
     key(
         "topic",
         TableKeyKind::Plain(SettingKind::Text("TEMPLATE")),
-        "Topic of an event: a text with column names in braces",
+        "Topic of an event: text with column names in braces",
     ),
     key(
         "topic_rules",

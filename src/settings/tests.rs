@@ -1,4 +1,4 @@
-//! Tests layers and checks with settings as a user writes them.
+//! Tests the layers and the checks with settings as a user writes them.
 
 use super::*;
 use crate::mapping::TimeZone;
@@ -86,14 +86,73 @@ fn a_dead_letter_topic_gets_the_project_and_is_checked() {
             ("PUBSUB_PROJECT_ID", "demo"),
             ("POSTRIDER_DEAD_LETTER_TOPIC", name),
         ];
-        load(&env).unwrap().dead_letter_topic()
+        load(&env)?.dead_letter_topic()
     };
     assert_eq!(
         topic("dead").unwrap().as_deref(),
         Some("projects/demo/topics/dead")
     );
-    assert_eq!(topic("no good").unwrap_err().code(), Code::SettingInvalid);
     assert!(topic("").unwrap().is_none());
+    let refused = topic("no good").unwrap_err();
+    assert_eq!(refused.code(), Code::SettingInvalid);
+    assert!(refused.what().contains("POSTRIDER_DEAD_LETTER_TOPIC"));
+    let without_project = load(&[("POSTRIDER_DEAD_LETTER_TOPIC", "no good")]);
+    assert_eq!(without_project.unwrap_err().code(), Code::SettingInvalid);
+}
+
+#[test]
+fn settings_that_no_table_can_fit_are_refused_with_their_place() {
+    for (section, what) in [
+        (
+            "columns = { aggregatetype = '' }",
+            "`topic` needs the column that `columns.aggregatetype` switches off",
+        ),
+        ("columns = { id = '' }", "`columns.id` is empty"),
+        ("columns = { payload = '' }", "`columns.payload` is empty"),
+        (
+            "columns = { aggregateid = '' }",
+            "`ordering` needs the column that `columns.aggregateid`",
+        ),
+        (
+            "columns = { event_type = '' }\nenvelope = 'cloudevents-binary'",
+            "`envelope` needs the column that `columns.event_type`",
+        ),
+        (
+            "columns = { aggregatetype = '' }\ntopic = 'all-events'\ntopic_rules = { order = 'orders' }",
+            "`topic_rules` needs the column that `columns.aggregatetype`",
+        ),
+        ("topic = 'x y'", "`topic` gives the topic"),
+        ("topic = 'a/{aggregatetype}'", "`topic` gives the topic"),
+        (
+            "topic_rules = { order = 'no good' }",
+            "`topic_rules` gives the topic",
+        ),
+        (
+            "attributes = ['event_type']",
+            "`attributes` lists \"event_type\"",
+        ),
+        ("attributes = ['a', 'a']", "`attributes` lists \"a\""),
+        ("attributes = ['google']", "`attributes` lists \"google\""),
+    ] {
+        let file = format!("[[tables]]\ntable = 'public.t'\n{section}\n");
+        let refused = load_file(&file, &[]).unwrap_err();
+        assert_eq!(refused.code(), Code::SettingInvalid, "{section}: {refused}");
+        assert!(refused.what().contains(what), "{section}: {refused}");
+        assert!(refused.what().contains(":2:9: "), "{section}: {refused}");
+    }
+    for fits in [
+        "columns = { aggregatetype = '', topic = 'topic' }",
+        "columns = { aggregateid = '' }\nordering = 'none'",
+        "columns = { id = 'seq' }\nattributes = ['tenant']",
+        "topic = '{topic}-{tenant}'",
+        "columns = { id = 'n', occurred_at = 'n' }",
+        "attributes = ['source_id']",
+    ] {
+        let file = format!("[[tables]]\ntable = 'public.t'\n{fits}\n");
+        load_file(&file, &[]).unwrap_or_else(|error| panic!("{fits}: {error}"));
+    }
+    let refused = load(&[("POSTRIDER_TOPIC", "x y")]).unwrap_err();
+    assert_eq!(refused.code(), Code::SettingInvalid);
 }
 
 #[test]
@@ -255,4 +314,80 @@ fn a_choice_is_read_by_its_word() {
     ])
     .unwrap();
     assert_eq!((all.start, all.slot_on_loss), (Start::All, OnLoss::Stop));
+}
+
+/// Connection strings that somebody may put into a wrong setting.
+const CONNECTION_STRINGS: [&str; 7] = [
+    "postgres://relay:hunter2@db:5432/shop?sslmode=require",
+    "postgresql://relay:hun/ter2@db/shop",
+    "postgres://db/shop?user=relay&password=hunter2",
+    "host=db user=relay password=hunter2 dbname=shop",
+    "dbname=shop password = hunter2",
+    "jdbc:postgresql://db/shop?user=relay&password=hunter2",
+    "relay:hunter2@db/shop",
+];
+
+/// Checks that `loaded` is an error that does not show the password, or that the setting at `place` may
+/// contain any text.
+fn assert_hidden(loaded: Result<Settings>, place: &str) {
+    let Err(error) = loaded else {
+        let may_be_any_text = ["password_command", "http_token"];
+        let place = place.to_lowercase();
+        let is_accepted = may_be_any_text.iter().any(|name| place.contains(name));
+        assert!(is_accepted, "{place} is accepted");
+        return;
+    };
+    let shown = format!("{error} {error:?} {}", crate::error::Report(&error));
+    assert!(!shown.contains("ter2"), "{place}: {shown}");
+}
+
+#[test]
+fn a_connection_string_in_a_wrong_setting_is_refused_and_not_shown() {
+    for value in CONNECTION_STRINGS {
+        for key in KEYS.iter().filter(|key| key.name != "database_url") {
+            let variable = key.variable();
+            assert_hidden(load(&[(&variable, value)]), &variable);
+            let flags = [(key.name.to_owned(), value.to_owned())];
+            assert_hidden(Settings::load(None, &Environment::new(), &flags), key.name);
+            let in_file = load_file(&format!("{} = {value:?}\n", key.name), &[]);
+            assert_hidden(in_file, key.name);
+        }
+        for section in TABLE_KEYS
+            .iter()
+            .map(|key| format!("{} = {value:?}", key.name))
+            .chain([
+                format!("table = [{value:?}]"),
+                format!("attributes = ['a', {value:?}]"),
+                format!("topic_rules = {{ order = {value:?} }}"),
+                format!("columns = {{ id = {value:?} }}"),
+                format!("columns = {{ {value:?} = 'id' }}"),
+                format!("{value:?} = 1"),
+            ])
+        {
+            assert_hidden(
+                load_file(&format!("[[tables]]\n{section}\n"), &[]),
+                &section,
+            );
+        }
+        for line in [
+            format!("{value:?} = 1"),
+            value.to_owned(),
+            format!("tables = {value:?}"),
+            format!("tables = [{value:?}]"),
+            format!("slot = {value}"),
+        ] {
+            assert_hidden(load_file(&format!("{line}\n"), &[]), &line);
+        }
+    }
+}
+
+#[test]
+fn a_refused_connection_string_names_the_setting_and_what_to_do() {
+    let error = load(&[("POSTRIDER_SLOT", CONNECTION_STRINGS[0])]).unwrap_err();
+    assert_eq!(error.code(), Code::SettingInvalid);
+    assert_eq!(
+        error.what(),
+        "POSTRIDER_SLOT: setting `slot` looks like a connection string with a password"
+    );
+    assert!(error.hint_text().contains("DATABASE_URL"));
 }

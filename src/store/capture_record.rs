@@ -1,6 +1,8 @@
 //! Reads and writes `outbox.capture`, which has one row per captured table.
 
 mod id_suffixes;
+pub(crate) mod recovery_progress;
+mod resolved;
 
 use std::collections::BTreeMap;
 
@@ -10,16 +12,19 @@ use tokio_postgres::types::{PgLsn, ToSql};
 use tokio_postgres::{GenericClient, Row};
 
 use crate::error::{Code, Error, Result};
-use crate::postgres::{Snapshot, Sql};
+use crate::postgres::Snapshot;
 pub(crate) use id_suffixes::IdSuffixes;
+pub(crate) use recovery_progress::RecoveryProgress;
+pub(crate) use resolved::{Resolved, resolve};
 
 const SELECT: &str = "\
     SELECT identity, schema_name, table_name, table_oid, slot, since::text, floor::text, floor_seq, \
         numbering, partitions, has_inserted_xid, added_xids::text[], recorded_from::text, \
-        publication, since_lsn, id_suffixes::text, adoptions, detached, unread::text \
+        publication, since_lsn, id_suffixes::text, adoptions, detached, unread::text, \
+        recovery_progress::text, uncaptured::text \
     FROM outbox.capture ORDER BY identity";
 
-/// Keeps a row that exists already: another relay on the same slot may have inserted it first.
+/// Inserts a row, unless another relay on the same slot has inserted it first.
 const INSERT: &str = "\
     INSERT INTO outbox.capture (identity, schema_name, table_name, table_oid, slot, since, floor, \
         floor_seq, numbering, partitions, has_inserted_xid, instance, publication, since_lsn, \
@@ -28,7 +33,8 @@ const INSERT: &str = "\
         $13, $14, $15::text::jsonb) \
     ON CONFLICT DO NOTHING";
 
-/// Changes nothing if somebody else has recorded another table since `$7` was read.
+/// Updates the name and the OID of a table whose recorded OID is still `$7`. If it is not, another session
+/// has already updated the row.
 const MOVE: &str = "\
     UPDATE outbox.capture SET schema_name = $2, table_name = $3, table_oid = $4, \
         partitions = CASE WHEN table_oid = $4 THEN partitions END, \
@@ -39,25 +45,8 @@ const ADD_XIDS: &str = "\
     UPDATE outbox.capture SET has_inserted_xid = true, added_xids = $2::text[]::xid8[] \
     WHERE identity = $1";
 
-/// Changes nothing if walsender `$6` no longer reads slot `$5`: only the session that holds the slot may
-/// declare rows resolved. A partition that is no longer in `$4` is listed as detached, unless
-/// it is in `$8`.
-const RESOLVE: &str = "\
-    UPDATE outbox.capture SET floor = greatest(floor, $2::text::xid8), \
-        floor_seq = CASE WHEN $7::text IS NULL THEN floor_seq ELSE $3 END, \
-        numbering = coalesce($7, numbering), partitions = coalesce($4, partitions), \
-        detached = array( \
-            SELECT DISTINCT o FROM unnest( \
-                detached || coalesce(string_to_array(partitions, ',')::oid[], '{}')) o \
-            WHERE o <> ALL (string_to_array(coalesce($4, partitions, ''), ',')::oid[]) \
-                AND o <> ALL ($8) ORDER BY o), \
-        unread = ($9::text::jsonb || unread) - string_to_array(coalesce($4, ''), ',') - $8::text[] \
-    WHERE identity = $1 AND slot = $5 AND EXISTS ( \
-        SELECT FROM pg_catalog.pg_replication_slots s \
-        WHERE s.slot_name = $5 AND s.active_pid = $6)";
-
-/// The previous owner may have published events without a record. Raising `recorded_from` tells the new
-/// owner not to expect records of these events.
+/// Gives tables to slot `$2`. If the previous owner did not record published events, raises `recorded_from`
+/// to the floor. The new owner then knows that rows below the floor may have been published without a record.
 const TAKE_OVER: &str = "\
     UPDATE outbox.capture c SET slot = $2, since_lsn = NULL, \
         recorded_from = CASE WHEN EXISTS ( \
@@ -68,53 +57,62 @@ const TAKE_OVER: &str = "\
 const FULL_FROM_HERE: &str = "\
     UPDATE outbox.capture SET recorded_from = greatest(floor, recorded_from) WHERE slot = $1";
 
-/// The record of one captured table.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct CaptureRecord {
-    /// The table's name `schema.table` when it was first captured (`schema.table#2` and so on if that
-    /// name was taken). Event ids are derived from the identity.
+    /// The table's name `schema.table` when it was first captured (`schema.table#2` and so on if another
+    /// record had that name already). Event ids are derived from the identity.
     pub(crate) identity: String,
     /// The table's current name.
     pub(crate) table: QualifiedName,
     pub(crate) oid: u32,
     /// The slot that owns the table. The relay on this slot publishes the table's rows.
     pub(crate) slot: String,
-    /// The snapshot taken when capturing began. Rows visible in this snapshot are never published.
-    /// `None` if all rows are published, however old they are.
+    /// The snapshot with which the capture of the table began. Rows visible in this snapshot are never
+    /// published. `None` if all rows are published, however old they are.
     pub(crate) since: Option<Snapshot>,
-    /// A transaction number. All rows of older transactions are resolved.
+    /// A transaction number: all rows of older transactions are resolved.
     pub(crate) floor: u64,
-    /// Rows up to this `seq` usually belong to transactions before `floor`. This is only a hint where
-    /// to start reading: a service may choose its own `seq`, or draw the number long before it inserts
-    /// the row.
+    /// Rows up to this `seq` usually belong to transactions before `floor`. The number is only a hint where
+    /// to start reading, because a service may choose its own `seq`, or draw the number long before it
+    /// inserts the row.
     pub(crate) floor_seq: Option<i64>,
-    /// The sequence that filled the column `seq` when `floor_seq` was recorded. If another sequence
-    /// replaces this sequence, new rows may get lower numbers.
+    /// The sequence that filled the column `seq` when `floor_seq` was recorded. If another sequence has
+    /// replaced it since, new rows may have lower numbers, and `floor_seq` is no longer valid.
     pub(crate) numbering: Option<String>,
-    /// The OIDs of the table's partitions when capturing began or when the floor was last raised,
-    /// ascending and separated by commas. `None` if they are unknown.
+    /// The OIDs of the table's partitions when the capture began, or when an audit or a recovery last
+    /// recorded them, ascending and separated by commas. `None` if they are unknown.
     pub(crate) partitions: Option<String>,
-    /// Whether the table has the column `inserted_xid`, from the start or added later.
+    /// Whether the table has the column `inserted_xid` by now.
     pub(crate) has_inserted_xid: bool,
-    /// The values of `inserted_xid` in rows that are older than the column. Empty unless the column
-    /// was added after capturing began.
+    /// The values of `inserted_xid` in rows that are older than the column. Empty unless the column was
+    /// added after the capture began.
     pub(crate) added_xids: Vec<u64>,
-    /// A transaction number. Rows of older transactions may have been published without a record, but
-    /// all of them are resolved.
+    /// A transaction number. All rows of older transactions are resolved. Some of them may have been
+    /// published without a record, so a missing record says nothing about them.
     pub(crate) recorded_from: u64,
-    /// Fingerprint of the publication when capturing began. `None` if an older version of Postrider
+    /// Fingerprint of the publication when the capture began. `None` if an older version of Postrider
     /// wrote the record.
     pub(crate) publication: Option<String>,
-    /// The WAL position at which a command began capturing. A slot that starts at or before this
-    /// position streams all rows that we must publish. `None` if a relay or an older version of
-    /// Postrider began capturing, and after the record was moved to another slot or adopted.
+    /// The WAL position at which a command began the capture. A slot that starts at or before this
+    /// position streams all rows that we must publish. `None` if a relay or an older version of Postrider
+    /// began the capture, and after the table was given to another slot or adopted.
     pub(crate) since_lsn: Option<Lsn>,
-    /// The part of event ids that distinguishes the tables that have had this identity.
+    /// The parts of event ids that distinguish the tables that have had this identity.
     pub(crate) id_suffixes: IdSuffixes,
-    /// The OIDs of tables that were partitions, or were the table itself, and may have unresolved rows.
+    /// The OIDs of tables that were partitions or the table itself before, and may still have unresolved
+    /// rows.
     pub(crate) detached: Vec<u32>,
-    /// The tables of `detached` that a recovery could not read, each with the floor before that recovery.
+    /// The tables of `detached` that a recovery or the auditor could not read, each with the floor from which
+    /// it must be read later.
     pub(crate) unread: BTreeMap<u32, u64>,
+    /// The OIDs of partitions of an earlier captured table that are still attached, but that the settings no longer
+    /// name, each with its floor.
+    pub(crate) uncaptured: BTreeMap<u32, u64>,
+    /// Whether the record was adopted on a server to which a dump was restored. The `xmin` of the restored rows
+    /// then says nothing about when they were inserted.
+    pub(crate) is_adopted: bool,
+    /// How far an unfinished recovery has resolved the table.
+    pub(crate) recovery_progress: Option<RecoveryProgress>,
 }
 
 impl CaptureRecord {
@@ -142,15 +140,15 @@ impl CaptureRecord {
             since_lsn: since_lsn.map(|lsn| Lsn::new(lsn.into())),
             id_suffixes: IdSuffixes::read(row.get(3), row.get(15), row.get(16))?,
             detached: row.get(17),
-            unread: serde_json::from_str(row.get(18)).map_err(|e| {
-                let what = "outbox.capture holds an invalid list of unread tables";
-                Error::new(Code::PostgresStatement, what).caused_by(e)
-            })?,
+            unread: floors(row.get(18))?,
+            recovery_progress: RecoveryProgress::read(row.get(19))?,
+            uncaptured: floors(row.get(20))?,
+            is_adopted: row.get::<_, i32>(16) > 0,
         })
     }
 
-    /// Returns the OIDs of tables that may have unresolved rows and are not among `partitions`, the OIDs
-    /// of the table's partitions now.
+    /// Returns the OIDs of tables that may have unresolved rows but are no longer partitions.
+    /// `partitions` has the OIDs of the table's present partitions.
     pub(crate) fn former_partitions(&self, partitions: &str) -> Vec<u32> {
         let oids = |list: &str| -> Vec<u32> {
             list.split(',').filter_map(|oid| oid.parse().ok()).collect()
@@ -165,21 +163,6 @@ impl CaptureRecord {
     }
 }
 
-/// How far the rows of one table are resolved.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Resolved<'a> {
-    pub(crate) identity: &'a str,
-    pub(crate) floor: u64,
-    /// A `seq` up to which rows usually belong to transactions before the floor, and the sequence that
-    /// fills the column `seq`.
-    pub(crate) floor_seq: Option<(i64, &'a str)>,
-    pub(crate) partitions: Option<&'a str>,
-    /// Former partitions that have no unresolved rows, or no longer exist.
-    pub(crate) left: &'a [u32],
-    /// Former partitions that could not be read, each with the floor before this one.
-    pub(crate) unread: &'a BTreeMap<u32, u64>,
-}
-
 /// Reads the records of all slots.
 ///
 /// # Errors
@@ -189,7 +172,7 @@ pub(crate) async fn read(sql: &impl GenericClient) -> Result<Vec<CaptureRecord>>
     rows.iter().map(CaptureRecord::from_row).collect()
 }
 
-/// The lowest [`CaptureRecord::since_lsn`] of the slot's tables.
+/// Returns the lowest [`CaptureRecord::since_lsn`] of the slot's tables.
 pub(crate) fn since_lsn(records: &[CaptureRecord], slot: &SlotName) -> Option<Lsn> {
     let of_slot = records.iter().filter(|known| known.slot == slot.as_str());
     of_slot.filter_map(|known| known.since_lsn).min()
@@ -231,8 +214,8 @@ pub(crate) async fn insert(
     Ok(())
 }
 
-/// Updates the table's name and OID: the table was renamed, or another table than `before` now has the
-/// recorded name. Does nothing if the record no longer has the OID `before`.
+/// Updates the table's name and OID, after the table was renamed or another table got the recorded name. Does
+/// nothing if the record no longer has the OID `before`.
 ///
 /// # Errors
 /// Errors of a statement.
@@ -255,7 +238,7 @@ pub(crate) async fn moved(
     Ok(())
 }
 
-/// Records that the column `inserted_xid` was added after capturing began.
+/// Records that the column `inserted_xid` was added after the capture began.
 ///
 /// # Errors
 /// Errors of a statement.
@@ -265,49 +248,21 @@ pub(crate) async fn xids_added(sql: &impl GenericClient, record: &CaptureRecord)
     Ok(())
 }
 
-/// Makes the relay also publish the table's rows that existed before capturing began.
+/// Makes the relay also publish the rows that existed before the capture of the table began.
 ///
 /// # Errors
 /// Errors of a statement.
 pub(crate) async fn capture_all(sql: &impl GenericClient, record: &CaptureRecord) -> Result<()> {
     const STATEMENT: &str = "\
-        UPDATE outbox.capture SET since = NULL, floor = '0', floor_seq = NULL, numbering = NULL \
+        UPDATE outbox.capture SET since = NULL, floor = '0', floor_seq = NULL, numbering = NULL, \
+            recovery_progress = NULL, uncaptured = '{}' \
         WHERE identity = $1";
     sql.execute(STATEMENT, &[&record.identity]).await?;
     Ok(())
 }
 
-/// Records how far the table's rows are resolved. Does nothing if the session has lost the slot.
-///
-/// # Errors
-/// Errors of a statement.
-pub(crate) async fn resolve(
-    sql: &Sql,
-    slot: &SlotName,
-    walsender: i32,
-    resolved: &Resolved<'_>,
-) -> Result<()> {
-    let floor = resolved.floor.to_string();
-    let slot = slot.as_str();
-    let (floor_seq, numbering) = resolved.floor_seq.unzip();
-    let unread = serde_json::json!(resolved.unread).to_string();
-    let parameters: [&(dyn ToSql + Sync); 9] = [
-        &resolved.identity,
-        &floor,
-        &floor_seq,
-        &resolved.partitions,
-        &slot,
-        &walsender,
-        &numbering,
-        &resolved.left,
-        &unread,
-    ];
-    sql.execute(RESOLVE, &parameters).await?;
-    Ok(())
-}
-
-/// Sets `recorded_from` of the slot's tables to their floors, because every event gets a record from now
-/// on. All rows below the floors are resolved, some of them without a record.
+/// Sets `recorded_from` of the slot's tables to their floors. Called when the relay begins to record
+/// every event: all rows below the floors are resolved, but some of them have no record.
 ///
 /// # Errors
 /// Errors of a statement.
@@ -330,9 +285,10 @@ pub(crate) async fn take_over(
     Ok(())
 }
 
-/// An SQL expression for the OID of a record's table, when the records come from another cluster. The
-/// table with the recorded name decides, because a restored dump has other OIDs. If no table has that
-/// name, the recorded OID stays, unless it now belongs to another record's table: then the OID is 0.
+/// An SQL expression for the OID of a record's table, when the records come from another cluster. A
+/// restored dump has other OIDs, so the expression looks for the table with the recorded name. If there
+/// is none, the recorded OID stays, unless it now belongs to the table of another record; then the OID is
+/// 0.
 const OID_HERE: &str = "\
     coalesce(pg_catalog.to_regclass(pg_catalog.format('%I.%I', c.schema_name, c.table_name))::oid, \
         CASE WHEN c.table_oid NOT IN ( \
@@ -340,28 +296,28 @@ const OID_HERE: &str = "\
                 pg_catalog.to_regclass(pg_catalog.format('%I.%I', k.schema_name, k.table_name)) o (oid) \
             WHERE o.oid IS NOT NULL) THEN c.table_oid ELSE 0::oid END)";
 
-/// An SQL expression for the suffix of the recorded table. See [`IdSuffixes::of`].
+/// An SQL expression for the suffix of the recorded table, equal to [`IdSuffixes::of`].
 const SUFFIX: &str = "\
     CASE WHEN id_suffixes IS NULL THEN '' ELSE coalesce(id_suffixes ->> table_oid::text, \
         '@' || CASE WHEN adoptions > 0 THEN adoptions || '.' ELSE '' END || table_oid) END";
 
-/// Resets the floors of all records and replaces their OIDs, because transaction ids and OIDs of another
-/// cluster mean nothing here. The next audit or recovery then covers all rows.
+/// Resets the floors of all records and replaces their OIDs, because the values from another cluster are not
+/// valid here. The next audit or recovery then covers all rows that `since` does not exclude.
 ///
 /// # Errors
 /// Errors of a statement.
 pub(crate) async fn adopt(sql: &impl GenericClient) -> Result<()> {
     let statement = format!(
         "UPDATE outbox.capture c SET floor = '0', floor_seq = NULL, numbering = NULL, \
-             partitions = NULL, detached = '{{}}', unread = '{{}}', since_lsn = NULL, \
-             recorded_from = '0', adoptions = adoptions + 1, \
+             partitions = NULL, detached = '{{}}', unread = '{{}}', uncaptured = '{{}}', since_lsn = NULL, \
+             recorded_from = '0', recovery_progress = NULL, adoptions = adoptions + 1, \
              id_suffixes = jsonb_build_object(({OID_HERE})::text, {SUFFIX}), table_oid = {OID_HERE}"
     );
     sql.execute(&statement, &[]).await?;
     Ok(())
 }
 
-/// Reads all records, with the OIDs that [`adopt`] will give them.
+/// Reads all records, and replaces their OIDs with those that [`adopt`] will set.
 ///
 /// # Errors
 /// As [`read`].
@@ -374,9 +330,18 @@ pub(crate) async fn read_as_adopted(sql: &impl GenericClient) -> Result<Vec<Capt
     };
     let records = read(sql).await?.into_iter().map(|record| CaptureRecord {
         oid: oid(&record.identity),
+        is_adopted: true,
         ..record
     });
     Ok(records.collect())
+}
+
+/// Reads floors by the OIDs of their tables.
+fn floors(json: &str) -> Result<BTreeMap<u32, u64>> {
+    serde_json::from_str(json).map_err(|e| {
+        let what = "outbox.capture holds an invalid list of floors";
+        Error::new(Code::PostgresStatement, what).caused_by(e)
+    })
 }
 
 fn xid(text: &str) -> Result<u64> {

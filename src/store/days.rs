@@ -1,25 +1,26 @@
-//! The daily partitions of `outbox.events`, by the functions of migration 19.
+//! Adds and drops the daily partitions of `outbox.events`, with the functions of migration 19.
 //!
-//! The functions find a partition by its bounds. They refuse anything else than partitions of
-//! `outbox.events`, and work with the rights of the table's owner, which the relay does not have. Which
-//! rows a day holds, and whether they may go, is decided in `ops::prune`.
+//! The functions find a partition by its bounds, and accept only partitions of `outbox.events`. They run
+//! with the privileges of the table's owner, which the relay does not have. `ops::prune` decides which
+//! days may be dropped.
 
 use tokio_postgres::error::Error as PgError;
 use tokio_postgres::{Row, SimpleQueryMessage};
 
 use crate::postgres::Sql;
 
-/// The table that may have daily partitions.
+/// The only table that can have daily partitions.
 pub(crate) const TABLE: &str = "outbox.events";
 
-/// The functions that need a grant: they add and drop days with the rights of the table's owner.
+/// The functions that need a grant, because they add and drop days with the privileges of the table's
+/// owner.
 pub(crate) const FUNCTIONS: [&str; 3] = [
     "outbox.add_day(date)",
     "outbox.lock_day(oid, date)",
     "outbox.drop_day(oid, date)",
 ];
 
-/// Parameters: none. Dates as text, because their form depends on the session.
+/// Returns dates as text, so that their format does not depend on the settings of the SQL session.
 const MISSING: &str = "\
     select to_char(m.day, 'YYYY-MM-DD') from outbox.missing_days() m (day) order by m.day";
 
@@ -27,7 +28,7 @@ const MISSING: &str = "\
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct DayPartition {
     partition: u32,
-    /// Such as 2026-11-27, in UTC.
+    /// The day in UTC, such as 2026-11-27.
     pub(crate) day: String,
     from_time: String,
     to_time: String,
@@ -43,8 +44,8 @@ impl DayPartition {
         }
     }
 
-    /// The condition that a row of `e` is in this partition. PostgreSQL reads no other partition, because
-    /// of the bounds.
+    /// Returns an SQL condition that a row `e` is in this partition. The condition includes the bounds, so
+    /// PostgreSQL reads no other partition.
     pub(crate) fn has_row_sql(&self) -> String {
         let Self {
             partition,
@@ -59,7 +60,7 @@ impl DayPartition {
     }
 }
 
-/// The days that were over at `cutoff`, an SQL expression.
+/// Returns the days that were over at `cutoff`, which is an SQL expression.
 ///
 /// # Errors
 /// Errors of the statement.
@@ -77,7 +78,7 @@ pub(crate) async fn before(sql: &Sql, cutoff: &str) -> Result<Vec<DayPartition>,
     Ok(rows.iter().map(DayPartition::from_row).collect())
 }
 
-/// Whether the table is partitioned by the time of its events.
+/// Whether the table has daily partitions.
 ///
 /// # Errors
 /// Errors of the statement.
@@ -86,7 +87,7 @@ pub(crate) async fn exist(sql: &Sql) -> Result<bool, PgError> {
     Ok(sql.query_one(STATEMENT, &[]).await?.get(0))
 }
 
-/// Of today and the next seven days, those that have no partition.
+/// Returns which of today and the next seven days have no partition yet.
 ///
 /// # Errors
 /// Errors of the statement.
@@ -99,22 +100,24 @@ pub(crate) async fn missing(sql: &Sql) -> Result<Vec<String>, PgError> {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum AddedDay {
     Added,
-    /// Somebody else was faster.
+    /// The day has a partition already, for example because another session added it first.
     Covered,
-    /// Another table has its name.
+    /// Another table has the name of the new partition.
     NameTaken,
     /// Rows of that day are in the default partition.
     RowsInDefault,
-    /// The default partition is too large to be read while inserts wait.
+    /// The default partition is larger than 16 MB, or is not a plain table: inserts would wait while
+    /// PostgreSQL reads the whole partition.
     LargeDefault,
 }
 
-/// Adds a day from [`missing`], in a transaction of its own.
+/// Adds a day from [`missing`], in its own transaction.
 ///
 /// # Errors
-/// Errors of a statement, such as a lock that others hold.
+/// Errors of a statement, for example because another session holds a lock.
 pub(crate) async fn add(sql: &Sql, day: &str) -> Result<AddedDay, PgError> {
-    // Locks are held until the commit returns, and it must not wait for a standby.
+    // The locks are held until the commit returns, so the commit must not wait for a synchronous standby
+    // server.
     let statements = format!(
         "BEGIN ISOLATION LEVEL READ COMMITTED; SET LOCAL synchronous_commit = local; \
          SELECT outbox.add_day('{day}'); COMMIT"
@@ -139,13 +142,14 @@ pub(crate) async fn add(sql: &Sql, day: &str) -> Result<AddedDay, PgError> {
     })
 }
 
-/// Begins a transaction in which nobody else can change the rows of a day. Returns false, without a
+/// Begins a transaction in which no other session can change the rows of a day. Returns false, without a
 /// transaction, if the partition no longer exists.
 ///
-/// If our process dies, the server ends the session after ten seconds, and with it the lock.
+/// If the relay dies, the server ends the idle session after ten seconds, which frees the lock.
 ///
 /// # Errors
-/// Errors of a statement, such as a lock that others hold. The transaction is over then.
+/// Errors of a statement, for example because another session holds a lock. The transaction has then
+/// ended.
 pub(crate) async fn lock(sql: &Sql, day: &DayPartition) -> Result<bool, PgError> {
     const BEGIN: &str = "BEGIN ISOLATION LEVEL READ COMMITTED; \
         SET LOCAL idle_in_transaction_session_timeout = '10s'";
@@ -161,8 +165,8 @@ pub(crate) async fn lock(sql: &Sql, day: &DayPartition) -> Result<bool, PgError>
     locked
 }
 
-/// Whether a record in quarantine, or one that is to be published again, has its row in a locked day.
-/// `is_record_of_row` is a condition on records `w` and rows `e`.
+/// Whether a row in a locked day belongs to a record in quarantine, or to a record that will be published
+/// again. `is_record_of_row` is an SQL condition that record `w` belongs to row `e`.
 ///
 /// # Errors
 /// Errors of the statement.
@@ -174,12 +178,12 @@ pub(crate) async fn has_quarantined(sql: &Sql, is_record_of_row: &str) -> Result
     Ok(sql.query_one(&statement, &[]).await?.get(0))
 }
 
-/// Drops a locked day, and commits. Both statements are one message, so that no insert waits for the
-/// network.
+/// Drops a locked day, and commits. Both are sent in one message, so that no insert waits for a network
+/// round trip.
 ///
 /// # Errors
-/// Errors of a statement, such as a lock that others hold. The day is still locked then, until
-/// [`roll_back`].
+/// Errors of a statement, for example because another session holds a lock. The day then stays locked
+/// until [`roll_back`].
 pub(crate) async fn drop_locked(sql: &Sql, day: &DayPartition) -> Result<(), PgError> {
     sql.batch_execute("SAVEPOINT before_drop").await?;
     let statements = format!(
@@ -194,7 +198,7 @@ pub(crate) async fn drop_locked(sql: &Sql, day: &DayPartition) -> Result<(), PgE
     dropped
 }
 
-/// Ends the transaction of [`lock`] without a change.
+/// Ends the transaction of [`lock`] without any change.
 ///
 /// # Errors
 /// Connection errors.

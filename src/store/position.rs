@@ -1,4 +1,4 @@
-//! Converts positions of events into parameters of statements, and reads them from rows.
+//! Converts positions of events between Rust and the columns `commit_lsn` and `ordinal`.
 
 use decoder::Lsn;
 use replication::CommitLsn;
@@ -7,7 +7,7 @@ use tokio_postgres::types::PgLsn;
 
 use crate::event::EventPosition;
 
-/// The columns `commit_lsn` and `ordinal` of a position.
+/// Returns the values of the columns `commit_lsn` and `ordinal` for a position.
 pub(crate) fn columns(position: EventPosition) -> (PgLsn, i32) {
     (
         PgLsn::from(position.commit.lsn().as_u64()),

@@ -1,11 +1,11 @@
 //! Reads and writes the relay's own row in `outbox.relay`. The relay uses the row to notice that
 //! something is wrong with the slot, and commands show the row to operators.
 //!
-//! The row never decides the position to resume from: only the slot does. By comparing the slot with
-//! the row, the relay notices that the slot was replaced or moved (`recovery::loss`). The row also
-//! remembers across crashes that a recovery has not ended (`mark`) and what audits have compared
-//! (`audits`). Commands read the row with `shown`. `record_keeping` answers which published events have
-//! a record, by the settings and the row.
+//! The row never decides from which position a session resumes: only the slot does. By comparing the slot
+//! with the row, the relay notices that the slot was replaced or moved (`recovery::slot_verdict`). The row
+//! also remembers across crashes that a recovery has not ended (`mark`) and what audits have compared
+//! (`audits`). Commands read the row with `shown`. `record_keeping` combines the settings and the row, and
+//! knows which published events have a record.
 
 pub(crate) mod audits;
 pub(crate) mod mark;
@@ -25,17 +25,20 @@ use crate::postgres::{Snapshot, Sql};
 use crate::settings::{Dispatch, Settings};
 pub(crate) use record_keeping::RecordKeeping;
 
-/// The last two columns are only there to make the statement fail on an older schema, before a
-/// standby starts to wait.
+/// Nobody uses the values of the column `pruned_at` and of the subquery on `outbox.capture`. They make the
+/// statement fail on an older schema, so that a standby notices the older schema before it starts to wait.
 const SELECT: &str = "\
     SELECT system_identifier, timeline, confirmed_lsn, confirmed_is_final, recovering, dispatch, \
         audited_publication, database_oid, recovery_lsn, recovery_snapshot::text, pruned_at, \
-        (SELECT max(since_lsn) FROM outbox.capture WHERE id_suffixes IS NULL AND false) \
+        (SELECT max(since_lsn) FROM outbox.capture WHERE uncaptured IS NULL AND false), \
+        recovery_repeated_before \
     FROM outbox.relay WHERE slot = $1";
 
-/// Makes the mode `exceptions` durable before anything is delivered. Only the auditor or a recovery
-/// switches back to `full`, once all events delivered without a row are below the floor. `$6` is
-/// true if the slot may have missed events. The auditor must then compare everything.
+/// Makes the mode `exceptions` durable before anything is delivered. Only the auditor or a recovery switches
+/// back to `full`, once all events delivered without a row are below the floor. `$6` is true if the slot may
+/// have missed events. The statement then clears `audited_publication`, so that the auditor compares all
+/// rows. The value `''` notes that the publication was found wrong. The statement changes the note to
+/// `'wrong'`, so that the recovery of this session removes this note, but not one that is made later.
 const TAKE: &str = "\
     INSERT INTO outbox.relay (slot, system_identifier, timeline, confirmed_lsn, instance, \
         dispatch, audited_publication, database_oid) \
@@ -49,49 +52,62 @@ const TAKE: &str = "\
         pruned_at = NULL, dispatch = CASE WHEN excluded.dispatch = 'exceptions' THEN excluded.dispatch \
             ELSE relay.dispatch END, \
         audited_publication = CASE WHEN NOT $6 \
-            THEN coalesce(relay.audited_publication, excluded.audited_publication) END";
+            THEN coalesce(CASE WHEN relay.audited_publication = '' THEN 'wrong' END, \
+                relay.audited_publication, excluded.audited_publication) END";
 
-/// Changes nothing once the session has recorded its final position, so that a late update cannot
-/// overwrite the final position.
+/// Writes the confirmed position. Changes nothing once the session has recorded its final position, so that a
+/// late update cannot overwrite the final one.
 const UPDATE: &str = "\
     UPDATE outbox.relay SET confirmed_lsn = $2, updated_at = now() \
     WHERE slot = $1 AND NOT confirmed_is_final";
 
-/// Runs before a person moves the slot. The moved slot no longer streams some events on which an
-/// unfinished recovery relies. Clearing `recovery_lsn` makes that recovery start again. `$2` is the
-/// slot's position before the move. It is recorded only with `dispatch = exceptions`, the only mode
-/// that needs it.
+/// Prepares the row for a move of the slot by an operator. The moved slot no longer streams some of the
+/// events on which an unfinished recovery relies, so clearing `recovery_lsn` makes that recovery start again.
+/// `$2` is the slot's position before the move. It is recorded only with `dispatch = exceptions`, because
+/// only this mode needs it.
 const WRITE_LEFT: &str = "\
     UPDATE outbox.relay SET recovery_lsn = NULL, recovery_snapshot = NULL, updated_at = now(), \
         confirmed_lsn = CASE dispatch WHEN 'exceptions' THEN $2 ELSE confirmed_lsn END, \
         confirmed_is_final = confirmed_is_final OR dispatch = 'exceptions' \
     WHERE slot = $1 AND confirmed_lsn IS NOT NULL";
 
-/// Writes only if the row is still ours. While delivery is not held up, only the first write changes
-/// the row.
+/// Writes the condition if the row is still ours, or if no other relay reads the slot: a relay that cannot
+/// open its first session must also be able to say why. The reader is our own session if its
+/// `application_name` ends like `$2`. (PostgreSQL replaces some characters of a host name, so only the end is
+/// compared.) A relay with nothing to report passes NULL. NULL over NULL changes nothing, so such a relay
+/// does not write the row again and again.
 const WRITE_CONDITION: &str = "\
     UPDATE outbox.relay SET condition = $3::text::jsonb, condition_at = now() \
-    WHERE slot = $1 AND instance = $2 AND (condition IS NOT NULL OR $3::text IS NOT NULL)";
+    WHERE slot = $1 AND (condition IS NOT NULL OR $3::text IS NOT NULL) AND (instance = $2 \
+        OR NOT EXISTS ( \
+            SELECT FROM pg_catalog.pg_replication_slots s \
+            LEFT JOIN pg_catalog.pg_stat_activity a ON a.pid = s.active_pid \
+            WHERE s.slot_name = $1 AND s.active \
+              AND coalesce(a.application_name, '') NOT LIKE '%/' || substring($2 from '[^/]*$')))";
 
-/// Needs no check of the instance: a relay that prunes holds the slot, or lost it a moment ago.
+/// Writes the result of a pruning run. Does not check the instance, because a relay that prunes holds the
+/// slot or lost it a moment ago. At worst the row shows the pruning run of the previous relay.
 const WRITE_PRUNING: &str = "\
     UPDATE outbox.relay SET pruning = $2::text::jsonb, pruned_at = now() WHERE slot = $1";
 
-/// Writes only if the row is still ours: another relay may have taken the slot in the meantime.
+/// Writes the final confirmed position. Changes nothing if the row belongs to another relay by now, because
+/// that relay may have taken the slot in the meantime.
 const WRITE_FINAL: &str = "\
     UPDATE outbox.relay SET confirmed_lsn = $2, confirmed_is_final = true, updated_at = now(), \
         condition = NULL, condition_at = NULL \
     WHERE slot = $1 AND instance = $3";
 
-/// The current publication counts as audited, because `recover --adopt` has compared the tables.
+/// Records the current publication as audited, because `recover --adopt` has compared the tables with the
+/// dispatch rows.
 const KEEP_SLOT: &str = "\
     UPDATE outbox.relay SET system_identifier = $2, timeline = $3, confirmed_lsn = $4, \
         confirmed_is_final = false, audited_publication = $5, updated_at = now(), \
         database_oid = $6 \
     WHERE slot = $1";
 
-/// Changes `commit_lsn` of the rows whose position the WAL of this cluster has not reached yet. Their new
-/// `commit_lsn` is just before the end of the WAL and not a multiple of 8, so no commit can have it.
+/// Changes `commit_lsn` of the rows whose position the WAL of this cluster has not reached yet. Without this
+/// change, a new event could get the position of an old row. The new `commit_lsn` is just before the end of
+/// the WAL and not a multiple of 8, so no commit can have it.
 const MOVE_RECORDS: &str = "\
     WITH below AS ( \
         SELECT now.lsn, now.lsn - mod(now.lsn - '0/0'::pg_lsn, 8) - 1::numeric AS place \
@@ -106,37 +122,41 @@ const MOVE_RECORDS: &str = "\
 
 /// The relay's row as an earlier session left it.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Recorded {
+pub(crate) struct EarlierSession {
     /// The database in which the row was written.
     pub(crate) origin: DatabaseOrigin,
     pub(crate) timeline: u32,
-    /// `None` if no relay has served the slot.
+    /// `None` if no relay has served the slot yet.
     pub(crate) confirmed_lsn: Option<Lsn>,
     /// Whether it is certain that no relay has confirmed anything after `confirmed_lsn`.
     pub(crate) confirmed_is_final: bool,
-    /// Why a recovery was begun or requested, if it has not ended.
+    /// Why a recovery has begun or was requested; `None` if none is pending.
     pub(crate) recovering: Option<String>,
-    /// How that recovery can be continued, if it has created its slot.
+    /// How that recovery can be continued, if it has created or kept its slot.
     pub(crate) unfinished: Option<Unfinished>,
-    /// `Exceptions` if events above the floors may have been published without a row. Otherwise `Full`.
+    /// `Exceptions` if events above the floors may have been published without a row, otherwise `Full`.
     pub(crate) dispatch: Dispatch,
-    /// Fingerprint of the publication at the last audit, or when capturing began if there was no audit.
-    /// `None` if the auditor must compare everything.
+    /// Fingerprint of the publication at the last audit, or when the capture began if there was no audit.
+    /// `''` or `wrong` if the publication was found wrong. `None` if the auditor must compare all rows.
     pub(crate) publication: Option<String>,
 }
 
-/// A recovery that has created its slot but has not finished. Marking a new loss deletes this
-/// record.
+/// A recovery that has created or kept its slot but has not finished. Every new recovery mark deletes these
+/// values, because the next recovery must then start again.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Unfinished {
-    /// The consistent point of the recovery's slot.
+    /// Every transaction that is not visible in `snapshot` commits after this position. If the recovery has
+    /// created its slot, this is the slot's consistent point.
     pub(crate) consistent_point: Lsn,
-    /// The slot streams every transaction that this snapshot does not show.
+    /// The slot streams every transaction that is not visible in this snapshot.
     pub(crate) snapshot: Snapshot,
+    /// Set if the recovery has kept its slot: before this position, the stream may also contain transactions
+    /// that are visible in `snapshot`. `None` if the recovery has created its slot.
+    pub(crate) repeated_before: Option<Lsn>,
 }
 
-impl Recorded {
-    /// Returns the columns that are needed to judge the slot's health.
+impl EarlierSession {
+    /// Returns the columns from which the slot's health is judged.
     pub(crate) fn position(&self) -> RecordedPosition {
         RecordedPosition {
             origin: self.origin,
@@ -150,7 +170,7 @@ impl Recorded {
 ///
 /// # Errors
 /// `schema-missing`, also when the table has the schema of an older version.
-pub(crate) async fn read(sql: &Sql, slot: &SlotName) -> Result<Option<Recorded>> {
+pub(crate) async fn read(sql: &Sql, slot: &SlotName) -> Result<Option<EarlierSession>> {
     let row = sql
         .query_opt(SELECT, &[&slot.as_str()])
         .await
@@ -168,7 +188,7 @@ pub(crate) async fn read(sql: &Sql, slot: &SlotName) -> Result<Option<Recorded>>
     let snapshot: Option<String> = row.get(9);
     let snapshot = snapshot.map(|text| text.parse()).transpose()?;
     let unfinished = lsn(8).zip(snapshot);
-    Ok(Some(Recorded {
+    Ok(Some(EarlierSession {
         origin: DatabaseOrigin {
             system_identifier,
             database_oid: row.get(7),
@@ -180,16 +200,17 @@ pub(crate) async fn read(sql: &Sql, slot: &SlotName) -> Result<Option<Recorded>>
         unfinished: unfinished.map(|(consistent_point, snapshot)| Unfinished {
             consistent_point,
             snapshot,
+            repeated_before: lsn(12),
         }),
         dispatch: record_keeping::mode(row.get(5)),
         publication: row.get(6),
     }))
 }
 
-/// Reads which published events have a record, by the settings of this command and by the relay's row.
+/// Finds out which published events have a record, from the settings of this command and the relay's row.
 ///
 /// # Errors
-/// Those of [`read`].
+/// Errors of [`read`].
 pub(crate) async fn read_record_keeping(sql: &Sql, settings: &Settings) -> Result<RecordKeeping> {
     let row = read(sql, &settings.slot).await?;
     Ok(RecordKeeping::of(settings.dispatch, row.as_ref()))
@@ -211,20 +232,19 @@ fn outdated(error: tokio_postgres::Error) -> Error {
 pub(crate) enum Audit {
     /// Only rows that earlier audits have not compared.
     Continue,
-    /// All rows, because the slot is ahead of the recorded position or has been through a failover.
-    /// Both can happen without a loss, but the relay cannot be sure.
+    /// All rows, because the slot is ahead of the recorded position or has survived a failover. Both can
+    /// happen without a loss, but the relay cannot be sure.
     Everything,
 }
 
-/// What a session, an audit or a recovery writes to the row about the records and the publication.
+/// What a session, an audit or a recovery writes to the row about record keeping and the publication.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct RelayMode<'a> {
     pub(crate) records: RecordKeeping,
-    /// The publication's fingerprint.
     pub(crate) publication: &'a str,
 }
 
-/// A slot, the cluster that it is on, and the relay process that serves it.
+/// A slot, its cluster, and the relay process that serves it.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct ServedSlot<'a> {
     pub(crate) slot: &'a SlotName,
@@ -261,12 +281,13 @@ pub(crate) async fn take(
     Ok(())
 }
 
-/// Records that a person is about to move the slot. The next session restarts an unfinished recovery.
-/// With `dispatch = exceptions`, the next session notices the move by the recorded position. With
-/// `dispatch = full`, the next session compares all rows anyway if the slot was moved forward.
+/// Records that an operator is about to move the slot. The next session then restarts an unfinished
+/// recovery. With `dispatch = exceptions`, the next session notices the move by comparing the slot with
+/// the recorded position. With `dispatch = full`, the next session compares all rows anyway if the slot
+/// was moved forward.
 ///
 /// # Errors
-/// Errors of a statement; no error if the table does not exist.
+/// Errors of a statement. It is no error if the table does not exist.
 pub(crate) async fn write_left(sql: &Sql, slot: &SlotName, confirmed: PgLsn) -> Result<()> {
     let written = sql.execute(WRITE_LEFT, &[&slot.as_str(), &confirmed]).await;
     match written {
@@ -283,12 +304,12 @@ pub(crate) async fn update(sql: &Sql, slot: &SlotName, confirmed: PgLsn) -> Resu
 }
 
 /// Records why delivery is held up (`None` if it is not), for commands that cannot ask the relay. Does
-/// nothing if another relay has the row.
+/// nothing if the row belongs to another relay and that relay reads the slot.
 ///
 /// # Errors
 /// Database errors.
 pub(crate) async fn write_condition(
-    sql: &Sql,
+    sql: &impl GenericClient,
     slot: &SlotName,
     instance: &str,
     condition: Option<&Condition>,
@@ -311,7 +332,7 @@ pub(crate) async fn write_pruning(sql: &Sql, slot: &SlotName, run: &PruneRun) ->
     Ok(())
 }
 
-/// Records the last confirmed position, at a clean stop.
+/// Records the last confirmed position when the relay stops cleanly.
 pub(crate) async fn write_final(
     sql: &Sql,
     slot: &SlotName,
@@ -323,8 +344,8 @@ pub(crate) async fn write_final(
     Ok(())
 }
 
-/// Lets the relay continue with the slot on this cluster. The caller has made sure that every row in
-/// the tables has an outcome.
+/// Records that the relay may continue with the slot on this cluster. The caller has made sure that every
+/// row in the captured tables has an outcome.
 pub(crate) async fn keep_slot(
     sql: &impl GenericClient,
     slot: &SlotName,
@@ -348,8 +369,8 @@ pub(crate) async fn keep_slot(
     Ok(())
 }
 
-/// Moves the records of another cluster out of the way, so that the relay does not mistake new events
-/// for recorded events. Returns how many records were moved.
+/// Moves the records of another cluster to positions that no new event can have. Otherwise the relay
+/// would mistake new events for recorded ones. Returns how many records were moved.
 pub(crate) async fn move_records(sql: &impl GenericClient) -> Result<u64> {
     Ok(sql.execute(MOVE_RECORDS, &[]).await?)
 }

@@ -1,8 +1,8 @@
-//! The tables of `postrider replay`: `outbox.replay` has a row for each replay, and
+//! Reads and writes the tables of `postrider replay`: `outbox.replay` has a row for each replay, and
 //! `outbox.replay_event` has the replay's events until they get an outcome.
 //!
-//! A replay releases an event in the same way as `postrider quarantine` does: it sets the state in
-//! outbox.dispatch to `released`. The relay therefore needs no extra query to find replayed events.
+//! A replay releases an event in the same way as `postrider quarantine` does: it sets the event's state
+//! in `outbox.dispatch` to `released`. The relay therefore needs no extra query to find replayed events.
 
 mod released;
 
@@ -11,7 +11,9 @@ use tokio_postgres::Row;
 use tokio_postgres::error::SqlState;
 use tokio_postgres::types::PgLsn;
 
-pub(crate) use released::{ReplayCounts, count_waiting, next_group, release, settle};
+pub(crate) use released::{
+    ReplayCounts, count_waiting, next_group, others_are_released, release, settle,
+};
 
 use super::dispatch::history::{QueryParameters, RecordFilter};
 use crate::error::{Code, Error, Result};
@@ -20,8 +22,8 @@ use crate::postgres::Sql;
 use crate::store::position;
 
 /// Returns a statement that reads the next page of records, and selects the published records that match
-/// `which`. Records that another replay is sending count as published. With `inserts`, the statement adds
-/// the selected records to the replay. The statement returns:
+/// `which`. Records that another replay has released also count as published. With `inserts`, the
+/// statement adds the selected records to the replay. The statement returns:
 ///
 /// - the number of records in the page, of selected records, and of matching records in quarantine,
 /// - the position of the page's last record,
@@ -57,8 +59,8 @@ fn select_sql(which: &str, inserts: bool) -> String {
     )
 }
 
-/// Planner settings that keep the cost of a statement proportional to the number of its events, even with
-/// wrong statistics.
+/// Planner settings with which the cost of a statement is proportional to the number of its events, even
+/// if the statistics are wrong.
 const PLAN: &str = "\
     SET enable_seqscan = off; SET enable_hashjoin = off; SET enable_mergejoin = off; SET jit = off";
 
@@ -68,7 +70,7 @@ pub(crate) struct ReplayRow {
     pub(crate) name: String,
     /// Which events to replay, as JSON.
     pub(crate) criteria: String,
-    /// The replay leaves out events committed from this position on.
+    /// The replay leaves out events that were committed at or after this position.
     pub(crate) until: Lsn,
     /// Whether the selection of events is complete.
     pub(crate) is_selected: bool,
@@ -78,7 +80,7 @@ pub(crate) struct ReplayRow {
 /// A topic and an ordering key; both may be empty.
 pub(crate) type ReplayGroup = (String, String);
 
-/// Sets the planner options for the statements of a replay.
+/// Sets the planner options ([`PLAN`]) for the statements of a replay.
 ///
 /// # Errors
 /// Database errors.
@@ -146,7 +148,7 @@ fn unmigrated(error: tokio_postgres::Error) -> Error {
     Error::new(Code::SchemaMissing, what)
 }
 
-/// Returns the names of the replays that have not ended, newest first, but at most 10.
+/// Returns the names of the replays that have not ended, newest first, at most 10.
 ///
 /// # Errors
 /// Database errors.
@@ -157,7 +159,7 @@ pub(crate) async fn unfinished(sql: &Sql) -> Result<Vec<String>> {
     Ok(rows.iter().map(|row| row.get(0)).collect())
 }
 
-/// A page of records, and a filter for the events to select from it.
+/// A page of records, and the filter that selects events from it.
 #[derive(Debug)]
 pub(crate) struct SelectionPage<'a> {
     /// The last record of the page before.
@@ -166,9 +168,8 @@ pub(crate) struct SelectionPage<'a> {
     pub(crate) until: Lsn,
     /// Maximum number of records in the page.
     pub(crate) records: i64,
-    /// Which records of the page to select.
     pub(crate) filter: &'a RecordFilter,
-    /// Only records committed before this time, an SQL expression.
+    /// If set, only records committed before this time, which is an SQL expression.
     pub(crate) before: Option<&'a str>,
 }
 
@@ -179,13 +180,13 @@ pub(crate) struct SelectedPage {
     pub(crate) selected: u64,
     pub(crate) in_quarantine: u64,
     pub(crate) last: EventPosition,
-    /// The earliest commit time of the selected events, RFC 3339.
+    /// The earliest commit time of the selected events, in RFC 3339.
     pub(crate) oldest: Option<String>,
     pub(crate) first_ids: Vec<String>,
 }
 
-/// Selects the matching events of a page for the replay `name`. Without a name, only counts these events.
-/// Returns `None` after the last page.
+/// Selects the matching events of a page for the replay `name`. Without a name, only counts them. Returns
+/// `None` after the last page.
 ///
 /// # Errors
 /// Database errors.
@@ -241,8 +242,8 @@ pub(crate) async fn selected(sql: &Sql, name: &str) -> Result<()> {
     Ok(())
 }
 
-/// Removes the events that are not released yet, and ends the selection. Returns how many events were
-/// removed.
+/// Cancels the rest of a replay: removes its events that are not released yet, and ends the selection.
+/// Returns how many events were removed.
 ///
 /// # Errors
 /// Database errors.

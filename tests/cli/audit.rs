@@ -1,5 +1,5 @@
-//! Tests of `postrider audit` without a relay: how it compares rows with records, and its exit
-//! codes.
+//! Tests of `postrider audit` without a relay: how the command compares rows with dispatch rows,
+//! and its exit codes.
 
 use crate::support::{Database, assert_contains};
 
@@ -27,7 +27,7 @@ async fn advance(database: &Database) {
 }
 
 /// Advances the slot to the end of the WAL and runs the audit. Tries again if other tests have
-/// written WAL in between.
+/// written WAL between these two steps.
 async fn after_advance(database: &Database) -> serde_json::Value {
     for _ in 0..100 {
         advance(database).await;
@@ -80,8 +80,43 @@ async fn events_in_quarantine_are_counted_and_named() {
     let ran = database.run(&["audit"]).await;
     ran.assert_status(1);
     assert_contains(&ran.stdout, "         1  in quarantine");
-    assert_contains(&ran.stdout, "were sent in more than one request");
+    assert_contains(
+        &ran.stdout,
+        "were sent again because the first answer was lost",
+    );
     assert_contains(&ran.stdout, "Nothing is missing");
+}
+
+#[tokio::test]
+async fn an_event_with_two_records_is_a_double_and_a_replayed_one_is_not() {
+    let database = Database::initialised().await;
+    database.emit(40).await;
+    record(&database, 40).await;
+    database
+        .execute(
+            "insert into outbox.dispatch (commit_lsn, committed_at, ordinal, attempts, event_id, \
+                 state, topic, ordering_key) \
+             select '0/20', committed_at, ordinal, 1, event_id, state, topic, ordering_key \
+             from outbox.dispatch where ordinal <= 12; \
+             update outbox.dispatch set attempts = 2, replay = 'again' where ordinal = 30",
+        )
+        .await;
+    let ran = database.run(&["audit"]).await;
+    assert_contains(
+        &ran.stdout,
+        "        12  are recorded as published under more than one commit",
+    );
+    let id = "select id::text from outbox.events where seq = 1";
+    assert_contains(&ran.stdout, &database.text(id).await);
+    assert!(!ran.stdout.contains("sent again"), "{ran}");
+    let json = database.run(&["audit", "--json"]).await.json();
+    let table = &json["tables"][0];
+    assert_eq!(
+        (&table["rows"], &table["recorded_twice"]),
+        (&40.into(), &12.into())
+    );
+    let ids = table["first_ids_recorded_twice"].as_array().unwrap();
+    assert_eq!(ids.len(), 10, "the list of ids is bounded");
 }
 
 #[tokio::test]
@@ -139,4 +174,28 @@ async fn a_table_without_seq_is_compared_by_ranges_of_blocks() {
     let table = &ran.json()["tables"][0];
     assert_eq!(table["rows"], 30_000);
     assert_eq!(table["waiting"]["events"], 30_000);
+}
+
+/// The walks over the captured tables also read our own tables. If one of our tables is missing, the error must not
+/// say that a captured table was altered.
+#[tokio::test]
+async fn a_missing_table_of_the_relay_is_named_by_every_command_that_walks_over_the_tables() {
+    let database = Database::initialised().await;
+    database.emit(1).await;
+    database
+        .execute("alter table outbox.dispatch rename to elsewhere")
+        .await;
+    for command in [
+        &["audit"][..],
+        &["prune", "--older-than", "1d", "--dry-run"],
+        &["recover", "--dry-run"],
+        &["event", "--key", "1"],
+    ] {
+        let ran = database
+            .run_with(command, &[("PUBSUB_PROJECT_ID", "demo")])
+            .await;
+        ran.assert_error("schema-missing", 3);
+        assert_contains(&ran.stderr, "outbox.dispatch");
+        assert_contains(&ran.stderr, "postrider init --apply");
+    }
 }

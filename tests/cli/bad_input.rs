@@ -1,5 +1,5 @@
-//! Checks how `run` reacts to bad input: within seconds it prints one message with a code and a
-//! hint and exits with the documented status, without a crash.
+//! Checks how `postrider run` reacts to bad input. Within seconds it must print one message with a code
+//! and a hint, and exit with the documented status, without a crash.
 
 use std::net::TcpListener;
 use std::time::{Duration, Instant};
@@ -13,10 +13,10 @@ pub(crate) const FAST: [(&str, &str); 3] = [
     ("PUBSUB_EMULATOR_HOST", "127.0.0.1:1"),
 ];
 
-/// The limit for `run`: as long as a person would wait, with a margin for a busy machine.
+/// How long `run` may take: as long as a user would wait, with a margin for a busy machine.
 const SOON: Duration = Duration::from_secs(25);
 
-async fn run_without_database(env: &[(&str, &str)]) -> Ran {
+pub(crate) async fn run_without_database(env: &[(&str, &str)]) -> Ran {
     let began = Instant::now();
     let project = [("PUBSUB_PROJECT_ID", "demo")];
     let ran = postrider(&["run"], &[&FAST[..], &project, env].concat()).await;
@@ -24,7 +24,7 @@ async fn run_without_database(env: &[(&str, &str)]) -> Ran {
     ran
 }
 
-async fn run(database: &Database, env: &[(&str, &str)]) -> Ran {
+pub(crate) async fn run(database: &Database, env: &[(&str, &str)]) -> Ran {
     let all: Vec<(&str, &str)> = database
         .env()
         .into_iter()
@@ -76,7 +76,7 @@ async fn a_wrong_and_a_missing_password() {
     )
     .await;
     ran.assert_error("postgres-authentication", 3);
-    // With the right password, the relay fails only at a later check.
+    // With the right password, the relay logs in and fails only at a later check.
     let url = database.url_as(&format!("{LOCKED_ROLE}:{LOCKED_PASSWORD}"));
     run(&database, &[("DATABASE_URL", &url)])
         .await
@@ -104,7 +104,7 @@ async fn a_role_without_replication() {
     let url = database.url_as(&role);
     let ran = run(&database, &[("DATABASE_URL", &url)]).await;
     ran.assert_error("replication-right", 3);
-    // Without a slot, an earlier check fails with the same code.
+    // Without the slot, an earlier check fails. It must report the same code.
     database
         .run(&["slot", "drop", "--yes"])
         .await
@@ -138,6 +138,103 @@ async fn a_missing_publication_and_one_without_the_table() {
     let ran = run(&database, &[]).await;
     ran.assert_error("publication-missing", 3);
     assert_contains(&ran.stderr, "create publication");
+}
+
+/// The only line on standard error, which must be a JSON object.
+fn object(ran: &Ran) -> serde_json::Value {
+    assert_eq!(ran.stderr.lines().count(), 1, "{ran}");
+    serde_json::from_str(&ran.stderr).unwrap_or_else(|error| panic!("{error}: {ran}"))
+}
+
+#[tokio::test]
+async fn with_a_json_log_every_error_that_ends_run_is_a_json_line() {
+    let json = ("POSTRIDER_LOG_FORMAT", "json");
+    for (arguments, more, code) in [
+        (&["run"][..], ("RUST_LOG", "nosuch"), "setting-invalid"),
+        (&["run", "--nosuch"], ("LANG", "C"), "setting-unknown"),
+        (&["run", "extra"], ("LANG", "C"), "setting-invalid"),
+        (
+            &["run"],
+            ("POSTRIDER_SLOT_ON_LOSS", "nosuch"),
+            "setting-invalid",
+        ),
+    ] {
+        let ran = postrider(arguments, &[json, more]).await;
+        ran.assert_status(2);
+        let line = object(&ran);
+        assert_eq!(line["code"], code, "{ran}");
+        assert!(
+            line["hint"].is_string() && line["level"] == "ERROR",
+            "{ran}"
+        );
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("relay.toml");
+    for mistake in ["slto = \"a\"", "slot = = 1", "[tables"] {
+        std::fs::write(&file, format!("log_format = \"json\"\n{mistake}\n")).unwrap();
+        let config = file.to_str().unwrap();
+        let ran = postrider(&["run", "--config", config], &[]).await;
+        ran.assert_status(2);
+        assert_eq!(object(&ran)["level"], "ERROR", "{ran}");
+    }
+}
+
+/// Checks that the only line on standard error is an object with the error and nothing else.
+fn assert_only_error(ran: &Ran, code: &str) {
+    let object = object(ran);
+    let error = &object["error"];
+    assert_eq!(error["code"], code, "{ran}");
+    let members = |value: &serde_json::Value| {
+        let names = value.as_object().unwrap().keys().cloned();
+        names.collect::<Vec<String>>().join(" ")
+    };
+    assert_eq!(members(&object), "error", "{ran}");
+    assert_eq!(members(error), "code hint what", "{ran}");
+    assert!(
+        error["what"].is_string() && error["hint"].is_string(),
+        "{ran}"
+    );
+}
+
+#[tokio::test]
+async fn with_json_the_error_of_every_command_has_the_same_form() {
+    let away = ("DATABASE_URL", "postgres://u@127.0.0.1:1/d");
+    for command in [
+        "status",
+        "audit",
+        "check",
+        "event 1",
+        "slot show",
+        "slot list",
+        "tail",
+        "prune --older-than 1d --yes",
+        "quarantine list",
+        "quarantine show 1",
+    ] {
+        let mut arguments: Vec<&str> = command.split(' ').collect();
+        arguments.push("--json");
+        let ran = postrider(&arguments, &[away, ("POSTRIDER_SLOT", "not a slot")]).await;
+        assert_only_error(&ran, "setting-invalid");
+        if command == "check" {
+            continue; // Without a server, `check` reports findings and no error.
+        }
+        let ran = postrider(&arguments, &[away]).await;
+        assert_only_error(&ran, "postgres-unreachable");
+        if ["status", "slot show"].contains(&command) {
+            assert_eq!(ran.json()["error"], object(&ran)["error"], "{ran}");
+        } else {
+            assert_eq!(ran.stdout, "", "{ran}");
+        }
+    }
+    let ran = postrider(&["audit", "--json", "--nosuch"], &[]).await;
+    assert_only_error(&ran, "setting-unknown");
+}
+
+#[tokio::test]
+async fn a_token_that_is_too_short_is_refused_with_a_command_that_makes_one() {
+    let ran = run_without_database(&[("POSTRIDER_HTTP_TOKEN", "x")]).await;
+    ran.assert_error("setting-invalid", 2);
+    assert_contains(&ran.stderr, "openssl rand -hex 16");
 }
 
 #[tokio::test]

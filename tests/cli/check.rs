@@ -9,7 +9,7 @@ use crate::support::{Database, Ran, assert_contains, postrider};
 
 const TOPIC: &str = "projects/demo/topics/order.events";
 
-async fn emulator() -> (RunningEmulator, String) {
+pub(crate) async fn emulator() -> (RunningEmulator, String) {
     let builder = Emulator::builder().listen("127.0.0.1:0".parse().unwrap());
     let emulator = builder.start().await.unwrap();
     let host = emulator.addr().to_string();
@@ -27,7 +27,7 @@ async fn subscribe(host: &str) {
     client.create_subscription(subscription).await.unwrap();
 }
 
-async fn check(database: &Database, host: &str, more: &[(&str, &str)]) -> Ran {
+pub(crate) async fn check(database: &Database, host: &str, more: &[(&str, &str)]) -> Ran {
     let env = [
         ("PUBSUB_EMULATOR_HOST", host),
         ("PUBSUB_PROJECT_ID", "demo"),
@@ -99,6 +99,48 @@ async fn check_finds_that_the_relay_may_not_publish_even_if_it_may_not_look_topi
     let ran = check(&database, &host, &[]).await;
     ran.assert_status(0);
     assert_contains(&ran.finding("topic")["what"].to_string(), "may publish");
+}
+
+#[tokio::test]
+async fn check_tells_a_disabled_api_apart_from_a_missing_right() {
+    let database = Database::initialised().await;
+    let (emulator, host) = emulator().await;
+    emulator.faults().inject(Fault::new(Action::FailWithReason {
+        code: Code::PermissionDenied,
+        domain: "googleapis.com",
+        reason: "SERVICE_DISABLED",
+    }));
+    let ran = check(&database, &host, &[]).await;
+    ran.assert_status(2);
+    let found = ran.finding("pubsub-api-disabled");
+    let command = "gcloud services enable pubsub.googleapis.com --project=demo";
+    assert_contains(&found["remedy"].to_string(), command);
+}
+
+#[tokio::test]
+async fn check_says_that_no_credentials_were_found_and_where_it_looked() {
+    let home = tempfile::tempdir().unwrap();
+    let home = home.path().to_str().unwrap();
+    let env = [
+        ("HOME", home),
+        ("GCE_METADATA_HOST", "127.0.0.1:1"),
+        ("PUBSUB_PROJECT_ID", "demo"),
+        ("POSTRIDER_PUBSUB_ENDPOINT", "https://localhost:1"),
+    ];
+    let ran = postrider(&["check", "--json"], &env).await;
+    ran.assert_status(2);
+    let found = ran.finding("credentials-unavailable");
+    let remedy = found["remedy"].to_string();
+    for tried in [
+        "GOOGLE_APPLICATION_CREDENTIALS is not set",
+        "application_default_credentials.json does not exist",
+        "the metadata server 127.0.0.1:1 gave no token",
+    ] {
+        assert_contains(&remedy, tried);
+    }
+    for wrong in ["pubsub-unreachable", "\"credentials\""] {
+        assert!(!ran.stdout.contains(wrong), "{ran}");
+    }
 }
 
 #[tokio::test]
@@ -277,7 +319,8 @@ async fn the_text_shows_problems_and_a_verdict_and_all_checks_on_request() {
 
 #[tokio::test]
 async fn offline_only_the_settings_are_checked() {
-    // Nobody listens at the address of this database.
+    // No server listens at the address of this database, so `check --offline` must succeed without a
+    // connection.
     let settings = [
         ("DATABASE_URL", "postgres://a@127.0.0.1:1/d"),
         ("PUBSUB_PROJECT_ID", "p"),
@@ -291,16 +334,15 @@ async fn offline_only_the_settings_are_checked() {
     let dead_letters = [("POSTRIDER_DEAD_LETTER_TOPIC", "no good")];
     let with_topic = [&settings[..], &dead_letters].concat();
     let ran = postrider(&["check", "--offline", "--json"], &with_topic).await;
-    ran.assert_status(2);
-    let what = ran.finding("setting-invalid")["what"].to_string();
-    assert_contains(&what, "dead_letter_topic");
+    ran.assert_error("setting-invalid", 2);
+    assert_contains(&ran.stderr, "dead_letter_topic");
     let ran = postrider(&["check", "--offline", "--orderin", "none"], &settings).await;
     ran.assert_status(2);
     assert_contains(&ran.stderr, "--ordering");
 }
 
-/// Checks that `check` exits with this status and reports the finding, and that `slot show` reports
-/// the same state.
+/// Checks that `check` exits with this status and reports this finding, and that `slot show`
+/// reports the same state.
 async fn assert_both(
     database: &Database,
     host: &str,

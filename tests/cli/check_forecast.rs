@@ -1,5 +1,5 @@
-//! Tests what `postrider check` says about slots that nobody reads, about a database without tables, and
-//! about what `postrider run` would do.
+//! Tests the findings of `postrider check` about slots that nobody reads, about a database without the
+//! tables of Postrider, and about what `postrider run` would do.
 
 use pubsub_emulator::Emulator;
 use serde_json::json;
@@ -44,8 +44,9 @@ async fn a_slot_of_a_renamed_setting_and_a_stray_slot_are_named() {
         "{unread:?}"
     );
     assert_contains(&ran.json()["run"]["stops"].to_string(), "table-captured");
+    assert!(!ran.stdout.contains("`postrider run` creates it"), "{ran}");
 
-    // The command of the remedy drops the slot.
+    // Run the command that the remedy suggests, which drops the slot.
     let drop = ["slot", "drop", "--slot", &stray, "--yes"];
     database.run(&drop).await.assert_status(0);
     let ran = check(&database, &[]).await;
@@ -83,7 +84,7 @@ async fn check_says_whether_the_relay_would_start_wait_recover_or_stop() {
     ];
     let ran = database.run_with(&["check"], &env).await;
     ran.assert_status(2);
-    let waits = "`postrider run` would start and wait until this is gone: topic-missing.";
+    let waits = "`postrider run` would start and wait until this is corrected: topic-missing.";
     assert_contains(&ran.stdout, waits);
     let ran = check(&database, &env[1..]).await;
     assert_eq!(ran.json()["run"]["waits"], json!(["topic-missing"]));
@@ -100,7 +101,7 @@ async fn check_says_whether_the_relay_would_start_wait_recover_or_stop() {
     let ran = database.run_with(&["check"], &env).await;
     assert_contains(
         &ran.stdout,
-        "would start and recover by itself (slot-missing).",
+        "would start and recover automatically (slot-missing).",
     );
     let stops = [&env[..], &[("POSTRIDER_SLOT_ON_LOSS", "stop")]].concat();
     let ran = database.run_with(&["check"], &stops).await;

@@ -1,5 +1,5 @@
-//! Tests how a command finds its server, with connection strings that name several servers, pairs
-//! of name and value, or a service.
+//! Tests how a command finds its server if the connection string names several servers, consists of
+//! pairs of name and value, or names a service.
 
 use crate::support::{Database, LOCKED_PASSWORD, LOCKED_ROLE, Ran, assert_contains};
 
@@ -83,4 +83,64 @@ async fn a_refused_login_does_not_try_the_next_server() {
     );
     let ran = check(&database, &[("DATABASE_URL", &url(LOCKED_PASSWORD))]).await;
     assert_contains(&ran.finding("connection")["what"].to_string(), address);
+}
+
+/// The hint of a refused login names the place where the password comes from.
+#[tokio::test]
+async fn a_refused_login_says_where_the_password_came_from() {
+    let database = Database::new().await;
+    database.create_locked_role().await;
+    let url = format!("postgres://{LOCKED_ROLE}@{}/postgres", address(&database));
+    let file = tempfile::NamedTempFile::new().unwrap();
+    let path = file.path().to_str().unwrap();
+    let home = tempfile::tempdir().unwrap();
+    let default = home.path().join(".pgpass");
+    std::fs::write(&default, "elsewhere:*:*:*:wr0ng\n").unwrap();
+    let own = std::os::unix::fs::PermissionsExt::from_mode(0o600);
+    std::fs::set_permissions(&default, own).unwrap();
+    for (text, variable, value, hint) in [
+        (
+            "elsewhere:*:*:*:wr0ng\n",
+            "PGPASSFILE",
+            path,
+            format!("no line of the password file {path} matches {LOCKED_ROLE}@"),
+        ),
+        (
+            "*:*:*:*:wr0ng\n",
+            "PGPASSFILE",
+            path,
+            format!("the password comes from the password file {path}"),
+        ),
+        (
+            "",
+            "HOME",
+            home.path().to_str().unwrap(),
+            format!("no line of the password file {} matches", default.display()),
+        ),
+        (
+            "",
+            "POSTRIDER_PASSWORD_COMMAND",
+            "echo wr0ng",
+            format!("password_command prints the present password of role {LOCKED_ROLE}"),
+        ),
+        (
+            "",
+            "PGAPPNAME",
+            "x",
+            "set the password, if the server wants one".to_owned(),
+        ),
+        (
+            "",
+            "PGPASSWORD",
+            "wr0ng",
+            "check the user and password in DATABASE_URL".to_owned(),
+        ),
+    ] {
+        std::fs::write(file.path(), text).unwrap();
+        let env = [("DATABASE_URL", url.as_str()), (variable, value)];
+        let ran = database.run_with(&["status"], &env).await;
+        ran.assert_error("postgres-authentication", 3);
+        assert_contains(&ran.stderr.replace("\n         ", " "), &hint);
+        assert!(!ran.stderr.contains("wr0ng"), "{ran}");
+    }
 }

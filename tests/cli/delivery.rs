@@ -1,4 +1,4 @@
-//! Checks the promise of `init --apply`: the relay misses no row that is committed afterwards.
+//! Checks that the relay misses no row that is committed after `init --apply`.
 
 use std::time::Instant;
 

@@ -1,12 +1,15 @@
 //! Tests of `postrider event` without a relay: what the command reads, and its exit codes.
 
-use crate::support::{Database, assert_contains};
+use tokio::io::{AsyncBufReadExt, BufReader};
+
+use crate::support::{Database, PATIENCE, assert_contains, command};
 
 const FIRST: &str = "00000000-0000-4000-8000-000000000001";
 const SECOND: &str = "00000000-0000-4000-8000-000000000002";
 const THIRD: &str = "00000000-0000-4000-8000-000000000003";
 
-/// A database with three events of key o-1: one published, one in quarantine, one without a record.
+/// A database with three events of key o-1: one is published, one is in quarantine, one has no
+/// record.
 async fn filled() -> Database {
     let database = Database::initialised().await;
     for id in [FIRST, SECOND, THIRD] {
@@ -31,6 +34,27 @@ async fn filled() -> Database {
 }
 
 #[tokio::test]
+async fn a_replay_without_a_relay_says_what_it_waits_for_and_event_says_that_it_is_replayed() {
+    let database = filled().await;
+    database
+        .execute(&format!(
+            "delete from outbox.dispatch where event_id = '{SECOND}'"
+        ))
+        .await;
+    let env = database.env();
+    let mut replay = command(&["replay", FIRST, "--yes"], &env).spawn().unwrap();
+    let mut lines = BufReader::new(replay.stderr.take().unwrap()).lines();
+    let line = tokio::time::timeout(PATIENCE, lines.next_line()).await;
+    let line = line.unwrap().unwrap().unwrap();
+    assert_contains(&line, "0 of 1 events published again; waiting for a relay");
+    replay.kill().await.unwrap();
+    let ran = database.run(&["event", FIRST]).await;
+    ran.assert_status(0);
+    assert_contains(&ran.stdout, "has asked to publish it again");
+    assert!(!ran.stdout.contains("quarantine"), "{ran}");
+}
+
+#[tokio::test]
 async fn an_event_is_shown_from_its_row_to_its_message() {
     let database = filled().await;
     let ran = database.run(&["event", FIRST]).await;
@@ -51,7 +75,7 @@ async fn an_event_is_shown_from_its_row_to_its_message() {
     assert_eq!(event["message_id"], "17");
     assert_eq!(event["record"]["attempts"], 1);
     assert_eq!(event["row"]["table"], "outbox.events");
-    // The row is deleted, as by `prune`, and the record stays.
+    // Delete the row, as `prune` does. The record stays.
     database
         .execute(&format!("delete from outbox.events where id = '{FIRST}'"))
         .await;
@@ -107,7 +131,8 @@ async fn without_records_an_event_that_the_slot_has_passed_counts_as_published()
         &ran.stdout,
         "the slot has passed this one, so it was published",
     );
-    // With full records, the command reports the same event as missing.
+    // A relay with full records would have recorded the event, so the command now reports the same event
+    // as missing.
     assert_contains(&passed(&[]).await.stdout, "state      missing");
 }
 
@@ -127,7 +152,7 @@ async fn an_event_from_before_capturing_is_never_published() {
     assert_contains(&ran.stdout, "state      not-captured");
 }
 
-/// A database with the table `public.legacy`, which has numbered ids. Two of its three events are
+/// A database with the table `public.legacy`, whose ids are numbers. Two of its three events are
 /// recorded.
 async fn numbered() -> Database {
     let database = Database::new().await;
@@ -245,4 +270,72 @@ async fn the_newest_events_of_a_key_are_listed_and_those_that_wait_come_first() 
     none.assert_status(1);
     let wrong = database.run(&["event", "--since", "2026-13-45"]).await;
     wrong.assert_error("setting-invalid", 2);
+}
+
+#[tokio::test]
+async fn a_uuid_is_found_with_its_table_in_front_and_with_blanks_around() {
+    let database = Database::initialised().await;
+    database.emit(1).await;
+    let id = database.text("select id::text from outbox.events").await;
+    for wanted in [format!("outbox.events:{id}"), format!(" {id}\n")] {
+        let ran = database.run(&["event", &wanted]).await;
+        ran.assert_status(0);
+        assert_contains(&ran.stdout, &id);
+    }
+}
+
+#[tokio::test]
+async fn without_a_choice_of_events_the_arguments_are_refused() {
+    let database = Database::initialised().await;
+    for command in [
+        &["event"][..],
+        &["replay", "--yes"],
+        &["quarantine", "release"],
+    ] {
+        let ran = database.run(command).await;
+        ran.assert_status(2);
+        assert_contains(&ran.stderr, "choose the events: give the ID of one event");
+    }
+}
+
+#[tokio::test]
+async fn a_uuid_is_found_with_the_table_before_it_and_with_blanks_around_it() {
+    let database = filled().await;
+    for command in [&["event"][..], &["quarantine", "show"]] {
+        for id in [
+            format!("outbox.events:{SECOND}"),
+            format!(" {SECOND}\n"),
+            SECOND.to_owned(),
+        ] {
+            let ran = database.run(&[command, &[id.as_str()]].concat()).await;
+            ran.assert_status(0);
+            assert_contains(&ran.stdout, SECOND);
+        }
+    }
+    let release = format!("outbox.events:{SECOND}");
+    let ran = database.run(&["quarantine", "release", &release]).await;
+    ran.assert_status(0);
+}
+
+/// As in the commands on the quarantine, an empty key means the events without a key.
+#[tokio::test]
+async fn an_empty_key_lists_the_events_without_a_key() {
+    let database = filled().await;
+    let fill = format!(
+        "update outbox.dispatch set ordering_key = null where event_id = '{FIRST}'; \
+         update outbox.dispatch set ordering_key = '' where event_id = '{SECOND}'; \
+         insert into outbox.events (id, aggregatetype, aggregateid, event_type) \
+             values ('00000000-0000-4000-8000-000000000004', 'order', repeat('k', 2000), 'E')"
+    );
+    database.execute(&fill).await;
+    let ran = database.run(&["event", "--key", "", "--json"]).await;
+    ran.assert_status(0);
+    let events = ran.json()["events"].as_array().unwrap().clone();
+    let mut ids: Vec<&str> = events
+        .iter()
+        .map(|e| e["event_id"].as_str().unwrap())
+        .collect();
+    ids.sort_unstable();
+    let unsendable = "00000000-0000-4000-8000-000000000004";
+    assert_eq!(ids, [FIRST, SECOND, unsendable], "{ran}");
 }

@@ -39,7 +39,7 @@ async fn helps(flag: &str, columns: &str) -> Vec<(String, String)> {
         let listed = ran.stdout.split_once("Commands:\n").map(|(_, rest)| rest);
         let listed = listed.and_then(|rest| rest.split("\n\n").next());
         let lines = listed.unwrap_or_default().lines();
-        // A line with more indentation continues a description.
+        // Skip lines with more indentation, because such a line continues the description above it.
         let names = lines.filter(|line| line.starts_with("  ") && !line.starts_with("   "));
         let names = names.filter_map(|line| line.split_whitespace().next());
         commands.extend(
@@ -86,7 +86,8 @@ async fn help_fits_a_terminal_of_60_columns() {
     for flag in ["-h", "--help"] {
         for (command, help) in helps(flag, "60").await {
             for line in help.lines() {
-                // A single word, such as a long flag, cannot be wrapped.
+                // A line of one or two words, such as a URL or a flag with its value, may be longer,
+                // because it cannot be wrapped.
                 let is_word = line.split_whitespace().count() <= 2;
                 let fits = line.chars().count() <= 60;
                 assert!(fits || is_word, "{command} {flag}: {line}");
@@ -95,7 +96,7 @@ async fn help_fits_a_terminal_of_60_columns() {
     }
 }
 
-/// On a narrow terminal a longer line is wrapped, and nobody can copy a wrapped command.
+/// The terminal wraps a longer line if it is narrow, and a wrapped command is hard to copy.
 #[tokio::test]
 async fn no_line_of_an_example_is_wider_than_60_columns() {
     let mut seen = 0;
@@ -216,7 +217,8 @@ async fn quarantine_commands_without_events_say_how_to_choose_them() {
     }
 }
 
-/// In a git checkout, a plain `cargo build` records HEAD. A build from an archive records nothing.
+/// A plain `cargo build` in a git checkout records HEAD. A build from an archive records no commit, so
+/// the test then expects only the version.
 #[tokio::test]
 async fn the_version_names_the_commit_and_its_date() {
     let git = |format: &str| {

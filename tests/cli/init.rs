@@ -8,7 +8,7 @@ use scratch_postgres::ScratchPostgres;
 use crate::support::{Database, assert_contains, connect, execute, postrider};
 
 /// The number of files in `migrations/`.
-const MIGRATIONS: i64 = 20;
+const MIGRATIONS: i64 = 22;
 
 #[tokio::test]
 async fn a_second_init_changes_nothing_and_says_so() {
@@ -139,7 +139,7 @@ async fn other_tables_and_publications_come_from_the_settings() {
         )
     };
     assert_eq!(database.number(&published("outbox")).await, 1);
-    // A table that is added to the settings is also added to the publication.
+    // A table that was added to the settings is also added to the publication.
     let env = [
         ("POSTRIDER_PUBLICATION", "Sales"),
         ("POSTRIDER_TABLE", "sales.more"),
@@ -280,7 +280,7 @@ async fn init_does_not_silently_recreate_a_slot_that_was_in_use() {
         .assert_status(0);
 }
 
-/// A database with a table that the test creates, and a settings file that names this table.
+/// A database with a table that the test creates itself, and a settings file that names this table.
 struct Own {
     database: Database,
     settings: tempfile::NamedTempFile,
@@ -315,7 +315,7 @@ impl Own {
             .await
     }
 
-    /// Runs the statement at the beginning of the remedy of a finding.
+    /// Runs the SQL statement with which the remedy of a finding begins.
     async fn follow(&self, finding: &serde_json::Value) {
         let remedy = finding["remedy"].as_str().unwrap();
         let (statement, rest) = remedy.split_once("; then ").unwrap();

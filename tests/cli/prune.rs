@@ -1,5 +1,5 @@
-//! Tests of `postrider prune` without a relay: what it deletes, its plan, its rights, and how it is
-//! stopped.
+//! Tests of `postrider prune` without a relay: which rows it deletes, its plan, the rights it
+//! needs, and how it is stopped.
 
 use std::time::{Duration, Instant};
 
@@ -11,8 +11,8 @@ fn server() -> ScratchPostgres {
     ScratchPostgres::builder().start().unwrap()
 }
 
-/// Inserts events that were recorded as published 40 days ago. Raises the floor above them and
-/// advances the slot.
+/// Inserts events that were recorded as published 40 days ago. Raises the floor above their
+/// transactions and advances the slot.
 async fn fill(database: &Database, events: u32) {
     database
         .execute(&format!(
@@ -27,8 +27,8 @@ async fn fill(database: &Database, events: u32) {
         ))
         .await;
     database
-        // `xmax` and not `xmin`, because the oldest open transaction may belong to another test on
-        // the same server.
+        // Use `xmax` and not `xmin`, because the oldest open transaction may belong to another test
+        // on the same server.
         .execute("update outbox.capture set floor = pg_snapshot_xmax(pg_current_snapshot())")
         .await;
     advance(database).await;
@@ -44,8 +44,8 @@ async fn advance(database: &Database) {
         .await;
 }
 
-/// Prunes until nothing is postponed, and returns the reports. Nobody reads the slot, so this
-/// function advances it between two runs.
+/// Prunes until `prune` no longer postpones anything, and returns the reports. No relay reads from the
+/// slot, so this function advances the slot between two runs.
 async fn prune_all(database: &Database) -> Vec<serde_json::Value> {
     let began = Instant::now();
     let mut reports = Vec::new();
@@ -91,7 +91,7 @@ async fn no_chunk_reads_a_whole_table_and_each_row_is_judged_once() {
                  where relid in ('outbox.events'::regclass, 'outbox.dispatch'::regclass)";
     let fetched = "select sum(idx_tup_fetch)::bigint from pg_stat_user_tables \
                    where relid in ('outbox.events'::regclass, 'outbox.dispatch'::regclass)";
-    // Wait until sessions that have ended have reported their counts.
+    // Wait until the sessions that have ended have reported their statistics.
     tokio::time::sleep(Duration::from_millis(1_100)).await;
     let (scans_before, fetched_before) =
         (database.number(scans).await, database.number(fetched).await);
@@ -101,8 +101,8 @@ async fn no_chunk_reads_a_whole_table_and_each_row_is_judged_once() {
     tokio::time::sleep(Duration::from_millis(1_100)).await;
     database.execute("select pg_stat_clear_snapshot()").await;
     assert_eq!(database.number(scans).await, scans_before);
-    // The expected number of index fetches per row is 6: the row and its record to judge them, both
-    // again to delete the row, and later the record twice. The limit of 8 leaves some room.
+    // Each event needs 6 index fetches: `prune` fetches the row and its record to decide about the row,
+    // both again to delete the row, and later the record twice. The limit of 8 leaves some room.
     let fetched = database.number(fetched).await - fetched_before;
     assert!(fetched < 200_000 * 8, "{fetched}");
     assert_eq!(
@@ -136,14 +136,52 @@ async fn a_dry_run_counts_and_deletes_nothing() {
     assert_contains(&ran.stdout, "kept: 1 row without an outcome");
     assert_contains(
         &ran.stdout,
-        "489 old records of rows that are still in an outbox table",
+        "       489  outbox.dispatch, the oldest recorded at ",
     );
     assert_contains(&ran.stdout, "Nothing was deleted: replace --dry-run");
     let rows = "select count(*) from outbox.events";
     assert_eq!(database.number(rows).await, 700);
     let ran = database.run(&["prune", "--older-than", "30d"]).await;
-    ran.assert_status(2);
+    ran.assert_error("confirmation-missing", 2);
     assert_contains(&ran.stderr, "--dry-run");
+    let reports = prune_all(&database).await;
+    assert_eq!(total(&reports, "/tables/0/rows"), 489);
+    assert_eq!(total(&reports, "/dispatch/rows"), 489);
+}
+
+#[tokio::test]
+async fn a_dry_run_leaves_out_the_records_of_rows_that_stay() {
+    let database = Database::initialised().await;
+    fill(&database, 300).await;
+    database
+        .execute(
+            "insert into outbox.events (aggregatetype, aggregateid, event_type, occurred_at) \
+                 select 'order', 'o-1', 'OrderPlaced', now() - interval '40 days' \
+                 from generate_series(1, 20); \
+             insert into outbox.dispatch (commit_lsn, committed_at, dispatched_at, ordinal, attempts, \
+                 event_id, state) \
+                 select '0/11', occurred_at, occurred_at, seq, 1, id, 'published' \
+                 from outbox.events where seq > 300; \
+             update outbox.capture set floor = (select max(inserted_xid::text::bigint)::text::xid8 from outbox.events)",
+        )
+        .await;
+    // Give five of the events a second, younger record, so that their rows must stay.
+    database
+        .execute(
+            "insert into outbox.dispatch (commit_lsn, committed_at, ordinal, attempts, event_id, state) \
+                 select '0/12', now(), seq, 1, id, 'published' from outbox.events where seq <= 5",
+        )
+        .await;
+    advance(&database).await;
+    let dry = ["prune", "--older-than", "30d", "--dry-run", "--json"];
+    let json = database.run(&dry).await.json();
+    assert_eq!(json["tables"][0]["rows"], 295, "{json:#}");
+    assert_eq!(json["tables"][0]["kept"]["above_floor"], 20, "{json:#}");
+    assert_eq!(json["dispatch"]["rows"], 295, "{json:#}");
+    assert_eq!(json["dispatch"]["of_rows"], 25, "{json:#}");
+    let reports = prune_all(&database).await;
+    assert_eq!(total(&reports, "/tables/0/rows"), 295);
+    assert_eq!(total(&reports, "/dispatch/rows"), 295);
 }
 
 #[tokio::test]
@@ -156,7 +194,7 @@ async fn rows_above_the_floor_or_from_before_capturing_stay() {
     let dry = ["prune", "--older-than", "30d", "--dry-run", "--json"];
     let json = database.run(&dry).await.json();
     assert_eq!(json["tables"][0]["rows"], 0);
-    assert_eq!(json["tables"][0]["kept"]["unconfirmed"], 100);
+    assert_eq!(json["tables"][0]["kept"]["above_floor"], 100);
     database
         .execute(
             "update outbox.capture set floor = pg_snapshot_xmax(pg_current_snapshot()), \
@@ -184,7 +222,7 @@ async fn a_role_without_delete_gets_the_grant_that_it_needs() {
     let prune = ["prune", "--older-than", "30d", "--yes"];
     let ran = database.run_with(&prune, &[("DATABASE_URL", &url)]).await;
     ran.assert_error("privilege-missing", 3);
-    let grant = format!("GRANT SELECT, DELETE ON outbox.events, outbox.dispatch TO {role}");
+    let grant = format!("GRANT DELETE ON outbox.events, outbox.dispatch TO {role}");
     assert_contains(&ran.stderr, &grant);
     let rows = "select count(*) from outbox.events";
     assert_eq!(database.number(rows).await, 10);
@@ -250,8 +288,8 @@ async fn numbered_rows_of_a_partitioned_table_are_deleted_through_its_root() {
         )
         .await;
     database
-        // `xmax` and not `xmin`, because the oldest open transaction may belong to another test on
-        // the same server.
+        // Use `xmax` and not `xmin`, because the oldest open transaction may belong to another test
+        // on the same server.
         .execute("update outbox.capture set floor = pg_snapshot_xmax(pg_current_snapshot())")
         .await;
     // The loop below inserts two of the deleted rows again, so their records must stay.
@@ -324,4 +362,25 @@ async fn a_signal_stops_it_between_two_steps_and_the_next_run_continues() {
     let reports = prune_all(&database).await;
     assert_eq!(total(&reports, "/tables/0/rows"), left.unsigned_abs());
     assert_eq!(total(&reports, "/dispatch/rows"), 3_000);
+}
+
+/// The slot is behind, but there is no record that prune could delete once the slot has passed the deleted rows.
+#[tokio::test]
+async fn prune_waits_for_the_slot_only_if_there_is_a_record_to_delete_and_says_so() {
+    let prune = ["prune", "--older-than", "30d", "--yes"];
+    let database = Database::initialised().await;
+    database.emit(10).await;
+    let ran = database.run(&prune).await;
+    ran.assert_status(0);
+    assert_contains(&ran.stdout, "No row can be deleted now.");
+    assert!(!ran.stderr.contains("waiting"), "{ran}");
+
+    let database = Database::initialised().await;
+    fill(&database, 10).await;
+    let ran = database.run(&prune).await;
+    assert_contains(&ran.stdout, "        10  outbox.events");
+    assert_contains(
+        &ran.stderr,
+        "waiting up to 20 s for the slot to pass the deleted rows",
+    );
 }

@@ -1,6 +1,6 @@
-//! Tests of `postrider prune` and `audit` when the command maps other ids or has another dispatch
-//! mode than the relay, and with ids at the limits of their types. In none of these cases may
-//! `prune` delete rows or records that are still needed.
+//! Tests of `postrider prune` and `audit` with settings that differ from the relay's settings:
+//! another mapping of ids, or another dispatch mode. Also tests ids at the limits of their types.
+//! In none of these cases may `prune` delete rows or records that are still needed.
 
 use std::time::Instant;
 
@@ -11,8 +11,8 @@ use crate::support::{Database, PATIENCE, assert_contains};
 
 const PRUNE: [&str; 5] = ["prune", "--older-than", "30d", "--yes", "--json"];
 
-/// Prunes until the slot's position no longer postpones the records. Nobody reads the slot, so this
-/// function advances it between two runs.
+/// Prunes until `prune` no longer postpones the records because of the slot's position. No relay reads
+/// from the slot, so this function advances the slot between two runs.
 async fn prune(database: &Database, env: &[(&str, &str)]) -> Value {
     let began = Instant::now();
     loop {
@@ -32,8 +32,8 @@ async fn prune(database: &Database, env: &[(&str, &str)]) -> Value {
     }
 }
 
-/// Creates a table with ids of this type and captures it. Returns the settings file that names the
-/// table.
+/// Creates a table whose ids have this type, and captures it. Returns the settings file that names
+/// the table.
 async fn with_table(database: &Database, id: &str) -> tempfile::NamedTempFile {
     database
         .execute(&format!(
@@ -56,7 +56,8 @@ async fn raise_floor(database: &Database) {
     database.execute(raise).await;
 }
 
-/// Inserts old rows into the default table, each with an old record of the state `published`.
+/// Inserts old rows into the default table, and an old record with the state `published` for each
+/// row.
 async fn recorded(database: &Database, events: u32) {
     let fill = format!(
         "insert into outbox.events (aggregatetype, event_type, occurred_at) \
@@ -100,9 +101,9 @@ async fn the_records_of_rows_with_the_largest_integer_ids_stay_with_them() {
                      'published', 'public.t:9223372036854775808')",
         )
         .await;
-    // The floor is low, so the rows stay.
+    // The floor is below the transactions of the rows, so the rows stay.
     let json = prune(&database, &env).await;
-    assert_eq!(json["tables"][0]["kept"]["unconfirmed"], 5, "{json}");
+    assert_eq!(json["tables"][0]["kept"]["above_floor"], 5, "{json}");
     assert_eq!(json["dispatch"]["rows"], 0, "{json}");
     assert_eq!(records(&database).await, 6);
     raise_floor(&database).await;
@@ -127,7 +128,7 @@ async fn a_command_that_maps_other_ids_than_the_relay_deletes_nothing() {
     assert_contains(&why, "none of the 20 old rows");
     assert_eq!(records(&database).await, 20);
     assert_eq!(rows(&database, "outbox.events").await, 20);
-    // With the relay's settings, `prune` deletes everything.
+    // With the relay's settings, all rows and records may go, so `prune` deletes everything.
     let json = prune(&database, &[]).await;
     let left = (
         rows(&database, "outbox.events").await,
@@ -141,7 +142,8 @@ async fn prune_uses_the_dispatch_mode_of_the_relay_and_not_of_the_command() {
     let server = ScratchPostgres::builder().start().unwrap();
     let database = Database::on(&server).await;
     database.run(&["init", "--apply"]).await.assert_status(0);
-    // The relay keeps full records and these rows have no record, so they were never published.
+    // These rows have no record although the relay keeps full records, so they were never
+    // published.
     database
         .execute(&format!(
             "insert into outbox.events (aggregatetype, event_type, occurred_at) \

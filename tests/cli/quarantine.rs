@@ -5,8 +5,8 @@ use crate::support::{Database, assert_contains};
 const FIRST: &str = "00000000-0000-4000-8000-000000000001";
 const SECOND: &str = "00000000-0000-4000-8000-000000000002";
 
-/// A database with four events in quarantine (two of key o-1, one of key o-2, one without topic and
-/// key) and one published event.
+/// A database with four events in quarantine (two of key o-1, one of key o-2, one without a topic
+/// and key) and one published event.
 async fn filled() -> Database {
     let database = Database::initialised().await;
     database
@@ -63,7 +63,7 @@ async fn no_control_character_from_a_row_reaches_the_terminal() {
     }
     let ran = database.run(&["quarantine", "list"]).await;
     assert_contains(&ran.stdout, "ctl\\nx\\u{1b}[31mred  a  2 events");
-    // A person cannot type this id, so the list shows the uuid.
+    // A user cannot type this id, so the list shows the uuid instead.
     let uuid = database
         .text("select md5(E'public.a:7\\r\\x1b[2J')::uuid::text")
         .await;
@@ -127,7 +127,7 @@ async fn a_topic_can_be_named_although_the_settings_list_tables() {
     .await;
 }
 
-/// Quarantines an event with an id that is not a uuid. Computes the uuid of the event as the relay
+/// Quarantines an event whose id is not a uuid. The database computes the event's uuid as the relay
 /// does.
 async fn with_numbered(database: &Database, lsn: u32, id: &str, inserted_xid: u32) -> String {
     let id = id.replace('\'', "''");
@@ -177,7 +177,7 @@ async fn every_command_takes_the_names_that_list_shows() {
 #[tokio::test]
 async fn an_id_of_two_events_is_refused_as_ambiguous() {
     let database = Database::initialised().await;
-    // The table was recreated between the two events, so both events have the number 1.
+    // The table was recreated between the two events, so the id 1 was assigned twice.
     let first = with_numbered(&database, 10, "1", 700).await;
     let second = with_numbered(&database, 20, "1", 900).await;
     assert_ne!(first, second);
@@ -196,7 +196,8 @@ async fn an_id_of_two_events_is_refused_as_ambiguous() {
         .run(&["quarantine", "discard", &first, "--yes"])
         .await
         .assert_status(0);
-    // The id now means only the remaining event, although the discarded event still has a record.
+    // The id now identifies only the remaining event, although the discarded event still has a
+    // record.
     database
         .run(&["quarantine", "release", "public.a:1"])
         .await
@@ -270,10 +271,11 @@ async fn discard_needs_yes_and_never_touches_published_events() {
     ran.assert_error("confirmation-missing", 2);
     assert_contains(&ran.stderr, "4 events");
     assert_eq!(in_state(&database, "discarded").await, 0);
-    database
+    let ran = database
         .run(&["quarantine", "discard", FIRST, "--yes"])
-        .await
-        .assert_status(0);
+        .await;
+    ran.assert_status(0);
+    assert_contains(&ran.stdout, "3 more events are in quarantine");
     let error = "select count(*) from outbox.dispatch where state = 'discarded' \
         and error like 'event-refused%'";
     assert_eq!(database.number(error).await, 1, "the row says why");

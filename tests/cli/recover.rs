@@ -1,11 +1,12 @@
-//! Tests of `postrider recover`: what a recovery would send, and how to request a recovery.
+//! Tests of `postrider recover`: which rows a recovery would publish, and how to request a
+//! recovery.
 
 use serde_json::{Value, json};
 
 use crate::support::{Database, assert_contains};
 
-/// A database with a relay that was stopped cleanly at the end of the WAL, and three events
-/// inserted after that.
+/// A database whose relay was stopped cleanly at the end of the WAL. Three events were inserted
+/// after that.
 async fn served() -> Database {
     let database = Database::initialised().await;
     let name = &database.name;
@@ -140,8 +141,8 @@ async fn adopted_records_make_room_for_the_new_log_and_keep_their_contents() {
         .run(&["recover", "--adopt", "--yes"])
         .await
         .assert_status(0);
-    // The moved records keep their order. They come after all other records, at positions below the
-    // end of the log where no commit record can be.
+    // The moved records keep their relative order. They come after all other records, at positions
+    // below the end of the WAL at which no commit record can be.
     let row = database
         .client
         .query_one(
@@ -175,8 +176,8 @@ async fn slot_show_recognises_a_recreated_slot() {
 #[tokio::test]
 async fn records_of_another_cluster_belong_to_tables_by_name_not_by_oid() {
     let database = served().await;
-    // The state after a dump was restored: the capture records have the OIDs of the old cluster,
-    // which belong to other tables here.
+    // Make the database look as it is after a dump was restored: the capture records contain the OIDs of
+    // the old cluster, which belong to other tables here.
     database
         .execute(
             "create table public.other (id int); create table public.gone (id int); \

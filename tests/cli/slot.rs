@@ -5,7 +5,7 @@ use tokio::io::{AsyncBufReadExt, BufReader};
 
 use crate::support::{Database, PATIENCE, assert_contains, command, connect, execute, postrider};
 
-/// The JSON fields of `slot show` on which scripts may rely.
+/// The JSON fields of `slot show` on which scripts may rely, so they must not disappear.
 const CONTRACT: [&str; 10] = [
     "slot_name",
     "active",
@@ -47,7 +47,8 @@ async fn waiting_events_are_counted_and_old_ones_raise_an_alarm() {
         .run(&["init", "--apply", "--no-slot"])
         .await
         .assert_status(0);
-    // Committed before the slot exists, so these events are never streamed and do not wait.
+    // These events are committed before the slot exists. They are never streamed, so they do not
+    // count as pending.
     database.emit(5).await;
     database.run(&["slot", "create"]).await.assert_status(0);
     let idle = database.run(&["slot", "show", "--json"]).await.json();
@@ -67,7 +68,8 @@ async fn waiting_events_are_counted_and_old_ones_raise_an_alarm() {
         (3_600.0..3_700.0).contains(&json["lag_seconds"].as_f64().unwrap()),
         "{ran}"
     );
-    // Nobody reads the slot, and an event has waited for longer than five minutes.
+    // The status is critical, because no relay reads from the slot and an event has waited for longer
+    // than five minutes.
     ran.assert_status(2);
     database.run(&["status"]).await.assert_status(2);
     let patient = ["slot", "show", "--critical-seconds", "7200"];
@@ -145,7 +147,7 @@ async fn slot_show_reports_a_missing_slot_in_json_and_exits_with_3() {
 }
 
 #[tokio::test]
-async fn an_unreachable_server_is_unknown_in_json_and_an_error_as_text() {
+async fn an_unreachable_server_is_unknown_in_json_and_an_error() {
     let env = [("DATABASE_URL", "postgres://u@127.0.0.1:1/d")];
     let ran = postrider(&["slot", "show", "--json"], &env).await;
     ran.assert_error("postgres-unreachable", 3);
@@ -228,7 +230,7 @@ async fn a_slot_is_created_only_after_its_publication() {
     database
         .run(&["slot", "create"])
         .await
-        .assert_error("slot-foreign", 3);
+        .assert_error("slot-exists", 3);
 }
 
 #[tokio::test]

@@ -1,5 +1,5 @@
-//! Gives each test its own database on a shared server, and runs the binary with only the given
-//! variables.
+//! Gives each test its own database on a shared server, and runs the binary with only the
+//! environment variables that the test passes.
 
 use std::process::Stdio;
 use std::sync::OnceLock;
@@ -10,14 +10,15 @@ use scratch_postgres::ScratchPostgres;
 use tokio::process::Command;
 use tokio_postgres::{Client, NoTls};
 
-/// A limit for every step that may be slow on a busy machine.
+/// How long a step may take, even on a busy machine.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
 /// The only role that needs a password (SCRAM). The server trusts all other roles.
 pub(crate) const LOCKED_ROLE: &str = "locked";
 pub(crate) const LOCKED_PASSWORD: &str = "c0rrect-horse";
 
-/// The server that the tests share. A watchdog removes the server when the test process ends.
+/// The server that the tests share. A watchdog stops and removes the server when the test process
+/// ends.
 fn server() -> &'static ScratchPostgres {
     static SERVER: OnceLock<ScratchPostgres> = OnceLock::new();
     SERVER.get_or_init(|| {
@@ -32,7 +33,7 @@ fn server() -> &'static ScratchPostgres {
     })
 }
 
-/// A database of one test. The slot has the same name as the database.
+/// The database of one test. The database and its slot have the same name.
 pub(crate) struct Database {
     pub(crate) name: String,
     pub(crate) url: String,
@@ -44,8 +45,8 @@ impl Database {
         Self::on(server()).await
     }
 
-    /// Creates the database on this server. A test that must have no other slots passes a server of
-    /// its own.
+    /// Creates the database on this server. A test that must not see other slots passes its own
+    /// server.
     pub(crate) async fn on(server: &ScratchPostgres) -> Self {
         static COUNT: AtomicU32 = AtomicU32::new(0);
         let name = format!("cli_{}", COUNT.fetch_add(1, Ordering::Relaxed));
@@ -72,7 +73,7 @@ impl Database {
         format!("postgres://{user_info}@{rest}")
     }
 
-    /// Creates the role that needs a password, unless another test has created it.
+    /// Creates the role that needs a password, unless another test has already created it.
     pub(crate) async fn create_locked_role(&self) {
         let exists = format!(
             "do $$ begin create role {LOCKED_ROLE} login replication password '{LOCKED_PASSWORD}'; \
@@ -85,7 +86,7 @@ impl Database {
         execute(&self.client, sql).await;
     }
 
-    /// Inserts events like a service does.
+    /// Inserts events as a service does.
     pub(crate) async fn emit(&self, events: u32) {
         let emit = "select outbox.emit('order', (i % 7)::text, 'OrderPlaced', '{\"a\": 1}') \
                     from generate_series(1, $1::bigint) i";
@@ -112,7 +113,7 @@ impl Database {
         self.run_with(args, &[]).await
     }
 
-    /// Like `run`, with additional variables. They override the variables of `run`.
+    /// Like `run`, with the additional variables `env`, which override the variables of `run`.
     pub(crate) async fn run_with(&self, args: &[&str], env: &[(&str, &str)]) -> Ran {
         let env: Vec<(&str, &str)> = self.env().into_iter().chain(env.iter().copied()).collect();
         postrider(args, &env).await
@@ -146,7 +147,7 @@ pub(crate) fn command(args: &[&str], env: &[(&str, &str)]) -> Command {
     command
 }
 
-/// Runs the binary until it exits. Panics if the binary runs for longer than `PATIENCE`.
+/// Runs the binary until it exits. Panics if this takes longer than `PATIENCE`.
 pub(crate) async fn postrider(args: &[&str], env: &[(&str, &str)]) -> Ran {
     let output = tokio::time::timeout(PATIENCE, command(args, env).output());
     let output = output
@@ -176,10 +177,19 @@ impl Ran {
         assert_eq!(self.status, Some(status), "{self}");
     }
 
-    /// Checks that the command printed exactly one error message, with this code and a hint, exited
-    /// with this status, and shows no sign of a crash.
+    /// Checks that the command printed exactly one error message, with this code and a hint. Also
+    /// checks that the command exited with this status and shows no sign of a crash.
     #[track_caller]
     pub(crate) fn assert_error(&self, code: &str, status: i32) {
+        if let Ok(object) = serde_json::from_str::<serde_json::Value>(&self.stderr) {
+            let error = &object["error"];
+            assert_eq!(error["code"], code, "{self}");
+            assert!(
+                error["what"].is_string() && error["hint"].is_string(),
+                "{self}"
+            );
+            return self.assert_status(status);
+        }
         let blocks = self.stderr.matches("error[").count();
         assert!(
             self.stderr.contains(&format!("error[{code}]: ")) && blocks == 1,
@@ -197,13 +207,12 @@ impl Ran {
         self.assert_status(status);
     }
 
-    /// Standard output as JSON.
     #[track_caller]
     pub(crate) fn json(&self) -> serde_json::Value {
         serde_json::from_str(&self.stdout).unwrap_or_else(|error| panic!("{error}: {self}"))
     }
 
-    /// The finding with this code in the JSON of `check` and `init`.
+    /// Returns the finding with this code from the JSON output of `check` or `init`.
     #[track_caller]
     pub(crate) fn finding(&self, code: &str) -> serde_json::Value {
         let json = self.json();

@@ -1,5 +1,5 @@
-//! Tests of `postrider tail` without a relay: the test writes records, and the command shows each
-//! record once.
+//! Tests of `postrider tail` without a relay: the test writes dispatch rows, and the command must
+//! show each row once.
 
 use std::time::Duration;
 
@@ -9,14 +9,14 @@ use tokio::time::timeout;
 
 use crate::support::{Database, PATIENCE, assert_contains, command};
 
-/// A running command, and the lines of its output.
+/// A running `tail`, and the lines of its output.
 struct Tailing {
     lines: Lines<BufReader<ChildStdout>>,
     child: Child,
 }
 
 impl Tailing {
-    /// Starts the command, and waits for the head of its table.
+    /// Starts the command, and waits for the header of its table.
     async fn start(database: &Database, arguments: &[&str]) -> Self {
         let arguments = [&["tail"], arguments].concat();
         let mut child = command(&arguments, &database.env()).spawn().unwrap();
@@ -41,8 +41,8 @@ fn id(number: u32) -> String {
     format!("00000000-0000-4000-8000-{number:012}")
 }
 
-/// Writes a record at the position (`commit_lsn`, `ordinal`). In these tests the slot never
-/// confirms positions above `FFFF/0`.
+/// Writes a dispatch row for the position (`commit_lsn`, `ordinal`). The slot of these tests never
+/// reaches `FFFF/0`, so events above that position count as not confirmed.
 async fn record(database: &Database, commit_lsn: &str, ordinal: u32, number: u32, key: &str) {
     record_in(database, commit_lsn, ordinal, number, key, "order.events").await;
 }
@@ -75,15 +75,16 @@ async fn each_record_is_shown_once_whatever_the_order_in_which_they_appear() {
     assert_contains(&line, &id(4));
     assert_contains(&line, "  order.events    a ");
     assert!(line.chars().count() <= 80, "{line}");
-    // Records of slower keys appear later: first an earlier event of the same commit, then an event
-    // of an earlier commit.
+    // Slower keys can be recorded later, so `tail` must also show earlier positions: first an earlier
+    // event of the same commit, then an event of an earlier commit.
     record(&database, "FFFF/40", 1, 2, "b\u{1b}[31m").await;
     let line = tailing.line().await;
     assert_contains(&line, &id(2));
     assert_contains(&line, "  b\\u{1b}[31m ");
     record(&database, "FFFF/30", 1, 3, "a").await;
     assert_contains(&tailing.line().await, &id(3));
-    // The event gets a second outcome, and later the same outcome again.
+    // The event gets another outcome, which `tail` must show. Then the event gets the same outcome again,
+    // which `tail` must show too.
     let set_aside = format!(
         "update outbox.dispatch set state = 'quarantined', error = 'event-refused: no', \
              dispatched_at = now() \
@@ -103,7 +104,7 @@ async fn confirmed_records_are_forgotten_and_filters_hold() {
     let database = Database::initialised().await;
     let arguments = ["--key", "a", "--topic", "order.events", "--limit", "2"];
     let mut tailing = Tailing::start(&database, &arguments).await;
-    // Record the event before the slot confirms its position, as a relay does.
+    // Record the event before the slot confirms the event's position, as a relay does.
     let next = "select (pg_current_wal_lsn() + 1000000)::text";
     record(&database, &database.text(next).await, 1, 1, "a").await;
     assert_contains(&tailing.line().await, &id(1));
@@ -113,7 +114,7 @@ async fn confirmed_records_are_forgotten_and_filters_hold() {
     let advance = "select pg_replication_slot_advance($1::text::name, pg_current_wal_lsn())";
     let slot = &database.name;
     database.client.query(advance, &[slot]).await.unwrap();
-    // The stream cannot bring an event below the confirmed position, so `tail` does not show this
+    // The stream cannot deliver an event below the confirmed position, so `tail` does not show this
     // record.
     record(&database, "0/10", 1, 5, "a").await;
     record(&database, "FFFF/10", 1, 2, "b").await;
@@ -152,7 +153,7 @@ async fn since_begins_earlier_and_message_shows_what_was_sent() {
     let attributes = &lines[0]["message"]["attributes"];
     assert_eq!(attributes["event_type"], "OrderPlaced");
     assert_eq!(attributes["event_id"], id(1));
-    // The second record has no row in the outbox.
+    // The second record has no row in the outbox, so the command has no message to show.
     assert_eq!(lines[1]["event_id"], id(2));
     assert_eq!(lines[1].get("message"), Some(&serde_json::Value::Null));
 
@@ -185,8 +186,9 @@ async fn notes_say_why_nothing_or_not_everything_appears() {
     let args = ["tail", "--since", "1h", "--limit", "1"];
     let ran = database.run_with(&args, &arguments).await;
     assert_contains(&ran.stderr, "only events that were quarantined appear");
-    assert_contains(&ran.stderr, "the slot does not exist here");
-    // The slot does not pass these records, as if a failing topic held it back.
+    assert_contains(&ran.stderr, "this server does not have the relay's slot");
+    // The slot does not pass these records, as if undelivered events of another topic held it back. So
+    // `tail` must say that many records wait for the slot.
     let mut tailing = Tailing::start(&database, &["--limit", "1"]).await;
     record(&database, "FFFF/10", 10_002, 3, "a").await;
     assert_contains(&tailing.line().await, &id(3));
@@ -196,7 +198,7 @@ async fn notes_say_why_nothing_or_not_everything_appears() {
     stderr.unwrap().read_to_string(&mut noted).await.unwrap();
     assert_contains(&noted, "more than 10,000 records wait for the slot");
     assert!(!noted.contains("are skipped"), "{noted}");
-    // Insert more new records than one poll reads.
+    // Insert more records than one poll of `tail` reads.
     let mut tailing = Tailing::start(&database, &["--limit", "10000"]).await;
     database.execute(&fill.replace("FFFF/10", "FFFF/40")).await;
     let stderr = tailing.child.stderr.take();
@@ -218,7 +220,8 @@ async fn a_lost_connection_shows_no_record_twice_and_misses_none() {
     record(&database, "FFFF/10", 1, 1, "a").await;
     assert_contains(&tailing.line().await, &id(1));
     for round in 0..3_u32 {
-        // In some rounds the connection is lost between two polls.
+        // Pause for different times, so that in some rounds the connection is lost between two
+        // polls.
         tokio::time::sleep(Duration::from_millis(u64::from(round) * 170)).await;
         let first = 2 + round * 7;
         for number in first..first + 7 {

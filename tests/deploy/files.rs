@@ -1,4 +1,4 @@
-//! Reads the files that take Postrider to production.
+//! Reads the files with which operators deploy Postrider.
 
 use std::path::{Path, PathBuf};
 
@@ -37,8 +37,8 @@ pub(crate) fn all() -> Vec<PathBuf> {
     found
 }
 
-/// Every file with one of these extensions, except the templates of Helm, which are not YAML before
-/// Helm fills them in.
+/// Every file with one of these extensions, except Helm templates, which are YAML only after Helm
+/// has filled them in.
 pub(crate) fn with_extension(extensions: &[&str]) -> Vec<PathBuf> {
     let is_one = |path: &PathBuf| {
         let extension = path.extension().unwrap_or_default().to_string_lossy();
@@ -48,8 +48,8 @@ pub(crate) fn with_extension(extensions: &[&str]) -> Vec<PathBuf> {
     all().into_iter().filter(is_one).collect()
 }
 
-/// The documents of all YAML files, each with its path. Patches inside a kustomization count as
-/// documents too.
+/// The documents of all YAML files, each with the path of its file. Patches inside a kustomization
+/// count as documents too.
 pub(crate) fn documents() -> Vec<(PathBuf, Value)> {
     let mut found = Vec::new();
     for path in with_extension(&["yaml", "yml"]) {
@@ -118,7 +118,7 @@ pub(crate) fn each_object(value: &Value, see: &mut impl FnMut(&Map<String, Value
     }
 }
 
-/// The containers that run `postrider run` or another command of `postrider`, in all documents.
+/// The containers with the name `postrider` in all documents, each with the path of its file.
 pub(crate) fn containers() -> Vec<(PathBuf, Value)> {
     let mut found = Vec::new();
     for (path, document) in documents() {

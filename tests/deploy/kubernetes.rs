@@ -13,7 +13,7 @@ fn port() -> &'static str {
     default_of("http_addr").rsplit_once(':').expect("a port").1
 }
 
-/// The paths that the HTTP port serves.
+/// The paths that the relay's HTTP server offers.
 fn paths() -> BTreeSet<String> {
     let source = read("src/http/mod.rs");
     let route = Regex::new(r#"\.route\("(/[a-z]+)""#).expect("a pattern");
@@ -155,7 +155,8 @@ fn every_value_of_the_helm_chart_is_described_and_used() {
     for name in values.as_object().expect("an object").keys() {
         assert!(seen.contains(name), "no template uses {name}");
     }
-    // values.yaml has no defaults for settings. It suggests settings in comments.
+    // values.yaml sets no relay settings. It only suggests some of them in comments, so read the
+    // comments.
     let suggested = Regex::new(r"(?m)^#  ([a-z_]+): ").expect("a pattern");
     let text = read(chart.join("values.yaml"));
     let suggested: Vec<&str> = suggested
@@ -177,7 +178,8 @@ fn every_value_of_the_helm_chart_is_described_and_used() {
 
 #[test]
 fn the_chart_and_the_kustomization_agree() {
-    // Both describe the same pod. A line that protects the pod must not be lost in one of them.
+    // Both files describe the same pod. This test fails if one of them lacks a line that protects the
+    // pod.
     let base = read("deploy/kubernetes/base/deployment.yaml");
     let chart = read("deploy/helm/postrider/templates/deployment.yaml");
     for line in [

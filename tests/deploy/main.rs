@@ -1,6 +1,6 @@
 //! Checks that the files of `deploy/` fit the program: every variable, command, flag, port, probe
-//! path, exit code, setting and metric that they name exists. These tests need no other program.
-//! `cargo xtask deploy` checks the files with the tools that they are written for.
+//! path, exit code, setting and metric that they name must exist. These tests need no other
+//! program. `cargo xtask deploy` checks the files with external tools.
 
 mod alerts;
 mod files;
@@ -19,7 +19,7 @@ use files::{all, containers, documents, each_object, read, root, with_extension}
 
 const VERSION: &str = env!("CARGO_PKG_VERSION");
 
-/// Variables that begin with `POSTRIDER_` and are not settings. The command line, the build and
+/// Variables that begin with `POSTRIDER_` but are not settings. The command line, the build and
 /// deploy/compose.yaml read them.
 const NO_SETTINGS: [&str; 4] = [
     "POSTRIDER_CONFIG",
@@ -28,7 +28,7 @@ const NO_SETTINGS: [&str; 4] = [
     "POSTRIDER_IMAGE",
 ];
 
-/// Other variables of a container that the relay reads, as docs/reference/settings.md says.
+/// Other variables of a container that the relay reads (see docs/reference/settings.md).
 const OTHER_VARIABLES: [&str; 2] = ["RUST_LOG", "GOOGLE_APPLICATION_CREDENTIALS"];
 
 fn texts() -> Vec<(String, String)> {
@@ -84,7 +84,8 @@ fn every_variable_is_one_that_the_relay_reads() {
     let mut seen = BTreeSet::new();
     for (name, text) in texts() {
         for found in variable.find_iter(&text) {
-            // A template or a placeholder completes a name that ends with `_`.
+            // A template or a placeholder completes a name that ends with `_`, so compare the name
+            // without the `_`.
             let found = found.as_str().trim_end_matches('_');
             assert!(is_read_by_the_relay(found), "{name} names {found}");
             seen.insert(found.to_owned());
@@ -112,12 +113,12 @@ fn every_variable_is_one_that_the_relay_reads() {
     }
 }
 
-/// Loads the settings that a file gives to the relay. Adds a URL of the database, which most files
-/// take from a secret.
+/// Loads the settings that a file gives to the relay. Adds a database URL, which most files take
+/// from a secret.
 fn accept(name: &str, variables: BTreeMap<String, String>) -> Settings {
     let database = "postgres://relay:secret@db.example:5432/shop?sslmode=disable".to_owned();
     let mut environment = Environment::from_iter([("DATABASE_URL".to_owned(), database)]);
-    // Leave out `PGSSLROOTCERT`, which names a file that exists only in the container.
+    // Leave out `PGSSLROOTCERT`, because it names a file that exists only in the container.
     let variables = variables
         .into_iter()
         .filter(|(name, _)| name != "PGSSLROOTCERT");
@@ -182,13 +183,13 @@ fn every_wait_for_a_shutdown_is_longer_than_the_relay_takes() {
     assert!(waits >= 5, "only {waits} were recognised");
 }
 
-/// Checks one call of the program, such as `postrider init --apply`.
+/// Checks that the program would accept a call such as `postrider init --apply`.
 fn check_call(name: &str, words: &[String]) {
     let mut command = command();
     let mut words = words.iter().peekable();
     while let Some(word) = words.next_if(|word| !word.starts_with('-')) {
         if !command.has_subcommands() {
-            break; // An argument, such as the code of `explain`.
+            break; // an argument, such as the code of `explain`
         }
         let found = command.find_subcommand(word).cloned();
         command = found.unwrap_or_else(|| panic!("{name} calls `postrider {word}`"));
@@ -239,8 +240,9 @@ fn every_command_and_flag_exists() {
 
 #[test]
 fn systemd_restarts_the_relay_after_every_exit_whose_cause_can_pass() {
-    // These errors stop the relay, but can pass without a change of its settings: another process
-    // frees the port, a database is restored, or a migration adds the column.
+    // These errors stop the relay, but they can disappear without a change of the settings: another
+    // process frees the port, an operator restores the database, or a migration adds the column. So the
+    // unit must start the relay again.
     let passing = [
         Code::PortInUse,
         Code::DatabaseUrlInvalid,

@@ -1,8 +1,9 @@
-//! The blocks of code on a page: fenced, or indented by four spaces or more.
+//! Finds the code blocks on a page: fenced blocks, and blocks that are indented by four spaces or more.
 
 use std::path::{Path, PathBuf};
 
-/// First words of a shell script, for indented blocks and fences without a language.
+/// Words with which a shell script may begin. They identify shell scripts in indented blocks and in
+/// fences without a language.
 const SHELL_WORDS: [&str; 13] = [
     "alias",
     "cargo",
@@ -22,7 +23,7 @@ const SHELL_WORDS: [&str; 13] = [
 /// A block of code without its indentation.
 pub(crate) struct Block {
     pub(crate) page: PathBuf,
-    /// The number of its first line, from 1.
+    /// The number of the block's first line, from 1.
     pub(crate) line: usize,
     /// The language of the fence, or `sh` for other blocks that begin with a shell command.
     pub(crate) language: String,
@@ -48,7 +49,7 @@ fn dedented(lines: &[&str]) -> String {
     lines.iter().map(cut).collect()
 }
 
-/// The blocks of a page in their order. Tables, outputs and drawings have the language "".
+/// The blocks of a page from top to bottom. Tables, outputs and drawings have the language "".
 pub(crate) fn blocks(page: &Path, text: &str) -> Vec<Block> {
     let lines: Vec<&str> = text.lines().collect();
     let mut found = Vec::new();

@@ -1,8 +1,8 @@
-//! Checks the commands on the pages. Each block for a shell must be valid for `sh`. Each command of `postrider` must
-//! be accepted by the program's command line. A program whose commands no test checks must be in
-//! [`NOT_CHECKED`].
+//! Checks the commands on the pages. Each block for a shell must be valid for `sh`. The program's
+//! command line must accept each `postrider` command. If no test checks the commands of a program, the
+//! program must be in [`NOT_CHECKED`].
 //!
-//! `tests/guides/` runs some pages; the tests of xtask check the commands of `cargo xtask`.
+//! `tests/guides/` runs some of the pages. The tests of xtask check the commands of `cargo xtask`.
 
 use std::io::Write;
 use std::path::PathBuf;
@@ -13,7 +13,7 @@ use clap::error::ErrorKind;
 use super::blocks::{Block, blocks};
 use super::{code_spans, files, read, root};
 
-/// Programs whose commands on the pages no test runs or parses, and why.
+/// Programs whose commands on the pages are neither run nor parsed by a test, and the reason.
 const NOT_CHECKED: [(&str, &str); 9] = [
     ("docker", "needs a container engine"),
     ("editor", "waits for a person"),
@@ -35,7 +35,7 @@ const NOT_CHECKED: [(&str, &str); 9] = [
     ),
 ];
 
-/// Programs whose commands are checked, or need no check beyond the syntax of the shell.
+/// Programs whose commands a test checks, or which need no check beyond the syntax of the shell.
 const CHECKED: [(&str, &str); 15] = [
     ("alias", "a word of the shell"),
     ("apt-get", "the package itself cannot be installed here"),
@@ -60,7 +60,8 @@ const CHECKED: [(&str, &str); 15] = [
     ("sed", "prints a file of deploy/"),
 ];
 
-/// The pages for operators and new users; decision records describe older versions.
+/// The pages for operators and new users. Decision records are left out, because they describe older
+/// versions.
 fn pages() -> Vec<PathBuf> {
     let mut pages = files(&root().join("docs"), ".md");
     pages.retain(|page| !page.starts_with(root().join("docs/adr")));
@@ -75,7 +76,8 @@ fn shell_blocks() -> Vec<Block> {
     all.filter(|block| block.language == "sh").collect()
 }
 
-/// The commands of a script, each as its words without quotes. Comments and redirections are left out.
+/// Splits a script into commands, each as a list of words without quotes. Leaves out comments and
+/// redirections.
 fn commands(script: &str) -> Vec<Vec<String>> {
     let mut all = vec![Vec::new()];
     let (mut word, mut quote) = (None::<String>, None::<char>);
@@ -121,7 +123,8 @@ fn without_prefix(mut words: Vec<String>) -> Option<Vec<String>> {
     let is_prefix = |word: &String| is_assignment(word) || ["{", "}", "sudo"].contains(&&**word);
     let begin = words.iter().take_while(|word| is_prefix(word)).count();
     words.drain(..begin);
-    // After `--`, a command of `postrider` begins: `kubectl exec ... -- postrider check`.
+    // The words after `--` are a command of `postrider`, as in `kubectl exec ... -- postrider check`, so
+    // check only these words.
     if let Some(inner) = words
         .windows(2)
         .position(|pair| pair == ["--", "postrider"])
@@ -131,7 +134,7 @@ fn without_prefix(mut words: Vec<String>) -> Option<Vec<String>> {
     (!words.is_empty()).then_some(words)
 }
 
-/// The error of `postrider`'s command line for these words; `None` if it accepts them.
+/// The error with which `postrider`'s command line refuses these words, or `None` if it accepts them.
 fn refusal(words: &[String]) -> Option<clap::Error> {
     let refused = postrider::cli::command()
         .try_get_matches_from(words)
@@ -189,7 +192,8 @@ fn every_command_in_a_block_is_accepted_or_listed_as_not_checked() {
     assert!(accepted > 60, "only {accepted} commands were recognised");
 }
 
-/// In a sentence, arguments may be missing.
+/// In a sentence, a command may be written without its arguments, so the test accepts that they are
+/// missing.
 #[test]
 fn every_command_in_a_sentence_is_accepted() {
     let mut accepted = 0;

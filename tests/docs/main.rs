@@ -1,13 +1,16 @@
-//! Checks that the documentation is true: settings, links, paths, examples, codes, names of tests
-//! and metrics.
+//! Checks that the documentation agrees with the code: settings, links, paths, examples, codes, names of
+//! tests and metrics.
 //!
-//! `cargo xtask settings-doc` (these tests with `UPDATE_DOCS=1`) writes `docs/reference/settings.md` and
-//! `docs/reference/settings.schema.json`.
+//! `cargo xtask settings-doc` runs the two tests of the module `settings` with `UPDATE_DOCS=1`. The tests
+//! then write `docs/reference/settings.md` and `docs/reference/settings.schema.json`.
+
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod blocks;
 mod commands;
 mod man;
 mod settings;
+mod settings_schema;
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -27,8 +30,8 @@ fn read(path: impl AsRef<Path>) -> String {
     std::fs::read_to_string(&path).unwrap_or_else(|e| panic!("{}: {e}", path.display()))
 }
 
-/// The files below a folder with names that end with `ending`. Leaves out build output, downloaded
-/// packages and dot folders.
+/// The files below a folder whose names end with `ending`. Leaves out build output, downloaded packages
+/// and dot folders.
 fn files(folder: &Path, ending: &str) -> Vec<PathBuf> {
     let mut found = Vec::new();
     for entry in std::fs::read_dir(folder).expect("a folder of the repository") {
@@ -138,7 +141,8 @@ fn every_toml_example_is_accepted_as_settings() {
     assert!(examples >= 4, "only {examples} examples were found");
 }
 
-/// A fenced block that follows a link to a file in examples/producers/ must be a part of that file.
+/// If a link to a file in examples/producers/ precedes a fenced block, the block must be part of that
+/// file.
 #[test]
 fn every_snippet_for_producers_is_part_of_its_file() {
     let page = read("docs/how-to/write-events.md");
@@ -189,6 +193,7 @@ fn every_metric_named_in_the_docs_exists() {
     metrics.retained_bytes.set(Some(0.0));
     metrics.headroom_bytes.set(Some(0.0));
     metrics.publication_ok.set(Some(1.0));
+    metrics.audit_failing.set(Some(0.0));
     metrics.blocked_keys.set(Some(0.0));
     metrics.oldest_pending.set(None);
     metrics.prune_runs.ended(PruneRun::default());
@@ -204,6 +209,7 @@ fn every_metric_named_in_the_docs_exists() {
         failures: 1,
         waiting_events: 1,
         oldest_seconds: Some(1.0),
+        keys: Vec::new(),
     });
     metrics
         .topic_failures

@@ -1,11 +1,12 @@
-//! The reference page and the JSON Schema of the settings, generated from the table of settings.
+//! Generates the reference page of the settings from the table of settings, and checks that this page and the
+//! JSON Schema of the settings (`settings_schema`) are up to date.
 
 use std::fmt::Write;
 
-use postrider::settings::{COLUMN_KEYS, KEYS, SettingKind, TABLE_KEYS, TableKey, TableKeyKind};
-use serde_json::{Map, Value, json};
+use postrider::settings::{KEYS, SettingKind};
 
 use crate::root;
+use crate::settings_schema::settings_schema;
 
 const SETTINGS_HEAD: &str = "\
 # Settings
@@ -60,76 +61,6 @@ fn settings_page() -> String {
         .expect("writing to a String");
     }
     page
-}
-
-/// The JSON Schema of a value of this kind.
-fn value_schema(kind: SettingKind) -> Value {
-    match kind {
-        SettingKind::Text(_) => json!({"type": "string"}),
-        SettingKind::Choice(words) => json!({"enum": words}),
-        SettingKind::Number(min, max) => json!({"type": "integer", "minimum": min, "maximum": max}),
-        SettingKind::Switch => json!({"type": "boolean"}),
-    }
-}
-
-/// The JSON Schema of an object with these properties and no others.
-fn object(properties: Map<String, Value>) -> Value {
-    json!({"type": "object", "properties": properties, "additionalProperties": false})
-}
-
-fn table_schema(keys: &[TableKey]) -> Value {
-    let properties = keys.iter().map(|key| {
-        let mut schema = match key.kind {
-            TableKeyKind::Plain(kind) => value_schema(kind),
-            TableKeyKind::List => json!({"type": "array", "items": {"type": "string"}}),
-            TableKeyKind::Texts => {
-                json!({"type": "object", "additionalProperties": {"type": "string"}})
-            }
-            TableKeyKind::Columns => table_schema(COLUMN_KEYS),
-        };
-        schema["description"] = json!(format!("{}.", key.reason));
-        (key.name.to_owned(), schema)
-    });
-    object(properties.collect())
-}
-
-/// The JSON Schema of the settings file, which editors use.
-fn settings_schema() -> String {
-    let mut properties: Map<String, Value> = Map::new();
-    for key in KEYS {
-        let mut schema = value_schema(key.kind);
-        schema["description"] = json!(format!("{}.", key.reason));
-        match (key.kind, key.default) {
-            (_, "") => {}
-            (SettingKind::Text(_) | SettingKind::Choice(_), default) => {
-                schema["default"] = json!(default);
-            }
-            (SettingKind::Number(..) | SettingKind::Switch, default) => {
-                schema["default"] = serde_json::from_str(default).expect("a number or a switch");
-            }
-        }
-        properties.insert(key.name.to_owned(), schema);
-    }
-    let sections = json!({
-        "type": "array",
-        "minItems": 1,
-        "items": table_schema(TABLE_KEYS),
-        "description": "The outbox tables, a section [[tables]] each.",
-    });
-    properties.insert("tables".to_owned(), sections);
-    let mut schema = object(properties);
-    schema["$schema"] = json!("https://json-schema.org/draft/2020-12/schema");
-    schema["title"] = json!("The settings file of Postrider");
-    // The settings of a single table have no effect together with [[tables]], so the schema forbids
-    // the combination.
-    let of_one_table: Vec<Value> = TABLE_KEYS
-        .iter()
-        .filter(|key| KEYS.iter().any(|single| single.name == key.name))
-        .map(|key| json!({"required": [key.name]}))
-        .collect();
-    schema["dependentSchemas"] = json!({"tables": {"not": {"anyOf": of_one_table}}});
-    let text = serde_json::to_string_pretty(&schema).expect("JSON can be written");
-    text + "\n"
 }
 
 /// Checks that a generated file is up to date. With `UPDATE_DOCS`, writes the file first.

@@ -1,4 +1,5 @@
-//! Follows docs/how-to/adopting.md with ids of the type `char(n)`, whose `::text` lacks the blanks at the end.
+//! Follows docs/how-to/adopting.md with ids of the type `char(n)`. A cast to `text` removes the
+//! blanks at the end of such ids.
 
 use crate::guide::Guide;
 use crate::playground::Playground;

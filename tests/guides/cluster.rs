@@ -1,11 +1,12 @@
-//! Follows docs/how-to/move-to-another-cluster.md to a server whose transaction ids are lower.
+//! Follows docs/how-to/move-to-another-cluster.md. The new server has lower transaction ids than
+//! the old one.
 
 use crate::guide::Guide;
 use crate::playground::{Playground, connect, server};
 
 const EVENT: &str = "SELECT outbox.emit('order', '7', 'OrderPlaced', '{}')";
 
-/// The number in the hint: the transaction id that the new cluster must reach.
+/// Returns the number in the hint: the transaction id that the new cluster must reach.
 fn id_in(hint: &str) -> &str {
     let (_, after) = hint
         .split_once("pg_current_xact_id() < '")
@@ -39,7 +40,7 @@ async fn after_a_dump_and_restore_only_the_waiting_events_are_published() {
         .await
         .expect("an event that waits");
 
-    // Steps 1 and 3.
+    // Steps 1 and 3 of the page.
     let new = server();
     let urls = [
         ("OLD_SUPERUSER_URL", stage.server.url("postgres")),
@@ -56,17 +57,15 @@ async fn after_a_dump_and_restore_only_the_waiting_events_are_published() {
     stage.client = connect(&new).await;
     let old = std::mem::replace(&mut stage.server, new);
 
-    // Steps 4 to 6.
+    // Steps 4 to 6 of the page.
     let dry_run = page.block("sh", "postrider recover --dry-run");
     let adopt = page.block("sh", "postrider recover --adopt");
-    for command in [&adopt, &dry_run] {
+    let [_, refused] = [&adopt, &dry_run].map(|command| {
         let refused = stage.try_shell(command, &[]);
-        assert!(
-            !refused.status.success(),
-            "the new cluster has lower ids: {refused:#?}"
-        );
-    }
-    let refused = stage.try_shell(&dry_run, &[]);
+        let succeeded = refused.status.success();
+        assert!(!succeeded, "the new cluster has lower ids: {refused:#?}");
+        refused
+    });
     let hint = String::from_utf8_lossy(&refused.stderr);
     let raise = page
         .block("sql", "pg_current_xact_id()")

@@ -1,5 +1,5 @@
-//! Follows docs/how-to/move-from-debezium.md. A slot takes the place of Debezium, because only Debezium's
-//! confirmed position matters.
+//! Follows docs/how-to/move-from-debezium.md. A plain slot replaces Debezium, because only
+//! Debezium's confirmed position matters.
 
 use crate::guide::Guide;
 use crate::playground::Playground;
@@ -12,7 +12,7 @@ const TABLE: &str = "
 
 const SLOT: &str = "SELECT pg_create_logical_replication_slot('debezium', 'pgoutput')";
 
-/// The position in the examples of the page.
+/// The WAL position in the examples of the page.
 const EXAMPLE: &str = "0/1E0BD20";
 
 impl Playground {
@@ -46,7 +46,7 @@ async fn postrider_continues_where_debezium_has_confirmed() {
     std::fs::write(stage.folder.path().join("postrider.toml"), settings).expect("settings");
     stage.insert_order("before").await;
 
-    // Step 2, and steps 3 and 5 too early: the copy is refused.
+    // Do step 2 of the page, and then steps 3 and 5 too early: the copy is refused.
     stage.shell(&page.block("sh", "postrider init"));
     let position = stage
         .text(&page.block("sql", "pg_current_wal_insert_lsn()"))
@@ -60,7 +60,7 @@ async fn postrider_continues_where_debezium_has_confirmed() {
     assert_eq!(stage.text(&confirmed).await, "f");
     assert_eq!(stage.text(&copy).await, "no row");
 
-    // Debezium delivers one more event and confirms it, then stops.
+    // Debezium delivers and confirms one more event, and then stops.
     stage.insert_order("by-debezium").await;
     stage
         .text("SELECT pg_replication_slot_advance('debezium', pg_current_wal_lsn())")
@@ -68,18 +68,18 @@ async fn postrider_continues_where_debezium_has_confirmed() {
     assert_eq!(stage.text(&confirmed).await, "t");
     stage.insert_order("after").await;
 
-    // Steps 5 and 6.
+    // Steps 5 and 6 of the page.
     assert!(stage.text(&copy).await.starts_with("(postrider,"));
     let relay = stage.relay("postrider run --config postrider.toml");
     stage.wait_until_published(1).await;
     let audit = stage.shell("postrider audit --config postrider.toml");
     assert!(
-        audit.contains("older than capturing: never published"),
+        audit.contains("committed before capturing began: never published"),
         "{audit}"
     );
     assert_eq!(stage.stored(), 1);
 
-    // Step 7.
+    // Step 7 of the page.
     for statement in page
         .block("sql", "pg_drop_replication_slot")
         .split_terminator(";\n")

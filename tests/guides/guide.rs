@@ -18,7 +18,7 @@ impl Guide {
         Self { name, text }
     }
 
-    /// The first block in this language (`sh`, `sql`, `toml`) that contains the text.
+    /// Returns the first block in this language (`sh`, `sql`, `toml`) that contains the text.
     pub(crate) fn block(&self, language: &str, text: &str) -> String {
         let all = blocks(Path::new(self.name), &self.text);
         let mut matching = all.into_iter().filter(|block| block.language == language);

@@ -1,5 +1,5 @@
-//! Follows pages of docs/: runs their commands and SQL, taken from the page, against a real PostgreSQL, a relay and
-//! the Pub/Sub emulator.
+//! Follows pages of docs/: takes commands and SQL from each page and runs them with a real
+//! PostgreSQL, a relay and the Pub/Sub emulator.
 //!
 //! `tests/docs/commands.rs` lists the programs whose commands no test runs.
 

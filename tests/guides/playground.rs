@@ -1,4 +1,5 @@
-//! A PostgreSQL server, a Pub/Sub emulator, a folder to work in, and a shell with the variables of a reader.
+//! The environment in which the tests follow a page: a PostgreSQL server, a Pub/Sub emulator, a working
+//! folder, and a shell with the environment variables that a reader of the page would have set.
 
 use std::io::{BufRead, BufReader};
 use std::process::{Child, Command, Output, Stdio};
@@ -10,7 +11,7 @@ use scratch_postgres::ScratchPostgres;
 use tempfile::TempDir;
 use tokio_postgres::{Client, NoTls};
 
-/// Generous, because several suites may share the machine.
+/// How long each wait may take. It is long because several suites may share the machine.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 pub(crate) struct Playground {
@@ -71,7 +72,7 @@ impl Playground {
         command
     }
 
-    /// Runs a script to its end. Returns its output, also if it fails.
+    /// Runs a script until it exits. Returns the output even if the script fails.
     pub(crate) fn try_shell(&self, script: &str, environment: &[(&str, &str)]) -> Output {
         let mut command = self.command(script);
         command.envs(environment.iter().copied());
@@ -85,12 +86,12 @@ impl Playground {
         String::from_utf8_lossy(&output.stdout).into_owned()
     }
 
-    /// Starts a relay with one of the commands of a page, such as `postrider run`.
+    /// Starts a relay with a command from a page, such as `postrider run`.
     pub(crate) fn relay(&self, command: &str) -> Relay {
         self.relay_from(&format!("exec {command}"))
     }
 
-    /// Starts a relay with a script, whose last command is `exec postrider run`.
+    /// Starts a relay with a script whose last command is `exec postrider run`.
     pub(crate) fn relay_from(&self, script: &str) -> Relay {
         let mut child = self
             .command(script)
@@ -161,7 +162,7 @@ impl Relay {
     }
 
     fn end(&mut self) {
-        // Both fail only if the relay has ended already.
+        // Ignore the results, because both calls fail only if the relay has already ended.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }

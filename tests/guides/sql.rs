@@ -1,5 +1,5 @@
-//! Lets PostgreSQL check every block of SQL in docs/ without running it: as the body of a function. PostgreSQL parses
-//! the whole body, and looks up the tables and columns of queries.
+//! Lets PostgreSQL check every SQL block in docs/ without running it. The test makes each block the body of
+//! a function. PostgreSQL parses the whole body, and looks up the tables and columns of its queries.
 
 use std::path::{Path, PathBuf};
 
@@ -36,8 +36,8 @@ fn sql_blocks() -> Vec<Block> {
     all.filter(|block| block.language == "sql").collect()
 }
 
-/// The block as the body of a function, without the commands that only psql knows. A block that is only part
-/// of a condition becomes a query.
+/// Turns a block into the body of a function: removes commands that only psql knows, and turns a block that
+/// is only part of a condition into a query.
 fn body(sql: &str) -> String {
     let sql = sql.replace("\\gexec", ";").replace(":'order'", "'order-1'");
     if sql.starts_with("d.event_id") {
@@ -63,7 +63,8 @@ async fn postgresql_accepts_every_block_of_sql() {
         let Err(error) = stage.client.batch_execute(&create).await else {
             continue;
         };
-        // The last statement of a function must fit its result; PostgreSQL complains about that last.
+        // The last statement of a function must fit the function's result type. PostgreSQL checks this last,
+        // so if only this check fails, the block is fine.
         let is_fine = error.code() == Some(&SqlState::INVALID_FUNCTION_DEFINITION);
         let place = format!("{}:{}", block.page.display(), block.line);
         if !is_fine {

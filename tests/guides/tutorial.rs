@@ -1,4 +1,4 @@
-//! Follows docs/tutorial/first-events.md, with a relay and an emulator in place of those of the demo.
+//! Follows docs/tutorial/first-events.md, with its own relay and emulator instead of the demo's.
 
 use crate::guide::Guide;
 use crate::playground::Playground;
@@ -31,7 +31,7 @@ async fn the_tutorial_does_what_it_says() {
     stage.wait_until_published(2).await;
 
     stage.shell(&page.block("sh", "'OrderPaid'"));
-    // Only the event of order 8 is published; the two of order 7 wait.
+    // Check that only the event of order 8 is published, while the two events of order 7 wait.
     stage.wait_until_published(3).await;
     let query = "SELECT count(*) FROM outbox.dispatch WHERE state = 'quarantined'";
     stage.wait_for(query, 2).await;
@@ -43,7 +43,7 @@ async fn the_tutorial_does_what_it_says() {
     stage.shell(&discard.replace("ID", id.expect("the list shows an id")));
     stage.wait_until_published(4).await;
 
-    // The event that was rolled back was never sent, and none was sent twice.
+    // Check that the rolled-back event was never sent, and that no event was sent twice.
     assert_eq!(stage.stored(), 4);
     second.stop();
 }

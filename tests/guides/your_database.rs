@@ -1,4 +1,5 @@
-//! Follows docs/tutorial/your-database.md, with a server and an emulator on other ports.
+//! Follows docs/tutorial/your-database.md, with a server and an emulator whose ports differ from the ports
+//! on the page.
 
 use scratch_postgres::StopMode;
 

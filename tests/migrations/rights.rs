@@ -1,4 +1,4 @@
-//! Tests of the rights of each role: writers, the relay, and an owner who may not create roles.
+//! Tests of the rights of each role: the writers, the relay, and an owner who may not create roles.
 
 use super::*;
 
@@ -17,7 +17,8 @@ async fn a_writer_can_insert_and_emit_and_nothing_else() {
         )
         .await
         .unwrap();
-    // Object-relational mappers insert rows in this way.
+    // Object-relational mappers read the id of a new row with `returning`, so writers may read this
+    // column.
     let insert = "insert into outbox.events (aggregatetype, event_type) values ('order', 'Placed') \
                   returning id::text";
     assert!(text(&client, insert).await.is_some());
@@ -107,7 +108,8 @@ async fn the_relay_can_read_events_and_record_outcomes_but_never_write_an_event(
         )
         .await
         .unwrap();
-    // A separate transaction, because a slot cannot be created after a write.
+    // Use a separate transaction, because a slot cannot be created in a transaction that has
+    // written.
     let slot = "select pg_create_logical_replication_slot('of_the_relay', 'pgoutput', true)";
     client.batch_execute(slot).await.unwrap();
     for sql in [
@@ -147,8 +149,8 @@ async fn an_owner_who_may_not_create_roles_gets_a_notice_and_everything_else() {
         assert!(told, "{role}: {notices:?}");
     }
 
-    // An administrator creates one role, and the owner may now create the other role. Both roles
-    // get their rights.
+    // An administrator creates one of the roles, and lets the owner create the other. Then the
+    // migration gives both roles their rights.
     admin
         .batch_execute("create role postrider_writer; alter role shop createrole")
         .await

@@ -1,16 +1,19 @@
-//! Runs the snippets of docs/how-to/write-events.md against a real PostgreSQL. The SQL comes from the page itself;
-//! the other snippets are parts of the programs in examples/producers/, and those programs run.
+//! Runs the snippets of docs/how-to/write-events.md against a real PostgreSQL. The SQL comes from the
+//! page itself. The other snippets are parts of the programs in examples/producers/, and these tests run
+//! those programs.
 //!
-//! Each must store one order and its event in one transaction, and neither if either insert fails.
+//! Each snippet must store one order and its event in one transaction, and must store neither if one of
+//! the two inserts fails.
 //!
-//! All snippets except SQL and tokio-postgres need packages of their own. These tests run only if `CI` is
-//! set. If tools are missing or packages cannot be downloaded, a test is skipped and prints the reason.
+//! All snippets except SQL and tokio-postgres need packages of their languages, so their tests run only
+//! if `CI` is set. If tools are missing or packages cannot be downloaded, a test is skipped and prints
+//! the reason.
 
 mod page;
 mod program;
 mod shop;
 
-/// The program for tokio-postgres, compiled as it is.
+/// The program for tokio-postgres, compiled without changes.
 #[path = "../../examples/producers/rust-tokio-postgres/src/main.rs"]
 #[expect(
     dead_code,
@@ -139,7 +142,8 @@ async fn run(program: &Program) {
     assert_all_or_nothing(&shop, place).await;
 }
 
-/// Places orders with `place`, which returns the id of the event. Then looks for them as the owner of the database.
+/// Places orders with `place`, which returns the id of the event. Then checks as the database owner which
+/// orders and events were stored.
 async fn assert_all_or_nothing(
     shop: &Shop,
     mut place: impl AsyncFnMut(&str) -> Result<String, String>,
@@ -157,7 +161,7 @@ async fn assert_all_or_nothing(
     assert!(refused.contains("orders_pkey"), "{refused}");
     assert_eq!(shop.counts("order-1").await, Counts::BOTH);
 
-    // The order is new, but PostgreSQL refuses the event after it.
+    // The order is new and is inserted first, but PostgreSQL refuses its event.
     place(shop::REFUSED)
         .await
         .expect_err("the event is refused");

@@ -10,7 +10,7 @@ fn page() -> &'static str {
     include_str!("../../docs/how-to/write-events.md")
 }
 
-/// The fenced block that follows the link to this file of examples/producers/.
+/// The fenced block that follows the link to this file in examples/producers/.
 pub(crate) fn snippet(file: &str) -> String {
     let link = format!("](../../examples/producers/{file})");
     let (_, after) = page()

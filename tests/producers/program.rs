@@ -1,4 +1,4 @@
-//! A program of examples/producers/ that needs packages of its language.
+//! A program in examples/producers/ that needs packages of its language.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
@@ -6,28 +6,29 @@ use std::process::{Command, Output, Stdio};
 use crate::page;
 use crate::shop::Shop;
 
-/// A program, and the shell commands that make it run, in its own folder.
+/// A program, and the shell commands that download its packages, build it and start it. The commands run
+/// in the program's folder.
 pub(crate) struct Program {
     /// The file with the snippet, below examples/producers/.
     pub(crate) file: &'static str,
-    /// Without this program the test is skipped.
+    /// The tool that runs the program. If the tool is missing, the test is skipped.
     pub(crate) tool: &'static str,
-    /// Gets the packages. If this fails, the test is skipped.
+    /// Downloads the packages. If this fails, the test is skipped.
     pub(crate) download: &'static str,
     pub(crate) build: &'static str,
-    /// The name of the order is added as the last word.
+    /// The command that starts the program. The name of the order is appended to it.
     pub(crate) start: &'static str,
 }
 
-/// A program that can be started.
+/// A program that is ready to start.
 pub(crate) struct ReadyProgram {
     folder: PathBuf,
     start: &'static str,
 }
 
 impl Program {
-    /// Copies the program to the folder of build output, downloads its packages and builds it. `None` if the
-    /// test is skipped.
+    /// Copies the program to the folder for build output, downloads its packages and builds it. Returns
+    /// `None` if the test is skipped.
     pub(crate) fn prepare(&self) -> Option<ReadyProgram> {
         let (name, _) = self.file.split_once('/').expect("a folder");
         if std::env::var_os("CI").is_none() {
@@ -71,7 +72,7 @@ impl Program {
 }
 
 impl ReadyProgram {
-    /// Runs the program. Returns what it prints (the id of the event), or its error.
+    /// Runs the program. Returns the id of the event, which the program prints, or the program's error.
     pub(crate) fn place(&self, order: &str, shop: &Shop) -> Result<String, String> {
         let output = Command::new("sh")
             .args(["-c", &format!("{} {order}", self.start)])

@@ -1,4 +1,5 @@
-//! A database with an outbox, a table of orders and the role of a service, as in examples/producers/README.md.
+//! A database with an outbox, a table of orders and the role of a service, as examples/producers/README.md
+//! describes it.
 
 use std::io::Write;
 use std::process::{Command, Stdio};
@@ -8,10 +9,11 @@ use tokio_postgres::{Client, NoTls};
 
 use crate::page;
 
-/// An order whose event PostgreSQL refuses.
+/// Name of an order whose event PostgreSQL refuses.
 pub(crate) const REFUSED: &str = "order-refused";
 
-/// The number of rows of an order, and the number of pairs of an order and an event from one transaction.
+/// Counts for one order: rows of the order, its events, and pairs of an order row and an event from the
+/// same transaction.
 #[derive(Debug, PartialEq)]
 pub(crate) struct Counts {
     orders: i64,
@@ -76,7 +78,8 @@ impl Shop {
         format!("jdbc:postgresql://{host}:{port}/postgres?user=shop_service&password=secret")
     }
 
-    /// Runs a script with psql as the service. Returns the only row that the script shows, or psql's error.
+    /// Runs a script with psql as the service's role. Returns the only row that the script prints, or
+    /// psql's error.
     pub(crate) fn psql(&self, script: &str, order: &str) -> Result<String, String> {
         let with_server = self.server.programs().join("psql");
         let psql = if with_server.is_file() {

@@ -1,5 +1,5 @@
-//! The auditor finds and delivers rows that the publication left out of the stream. The auditor does
-//! not deliver rows from before the first start.
+//! Tests of the auditor: it finds and delivers rows that the publication left out of the stream, but no
+//! rows from before the first start.
 
 mod recreated;
 
@@ -72,7 +72,7 @@ async fn a_gap_of_many_large_rows_is_delivered_in_little_memory() {
     insert_orders(&database, 20, 5).await;
     database.wait_until_audited().await;
     database.execute(OUT).await;
-    // The auditor reads in insertion order: many small rows first, then the large ones.
+    // The auditor reads in insertion order, so it reads many small rows before the large rows.
     insert(&database, "a", 300).await;
     database
         .execute(&format!(
@@ -92,7 +92,8 @@ async fn a_gap_of_many_large_rows_is_delivered_in_little_memory() {
 async fn resting_position(database: &Database) -> i64 {
     eventually("the confirmed position no longer changes", || async {
         let before = database.confirmed().await;
-        // The relay reports a new position to PostgreSQL within 250 ms.
+        // The relay reports a new position to PostgreSQL within 250 ms, so wait for longer than
+        // that.
         tokio::time::sleep(Duration::from_millis(600)).await;
         (database.confirmed().await == before).then_some(before)
     })
@@ -113,14 +114,15 @@ async fn no_idle_position_is_confirmed_between(break_it: &str, found: &str, repa
     database.wait_until_confirmed().await;
     let breaker = harness::connect(&database.url).await;
     breaker.batch_execute(break_it).await.unwrap();
-    // When the relay logs the second check, its session knows the result of the first check.
+    // Wait for the second check, because by then the session knows the result of the first check.
     eventually("the relay has checked twice", || async {
         (relay.log().matches(found).count() >= 2).then_some(())
     })
     .await;
     let resting = resting_position(&database).await;
-    // Write WAL that belongs to no transaction, because PostgreSQL 14 streams a transaction on other
-    // tables as an empty transaction.
+    // Write WAL that belongs to no transaction, so that the relay could confirm it only as the position
+    // of an idle stream. PostgreSQL 14 streams even a transaction on other tables, as an empty
+    // transaction.
     for _ in 0..5 {
         database
             .execute("SELECT pg_logical_emit_message(false, 'filler', repeat('x', 900000))")
@@ -243,7 +245,8 @@ async fn a_row_the_stream_skipped_is_found_without_any_change_of_the_publication
     database.wait_until_recorded().await;
     relay.stop().await;
     insert_orders(&database, 20, 5).await;
-    // Delete the record of a confirmed row, as if the stream had left that row out.
+    // Delete the record of a confirmed row, as if the stream had left that row out. Lower the
+    // floor, so that the next audit compares the row.
     let relay = Relay::start(&database, &emulator);
     database.wait_until_recorded().await;
     database.wait_until_confirmed().await;

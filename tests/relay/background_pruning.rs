@@ -1,4 +1,4 @@
-//! Tests of `prune_after`. The relay prunes by itself while events flow, and only while it holds the
+//! Tests of `prune_after`. The relay prunes automatically while events flow, and only while it holds the
 //! slot. The relay deletes no row that is still needed, and errors of pruning do not affect delivery.
 
 use std::collections::BTreeMap;
@@ -56,7 +56,7 @@ impl Service {
     }
 }
 
-/// The events that the service has written, also those whose rows are already deleted.
+/// The events that the service has written, including those whose rows are already deleted.
 pub(crate) async fn written(database: &Database) -> Expected {
     let rows = "SELECT id::text, aggregateid FROM public.written ORDER BY seq";
     let mut expected = BTreeMap::new();
@@ -69,8 +69,8 @@ pub(crate) async fn written(database: &Database) -> Expected {
     expected
 }
 
-/// Waits until all rows that are written so far are deleted, except the bad event. The records of the
-/// service's rows must be deleted too.
+/// Waits until all rows that were written so far are deleted, except the bad event, and also the records
+/// of the service's rows.
 async fn wait_until_pruned(database: &Database) {
     let last = database.number("SELECT max(seq) FROM public.written").await;
     let left = format!(
@@ -79,7 +79,8 @@ async fn wait_until_pruned(database: &Database) {
                  WHERE w.seq <= {last})"
     );
     eventually("old rows and records are deleted", || async {
-        // A checkpoint logs the running transactions, which lets `restart_lsn` advance.
+        // A checkpoint writes the running transactions to the WAL, which lets `restart_lsn` advance.
+        // `prune` needs this.
         database.execute("CHECKPOINT").await;
         tokio::time::sleep(Duration::from_millis(200)).await;
         (database.number(&left).await == 0).then_some(())
@@ -88,7 +89,7 @@ async fn wait_until_pruned(database: &Database) {
 }
 
 /// Runs a pruning relay while a service keeps writing. Restarts the relay several times and drops
-/// the slot once. Returns the check of the journal against all written events.
+/// the slot once. Returns a report that compares the journal with all written events.
 async fn prune_while_events_flow(
     database: &Database,
     emulator: &RunningEmulator,
@@ -111,7 +112,8 @@ async fn prune_while_events_flow(
         (stored(emulator).len() > 500).then_some(())
     })
     .await;
-    // Restart the relay, because its first audit raises the floor soon after the start.
+    // Restart the relay: its first audit runs soon after the start and raises the floor. Without a
+    // restart, pruning would wait for the next audit, up to five minutes later.
     relay.stop().await;
     let relay = run();
     wait_until_pruned(database).await;
@@ -155,7 +157,8 @@ async fn without_records_a_relay_that_prunes_while_events_flow_loses_nothing() {
     let database = Database::private().await;
     let emulator = harness::emulator().await;
     let report = prune_while_events_flow(&database, &emulator, "exceptions").await;
-    // Nothing is lost or out of order, but the recovery may repeat events.
+    // Check that nothing is lost or out of order. Duplicates are allowed, because the recovery may repeat
+    // events.
     assert!(report.is_clean(), "{report}");
 }
 
@@ -181,7 +184,7 @@ async fn a_missing_right_to_delete_is_named_everywhere_and_delivery_goes_on() {
     ];
     let settings = [&environment[..], &[PRUNE_AFTER]].concat();
     let relay = start(&database, &emulator, &environment);
-    let grant = "GRANT SELECT, DELETE ON outbox.events, outbox.dispatch TO shop_relay";
+    let grant = "GRANT DELETE ON outbox.events, outbox.dispatch TO shop_relay";
     relay.wait_for_log("cannot prune, retrying in").await;
     relay.wait_for_log(grant).await;
     relay.wait_for_log("code=privilege-missing").await;
@@ -210,7 +213,7 @@ async fn a_missing_right_to_delete_is_named_everywhere_and_delivery_goes_on() {
         "{shown}"
     );
 
-    // Run `init` as the owner of the tables, who may grant the right to delete.
+    // Run `init` as the owner of the tables, who is allowed to grant the right to delete.
     let owner = [("DATABASE_URL", database.url.as_str()), PRUNE_AFTER];
     let init = postrider(&["init", "--apply"], &owner).output().unwrap();
     assert!(init.status.success(), "{init:?}");
@@ -255,7 +258,7 @@ async fn only_the_relay_that_holds_the_slot_prunes_and_its_successor_continues()
         rows.unwrap_or_default()
     };
     // Deliver 100 rows with another relay. The first audit of the next relay raises the floor above
-    // them.
+    // these rows, so the next relay can prune them.
     let first_start = Relay::start(&database, &emulator);
     insert_orders(&database, 100, 5).await;
     database.wait_until_recorded().await;

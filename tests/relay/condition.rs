@@ -1,18 +1,31 @@
-//! How an operator learns that the relay cannot deliver: from the HTTP port, the metrics, the log, and
-//! the commands, which read only the database.
+//! Tests of how an operator learns that the relay cannot deliver: from the HTTP port, the metrics, the
+//! relay's log, and the commands, which read only the database.
 
 use std::process::Output;
 use std::time::Duration;
 
-use pubsub_emulator::{Action, Fault};
+use pubsub_emulator::{Action, Fault, RunningEmulator};
 use serde_json::Value;
 use tonic::Code;
 
 use crate::harness::{self, Database, Relay, eventually, insert_orders};
 use crate::http::{free_addr, get, metric};
 
-/// Runs a command with the relay's settings. Commands never ask the relay's HTTP port.
-fn command(database: &Database, arguments: &[&str]) -> Output {
+/// Starts a relay with an HTTP port, and waits until it has delivered ten events. Returns the port's
+/// address too.
+pub(crate) async fn delivering() -> (Database, RunningEmulator, String, Relay) {
+    let database = Database::start().await;
+    let emulator = harness::emulator().await;
+    let addr = free_addr();
+    let host = emulator.addr().to_string();
+    let relay = Relay::start_with(&database, &host, &[("POSTRIDER_HTTP_ADDR", &addr)]);
+    insert_orders(&database, 10, 5).await;
+    database.wait_until_recorded().await;
+    (database, emulator, addr, relay)
+}
+
+/// Runs a command with the relay's settings. Commands never use the relay's HTTP port.
+pub(crate) fn command(database: &Database, arguments: &[&str]) -> Output {
     let environment = [
         ("DATABASE_URL", database.url.as_str()),
         ("PUBSUB_PROJECT_ID", "demo"),
@@ -22,7 +35,7 @@ fn command(database: &Database, arguments: &[&str]) -> Output {
     ran.unwrap()
 }
 
-fn json(ran: &Output) -> Value {
+pub(crate) fn json(ran: &Output) -> Value {
     serde_json::from_slice(&ran.stdout).unwrap()
 }
 
@@ -30,12 +43,12 @@ fn screen(ran: &Output) -> String {
     String::from_utf8(ran.stdout.clone()).unwrap()
 }
 
-async fn status(addr: &str) -> Option<Value> {
+pub(crate) async fn status(addr: &str) -> Option<Value> {
     let (_, body) = get(addr, "/status").await?;
     serde_json::from_str(&body).ok()
 }
 
-async fn wait_for_state(addr: &str, state: &str) -> Value {
+pub(crate) async fn wait_for_state(addr: &str, state: &str) -> Value {
     eventually(&format!("/status says {state}"), || async {
         status(addr).await.filter(|status| status["state"] == state)
     })
@@ -44,12 +57,35 @@ async fn wait_for_state(addr: &str, state: &str) -> Value {
 
 /// Waits until `postrider status` shows `state`, and returns its JSON output. The command reads the
 /// state from the database, where the relay writes it within seconds.
-async fn wait_for_command(database: &Database, state: &str) -> Output {
+pub(crate) async fn wait_for_command(database: &Database, state: &str) -> Output {
     eventually(&format!("the command says {state}"), || async {
         let ran = command(database, &["status", "--json"]);
         (json(&ran)["state"] == state).then_some(ran)
     })
     .await
+}
+
+/// Checks that the commands say that `order.events` is missing.
+async fn the_commands_name_the_topic(database: &Database) {
+    let ran = wait_for_command(database, "blocked-on-pubsub").await;
+    assert!([Some(1), Some(2)].contains(&ran.status.code()), "{ran:?}");
+    let shown = screen(&command(database, &["status"]));
+    for part in [
+        "BLOCKED ON PUBSUB",
+        "order.events",
+        "topic-missing",
+        "create the topic",
+    ] {
+        assert!(shown.contains(part), "{part} in\n{shown}");
+    }
+    let ran = command(database, &["slot", "show", "--json"]);
+    assert_eq!(json(&ran)["state"], "blocked-on-pubsub");
+    assert_ne!(ran.status.code(), Some(0));
+    let shown = screen(&command(database, &["slot", "show"]));
+    assert!(
+        shown.contains("BLOCKED ON PUBSUB") && !shown.contains("STREAMING"),
+        "{shown}"
+    );
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -94,25 +130,7 @@ async fn a_topic_that_fails_is_named_on_every_screen_until_it_works_again() {
     let failed = metric(&addr, "postrider_topic_publish_failures_total order.events").await;
     assert!(failed.unwrap() >= 5.0);
 
-    let ran = wait_for_command(&database, "blocked-on-pubsub").await;
-    assert!([Some(1), Some(2)].contains(&ran.status.code()), "{ran:?}");
-    let shown = screen(&command(&database, &["status"]));
-    for part in [
-        "BLOCKED ON PUBSUB",
-        "order.events",
-        "topic-missing",
-        "create the topic",
-    ] {
-        assert!(shown.contains(part), "{part} in\n{shown}");
-    }
-    let ran = command(&database, &["slot", "show", "--json"]);
-    assert_eq!(json(&ran)["state"], "blocked-on-pubsub");
-    assert_ne!(ran.status.code(), Some(0));
-    let shown = screen(&command(&database, &["slot", "show"]));
-    assert!(
-        shown.contains("BLOCKED ON PUBSUB") && !shown.contains("STREAMING"),
-        "{shown}"
-    );
+    the_commands_name_the_topic(&database).await;
 
     faults.lift(missing);
     database.wait_until_recorded().await;
@@ -131,13 +149,7 @@ async fn a_topic_that_fails_is_named_on_every_screen_until_it_works_again() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_relay_that_publishes_nothing_at_all_is_not_ready() {
-    let database = Database::start().await;
-    let emulator = harness::emulator().await;
-    let addr = free_addr();
-    let host = emulator.addr().to_string();
-    let _relay = Relay::start_with(&database, &host, &[("POSTRIDER_HTTP_ADDR", &addr)]);
-    insert_orders(&database, 10, 5).await;
-    database.wait_until_recorded().await;
+    let (database, emulator, addr, _relay) = delivering().await;
     emulator.faults().refuse_connections(true);
     emulator.faults().reset_connections();
     insert_orders(&database, 500, 50).await;
@@ -154,13 +166,7 @@ async fn a_relay_that_publishes_nothing_at_all_is_not_ready() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_relay_without_its_publication_is_broken_and_not_merely_inactive() {
-    let database = Database::start().await;
-    let emulator = harness::emulator().await;
-    let addr = free_addr();
-    let host = emulator.addr().to_string();
-    let _relay = Relay::start_with(&database, &host, &[("POSTRIDER_HTTP_ADDR", &addr)]);
-    insert_orders(&database, 10, 5).await;
-    database.wait_until_recorded().await;
+    let (database, _emulator, addr, _relay) = delivering().await;
     let ran = wait_for_command(&database, "streaming").await;
     assert_eq!(ran.status.code(), Some(0));
 
@@ -191,18 +197,12 @@ async fn a_relay_without_its_publication_is_broken_and_not_merely_inactive() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn outcomes_that_cannot_be_recorded_block_the_relay_on_the_database() {
-    let database = Database::start().await;
-    let emulator = harness::emulator().await;
-    let addr = free_addr();
-    let host = emulator.addr().to_string();
-    let relay = Relay::start_with(&database, &host, &[("POSTRIDER_HTTP_ADDR", &addr)]);
-    insert_orders(&database, 10, 5).await;
-    database.wait_until_recorded().await;
+    let (database, _emulator, addr, relay) = delivering().await;
     // Create a trigger that refuses all new dispatch rows.
     database
         .execute(
             "CREATE FUNCTION public.refuse() RETURNS trigger LANGUAGE plpgsql AS \
-             $$ BEGIN RAISE EXCEPTION 'no room' USING ERRCODE = 'disk_full'; END $$; \
+             $$ BEGIN RAISE EXCEPTION 'refused by a trigger' USING ERRCODE = 'disk_full'; END $$; \
              CREATE TRIGGER refuse BEFORE INSERT ON outbox.dispatch \
              FOR EACH ROW EXECUTE FUNCTION public.refuse()",
         )
@@ -220,9 +220,13 @@ async fn outcomes_that_cannot_be_recorded_block_the_relay_on_the_database() {
     );
     let blocked = json(&wait_for_command(&database, "blocked-on-database").await);
     let what = blocked["condition"]["what"].as_str().unwrap();
-    assert!(what.contains("no room"), "{blocked}");
+    assert!(what.contains("refused by a trigger"), "{blocked}");
     let (_, public) = get(&addr, "/status").await.unwrap();
-    assert!(!public.contains("no room"), "{public}");
+    assert!(!public.contains("refused by a trigger"), "{public}");
+    assert!(
+        public.contains("PostgreSQL has no room on its disk"),
+        "{public}"
+    );
     database
         .execute("DROP TRIGGER refuse ON outbox.dispatch")
         .await;

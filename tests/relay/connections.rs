@@ -1,5 +1,5 @@
-//! A whole relay connects with different values of libpq's `sslmode`, and never logs a password.
-//! `src/postgres/tests.rs` tests each kind of session separately.
+//! Tests of a complete relay that connects with different values of libpq's `sslmode`. The relay must
+//! never log a password. `src/postgres/tests.rs` tests each kind of session separately.
 
 use rcgen::{
     BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair,

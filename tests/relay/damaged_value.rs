@@ -1,5 +1,5 @@
-//! A value of one row is damaged on disk. The row goes to quarantine with PostgreSQL's reason, and all
-//! other keys continue, whoever reads the row: a recovery, the auditor, or a release.
+//! Tests in which one value of a row is damaged on disk. The row goes to quarantine with PostgreSQL's
+//! error as the reason, and all other keys continue: in a recovery, in an audit and in a release.
 
 use std::io::Write;
 
@@ -12,7 +12,8 @@ const STATES: &str = "SELECT coalesce(string_agg(aggregateid || ' ' || state, ',
                       ORDER BY aggregateid), '') \
                       FROM outbox.dispatch JOIN outbox.events ON id = event_id";
 
-/// A database whose relay has served its slot, and now sees values of `outbox.events` stored out of line.
+/// Starts a relay, and waits until it has delivered an event. From then on, PostgreSQL stores large
+/// values of `payload` out of line.
 async fn served() -> (Database, RunningEmulator, Relay) {
     let database = Database::private().await;
     let emulator = harness::emulator().await;
@@ -36,8 +37,8 @@ async fn insert(database: &Database, key: &str, payload: &str) {
         .await;
 }
 
-/// Inserts rows of five keys around a row that is stored out of line, and overwrites the stored value
-/// with zeros while the server is down.
+/// Inserts one row for each of five keys. The payload of the row `bad` is stored out of line, and
+/// is overwritten with zeros while the server is down.
 async fn insert_around_damage(database: &mut Database) {
     for key in ["a", "b"] {
         insert(database, key, "'{}'").await;
@@ -98,7 +99,7 @@ async fn a_recovery_quarantines_a_damaged_row_and_a_release_reads_it_again() {
     database.drop_slot().await;
     let relay = Relay::start(&database, &emulator);
     assert_only_the_bad_row_waits(&database, &relay).await;
-    // Somebody releases the row although nobody has mended it.
+    // Release the row, although its value is still damaged.
     database
         .execute(
             "UPDATE outbox.dispatch SET state = 'released', error = NULL \
@@ -116,7 +117,9 @@ async fn a_recovery_quarantines_a_damaged_row_and_a_release_reads_it_again() {
     relay.stop().await;
 }
 
-/// After a crash the relay cannot prove that the slot is the same, so it streams and audits the tables.
+/// The slot is advanced past the rows, so the stream leaves them out. After a crash, there is no record of the
+/// slot's final position, so the relay cannot notice that the slot was advanced. The relay therefore streams,
+/// and its audit finds the rows.
 #[tokio::test(flavor = "multi_thread")]
 async fn an_audit_quarantines_a_damaged_row_that_the_stream_left_out() {
     let (mut database, emulator, relay) = served().await;

@@ -1,5 +1,5 @@
-//! One of the relay's SQL connections goes silent, but stays open. The task that waits for an answer
-//! on this connection gives up and starts over.
+//! Tests in which one of the relay's SQL connections goes silent, but stays open. The task that waits for
+//! an answer on this connection must give up and start over.
 
 use fault_proxy::{FaultProxy, Flow};
 use pubsub_emulator::{Action, Fault};
@@ -69,7 +69,8 @@ async fn a_recovery_with_a_silent_connection_is_given_up_and_restarted() {
         ("POSTRIDER_PUBLISH_TIMEOUT_S", "2"),
     ];
     let relay = Relay::start_with(&database, &host, &environment);
-    // The recovery has read some of the rows. It waits for Pub/Sub and holds no transaction open.
+    // By now the recovery has read some of the rows. It waits for Pub/Sub and holds no transaction
+    // open.
     relay.wait_for_log("pubsub-unreachable").await;
     let name = "postrider recovery";
     swallow(

@@ -104,8 +104,8 @@ async fn an_idle_relay_retains_no_wal_and_writes_nothing_while_other_tables_are_
         let create = "CREATE TABLE other (n int)";
         client.batch_execute(create).await.unwrap();
     }
-    // Write to the two databases alternately. The slot must advance after each write, so WAL of either
-    // database alone must be enough.
+    // Write to the two databases alternately. The slot must advance after each write, whether the
+    // WAL comes from the relay's own database or from another database.
     for _ in 0..5 {
         for client in clients {
             let fill = "INSERT INTO other SELECT generate_series(1, 20000)";
@@ -116,7 +116,7 @@ async fn an_idle_relay_retains_no_wal_and_writes_nothing_while_other_tables_are_
     database.execute("CHECKPOINT").await;
     database.wait_until_confirmed().await;
     database.wait_until_audited().await;
-    // Every write creates a new row version.
+    // Every write creates a new row version, so equal versions prove that the relay wrote nothing.
     let versions = "SELECT string_agg(t.xmin::text || t.ctid::text, ' ') FROM outbox.relay t";
     let written = || async { database.text(versions).await };
     let before = written().await;
@@ -128,10 +128,10 @@ async fn an_idle_relay_retains_no_wal_and_writes_nothing_while_other_tables_are_
             .await,
         0
     );
-    // While the lag is unknown the metric is absent, not 0.
+    // The metric is absent while the lag is unknown, so the value 0 is a measurement.
     assert_eq!(metric(&port, "postrider_lag_seconds").await, Some(0.0));
-    // The relay measures the lag every five seconds. The server itself may have written a little
-    // WAL.
+    // The relay measures the lag every five seconds, so wait for a new measurement. Allow a small
+    // lag, because the server itself may have written a little WAL.
     eventually("the lag in bytes is small", || async {
         let bytes = metric(&port, "postrider_slot_lag_bytes").await?;
         (bytes < 65_536.0).then_some(())

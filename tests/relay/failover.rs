@@ -1,4 +1,4 @@
-//! A failover to a physical standby server with synchronised slots (PostgreSQL 17 and newer).
+//! Tests a failover to a physical standby server with synchronised slots (PostgreSQL 17 and newer).
 
 use fault_proxy::{Cut, FaultProxy, Target};
 use scratch_postgres::{ScratchPostgres, StopMode};
@@ -14,12 +14,12 @@ struct Pair {
     url: String,
 }
 
-/// Starts both servers and the proxy. Returns `None` before PostgreSQL 17.
+/// Starts both servers and the proxy. Returns `None` if the server is older than PostgreSQL 17.
 async fn pair() -> Option<Pair> {
     let primary = ScratchPostgres::builder()
         .setting("synchronized_standby_slots", "")
         .start();
-    // Older servers do not start with the unknown setting `synchronized_standby_slots`.
+    // Older servers do not even start, because they do not know the setting `synchronized_standby_slots`.
     let primary = primary.ok().filter(|s| s.major_version().unwrap() >= 17)?;
     let mut database = Database::on_with(primary, &[("POSTRIDER_SLOT_FAILOVER", "true")]).await;
     database
@@ -103,4 +103,9 @@ async fn a_failover_to_a_standby_with_synchronised_slots_loses_nothing_and_repea
     assert!(report.is_clean(), "{report}\n{log}");
     assert!(report.duplicates.len() < 300, "{report}");
     assert!(!log.contains("recovering"), "the slot continues:\n{log}");
+    let stalled = "synchronized-standby-slots-stalled";
+    assert!(
+        !log.contains(stalled),
+        "the standby server only lags:\n{log}"
+    );
 }

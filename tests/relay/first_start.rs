@@ -1,4 +1,4 @@
-//! A first start on a slot that `init` has created before. The relay delivers all rows that are
+//! Tests of a first start on a slot that `init` has created. The relay must deliver all rows that are
 //! committed after the creation of the slot.
 
 use crate::harness::{self, Database, Relay};

@@ -1,15 +1,16 @@
-//! The disk is full, so the relay cannot write dispatch rows. The relay does not confirm unrecorded
-//! events, and continues by itself once there is room.
+//! Tests in which the disk is full, so that the relay cannot write dispatch rows. The relay does not
+//! confirm unrecorded events, and continues automatically once there is room.
 
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use pubsub_emulator::RunningEmulator;
 
-use crate::harness::{self, Database, Relay};
+use crate::harness::{self, Database, Relay, eventually, insert_orders, signal};
+use crate::http::{free_addr, get};
 use crate::load::{Load, wait_for_more};
 
 /// A file system of 16 MiB, in memory. It is unmounted on drop.
@@ -55,9 +56,18 @@ impl SmallDisk {
             .await;
     }
 
+    /// Moves a folder of the server to the small disk.
+    fn hold(&self, folder: &Path) {
+        let here = self.folder.join("folder");
+        let copied = Command::new("cp").arg("-a").args([folder, &here]).status();
+        assert!(copied.unwrap().success());
+        std::fs::remove_dir_all(folder).unwrap();
+        std::os::unix::fs::symlink(&here, folder).unwrap();
+    }
+
     /// Fills the remaining space.
     pub(crate) fn fill(&self) {
-        let filled = std::fs::write(self.ballast(), vec![0; Self::MIB << 20]);
+        let filled = std::fs::write(self.ballast(), vec![0; (Self::MIB + 1) << 20]);
         assert_eq!(filled.unwrap_err().kind(), std::io::ErrorKind::StorageFull);
     }
 
@@ -76,6 +86,79 @@ impl Drop for SmallDisk {
         let _ = Command::new("umount").arg("-l").arg(&self.folder).output();
         let _ = std::fs::remove_dir(&self.folder);
     }
+}
+
+/// The relay's log is on a full disk (every write to `/dev/full` fails), but the relay must still
+/// deliver.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_log_that_cannot_be_written_does_not_stop_delivery() {
+    let database = Database::start().await;
+    let emulator = harness::emulator().await;
+    let host = emulator.addr().to_string();
+    for format in ["text", "json", "cloud_logging"] {
+        let full = std::fs::OpenOptions::new().write(true).open("/dev/full");
+        let settings = [("POSTRIDER_LOG_FORMAT", format)];
+        let mut relay = Relay::command(&database, &host, &settings);
+        let mut relay = relay.stderr(full.unwrap()).spawn().unwrap();
+        insert_orders(&database, 10, 3).await;
+        database.wait_until_recorded().await;
+        signal("TERM", relay.id());
+        let ended = tokio::task::spawn_blocking(move || relay.wait()).await;
+        assert_eq!(ended.unwrap().unwrap().code(), Some(0), "{format}");
+    }
+}
+
+/// Decoding fails at the first record, and so ends each session at once, although each session opens.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_stream_that_fails_at_its_first_record_does_not_count_as_streaming() {
+    let mut database = Database::private().await;
+    let data = database.server().data_dir().to_owned();
+    let Some(disk) = SmallDisk::mount(&data) else {
+        eprintln!("SKIPPED: this user may not mount a small disk");
+        return;
+    };
+    let emulator = harness::emulator().await;
+    disk.hold(&data.join("pg_logical/snapshots"));
+    disk.fill();
+    insert_orders(&database, 3, 3).await;
+    // Decoding the record that a checkpoint writes creates a file in the folder, which fails on the full
+    // disk.
+    database.execute("CHECKPOINT").await;
+    insert_orders(&database, 3, 3).await;
+    let (addr, host) = (free_addr(), emulator.addr().to_string());
+    let relay = Relay::start_with(&database, &host, &[("POSTRIDER_HTTP_ADDR", &addr)]);
+    let status = async || -> serde_json::Value {
+        let (_, body) = get(&addr, "/status").await.unwrap();
+        serde_json::from_str(&body).unwrap()
+    };
+    // The first session may confirm the WAL before the record, so it makes progress. Wait until later
+    // sessions fail too.
+    let closed = || relay.log().matches("closing the session").count();
+    eventually("three sessions fail", async || {
+        (closed() >= 3).then_some(())
+    })
+    .await;
+    let sessions = closed();
+    let begin = Instant::now();
+    while begin.elapsed() < Duration::from_secs(5) {
+        let now = status().await;
+        assert_eq!(now["state"], "blocked-on-database", "{now}");
+        assert_eq!(now["code"], "disk-full", "{now}");
+        tokio::time::sleep(Duration::from_millis(25)).await;
+    }
+    let lasts = status().await["for_seconds"].as_f64().unwrap();
+    // The port may show a state that is a second old, so require only 3 of the 5 seconds.
+    assert!(lasts >= 3.0, "{lasts}");
+    let more = closed() - sessions;
+    assert!(more <= 6, "{more} sessions in 5 s");
+    disk.make_room();
+    database.wait_until_recorded().await;
+    eventually("the relay streams", async || {
+        (status().await["state"] == "streaming").then_some(())
+    })
+    .await;
+    let report = harness::check_streamed(&database, &emulator).await;
+    assert!(report.is_clean(), "{report}\n{}", relay.log());
 }
 
 /// Checks that the relay records and confirms no new event until `repair` makes room, and then

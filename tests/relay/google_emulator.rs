@@ -1,6 +1,6 @@
-//! The delivery guarantees, tested against Google's own emulator instead of ours. Google's emulator is
-//! an independent referee: the tests check the messages that a subscriber receives from it. The tests
-//! are skipped if the emulator's jar is not installed.
+//! Tests the delivery guarantees against Google's own emulator instead of ours. Google's emulator is an
+//! independent referee: the tests check the messages that a subscriber receives from it. The tests are
+//! skipped if the emulator's jar is not installed.
 
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ use crate::harness::{Database, eventually, insert_orders, postrider};
 use crate::load::{Load, wait_for_more};
 use crate::referee::Referee;
 
-/// The relay gives up a publish attempt without an answer after one second.
+/// Makes the relay give up a publish attempt that gets no answer within one second.
 const SHORT_ATTEMPTS: [(&str, &str); 1] = [("POSTRIDER_PUBLISH_TIMEOUT_S", "1")];
 
 /// Starts Google's emulator and a database with an empty outbox. Returns `None` if the emulator is not
@@ -70,7 +70,8 @@ async fn a_message_has_the_payload_key_and_attributes_of_its_row() {
     let [message] = referee.messages("o-ä") else {
         panic!("one message");
     };
-    // The message contains the payload as `jsonb` prints it.
+    // The message contains the payload as PostgreSQL prints `jsonb`, so compare it with the text of the
+    // column.
     assert_eq!(
         String::from_utf8_lossy(&message.data),
         database

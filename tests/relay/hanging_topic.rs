@@ -1,4 +1,4 @@
-//! A topic with many keys accepts requests but never answers them. Other topics continue.
+//! Tests a topic with many keys that accepts requests but never answers them. Other topics must continue.
 
 use pubsub_emulator::{Action, Fault};
 

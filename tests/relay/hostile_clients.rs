@@ -1,5 +1,5 @@
-//! Hostile clients connect to the HTTP port. The port reveals no secrets, and keeps answering probes
-//! no matter what clients send or leave out.
+//! Tests in which hostile clients connect to the HTTP port. The port reveals no secrets, and keeps
+//! answering probes no matter what clients send or leave out.
 
 use std::time::{Duration, Instant};
 
@@ -11,8 +11,9 @@ use crate::http::{free_addr, get, wait_for};
 
 /// The longest time that a probe may wait for its answer. Generous, because machines are shared.
 const PROMPT: Duration = Duration::from_secs(3);
-/// This constant and the next have the same values as in src/http/listener.rs.
+/// Maximum number of connections of the HTTP port. The same value as in src/http/listener.rs.
 const CONNECTIONS_MAX: usize = 64;
+/// Time after which the HTTP port closes a connection. The same value as in src/http/listener.rs.
 const CONNECTION_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Starts a relay and waits until it is ready. Also returns the address of its HTTP port.
@@ -23,7 +24,7 @@ async fn relay(database: &Database, emulator: &str) -> (Relay, String) {
     (relay, addr)
 }
 
-/// Checks that the port answers a liveness probe in time.
+/// Checks that the HTTP port answers a liveness probe in time.
 async fn assert_alive(addr: &str, after: &str) {
     let began = Instant::now();
     let answer = tokio::time::timeout(PROMPT, get(addr, "/livez")).await;
@@ -36,7 +37,7 @@ async fn assert_alive(addr: &str, after: &str) {
 /// Sends `bytes` and reads the answer until the server closes the connection.
 async fn send(addr: &str, bytes: &[u8]) -> Vec<u8> {
     let mut stream = TcpStream::connect(addr).await.unwrap();
-    // The server may close the connection while we are still writing. That is a valid answer.
+    // Ignore an error, because the server is allowed to close the connection while we are still writing.
     let _ = stream.write_all(bytes).await;
     let mut answer = Vec::new();
     let reading = stream.read_to_end(&mut answer);
@@ -122,7 +123,7 @@ async fn slow_clients_lose_their_connections_and_keep_nobody_out() {
             assert_alive(&addr, &format!("{n} slow connections")).await;
         }
     }
-    // After a short delay the server closes the connections that it has replaced.
+    // The server closes the old connections that newer ones have replaced, but only after a short delay.
     let bound = before + CONNECTIONS_MAX + 8;
     harness::eventually("the oldest connections are closed", || async {
         (relay.open_files() <= bound).then_some(())
@@ -212,7 +213,7 @@ async fn the_port_shows_no_setting_role_key_or_payload() {
             let answer = send(addr, request.as_bytes()).await;
             let answer = String::from_utf8(answer).unwrap();
             assert!(answer.starts_with("HTTP/1.1 "), "{path}");
-            // The metric about the build may show the version.
+            // The metric about the build may show the version, so leave it out.
             let lines = answer.lines();
             let lines = lines.filter(|line| !line.starts_with("postrider_build_info{"));
             let answer = lines.collect::<Vec<_>>().join("\n");

@@ -10,7 +10,7 @@ use crate::harness::{self, Database, Relay, eventually, insert_orders};
 use crate::page::ask;
 
 /// A free address for a relay's HTTP port, a different address on each call. The port is outside the
-/// range from which the system assigns ports by itself.
+/// range from which the system assigns ports automatically.
 pub(crate) fn free_addr() -> String {
     static GIVEN: AtomicU32 = AtomicU32::new(0);
     let addrs = std::iter::repeat_with(|| {
@@ -68,7 +68,7 @@ async fn the_port_shows_phase_lag_and_counts_and_a_pubsub_outage_leaves_the_rela
         "# TYPE postrider_events_published counter\n",
     );
     assert!(metrics.contains(as_text) && !metrics.contains("# EOF"));
-    // Prometheus sends such a header.
+    // Prometheus sends a header like this one to ask for the OpenMetrics format.
     let accept = "Accept: application/openmetrics-text;version=1.0.0,text/plain;q=0.5\r\n";
     let (_, openmetrics) = ask(&addr, "/metrics", &format!("Host: x\r\n{accept}")).await;
     assert!(openmetrics.contains("content-type: application/openmetrics-text; version=1.0.0"));
@@ -78,7 +78,8 @@ async fn the_port_shows_phase_lag_and_counts_and_a_pubsub_outage_leaves_the_rela
         let line = format!("postrider_{name}{{slot=\"{slot}\"}} {value}\n");
         assert!(metrics.contains(&line), "{line} in\n{metrics}");
     }
-    // The relay learns a little later that its records are durable.
+    // The relay learns only a little later that its records are durable, so the port shows them
+    // with a delay.
     let status = eventually("the port shows the records", || async {
         let (_, body) = get(&addr, "/status").await?;
         let status: serde_json::Value = serde_json::from_str(&body).ok()?;

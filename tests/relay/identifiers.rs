@@ -1,4 +1,4 @@
-//! Names and ids contain text that would run as SQL if the program forgot to quote it.
+//! Tests with names and ids that contain text which would run as SQL if the program forgot to quote it.
 
 use std::io::Write;
 use std::process::ExitStatus;
@@ -11,8 +11,8 @@ use crate::harness::{self, Database, Relay, eventually, postrider};
 /// A name that ends an SQL string, an identifier and a statement, and begins a comment.
 const EVIL: &str = r#"a'b"c; DROP TABLE public.innocent; -- $$ \ , "#;
 
-/// Each id ends an SQL string in another way, some only if a backslash escapes the next character. In
-/// this case, a condition with the third id would match every row.
+/// Each id breaks SQL in a different way if it is not quoted correctly. Some ids do so only if a backslash
+/// escapes the next character. With such escapes, a condition with the third id would match every row.
 const EVIL_IDS: [&str; 5] = [
     r"a\' or '1'='1",
     "x'; --",
@@ -21,7 +21,6 @@ const EVIL_IDS: [&str; 5] = [
     r#"d"; DROP TABLE public.innocent; -- $$"#,
 ];
 
-/// Quotes an identifier for SQL.
 fn quoted(name: &str) -> String {
     format!("\"{}\"", name.replace('"', "\"\""))
 }
@@ -52,7 +51,8 @@ fn settings_file(table: &str) -> NamedTempFile {
     file
 }
 
-/// A database in which the names of schema, table, columns, role and publication contain SQL.
+/// A database in which the names of the schema, the table, the columns, the role and the
+/// publication contain SQL.
 struct World {
     database: Database,
     emulator: RunningEmulator,
@@ -65,8 +65,8 @@ struct World {
 }
 
 impl World {
-    /// Prepares the database with `postrider init --apply`. `id` is the type of the table's first
-    /// column with its constraints.
+    /// Prepares the database with `postrider init --apply`. `id` is the type and the constraints of
+    /// the table's first column.
     async fn start(id: &str) -> Self {
         let database = Database::private().await;
         let emulator = harness::emulator().await;
@@ -189,7 +189,7 @@ impl World {
         self.database.text(&sql).await
     }
 
-    /// The event ids that subscribers get, in the order of delivery.
+    /// The event ids of all stored messages, in the order in which the emulator stored them.
     fn published(&self) -> Vec<String> {
         let attempts = self.emulator.journal().attempts();
         let stored = attempts.iter().filter(|attempt| attempt.is_stored());
@@ -284,7 +284,8 @@ async fn evil_ids_are_streamed_recovered_and_released(world: &World) {
     relay.wait_for_log("recovered").await;
     world.wait_for_state("published", 2 * each).await;
 
-    // The test can read the event ids before the commit, and poison the events in time.
+    // Read the event ids before the commit, so that the emulator refuses the events from their
+    // first attempt on.
     world.database.execute("BEGIN").await;
     world.insert(&released).await;
     for id in &released {
@@ -330,7 +331,7 @@ async fn ids_and_names_that_look_like_sql_are_recovered_and_released_unchanged()
 async fn ids_and_names_keep_their_meaning_where_backslashes_escape() {
     let world = World::start("text PRIMARY KEY").await;
     let World { database, .. } = &world;
-    // The setting applies to sessions that begin from now on, not to the test's own session.
+    // Connect again, because the setting applies only to sessions that begin from now on.
     database
         .execute("ALTER DATABASE postgres SET standard_conforming_strings = off")
         .await;

@@ -1,6 +1,7 @@
-//! Other tables inherit from a captured table (`INHERITS`). Their rows are rows of the captured table for a
-//! query, but the stream brings them under the names of the other tables, so they would never be
-//! delivered. TimescaleDB stores the rows of a hypertable in such tables, its chunks.
+//! Tests in which other tables inherit from a captured table (`INHERITS`). A query of the captured table
+//! also returns their rows. But the stream contains these rows under the names of the other tables, so
+//! the relay would never deliver them. Therefore the relay must refuse such a table. TimescaleDB stores
+//! the rows of a hypertable in such tables, its chunks.
 
 use std::process::Output;
 
@@ -77,7 +78,9 @@ async fn init_check_and_run_refuse_a_hypertable_whose_chunks_inherit_from_it() {
     refused_before_the_start(EMPTY_HYPERTABLE).await;
 }
 
-/// The relay reports the table and confirms nothing, until no table inherits from it.
+/// The running relay reports the table, and confirms no position by keepalives while another table
+/// inherits from it. A second relay refuses to start. Once the other table is dropped, both inserted rows
+/// are published.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_table_or_chunk_that_begins_to_inherit_under_a_running_relay_is_noticed() {
     let database = Database::private().await;

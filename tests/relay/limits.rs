@@ -1,6 +1,6 @@
-//! The server has few free connections or slots, or a limit on the relay's role. Each limit has its
-//! own error code, and the relay continues by itself once there is room. The relay uses no more
-//! connections than the docs say.
+//! Tests with a server that has few free connections or slots, or with a limit on the relay's role. Each
+//! limit has its own error code, and the relay continues automatically once there is room. The relay uses
+//! no more connections than the docs say.
 
 use pubsub_emulator::RunningEmulator;
 use scratch_postgres::{ScratchPostgres, StopMode};
@@ -9,7 +9,7 @@ use tokio_postgres::Client;
 use crate::harness::{self, Database, Relay, eventually, insert_orders, postrider};
 use crate::privileges::login_role;
 
-/// The most connections that a relay uses, according to docs/reference/postgresql.md.
+/// Maximum number of connections that a relay uses, according to docs/reference/postgresql.md.
 const CONNECTIONS: i64 = 6;
 
 /// Starts a server with `settings`. Returns its prepared database, an emulator, and the URL for the
@@ -51,7 +51,6 @@ async fn delivers(database: &Database, emulator: &RunningEmulator) {
     assert!(report.is_clean(), "{report}");
 }
 
-/// Opens `count` sessions.
 async fn sessions(url: &str, count: usize) -> Vec<Client> {
     let mut sessions = Vec::new();
     for _ in 0..count {
@@ -62,8 +61,8 @@ async fn sessions(url: &str, count: usize) -> Vec<Client> {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn one_slot_one_walsender_and_six_connections_are_enough_for_the_relay() {
-    let places = [("max_wal_senders", "1"), ("max_replication_slots", "1")];
-    let (database, emulator, url) = server_with(&places).await;
+    let settings = [("max_wal_senders", "1"), ("max_replication_slots", "1")];
+    let (database, emulator, url) = server_with(&settings).await;
     database
         .execute(&format!(
             "ALTER ROLE shop_relay CONNECTION LIMIT {CONNECTIONS}"
@@ -95,8 +94,8 @@ async fn one_slot_one_walsender_and_six_connections_are_enough_for_the_relay() {
         !log.contains("connection-limit") && !log.contains("used-up"),
         "{log}"
     );
-    // The walsender of the killed relay may run for a moment longer. `drop_slot` waits until it has
-    // ended.
+    // The walsender of the killed relay may run for a moment longer. `drop_slot` waits until the
+    // walsender has ended.
     relay.kill_9();
     database.drop_slot().await;
     insert_orders(&database, 20, 5).await;
@@ -197,7 +196,7 @@ async fn each_connection_limit_has_its_code_and_the_relay_continues_once_one_is_
     let (mut database, emulator, url) = server_with(&settings).await;
     let version = "SELECT current_setting('server_version_num')::bigint";
     if database.number(version).await >= 160_000 {
-        // Reserve the same number of connections, half of them by `reserved_connections`.
+        // Reserve the same number of connections, but half of them with `reserved_connections`.
         let server = database.server();
         server.set("superuser_reserved_connections", "2").unwrap();
         server.set("reserved_connections", "2").unwrap();
@@ -236,6 +235,25 @@ async fn each_connection_limit_has_its_code_and_the_relay_continues_once_one_is_
         delivers(&database, &emulator).await;
         relay.stop().await;
     }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_relay_waits_while_its_database_accepts_no_connections() {
+    let (mut database, emulator, url) = server_with(&[]).await;
+    let relay = start(&database, &emulator, &url);
+    delivers(&database, &emulator).await;
+    let elsewhere = harness::connect(&database.server().url("template1")).await;
+    let close = "ALTER DATABASE postgres ALLOW_CONNECTIONS false";
+    elsewhere.batch_execute(close).await.unwrap();
+    let end = "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity \
+               WHERE usename = 'shop_relay'";
+    elsewhere.batch_execute(end).await.unwrap();
+    relay.wait_for_log("code=database-closed").await;
+    insert_orders(&database, 20, 5).await;
+    let open = "ALTER DATABASE postgres ALLOW_CONNECTIONS true";
+    elsewhere.batch_execute(open).await.unwrap();
+    delivers(&database, &emulator).await;
+    relay.stop().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

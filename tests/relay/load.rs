@@ -11,11 +11,11 @@ use tokio_postgres::NoTls;
 
 use crate::harness::{Database, eventually, insert_orders_sql};
 
-/// The number of rows per round.
+/// Number of rows per round.
 const ROUND: u32 = 10;
-/// The number of ordering keys.
+/// Number of ordering keys.
 const KEYS: u32 = 10;
-/// The pause between two rounds, and before a reconnect.
+/// How long the load pauses between two rounds, and before a reconnect.
 const PAUSE: Duration = Duration::from_millis(15);
 
 /// Inserts several hundred orders a second until the test stops it. Reconnects when its connection

@@ -1,8 +1,8 @@
-//! The connection that writes the dispatch rows breaks at the worst moments: in the middle of a
-//! COPY, and between COMMIT and its answer.
+//! Tests in which the connection that writes the dispatch rows breaks at the worst moments: in the middle
+//! of a COPY, and between COMMIT and its answer.
 //!
-//! A trigger makes the writer's backend wait at such a moment. Then the test breaks the TCP connection
-//! of this session only.
+//! A trigger makes the writer's backend wait at such a moment. Then the test breaks the TCP connection of
+//! this session only.
 
 use fault_proxy::{Cut, FaultProxy};
 use pubsub_emulator::RunningEmulator;
@@ -10,12 +10,12 @@ use pubsub_emulator::RunningEmulator;
 use crate::harness::{self, Database, Relay, eventually, insert_orders};
 use crate::load::proxied;
 
-/// The advisory lock that the test holds and the trigger waits for.
-const LOCK: i64 = 4_711;
+/// Key of the advisory lock that the test holds and the trigger waits for.
+pub(crate) const LOCK: i64 = 4_711;
 
 /// A trigger function that waits for the lock. Before that, it gives the transaction an id, so that the
 /// test can identify the transaction even if it has written nothing yet.
-const TRIGGER: &str = "\
+pub(crate) const TRIGGER: &str = "\
     CREATE FUNCTION hold_up() RETURNS trigger LANGUAGE plpgsql AS $$ \
     BEGIN \
         PERFORM pg_current_xact_id(); \
@@ -29,12 +29,12 @@ const IN_COPY: &str = "\
         WHEN (new.ordering_key = 'o-3') EXECUTE FUNCTION hold_up()";
 
 /// Makes the writer wait at COMMIT: a deferred trigger fires when COMMIT arrives.
-const AT_COMMIT: &str = "\
+pub(crate) const AT_COMMIT: &str = "\
     CREATE CONSTRAINT TRIGGER hold_up AFTER INSERT ON outbox.dispatch \
         DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION hold_up()";
 
 /// Finds the writer's session while it waits in the trigger.
-const HELD_UP: &str = "\
+pub(crate) const HELD_UP: &str = "\
     SELECT client_port, backend_xid::text FROM pg_stat_activity \
     WHERE datname = current_database() \
       AND application_name LIKE 'postrider dispatch%' AND wait_event_type = 'Lock' \

@@ -1,11 +1,13 @@
-//! Tests the relay with a real PostgreSQL server and a real gRPC server. The relay runs as a process.
-//! The tests create everything else themselves.
+//! Tests the relay with a real PostgreSQL server and a real gRPC server. The relay runs as a
+//! process. The tests start the servers, and create all tables and topics themselves.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod audit;
 mod background_pruning;
 mod capture;
+mod changes_of_state;
+mod clocks;
 mod condition;
 mod connections;
 mod damaged_value;
@@ -46,12 +48,16 @@ mod replay;
 mod restart;
 mod role_settings;
 mod secrets;
+mod server_stop;
 mod service;
 mod several_servers;
+mod short_of_locks;
 mod shutdown;
 mod standby;
+mod standby_slots;
 mod tls;
 mod traces;
 mod types;
 mod unreadable;
 mod unsendable;
+mod waiting_keys;

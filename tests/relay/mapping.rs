@@ -1,4 +1,5 @@
-//! Tests which messages a subscriber receives, with different tables, columns, payloads and envelopes.
+//! Tests of the messages that a subscriber receives from different tables, columns, payloads and
+//! envelopes.
 
 use std::collections::HashMap;
 use std::io::Write;
@@ -21,7 +22,7 @@ pub(crate) struct Subscriber {
 
 impl Subscriber {
     pub(crate) async fn new(emulator: &RunningEmulator, topic: &str) -> Self {
-        // The topic may already exist.
+        // Ignore an error, because the topic may already exist.
         let _ = emulator
             .create_topic(&format!("projects/demo/topics/{topic}"))
             .await;
@@ -348,7 +349,7 @@ async fn under_halt_an_unmappable_or_too_large_event_stops_the_relay_and_nothing
             log.contains("outbox.events") && log.contains("hint:"),
             "{log}"
         );
-        // The confirmed position is still before the bad row, so the stream sends the row again.
+        // The confirmed position is still before the bad row, so PostgreSQL streams the row again.
         let relay = Relay::start_with(&database, &addr, &policy);
         relay.wait_for_error(code).await;
         assert_eq!(relay.wait().await.code(), Some(5));

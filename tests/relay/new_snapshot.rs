@@ -14,7 +14,8 @@ use tokio_postgres::Client;
 use crate::exceptions::{assert_whole_and_in_order, insert, start, stored, wait_until_delivered};
 use crate::harness::{self, Database, Relay, eventually};
 
-/// Long enough for a faulty relay to read the table and publish its rows.
+/// How long a test waits for a mistake: long enough for a faulty relay to read the table and
+/// publish its rows.
 const TIME_FOR_A_MISTAKE: Duration = Duration::from_secs(1);
 
 /// Publishes 50 events with `dispatch = exceptions`, which leaves no dispatch rows, and drops the
@@ -39,7 +40,8 @@ pub(crate) async fn begin(database: &Database) -> (Client, String) {
     (client, xid)
 }
 
-/// Waits until the creation of a slot waits for the transaction with these lower 32 bits of its id.
+/// Waits until PostgreSQL waits for a transaction while it creates a slot. `xid` has the lower 32
+/// bits of the transaction's id.
 pub(crate) async fn wait_until_waited_for(database: &Database, xid: &str) {
     let waiting = format!(
         "SELECT count(*) FROM pg_locks JOIN pg_stat_activity USING (pid) \
@@ -86,7 +88,7 @@ async fn rows_of_subtransactions_that_a_new_slot_waited_for_are_delivered() {
     let rows: String = rows.collect();
     let (relay, second) = in_the_second_step(&database, &emulator, &rows).await;
     // Begin a third transaction before the second ends. Otherwise no transaction would run for a
-    // moment, and the slot could start at this point of the log.
+    // moment, and the slot could start at this point of the WAL.
     let (third, _) = begin(&database).await;
     second.batch_execute("ROLLBACK").await.unwrap();
     relay.wait_for_log("recovered").await;

@@ -1,13 +1,14 @@
-//! Pub/Sub fails in every retryable way, or refuses an event. No event is lost, reordered, or
-//! confirmed too early.
+//! Tests in which Pub/Sub fails in every retryable way, or refuses an event. No event is lost, reordered,
+//! or confirmed too early.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use fault_proxy::{FaultProxy, Flow};
-use pubsub_emulator::{Action, Fault};
+use pubsub_emulator::{Action, Emulator, Fault};
 use tonic::Code;
 
 use crate::harness::{self, Database, Relay, eventually, insert_orders};
+use crate::http::{self, free_addr};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn every_retryable_code_is_retried_until_it_succeeds_and_order_holds() {
@@ -106,6 +107,76 @@ async fn a_pubsub_outage_only_adds_lag() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn while_pubsub_refuses_connections_attempts_are_rare_and_all_keys_continue_together() {
+    let database = Database::start().await;
+    let (pubsub, port) = (free_addr(), free_addr());
+    let environment = [("POSTRIDER_HTTP_ADDR", port.as_str())];
+    let relay = Relay::start_with(&database, &pubsub, &environment);
+    database
+        .execute(
+            "INSERT INTO outbox.events (aggregatetype, aggregateid, event_type, payload) \
+             SELECT 'order', 'o-' || i, 'OrderPlaced', '{}' FROM generate_series(1, 5000) i",
+        )
+        .await;
+    eventually("every key waits in its lane", || async {
+        let lanes = http::metric(&port, "postrider_lanes").await?;
+        (lanes >= 5_000.0).then_some(())
+    })
+    .await;
+    relay.wait_for_log("pubsub-unreachable").await;
+    let failures = || async {
+        let name = "postrider_publish_failures_total kind=\"pubsub-unreachable\"";
+        http::metric(&port, name).await.unwrap_or_default()
+    };
+    let (before, began) = (failures().await, Instant::now());
+    eventually("some more attempts fail", || async {
+        (failures().await >= before + 5.0).then_some(())
+    })
+    .await;
+    let rate = (failures().await - before) / began.elapsed().as_secs_f64();
+    assert!(rate <= 12.0, "{rate} failures per second, after {before}");
+
+    let emulator = Emulator::builder()
+        .listen(pubsub.parse().unwrap())
+        .start()
+        .await
+        .unwrap();
+    emulator
+        .create_topic("projects/demo/topics/order.events")
+        .await
+        .unwrap();
+    let published = || async {
+        let name = "postrider_events_published_total";
+        http::metric(&port, name).await.unwrap_or_default()
+    };
+    eventually("the first event is published", || async {
+        (published().await > 0.0).then_some(())
+    })
+    .await;
+    let began = Instant::now();
+    eventually("all events are published", || async {
+        (published().await >= 5_000.0).then_some(())
+    })
+    .await;
+    let took = began.elapsed();
+    // If a lane waited out its own pause instead of sending at the first success, it would take up to ten
+    // seconds.
+    assert!(
+        took < Duration::from_secs(5),
+        "{took:?} after the first success"
+    );
+    println!("{rate:.1} failures per second after {before}; all published after {took:?}");
+    database.wait_until_recorded().await;
+    let twice = "SELECT count(*) FROM outbox.dispatch WHERE attempts <> 1";
+    assert_eq!(database.number(twice).await, 0, "nothing was sent before");
+    let report = harness::check_streamed(&database, &emulator).await;
+    assert!(
+        report.is_clean() && report.duplicates.is_empty(),
+        "{report}"
+    );
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn an_unanswered_request_is_given_up_after_the_publish_timeout() {
     let database = Database::start().await;
     let emulator = harness::emulator().await;
@@ -122,6 +193,39 @@ async fn an_unanswered_request_is_given_up_after_the_publish_timeout() {
         "{report}\n{}",
         relay.log()
     );
+    let twice = report.duplicates.len() as u64;
+    assert!(twice > 0);
+    assert_eq!(harness::sent_again(&database), twice);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn events_that_pubsub_refused_for_a_while_do_not_count_as_sent_again() {
+    let database = Database::start().await;
+    let emulator = harness::emulator().await;
+    let topic = "projects/demo/topics/order.events";
+    let relay = Relay::start(&database, &emulator);
+    insert_orders(&database, 10, 5).await;
+    database.wait_until_recorded().await;
+    for code in [
+        Code::ResourceExhausted,
+        Code::PermissionDenied,
+        Code::FailedPrecondition,
+    ] {
+        let fault = Fault::new(Action::Fail(code)).on_topic(topic).times(8);
+        let fault = emulator.faults().inject(fault);
+        insert_orders(&database, 10, 5).await;
+        eventually("some requests are refused", || async {
+            (emulator.faults().uses_left(fault) == Some(0)).then_some(())
+        })
+        .await;
+        emulator.faults().lift(fault);
+    }
+    emulator.faults().remove_topic(topic);
+    insert_orders(&database, 10, 5).await;
+    relay.wait_for_log("topic-missing").await;
+    emulator.faults().restore_topic(topic);
+    database.wait_until_recorded().await;
+    assert_eq!(harness::sent_again(&database), 0, "{}", relay.log());
 }
 
 #[tokio::test(flavor = "multi_thread")]

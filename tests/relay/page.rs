@@ -1,10 +1,14 @@
-//! Tests of the web page on the HTTP port: who may read its data, and what a real browser shows.
+//! Tests of the web page on the HTTP port: who may read its data, what a real browser shows, and how it looks
+//! (`looks`).
 //!
 //! The browser is Chromium, found by the name `chromium` or by POSTRIDER_CHROMIUM; `make test` installs it
-//! in CI. Without Chromium, the test in a browser is skipped.
+//! in CI. Without Chromium, the tests in a browser are skipped.
 
+mod browser;
+mod looks;
+
+use std::ffi::OsString;
 use std::path::Path;
-use std::process::Command;
 
 use pubsub_emulator::{Action, Fault};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -13,6 +17,7 @@ use tonic::Code;
 
 use crate::harness::{self, Database, Relay, eventually, insert_orders};
 use crate::http::{free_addr, get, wait_for};
+use browser::{Browser, Screen};
 
 /// Returns the status code and the whole answer, with its headers, of a GET with `headers`.
 pub(crate) async fn ask(addr: &str, path: &str, headers: &str) -> (u16, String) {
@@ -51,7 +56,7 @@ async fn data_needs_a_local_host_name_or_the_token() {
     );
     relay.stop().await;
 
-    let token = "s3cret-t0ken";
+    let token = "s3cret-t0ken-of-16";
     let settings = [
         ("POSTRIDER_HTTP_ADDR", addr.as_str()),
         ("POSTRIDER_HTTP_TOKEN", token),
@@ -73,7 +78,8 @@ async fn data_needs_a_local_host_name_or_the_token() {
     assert!(!relay.log().contains(token));
     relay.stop().await;
 
-    // If the port listens on all addresses and has no token, the page is off. Probes still work.
+    // If the port listens on all addresses and has no token, everybody could read the page. So the page
+    // must be off, but probes must still work.
     let everywhere = addr.replace("127.0.0.1", "0.0.0.0");
     let _relay = Relay::start_with(&database, &host, &[("POSTRIDER_HTTP_ADDR", &everywhere)]);
     wait_for(&addr, "/readyz", 200).await;
@@ -84,8 +90,8 @@ async fn data_needs_a_local_host_name_or_the_token() {
     }
 }
 
-/// While one search hangs, the relay refuses other searches. The hanging search ends with an error
-/// code.
+/// Checks that the relay refuses other searches while one search hangs, and that the hanging search
+/// ends with an error code.
 async fn one_search_at_a_time(database: &Database, addr: &str, headers: &str) {
     let lock = "begin; lock table outbox.dispatch in access exclusive mode";
     database.client.batch_execute(lock).await.unwrap();
@@ -93,7 +99,7 @@ async fn one_search_at_a_time(database: &Database, addr: &str, headers: &str) {
         ask(addr, "/events?key=a", headers),
         ask(addr, "/events?id=1", headers)
     );
-    // The search that the relay receives first hangs.
+    // The search that the relay receives first hangs, and the other search is refused.
     let (hanging, refused) = if one.0 == 429 {
         (other, one)
     } else {
@@ -115,35 +121,13 @@ async fn one_search_at_a_time(database: &Database, addr: &str, headers: &str) {
     assert_eq!(ask(addr, "/events?key=a", headers).await.0, 200);
 }
 
-/// Opens `url` in Chromium and returns Chromium's standard output. Returns `None` if Chromium is not
-/// installed.
-fn chromium(url: &str, arguments: &[&str]) -> Option<String> {
-    let named = std::env::var_os("POSTRIDER_CHROMIUM");
-    let mut command = Command::new(named.unwrap_or_else(|| "chromium".into()));
-    let profile = tempfile_folder();
-    command
-        .args([
-            "--headless=new",
-            "--no-sandbox",
-            "--disable-gpu",
-            "--no-first-run",
-        ])
-        .args(["--hide-scrollbars", "--virtual-time-budget=8000"])
-        .arg(format!("--user-data-dir={}", profile.display()))
-        .args(arguments)
-        .arg(url);
-    let ran = command.output();
-    let _ = std::fs::remove_dir_all(&profile);
-    let ran = ran.ok()?;
-    assert!(
-        ran.status.success(),
-        "{}",
-        String::from_utf8_lossy(&ran.stderr)
-    );
-    Some(String::from_utf8_lossy(&ran.stdout).into_owned())
+/// The program of Chromium.
+fn program() -> OsString {
+    std::env::var_os("POSTRIDER_CHROMIUM").unwrap_or_else(|| "chromium".into())
 }
 
-fn tempfile_folder() -> std::path::PathBuf {
+/// Returns the path of a folder that does not exist yet, for the profile of a browser.
+fn profile_folder() -> std::path::PathBuf {
     let name = format!(
         "postrider-chromium-{}-{:?}",
         std::process::id(),
@@ -190,71 +174,83 @@ async fn a_browser_shows_state_graphs_topics_and_quarantine_without_running_what
     })
     .await;
     let url = format!("http://{addr}/");
-    let Some(page) = chromium(&url, &["--dump-dom"]) else {
+    let Some(mut browser) = Browser::start() else {
         println!("SKIPPED: there is no Chromium (apt-get install chromium)");
         return;
     };
-    for part in [
+    browser.open(&url, "document.readyState === 'complete'");
+    let parts = [
         "blocked on pubsub</span>",
         "pubsub-permission for",
         "30 events waiting",
+        "key o-1: 10 events, the oldest",
+        "1 event, the oldest",
         "roles/pubsub.publisher",
         "&lt;script&gt;",
         "event-invalid",
         "Recent errors",
         "<polyline",
         "Publication</dt><dd>covers all rows",
-    ] {
-        assert!(page.contains(part), "{part} in\n{page}");
-    }
-    assert!(!page.contains("<title>owned"), "a key was run as a script");
-    finds_events(&database, &url, script).await;
+    ];
+    wait_for_html(&mut browser, &parts);
     if let Some(folder) = std::env::var_os("POSTRIDER_SCREENSHOTS") {
-        screenshots(&url, Path::new(&folder));
+        screenshots(&mut browser, Path::new(&folder));
     }
+    finds_events(&mut browser, &database, &url, script).await;
+}
+
+/// Waits until the HTML of the page contains each of `parts`, and checks that the page ran no script of a
+/// key.
+fn wait_for_html(browser: &mut Browser, parts: &[&str]) {
+    for part in parts {
+        browser.wait_for(&format!(
+            "document.documentElement.outerHTML.includes({})",
+            serde_json::json!(part)
+        ));
+    }
+    let title = browser.value_of("document.title");
+    assert_ne!(title, "owned", "a key was run as a script");
 }
 
 /// Checks that the page finds one event by its id, and the events of a key. The fragment of the URL
 /// contains the search.
-async fn finds_events(database: &Database, url: &str, script: &str) {
+async fn finds_events(browser: &mut Browser, database: &Database, url: &str, script: &str) {
     let published =
         "select d.event_id::text from outbox.dispatch d where d.state = 'published' limit 1";
-    let id: String = database
-        .client
-        .query_one(published, &[])
-        .await
-        .unwrap()
-        .get(0);
-    let found = chromium(&format!("{url}#id={id}"), &["--dump-dom"]).unwrap();
-    for part in [
+    let id = database.text(published).await;
+    let key: String = script.bytes().map(|byte| format!("%{byte:02x}")).collect();
+    let id_parts = [
         &format!("<p>{id}</p>"),
         "<p>published as message ",
         "order.events",
-    ] {
-        assert!(found.contains(part), "{part} in\n{found}");
+    ];
+    let searches: [(String, &[&str]); 3] = [
+        (format!("id={id}"), &id_parts),
+        (format!("key={key}"), &["<p>in quarantine since "]),
+        ("id=none".into(), &["No event found with this id."]),
+    ];
+    for (search, parts) in searches {
+        // A change of the fragment alone does not load the page again, so open another page in between.
+        browser.open("about:blank", "location.href === 'about:blank'");
+        browser.open(&format!("{url}#{search}"), "location.protocol === 'http:'");
+        wait_for_html(browser, parts);
     }
-    let key: String = script.bytes().map(|byte| format!("%{byte:02x}")).collect();
-    let found = chromium(&format!("{url}#key={key}"), &["--dump-dom"]).unwrap();
-    assert!(found.contains("<p>in quarantine since "), "{found}");
-    assert!(!found.contains("<title>owned"), "a key was run as a script");
-    let found = chromium(&format!("{url}#id=none"), &["--dump-dom"]).unwrap();
-    assert!(found.contains("No event found with this id."), "{found}");
 }
 
 /// Writes the screenshots for the docs to `folder`.
-fn screenshots(url: &str, folder: &Path) {
-    let dark = "--blink-settings=preferredColorScheme=0";
-    for (name, size, theme) in [
-        ("page-wide.png", "1280,1400", ""),
-        ("page-dark.png", "1280,1400", dark),
-        ("page-phone.png", "500,1800", ""),
+fn screenshots(browser: &mut Browser, folder: &Path) {
+    for (name, width, height, scheme) in [
+        ("page-wide.png", 1280, 1400, "light"),
+        ("page-dark.png", 1280, 1400, "dark"),
+        ("page-phone.png", 500, 1800, "light"),
     ] {
-        let shot = format!("--screenshot={}", folder.join(name).display());
-        let size = format!("--window-size={size}");
-        let arguments: Vec<&str> = [&shot, size.as_str(), theme]
-            .into_iter()
-            .filter(|argument| !argument.is_empty())
-            .collect();
-        chromium(url, &arguments);
+        browser.prefer_scheme(scheme);
+        browser.set_screen(Screen {
+            width,
+            height,
+            is_phone: width < 700,
+        });
+        browser.screenshot(&folder.join(name));
     }
+    browser.prefer_scheme("light");
 }

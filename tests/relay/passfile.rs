@@ -1,10 +1,8 @@
-//! The relay's password changes while the relay runs. The relay reads the password from libpq's
-//! password file or from the output of a command.
+//! Tests in which the relay's password changes while the relay runs. The relay reads the password from
+//! libpq's password file or from the output of a command.
 
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
-
-use scratch_postgres::ScratchPostgres;
 
 use crate::harness::{self, Database, Relay, eventually, insert_orders};
 
@@ -41,18 +39,8 @@ async fn without_other_settings_the_file_pgpass_at_home_is_used() {
 /// Changes the password of the role and of the file `name`, and checks that the running relay logs in
 /// with the new password. `setting` returns the variable that makes the relay use this file.
 async fn with_a_new_password(name: &str, setting: impl Fn(&str) -> (&'static str, String)) {
-    let server = ScratchPostgres::builder()
-        .hba_line("host all token 127.0.0.1/32 scram-sha-256")
-        .start()
-        .unwrap();
-    let database = Database::on(server).await;
+    let database = Database::with_password("token", "first-hour").await;
     let emulator = harness::emulator().await;
-    database
-        .execute(
-            "CREATE ROLE token LOGIN REPLICATION PASSWORD 'first-hour'; \
-             GRANT postrider_relay TO token",
-        )
-        .await;
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join(name);
     std::fs::create_dir_all(file.parent().unwrap()).unwrap();
@@ -89,17 +77,8 @@ async fn with_a_new_password(name: &str, setting: impl Fn(&str) -> (&'static str
 
 #[tokio::test(flavor = "multi_thread")]
 async fn what_the_password_command_writes_to_standard_error_is_a_line_of_the_json_log() {
-    let server = ScratchPostgres::builder()
-        .hba_line("host all token 127.0.0.1/32 scram-sha-256")
-        .start()
-        .unwrap();
-    let database = Database::on(server).await;
+    let database = Database::with_password("token", "pw").await;
     let emulator = harness::emulator().await;
-    database
-        .execute(
-            "CREATE ROLE token LOGIN REPLICATION PASSWORD 'pw'; GRANT postrider_relay TO token",
-        )
-        .await;
     let url = database.url.replace("postgres@", "token@");
     let command = "echo 'token \"renewed\"' >&2; sleep 9 & echo pw; echo 'last words' >&2";
     let settings = [

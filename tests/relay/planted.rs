@@ -1,5 +1,6 @@
-//! Somebody has planted functions, operators, types and relations under the names of PostgreSQL's
-//! own. The relay never uses them, whatever the search path of the database or role is.
+//! Tests in which a stranger has planted functions, operators, types and relations with the names of
+//! PostgreSQL's own objects. The relay never uses them, regardless of the search path of the database or
+//! the role.
 
 mod init;
 
@@ -101,8 +102,8 @@ END
 $plant$;
 "#;
 
-/// The first path puts the planted names before PostgreSQL's own. The second path is PostgreSQL's
-/// default: a planted object is only used if its argument types match better.
+/// The first path puts the planted objects before PostgreSQL's own. The second path is PostgreSQL's
+/// default: there, a planted object is used only if its argument types match better.
 const PATHS: [&str; 2] = ["evil, public, pg_catalog", "\"$user\", public"];
 
 async fn planted(path: &str) -> ScratchPostgres {
@@ -146,7 +147,8 @@ fn calls_nothing_planted(path: &str, arguments: &[&str], environment: &[(&str, &
 async fn no_command_and_no_relay_calls_planted_objects() {
     for path in PATHS {
         let server = planted(path).await;
-        // `Database::on` runs `init --apply`, as a superuser.
+        // `Database::on` runs `init --apply` as a superuser, so a planted object would run with all
+        // rights.
         let database = Database::on(server).await;
         pin(&database).await;
         assert_eq!(calls(&database).await, 0, "init with {path}");
@@ -194,7 +196,7 @@ async fn no_command_and_no_relay_calls_planted_objects() {
         .await;
         commands(&[&["quarantine", "discard", "--all", "--yes"]]);
         relay.stop().await;
-        // A recovery calls no planted object either.
+        // Check that a recovery calls no planted object either.
         database.drop_slot().await;
         insert_orders(&database, 50, 5).await;
         commands(&[&["recover", "--dry-run"], &["recover", "--yes"]]);
@@ -297,8 +299,8 @@ async fn ids_of_types_from_public_are_delivered_and_recovered() {
     }
 }
 
-/// Creates a table whose ids have the type `kind`. Checks that the relay records its first row from
-/// the stream, and its second row in a recovery.
+/// Creates a table whose ids have the type `kind`. Checks that the relay records the table's first
+/// row from the stream, and the second row in a recovery.
 async fn is_delivered_and_recovered(
     client: &tokio_postgres::Client,
     kind: &str,
@@ -352,7 +354,7 @@ async fn is_delivered_and_recovered(
     for (nth, id) in [(1, ids[0]), (2, ids[1])] {
         client.batch_execute(&insert(id)).await.unwrap();
         if nth == 2 {
-            // After a lost slot the rows come from the table.
+            // Drop the slot, so that the relay reads this row from the table.
             let drop = format!("SELECT pg_drop_replication_slot('{slot}')");
             eventually("the slot is free", || async {
                 client.batch_execute(&drop).await.ok()

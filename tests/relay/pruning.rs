@@ -6,11 +6,11 @@ use pubsub_emulator::RunningEmulator;
 use crate::exceptions::{BAD, poison, stored, wait_until_vouched};
 use crate::harness::{self, Database, Relay, eventually, postrider};
 
-/// More rows than `prune` reads in one step.
+/// Number of old rows: more than `prune` reads in one step.
 const OLD: u32 = 12_000;
 
-/// Runs `postrider prune --older-than 7d --yes --json`. Returns the exit status, and the JSON output or,
-/// if there is none, standard error.
+/// Runs `postrider prune --older-than 7d --yes --json`. Returns the exit status and the JSON
+/// output, or standard error if there is no JSON output.
 fn prune(database: &Database, dispatch: &str) -> (Option<i32>, serde_json::Value) {
     let environment = [
         ("DATABASE_URL", database.url.as_str()),
@@ -66,7 +66,7 @@ pub(crate) async fn wait_until_settled(database: &Database) {
     eventually(
         "the position is durable, the floor is above all rows",
         || async {
-            // A checkpoint logs the running transactions, which lets `restart_lsn` advance.
+            // A checkpoint writes the running transactions to the WAL, which lets `restart_lsn` advance.
             database.execute("CHECKPOINT").await;
             (database.number(settled).await == 1).then_some(())
         },
@@ -74,8 +74,8 @@ pub(crate) async fn wait_until_settled(database: &Database) {
     .await;
 }
 
-/// Restarts the relay, because its first audit raises the floor soon after the start. Then waits with
-/// [`wait_until_settled`].
+/// Restarts the relay, whose first audit runs soon after the start and raises the floor. Then waits
+/// with [`wait_until_settled`].
 async fn restarted(database: &Database, relay: Relay, run: &impl Fn() -> Relay) -> Relay {
     relay.stop().await;
     let relay = run();
@@ -148,7 +148,7 @@ async fn without_records_prune_deletes_below_the_floor_and_keeps_quarantined_eve
     wait_until_stored(&emulator, OLD + 100).await;
     age_records(&database).await;
 
-    // `prune` uses the relay's dispatch mode, not the command's setting.
+    // `prune` must use the relay's dispatch mode, and not the command's own setting.
     let (code, json) = prune(&database, "full");
     assert_eq!(code, Some(0), "{json:#}");
     assert_eq!(json["tables"][0]["rows"], OLD, "{json:#}");
@@ -169,7 +169,7 @@ async fn without_records_prune_deletes_below_the_floor_and_keeps_quarantined_eve
     let (code, json) = prune(&database, "exceptions");
     assert_eq!(code, Some(3), "{json:#}");
     assert!(
-        json.as_str().unwrap().contains("error[slot-missing]"),
+        json.as_str().unwrap().contains("\"slot-missing\""),
         "{json:#}"
     );
     database.execute(&recreate).await;
@@ -178,7 +178,7 @@ async fn without_records_prune_deletes_below_the_floor_and_keeps_quarantined_eve
     wait_until_stored(&emulator, OLD + 200).await;
     relay.stop().await;
     let after = emulator.journal().counts().stored_messages;
-    // The recovery repeats rows above the floor, but no pruned row.
+    // The recovery repeats rows above the floor, but cannot repeat a pruned row.
     assert!(
         (before + 100..=before + 200).contains(&after),
         "{before} {after}"
@@ -222,7 +222,7 @@ async fn records_behind_the_confirmed_position_outlive_pruning_and_a_restart_rep
 
     relay.kill_9();
     harness::wait_until_killed_relays_are_gone(&database, &emulator).await;
-    // Move rows while no relay runs. The stream will send these rows as inserts.
+    // Move rows while no relay runs. PostgreSQL will stream these rows as inserts.
     database
         .execute(
             "WITH moved AS (DELETE FROM outbox.events WHERE aggregateid LIKE 'late-%' RETURNING *) \

@@ -1,4 +1,4 @@
-//! The publication is altered, or a table is altered while the relay reads its rows.
+//! Tests in which the publication is altered, or a table is altered while the relay reads its rows.
 
 use std::time::Duration;
 
@@ -55,10 +55,11 @@ async fn a_row_filter_refuses_a_start_and_is_reported_and_repaired_while_streami
     recorded(&database, 2).await;
 }
 
-/// pgoutput caches whether the publication contains a table. Transaction A inserts rows while the table
-/// is out of the publication, and more rows after the table is back. The first session streams
-/// transaction B before A, so pgoutput sends all rows of A. The next session begins with A, so pgoutput
-/// leaves out the first rows of A, and the later rows of A have different ordinals.
+/// pgoutput caches whether the publication contains a table. Transaction A inserts rows while the
+/// table is out of the publication, and more rows after the table is back. Transaction B commits
+/// before A. In the first session B comes first, so pgoutput has cached that the publication contains the table,
+/// and sends all rows of A. The next session begins with A and an empty cache, so pgoutput leaves out the first
+/// rows of A, and the later rows of A get different ordinals.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_transaction_with_other_rows_after_a_restart_is_recognised_by_its_event_ids() {
     let mut database = Database::private().await;
@@ -81,14 +82,15 @@ async fn a_transaction_with_other_rows_after_a_restart_is_recognised_by_its_even
     }
     let end = insert(&["later-1", "later-2", "later-3", "later-4", "later-5"]);
     open.batch_execute(&format!("{end}; COMMIT")).await.unwrap();
-    // The three events of the gap and the five later ones, minus the three that are refused.
+    // Of the three events of the gap and the five later ones, three are refused.
     recorded(&database, 2 + 8 - 3).await;
     relay.kill_9();
-    // Keep refusing until all requests of the killed relay have arrived.
+    // Keep refusing until all requests of the killed relay have arrived, so that Pub/Sub stores none of
+    // them.
     harness::wait_until_killed_relays_are_gone(&database, &emulator).await;
     emulator.faults().lift_all();
     let relay = Relay::start(&database, &emulator);
-    relay.wait_for_log("was decoded with other rows").await;
+    relay.wait_for_log("was decoded with different rows").await;
     database.wait_until_recorded().await;
     recorded(&database, 2 + 8).await;
     let report = harness::check(&database, &emulator).await;
@@ -120,7 +122,7 @@ async fn rows_of_a_gap_come_once_even_if_their_table_is_altered_meanwhile() {
         )
         .await;
     database.execute(IN).await;
-    // The relay has read some rows. The next rows wait for memory.
+    // By now the relay has read some of the rows, and the next rows wait for memory.
     relay.wait_for_log("pubsub-unreachable").await;
     tokio::time::sleep(Duration::from_millis(500)).await;
     database
@@ -159,8 +161,8 @@ async fn a_recovery_restarts_when_a_table_is_altered_while_it_reads() {
     })
     .await;
     altering.batch_execute("COMMIT").await.unwrap();
-    // From PostgreSQL 16 on, the relay already waits in its query of the publication, and so reads the
-    // current columns.
+    // From PostgreSQL 16 on, the relay already waits in its query of the publication, so it reads
+    // the current columns.
     if waits_to_read {
         relay
             .wait_for_log("was altered after the relay looked up")
@@ -220,8 +222,8 @@ async fn a_recovery_skips_no_row_of_a_table_rewritten_before_its_turn() {
         .faults()
         .inject(Fault::new(Action::Fail(Code::Unavailable)));
     let relay = start();
-    // The relay reads the first table until its memory is full. Rewrite the other table before the
-    // relay reads it.
+    // By now the relay has read the first table until its memory was full. Rewrite the other table
+    // before the relay reads it.
     relay.wait_for_log("pubsub-unreachable").await;
     tokio::time::sleep(Duration::from_millis(500)).await;
     database
@@ -243,8 +245,8 @@ async fn a_recovery_skips_no_row_of_a_table_rewritten_before_its_turn() {
     relay.stop().await;
 }
 
-/// Event ids of numbered rows depend on `inserted_xid`. If the stream sends rows without this column,
-/// the relay must still give them the event ids that the same rows have in the table.
+/// Event ids of numbered rows depend on `inserted_xid`. If PostgreSQL streams rows without this
+/// column, the relay must still give them the event ids that the same rows have in the table.
 #[tokio::test(flavor = "multi_thread")]
 async fn leaving_inserted_xid_out_of_the_column_list_for_a_moment_repeats_nothing() {
     let database = Database::private().await;

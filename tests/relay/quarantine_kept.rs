@@ -1,5 +1,5 @@
-//! The quarantine survives crashes of the relay and a lost slot, with or without full records, and
-//! its events can be released afterwards.
+//! Tests that the quarantine survives crashes of the relay and a lost slot, with or without full records,
+//! and that its events can be released afterwards.
 
 use crate::exceptions::{
     assert_whole_and_in_order, insert, insert_bad, poison, release, rows, wait_until_delivered,

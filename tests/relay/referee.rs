@@ -24,8 +24,8 @@ use tonic::transport::Channel;
 use crate::harness::{self, Database, PATIENCE, Relay};
 use crate::http::free_addr;
 
-/// The emulator's process. Tests that run at the same time share this process, and the last of them
-/// ends it.
+/// The emulator's process. Tests that run at the same time share this process, and it ends with the
+/// last of these tests.
 #[derive(Debug)]
 struct GoogleEmulator {
     child: Child,
@@ -130,8 +130,8 @@ impl Referee {
         self.publisher.delete_topic(request).await.unwrap();
     }
 
-    /// Attaches a schema to the topic `order.events`, so that it accepts only payloads like `{"n": 1}`,
-    /// or detaches the schema.
+    /// Attaches a schema to the topic `order.events`, so that the topic accepts only payloads like `{"n":
+    /// 1}`, or detaches the schema.
     pub(crate) async fn require_a_number(&mut self, required: bool) {
         let schema = format!("projects/{}/schemas/order", self.project);
         if required {
@@ -190,7 +190,7 @@ impl Referee {
         };
         let listed = self.subscriber.list_subscriptions(list).await.unwrap();
         let subscriptions = listed.into_inner().subscriptions;
-        // A subscription whose topic is deleted gets no messages, and a pull from it takes 90
+        // Skip a subscription whose topic is deleted: it gets no messages, and a pull from it takes 90
         // seconds.
         let open = |subscription: &Subscription| subscription.topic != "_deleted-topic_";
         let mut count = 0;
@@ -220,8 +220,8 @@ impl Referee {
         count
     }
 
-    /// Pulls until every event that is `published` in the database has been received. Then pulls until
-    /// three pulls in a row bring nothing, to receive unexpected messages too.
+    /// Pulls until every event that is `published` in the database has been received. Then pulls
+    /// until three pulls in a row return no message, to receive unexpected messages too.
     pub(crate) async fn receive(&mut self, database: &Database, relay: &Relay) {
         let mut missing: BTreeSet<String> =
             published(database).await.into_values().flatten().collect();

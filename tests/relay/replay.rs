@@ -124,13 +124,14 @@ async fn a_replay_comes_in_order_and_unmixed_while_services_keep_writing() {
         let again = stored.len() - all.len();
         copies += again as u64;
         assert!(again >= old.len(), "{key}: {again} copies\n{}", relay.log());
-        // The replayed events are the first `again` events of the key, in order and in one block.
+        // Check that the replayed events are the first `again` events of the key, in order and in one
+        // block.
         let block = &all[..again];
         let begin = stored
             .windows(again)
             .rposition(|window| window == block)
             .unwrap_or_else(|| panic!("{key} is not in one block: {stored:?}"));
-        // All other messages are the first copies of the events, in order.
+        // Check that all other messages are the first copies of the events, in order.
         let rest = [&stored[..begin], &stored[begin + again..]].concat();
         assert_eq!(rest, all, "{key}");
     }
@@ -148,7 +149,7 @@ async fn one_event_by_its_id_carries_the_name_of_its_replay() {
     let mut subscriber = Subscriber::new(&emulator, "order.events").await;
     let id = "SELECT id::text FROM outbox.events WHERE version = 7";
     let id = database.text(id).await;
-    // A dry run, and a command without `--yes`, change nothing.
+    // Check that a dry run, and a command without `--yes`, change nothing.
     let found = replayed(&database, 0, &[&id, "--dry-run"]);
     assert_eq!(
         (&found["events"], &found["first_ids"][0]),
@@ -170,12 +171,13 @@ async fn one_event_by_its_id_carries_the_name_of_its_replay() {
     assert_eq!(message.ordering_key, "o-1");
     let stored = emulator.journal().counts().stored_messages;
     assert_eq!(stored, stored_before + 1);
-    // The name of a replay cannot be used again, and a replay that has ended cannot be resumed.
+    // Check that the name of a replay cannot be used again, and that a replay that has ended cannot be
+    // resumed.
     let again = replay(&database, &[&id, "--yes", "--name", "just.one"]);
     assert!(String::from_utf8_lossy(&again.stderr).contains("there is a replay called just.one"));
     let over = replay(&database, &["--resume", "just.one"]);
     assert!(String::from_utf8_lossy(&over.stderr).contains("has ended"));
-    // New events of the key do not carry the attribute.
+    // Check that new events of the key do not carry the attribute `replay`.
     insert_orders(&database, 2, 2).await;
     for message in subscriber.take(2).await {
         assert!(!message.attributes.contains_key("replay"), "{message:?}");
@@ -220,7 +222,7 @@ async fn positions_times_and_keys_choose_events() {
         replayed(&database, 1, &["--key", "O-3", "--dry-run"])["events"],
         0
     );
-    // The value of `--key` never runs as SQL.
+    // Check that the value of `--key` never runs as SQL.
     let evil = replayed(&database, 1, &["--key", "o-3' or true --", "--dry-run"]);
     assert_eq!(evil["events"], 0);
     let wrong = replay(&database, &["--from-lsn", "16/x", "--yes"]);
@@ -237,6 +239,29 @@ async fn positions_times_and_keys_choose_events() {
         10
     );
     assert_eq!(emulator.journal().counts().stored_messages, 50);
+}
+
+/// Checks the messages of one ordering key. `old` are the events that are replayed, `later` are the
+/// messages after the first copies of these events, and `new` are the events that were inserted
+/// during the replay.
+fn old_events_are_repeated_as_a_block(later: &[String], old: &[String], new: &[String]) {
+    // Check that each old event is published again, in order. A crash may repeat some of them.
+    let mut wanted = old.iter().peekable();
+    for id in later {
+        wanted.next_if(|wanted| *wanted == id);
+    }
+    assert_eq!(wanted.peek(), None);
+    // Check that no new event is published between two old events.
+    let is_old = |id: &&String| old.contains(id);
+    let last_old = later.iter().rposition(|id| is_old(&id)).unwrap();
+    let first_old = later.iter().position(|id| is_old(&id)).unwrap();
+    assert!(later[first_old..=last_old].iter().all(|id| is_old(&id)));
+    // Check that new events are complete and in order.
+    let mut new = new.iter().peekable();
+    for id in later {
+        new.next_if(|wanted| *wanted == id);
+    }
+    assert_eq!(new.peek(), None);
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -286,28 +311,9 @@ async fn a_replay_continues_after_a_crash_of_the_relay_and_of_the_command() {
         let (stored, all) = (stored(&emulator), database.expected().await);
         for (stream, ids) in &first {
             let copies = &stored[&stream.ordering_key];
-            // After the first copies, each old event is published again, in order. A crash repeats
-            // some of them.
+            println!("{policy} {stream:?}");
             let later = &copies[ids.len()..];
-            let mut wanted = ids.iter().peekable();
-            for id in later {
-                wanted.next_if(|wanted| *wanted == id);
-            }
-            assert_eq!(wanted.peek(), None, "{policy} {stream:?}");
-            // No new event is published between two old events.
-            let is_old = |id: &&String| ids.contains(id);
-            let last_old = later.iter().rposition(|id| is_old(&id)).unwrap();
-            let first_old = later.iter().position(|id| is_old(&id)).unwrap();
-            assert!(
-                later[first_old..=last_old].iter().all(|id| is_old(&id)),
-                "{policy} {stream:?}"
-            );
-            // New events are complete and in order.
-            let mut new = all[stream][ids.len()..].iter().peekable();
-            for id in later {
-                new.next_if(|wanted| *wanted == id);
-            }
-            assert_eq!(new.peek(), None, "{policy} {stream:?}");
+            old_events_are_repeated_as_a_block(later, ids, &all[stream][ids.len()..]);
         }
         relay.stop().await;
     }

@@ -1,5 +1,5 @@
-//! The relay or PostgreSQL ends at a bad moment. Recorded events are not sent again, and no event
-//! is lost.
+//! Tests in which the relay or PostgreSQL ends at an inconvenient moment. Recorded events are not sent
+//! again, and no event is lost.
 
 use std::time::Duration;
 
@@ -247,7 +247,8 @@ async fn a_transaction_begun_before_others_were_confirmed_is_delivered_after_a_r
         .await
         .unwrap();
     tokio::spawn(connection);
-    // This transaction's row is in the WAL before the rows of transactions that commit earlier.
+    // This transaction's row is in the WAL before the rows of transactions that commit earlier, so the
+    // order of rows and the order of commits differ.
     early
         .batch_execute(
             "BEGIN; INSERT INTO outbox.events \

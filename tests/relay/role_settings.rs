@@ -1,5 +1,5 @@
-//! A role, a database or a table has settings that the relay does not expect. The relay overrides
-//! these settings, or reports what to change. The relay loses and repeats no event.
+//! Tests in which a role, a database or a table has settings that the relay does not expect. The relay
+//! overrides these settings, or reports what to change. The relay loses and repeats no event.
 
 use std::time::Duration;
 
@@ -164,7 +164,7 @@ async fn a_stricter_isolation_level_makes_no_audit_repeat_events_in_flight() {
     );
 }
 
-/// Types whose text form depends on settings of the session, each with a value.
+/// Types of ids whose text form depends on the settings of the session, each with a value.
 const ID_TYPES: [(&str, &str); 4] = [
     ("double precision", "0.1234567"),
     ("interval", "1 day 02:03:04"),

@@ -1,5 +1,5 @@
-//! The log contains no password, token, private key or payload, not even at trace level with the
-//! lines of all libraries, and not even after errors.
+//! Tests that the relay's log contains no password, token, private key or payload, not even at trace
+//! level with the lines of all libraries, and not even after errors.
 
 use std::process::{Child, Stdio};
 use std::time::Instant;
@@ -12,12 +12,12 @@ use crate::connections::{PASSWORD, PASSWORD_IN_URL, Secured};
 use crate::harness::{self, Database, PATIENCE, eventually};
 use crate::service::{rsa_key, service_account, tls_in_front_of};
 
-/// A text in every payload.
+/// A secret text in every payload.
 const PAYLOAD: &str = "tell-nobody-4711";
-/// A text in a header of every event.
+/// A secret text in a header of every event.
 const HEADER: &str = "nor-this-0815";
 
-/// The beginning of an access token, which is JSON in base64.
+/// The beginning of each access token. A token begins with a JSON object in base64.
 const TOKEN: &str = "eyJ";
 
 /// The event that Pub/Sub refuses at first.
@@ -97,7 +97,7 @@ impl Secrets {
     }
 
     fn assert_unseen(&self, output: &str, when: &str) {
-        // The payload as Rust's debug output shows bytes.
+        // Search for the payload also in the form in which Rust's debug output shows bytes.
         let listed = PAYLOAD.bytes().map(|b| b.to_string()).collect::<Vec<_>>();
         let listed = listed.join(", ");
         for secret in self.0.iter().chain([&listed]) {
@@ -154,6 +154,40 @@ async fn publish_attempts_and_the_walsender_fail(database: &Database, emulator: 
     database.wait_until_recorded().await;
 }
 
+/// Returns a wrong password and wrong keys. Each entry has a text for the failure messages of the test, the
+/// URL of the database, the path of the key file, and the code of the expected error.
+fn wrong_credentials(
+    secured: &Secured,
+    private_key: &str,
+    (url, account): (&str, &str),
+) -> [(&'static str, String, String, &'static str); 3] {
+    let wrong_password = url.replace("s3cret", "s3cretguess");
+    let broken_key = private_key.replacen("MII", "MII*", 1);
+    let broken_account = secured.write("broken.json", &service_account(&broken_key));
+    let half = service_account(private_key);
+    let half_account = secured.write("half.json", &half[..half.len() / 2]);
+    [
+        (
+            "after a wrong password",
+            wrong_password,
+            account.to_owned(),
+            "postgres-authentication",
+        ),
+        (
+            "after half a key file",
+            url.to_owned(),
+            half_account,
+            "credentials-missing",
+        ),
+        (
+            "after a broken key",
+            url.to_owned(),
+            broken_account,
+            "credentials-unavailable",
+        ),
+    ]
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn no_secret_is_printed_at_trace_level_when_things_go_wrong() {
     let Some(private_key) = rsa_key() else {
@@ -181,33 +215,10 @@ async fn no_secret_is_printed_at_trace_level_when_things_go_wrong() {
         ]
     };
 
-    let wrong_password = url.replace("s3cret", "s3cretguess");
     let secrets = Secrets([secrets.0, vec!["guess".to_owned()]].concat());
-    let broken_key = private_key.replacen("MII", "MII*", 1);
-    let broken_account = secured.write("broken.json", &service_account(&broken_key));
-    let half = service_account(&private_key);
-    let half_account = secured.write("half.json", &half[..half.len() / 2]);
     insert(database, 1).await;
-    for (when, url, account, code) in [
-        (
-            "after a wrong password",
-            &wrong_password,
-            &account,
-            "postgres-authentication",
-        ),
-        (
-            "after half a key file",
-            &url,
-            &half_account,
-            "credentials-missing",
-        ),
-        (
-            "after a broken key",
-            &url,
-            &broken_account,
-            "pubsub-unauthenticated",
-        ),
-    ] {
+    let wrong = wrong_credentials(&secured, &private_key, (&url, &account));
+    for (when, url, account, code) in &wrong {
         let relay = Traced::start(&environment(url, account));
         relay.wait_for(code).await;
         secrets.assert_unseen(&relay.text(), when);
@@ -255,7 +266,8 @@ async fn rows_are_audited_and_released(database: &Database, emulator: &RunningEm
     let url = [("DATABASE_URL", database.url.as_str())];
     let release = harness::postrider(&["quarantine", "release", "--all"], &url).output();
     assert!(release.unwrap().status.success());
-    // The relay also tries the other bad event again, and returns it to quarantine.
+    // The relay also tries the event that is too long again, and returns it to quarantine. So do not wait for
+    // an empty quarantine, but until no event is released and none of key o-2 is in quarantine.
     eventually("the releasable events are published", || async {
         let waiting = "SELECT count(*) FROM outbox.dispatch \
                        WHERE state = 'released' OR (state = 'quarantined' AND ordering_key = 'o-2')";
@@ -274,7 +286,7 @@ async fn no_secret_is_printed_at_trace_level_for_rows_read_by_sql() {
         .create_topic("projects/demo/topics/dead")
         .await
         .unwrap();
-    // Refuse the event on its own topic only: its dead letter has the same event id.
+    // Refuse the event on its own topic only, because its dead letter has the same event id.
     let event_id = BAD.to_owned();
     let poison = Fault::new(Action::Poison { event_id }).on_topic("order.events");
     emulator.faults().inject(poison);
@@ -313,6 +325,11 @@ async fn no_secret_is_printed_at_trace_level_for_rows_read_by_sql() {
         &["quarantine", "list"],
         &["quarantine", "show", BAD],
         &["recover", "--dry-run"],
+        &["status"],
+        &["event", BAD],
+        &["audit"],
+        &["prune", "--older-than", "1d", "--dry-run"],
+        &["replay", "--since", "1h", "--dry-run"],
     ] {
         let output = harness::postrider(command, &talkative).output().unwrap();
         let printed = [output.stdout, output.stderr].concat();

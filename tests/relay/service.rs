@@ -1,6 +1,6 @@
-//! The relay publishes to an endpoint with TLS and Application Default Credentials, like the real
-//! service. The endpoint is our emulator behind a TLS terminator. The relay uses a service account
-//! and signs its tokens locally.
+//! Tests of a relay that publishes to an endpoint with TLS and Application Default Credentials, as with
+//! the real service. The endpoint is our emulator behind a TLS terminator. The relay uses a service
+//! account and signs its tokens locally.
 
 use std::net::SocketAddr;
 use std::process::{Command, Stdio};
@@ -80,7 +80,7 @@ pub(crate) async fn tls_in_front_of(target: String) -> (u16, String) {
             tokio::spawn(async move {
                 let mut plain = TcpStream::connect(target).await.unwrap();
                 if let Ok(mut secure) = acceptor.accept(stream).await {
-                    // The copy ends when either side closes its connection.
+                    // Ignore an error, because the copy ends when either side closes its connection.
                     let _ = tokio::io::copy_bidirectional(&mut secure, &mut plain).await;
                 }
             });
@@ -157,7 +157,8 @@ async fn an_endpoint_with_a_wrong_or_untrusted_certificate_gets_nothing() {
     let account = write("account.json", service_account(&private_key));
     let (known, other) = (write("ca.pem", ca_pem), write("other.pem", other_pem));
     insert_orders(&database, 20, 5).await;
-    // The certificate is for `localhost`.
+    // The certificate is valid for `localhost` only. The relay must refuse it if the authority is
+    // unknown, and for another host.
     for (host, authorities) in [("localhost", &other), ("127.0.0.1", &known)] {
         let endpoint = format!("https://{host}:{port}");
         let relay = relay_to(&database, &endpoint, &account, authorities);
@@ -180,7 +181,7 @@ async fn an_endpoint_with_a_wrong_or_untrusted_certificate_gets_nothing() {
     assert!(once, "{report}");
 }
 
-/// One entry per call: whether the call carried an `authorization` header.
+/// For each call, whether the call carried an `authorization` header.
 type Calls = Arc<Mutex<Vec<bool>>>;
 
 /// Starts a server that refuses every call as unauthenticated, and notes which calls carried
@@ -246,7 +247,7 @@ async fn a_token_is_never_sent_to_a_plain_text_endpoint_even_if_it_asks() {
         );
         calls.lock().unwrap().clear();
     }
-    // The second server gets the token, because the relay may send it over TLS.
+    // The second server gets the token, because the relay may send the token over TLS.
     let endpoint = format!("https://localhost:{tls_port}");
     let _relay = relay_to(&database, &endpoint, &account, &ca);
     let calls_with = some_calls(&calls_over_tls).await;

@@ -1,5 +1,5 @@
-//! `DATABASE_URL` names several servers. The tests check which server the relay uses, at the start and
-//! after a failover.
+//! Tests with a `DATABASE_URL` that names several servers. They check which server the relay uses, at the
+//! start and after a failover.
 
 use scratch_postgres::{ScratchPostgres, StopMode};
 use tokio::net::TcpListener;
@@ -58,7 +58,7 @@ async fn sessions(client: &Client, kind: &str) -> i64 {
     row.unwrap().get(0)
 }
 
-/// The server of the relay's last session, according to the log.
+/// The server of the relay's last session, according to the relay's log.
 fn host_of_last_session(relay: &Relay) -> String {
     let log = relay.log();
     let streaming = log.lines().rfind(|line| line.contains("streaming "));
@@ -157,8 +157,9 @@ async fn after_a_failover_the_relay_goes_to_the_new_primary_by_itself_and_loses_
     relay.stop().await;
 }
 
-/// The old primary starts again after the failover, so there are two primaries. Only the failover tool
-/// can prevent this, by fencing. But the relay must keep all connections of a session on one server.
+/// The old primary starts again after the failover, so there are two primaries. Only the failover
+/// tool can prevent two primaries, by fencing. But the relay must keep all connections of a session
+/// on one server.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_session_stays_on_its_server_when_the_old_primary_comes_back() {
     let mut pair = Pair::start().await;
@@ -169,7 +170,7 @@ async fn a_session_stays_on_its_server_when_the_old_primary_comes_back() {
     let url = format!("postgres://postgres@127.0.0.1:{primary},127.0.0.1:{standby}/postgres");
     let relay = Relay::start_with(&pair.database, &host, &[("DATABASE_URL", &url)]);
     let supervisor = "SELECT min(pid)::bigint FROM pg_stat_activity \
-                      WHERE application_name = 'postrider supervisor'";
+                      WHERE application_name LIKE 'postrider supervisor%'";
     let pid_on_new = || async {
         let row = pair.on_standby.query_one(supervisor, &[]).await.unwrap();
         row.get::<_, Option<i64>>(0)

@@ -1,5 +1,5 @@
-//! Graceful shutdown: on SIGTERM at any moment the relay exits in time, and the next relay resends
-//! only unrecorded events, if any.
+//! Tests of the graceful shutdown: on SIGTERM at any moment the relay exits in time, and the next relay
+//! resends only unrecorded events, if any.
 
 use std::time::{Duration, Instant};
 
@@ -12,8 +12,8 @@ use crate::load::{Load, proxied, wait_for_more};
 
 const TIMEOUT: (&str, &str) = ("POSTRIDER_SHUTDOWN_TIMEOUT_S", "1");
 
-/// The time that a shutdown may take beyond `shutdown_timeout_s`: three seconds to record answers,
-/// three to end the session, two to write the last position, and a margin for slow machines.
+/// How long a shutdown may take beyond `shutdown_timeout_s`: three seconds to record answers, three
+/// to end the session, two to write the last position, and a margin for slow machines.
 const BEYOND: Duration = Duration::from_secs(12);
 
 /// Checks that SIGTERM ends the relay in time and with success.
@@ -143,7 +143,9 @@ async fn sigterm_while_pubsub_does_not_answer_and_a_second_sigterm_exits_at_once
         .await
         .unwrap();
     relay.terminate();
-    relay.wait_for_log("a second signal ends at once").await;
+    relay
+        .wait_for_log("a second signal ends the program immediately")
+        .await;
     let began = Instant::now();
     relay.terminate();
     assert_eq!(relay.wait().await.code(), Some(130));
@@ -234,7 +236,7 @@ async fn sigterm_during_a_recovery_which_the_next_relay_completes() {
         "the recovery has not ended"
     );
     emulator.faults().lift_all();
-    // The relay removes the mark after the last event is recorded.
+    // The relay removes the mark only after the last event is recorded, so wait until the mark is gone.
     let _relay = the_next_one_delivers_all(&database, &emulator).await;
     harness::eventually("the recovery has ended", || async {
         (database.number(MARKED).await == 0).then_some(())
@@ -264,7 +266,8 @@ async fn sigterm_during_a_release_which_the_next_relay_completes() {
         &[("DATABASE_URL", &database.url)],
     );
     assert!({ released }.output().unwrap().status.success());
-    // A release sends a few hundred events at a time.
+    // A release sends a few hundred events at a time, so a relay that is stopped early leaves some
+    // of them.
     let mut left = database.number(RELEASED).await;
     assert_eq!(left, 1_996);
     for _ in 0..2 {
@@ -311,17 +314,18 @@ async fn sigterm_at_any_moment_under_load_repeats_nothing() {
         .inject(Fault::new(Action::Delay(Duration::from_millis(10))));
     let seed = seed();
     println!("{SEED}={seed}");
-    // xorshift cannot leave the state 0.
+    // Avoid the state 0, because xorshift cannot leave it.
     let mut random = seed.max(1);
     let load = Load::start(&database);
     for _ in 0..6 {
-        // xorshift64
+        // One step of xorshift64.
         random ^= random << 13;
         random ^= random >> 7;
         random ^= random << 17;
         let relay = Relay::start(&database, &emulator);
         relay.wait_until_it_takes_sigterm().await;
-        // Sleep for a random time, because the signal must come at any moment, not after an event.
+        // Sleep for a random time, because the signal must come at any moment, not only right after
+        // an event.
         tokio::time::sleep(Duration::from_millis(random % 1_200)).await;
         relay.stop().await;
     }

@@ -81,7 +81,7 @@ async fn insert_traced(database: &Database, id: &str, key: &str, flags: &str) {
     database.execute(&sql).await;
 }
 
-/// Inserts events with a `traceparent` that W3C's rules do not allow.
+/// Inserts events with a `traceparent` that the W3C specification does not allow.
 async fn insert_with_a_wrong_context(database: &Database) {
     let nothing = "0".repeat(32);
     for wrong in [

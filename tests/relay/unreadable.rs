@@ -1,4 +1,4 @@
-//! Somebody has removed log files that a slot needs from the server. No event is lost.
+//! Tests in which WAL files that a slot needs are removed from the server. No event is lost.
 
 use pubsub_emulator::RunningEmulator;
 use scratch_postgres::{Builder, ScratchPostgres, StopMode};
@@ -18,8 +18,9 @@ async fn served_on(server: Builder) -> (Database, RunningEmulator) {
     (database, emulator)
 }
 
-/// Removes the log files that the slot needs but the server itself does not, and restarts the server.
-async fn remove_log(database: &mut Database) {
+/// Removes the WAL files that the slot needs but the server itself does not, and restarts the
+/// server.
+async fn remove_wal(database: &mut Database) {
     database
         .execute("SELECT pg_switch_wal(); CHECKPOINT; SELECT pg_switch_wal(); CHECKPOINT")
         .await;
@@ -45,11 +46,11 @@ async fn remove_log(database: &mut Database) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn rows_whose_log_was_removed_come_from_the_table() {
+async fn rows_whose_wal_was_removed_come_from_the_table() {
     let server = ScratchPostgres::builder().initdb_arg("--wal-segsize=1");
     let (mut database, emulator) = served_on(server).await;
     insert_orders(&database, 300, 5).await;
-    remove_log(&mut database).await;
+    remove_wal(&mut database).await;
     let lost = "SELECT count(*) FROM pg_replication_slots WHERE wal_status = 'lost'";
     assert_eq!(database.number(lost).await, 0, "the server has not noticed");
     let relay = Relay::start(&database, &emulator);

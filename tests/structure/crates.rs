@@ -1,5 +1,5 @@
-//! The crates of the product: which crates of the workspace each crate may use, and on which crates
-//! it must not depend.
+//! Checks the rules for the crates of the product: which crates of the workspace each crate may use, and
+//! which dependencies it must not have.
 
 use std::path::PathBuf;
 
@@ -27,7 +27,7 @@ struct CrateRule {
     folder: &'static str,
     /// The crates of this workspace that the crate may use.
     uses: &'static [&'static str],
-    /// Crates that the crate must not use, because it works without them.
+    /// Dependencies that the crate must not have, because it works without them.
     never: &'static [&'static str],
 }
 
@@ -42,7 +42,7 @@ const CRATES: [CrateRule; 7] = [
         uses: &["decoder"],
         never: &PUBSUB,
     },
-    // A tool of the repository. No package of the product may depend on it.
+    // A tool for the repository. No package of the product may depend on it.
     CrateRule {
         folder: "crates/book",
         uses: &["xtask"],
@@ -70,14 +70,14 @@ const CRATES: [CrateRule; 7] = [
     },
 ];
 
-/// The folders with the source of the product, as opposed to its tests and tools.
+/// The source folders of the product, without its tests and tools.
 pub(crate) fn product() -> Vec<PathBuf> {
     let crates = CRATES.iter().map(|rule| root().join(rule.folder));
     let folders = std::iter::once(root().to_owned()).chain(crates);
     folders.map(|folder| folder.join("src")).collect()
 }
 
-/// The packages of this workspace on which a manifest depends.
+/// The packages of this workspace on which the package with this manifest depends.
 fn our_packages(manifest: &str) -> Vec<&str> {
     let ours = manifest.lines().filter(|line| line.contains("{ path = "));
     ours.filter_map(|line| line.split(' ').next()).collect()

@@ -1,18 +1,18 @@
-//! Checks that few files name the mode of the setting `dispatch`. The others ask `RecordKeeping` what
-//! the mode means for them.
+//! Checks that only few files name the mode of the setting `dispatch`. The other files ask
+//! `RecordKeeping` about the consequences of the mode.
 
 use regex_lite::Regex;
 
 use crate::crates::product;
 use crate::source::{modules_in, shown};
 
-/// The most files that may name the mode in their code, apart from tests.
+/// Maximum number of files whose code may name the mode, apart from tests.
 const FILES_MAX: usize = 8;
 
-/// Where the questions about the mode are answered.
+/// The file that answers the questions about the mode.
 const HOME: &str = "src/store/relay_row/record_keeping.rs";
 
-/// Matches the type of the setting, its variant, and a comparison with its word.
+/// Matches the type of the setting, its variant, and a comparison with the word "exceptions".
 const MODE: &str = r#"\b(?:Dispatch|Exceptions)\b|[!=]= "exceptions""#;
 
 #[test]

@@ -1,4 +1,4 @@
-//! Checks that imports point downwards and form no circles, and that no folder is too large.
+//! Checks that imports point downwards and form no cycles, and that no folder is too large.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -6,8 +6,8 @@ use std::path::Path;
 use crate::crates::product;
 use crate::source::{SourceFile, modules, modules_in, read, root, rust_files, shown};
 
-/// The folders and files of `src`, from the bottom to the top. Each entry may import only earlier
-/// entries.
+/// The modules of `src`, from the bottom layer to the top. Each module may import only earlier
+/// ones.
 const LAYERS: [&str; 22] = [
     "build_info",
     "environment",
@@ -33,11 +33,11 @@ const LAYERS: [&str; 22] = [
     "cli",
 ];
 
-/// The largest share of the lines of `src` that one folder may have, in percent. A larger folder is
-/// about several subjects.
+/// Maximum share of the lines of `src` in one folder, in percent. A larger folder is about several
+/// subjects and should be split.
 const FOLDER_PERCENT_MAX: usize = 20;
 
-/// The paths in a use tree: `a::{b, c::D}` is `a::b` and `a::c::D`.
+/// Lists the paths in a use tree: `a::{b, c::D}` becomes `a::b` and `a::c::D`.
 fn paths_in(prefix: &str, tree: &str, paths: &mut Vec<String>) {
     let tree = tree.trim();
     let Some((head, rest)) = tree.split_once('{') else {
@@ -78,7 +78,7 @@ pub(crate) fn imports(file: &SourceFile) -> Vec<Vec<String>> {
     {
         let found = &rest[at..];
         let end = found.find(|c| !is_path(c)).unwrap_or(found.len());
-        // A use tree ends with its statement.
+        // A path with braces is a use tree, which extends to the end of its statement.
         let end = match found[end..].chars().next() {
             Some('{') => found.find(';').unwrap_or(found.len()),
             _ => end,
@@ -124,8 +124,8 @@ fn a_folder_imports_only_folders_of_lower_layers() {
     );
 }
 
-/// Whether modules that can be reached from the end of `trail` import each other in a circle. If
-/// so, `trail` then holds the circle.
+/// Whether modules that can be reached from the end of `trail` import each other in a cycle. If
+/// they do, `trail` contains the cycle afterwards.
 fn circle<'a>(
     edges: &BTreeMap<&'a [String], BTreeSet<&'a [String]>>,
     trail: &mut Vec<&'a [String]>,
@@ -163,7 +163,7 @@ fn sibling_modules_form_no_circle() {
     assert!(edges.iter().sum::<usize>() > 100, "{edges:?}");
 }
 
-/// Checks that modules with the same parent do not import each other in a circle. Returns how many
+/// Checks that modules with the same parent do not import each other in a cycle. Returns how many
 /// modules import such a sibling.
 fn check_circles(folder: &Path) -> usize {
     let files = modules_in(folder);

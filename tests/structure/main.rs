@@ -1,7 +1,7 @@
-//! Checks the shape of the code: each type name is unique, files are short, folders form layers,
-//! and crates use only crates below them. Only the listed folders have SQL on our own tables, only one
-//! crate and the listed files query the catalogue, and the views call `ops`. Few files name the mode of
-//! dispatch.
+//! Checks the structure of the code. Each type name is unique, files are short, folders form layers,
+//! and crates use only crates below them. Only the listed folders contain SQL on our own tables. Only
+//! one crate and the listed files query the catalog. The views call `ops`. Few files name the
+//! dispatch mode. The lock file of the fuzzers is complete.
 
 mod crates;
 mod dispatch_mode;
@@ -16,11 +16,11 @@ use std::path::{Path, PathBuf};
 
 use source::{read, root, rust_files, test_modules, without_tests};
 
-/// Each crate may have an alias of this name for its own error.
+/// The only type name that several crates may define: each may have an alias for results with its own error.
 const ALIAS_PER_CRATE: &str = "Result";
 
-/// The most lines that a file may have. A longer file is about two ideas: split it, `x.rs` into
-/// `x.rs` and `x/part.rs`.
+/// Maximum number of lines of a file. A longer file is about two ideas: split `x.rs` into `x.rs` and
+/// `x/part.rs`.
 const LINES_MAX: usize = 400;
 
 /// The name of the type or trait that a line defines. Associated types do not count.

@@ -36,7 +36,7 @@ pub(crate) fn module(line: &str) -> Option<&str> {
     is_declaration.then(|| rest.trim_end_matches([';', '{', ' ']))
 }
 
-/// The files and folders of the test modules that this file declares.
+/// The files and folders of the test modules that the file `path` declares.
 pub(crate) fn test_modules(path: &Path, text: &str) -> Vec<PathBuf> {
     let is_root = ["mod.rs", "lib.rs", "main.rs"]
         .iter()
@@ -54,7 +54,7 @@ pub(crate) fn test_modules(path: &Path, text: &str) -> Vec<PathBuf> {
         .collect()
 }
 
-/// The lines of a file, without the test modules that are in the file.
+/// The lines of a file, without its inline test modules.
 pub(crate) fn without_tests(text: &str) -> Vec<&str> {
     let mut kept = Vec::new();
     let mut lines = text.lines().peekable();
@@ -83,13 +83,12 @@ pub(crate) fn shown(path: &Path) -> String {
     path.display().to_string()
 }
 
-/// The modules of the root package, except test modules and the roots of the crate.
+/// The modules of the root package, except test modules and the crate roots.
 pub(crate) fn modules() -> Vec<SourceFile> {
     modules_in(&root().join("src"))
 }
 
-/// The modules of the crate with this source folder, except test modules and the roots of the
-/// crate.
+/// The modules of the crate with this source folder, except test modules and the crate roots.
 pub(crate) fn modules_in(folder: &Path) -> Vec<SourceFile> {
     let files: Vec<(PathBuf, String)> = rust_files(folder)
         .into_iter()
@@ -114,9 +113,10 @@ pub(crate) fn modules_in(folder: &Path) -> Vec<SourceFile> {
     files.collect()
 }
 
-/// The string literals of code, without their quotes and with their escapes.
+/// The string literals in code, without their quotes. Escapes stay as they are.
 pub(crate) fn literals(code: &str) -> Vec<&str> {
-    // Matches a comment, a character or a string, but not a lifetime.
+    // Matches a comment, a character or a string, but not a lifetime. Only a match of a string has a
+    // second group.
     let token = r#"//[^\n]*|'(\\.|[^'\\])'|"((?:\\[\s\S]|[^"\\])*)""#;
     let token = Regex::new(token).expect("a valid pattern");
     let found = token.captures_iter(code).filter_map(|found| found.get(2));

@@ -1,5 +1,5 @@
-//! Checks that only `src/store` and `src/cli/init` have SQL on the tables of the schema `outbox`,
-//! and that only `slot-manager` and the files listed here query PostgreSQL's catalogue.
+//! Checks that only `src/store` and `src/cli/init` contain SQL on the tables of the schema
+//! `outbox`, and that only `slot-manager` and the files listed here query PostgreSQL's catalog.
 
 use std::collections::BTreeSet;
 use std::sync::LazyLock;
@@ -9,10 +9,11 @@ use regex_lite::Regex;
 use crate::crates::product;
 use crate::source::{SourceFile, literals, modules_in, root, shown};
 
-/// Where SQL may name the tables of the schema `outbox`. `cli/init` creates and migrates them.
+/// The folders whose SQL may name the tables of the schema `outbox`. `cli/init` creates and
+/// migrates these tables.
 const OWNERS_OF_SQL: [&str; 2] = ["src/store/", "src/cli/init/"];
 
-/// The modules of the product, except those of `slot-manager`.
+/// The modules of the product, except the modules of `slot-manager`.
 fn clients() -> Vec<SourceFile> {
     let slot_manager = root().join("slot-manager");
     let folders = product().into_iter();
@@ -51,8 +52,8 @@ fn only_the_store_has_sql_on_our_own_tables() {
     );
 }
 
-/// Functions that do not read the catalogue. Scans of a table and DDL use them for a value of a
-/// row, its transaction or our own transaction.
+/// Functions that do not read the catalog, although their names look like it. Scans of a table
+/// and DDL use them to get a value about a row, its transaction or the current transaction.
 const NOT_OF_THE_CATALOGUE: [&str; 7] = [
     "pg_advisory_xact_lock",
     "pg_column_size",
@@ -63,8 +64,8 @@ const NOT_OF_THE_CATALOGUE: [&str; 7] = [
     "pg_xact_commit_timestamp",
 ];
 
-/// Matches a catalogue or a view of statistics in a statement, a function that reads them, a cast
-/// that looks up a name, and SHOW.
+/// Matches a statement that reads the catalog: a catalog table or a statistics view, a function
+/// that reads them, a cast that looks up a name, or SHOW.
 static OF_THE_CATALOGUE: LazyLock<Regex> = LazyLock::new(|| {
     const TABLE: &str = r"(?:from|join|,)[\s\\]+(?:pg_catalog\.)?pg_\w+\b|\binformation_schema\.";
     const FUNCTION: &str = r"\b(pg_\w+|current_setting|current_database|format_type|to_reg\w+|has_\w+_privilege|row_security_active)\(";
@@ -79,17 +80,25 @@ fn is_catalogue_query(literal: &str) -> bool {
     })
 }
 
-/// The source files that may query the catalogue without `slot-manager`, each with the reason. In
-/// `src/store/`, only a statement that also names our own tables may do so, because the state of
-/// the server could change between two statements.
-const MAY_ASK_THE_CATALOGUE: [(&str, &str); 7] = [
+/// The source files outside `slot-manager` that may query the catalog, each with the reason. In
+/// `src/store/`, only a statement that also names our own tables may query it. Such a statement reads
+/// both at the same moment. Between two separate statements, the state of the server could change.
+const MAY_ASK_THE_CATALOGUE: [(&str, &str); 9] = [
     (
         "src/cli/init/script",
         "the DDL of `init` depends on the objects that exist",
     ),
     (
+        "src/store/capture_record/recovery_progress.rs",
+        "the progress of a recovery is recorded only while our walsender reads the slot",
+    ),
+    (
+        "src/store/capture_record/resolved.rs",
+        "a floor is raised only while our walsender reads the slot",
+    ),
+    (
         "src/store/capture_record.rs",
-        "a floor is raised only while our walsender reads the slot; an adopted record gets a new OID",
+        "an adopted record gets a new OID",
     ),
     (
         "src/store/dispatch/pruning.rs",
@@ -101,7 +110,8 @@ const MAY_ASK_THE_CATALOGUE: [(&str, &str); 7] = [
     ),
     (
         "src/store/relay_row.rs",
-        "records are moved to positions before the end of the WAL",
+        "records are moved to positions before the end of the WAL; a relay says why it does not deliver, \
+         unless another session reads the slot",
     ),
     (
         "src/store/relay_row/audits.rs",
@@ -113,7 +123,8 @@ const MAY_ASK_THE_CATALOGUE: [(&str, &str); 7] = [
     ),
 ];
 
-/// The entry of `MAY_ASK_THE_CATALOGUE` that allows this statement to query the catalogue.
+/// Returns the entry of `MAY_ASK_THE_CATALOGUE` that allows this statement to query the catalog,
+/// if there is one.
 fn allowing_place(path: &str, literal: &str) -> Option<&'static str> {
     let mut places = MAY_ASK_THE_CATALOGUE.iter().map(|(place, _)| *place);
     let place = places.find(|place| path.starts_with(place))?;

@@ -11,8 +11,8 @@ use xtask::step;
 use crate::schedule::Outcome;
 use crate::verdict::{Event, Evidence, Violation};
 
-/// How many violations of each kind the summary shows. People usually keep only the end of a log,
-/// so the summary must be short.
+/// How many violations of each kind the summary shows. The summary must be short, because people
+/// usually keep only the end of a log.
 const VIOLATIONS_SHOWN: usize = 2;
 const LOG_LINES_SHOWN: usize = 60;
 const LOG_LINES_SUMMED_UP: usize = 4;
@@ -20,7 +20,7 @@ const LINE_SUMMED_UP: usize = 300;
 
 /// Writes everything to a file and prints the end of the relays' logs. Returns a summary: the plan,
 /// what happened, the last log lines, the violations, and the command that replays the schedule.
-/// The most important parts come last, because often only the end of a log is kept.
+/// The most important parts come last, because people often keep only the end of a log.
 pub(crate) fn show(seed: u64, outcome: &Outcome, server_log: &str) -> String {
     let index = outcome.plan.index;
     let file = step::target_folder()
@@ -62,7 +62,8 @@ fn last(lines: &[String], count: usize) -> &[String] {
     &lines[lines.len().saturating_sub(count)..]
 }
 
-/// One line for each of the first violations of each kind, and a line that counts the others.
+/// Returns one line for each of the first violations of each kind. If a kind has more violations, one more
+/// line counts them.
 fn of_each_kind(violations: &[Violation]) -> Vec<String> {
     let mut kinds: Vec<(_, Vec<&Violation>)> = Vec::new();
     for violation in violations {
@@ -111,7 +112,8 @@ fn head(seed: u64, outcome: &Outcome) -> String {
     text
 }
 
-/// One line per event with everything that happened to the event, sorted by topic, key and version.
+/// Returns one line per event with everything that happened to the event, sorted by topic, key and
+/// version.
 pub(crate) fn history(evidence: &Evidence) -> Vec<String> {
     let mut sent: HashMap<&str, Vec<u64>> = HashMap::new();
     for attempt in &evidence.attempts {

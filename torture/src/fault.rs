@@ -17,7 +17,7 @@ pub(crate) enum Fault {
     TerminateWalsender,
     /// `pg_terminate_backend` ends all SQL sessions of the relays.
     TerminateSql,
-    /// Nobody can write to the dispatch table for this time.
+    /// No session can write to the dispatch table for this time.
     LockDispatch(Duration),
     /// PostgreSQL goes down for this time.
     Server(Outage, Duration),
@@ -35,24 +35,26 @@ pub(crate) enum Fault {
     Network(Side, Trouble, Duration),
     /// The slot is lost while the relay is in this state.
     SlotLost(Down, Loss),
-    /// The stream omits the outbox table for this time, because the publication or the relay's
-    /// settings do not contain it.
+    /// The stream does not contain the outbox table during this time, because the publication or the
+    /// relay's settings do not contain it.
     Gap(Down, Unpublished, Duration),
     /// The outbox table is replaced by another one with the same name.
     Replaced(Down, Replacement),
-    /// A row is committed that is longer than the relay accepts from the stream.
+    /// A service commits a row that is longer than the relay accepts from the stream.
     TooLong,
-    /// All refusals are lifted, and everything in quarantine is released.
+    /// A service commits a row with bytes that have no form in UTF-8. The number identifies the row in its schedule.
+    Undecodable(u64),
+    /// Pub/Sub accepts the refused events from now on, and everything in quarantine is released.
     Release,
 }
 
-/// The state of the relay at the moment of the fault.
+/// What happens to a relay right before the fault.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Down {
     Running,
-    /// The relay was killed by `kill -9` before. A new relay starts afterwards.
+    /// The relay is killed by SIGKILL before the fault. A new relay starts afterwards.
     Killed,
-    /// The relay was stopped by SIGTERM before. A new relay starts afterwards.
+    /// The relay is stopped by SIGTERM before the fault. A new relay starts afterwards.
     Stopped,
 }
 
@@ -66,22 +68,22 @@ pub(crate) enum Loss {
     Invalidated,
 }
 
-/// How the outbox table is kept out of the stream.
+/// Why the stream does not contain the outbox table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Unpublished {
     TableOut,
     PublicationDropped,
-    /// For a while, the slot is served by a relay whose settings name another table.
+    /// For a while, a relay whose settings name another table reads from the slot.
     NotInSettings,
 }
 
-/// What happens to the rows of the old table.
+/// What happens to the rows of the replaced table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Replacement {
     /// The rows are copied to the new table before it takes the old table's name.
     Copied,
-    /// The rows are dropped with the old table. The WAL still has the rows that were not published
-    /// yet.
+    /// The rows are dropped with the old table. Rows that were not published yet are then only in
+    /// the WAL.
     Recreated,
 }
 
@@ -92,7 +94,7 @@ pub(crate) enum Side {
     Pubsub,
 }
 
-/// A disturbance of the network.
+/// How the network is disturbed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Trouble {
     /// No bytes pass until the fault ends. Then all bytes arrive.
@@ -116,7 +118,7 @@ pub(crate) enum Outage {
 }
 
 impl Fault {
-    /// Whether the fault withholds answers, so that attempts to publish end only by the relay's own
+    /// Whether the fault withholds answers, so that an attempt to publish ends only with the relay's own
     /// timeout.
     pub(crate) fn withholds_answers(&self) -> bool {
         matches!(
@@ -126,7 +128,7 @@ impl Fault {
         )
     }
 
-    /// Whether the relay may lose its lease because of this fault.
+    /// Whether the fault can make the relay lose its lease.
     pub(crate) fn tries_the_lease(&self) -> bool {
         matches!(
             self,
@@ -135,9 +137,9 @@ impl Fault {
         )
     }
 
-    /// Whether the fault makes the stream omit rows that are then delivered after later rows of
-    /// their key. This happens after a gap in the publication, and when the relay mistakes a
-    /// recreated slot for its old slot.
+    /// Whether the fault makes the stream omit rows, which the relay then publishes after later
+    /// rows of their key. This happens after a gap in the stream, and when the relay mistakes a recreated
+    /// slot for its old slot.
     pub(crate) fn leaves_late_rows(&self) -> bool {
         match self {
             Fault::Gap(..) => true,
@@ -146,19 +148,22 @@ impl Fault {
         }
     }
 
-    /// Whether the slot cannot deliver some rows, so that the relay must read them from their
+    /// Whether the slot cannot deliver some rows, so that the relay must read these rows from their
     /// table.
     pub(crate) fn needs_new_slot(&self) -> bool {
-        matches!(self, Fault::SlotLost(..) | Fault::TooLong)
+        matches!(
+            self,
+            Fault::SlotLost(..) | Fault::TooLong | Fault::Undecodable(_)
+        )
     }
 
-    /// Whether the relay can recognise a recreated slot only by the final position that its clean
-    /// stop recorded.
+    /// Whether the relay can recognise a recreated slot only by comparing its position with the
+    /// final position that the relay's clean stop recorded.
     pub(crate) fn follows_a_clean_stop(&self) -> bool {
         matches!(self, Fault::SlotLost(Down::Stopped, Loss::Recreated))
     }
 
-    /// How long the fault lasts after it was caused.
+    /// How long the fault continues after the harness has caused it.
     pub(crate) fn lasts(&self) -> Duration {
         match self {
             Fault::PublishFor(_, span)
@@ -167,8 +172,9 @@ impl Fault {
             | Fault::LockDispatch(span)
             | Fault::Network(_, _, span) => *span,
             // Long enough for the relay to read the row twice and then create a new slot.
-            Fault::TooLong => Duration::from_secs(30),
-            // These faults are over as soon as they have been caused.
+            Fault::TooLong | Fault::Undecodable(_) => Duration::from_secs(30),
+            // These faults last only a moment, or the harness waits until they are over. (The judges do not
+            // need the end of `Publish`, because this fault explains no duplicate.)
             Fault::Kill(_)
             | Fault::Stop(_)
             | Fault::Freeze(_)
@@ -232,6 +238,7 @@ impl fmt::Display for Fault {
                 write!(f, "the table is {how:?} under its name, the relay {down}")
             }
             Fault::TooLong => f.write_str("a row is too long for the stream"),
+            Fault::Undecodable(number) => write!(f, "row {number} that has no form in UTF-8"),
             Fault::Release => {
                 f.write_str("refusals are lifted and everything in quarantine is released")
             }

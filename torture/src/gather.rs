@@ -11,7 +11,7 @@ use crate::schedule::topic;
 use crate::verdict::{Event, Record};
 
 /// The transaction label of old rows, which were in the outbox before a relay captured the table.
-/// The judges do not count these rows as events.
+/// The judges do not count old rows as events.
 pub(crate) const HISTORY: &str = "history";
 
 /// Reads every committed event, including the events of a dropped outbox table.
@@ -30,12 +30,11 @@ where
         .map_err(|e| format!("{sql}: {e:?}"))
 }
 
-/// The single number that a query returns.
 pub(crate) async fn count(client: &Client, sql: &str) -> Result<i64, String> {
     one(client, sql).await
 }
 
-/// Ids of events without a record.
+/// Ids of events without a dispatch row.
 pub(crate) async fn unrecorded(client: &Client) -> Result<HashSet<String>, String> {
     let sql = format!(
         "SELECT e.id::text FROM {EVENTS} e \
@@ -61,7 +60,7 @@ pub(crate) async fn set_aside(client: &Client) -> Result<HashSet<String>, String
     Ok(rows.iter().map(|row| row.get(0)).collect())
 }
 
-/// All committed events: the rows of the current outbox table and of dropped ones.
+/// All committed events: the rows of the current outbox table and the rows of dropped ones.
 pub(crate) async fn events(client: &Client) -> Result<Vec<Event>, String> {
     let sql = format!(
         "SELECT id::text, aggregatetype, coalesce(aggregateid, ''), coalesce(version, 0), \
@@ -81,7 +80,6 @@ pub(crate) async fn events(client: &Client) -> Result<Vec<Event>, String> {
     Ok(rows.iter().map(event).collect())
 }
 
-/// The rows of the dispatch table.
 pub(crate) async fn records(client: &Client) -> Result<Vec<Record>, String> {
     let rows = client
         .query(

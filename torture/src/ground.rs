@@ -13,7 +13,7 @@ use tokio_postgres::{Client, NoTls};
 use crate::fault::Outage;
 use crate::plan::Plan;
 
-/// A database of the same server that no relay captures.
+/// A second database on the same server. No relay reads from it.
 const BYSTANDER: &str = "bystander";
 
 /// The role that prepares the databases and owns everything in them.
@@ -22,7 +22,7 @@ const OWNER: &str = "postgres";
 /// The role of the relays.
 const RELAY: &str = "torture_relay";
 
-/// How long PostgreSQL may take to stop while a relay streams from it (G6).
+/// How long PostgreSQL may take to stop while a relay streams from it (guarantee G6).
 const STOP_LIMIT: Duration = Duration::from_secs(30);
 
 /// How long to wait for a server that is starting.
@@ -58,8 +58,8 @@ impl Ground {
         };
         let admin = connect(&ground.socket_url("postgres")).await?;
         execute(&admin, &format!("CREATE DATABASE {BYSTANDER}")).await?;
-        // The relay's role has only the rights that the documentation gives it. Roles belong to the
-        // whole server, so they are created once, before the first database.
+        // The relay's role has only the rights that the documentation tells operators to grant.
+        // Roles belong to the whole server, so they are created once, before the first database.
         let roles = format!(
             "CREATE ROLE postrider_writer; CREATE ROLE postrider_relay; \
              CREATE ROLE {RELAY} LOGIN REPLICATION IN ROLE postrider_relay"
@@ -70,7 +70,7 @@ impl Ground {
         Ok(ground)
     }
 
-    /// The server's address for the relay, when there is no proxy.
+    /// The server's address, which the relay uses if there is no proxy.
     pub(crate) fn address(&self) -> SocketAddr {
         self.address
     }
@@ -84,7 +84,8 @@ impl Ground {
     pub(crate) async fn database(&self, plan: &Plan) -> Result<Database, String> {
         let name = format!("torture_{}", plan.index);
         let admin = connect(&self.socket_url("postgres")).await?;
-        execute(&admin, &format!("CREATE DATABASE {name}")).await?;
+        let encoding = plan.table.encoding.of_database();
+        execute(&admin, &format!("CREATE DATABASE {name}{encoding}")).await?;
         execute(
             &admin,
             &format!(
@@ -152,7 +153,7 @@ impl Ground {
         Ok(())
     }
 
-    /// The end of the server's log.
+    /// Returns the last lines of the server's log.
     pub(crate) fn log_tail(&self, lines: usize) -> String {
         let server = self.server.lock().unwrap_or_else(PoisonError::into_inner);
         let log = server.log().unwrap_or_else(|e| e.to_string());
@@ -195,8 +196,8 @@ pub(crate) async fn connect(url: &str) -> Result<Client, String> {
     loop {
         match tokio_postgres::connect(url, NoTls).await {
             Ok((client, connection)) => {
-                // The task ends when the client is dropped or the connection breaks. If the
-                // connection breaks, the client's next statement fails.
+                // Nothing has to wait for the task: it ends when the client is dropped or the connection
+                // breaks. If the connection breaks, the client's next statement fails.
                 tokio::spawn(connection);
                 return Ok(client);
             }

@@ -1,17 +1,22 @@
-//! The log lines of a schedule's relays, and the times at which each relay started, streamed and
-//! ended, by the journal's clock.
+//! The log lines of a schedule's relays, and the times at which each relay started, streamed and ended.
+//! All times are on the clock of the emulator's journal, like the times of publish attempts.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-/// Log lines which show that a relay streams: it reads from the slot, or has delivered all rows
-/// that it had to read from the tables first.
+/// Log lines which show that a relay streams: the first says that it reads from the slot, the
+/// second that it has delivered all rows that it had to read from the tables first.
 const STREAMS: [&str; 2] = ["streaming slot=", "recovered: every row"];
-/// Log line of a relay that begins to deliver rows from the tables.
-const RECOVERS: &str = "every row without a record in outbox.dispatch";
-/// Log line of a relay that gives up its requests in flight.
+/// Log lines of a relay that begins to deliver rows from the tables.
+const RECOVERS: [&str; 2] = [
+    "every row without a record in outbox.dispatch",
+    // Logged by a relay that keeps its slot.
+    "every row without a known outcome from the tables",
+];
+/// Log line of a relay that abandons its requests in flight, because PostgreSQL has released its
+/// slot.
 const GIVEN_UP: &str = "PostgreSQL has released the slot";
-/// Log line of a relay that stops recording, because another session has its slot.
+/// Log line of a relay that stops recording, because another session has taken over its slot.
 const SUCCEEDED: &str = "another session has taken over the slot";
 
 /// A handle to the log. Clones share it.
@@ -20,7 +25,6 @@ pub(crate) struct Log {
     inner: Arc<Mutex<Logged>>,
 }
 
-/// The contents of the log.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Logged {
     pub(crate) lines: Vec<String>,
@@ -46,13 +50,13 @@ pub(crate) struct Life {
     pub(crate) pid: u32,
     pub(crate) born: Duration,
     pub(crate) died: Option<Duration>,
-    /// When the relay logged that it streams. The relay reads the existing dispatch rows shortly
-    /// before each of these times.
+    /// When the relay logged that it streams. The relay reads the existing dispatch rows shortly before each
+    /// of these times, so afterwards it knows which events were recorded before that read.
     pub(crate) streams: Vec<Duration>,
 }
 
 impl Log {
-    /// Notes that a relay was started.
+    /// Notes that the harness has started a relay.
     pub(crate) fn born(&self, pid: u32, at: Duration) {
         let mut log = self.lock();
         let line = format!("{:8.3} -- relay {pid} starts", at.as_secs_f64());
@@ -70,7 +74,7 @@ impl Log {
         let mut log = self.lock();
         log.lines
             .push(format!("{:8.3} [{pid}] {line}", at.as_secs_f64()));
-        if line.contains(RECOVERS) {
+        if RECOVERS.iter().any(|said| line.contains(said)) {
             log.recovers.push(at);
         }
         if line.contains(GIVEN_UP) {
@@ -85,7 +89,7 @@ impl Log {
         }
     }
 
-    /// Notes that a relay is gone.
+    /// Notes that a relay has ended.
     pub(crate) fn died(&self, pid: u32, at: Duration, how: &str) {
         let mut log = self.lock();
         let line = format!("{:8.3} -- relay {pid} {how}", at.as_secs_f64());
@@ -95,7 +99,7 @@ impl Log {
         }
     }
 
-    /// Whether the relay has logged anything.
+    /// Whether the relay has logged a line.
     pub(crate) fn has_spoken(&self, pid: u32) -> bool {
         let name = format!(" [{pid}] ");
         self.lock().lines.iter().any(|line| line.contains(&name))

@@ -14,27 +14,28 @@ use crate::ground::execute;
 use crate::relay::{Relay, binary};
 use crate::stage::Stage;
 
-/// Limit for each wait for PostgreSQL or a relay.
+/// How long each wait for PostgreSQL or a relay may take.
 pub(crate) const LIMIT: Duration = Duration::from_secs(60);
 
 pub(crate) const POLL_INTERVAL: Duration = Duration::from_millis(10);
 
-/// How many WAL segments to fill while `max_slot_wal_keep_size` is 1 MB.
+/// Number of WAL segments to fill while `max_slot_wal_keep_size` is 1 MB, so that the server
+/// invalidates the slot.
 const SEGMENTS: usize = 4;
 
-/// Counts the traces of a clean stop, or of a recovery that has not finished.
+/// Counts the rows of `outbox.relay` that show a clean stop or an unfinished recovery.
 const LEFT: &str =
     "SELECT count(*) FROM outbox.relay WHERE confirmed_is_final OR recovering IS NOT NULL";
 
-/// Events that wait for an operator.
+/// Counts the events that wait for an operator.
 const IN_QUARANTINE: &str = "SELECT count(*) FROM outbox.dispatch WHERE state = 'quarantined'";
-/// Events that should be published but are not yet.
+/// Counts the events that should be published but are not yet.
 const UNDELIVERED: &str =
     "SELECT count(*) FROM outbox.dispatch WHERE state IN ('quarantined', 'released')";
 
 impl Stage<'_> {
-    /// Waits until a relay has recorded a confirmed position. If the slot were lost before that,
-    /// the next relay would treat its start as the first start.
+    /// Waits until a relay has recorded a confirmed position. If the slot were lost earlier, the
+    /// next relay would treat its own start as the first start.
     pub(crate) async fn served(&mut self) -> Result<(), String> {
         let client = self.database.connect().await?;
         let deadline = Instant::now() + LIMIT;
@@ -71,15 +72,15 @@ impl Stage<'_> {
     /// Drops, recreates or invalidates the slot without telling the relay.
     pub(crate) async fn lose_slot(&mut self, down: Down, loss: Loss) -> Result<(), String> {
         if down == Down::Stopped {
-            // Wait until a relay streams, because a relay that does not stream yet leaves no trace
-            // of its clean stop.
+            // Wait until a relay streams, because a relay that does not stream yet records no final
+            // position when it is stopped.
             self.streams().await?;
         }
         let seat = self.take_down(down).await?;
         let client = self.database.connect().await?;
         let slot = &self.database.name;
-        // A relay that was stopped before its session began records no position, so the next relay
-        // would not notice that the slot was recreated. In that case only drop the slot.
+        // If a relay was stopped before its session began, it has recorded no position, so the next
+        // relay would not notice that the slot was recreated. In that case only drop the slot.
         let is_told = down != Down::Stopped || count(&client, LEFT).await? > 0;
         match loss {
             Loss::Dropped => drop_slot(&client, slot).await?,
@@ -88,7 +89,7 @@ impl Stage<'_> {
                 drop_slot(&client, slot).await?;
                 let create =
                     format!("SELECT pg_create_logical_replication_slot('{slot}', 'pgoutput')");
-                // An error is expected if a running relay has already recreated the slot.
+                // Ignore an error, because a running relay may have recreated the slot already.
                 let _ = client.batch_execute(&create).await;
             }
             Loss::Invalidated => invalidate(&client).await?,
@@ -96,8 +97,8 @@ impl Stage<'_> {
         self.replace(seat, Duration::ZERO).await
     }
 
-    /// Takes the outbox table out of the publication or the relay's settings, and puts it back
-    /// after `span`.
+    /// Removes the outbox table from the publication or from the relay's settings, and adds it
+    /// again after `span`.
     pub(crate) async fn leave_out(
         &mut self,
         down: Down,
@@ -131,8 +132,8 @@ impl Stage<'_> {
         self.replace(seat, Duration::ZERO).await
     }
 
-    /// Acts like an operator who has removed the cause: lifts all refusals and releases everything
-    /// in quarantine.
+    /// Acts like an operator who has fixed the cause of the refusals: lifts all refusals and
+    /// releases everything in quarantine.
     pub(crate) async fn release(&mut self) -> Result<(), String> {
         for id in self.poison.drain(..) {
             self.pubsub.lift(id);
@@ -160,9 +161,9 @@ impl Stage<'_> {
         }
     }
 
-    /// Releases again and again until every quarantined event is published. One release is not
-    /// enough: an event that was refused just before the refusals were lifted may enter quarantine
-    /// after the first release.
+    /// Releases repeatedly until every quarantined event is published. One release is not enough:
+    /// an event that was refused just before the refusals were lifted may enter quarantine after
+    /// the first release.
     pub(crate) async fn release_all(&mut self) -> Result<(), String> {
         let client = self.database.connect().await?;
         let deadline = Instant::now() + LIMIT;
@@ -178,8 +179,8 @@ impl Stage<'_> {
     }
 }
 
-/// Terminates the slot's reader and drops the slot. Repeats both until the slot is gone, because a
-/// new reader may take the slot in between.
+/// Terminates the session that reads from the slot, and drops the slot. Repeats both until the slot
+/// is gone, because a new session may take the slot in between.
 async fn drop_slot(client: &Client, slot: &str) -> Result<(), String> {
     let deadline = Instant::now() + LIMIT;
     let throw_out = format!(
@@ -200,7 +201,7 @@ async fn drop_slot(client: &Client, slot: &str) -> Result<(), String> {
     }
 }
 
-/// Makes the server invalidate every slot that still needs older WAL segments. Lowers
+/// Makes the server invalidate every slot that still needs older WAL segments: lowers
 /// `max_slot_wal_keep_size`, fills some segments, and resets the setting.
 async fn invalidate(client: &Client) -> Result<(), String> {
     execute(client, "ALTER SYSTEM SET max_slot_wal_keep_size = '1MB'").await?;

@@ -1,9 +1,9 @@
 //! `cargo xtask torture`: seeded schedules of faults against the real relay and a real PostgreSQL.
 //!
-//! A schedule is planned from its seed (`plan`), played (`schedule`, with `stage`, `workload` and
-//! `watch`), and judged by the evidence it left (`verdict`). Each job has a server of its own
-//! (`ground`) and plays one schedule after another. Each schedule has its own database, slot and
-//! emulator, and runs the program like a user does.
+//! `plan` draws a schedule from its seed. `schedule` plays it, with `stage`, `workload` and
+//! `watch`. `verdict` judges the evidence. Each job has its own server (`ground`) and plays one
+//! schedule after another. Each schedule has its own database, slot and emulator, and runs the
+//! program as a user would.
 
 mod dossier;
 mod fault;
@@ -35,7 +35,7 @@ use tokio::task::JoinSet;
 use xtask::step;
 
 use ground::Ground;
-use plan::{Plan, Temper};
+use plan::{FaultFamily, Plan};
 use report::Totals;
 
 /// Seeded schedules of crashes, outages and faults against the relay, judged afterwards
@@ -56,7 +56,7 @@ struct TortureArgs {
     only: Option<u64>,
     /// Play only schedules with this family of faults
     #[arg(long, value_enum)]
-    kind: Option<Temper>,
+    kind: Option<FaultFamily>,
     /// Schedules that run at once, each with a PostgreSQL server of its own; one per core by
     /// default
     #[arg(long)]
@@ -104,7 +104,7 @@ fn run(args: &TortureArgs) -> Result<(), String> {
     if totals.failures.is_empty() {
         return Ok(());
     }
-    // Prints the failures again, because people keep and read the end of a log.
+    // Print the failures again at the end, because people usually keep only the end of a log.
     for failure in &totals.failures {
         eprintln!("\n{failure}");
     }
@@ -147,7 +147,7 @@ struct Board {
     deadline: Option<Instant>,
     stop: AtomicBool,
     keep_going: bool,
-    kind: Option<Temper>,
+    kind: Option<FaultFamily>,
     totals: Mutex<Totals>,
 }
 
@@ -200,12 +200,12 @@ async fn play(args: &TortureArgs, seed: u64) -> Result<Totals, String> {
     Ok(std::mem::take(&mut totals))
 }
 
-/// Plays schedules one after another on a server of its own.
+/// Plays schedules one after another on its own server.
 async fn job(board: Arc<Board>) -> Result<(), String> {
     let ground = Ground::start().await?;
     while let Some(index) = board.take() {
         let plan = Plan::draw(board.seed, index);
-        if board.kind.is_some_and(|kind| kind != plan.temper) {
+        if board.kind.is_some_and(|kind| kind != plan.fault_family) {
             continue;
         }
         let outcome = schedule::run(plan, &ground)

@@ -1,8 +1,8 @@
 //! Everything that happens in one schedule, decided by the seed before anything starts.
 //!
-//! A plan is plain data: what is written, the relay's settings, and the faults with their moments.
-//! A replay of a schedule has the same transactions, and the same faults in the same order at the
-//! same planned moments. Only the scheduling of threads and processes differs.
+//! A plan is plain data: what is written, the relay's settings, and the faults with the moments at which
+//! they happen. A replay of a schedule has the same transactions, and the same faults in the same order
+//! at the same planned moments. Only the scheduling of threads and processes differs.
 
 mod steps;
 mod table;
@@ -14,24 +14,24 @@ use std::time::Duration;
 use crate::fault::Fault;
 use crate::random::Random;
 use crate::verdict::FromTable;
-pub(crate) use table::TablePlan;
+pub(crate) use table::{Encoding, TablePlan};
 
-/// The kinds of aggregates. Each kind has a topic of its own.
+/// The kinds of aggregates. Each kind has its own topic.
 pub(crate) const KINDS: [&str; 3] = ["order", "invoice", "parcel"];
 
 /// Everything about one schedule.
 #[derive(Debug, Clone)]
 pub(crate) struct Plan {
     pub(crate) index: u64,
-    pub(crate) temper: Temper,
+    pub(crate) fault_family: FaultFamily,
     pub(crate) relay: RelayPlan,
     pub(crate) workload: WorkloadPlan,
     pub(crate) table: TablePlan,
-    /// The relay begins its work only when the writers have finished, so it works off a backlog.
+    /// If true, no relay runs while the writers write, so the next relay finds a backlog.
     pub(crate) backlog: bool,
     /// How long Pub/Sub delays each answer, so that faults find requests in flight.
     pub(crate) answer_delay: Duration,
-    /// Pub/Sub sends GOAWAY to each connection that reaches this age.
+    /// The age at which Pub/Sub sends GOAWAY on a connection. `None` means never.
     pub(crate) goaway: Option<Duration>,
     /// When events that Pub/Sub refuses are released.
     pub(crate) release: Release,
@@ -42,45 +42,57 @@ pub(crate) struct Plan {
 
 /// The family of faults of a schedule.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
-pub(crate) enum Temper {
-    /// No crashes: only clean stops, ended sessions, a locked dispatch table and refusals by
-    /// Pub/Sub. With `dispatch = full`, few of these faults explain a duplicate (see
-    /// `verdict::duplicates`).
+pub(crate) enum FaultFamily {
+    /// No crashes: only clean stops, ended sessions, a locked dispatch table and refusals by Pub/Sub. With
+    /// `dispatch = full`, only few of these faults can explain a duplicate (see `verdict::duplicates`).
     Gentle,
     /// Mostly `kill -9` of the relay.
     Crashes,
-    /// Crashes of the relay, and a Pub/Sub that misbehaves.
+    /// Crashes of the relay, and a Pub/Sub that fails requests, withholds answers or cuts connections.
     Pubsub,
     /// Crashes of the relay, and a PostgreSQL that stops, crashes and cuts connections.
     Postgres,
-    /// Two relays. One of them, usually the active relay, is killed, stopped, frozen or cut off
-    /// from PostgreSQL.
+    /// Two relays. One of them, usually the active one, is killed, stopped, frozen or cut off from PostgreSQL.
     Standby,
     /// Crashes of the relay, and networks that stall, drop, delay and break.
     Network,
     /// Crashes of the relay, and a slot that is dropped, recreated or invalidated by the server.
     Loss,
-    /// A publication that is altered, or dropped and recreated, while rows are written. Or a relay
-    /// without the outbox table in its settings.
+    /// A publication that is altered, or dropped and recreated, while rows are written, or a relay whose
+    /// settings do not name the outbox table.
     Publication,
-    /// A captured table that is recreated, swapped for a copy, or gets a row that is too long for
-    /// the relay.
+    /// A captured table that is recreated, swapped for a copy, or gets a row that is too long for the relay.
     Tables,
-    /// Crashes of the relay, and Pub/Sub, PostgreSQL and networks that misbehave.
+    /// A database in an encoding that accepts bytes which have no form in UTF-8. PostgreSQL cannot send such rows
+    /// in the stream.
+    Bytes,
+    /// All kinds of faults of the relay, Pub/Sub, PostgreSQL and the networks.
     Everything,
 }
 
-/// When refusals are lifted and quarantined events released.
+/// When Pub/Sub stops refusing events and the quarantined events are released.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Release {
     Never,
     /// After everything else is delivered.
     AtTheEnd,
-    /// By a step of the plan. Events that are quarantined later are released at the end.
+    /// By a step of the plan. Events that are quarantined after this step are released at the end.
     UnderWay,
 }
 
-/// The relay's settings.
+impl Release {
+    fn draw(has_poison: bool, quarantines_key: bool, random: &mut Random) -> Self {
+        match (has_poison, quarantines_key) {
+            (false, _) => Self::Never,
+            (true, true) => random.pick(&[Self::Never, Self::AtTheEnd, Self::UnderWay]),
+            // Not `UnderWay`. Here a refused event goes to quarantine alone, so its release publishes it
+            // after later events of its key. The order of several events that are released in the middle
+            // of a schedule is not defined, so the judges could not check it.
+            (true, false) => random.pick(&[Self::Never, Self::AtTheEnd]),
+        }
+    }
+}
+
 #[derive(Debug, Clone)]
 pub(crate) struct RelayPlan {
     /// How many relays share the slot.
@@ -90,12 +102,12 @@ pub(crate) struct RelayPlan {
     pub(crate) channels: u64,
     pub(crate) publish_timeout: Duration,
     pub(crate) wal_sender_timeout: Duration,
-    /// Whether a refused event makes the later events of its key wait.
+    /// Whether the later events of a key wait while a refused event of the key is in quarantine.
     pub(crate) quarantines_key: bool,
-    /// `dispatch = exceptions`: published events have no record, unless they were quarantined and
-    /// released.
+    /// Whether `dispatch` is `exceptions`. Then published events have no record, unless they were
+    /// quarantined and released.
     pub(crate) exceptions: bool,
-    /// `ordering = bucketed(n)`: aggregates share keys.
+    /// The number of buckets with `ordering = bucketed(n)`. Aggregates then share ordering keys.
     pub(crate) buckets: Option<u64>,
 }
 
@@ -111,17 +123,17 @@ pub(crate) struct WorkloadPlan {
     pub(crate) ddl: bool,
     pub(crate) noise: bool,
     pub(crate) large_rows: bool,
-    /// The table has partitions, and rows are moved between them.
+    /// Whether the table has partitions between which rows are moved.
     pub(crate) moves_rows: bool,
     /// `logical_decoding_work_mem` of the walsender, in kB. With a small value, the walsender
     /// spills transactions to disk.
     pub(crate) decoding_work_mem_kb: u64,
-    /// The transactions with an event that Pub/Sub refuses, as pairs (number of the writer, number
-    /// of the transaction).
+    /// The transactions with an event that Pub/Sub refuses, as pairs of writer number and transaction
+    /// number.
     pub(crate) poison: BTreeSet<(u64, u64)>,
 }
 
-/// A fault and its moment.
+/// A fault, and the moment at which it happens.
 #[derive(Debug, Clone)]
 pub(crate) struct Step {
     pub(crate) when: When,
@@ -137,33 +149,27 @@ pub(crate) enum When {
 }
 
 impl Plan {
-    /// The plan of schedule `index` of `seed`.
+    /// Draws the plan of schedule `index` of a run with this seed.
     pub(crate) fn draw(seed: u64, index: u64) -> Self {
         let mut random = Random::of_schedule(seed, index);
-        let temper = random.weighted(&[
-            (8, Temper::Gentle),
-            (30, Temper::Crashes),
-            (18, Temper::Pubsub),
-            (9, Temper::Postgres),
-            (8, Temper::Standby),
-            (8, Temper::Network),
-            (9, Temper::Loss),
-            (5, Temper::Publication),
-            (6, Temper::Tables),
-            (9, Temper::Everything),
+        let fault_family = random.weighted(&[
+            (8, FaultFamily::Gentle),
+            (30, FaultFamily::Crashes),
+            (18, FaultFamily::Pubsub),
+            (9, FaultFamily::Postgres),
+            (8, FaultFamily::Standby),
+            (8, FaultFamily::Network),
+            (9, FaultFamily::Loss),
+            (5, FaultFamily::Publication),
+            (6, FaultFamily::Tables),
+            (5, FaultFamily::Bytes),
+            (9, FaultFamily::Everything),
         ]);
-        let has_poison = !temper.loses_rows() && random.per_mille(180);
+        let has_poison = !fault_family.loses_rows() && random.per_mille(180);
         let quarantines_key = random.per_mille(650);
-        let release = match (has_poison, quarantines_key) {
-            (false, _) => Release::Never,
-            (true, true) => random.pick(&[Release::Never, Release::AtTheEnd, Release::UnderWay]),
-            // Never `UnderWay`: an event that is quarantined alone is published after later events
-            // of its key, in no defined order with other released events.
-            (true, false) => random.pick(&[Release::Never, Release::AtTheEnd]),
-        };
-        let mut steps = steps::draw(temper, release, &mut random);
-        let writes_beside_faults = matches!(temper, Temper::Publication | Temper::Tables);
-        let backlog = !writes_beside_faults && random.per_mille(250);
+        let release = Release::draw(has_poison, quarantines_key, &mut random);
+        let mut steps = steps::draw(fault_family, release, &mut random);
+        let backlog = !fault_family.writes_beside_faults() && random.per_mille(250);
         let mut beside = random.clone().fork();
         let exceptions = beside.per_mille(330);
         if exceptions {
@@ -172,28 +178,28 @@ impl Plan {
         let mut relay = RelayPlan {
             quarantines_key,
             exceptions,
-            ..RelayPlan::draw(temper, &steps, &mut random)
+            ..RelayPlan::draw(fault_family, &steps, &mut random)
         };
         let says_goaway = beside.per_mille(200);
         let goaway = says_goaway.then(|| beside.millis(50..=1_000));
-        // The judges check quarantined and late events by ordering key, so aggregates share keys
+        // The judges check quarantined events and late events by ordering key. So aggregates share keys
         // (buckets) only in schedules without such events.
-        let can_share_keys = !has_poison && !temper.loses_rows();
+        let can_share_keys = !has_poison && !fault_family.loses_rows();
         if can_share_keys && beside.per_mille(200) {
             relay.buckets = Some(beside.pick(&[1, 2, 8]));
         }
-        let table = TablePlan::draw(temper.loses_rows(), &mut beside);
-        let mut workload = WorkloadPlan::draw(temper, has_poison, &mut random);
-        // Rows are not moved with `exceptions`, because without records the relay cannot tell
-        // whether a moved row was delivered. Where the stream omits rows, they are not moved
-        // either, because the relay may mistake an omitted row for a moved one.
-        let can_move = !exceptions && !matches!(temper, Temper::Tables | Temper::Publication);
+        let table = TablePlan::draw(fault_family, &mut beside);
+        let mut workload = WorkloadPlan::draw(fault_family, has_poison, &mut random);
+        // Rows are not moved with `exceptions`, because without records the relay cannot find out
+        // whether a moved row was delivered. Rows are not moved either if the stream omits rows, because
+        // the relay may mistake an omitted row for a moved one.
+        let can_move = !exceptions && !fault_family.writes_beside_faults();
         let late = |step: &Step| step.fault.leaves_late_rows();
         let can_move = can_move && !steps.iter().any(late);
         workload.moves_rows = beside.per_mille(180) && can_move;
         Self {
             index,
-            temper,
+            fault_family,
             relay,
             workload,
             table,
@@ -210,13 +216,13 @@ impl Plan {
         }
     }
 
-    /// Whether rows may have to be delivered from their table.
+    /// Whether the relay may have to deliver rows from their table.
     pub(crate) fn loses_rows(&self) -> bool {
-        self.temper.loses_rows()
+        self.fault_family.loses_rows()
     }
 
-    /// Whether rows that the stream left out are delivered after later rows of their key. Without
-    /// records (`exceptions`), a lost slot does not cause this, because the relay notices that the
+    /// Whether rows that the stream omits are late: the relay delivers them after later rows of their key.
+    /// With `exceptions` a lost slot does not cause this, because without records the relay notices that the
     /// slot was recreated before it reads from the slot.
     pub(crate) fn leaves_late_rows(&self) -> bool {
         let late = |step: &Step| match step.fault {
@@ -226,7 +232,7 @@ impl Plan {
         self.steps.iter().any(late)
     }
 
-    /// Which events may be read from the table.
+    /// Which events the relay may read from the table, because the stream does not deliver them.
     pub(crate) fn reads_from_table(&self) -> FromTable {
         let needs_new_slot = |step: &Step| step.fault.needs_new_slot();
         match (
@@ -240,9 +246,17 @@ impl Plan {
     }
 }
 
-impl Temper {
+impl FaultFamily {
     fn loses_rows(self) -> bool {
-        matches!(self, Temper::Loss | Temper::Publication | Temper::Tables)
+        self == FaultFamily::Loss || self.writes_beside_faults()
+    }
+
+    /// Whether the faults concern the captured table or its rows. The writers must then write during the faults.
+    fn writes_beside_faults(self) -> bool {
+        matches!(
+            self,
+            FaultFamily::Publication | FaultFamily::Tables | FaultFamily::Bytes
+        )
     }
 }
 
@@ -255,32 +269,35 @@ impl Plan {
 }
 
 impl RelayPlan {
-    fn draw(temper: Temper, steps: &[Step], random: &mut Random) -> Self {
+    fn draw(fault_family: FaultFamily, steps: &[Step], random: &mut Random) -> Self {
         let has = |wanted: fn(&Fault) -> bool| steps.iter().any(|step| wanted(&step.fault));
-        // The timeouts are short where the test must wait for an answer or a session to time out.
-        // Elsewhere they are long, so that a slow machine does not look like a fault. The publish
-        // timeout must be shorter than a quarter of `wal_sender_timeout`, on which the lease
-        // depends.
+        // The timeouts are short if the test must wait for an answer or a session to time out. Otherwise
+        // they are long, so that a slow machine does not look like a fault. The publish timeout must be
+        // shorter than a quarter of `wal_sender_timeout`, because an attempt to publish must end in the last
+        // quarter of the lease.
         let (publish, lease) = match () {
             () if has(Fault::tries_the_lease) => (1, 5),
             () if has(Fault::withholds_answers) => (1, 12),
-            // The relay checks the publication at least eight times per `wal_sender_timeout`.
-            () if matches!(temper, Temper::Publication | Temper::Tables) => (2, 10),
+            // Short, so that the relay finds a gap soon: it checks the publication at least eight times
+            // per `wal_sender_timeout`.
+            () if fault_family.writes_beside_faults() => (2, 10),
             () => (10, 60),
         };
         Self {
-            count: match temper {
-                // The position that a clean stop records is final only if no other relay takes the slot.
-                Temper::Loss if has(Fault::follows_a_clean_stop) => 1,
-                Temper::Standby => 2,
-                Temper::Everything => random.pick(&[1, 2]),
-                Temper::Network | Temper::Loss => random.pick(&[1, 1, 2]),
-                Temper::Publication
-                | Temper::Tables
-                | Temper::Gentle
-                | Temper::Crashes
-                | Temper::Pubsub
-                | Temper::Postgres => 1,
+            count: match fault_family {
+                // Only one relay, because the position that a clean stop records is final only if no
+                // other relay takes the slot afterwards.
+                FaultFamily::Loss if has(Fault::follows_a_clean_stop) => 1,
+                FaultFamily::Standby => 2,
+                FaultFamily::Everything => random.pick(&[1, 2]),
+                FaultFamily::Network | FaultFamily::Loss => random.pick(&[1, 1, 2]),
+                FaultFamily::Publication
+                | FaultFamily::Tables
+                | FaultFamily::Bytes
+                | FaultFamily::Gentle
+                | FaultFamily::Crashes
+                | FaultFamily::Pubsub
+                | FaultFamily::Postgres => 1,
             },
             in_flight_requests: random.pick(&[1, 2, 8, 64, 512]),
             in_flight_mib: random.pick(&[1, 4, 24]),
@@ -295,12 +312,13 @@ impl RelayPlan {
 }
 
 impl WorkloadPlan {
-    fn draw(temper: Temper, has_poison: bool, random: &mut Random) -> Self {
+    fn draw(fault_family: FaultFamily, has_poison: bool, random: &mut Random) -> Self {
         let writers = random.within(2..=5);
-        // The writers must not finish before something happens to their table.
-        let (transactions, pause_ms) = match temper {
-            Temper::Publication | Temper::Tables => (random.within(30..=60), 40),
-            _ => (random.within(10..=60), random.pick(&[0, 5, 20, 40])),
+        // The writers must still be writing when the faults of their table happen.
+        let (transactions, pause_ms) = if fault_family.writes_beside_faults() {
+            (random.within(30..=60), 40)
+        } else {
+            (random.within(10..=60), random.pick(&[0, 5, 20, 40]))
         };
         let mut poison = BTreeSet::new();
         while has_poison && poison.len() < 3 && (poison.is_empty() || random.per_mille(600)) {
@@ -331,7 +349,7 @@ impl fmt::Display for Plan {
             f,
             "{:?}{}{}, {} relay(s): {} requests and {} MiB in flight, {} channels, publish timeout {:?}, \
              lease {:?}{}; answers take {:?}{}",
-            self.temper,
+            self.fault_family,
             if relay.exceptions {
                 " without records"
             } else {

@@ -10,7 +10,8 @@ use crate::ground::{Database, execute};
 use crate::plan::{KINDS, Plan};
 use crate::relay::binary;
 
-/// The outbox table with two partitions, as a service may have created it before `postrider init`.
+/// Creates the outbox table with two partitions, as a service may have created it before `postrider
+/// init`.
 const PARTITIONED: &str = "\
     CREATE SCHEMA outbox; CREATE SEQUENCE outbox.events_seq_seq; \
     CREATE TABLE outbox.events ( \
@@ -70,9 +71,9 @@ impl Database {
         }
     }
 
-    /// Creates aggregates with a version that writers count up. The lock on an aggregate's row
-    /// makes the order of versions the order of commits. The table `shop.former` keeps the events
-    /// of a dropped outbox table.
+    /// Creates aggregates with a version that the writers increment. A writer locks the aggregate's
+    /// row until it commits, so the order of versions is the order of commits. The table
+    /// `shop.former` keeps the events of a dropped outbox table.
     async fn make_shop(&self, plan: &Plan) -> Result<(), String> {
         let kinds = KINDS.map(|kind| format!("'{kind}'")).join(", ");
         let sql = format!(
@@ -92,7 +93,7 @@ impl Database {
 }
 
 /// SQL that inserts old rows with the keys that the writers use. The versions of old rows are lower
-/// than the versions that the writers give.
+/// than the versions of the writers' rows.
 fn history(rows: u64, hot_keys: u64) -> String {
     format!(
         "INSERT INTO outbox.events (aggregatetype, aggregateid, event_type, version, payload) \

@@ -1,14 +1,14 @@
 //! The only source of randomness: the same seed gives the same draws on every machine.
 //!
-//! SplitMix64 (Steele, Lea, Flood 2014): a counter and a mixing function. Statistical quality does
-//! not matter here. A seed must replay, even after dependencies are upgraded.
+//! SplitMix64 (Steele, Lea, Flood 2014): a counter and a mixing function. We need no statistical
+//! quality, but a seed must give the same schedules even after dependencies are upgraded.
 
 use std::ops::RangeInclusive;
 use std::time::Duration;
 
 const STEP: u64 = 0x9E37_79B9_7F4A_7C15;
 
-/// A stream of draws.
+/// A sequence of random numbers.
 #[derive(Debug, Clone)]
 pub(crate) struct Random {
     state: u64,
@@ -19,14 +19,14 @@ impl Random {
         Self { state: seed }
     }
 
-    /// The draws of schedule `index` under `seed`. The draws of neighbouring schedules are
-    /// unrelated.
+    /// The random numbers of schedule `index` in a run with this seed. The numbers of neighbouring
+    /// schedules are unrelated.
     pub(crate) fn of_schedule(seed: u64, index: u64) -> Self {
         let mixed = Self::new(seed).draw() ^ index.wrapping_mul(STEP);
         Self::new(Self::new(mixed).draw())
     }
 
-    /// A separate stream, for something that runs concurrently.
+    /// A separate sequence, for a task that runs concurrently.
     pub(crate) fn fork(&mut self) -> Self {
         Self::new(self.draw())
     }
@@ -39,7 +39,6 @@ impl Random {
         mixed ^ (mixed >> 31)
     }
 
-    /// A number in the range.
     pub(crate) fn within(&mut self, range: RangeInclusive<u64>) -> u64 {
         let (low, high) = (*range.start(), *range.end());
         low + self.draw() % (high - low + 1)
@@ -49,7 +48,7 @@ impl Random {
         Duration::from_millis(self.within(range))
     }
 
-    /// True in `chance` of a thousand cases.
+    /// Returns true in `chance` of 1,000 cases, on average.
     pub(crate) fn per_mille(&mut self, chance: u64) -> bool {
         self.within(1..=1_000) <= chance
     }
@@ -58,7 +57,7 @@ impl Random {
         from[self.within(0..=from.len() as u64 - 1) as usize].clone()
     }
 
-    /// Draws one of the values. Each value is as likely as its weight says.
+    /// Draws one of the values. A value with twice the weight is drawn twice as often.
     pub(crate) fn weighted<T: Clone>(&mut self, from: &[(u64, T)]) -> T {
         let total: u64 = from.iter().map(|(weight, _)| weight).sum();
         let mut left = self.within(1..=total);

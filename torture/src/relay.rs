@@ -1,7 +1,7 @@
 //! The relays of a schedule: `postrider run` processes and their logs.
 //!
-//! No relay outlives the harness: `Drop` kills the relays, and if the harness itself is killed, a shell
-//! kills them as soon as its pipe from the harness closes.
+//! No relay outlives the harness. `Drop` kills the relays. If the harness itself is killed, a shell
+//! kills the relays as soon as its pipe from the harness closes.
 
 use std::io::Write;
 use std::os::unix::process::ExitStatusExt;
@@ -17,15 +17,14 @@ use tokio::process::{Child, Command};
 use crate::log::Log;
 use crate::plan::RelayPlan;
 
-/// How long a relay may take to exit after SIGTERM. The relay's own limit, `SHUTDOWN_TIMEOUT_S`, is
-/// shorter.
+/// How long a relay may take to exit after SIGTERM. It is longer than the relay's own limit,
+/// `SHUTDOWN_TIMEOUT_S`.
 const STOP_LIMIT: Duration = Duration::from_secs(30);
 const SIGTERM: i32 = 15;
 const SHUTDOWN_TIMEOUT_S: &str = "15";
 
 static BINARY: OnceLock<PathBuf> = OnceLock::new();
 
-/// Sets the program under test.
 pub(crate) fn set_binary(path: PathBuf) -> Result<(), String> {
     let path = std::fs::canonicalize(&path).map_err(|e| format!("{}: {e}", path.display()))?;
     BINARY
@@ -38,7 +37,7 @@ pub(crate) fn binary() -> Result<&'static Path, String> {
     Ok(path)
 }
 
-/// The environment of a relay, and the journal that gives the time of its log lines.
+/// The environment of a relay, and the journal whose clock gives the times of its log lines.
 #[derive(Debug, Clone)]
 pub(crate) struct Launch {
     environment: Vec<(&'static str, String)>,
@@ -109,7 +108,8 @@ impl Launch {
         }
     }
 
-    /// The same launch, but the settings name this outbox table instead of `outbox.events`.
+    /// Returns a copy of this launch in which the settings name this outbox table instead of
+    /// `outbox.events`.
     pub(crate) fn with_table(&self, table: &str) -> Self {
         let mut other = self.clone();
         (other.environment).push(("POSTRIDER_TABLE", table.to_owned()));
@@ -122,7 +122,7 @@ impl Launch {
 pub(crate) struct Relay {
     child: Child,
     pid: u32,
-    /// The index of the seat that this relay was started in (see `seat`).
+    /// The index of the seat in which this relay was started (see `seat`).
     seat: usize,
     log: Log,
     journal: Journal,
@@ -195,8 +195,8 @@ impl Relay {
         self.ended().await
     }
 
-    /// Sends SIGTERM and waits until the process is gone. Returns an error if the relay does not
-    /// exit with success, unless the signal came before the relay handled signals.
+    /// Sends SIGTERM and waits until the process has ended. Returns an error if the relay does not exit
+    /// with success, unless the signal came before the relay had installed its signal handlers.
     pub(crate) async fn stop(mut self) -> Result<(), String> {
         self.signal("TERM").await?;
         let waited = tokio::time::timeout(STOP_LIMIT, self.child.wait()).await;
@@ -205,7 +205,8 @@ impl Relay {
             .map_err(|e| e.to_string())?;
         let how = format!("ended with {status}");
         self.log.died(self.pid, self.journal.now(), &how);
-        // The kernel ends a process that has not installed its signal handlers yet.
+        // If a process has not installed a handler for SIGTERM yet, the kernel ends it. This is no error
+        // of the relay.
         let ended_by_kernel = status.signal() == Some(SIGTERM) && !self.log.has_spoken(self.pid);
         let pid = self.pid;
         self.ended().await?;
@@ -216,7 +217,7 @@ impl Relay {
         }
     }
 
-    /// The exit status, if the relay has exited by itself.
+    /// The exit status, if the relay has exited on its own.
     pub(crate) fn has_ended(&mut self) -> Result<Option<ExitStatus>, String> {
         self.child.try_wait().map_err(|e| e.to_string())
     }
@@ -229,14 +230,15 @@ impl Relay {
 
 impl Drop for Relay {
     fn drop(&mut self) {
-        // The shell no longer needs to kill this relay, because the child is killed right after
-        // this call. An error means that the shell has ended.
+        // Remove this relay from the shell's list, because the child is killed right after this call.
+        // An error means that the shell has ended.
         let _ = watchdog(&format!("-{}", self.pid));
     }
 }
 
-/// Tells a shell about a relay: `PID` adds the relay to its list, and `-PID` removes it. The shell
-/// kills all relays on the list when our end of its pipe closes. The first call starts the shell.
+/// Tells a shell about a relay: `PID` adds the relay to the shell's list, and `-PID` removes it. The
+/// shell kills all relays on the list when the harness's end of its pipe closes. The first call starts
+/// the shell.
 fn watchdog(word: &str) -> Result<(), String> {
     const SCRIPT: &str = r#"
         pids=" "

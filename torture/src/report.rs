@@ -176,13 +176,14 @@ fn name(fault: &Fault) -> &'static str {
         Fault::Replaced(_, Replacement::Copied) => "table swapped for a copy",
         Fault::Replaced(_, Replacement::Recreated) => "table recreated",
         Fault::TooLong => "row too long for the stream",
+        Fault::Undecodable(_) => "row without a form in UTF-8",
         Fault::Release => "released from quarantine under way",
         Fault::Network(Side::Postgres, ..) => "network to PostgreSQL disturbed",
         Fault::Network(Side::Pubsub, ..) => "network to Pub/Sub disturbed",
     }
 }
 
-/// A schedule as one line.
+/// Formats the outcome of a schedule as one line.
 pub(crate) fn line(outcome: &Outcome) -> String {
     let verdict = &outcome.verdict;
     let relay = &outcome.plan.relay;
@@ -194,7 +195,7 @@ pub(crate) fn line(outcome: &Outcome) -> String {
     format!(
         "schedule {:>5}  {:15}  {:>6} events  {:>6} stored  {:>5.1} s  {}",
         outcome.plan.index,
-        format!("{:?}{mode}", outcome.plan.temper),
+        format!("{:?}{mode}", outcome.plan.fault_family),
         verdict.events,
         verdict.stored_messages,
         outcome.took.as_secs_f64(),

@@ -1,8 +1,8 @@
 //! One schedule from its plan to its verdict.
 //!
-//! The database, relay, writers and watch start, and the faults happen. Then every fault is ended.
-//! The relay must now deliver every event, confirm the slot up to the end of the WAL, and exit on
-//! SIGTERM. The judges in `verdict` then get the evidence.
+//! The database, the relay, the writers and the watch start, and the faults of the plan happen.
+//! Then the harness ends every fault. The relay must now deliver every event, confirm the slot up
+//! to the end of the WAL, and exit on SIGTERM. Finally the judges in `verdict` get the evidence.
 
 use std::collections::HashSet;
 use std::time::{Duration, Instant};
@@ -13,6 +13,7 @@ use tokio_postgres::Client;
 use tokio_postgres::types::PgLsn;
 
 use crate::dossier;
+use crate::fault::Fault;
 use crate::gather::{self, one};
 use crate::ground::Ground;
 use crate::log::Log;
@@ -20,24 +21,24 @@ use crate::plan::{KINDS, Plan, Release};
 use crate::random::Random;
 use crate::seat::Seat;
 use crate::stage::{Occurrence, Stage};
+use crate::table::undecodable_id;
 use crate::verdict::{self, Evidence, Quarantine, Verdict};
 use crate::watch::{Seen, Watch};
 use crate::workload::{self, Writers, Written, refused_id};
 
 pub(crate) const PROJECT: &str = "torture";
 
-/// How long the relay may take to deliver everything after all faults are over. The relay pauses
-/// for at most 10 s between two attempts.
+/// How long the relay may take to deliver everything after all faults are over. The relay waits for at
+/// most 10 s between two attempts, so this is enough for several attempts.
 const DELIVERY_LIMIT: Duration = Duration::from_secs(60);
 
 const POLL_INTERVAL: Duration = Duration::from_millis(15);
 
-/// The full name of a kind's topic.
+/// The full name of the topic for a kind of aggregates.
 pub(crate) fn topic(kind: &str) -> String {
     format!("projects/{PROJECT}/topics/{kind}.events")
 }
 
-/// The result of a schedule.
 #[derive(Debug)]
 pub(crate) struct Outcome {
     pub(crate) plan: Plan,
@@ -49,16 +50,17 @@ pub(crate) struct Outcome {
     pub(crate) recoveries: u64,
     pub(crate) took: Duration,
     pub(crate) relay_log: Vec<String>,
-    /// Empty unless the schedule failed, like `history`.
+    /// All attempts to publish. Empty, like `history`, unless the schedule failed.
     pub(crate) attempts: Vec<Attempt>,
-    /// A line for each event.
+    /// One line for each event.
     pub(crate) history: Vec<String>,
 }
 
 /// Plays the schedule on the job's server.
 ///
 /// # Errors
-/// Returns an error if the harness itself cannot continue. Errors of the relay are in the verdict.
+/// Returns an error if the harness itself cannot continue. The verdict contains the errors of the
+/// relay.
 pub(crate) async fn run(plan: Plan, ground: &Ground) -> Result<Outcome, String> {
     let began = Instant::now();
     let database = ground.database(&plan).await?;
@@ -85,10 +87,12 @@ pub(crate) async fn run(plan: Plan, ground: &Ground) -> Result<Outcome, String> 
         gaps: Vec::new(),
         occurrences: Vec::new(),
         ends: JoinSet::new(),
+        encoding: plan.table.encoding,
         random: random.fork(),
     };
-    let refused = refused_ids(&plan);
+    let mut refused = refused_ids(&plan);
     stage.refuse(refused.iter().cloned());
+    refused.extend(undecodable_ids(&plan));
     let played = play(&mut stage, &plan, &mut random).await?;
     let seen = watch.seen();
     let polls = seen.polls;
@@ -102,7 +106,8 @@ pub(crate) async fn run(plan: Plan, ground: &Ground) -> Result<Outcome, String> 
     };
     let evidence = evidence(&plan, &stage, &client, written, seen, quarantine).await?;
     // Judging takes long and must not block the runtime, which also serves the emulators of other
-    // schedules. A request that an emulator reads late looks like a relay that sends late.
+    // schedules. If an emulator reads a request late, the journal makes the relay look as if it had
+    // sent late.
     let mut verdict = tokio::task::block_in_place(|| verdict::judge(&evidence));
     verdict.add_misbehaviour(played.misbehaviour);
     let (history, attempts) = if verdict.is_clean() {
@@ -151,6 +156,14 @@ fn refused_ids(plan: &Plan) -> HashSet<String> {
         .collect()
 }
 
+/// The ids of the events that PostgreSQL cannot send in the stream.
+fn undecodable_ids(plan: &Plan) -> impl Iterator<Item = String> {
+    plan.steps.iter().filter_map(|step| match step.fault {
+        Fault::Undecodable(number) => Some(undecodable_id(number)),
+        _ => None,
+    })
+}
+
 /// Collects everything that the judges need.
 async fn evidence(
     plan: &Plan,
@@ -184,13 +197,13 @@ async fn evidence(
 /// The result of playing a schedule.
 struct Played {
     written: Written,
-    /// Events in quarantine after everything else was delivered.
+    /// Events that were in quarantine after everything else was delivered.
     set_aside: HashSet<String>,
-    /// An error in the relay's behaviour.
+    /// What the relay did wrong while the schedule was played, if anything.
     misbehaviour: Option<String>,
 }
 
-/// Plays the schedule: writers, faults and the end.
+/// Plays the schedule: starts the writers, causes the faults, and waits for the end.
 async fn play(stage: &mut Stage<'_>, plan: &Plan, random: &mut Random) -> Result<Played, String> {
     stage.slow_down();
     let mut misbehaviour = None;
@@ -219,9 +232,9 @@ async fn play(stage: &mut Stage<'_>, plan: &Plan, random: &mut Random) -> Result
     })
 }
 
-/// Starts the relays before the writers, because only a slot that was served can be lost, and no
-/// guarantee covers rows from before the first start. If the plan has a backlog, stops the relays
-/// again.
+/// Starts the relays before the writers, because only a slot from which a relay has read can be
+/// lost, and no guarantee covers rows from before the first start. If the plan has a backlog, stops
+/// the relays again.
 async fn serve_first(stage: &mut Stage<'_>, plan: &Plan) -> Result<(), String> {
     stage.start_relays()?;
     stage.served().await?;
@@ -239,8 +252,8 @@ async fn faults(stage: &mut Stage<'_>, plan: &Plan) -> Result<(), String> {
     stage.run(&plan.steps).await
 }
 
-/// Waits until everything that can be delivered is delivered. Then releases the quarantine if the
-/// plan says so, and stops the relays.
+/// Waits until everything that can be delivered is delivered. Then releases the quarantined events
+/// if the plan says so, and stops the relays.
 async fn end(
     stage: &mut Stage<'_>,
     plan: &Plan,
@@ -254,7 +267,7 @@ async fn end(
     stage.stop_relays().await
 }
 
-/// Waits until every event has its record (with `exceptions`: until it is recorded or stored), and
+/// Waits until every event has a record (with `exceptions`: until it is recorded or stored), and
 /// the slot has confirmed all WAL that existed at the time of the call.
 async fn deliver(stage: &mut Stage<'_>, exceptions: bool) -> Result<(), String> {
     let client = stage.database.connect().await?;

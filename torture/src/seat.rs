@@ -1,7 +1,7 @@
-//! The seat of a relay: how it is started, and the network between it and its peers.
+//! The seat of a relay: how the relay is started, and the network between the relay and its peers.
 //!
-//! When a relay is killed, its successor starts in the same seat. Proxies cost time, so a seat has
-//! them only if the plan has network faults.
+//! When a relay is killed, its successor starts in the same seat. A seat has proxies only if the
+//! plan has network faults, because proxies cost time.
 
 use fault_proxy::{Cut, FaultProxy, Flow};
 use pubsub_emulator::{Journal, RunningEmulator};
@@ -56,8 +56,8 @@ impl Seat {
         })
     }
 
-    /// Disturbs the network. Returns a function that ends the disturbance, or `None` if there is
-    /// nothing to end: the connections were only cut, or the seat has no proxies.
+    /// Disturbs the network. Returns a function that ends the disturbance. Returns `None` if there
+    /// is nothing to end, because the connections were only cut or the seat has no proxies.
     pub(crate) fn trouble(&self, side: Side, trouble: Trouble) -> Option<impl FnOnce() + use<>> {
         let network = self.network.as_ref()?;
         let proxy = match side {

@@ -1,5 +1,5 @@
-//! The actors of a schedule while it is played. Causes the faults of the plan one after another,
-//! and notes when each happened.
+//! The actors of a schedule while it is played. This module causes the faults of the plan one after
+//! another, and notes when each happened.
 
 use std::time::Duration;
 
@@ -9,25 +9,25 @@ use tokio::task::JoinSet;
 use crate::fault::{Down, Fault};
 use crate::ground::{Database, Ground, execute};
 use crate::log::Log;
-use crate::plan::{KINDS, Step, When};
+use crate::plan::{Encoding, KINDS, Step, When};
 use crate::random::Random;
 use crate::relay::Relay;
 use crate::schedule::topic;
 use crate::seat::Seat;
 use crate::watch::Watch;
 
-/// How long a step waits for messages that may never come, for example because the writers have
-/// finished.
+/// How long a step waits for Pub/Sub to store more messages. The limit is short, because the messages may
+/// never come, for example after the writers have finished.
 const STORED_LIMIT: Duration = Duration::from_millis(400);
 
 const WALSENDER: &str = "pg_stat_replication";
 
-/// The relays' SQL sessions: dispatch writer, supervisor and main session. Walsenders are excluded,
-/// because they are not client backends.
+/// The relays' SQL sessions: the sessions of the dispatch writer and of the supervisor, and the main
+/// session. Walsenders are excluded, because they are not client backends.
 const SQL_SESSIONS: &str = "pg_stat_activity WHERE datname = current_database() \
     AND application_name LIKE 'postrider%' AND backend_type = 'client backend'";
 
-/// A fault that happened, and when, by the journal's clock.
+/// A fault that happened, and the time span in which it acted, on the clock of the emulator's journal.
 #[derive(Debug, Clone)]
 pub(crate) struct Occurrence {
     pub(crate) from: Duration,
@@ -35,7 +35,7 @@ pub(crate) struct Occurrence {
     pub(crate) fault: Fault,
 }
 
-/// The actors of a schedule that faults act upon.
+/// The actors of a schedule on which the faults act.
 pub(crate) struct Stage<'a> {
     pub(crate) ground: &'a Ground,
     pub(crate) database: &'a Database,
@@ -50,19 +50,20 @@ pub(crate) struct Stage<'a> {
     pub(crate) slow: Option<FaultId>,
     /// Faults of the plan that may still be active.
     pub(crate) injected: Vec<FaultId>,
-    /// The faults that refuse single events. They are injected before all other faults.
+    /// The faults that refuse single events. They are injected before all other faults, because Pub/Sub
+    /// uses the first fault that applies.
     pub(crate) poison: Vec<FaultId>,
     /// For each gap: a WAL position from before the stream began to omit the outbox table, and a
     /// position from after the gap.
     pub(crate) gaps: Vec<(u64, u64)>,
     pub(crate) occurrences: Vec<Occurrence>,
-    /// Tasks that end the faults that last for a while.
+    /// Tasks that end faults which last for a while.
     pub(crate) ends: JoinSet<()>,
+    pub(crate) encoding: Encoding,
     pub(crate) random: Random,
 }
 
 impl Stage<'_> {
-    /// Starts a relay in every seat.
     pub(crate) fn start_relays(&mut self) -> Result<(), String> {
         (0..self.seats.len()).try_for_each(|seat| self.start_relay(seat))
     }
@@ -82,7 +83,8 @@ impl Stage<'_> {
                     let wanted = self.journal.counts().stored_messages + more;
                     let reached =
                         |counts: &pubsub_emulator::Counts| counts.stored_messages >= wanted;
-                    // The step is due in both cases: the messages came, or the wait timed out.
+                    // The step is due whether the messages came or the wait timed out, so ignore the
+                    // result.
                     let _ = self.journal.wait_until(STORED_LIMIT, reached).await;
                 }
             }
@@ -94,12 +96,12 @@ impl Stage<'_> {
         Ok(())
     }
 
-    /// Fails if a relay exited by itself. A relay must exit only when the harness asks it to. No
-    /// fault of a plan makes it exit.
+    /// Fails if a relay exited on its own. A relay must exit only when the harness asks it to,
+    /// because no fault of a plan justifies an exit.
     pub(crate) fn relays_must_run(&mut self) -> Result<(), String> {
         for relay in &mut self.relays {
             if let Some(status) = relay.has_ended()? {
-                return Err(format!("relay {} ended by itself: {status}", relay.pid()));
+                return Err(format!("relay {} ended on its own: {status}", relay.pid()));
             }
         }
         Ok(())
@@ -150,6 +152,7 @@ impl Stage<'_> {
             Fault::Gap(down, how, span) => self.leave_out(*down, *how, *span).await?,
             Fault::Replaced(down, how) => self.replace_table(*down, *how).await?,
             Fault::TooLong => self.write_too_long().await?,
+            Fault::Undecodable(number) => self.write_undecodable(*number).await?,
             Fault::Release => self.release().await?,
             Fault::Network(side, trouble, span) => {
                 let relay = self.take_relay().await?;
@@ -162,8 +165,8 @@ impl Stage<'_> {
         Ok((from, self.journal.now() + fault.lasts()))
     }
 
-    /// Freezes a relay by SIGSTOP for `span`. Returns the time span in which the relay was
-    /// certainly frozen.
+    /// Freezes a relay by SIGSTOP for `span`. Returns a time span in which the relay was certainly
+    /// frozen.
     async fn freeze(&mut self, span: Duration) -> Result<(Duration, Duration), String> {
         let relay = self.take_relay().await?;
         relay.signal("STOP").await?;
@@ -175,8 +178,8 @@ impl Stage<'_> {
         Ok((from, to))
     }
 
-    /// Takes a relay down and returns its seat, which is now empty. Does nothing for
-    /// `Down::Running` and returns `None`.
+    /// Takes a relay down and returns its seat, which is now empty. For `Down::Running`, does
+    /// nothing and returns `None`.
     pub(crate) async fn take_down(&mut self, down: Down) -> Result<Option<usize>, String> {
         if down == Down::Running {
             return Ok(None);
@@ -190,7 +193,8 @@ impl Stage<'_> {
         Ok(Some(seat))
     }
 
-    /// Takes one of the relays, usually the one that holds the slot.
+    /// Removes one of the relays from the stage and returns it. Usually this is the relay that
+    /// holds the slot.
     async fn take_relay(&mut self) -> Result<Relay, String> {
         let active = match self.relays.len() {
             1 => None,
@@ -217,7 +221,7 @@ impl Stage<'_> {
         }))
     }
 
-    /// Starts a relay in the seat of a relay that was taken down. Does nothing without a seat.
+    /// Starts a relay in the seat of a relay that was taken down. Does nothing if `seat` is `None`.
     pub(crate) async fn replace(
         &mut self,
         seat: Option<usize>,
@@ -239,7 +243,7 @@ impl Stage<'_> {
         .await
     }
 
-    /// Locks the dispatch table against writes but not reads, like slow DDL would.
+    /// Locks the dispatch table against writes but not reads, as slow DDL would.
     async fn lock_dispatch(&mut self, span: Duration) -> Result<(), String> {
         let client = self.database.connect().await?;
         let lock = "BEGIN; LOCK TABLE outbox.dispatch IN SHARE ROW EXCLUSIVE MODE";
@@ -254,14 +258,14 @@ impl Stage<'_> {
             .pubsub
             .inject(times.into_iter().fold(fault, PublishFault::times));
         self.injected.push(id);
-        // Pub/Sub uses the first fault that applies, so the fault that slows down every answer
-        // comes last.
+        // Pub/Sub uses the first fault that applies. So inject the fault that delays every answer
+        // again, to keep it behind this one.
         self.slow_down();
         id
     }
 
     /// Makes Pub/Sub refuse these events until they are released. Must be called before any other
-    /// fault is injected.
+    /// fault is injected, because Pub/Sub uses the first fault that applies.
     pub(crate) fn refuse(&mut self, event_ids: impl Iterator<Item = String>) {
         for event_id in event_ids {
             let refused = PublishFault::new(Action::Poison { event_id });
@@ -269,8 +273,8 @@ impl Stage<'_> {
         }
     }
 
-    /// Makes Pub/Sub delay every answer. Moves this fault behind the faults that were injected
-    /// since.
+    /// Makes Pub/Sub delay every answer. If this fault is already injected, moves it behind all
+    /// other faults.
     pub(crate) fn slow_down(&mut self) {
         if let Some(id) = self.slow.take() {
             self.pubsub.lift(id);
@@ -281,7 +285,7 @@ impl Stage<'_> {
         }
     }
 
-    /// Ends every fault that is still active, except refusals.
+    /// Ends every fault that is still active, except the refusals of single events.
     pub(crate) async fn make_well(&mut self) {
         self.ends.shutdown().await;
         for id in self.injected.drain(..).chain(self.slow.take()) {

@@ -1,4 +1,4 @@
-//! Faults of the captured table itself: it is swapped for a copy, recreated, left out of the
+//! Faults of the captured table itself: it is replaced by a copy, recreated, left out of the
 //! settings for a while, or gets a row that the stream cannot deliver.
 
 use std::time::{Duration, Instant};
@@ -16,13 +16,13 @@ use crate::stage::Stage;
 /// A short lock timeout, so that DDL does not make the writers wait long.
 const SESSION: &str = "SET lock_timeout = '200ms'; SET client_min_messages = 'error'";
 
-/// Copies the rows to the new table. They keep their `seq` and `inserted_xid`.
+/// Copies the rows to the new table. The copies keep their `seq` and `inserted_xid`.
 const COPY: &str = "\
     INSERT INTO outbox.made_anew SELECT * FROM outbox.events ORDER BY seq; \
     DROP TABLE IF EXISTS outbox.put_away; \
     ALTER TABLE outbox.events RENAME TO put_away";
 
-/// Drops the table. `shop.former` keeps the rows, because they show the judges all committed
+/// Drops the table. `shop.former` keeps the rows, so that the judges still know all committed
 /// events.
 const DROP: &str = "\
     INSERT INTO shop.former \
@@ -37,8 +37,9 @@ const OTHER: &str = "\
     GRANT SELECT ON shop.other TO postrider_relay; \
     ALTER PUBLICATION postrider ADD TABLE shop.other";
 
-/// PostgreSQL sends the `bytea` column as hexadecimal text, which is longer than the 64 MiB that the
-/// relay reads at once. No message needs the column.
+/// Inserts a row that is too long. PostgreSQL sends the `bytea` column as hexadecimal text, which is
+/// longer than the 64 MiB that the relay accepts in one message of the stream. No published message
+/// contains the column.
 const TOO_LONG: &str = "\
     INSERT INTO outbox.events (aggregatetype, aggregateid, event_type, version, payload, scan) \
     VALUES ('order', 'too-long', 'Scanned', 1, jsonb_build_object('t', 'too-long'), \
@@ -68,8 +69,8 @@ impl Stage<'_> {
         self.replace(seat, Duration::ZERO).await
     }
 
-    /// For a while, lets a relay whose settings name another table serve the slot. This happens
-    /// when a deployment is rolled back and then rolled forward again.
+    /// For a while, lets a relay whose settings name another table read from the slot. In production
+    /// this happens when a deployment is rolled back and then rolled forward again.
     pub(crate) async fn roll_settings_back(&mut self, span: Duration) -> Result<(), String> {
         self.streams().await?;
         let Some(seat) = self.take_down(Down::Stopped).await? else {
@@ -77,8 +78,8 @@ impl Stage<'_> {
         };
         let client = self.database.connect().await?;
         alter(&client, OTHER).await?;
-        // PostgreSQL sends events that the first relay had not confirmed to the other relay, which
-        // ignores them. So the gap begins at the confirmed position.
+        // The other relay gets the events that the first relay had not confirmed, and ignores them.
+        // So the gap begins at the confirmed position.
         let confirmed = "SELECT confirmed_flush_lsn FROM pg_replication_slots \
                          WHERE slot_name = current_database()";
         let before: PgLsn = one(&client, confirmed).await?;
@@ -99,6 +100,32 @@ impl Stage<'_> {
         self.replace(Some(seat), Duration::ZERO).await
     }
 
+    /// Commits a row that PostgreSQL cannot convert to UTF-8, with earlier and later rows of its key and rows of other
+    /// keys.
+    pub(crate) async fn write_undecodable(&mut self, number: u64) -> Result<(), String> {
+        self.streams().await?;
+        let client = self.database.connect().await?;
+        let (id, text) = (undecodable_id(number), self.encoding.undecodable());
+        // The bytes are in a text column or in a JSON value.
+        let (event_type, payload) = if self.random.per_mille(500) {
+            (text, "'Bad'")
+        } else {
+            ("'Bad'", text)
+        };
+        let sql = format!(
+            "BEGIN; {first} \
+             INSERT INTO outbox.events (id, aggregatetype, aggregateid, event_type, version, payload) \
+             VALUES ('{id}', 'order', 'undecodable-{number}', {event_type}, 2, \
+                 jsonb_build_object('t', 'undecodable-{number}-2', 'text', {payload})); \
+             INSERT INTO outbox.events (aggregatetype, aggregateid, event_type, version, payload) \
+             SELECT 'invoice', 'beside-{number}', 'Good', i, jsonb_build_object('t', 'beside-{number}') \
+             FROM generate_series(1, 20) i; COMMIT; {later}",
+            first = of_undecodable_key(number, &[1]),
+            later = of_undecodable_key(number, &[3, 4]),
+        );
+        execute(&client, &sql).await
+    }
+
     /// Commits a row that ends the session of every relay that reads it.
     pub(crate) async fn write_too_long(&mut self) -> Result<(), String> {
         self.streams().await?;
@@ -109,7 +136,24 @@ impl Stage<'_> {
     }
 }
 
-/// Runs `sql`. Retries until its locks are available.
+/// The id of a row that PostgreSQL cannot send in the stream.
+pub(crate) fn undecodable_id(number: u64) -> String {
+    format!("bad00000-0000-4000-8001-{number:012x}")
+}
+
+/// SQL that inserts rows with these versions into the key of an undecodable row, which has the version 2.
+fn of_undecodable_key(number: u64, versions: &[u64]) -> String {
+    let rows = versions.iter().map(|version| {
+        format!(
+            "INSERT INTO outbox.events (aggregatetype, aggregateid, event_type, version, payload) \
+             VALUES ('order', 'undecodable-{number}', 'Good', {version}, \
+                 jsonb_build_object('t', 'undecodable-{number}-{version}'));"
+        )
+    });
+    rows.collect()
+}
+
+/// Runs `sql`. Retries until the locks that it needs are available.
 async fn alter(client: &Client, sql: &str) -> Result<(), String> {
     execute(client, SESSION).await?;
     let deadline = Instant::now() + LIMIT;

@@ -1,9 +1,9 @@
-//! Observes how far the slot is confirmed and which events are recorded. Both can be seen only
-//! while the schedule runs.
+//! Observes which position the slot has confirmed and which events are recorded. Both can be seen
+//! only while the schedule runs.
 //!
-//! One connection polls the slot every few milliseconds. Times are by the journal's clock and are
+//! One connection polls the slot every few milliseconds. Times are on the journal's clock and are
 //! taken *after* the answer, so that an observation never seems earlier than it was. The watch may
-//! miss an error of the relay that lasts only some milliseconds, but it never blames a correct
+//! miss an error of the relay that lasts only a few milliseconds, but it never blames a correct
 //! relay.
 
 use std::collections::HashMap;
@@ -21,7 +21,7 @@ const POLL_INTERVAL: Duration = Duration::from_millis(4);
 
 const RECORDS_BELOW: &str = "SELECT count(*) FROM outbox.dispatch WHERE commit_lsn < $1";
 
-/// The watch reads the ids of all recorded events once in this many polls.
+/// Number of polls after which the watch reads the ids of all recorded events again.
 const RECORDS_EVERY: u32 = 40;
 
 /// An observation of the slot.
@@ -30,7 +30,8 @@ pub(crate) struct Sample {
     /// A time after the server had answered with the confirmed position.
     pub(crate) at: Duration,
     pub(crate) confirmed: u64,
-    /// The number of dispatch rows before the confirmed position, counted right after that answer.
+    /// The number of dispatch rows below the confirmed position, counted right after the server had
+    /// answered with that position.
     pub(crate) records_below: u64,
 }
 
@@ -53,9 +54,9 @@ pub(crate) struct Watch {
 }
 
 impl Watch {
-    /// `has_table_rows` says that some rows may be read from their table. The positions in their
-    /// dispatch rows are positions that the slot has already passed, so `records_below` does not
-    /// count these rows.
+    /// Starts the watch. `has_table_rows` means that some rows may be read from their table. The
+    /// positions in their dispatch rows are positions that the slot has already passed, so
+    /// `records_below` must not count these rows.
     pub(crate) fn start(database: Database, journal: Journal, has_table_rows: bool) -> Self {
         let seen = Arc::new(Mutex::new(Seen::default()));
         let records_below = if has_table_rows {
@@ -95,7 +96,7 @@ fn lock(seen: &Mutex<Seen>) -> std::sync::MutexGuard<'_, Seen> {
 
 async fn run(database: Database, records_below: String, journal: Journal, seen: Arc<Mutex<Seen>>) {
     loop {
-        // The server may be down for a while, on purpose.
+        // The server may be down, because outages are among the faults.
         if let Ok(client) = database.connect().await {
             let _ =
                 poll_until_error(&client, &database.name, &records_below, &journal, &seen).await;
@@ -117,7 +118,8 @@ async fn poll_until_error(
              WHERE slot_name = $1 AND confirmed_flush_lsn IS NOT NULL",
         )
         .await?;
-    // A separate statement, because its snapshot must not be older than the position.
+    // Count in a separate statement, because the snapshot of the count must not be older than the
+    // position.
     let records = client.prepare(records_below).await?;
     let mut last = None;
     for look in 0u32.. {

@@ -1,8 +1,8 @@
-//! `cargo xtask ci`: runs everything that must pass, and stops at the first step that fails. Cheap
-//! steps come first, unless they need the binary that the tests build.
+//! `cargo xtask ci`: runs all checks that must pass, and stops at the first step that fails. Fast steps
+//! come first, unless they need the binary that the tests build.
 //!
-//! All steps share one profile: lints and documentation share their artifacts, and the tests build
-//! on top of them. The tests start PostgreSQL themselves.
+//! All steps except the instruction counts use the same cargo profile, so a later step reuses the artifacts
+//! that an earlier step has built. The tests start PostgreSQL themselves.
 
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -12,11 +12,12 @@ use xtask::step;
 
 use crate::instructions;
 
-/// Warnings are errors only here, so that a change can be tried out before it is tidy.
+/// Flags that turn warnings into errors. Only `cargo xtask ci` uses them, so that a developer can
+/// try a change before tidying it.
 const DENY_WARNINGS: [&str; 2] = ["-D", "warnings"];
 
-/// Advisories are not checked: they come from the network, and a new one would fail code that did
-/// not change.
+/// The command that checks the dependencies. It does not check advisories, because they come from
+/// the network, and a new advisory would fail code that did not change.
 const DEPENDENCIES: [&str; 6] = [
     "deny",
     "check",
@@ -26,7 +27,8 @@ const DEPENDENCIES: [&str; 6] = [
     "sources",
 ];
 
-/// Seeded schedules of faults, the same schedules in every run.
+/// The command that plays seeded schedules of faults. The seed is fixed, so every run plays the same
+/// schedules.
 const TORTURE: [&str; 8] = [
     "xtask",
     "torture",
@@ -70,14 +72,14 @@ fn steps() -> Vec<(&'static str, Command)> {
     } else {
         println!("SKIPPED: instructions of the hot path (apt-get install valgrind)");
     }
-    // Runs all tests even after a failure, so that one run shows all failures.
+    // Run all tests even after a failure, so that one run shows all failures.
     let mut tests = step::cargo(&["test", "--locked", "--workspace", "--no-fail-fast"]);
-    // The longest tests wait for a server or a timeout most of the time.
+    // Run more tests at once than there are cores, because the longest tests mostly wait for a
+    // server or a timeout.
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     tests.env("RUST_TEST_THREADS", (2 * cores).to_string());
     steps.push(("tests", tests));
-    // The deploy step uses the binary that the tests have built. Missing tools are fetched only in
-    // CI.
+    // The deploy step uses the binary that the tests have built. Only CI downloads missing tools.
     let mut deploy = step::cargo(&["xtask", "deploy"]);
     let mut book = step::cargo(&["xtask", "book"]);
     if std::env::var_os("CI").is_some() {
@@ -87,7 +89,7 @@ fn steps() -> Vec<(&'static str, Command)> {
     steps.push(("files of deploy/", deploy));
     steps.push(("documents as a website", book));
     let mut torture = step::cargo(&TORTURE);
-    // The tests have already built the binary.
+    // Use the binary that the tests have already built.
     torture
         .arg("--binary")
         .arg(step::target_folder().join(Path::new("debug/postrider")));

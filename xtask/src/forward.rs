@@ -1,5 +1,5 @@
-//! Commands that are packages of their own, with their own arguments and help. So their dependencies do
-//! not slow the build of xtask.
+//! Commands that run other packages, which have their own arguments and help. They are separate
+//! packages so that their dependencies do not slow down the build of xtask.
 
 use std::ffi::OsString;
 use std::os::unix::process::CommandExt;
@@ -8,7 +8,7 @@ use clap::Args;
 
 use xtask::step;
 
-/// Arguments that the other program reads.
+/// Arguments that xtask passes on to the other program.
 #[derive(Debug, Args)]
 pub(crate) struct Forwarded {
     /// Arguments of the program; its --help lists them
@@ -20,13 +20,14 @@ pub(crate) struct Forwarded {
     arguments: Vec<OsString>,
 }
 
-/// Continues as the program of `package`, which gets the words in `first` before the arguments.
+/// Replaces this process with the program of `package`. The program gets the words in `first`, followed
+/// by the arguments.
 ///
 /// # Errors
-/// If cargo does not start. Otherwise the call does not return.
+/// Returns an error if cargo does not start. Otherwise the call does not return.
 pub(crate) fn run(package: &str, first: &[&str], forwarded: &Forwarded) -> Result<(), String> {
     let mut program = step::cargo(&["run", "--quiet", "--package", package, "--"]);
-    // Paths in the arguments are relative to the folder of the caller.
+    // Stay in the caller's working directory, because paths in the arguments are relative to it.
     program.current_dir(".");
     let error = program.args(first).args(&forwarded.arguments).exec();
     Err(format!("cargo did not start: {error}"))

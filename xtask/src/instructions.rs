@@ -1,11 +1,11 @@
 //! `cargo xtask instructions`: counts the instructions that the hot path takes per event.
 //!
-//! The instruction count is the same on a busy and an idle machine, so CI can refuse a change that
-//! costs more, where a time would not be reliable. Cachegrind counts the instructions. Each part
-//! runs twice with different numbers of rounds, and the difference excludes start and end of the
-//! process. The C library must not choose its copy functions by the processor, or the counts of two
-//! machines would differ by several percent. The reference counts are in
-//! `benches/instructions.json`.
+//! A busy machine and an idle machine count the same number of instructions, so CI can refuse a
+//! change that costs more. A measured time would not be reliable enough for that. Cachegrind counts
+//! the instructions. Each part runs twice with different numbers of rounds, and the difference
+//! excludes the start and the end of the process. The C library must not choose its copy functions
+//! by the type of processor, because otherwise the counts of two machines would differ by several
+//! percent. The reference counts are in `benches/instructions.json`.
 //!
 //! Not here: the measured code, which is in `benches/hot_path.rs`.
 
@@ -18,11 +18,12 @@ use serde::Deserialize;
 
 use xtask::step;
 
-/// A part may cost at most this multiple of its reference count.
+/// Maximum cost of a part, as a multiple of its reference count.
 const ALLOWED_GROWTH: f64 = 1.05;
 
-/// A change elsewhere in the crate can make the compiler inline one call less. In a small part,
-/// this costs more than 5 %. So every part may grow by this many instructions.
+/// Number of instructions by which every part may grow, even if this is more than
+/// [`ALLOWED_GROWTH`]. A change elsewhere in the crate can make the compiler inline one call less,
+/// which costs a small part more than 5 %.
 const ALLOWED_CALL: f64 = 20.0;
 
 /// Makes glibc use the copy functions that every x86-64 processor has.
@@ -35,7 +36,7 @@ const HELD: &str = "benches/instructions.json";
 const BENCHMARK: &str = "hot_path";
 const PARTS: [&str; 4] = ["decoder", "mapping", "lanes", "watermark"];
 
-/// The rounds of the two runs; a round processes [`EVENTS`] events.
+/// The number of rounds in the two runs. A round processes [`EVENTS`] events.
 const ROUNDS: (u32, u32) = (10, 30);
 const EVENTS: f64 = 1_000.0;
 
@@ -112,7 +113,7 @@ fn compare(counts: &BTreeMap<String, f64>, held: &BTreeMap<String, f64>) -> Resu
     }
 }
 
-/// A message of cargo about an artifact that it has built.
+/// A message of cargo about an artifact that cargo has built.
 #[derive(Deserialize)]
 struct Built {
     target: Target,
@@ -154,7 +155,7 @@ fn build() -> Result<PathBuf, String> {
         .ok_or_else(|| "cargo names no program of the benchmark".into())
 }
 
-/// The instructions of a run of `part`.
+/// Runs `part` and returns the number of instructions.
 fn count(program: &Path, part: &str, rounds: u32) -> Result<u64, String> {
     let output = Command::new("valgrind")
         .args([
@@ -164,7 +165,8 @@ fn count(program: &Path, part: &str, rounds: u32) -> Result<u64, String> {
         ])
         .arg(program)
         .args([part, &rounds.to_string()])
-        // The random seeds of hash tables change the count by less than the tolerance.
+        // Clear the environment, except for `PATH`. The random seeds of hash tables remain, but
+        // they change the count by less than the tolerance.
         .env_clear()
         .env(PLAIN_COPIES.0, PLAIN_COPIES.1)
         .env("PATH", std::env::var_os("PATH").unwrap_or_default())

@@ -1,3 +1,4 @@
-//! Runs cargo for the automation. This is a library because `torture/` and `bench/` use it too.
+//! Runs programs, mainly cargo, for the automation. This is a library because `torture/` and
+//! `bench/` use it too.
 
 pub mod step;

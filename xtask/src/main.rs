@@ -1,7 +1,8 @@
 //! Automation of the repository: `cargo xtask <command>`.
 //!
-//! All checks are run from here: `make test`, which `.ci/run` calls, runs `cargo xtask ci`. Only `make demo`
-//! and the installation of packages are in the Makefile. The programs with many dependencies are packages of their own (`torture/`, `bench/`), which xtask starts.
+//! All checks start here: `.ci/run` calls `make test`, which installs packages that are missing and runs
+//! `cargo xtask ci`. Programs with many dependencies are separate packages (such as `torture/` and `bench/`),
+//! which xtask starts.
 
 mod ci;
 mod deploy;
@@ -40,7 +41,7 @@ enum Command {
     /// Build the documents as a website with search in target/book, and check its links
     #[command(disable_help_flag = true)]
     Book(Forwarded),
-    /// Check the files of deploy/ with the tools of their kinds, as far as these are installed
+    /// Check the files of deploy/ with the tool for each kind of file, as far as the tools are installed
     Deploy(deploy::DeployArgs),
     /// Measure the relay's peak memory under loads that would make a careless relay grow without
     /// limit
@@ -85,7 +86,7 @@ fn main() -> ExitCode {
 mod tests {
     use super::*;
 
-    /// The flags of the commands that other packages run are not checked.
+    /// For a command that another package implements, checks only the command's name and not its flags.
     #[test]
     fn every_xtask_command_on_the_pages_is_accepted() {
         let (mut folders, mut accepted) = (vec![xtask::step::root().join("docs")], 0);

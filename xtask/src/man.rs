@@ -1,14 +1,15 @@
 //! `cargo xtask man`: writes the manual pages to `target/man`, where `cargo deb` finds them.
 //!
-//! An example of the root package renders them, because it knows the commands.
+//! An example program of the root package renders the pages, because it can access the definitions of the
+//! commands.
 
 use xtask::step;
 
 pub(crate) fn run() -> Result<(), String> {
-    // Remove old pages, so that no page of a removed command stays. An error means that there is no folder
-    // yet.
+    // Remove old pages, so that no page of a removed command remains. An error means that the folder does
+    // not exist yet.
     let _ = std::fs::remove_dir_all("target/man");
-    // In release mode it shares most of its build with the program.
+    // Build in release mode, because the example then shares most of its build with the released program.
     let example = step::cargo(&[
         "run",
         "--locked",

@@ -2,12 +2,12 @@
 //! `docs/reference/settings.schema.json`.
 //!
 //! Tests of the root package (`tests/docs/settings.rs`) render both files, because they can access the
-//! table of settings. So xtask does not depend on the program, and its other commands need not build
-//! the program.
+//! table of settings. So xtask does not depend on the program, and its other commands do not have to
+//! build the program.
 
 use xtask::step;
 
-/// With this variable, the tests write the files instead of comparing them.
+/// If this variable is set, the tests write the files instead of comparing them.
 const UPDATE_VARIABLE: &str = "UPDATE_DOCS";
 
 pub(crate) fn run(check: bool) -> Result<(), String> {

@@ -1,16 +1,17 @@
-//! Runs a program in the root of the repository and shows its output as it comes.
+//! Runs a program in the root folder of the repository and shows the program's output while it
+//! runs.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// A call of the cargo that runs us, in the root of the repository.
+/// A command that calls the same cargo that runs xtask, in the root folder of the repository.
 pub fn cargo(arguments: &[&str]) -> Command {
     let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     command.args(arguments).current_dir(root());
     command
 }
 
-/// The root of the repository.
+/// The root folder of the repository.
 pub fn root() -> &'static Path {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent();
     root.expect("invariant: xtask is a folder of the root")
@@ -22,7 +23,8 @@ pub fn target_folder() -> PathBuf {
     root().join(folder)
 }
 
-/// Where fetched tools are: in the home folder, since other users could write to a shared folder.
+/// The folder for downloaded tools. It is in the home folder, because other users could write to a
+/// shared folder.
 pub fn tools_folder() -> Option<PathBuf> {
     let home = std::env::var_os("HOME").filter(|home| !home.is_empty())?;
     Some(Path::new(&home).join(".cache/postrider-tools"))
@@ -31,7 +33,8 @@ pub fn tools_folder() -> Option<PathBuf> {
 /// Runs the command until it exits.
 ///
 /// # Errors
-/// If it cannot be started or fails; the error names the command to run by hand.
+/// Returns an error if the command cannot be started or fails. The error contains the command, so
+/// that a developer can run it by hand.
 pub fn run(mut command: Command) -> Result<(), String> {
     let words: Vec<_> = command
         .get_args()

@@ -1,4 +1,4 @@
-//! The loads, and how to run each.
+//! The loads, and how to run each load.
 
 use std::path::Path;
 use std::time::Duration;
@@ -11,11 +11,11 @@ use crate::process::{self, Running};
 
 const POLL_INTERVAL: Duration = Duration::from_millis(200);
 
-/// How long Pub/Sub stays down after the last row. After that time, the relay has read as many
-/// events as it will ever hold.
+/// How long Pub/Sub stays down after the last row. By the end of this time, the relay has filled
+/// its memory budget, and reads no more events until Pub/Sub is back.
 const OUTAGE_AFTER_ROWS: Duration = Duration::from_secs(10);
 
-/// If a relay makes no progress for this long, it will make none.
+/// How long a relay may make no progress before the measurement fails.
 const STANDSTILL: Duration = Duration::from_secs(300);
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -59,11 +59,11 @@ impl Load {
         database.copy_slot("postrider").await?;
         let emulator = Emulator::start(0, false, Cores::Shared)?;
         let host = emulator.host.clone();
-        // For the load `Outage`, drop the emulator, so that nobody listens at its address until it
-        // is started again.
+        // For the load `Outage`, stop the emulator, so that nobody listens at its address until the
+        // emulator is started again.
         let mut emulator = (self != Self::Outage).then_some(emulator);
         let mut relay = process::relay(binary, &database.url(), &host)?;
-        // The rows arrive while the relay runs.
+        // Write the rows only now, because they must arrive while the relay runs.
         database.load(&self.backlog(rows)).await?;
         let end = database.wal_position().await?;
         eprintln!(

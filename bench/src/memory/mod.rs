@@ -1,10 +1,10 @@
-//! `cargo xtask memory`: the relay's peak memory under loads that would make a careless relay grow
-//! without limit.
+//! `cargo xtask memory`: measures the relay's peak memory under loads that would make the memory of
+//! a careless relay grow without limit.
 //!
 //! There are three loads, each with its own server: rows that arrive while Pub/Sub is down, one
-//! huge transaction, and a key for every row. The kernel's high-water mark of the relay's resident
-//! memory (`VmHWM`) is measured over the whole run, until every event is published, recorded and
-//! confirmed. The command fails if the mark is above the limit.
+//! huge transaction, and a separate ordering key for every row. The measured value is the peak of
+//! the relay's resident memory, which the kernel reports as `VmHWM`, over the whole run until every
+//! event is published, recorded and confirmed. The command fails if the peak is above the limit.
 //!
 //! `cargo xtask bench --full` runs the same measurements several times, along with all other
 //! measurements.
@@ -23,7 +23,7 @@ use crate::report::{Aim, Line};
 use crate::sample::median;
 use crate::{peers, process};
 
-/// The most memory that the relay may use, in units of 10^6 bytes.
+/// The default limit for the relay's peak memory, in units of 10^6 bytes.
 const AIM_MB: f64 = 64.0;
 
 #[derive(Debug, Args)]
@@ -64,7 +64,7 @@ pub(crate) fn run(args: &MemoryArgs) -> Result<(), String> {
         peaks.push((load, peak_mb, began.elapsed().as_secs()));
     }
     if peaks.is_empty() {
-        return Err("no load has such a name".into());
+        return Err("no load has this name; --list shows the names".into());
     }
     println!("| load | rows | peak memory of the relay | limit | seconds |");
     println!("|---|---|---|---|---|");
@@ -83,7 +83,8 @@ pub(crate) fn run(args: &MemoryArgs) -> Result<(), String> {
     }
 }
 
-/// Measures a line of `cargo xtask bench`: the median peak of several runs.
+/// Measures one load for the report of `cargo xtask bench`. The value is the median peak of several
+/// runs.
 pub(crate) async fn measure(load: Load, rows: u64, runs: u32) -> Result<Vec<Line>, String> {
     let mut peaks = Vec::new();
     for run in 1..=runs {

@@ -1,7 +1,7 @@
-//! Checks every link of the built website: its file exists, and its page has the anchor.
+//! Checks every link of the built website: the file must exist, and the page must have the anchor.
 //!
-//! The check reads the HTML that readers get, so it also finds a link that mdBook has broken. Not
-//! here: links to other websites.
+//! The check reads the HTML that readers get, so it also finds links that mdBook broke. Not here:
+//! links to other websites.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -23,12 +23,13 @@ pub(crate) fn check(website: &Path) -> Result<usize, String> {
         .collect();
     let (mut checked, mut broken) = (0, Vec::new());
     for (page, html) in &pages {
-        // mdBook's page for a wrong address has links that start at the root of the website.
+        // The links of mdBook's 404 page start at the root of the website, so they cannot be
+        // checked.
         if page.ends_with("404.html") {
             continue;
         }
         for link in values(html, "href").chain(values(html, "src")) {
-            let Some((file, anchor)) = place(website, page, link) else {
+            let Some((file, anchor)) = target(website, page, link) else {
                 continue;
             };
             checked += 1;
@@ -48,8 +49,8 @@ pub(crate) fn check(website: &Path) -> Result<usize, String> {
     Err(format!("links that lead nowhere:\n{}", broken.join("\n")))
 }
 
-/// The file and the anchor that a link leads to. None for a link to another website.
-fn place<'a>(website: &Path, page: &Path, link: &'a str) -> Option<(PathBuf, &'a str)> {
+/// Returns the file and the anchor that a link leads to; `None` for a link to another website.
+fn target<'a>(website: &Path, page: &Path, link: &'a str) -> Option<(PathBuf, &'a str)> {
     let other = ["http:", "https:", "mailto:", "data:", "javascript:"];
     if other.iter().any(|scheme| link.starts_with(scheme)) {
         return None;
@@ -66,7 +67,7 @@ fn place<'a>(website: &Path, page: &Path, link: &'a str) -> Option<(PathBuf, &'a
     Some((file, anchor))
 }
 
-/// The values of `attribute` in all tags of a page.
+/// Iterates over the values of `attribute` in all tags of a page.
 fn values<'a>(html: &'a str, attribute: &'a str) -> impl Iterator<Item = &'a str> {
     html.split('<')
         .skip(1)

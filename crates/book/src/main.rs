@@ -1,11 +1,13 @@
-//! `cargo xtask book`: builds a website of the documents with mdBook, with search, and checks every link in
-//! it.
+//! `cargo xtask book`: builds a website from the documents with mdBook, with search, and checks
+//! every link of the website.
 //!
-//! mdBook needs all pages in one folder, and a list of them. This program makes both from the repository. The
-//! pages keep their relative paths, so links between pages work, and files that a page links to are copied as
-//! well. The list comes from `docs/README.md`, so there is no second list to maintain.
+//! mdBook needs all pages in one folder, and a list of the pages. This program creates both from
+//! the repository. Pages keep their relative paths, so links between them work. Files that a page
+//! links to are copied too. The list comes from `docs/README.md`, so there is no second list to
+//! maintain.
 //!
-//! Not here: links to other websites, which need a network. `links.rs` checks all other links.
+//! Not here: checking links to other websites, which would need a network. `links.rs` checks all
+//! other links.
 
 mod links;
 
@@ -17,7 +19,8 @@ use std::process::{Command, ExitCode};
 use clap::Parser;
 use xtask::step;
 
-/// The arguments with which `--fetch` installs mdBook, without the optional features for watching and serving.
+/// Arguments of `cargo` with which `--fetch` installs mdBook, without the optional features for
+/// watching and serving.
 const INSTALL: [&str; 8] = [
     "install",
     "--quiet",
@@ -29,7 +32,7 @@ const INSTALL: [&str; 8] = [
     "mdbook@0.5.4",
 ];
 
-/// Pages that are not in `docs/`, in the order of the contents.
+/// Pages outside `docs/`, in the order in which the contents list them.
 const PROJECT_PAGES: [&str; 7] = [
     "ARCHITECTURE.md",
     "CONTRIBUTING.md",
@@ -67,7 +70,7 @@ fn run(args: &BookArgs) -> Result<(), String> {
         return Ok(());
     };
     let folder = step::target_folder().join("book");
-    // Pages of an earlier run could hide a broken link.
+    // Remove the pages of an earlier run, because they could hide a broken link.
     let _ = std::fs::remove_dir_all(&folder);
     let mut book = Book {
         source: folder.join("src"),
@@ -91,7 +94,8 @@ fn run(args: &BookArgs) -> Result<(), String> {
     Ok(())
 }
 
-/// The program `mdbook`, from `PATH` or from the tools folder. With `fetch`, a missing program is built first.
+/// Finds the program `mdbook`, on `PATH` or in the tools folder. With `fetch`, builds it first if
+/// it is missing.
 fn mdbook(fetch: bool) -> Option<PathBuf> {
     let on_path = std::env::var_os("PATH").unwrap_or_default();
     let fetched = step::tools_folder().map(|tools| tools.join("mdbook-0.5.4"));
@@ -104,7 +108,7 @@ fn mdbook(fetch: bool) -> Option<PathBuf> {
     if let (None, Some(folder), true) = (find(), &fetched, fetch) {
         let mut install = step::cargo(&INSTALL);
         install.arg("--root").arg(folder);
-        // Without a network the book is skipped, as it is without --fetch.
+        // If there is no network, the book is skipped, as it is without --fetch.
         if let Err(error) = step::run(install) {
             println!("{error}");
         }
@@ -113,11 +117,12 @@ fn mdbook(fetch: bool) -> Option<PathBuf> {
 }
 
 struct Book {
-    /// Where the pages are gathered, in the folders that they have in the repository.
+    /// The folder where the pages are gathered. Below it, they have the same paths as in the
+    /// repository.
     source: PathBuf,
     /// The text of SUMMARY.md.
     contents: String,
-    /// The pages in the contents, as paths from the root of the repository.
+    /// The pages that are already in the contents, as paths from the root of the repository.
     listed: BTreeSet<PathBuf>,
 }
 
@@ -138,7 +143,7 @@ impl Book {
         write(&self.source.join("SUMMARY.md"), &self.contents)
     }
 
-    /// Adds the parts and pages that `docs/README.md` names, in its order.
+    /// Adds the parts and pages that `docs/README.md` names, in the order in which it names them.
     fn documents(&mut self) -> Result<(), String> {
         let text = read(&step::root().join("docs/README.md"))?;
         self.contents.push_str("\n---\n\n");
@@ -159,7 +164,7 @@ impl Book {
         Ok(())
     }
 
-    /// Adds a page that lists the pages of the folder, and these pages below it.
+    /// Adds a page that lists the pages of the folder, and adds these pages as its subpages.
     fn folder(&mut self, folder: &Path) -> Result<(), String> {
         let pages = markdown_below(&step::root().join(folder))?;
         let name = folder.file_name().unwrap_or_default().to_string_lossy();
@@ -192,12 +197,15 @@ impl Book {
         self.page(page)?;
         let title = self.title(page)?;
         let indent = "  ".repeat(depth);
-        let place = in_book(page);
-        let _ = writeln!(self.contents, "{indent}- [{title}]({})", place.display());
+        let path_in_book = in_book(page);
+        let _ = writeln!(
+            self.contents,
+            "{indent}- [{title}]({})",
+            path_in_book.display()
+        );
         Ok(())
     }
 
-    /// The heading of a page.
     fn title(&self, page: &Path) -> Result<String, String> {
         let text = read(&step::root().join(page))?;
         text.lines()
@@ -206,7 +214,8 @@ impl Book {
             .ok_or_else(|| format!("{} has no heading", page.display()))
     }
 
-    /// Copies a page and the files that it links to, and makes a page of each folder that it links to.
+    /// Copies a page and the files that it links to, and creates a page for each folder that it
+    /// links to.
     fn page(&mut self, page: &Path) -> Result<(), String> {
         self.listed.insert(page.to_owned());
         let from = step::root().join(page);
@@ -228,7 +237,8 @@ impl Book {
         Ok(())
     }
 
-    /// Makes the page for a link to a folder outside the book: a list of the folder's files, which are copied.
+    /// Creates the page for a link to a folder outside the book: a list of the folder's files.
+    /// Copies these files.
     fn listing(&self, folder: &Path) -> Result<(), String> {
         let to = self.source.join(folder);
         let index = to.join("index.html");
@@ -249,8 +259,8 @@ impl Book {
     }
 }
 
-/// The path of a page in the book. A README becomes `index.md`, because mdBook finds the first page of
-/// a folder only under that name.
+/// Returns the path of a page in the book. A README becomes `index.md`, because mdBook expects
+/// this name for the first page of a folder.
 fn in_book(page: &Path) -> PathBuf {
     if page.ends_with("README.md") {
         page.with_file_name("index.md")
@@ -259,7 +269,8 @@ fn in_book(page: &Path) -> PathBuf {
     }
 }
 
-/// The paths of the links on a line of Markdown that lead to files, without anchors.
+/// Iterates over the paths of those links on a line of Markdown that lead to files, without their
+/// anchors.
 fn targets(line: &str) -> impl Iterator<Item = &str> {
     line.split("](")
         .skip(1)
@@ -267,7 +278,7 @@ fn targets(line: &str) -> impl Iterator<Item = &str> {
         .filter(|target| !target.is_empty() && !target.contains("://"))
 }
 
-/// A path without `.` and `..`.
+/// Resolves `.` and `..` in a path.
 fn normal(path: &Path) -> PathBuf {
     let mut normal = PathBuf::new();
     for part in path.components() {
@@ -286,7 +297,7 @@ fn markdown_below(folder: &Path) -> Result<Vec<PathBuf>, String> {
     Ok(pages)
 }
 
-/// All files in a folder and its folders, in alphabetical order.
+/// Lists all files in a folder and in its subfolders, in alphabetical order.
 fn files_below(folder: &Path) -> Result<Vec<PathBuf>, String> {
     let cannot = |e: std::io::Error| format!("cannot read {}: {e}", folder.display());
     let mut files = Vec::new();

@@ -1,27 +1,30 @@
 //! The names of a message's attributes.
 //!
-//! Producers choose further names by their headers and by the setting `attributes`. If two attributes have
-//! the same name, the first one in this order wins: attributes in [`FIXED`], attributes of the envelope,
-//! columns of the setting, headers, the trace context of the column `tracingspancontext`.
+//! Producers can add more attributes, by their headers and by the setting `attributes`. If two
+//! attributes have the same name, the first one in this order wins: attributes in [`FIXED`],
+//! attributes of the envelope, columns from the setting, headers, the trace context from the column
+//! `tracingspancontext`.
 
 /// The event's uuid, by which consumers deduplicate.
 pub const EVENT_ID: &str = "event_id";
-/// The id of the row, if it is not a uuid.
+/// The id of the row as the table has it, if that id is not a uuid.
 pub const SOURCE_ID: &str = "source_id";
 /// The type of the event, such as `OrderPlaced`.
 pub const EVENT_TYPE: &str = "event_type";
 /// The kind of aggregate, such as `order`.
 pub const AGGREGATE_TYPE: &str = "aggregate_type";
-/// The aggregate, such as `order-4711`.
+/// The id of the aggregate, such as `order-4711`.
 pub const AGGREGATE_ID: &str = "aggregate_id";
 /// The version of the aggregate.
 pub const VERSION: &str = "version";
 /// The version of the payload's schema.
 pub const SCHEMA_VERSION: &str = "schema_version";
-/// When the event happened. In RFC 3339 if the column contains a point in time.
+/// When the event happened: in RFC 3339 if the column contains a point in time, otherwise the text of the
+/// column.
 pub const OCCURRED_AT: &str = "occurred_at";
 
-/// The attributes that every message has if the row has the value, in the order in which they are added.
+/// The attributes of every message, in the order in which they are added. An attribute is left out
+/// if the row has no value for it.
 pub const FIXED: [&str; 8] = [
     EVENT_ID,
     SOURCE_ID,
@@ -33,10 +36,11 @@ pub const FIXED: [&str; 8] = [
     OCCURRED_AT,
 ];
 
-/// Media type of the data. Messages with the envelope `raw` have it only from a header.
+/// Media type of the data. With the envelope `raw`, a message has this attribute only if a header
+/// sets it.
 pub const CONTENT_TYPE: &str = "content-type";
 
-/// Version of CloudEvents, in binary mode.
+/// The version of CloudEvents, in binary mode.
 pub const CE_SPECVERSION: &str = "ce-specversion";
 /// CloudEvents' `id`: the same as [`EVENT_ID`].
 pub const CE_ID: &str = "ce-id";
@@ -49,19 +53,20 @@ pub const CE_TIME: &str = "ce-time";
 /// CloudEvents' `subject`: the same as [`AGGREGATE_ID`].
 pub const CE_SUBJECT: &str = "ce-subject";
 
-/// The W3C trace context, from the headers or from the column `tracingspancontext`.
+/// The W3C trace context. Comes from the headers or from the column `tracingspancontext`.
 pub const TRACEPARENT: &str = "traceparent";
-/// The vendor's part of the trace context, from the headers or from the column `tracingspancontext`.
+/// The vendor's part of the trace context. Comes from the headers or from the column
+/// `tracingspancontext`.
 pub const TRACESTATE: &str = "tracestate";
 
-/// Each attribute of the trace context, with a second name under which Google's client libraries look for it.
-/// A message has the attribute under both names.
+/// The attributes of the trace context, each with a second name under which Google's client
+/// libraries look for it. A message that has one of these attributes has it under both names.
 pub const TRACE_ALIASES: [(&str, &str); 2] = [
     (TRACEPARENT, "googclient_traceparent"),
     (TRACESTATE, "googclient_tracestate"),
 ];
 
-/// The name of the replay. Only messages that an operator has replayed have this attribute.
+/// The name of the replay that sent the message. Only messages that an operator replayed have this attribute.
 pub const REPLAY: &str = "replay";
 
 #[cfg(test)]

@@ -1,33 +1,37 @@
-//! The envelopes, their names in the settings, and their media types.
+//! The envelopes: the forms that a message's data can have, with their names in the settings and
+//! their media types.
 //!
-//! An envelope only adds to a message. Every envelope has the fixed attributes and the headers, so that
-//! subscription filters work with all of them.
+//! An envelope changes the data and may add attributes. It never removes any: with every envelope a
+//! message has the fixed attributes and the headers, so subscription filters work with all
+//! envelopes.
 
 use std::fmt;
 use std::str::FromStr;
 
 use thiserror::Error;
 
-/// Attribute `content-type` of a message with the envelope `protobuf`.
+/// Value of the attribute `content-type` with the envelope `protobuf`.
 pub const PROTOBUF_MEDIA_TYPE: &str = "application/protobuf; messageType=postrider.v1.Event";
 
-/// Attribute `content-type` of a message with the envelope `cloudevents-structured`.
+/// Value of the attribute `content-type` with the envelope `cloudevents-structured`.
 pub const CLOUDEVENTS_MEDIA_TYPE: &str = "application/cloudevents+json";
 
-/// The version of CloudEvents in both modes.
+/// The version of CloudEvents, in both of its modes.
 pub const CLOUDEVENTS_VERSION: &str = "1.0";
 
 /// The form of a message's data.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Envelope {
-    /// The payload unchanged.
+    /// The payload, unchanged.
     #[default]
     Raw,
-    /// CloudEvents 1.0 in binary mode: the payload unchanged, the context in attributes `ce-*`.
+    /// CloudEvents 1.0 in binary mode: the payload unchanged, and the event's context in attributes
+    /// `ce-*`.
     CloudeventsBinary,
-    /// CloudEvents 1.0 in structured mode: one JSON document.
+    /// CloudEvents 1.0 in structured mode: one JSON document with the event's context and the
+    /// payload.
     CloudeventsStructured,
-    /// Our own [`ProtobufEvent`](crate::ProtobufEvent).
+    /// Our own Protobuf message, [`ProtobufEvent`](crate::ProtobufEvent).
     Protobuf,
 }
 
@@ -38,7 +42,7 @@ const NAMES: [(&str, Envelope); 4] = [
     ("protobuf", Envelope::Protobuf),
 ];
 
-/// A text that is not the name of an [`Envelope`].
+/// The error for a text that is not the name of an [`Envelope`].
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 #[error(
     "{input:?} is not an envelope: write raw, cloudevents-binary, cloudevents-structured or protobuf"

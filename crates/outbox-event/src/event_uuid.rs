@@ -1,13 +1,17 @@
-//! The `event_id` of a row whose id is not a uuid.
+//! Computes the `event_id` of a row whose id is not a uuid.
 //!
-//! The dispatch table and the subscribers identify events by uuid. An id that is a uuid is used unchanged. Any
-//! other id (a `bigserial`, a text) becomes `md5('schema.table:' || id || ':' || inserted_xid)` read as a uuid.
-//! This uuid is the same on every run, differs between tables, and equals the result of
-//! `outbox.event_uuid('schema.table', id, inserted_xid)` in SQL. The transaction is included because a table
-//! that was dropped and created again may number its rows from 1 again. For a row without `inserted_xid`, only
-//! the name and the id are hashed, and the name is `schema.table@OID` if the table was created again
-//! ([`TableIdentity::with_suffix`]). Whether an id is hashed depends on the column's type alone, never on the
-//! value, because SQL has to agree.
+//! The dispatch table and the subscribers identify events by uuid. If the id column is a uuid, its value is
+//! used unchanged. Any other id (a `bigserial`, a text) becomes `md5('schema.table:' || id || ':' ||
+//! inserted_xid)`, read as a uuid. This uuid is the same on every run, and differs between tables. In SQL,
+//! `outbox.event_uuid('schema.table', id, inserted_xid)` computes the same uuid.
+//!
+//! The transaction is part of the hash, because a table that was dropped and created again may number its
+//! rows from 1 again. If the transaction is unknown, for example because the table has no such column, only
+//! the name and the id are hashed. If the table was created again, the name is then `schema.table@OID`
+//! ([`TableIdentity::with_suffix`]).
+//!
+//! Whether an id is hashed depends only on the column's type, never on the value, so that Rust and SQL always
+//! agree.
 
 use std::fmt;
 use std::sync::Arc;
@@ -15,7 +19,7 @@ use std::sync::Arc;
 use md5::{Digest, Md5};
 use uuid::Uuid;
 
-/// The name `schema.table` that identifies a table in the ids of its events.
+/// The name `schema.table` that represents a table in the ids of its events.
 ///
 /// If the id of a row is not a uuid, the row's `event_id` is derived from this name. So the name has to stay
 /// the same for as long as the table is captured, even if the table is renamed.
@@ -27,8 +31,8 @@ pub struct TableIdentity {
 }
 
 impl TableIdentity {
-    /// The identity of a table by its name: the current name, or the name under which the table was first
-    /// captured.
+    /// Creates the identity of a table from its name. This is the current name, or the name under
+    /// which the table was first captured.
     pub fn new(schema_and_table: &str) -> Self {
         Self {
             name: schema_and_table.into(),
@@ -37,8 +41,9 @@ impl TableIdentity {
         }
     }
 
-    /// Adds the transactions that created the column `inserted_xid`. In rows that are older than the column,
-    /// the column names one of these transactions.
+    /// Adds the transactions that added the column `inserted_xid` to the table. In rows that are older than
+    /// the column, PostgreSQL shows one of these transactions as the column's value, so the transaction that
+    /// inserted such a row is unknown.
     #[must_use]
     pub fn with_added_xids(self, added_xids: &[u64]) -> Self {
         Self {
@@ -47,9 +52,10 @@ impl TableIdentity {
         }
     }
 
-    /// Sets the text that follows `schema.table` in the ids of rows without a known `inserted_xid`. Each
-    /// physical table has its own text, such as `@16402`, because a table that was created again may number
-    /// its rows from 1 again.
+    /// Sets the text that follows `schema.table` when the id of a row without a known `inserted_xid` is
+    /// hashed. Each physical table has its own text, such as `@16402`, or an empty text if it was the first
+    /// captured table of this name. So the rows of a table that was created again get new uuids, even if that
+    /// table numbers its rows from 1 again.
     #[must_use]
     pub fn with_suffix(self, suffix: &str) -> Self {
         Self {
@@ -58,13 +64,14 @@ impl TableIdentity {
         }
     }
 
-    /// `schema.table`.
+    /// The name `schema.table`.
     pub fn as_str(&self) -> &str {
         &self.name
     }
 
-    /// The transaction that inserted the row. `None` if it is unknown, because `inserted_xid` names a transaction
-    /// that added the column: the row is older than the column.
+    /// Returns the transaction that inserted the row; `None` if it is unknown. It is unknown if
+    /// `inserted_xid` names a transaction that added the column, because then the row is older than
+    /// the column.
     fn known_xid<'x>(&self, inserted_xid: Option<&'x str>) -> Option<&'x str> {
         let is_known = |xid: &&str| {
             self.added_xids.is_empty()
@@ -86,9 +93,9 @@ impl fmt::Display for TableIdentity {
 #[derive(Debug, Clone)]
 pub struct EventUuids {
     table: TableIdentity,
-    /// MD5 state after `schema.table:`.
+    /// MD5 state after hashing `schema.table:`.
     seeded: Md5,
-    /// MD5 state after `schema.table`, the suffix and `:`.
+    /// MD5 state after hashing `schema.table`, the suffix and `:`.
     seeded_without_xid: Md5,
 }
 
@@ -102,8 +109,8 @@ impl EventUuids {
         }
     }
 
-    /// The `event_id` of the row with this id. `inserted_xid` is the transaction that inserted the row, or
-    /// `None` for a table without that column. `id` and `inserted_xid` are in PostgreSQL's text form.
+    /// Computes the `event_id` of the row with this id. `inserted_xid` is the value of the row's column of
+    /// this name, or `None` for a table without that column. Both arguments are in PostgreSQL's text form.
     #[inline]
     pub fn event_uuid(&self, id: &str, inserted_xid: Option<&str>) -> Uuid {
         let hash = match self.table.known_xid(inserted_xid) {

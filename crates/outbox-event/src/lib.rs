@@ -1,8 +1,9 @@
-//! The contract of an outbox event's message, shared by the relay that writes it, by consumers that read
-//! it, and by producers that need to know an event's id in advance.
+//! The contract of an event's message. It is shared by the relay that writes messages, by consumers
+//! that read them, and by producers that need to know an event's id in advance.
 //!
-//! - [`attribute`] has the names of the attributes.
-//! - An [`Envelope`] is the form of the data. [`ProtobufEvent`] is the data of the envelope `protobuf`.
+//! - [`attribute`] contains the names of the attributes.
+//! - An [`Envelope`] is the form of the data. With the envelope `protobuf`, the data is a
+//!   [`ProtobufEvent`].
 //! - [`EventUuids`] computes the attribute `event_id` of a row whose id is not a uuid.
 //!
 //! A consumer deduplicates by `event_id`, and decodes the data according to the content type:
@@ -39,10 +40,11 @@
 //! assert_eq!(event_id.to_string(), "b56ec8b4-fabd-f8c5-3ada-4935cae5729a");
 //! ```
 //!
-//! `docs/reference/mapping.md` describes the same contract for people.
+//! `docs/reference/mapping.md` describes the same contract in prose.
 //!
-//! **Invariants.** Plain values and pure functions, without PostgreSQL and without Pub/Sub. Names and ids
-//! never change, since messages live longer than programs; new versions only add.
+//! **Invariants.** This crate contains plain values and pure functions, without PostgreSQL and
+//! without Pub/Sub. Names and ids never change, because messages live longer than programs. New
+//! versions only add to them.
 //!
 //! **Not here:** how a row becomes a message, whether a row fits into a message, and how a message is
 //! sent.

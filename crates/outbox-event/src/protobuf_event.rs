@@ -1,6 +1,6 @@
 //! The message `postrider.v1.Event`, as `docs/reference/event.proto` defines it for consumers.
 //!
-//! The derive replaces generated code, so that no protoc is needed to build this crate. A test compares the
+//! The derive replaces generated code, so building this crate needs no protoc. A test compares the
 //! derive with the `.proto` file field by field.
 
 use std::collections::BTreeMap;
@@ -8,52 +8,52 @@ use std::collections::BTreeMap;
 use bytes::Bytes;
 use prost::Message;
 
-/// A point in time, as Protobuf's own type.
+/// A point in time, in Protobuf's own type.
 pub use prost_types::Timestamp;
 
-/// One outbox event, with all its known fields.
+/// One outbox event, with everything that is known about it.
 #[derive(Clone, PartialEq, Message)]
 pub struct ProtobufEvent {
     /// The attribute `event_id`: the event's uuid.
     #[prost(string, tag = "1")]
     pub id: String,
-    /// The origin: the setting `source`, `/schema.table` by default.
+    /// The origin of the event: the setting `source`, by default `/schema.table`.
     #[prost(string, tag = "2")]
     pub source: String,
     /// The type of the event.
     #[prost(string, tag = "3")]
     pub r#type: String,
-    /// Kind of aggregate.
+    /// The kind of aggregate.
     #[prost(string, tag = "4")]
     pub aggregate_type: String,
-    /// The aggregate.
+    /// The id of the aggregate.
     #[prost(string, tag = "5")]
     pub aggregate_id: String,
-    /// Version of the aggregate as text, since the column may have any type.
+    /// The version of the aggregate, as text because the column may have any type.
     #[prost(string, optional, tag = "6")]
     pub version: Option<String>,
-    /// Version of the payload's schema as text.
+    /// The version of the payload's schema, as text.
     #[prost(string, optional, tag = "7")]
     pub schema_version: Option<String>,
-    /// When the event happened; absent when the column is not a point in time.
+    /// When the event happened; absent if the column does not contain a point in time.
     #[prost(message, optional, tag = "8")]
     pub occurred_at: Option<Timestamp>,
-    /// When its transaction was committed.
+    /// When the event's transaction was committed.
     #[prost(message, optional, tag = "9")]
     pub committed_at: Option<Timestamp>,
-    /// Position of the commit in the write-ahead log, in bytes.
+    /// Position of the commit in the WAL, in bytes.
     #[prost(uint64, tag = "10")]
     pub commit_lsn: u64,
-    /// Number of the insert within its transaction.
+    /// Number of the insert within its transaction, starting at 1.
     #[prost(uint32, tag = "11")]
     pub ordinal: u32,
     /// The headers.
     #[prost(btree_map = "string, string", tag = "12")]
     pub headers: BTreeMap<String, String>,
-    /// Media type of the payload.
+    /// The media type of the payload.
     #[prost(string, tag = "13")]
     pub content_type: String,
-    /// The id as stored in the table, if it is not a uuid.
+    /// The id as the table has it, if that id is not a uuid.
     #[prost(string, optional, tag = "14")]
     pub source_id: Option<String>,
     /// The payload, byte for byte.
@@ -62,8 +62,8 @@ pub struct ProtobufEvent {
 }
 
 impl ProtobufEvent {
-    /// Number of the field `payload`. It is the last field, so a writer can encode the others first and
-    /// then copy the payload directly to its place.
+    /// Number of the field `payload`. It is the last field, so a writer can encode all other fields
+    /// first and then copy the payload directly behind them.
     pub const PAYLOAD_TAG: u32 = 15;
 }
 
@@ -71,7 +71,7 @@ impl ProtobufEvent {
 mod tests {
     use super::*;
 
-    /// The fields of the message in the `.proto` file: (name, number).
+    /// Reads the fields of the message from the `.proto` file: (name, number).
     fn published_fields() -> Vec<(&'static str, u32)> {
         let proto = include_str!(concat!(
             env!("CARGO_MANIFEST_DIR"),

@@ -1,33 +1,37 @@
 //! Makes untrusted text safe to show in a terminal or a log.
 //!
-//! A service that inserts a row chooses the row's id and key, and other text that errors quote.
-//! Control characters in such text could move the cursor, forge a line, or change the terminal, so
-//! they are shown as escapes such as `\n` or `\u{1b}`. Characters that reverse the direction of
-//! writing are escaped too, because they can make one text look like another.
+//! A service that inserts a row chooses the row's id and key, and other text that our errors quote.
+//! Control characters in such text could move the cursor, forge a line, or reconfigure the
+//! terminal, so they are shown as escapes such as `\n` or `\u{1b}`. Characters that change the
+//! direction of writing are escaped too, because they can make one text look like another.
 //!
 //! ```
 //! assert_eq!(printable::printable("order-7\r\u{1b}[2J"), "order-7\\r\\u{1b}[2J");
 //! ```
 //!
-//! [`shown_path`] hides the value of a setting that should be a path and is not: it may be a secret.
+//! [`shown_path`] hides a value that should be a path but does not look like one, because it may be a secret.
+//! [`may_contain_password`] recognises a connection string in a setting that should be something else.
 //!
-//! JSON output has its own escapes and does not need this.
+//! JSON output has its own escapes, so it does not need this crate.
 
 #![cfg_attr(test, allow(clippy::unwrap_used, reason = "a test fails by panicking"))]
 
+mod password;
 mod shown_path;
 
 use std::borrow::Cow;
 
+pub use password::may_contain_password;
 pub use shown_path::shown_path;
 
-/// Escapes every control character, and every character that changes the direction of writing. The
-/// result is one line.
+/// Escapes every control character and every character that changes the direction of writing. The
+/// result is a single line.
 pub fn printable(text: &str) -> Cow<'_, str> {
     escaped(text, is_unsafe)
 }
 
-/// Like [`printable`], but keeps line breaks: for our own messages that quote untrusted text.
+/// Like [`printable`], but keeps line breaks. Use it for our own messages, which may have line breaks and may
+/// quote untrusted text.
 pub fn printable_lines(text: &str) -> Cow<'_, str> {
     escaped(text, |c| is_unsafe(c) && c != '\n')
 }
@@ -41,7 +45,7 @@ fn escaped(text: &str, is_unsafe: impl Fn(char) -> bool) -> Cow<'_, str> {
         if !is_unsafe(c) {
             out.push(c);
         } else if c.is_control() {
-            // `escape_debug` gives short escapes such as `\n`.
+            // `escape_debug` produces short escapes such as `\n`.
             out.extend(c.escape_debug());
         } else {
             out.extend(c.escape_unicode());
@@ -57,7 +61,8 @@ fn is_unsafe(c: char) -> bool {
             | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
 }
 
-/// Cuts the text to this many characters. A cut text ends with `..`.
+/// Shortens a text that has more than `chars` characters. A shortened text has exactly `chars` characters and
+/// ends with `..`.
 pub fn start_of(text: &str, chars: usize) -> String {
     if text.chars().nth(chars).is_none() {
         return text.to_owned();

@@ -1,12 +1,12 @@
-//! Shows a file's path in a message, unless the setting seems to contain something else by mistake:
-//! the content of the file, a password or a URL.
+//! Shows a file's path in a message, unless the value seems to be something else by mistake: the
+//! content of the file, a password or a URL.
 
 use std::path::Path;
 
-/// Longer paths are not shown: they could be a key in base64.
+/// Maximum length in bytes of a path that is shown. A longer value could be a key in base64.
 const MAX_BYTES: usize = 200;
 
-/// The path, or a placeholder.
+/// Returns the path, or a placeholder if the value does not look like a path.
 pub fn shown_path(path: &Path) -> String {
     match path.to_str() {
         Some(text) if looks_like_a_path(text) => text.to_owned(),
@@ -14,8 +14,9 @@ pub fn shown_path(path: &Path) -> String {
     }
 }
 
-/// Whether the text starts like a path or ends in an extension, and has no characters of JSON, PEM, a
-/// URL or a connection string.
+/// Whether the text has at most [`MAX_BYTES`] bytes, contains only characters that are usual in paths, and
+/// starts like a path or ends with a file extension. So a text with characters of JSON, PEM, a URL or a
+/// connection string is not shown.
 fn looks_like_a_path(text: &str) -> bool {
     let is_allowed = |c: char| c.is_alphanumeric() || " ./_-+~,".contains(c);
     let has_extension = || {

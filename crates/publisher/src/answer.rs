@@ -1,7 +1,7 @@
-//! Reads the answer to a request: one gRPC message, or the status that says why there is none.
+//! Reads the answer to a request: one gRPC message, or a status that says why there is no message.
 //!
-//! Sources: gRPC over HTTP/2, "Responses"; gRPC's table of HTTP codes for answers without a status
-//! (`doc/http-grpc-status-mapping.md`).
+//! Sources: gRPC over HTTP/2, "Responses". For answers without a gRPC status: gRPC's table of HTTP
+//! codes (`doc/http-grpc-status-mapping.md`).
 
 use bytes::{Buf, Bytes, BytesMut};
 use tonic::codegen::http::{HeaderMap, StatusCode};
@@ -10,11 +10,11 @@ use tonic::{Code, Status};
 use super::body::GRPC_HEADER;
 use super::details;
 
-/// The longest answer that is accepted. This is more than any answer needs: a thousand message ids
-/// take 24 KiB.
+/// Maximum length in bytes of an answer. No answer needs as much: a thousand message ids take 24
+/// KiB.
 const MOST_BYTES: usize = 4 << 20;
 
-/// The status that an answer carries in its headers or trailers, if any.
+/// Returns the status in an answer's headers or trailers, if there is one.
 pub(super) fn status(mut headers: HeaderMap) -> Option<Result<(), Status>> {
     if headers.get(Status::GRPC_STATUS)? == "0" {
         return Some(Ok(()));
@@ -27,8 +27,8 @@ pub(super) fn status(mut headers: HeaderMap) -> Option<Result<(), Status>> {
     })
 }
 
-/// The status for an answer without a gRPC status. Such an answer came from a proxy between us and
-/// Pub/Sub.
+/// Returns the status for an answer that has no gRPC status. Such an answer comes from a proxy
+/// between us and Pub/Sub.
 pub(super) fn without_status(http: StatusCode) -> Status {
     let code = match http {
         StatusCode::BAD_REQUEST => Code::Internal,
@@ -47,10 +47,10 @@ pub(super) fn without_status(http: StatusCode) -> Status {
     )
 }
 
-/// The data of an answer, collected as it arrives.
+/// The data of an answer, collected while it arrives.
 #[derive(Debug, Default)]
 pub(super) struct Data {
-    /// The first part: nearly always all of the data.
+    /// The first part, which nearly always contains all of the data.
     first: Bytes,
     more: BytesMut,
 }
@@ -72,7 +72,7 @@ impl Data {
         }
     }
 
-    /// Returns the answer's only message.
+    /// Returns the only message of the answer.
     pub(super) fn into_message(self) -> Result<Bytes, Status> {
         let mut data = if self.more.is_empty() {
             self.first

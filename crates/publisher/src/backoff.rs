@@ -1,24 +1,26 @@
-//! Pauses between attempts: exponential backoff with full jitter, and no limit on the number of
-//! attempts.
+//! Computes the pauses between attempts: exponential backoff with full jitter. The number of
+//! attempts is not limited.
 
 use std::time::Duration;
 
 use super::Class;
 
-/// The first ceiling and the growth are Google's own for `Publish` (100 ms, times 4).
+/// The ceiling of the first pause. This is Google's own value for `Publish`.
 const FIRST: Duration = Duration::from_millis(100);
+/// By how much each failed attempt multiplies the ceiling. This is Google's own value for `Publish`.
 const GROWTH: u32 = 4;
 
-/// The highest ceiling. Google's is 60 s. Ours is shorter: a waiting request blocks its key, and during
-/// an outage the caller's limit of concurrent requests already keeps the number of attempts down.
+/// Maximum ceiling of a pause. Google's maximum is 60 s. Ours is shorter, because a waiting request blocks
+/// its key. Short pauses are safe, because the caller limits the concurrent requests, and so the number of
+/// attempts during an outage.
 const LAST: Duration = Duration::from_secs(10);
 
-/// The longest pause after a failure that only a person can fix. The shortest is half of it, and the
+/// Maximum pause after a failure that only an operator can fix. The minimum is half of it. This
 /// pause does not grow.
 const ENVIRONMENT: Duration = Duration::from_secs(5);
 
-/// Computes pauses. The jitter comes from a small random number generator that the caller seeds
-/// (xorshift64*; Vigna 2016).
+/// Computes pauses. The jitter comes from a small random number generator (xorshift64*; Vigna
+/// 2016), which the caller seeds.
 #[derive(Debug, Clone)]
 pub struct Backoff {
     state: u64,
@@ -30,8 +32,8 @@ impl Backoff {
         Self { state: seed | 1 }
     }
 
-    /// How long to wait after a failure of this class. `failed_attempts` counts all failed attempts so
-    /// far, so it is at least 1.
+    /// Returns how long to wait after a failure of this class. `failed_attempts` counts all failed
+    /// attempts so far, including this one, so it is at least 1.
     pub fn pause(&mut self, class: Class, failed_attempts: u32) -> Duration {
         match class {
             Class::Environment => ENVIRONMENT / 2 + self.jitter(ENVIRONMENT / 2),
@@ -41,7 +43,7 @@ impl Backoff {
         }
     }
 
-    /// A uniformly random duration between zero and `ceiling`.
+    /// Returns a uniformly random duration between zero and `ceiling`.
     fn jitter(&mut self, ceiling: Duration) -> Duration {
         self.state ^= self.state >> 12;
         self.state ^= self.state << 25;

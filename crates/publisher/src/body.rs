@@ -1,8 +1,8 @@
-//! The body of a request: one gRPC message, in parts.
+//! The body of a request: one gRPC message, as a sequence of parts.
 //!
-//! Small messages are copied into one part, since a part costs more than the copy. A large message is
-//! a part of its own and is not copied here. So a large message is in memory only once, and only the
-//! frames that are being sent are copied.
+//! Small messages are copied into a common part, because an additional part costs more than the
+//! copy. A large message is a part of its own and is not copied here. So a large message is in
+//! memory only once, and only the frames that are being sent are copied.
 //!
 //! Sources: gRPC over HTTP/2, "Length-Prefixed-Message"; google/pubsub/v1/pubsub.proto,
 //! `PublishRequest { string topic = 1; repeated PubsubMessage messages = 2; }`.
@@ -17,14 +17,15 @@ use prost::encoding::{WireType, encode_key, encode_varint, encoded_len_varint, k
 const TOPIC: u32 = 1;
 const MESSAGES: u32 = 2;
 
-/// Length of the gRPC header: one byte that says whether the message is compressed, and four bytes
-/// with the message's length.
+/// Length in bytes of the gRPC header: one byte that says whether the message is compressed, and
+/// four bytes with the message's length.
 pub(super) const GRPC_HEADER: usize = 5;
 
-/// A message of at least this many bytes is a part of its own.
+/// Size in bytes from which a message becomes a part of its own.
 const OWN_PART: usize = 4 << 10;
 
-/// The bytes that have not been sent yet. No part is empty, except the first part of an empty body.
+/// The bytes of a body that have not been sent yet. No part is empty, except the first part of an
+/// empty body.
 #[derive(Debug, Clone, Default)]
 pub(super) struct RequestBody {
     first: Bytes,
@@ -33,7 +34,7 @@ pub(super) struct RequestBody {
 }
 
 impl RequestBody {
-    /// A `PublishRequest` of encoded `PubsubMessage`s.
+    /// Builds the body of a `PublishRequest` from encoded `PubsubMessage`s.
     pub(super) fn publish<'a>(
         topic: &str,
         messages: impl Iterator<Item = &'a Bytes> + Clone,
@@ -45,7 +46,8 @@ impl RequestBody {
         let all = field(TOPIC, topic.len()) + all.sum::<usize>();
         let own_parts = messages.clone().filter(|message| message.len() >= OWN_PART);
         let copied = all - own_parts.map(Bytes::len).sum::<usize>();
-        // Allocate exactly this size: freezing a full buffer into a part needs no further allocation.
+        // Allocate exactly this size, because freezing a full buffer into a part needs no further
+        // allocation.
         let mut copies = BytesMut::with_capacity(GRPC_HEADER + copied);
         header(all, &mut copies);
         key(TOPIC, topic.len(), &mut copies);
@@ -64,7 +66,7 @@ impl RequestBody {
         body
     }
 
-    /// The body of any request other than `Publish`.
+    /// Builds the body of any request other than `Publish`.
     pub(super) fn of(request: &impl Message) -> Self {
         let len = request.encoded_len();
         let mut bytes = BytesMut::with_capacity(GRPC_HEADER + len);
@@ -87,7 +89,7 @@ impl RequestBody {
         }
     }
 
-    /// Splits off the first `bytes` bytes, or everything if there are fewer.
+    /// Splits off the first `bytes` bytes, or everything if fewer are left.
     pub(super) fn split_to(&mut self, bytes: usize) -> Self {
         if bytes >= self.bytes {
             return std::mem::take(self);
@@ -134,7 +136,7 @@ impl Buf for RequestBody {
 
 fn header(len: usize, out: &mut BytesMut) {
     out.put_u8(0);
-    // Nothing comes near this bound: Pub/Sub's limit is 10 MB.
+    // No request comes near 4 GiB, because Pub/Sub's limit is 10 MB.
     out.put_u32(u32::try_from(len).expect("invariant: a request is short"));
 }
 
@@ -150,7 +152,8 @@ mod tests {
 
     use super::*;
 
-    /// Messages with data of these lengths, and the same request made with Google's own types.
+    /// Builds a request of Google's own type, with a message for each of these lengths of data. Also returns its
+    /// encoded messages.
     fn request(lengths: &[usize]) -> (PublishRequest, Vec<Bytes>) {
         let message = |(n, len): (usize, &usize)| PubsubMessage {
             data: vec![n as u8; *len].into(),
@@ -166,7 +169,7 @@ mod tests {
         (request, messages)
     }
 
-    /// Consumes a body in pieces of these sizes, in turn, and returns all its bytes.
+    /// Consumes a body in pieces whose sizes repeat `pieces`, and returns all its bytes.
     fn taken_off(mut body: RequestBody, pieces: &[usize]) -> Vec<u8> {
         let mut all = Vec::new();
         for piece in pieces.iter().cycle() {

@@ -1,4 +1,4 @@
-//! A channel to Pub/Sub: a connection that is opened on first use and reopened after a break.
+//! A channel to Pub/Sub: a connection that is opened on first use, and opened again after it broke.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -14,10 +14,10 @@ use tonic::codegen::{Service, StdError};
 use super::connection::PublishConnection;
 use super::gathering::Gathering;
 
-/// The protocol that we ask for in TLS, since Pub/Sub also speaks HTTP/1.1.
+/// The protocol that we request in the TLS handshake, because Pub/Sub also speaks HTTP/1.1.
 pub(super) const HTTP_2: &[u8] = b"h2";
 
-/// Where a channel connects to, and how.
+/// Where a channel connects to, and how it connects.
 #[derive(Debug)]
 pub(super) struct Peer {
     pub(super) url: Uri,
@@ -28,7 +28,7 @@ pub(super) struct Peer {
     pub(super) timeout: Duration,
 }
 
-/// TLS settings, and the name that the server's certificate must have.
+/// The TLS configuration, and the name that the server's certificate must have.
 pub(super) struct Tls {
     pub(super) connector: TlsConnector,
     pub(super) name: ServerName<'static>,
@@ -40,7 +40,7 @@ impl std::fmt::Debug for Tls {
     }
 }
 
-/// A connection that opens itself. Clones share it.
+/// A connection that is opened when it is needed. All clones share it.
 #[derive(Debug, Clone)]
 pub(super) struct Channel {
     peer: Arc<Peer>,
@@ -50,7 +50,7 @@ pub(super) struct Channel {
 #[derive(Debug, Default)]
 struct ChannelState {
     connection: Option<PublishConnection>,
-    /// When opening last failed, and how.
+    /// When the last attempt to open a connection failed, and its error.
     failed: Option<(Instant, Status)>,
 }
 
@@ -62,8 +62,8 @@ impl Channel {
         }
     }
 
-    /// Returns the connection, opening it if necessary. Concurrent callers share one attempt, and its
-    /// result. The attempt continues even if all of them give up.
+    /// Returns the connection, and opens it if necessary. Concurrent callers share one attempt to
+    /// open it, and the result of that attempt. The attempt continues even if all callers give up.
     ///
     /// # Errors
     /// UNAVAILABLE if the connection cannot be opened.
@@ -95,8 +95,8 @@ impl Channel {
 }
 
 impl ChannelState {
-    /// The connection, if it is open; or the error of an attempt to open it that failed after
-    /// `asked_at`.
+    /// Returns the connection if it is open, or the error of an attempt that failed after
+    /// `asked_at`. `None` means that a new attempt is needed.
     async fn known(&mut self, asked_at: Instant) -> Option<Result<PublishConnection, Status>> {
         if let Some(connection) = &mut self.connection {
             if connection.is_open().await {
@@ -121,7 +121,7 @@ impl Peer {
     }
 
     async fn try_open(&self) -> Result<PublishConnection, StdError> {
-        // No need to poll for readiness: the resolver is always ready.
+        // There is no need to poll for readiness, because the resolver is always ready.
         let tcp = self.tcp.clone().call(self.url.clone()).await?;
         let tcp = Gathering::new(tcp.into_inner());
         let origin = self.url.clone();

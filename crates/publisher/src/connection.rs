@@ -1,7 +1,8 @@
 //! An open HTTP/2 connection to Pub/Sub, and the gRPC calls over it.
 //!
-//! A task reads and writes the connection, and pings while no answers arrive, so that we notice a
-//! dead connection. When a connection breaks, its requests in flight have an unknown outcome.
+//! A task reads and writes the connection. If requests are unanswered and the server sends nothing, the task
+//! pings the server, so that a dead connection is noticed. When a connection breaks, its requests in flight
+//! have an unknown outcome.
 
 use std::future::{Future, poll_fn};
 use std::pin::{Pin, pin};
@@ -23,45 +24,48 @@ use tonic::codegen::http::{
 use super::body::RequestBody;
 use super::{LOG_TARGET, answer};
 
-/// How long requests may go unanswered before we ping the server, and how long the ping may take.
+/// How long the server may send nothing, while requests are unanswered, before we ping it.
 const PING_AFTER: Duration = Duration::from_secs(10);
+/// How long the answer to a ping may take. After this time, the connection counts as dead.
 const PING_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// HTTP/2 flow-control window for answers: far more than they need.
+/// HTTP/2 flow-control window for answers, in bytes. Answers are much smaller, so flow control never holds
+/// them back.
 const WINDOW: u32 = 4 << 20;
 
-/// Limit of concurrent requests until the server has announced its own.
+/// Maximum number of concurrent requests until the server has announced its own limit.
 const FIRST_REQUESTS: usize = 100;
 
-/// A body up to this size, one frame of the usual maximum, is sent with its headers. A longer body
-/// waits until the server's flow control has room for it.
+/// Maximum size of a body that is sent together with its headers: one HTTP/2 frame of the usual
+/// maximum size. A longer body waits until the server's flow control has room for it.
 const AT_ONCE: usize = 16 << 10;
-/// How many bytes of a body may wait in `h2`'s send buffer.
+/// Maximum number of bytes of a body that wait in `h2`'s send buffer.
 const BUFFERED: usize = 1 << 20;
 
 const USER_AGENT: HeaderValue =
     HeaderValue::from_static(concat!("postrider/", env!("CARGO_PKG_VERSION")));
 
-/// A connection to Pub/Sub. It may have closed: check [`PublishConnection::is_open`] before use.
+/// A connection to Pub/Sub. It may have been closed, so check [`PublishConnection::is_open`] before
+/// use.
 #[derive(Debug, Clone)]
 pub(super) struct PublishConnection {
     requests: SendRequest<RequestBody>,
-    /// The request URL up to its path.
+    /// The part of the request URL before its path.
     origin: Uri,
     traffic: Arc<Traffic>,
 }
 
-/// Counts requests and answers, for the task that pings.
+/// Counts requests and answers, so that the connection's task knows when to ping.
 #[derive(Debug, Default)]
 struct Traffic {
-    /// Requests so far.
+    /// Number of requests so far.
     sent: AtomicU64,
     ended: AtomicU64,
-    /// Parts of answers (headers or data) that have arrived so far.
+    /// Number of parts of answers (headers or data) that have arrived so far.
     heard: AtomicU64,
 }
 
-/// Counts a request as ended when dropped.
+/// Represents a request in flight. Counts the request as ended when it is dropped.
 #[derive(Debug)]
 struct RequestGuard(Arc<Traffic>);
 
@@ -109,8 +113,9 @@ impl PublishConnection {
         let pings = connection.ping_pong();
         let seen = traffic.clone();
         tokio::spawn(async move {
-            // Poll the connection first: after a stall of this process, the answer to a ping may be
-            // waiting to be read. If the ping fails, dropping the connection fails its requests.
+            // Poll the connection first: if this process stalled, the answer to a ping may already
+            // be waiting to be read. If the ping fails, dropping the connection makes its requests
+            // fail.
             tokio::select! {
                 biased;
                 ended = connection => match ended {
@@ -132,10 +137,11 @@ impl PublishConnection {
         })
     }
 
-    /// Makes one call: sends a request, and returns the message of the answer.
+    /// Makes one call: sends a request, and returns the message in the answer.
     ///
     /// # Errors
-    /// The status in the answer, or UNAVAILABLE when the connection breaks.
+    /// The status in the answer, or a status derived from the HTTP code if the answer has none. INTERNAL if
+    /// the answer is not exactly one message. UNAVAILABLE if the connection or this request's stream breaks.
     pub(super) async fn unary(
         &self,
         method: &'static str,
@@ -161,7 +167,7 @@ impl PublishConnection {
             Some(Ok(())) | None => {}
         }
         let mut data = answer::Data::default();
-        // The answer may begin before the whole request is sent, so continue to send.
+        // The answer can begin before the whole request is sent, so continue to send meanwhile.
         while let Some(part) = poll_fn(|cx| {
             sending.advance(cx);
             stream.poll_data(cx)
@@ -197,21 +203,21 @@ impl PublishConnection {
         Ok(head)
     }
 
-    /// Whether the connection takes new requests. A server announces when it is about to close the
-    /// connection.
+    /// Whether the connection accepts new requests. It no longer does so once the server has announced that
+    /// it is going to close the connection.
     pub(super) async fn is_open(&mut self) -> bool {
         poll_fn(|cx| self.requests.poll_ready(cx)).await.is_ok()
     }
 }
 
-/// The error of a request that got no answer. The outcome of the request is unknown.
+/// Builds the error for a request that got no answer. The outcome of such a request is unknown.
 fn broken(error: h2::Error) -> Status {
     let mut status = Status::unavailable("the request got no answer");
     status.set_source(Arc::new(error));
     status
 }
 
-/// Returns when requests are unanswered and the server does not even answer a ping.
+/// Returns once requests are unanswered and the server does not answer a ping either.
 async fn until_silent(
     traffic: &Traffic,
     pings: Option<PingPong>,
@@ -227,8 +233,8 @@ async fn until_silent(
         let ended = traffic.ended.load(Ordering::Relaxed);
         let sent_now = traffic.sent.load(Ordering::Relaxed);
         let heard_now = traffic.heard.load(Ordering::Relaxed);
-        // Ping only if a request is unanswered or was sent since the last check: servers treat other
-        // pings as abuse.
+        // Ping only if a request is unanswered, or was sent after `since`, because servers treat other pings
+        // as abuse.
         let asks = sent_now != sent || sent_now != ended;
         if asks && heard_now == heard {
             if since.elapsed() < after {
@@ -242,8 +248,9 @@ async fn until_silent(
     }
 }
 
-/// Whether a ping is answered in time. The timeout has two halves, so that a stall of this process
-/// uses up only one of them, and the answer that is waiting to be read still counts.
+/// Whether the server answers a ping in time. The timeout is split into two halves: a stall of this
+/// process can use up only one of them, so an answer that is already waiting to be read still
+/// counts.
 async fn is_answered(pings: &mut PingPong, timeout: Duration) -> bool {
     let mut answer = pin!(pings.ping(Ping::opaque()));
     for _ in 0..2 {
@@ -255,8 +262,8 @@ async fn is_answered(pings: &mut PingPong, timeout: Duration) -> bool {
     false
 }
 
-/// A body that is being sent. The bytes that are not sent yet stay here until the server's flow
-/// control has room for them. They are dropped when the caller abandons the request.
+/// A request body while it is being sent. The bytes that are not sent yet stay here until the
+/// server's flow control has room for them. If the caller abandons the request, they are dropped.
 #[derive(Debug)]
 struct Sending {
     stream: SendStream<RequestBody>,
@@ -264,7 +271,7 @@ struct Sending {
 }
 
 impl Sending {
-    /// Sends as much as there is room for. Wakes `cx` when there is more room.
+    /// Sends as much as the server has room for. Wakes `cx` when there is more room.
     fn advance(&mut self, cx: &mut Context<'_>) {
         while self.body.has_remaining() {
             let mut room = self.body.remaining();
@@ -286,7 +293,7 @@ impl Sending {
             }
             match self.stream.poll_capacity(cx) {
                 Poll::Ready(Some(Ok(_))) => {}
-                // The server reads no more of this request. The server's answer says why.
+                // The server does not read the rest of this request. Its answer will say why.
                 Poll::Ready(Some(Err(_)) | None) => self.body = RequestBody::default(),
                 Poll::Pending => return,
             }

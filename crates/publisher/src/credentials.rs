@@ -1,20 +1,27 @@
-//! Application Default Credentials for Pub/Sub. An emulator or an endpoint without TLS gets none.
+//! Finds Google's Application Default Credentials, from which each call gets its authorization headers. Calls
+//! to an emulator, or to an endpoint without TLS, are made without credentials.
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+use std::time::Duration;
 
 use google_cloud_auth::credentials::{
     Builder, CacheableResource, Credentials as GoogleCredentials,
 };
+use tokio::time::Instant;
 use tonic::codegen::http::{Extensions, HeaderMap};
 
 use super::{CREDENTIALS_VARIABLE, Endpoint, Failure, SetupError, UnshownPath};
 
 const SCOPE: &str = "https://www.googleapis.com/auth/pubsub";
 
-/// The source of the authorization headers. Google's library renews the tokens.
+/// The source of authorization headers. Google's library renews the tokens.
 #[derive(Debug, Clone)]
 pub(super) struct Credentials(Option<GoogleCredentials>);
 
 impl Credentials {
-    /// The credentials for `endpoint`; none for plain text, since a token is never sent unencrypted.
+    /// Finds the credentials for `endpoint`. For plain text there are none, because a token must
+    /// never be sent unencrypted.
     ///
     /// # Errors
     /// [`SetupError::CredentialsMissing`] and [`SetupError::CredentialsUnreadable`].
@@ -32,6 +39,17 @@ impl Credentials {
         }
     }
 
+    /// The authorization headers for one call, if they arrive before the deadline, which is at most `timeout`
+    /// away.
+    pub(super) async fn headers_by(
+        &self,
+        deadline: Instant,
+        timeout: Duration,
+    ) -> Result<HeaderMap, Failure> {
+        let headers = tokio::time::timeout_at(deadline, self.headers()).await;
+        headers.unwrap_or_else(|_| Err(Failure::no_token_in(timeout)))
+    }
+
     /// The authorization headers for one call.
     pub(super) async fn headers(&self) -> Result<HeaderMap, Failure> {
         let Some(credentials) = &self.0 else {
@@ -40,17 +58,61 @@ impl Credentials {
         match credentials.headers(Extensions::new()).await {
             Ok(CacheableResource::New { data, .. }) => Ok(data),
             Ok(CacheableResource::NotModified) => {
-                Err(Failure::unknown("the credentials returned no token"))
+                let what = "the credentials returned no token";
+                Err(Failure::credentials(what, true))
             }
-            Err(e) if e.is_transient() => Err(Failure::unknown(e.to_string())),
-            Err(e) => Err(Failure::credentials(e.to_string())),
+            Err(e) => Err(Failure::credentials(e.to_string(), e.is_transient())),
         }
     }
 }
 
-/// Checks that [`CREDENTIALS_VARIABLE`], if set, names a readable file. When Google's library cannot
-/// open the file, its error shows the variable's value, and some users put the content of the key
-/// file there, private key included.
+/// Where Application Default Credentials come from. The first source that applies counts.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum CredentialsSource {
+    /// The file that [`CREDENTIALS_VARIABLE`] names.
+    Variable,
+    /// The file that `gcloud auth application-default login` writes.
+    File(PathBuf),
+    /// The metadata server of the machine or the cluster.
+    MetadataServer {
+        /// Name or address of the server.
+        host: String,
+        /// The file that was looked for first; `None` if `HOME` is not set.
+        missing: Option<PathBuf>,
+    },
+}
+
+impl CredentialsSource {
+    /// Finds the source in the same way as Google's library.
+    ///
+    /// Source: Google's AIP-4110, "Application Default Credentials".
+    pub fn find() -> Self {
+        Self::find_in(|name| std::env::var_os(name).filter(|value| !value.is_empty()))
+    }
+
+    fn find_in(variable: impl Fn(&str) -> Option<OsString>) -> Self {
+        const METADATA_HOST: &str = "metadata.google.internal";
+        const FILE: &str = ".config/gcloud/application_default_credentials.json";
+        if variable(CREDENTIALS_VARIABLE).is_some() {
+            return Self::Variable;
+        }
+        let file = variable("HOME").map(|home| PathBuf::from(home).join(FILE));
+        match file {
+            Some(file) if file.exists() => Self::File(file),
+            missing => Self::MetadataServer {
+                host: variable("GCE_METADATA_HOST").map_or_else(
+                    || METADATA_HOST.to_owned(),
+                    |host| host.to_string_lossy().into_owned(),
+                ),
+                missing,
+            },
+        }
+    }
+}
+
+/// Checks that [`CREDENTIALS_VARIABLE`], if it is set, names a readable file. Some users put the
+/// content of the key file into the variable, private key included. Google's library would then
+/// show that value in its error, because it cannot open a file of that name.
 ///
 /// # Errors
 /// [`SetupError::CredentialsUnreadable`].
@@ -65,5 +127,35 @@ fn check_file() -> Result<(), SetupError> {
             let path = UnshownPath::new(path);
             Err(SetupError::CredentialsUnreadable { path, source })
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_variable_comes_first_then_the_file_then_the_metadata_server() {
+        let found = |set: &[(&str, &str)]| {
+            CredentialsSource::find_in(|name| {
+                let found = set.iter().find(|(one, _)| *one == name);
+                found.map(|(_, value)| OsString::from(value))
+            })
+        };
+        let home = ("HOME", "/no/such/home");
+        assert_eq!(
+            found(&[home, (CREDENTIALS_VARIABLE, "/key.json")]),
+            CredentialsSource::Variable
+        );
+        let server = |host: &str, missing| CredentialsSource::MetadataServer {
+            host: host.into(),
+            missing,
+        };
+        assert_eq!(found(&[]), server("metadata.google.internal", None));
+        let file = "/no/such/home/.config/gcloud/application_default_credentials.json";
+        assert_eq!(
+            found(&[home, ("GCE_METADATA_HOST", "127.0.0.1:1")]),
+            server("127.0.0.1:1", Some(file.into()))
+        );
     }
 }

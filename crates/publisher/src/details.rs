@@ -1,11 +1,13 @@
-//! Google's error details, which refine the gRPC code. Reads only the parts of `google.rpc.Status`
-//! that change how we react, and the reason's name for people.
+//! Google's error details, which say more than the gRPC code. This module reads only those parts of
+//! `google.rpc.Status` that change how we react, and the name of the reason, which we show to
+//! operators.
 //!
 //! Sources: google/rpc/status.proto and error_details.proto; google/api/error_reason.proto, which
 //! reserves the error domain `googleapis.com` for Google's service infrastructure. An error in this
-//! domain comes from there (API disabled, billing, keys, locations, consumers), so the messages are
-//! never at fault. Pub/Sub itself uses the domain `pubsub.googleapis.com`. For a message that does
-//! not fit its topic's schema, the reason is something like INVALID_JSON_AVRO_MESSAGE.
+//! domain is about the infrastructure (API disabled, billing, keys, locations, consumers), so the
+//! messages are never at fault. Pub/Sub itself uses the domain `pubsub.googleapis.com`. If a
+//! message does not fit its topic's schema, for example, the reason is something like
+//! INVALID_JSON_AVRO_MESSAGE.
 
 use base64::Engine;
 use base64::alphabet;
@@ -18,9 +20,10 @@ const ERROR_INFO: &str = "type.googleapis.com/google.rpc.ErrorInfo";
 const BAD_REQUEST: &str = "type.googleapis.com/google.rpc.BadRequest";
 
 /// The error domain of Google's service infrastructure.
-const INFRASTRUCTURE: &str = "googleapis.com";
+pub(super) const INFRASTRUCTURE: &str = "googleapis.com";
 
-/// The field of a `PublishRequest` that names the topic; it is not a part of the messages.
+/// The field of a `PublishRequest` that names the topic. If this field is wrong, the messages are
+/// not at fault.
 const TOPIC_FIELD: &str = "topic";
 
 /// Accepts base64 with and without padding, because both forms occur.
@@ -63,17 +66,19 @@ struct FieldViolation {
     field: String,
 }
 
-/// The details of one answer.
+/// The relevant error details of one answer.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct Details {
-    /// Google's name of the reason, if the answer has one.
+    /// Google's name for the reason, if the answer has one.
     pub(super) reason: Option<String>,
+    /// The domain of the reason.
+    pub(super) domain: Option<String>,
     /// Whether the details blame something other than the messages.
     pub(super) not_the_messages: bool,
 }
 
 impl Details {
-    /// Reads the bytes of a `google.rpc.Status`. Parts that cannot be decoded are ignored.
+    /// Reads the bytes of a `google.rpc.Status`. Ignores parts that cannot be decoded.
     pub(super) fn read(bytes: &[u8]) -> Self {
         let mut details = Self::default();
         let status = RpcStatus::decode(bytes).unwrap_or_default();
@@ -83,6 +88,7 @@ impl Details {
                     let info = ErrorInfo::decode(any.value.as_slice()).unwrap_or_default();
                     details.not_the_messages |= info.domain == INFRASTRUCTURE;
                     details.reason = Some(info.reason).filter(|reason| !reason.is_empty());
+                    details.domain = Some(info.domain);
                 }
                 BAD_REQUEST => {
                     let bad = BadRequest::decode(any.value.as_slice()).unwrap_or_default();
@@ -96,7 +102,7 @@ impl Details {
     }
 }
 
-/// Builds a `google.rpc.Status` with an ErrorInfo, or with a BadRequest of one field.
+/// Builds a `google.rpc.Status` with an ErrorInfo, or with a BadRequest about one field.
 #[cfg(test)]
 pub(super) mod made_up {
     use super::*;

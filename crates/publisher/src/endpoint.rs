@@ -1,4 +1,4 @@
-//! Where Pub/Sub is, and how to reach it: address, TCP and TLS.
+//! Says where Pub/Sub is, and prepares connections to it: address, TCP and TLS.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,15 +16,15 @@ use super::channel::{Channel, HTTP_2, Peer, Tls};
 /// Where Pub/Sub is.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Endpoint {
-    /// An emulator at `host:port`: plain text, no credentials.
+    /// An emulator at `host:port`, reached without TLS and without credentials.
     Emulator(String),
-    /// The service, or anything that speaks its protocol, as a URL.
+    /// The URL of the service, or of anything else that speaks its protocol.
     Service(String),
 }
 
 impl Endpoint {
-    /// Whether this is the global endpoint, where Pub/Sub does not guarantee order: it keeps order only
-    /// among publishes in one region.
+    /// Whether this is the global endpoint. Pub/Sub keeps order only among publishes in one region,
+    /// so it does not guarantee order at the global endpoint.
     pub fn is_global(&self) -> bool {
         match self {
             Self::Emulator(_) => false,
@@ -33,7 +33,7 @@ impl Endpoint {
     }
 }
 
-/// Prepares a connection that is opened on first use and reopened after a break.
+/// Prepares a channel: its connection is opened on first use, and opened again after it broke.
 ///
 /// # Errors
 /// [`SetupError::Endpoint`].
@@ -57,7 +57,7 @@ fn peer(url: &str, timeout: Duration) -> Result<Peer, StdError> {
         None
     };
     let mut tcp = HttpConnector::new();
-    // Accept `https` URLs too: TLS is added on top.
+    // Accept `https` URLs too, because TLS is added on top of this connector.
     tcp.enforce_http(false);
     tcp.set_nodelay(true);
     tcp.set_connect_timeout(Some(timeout));
@@ -65,7 +65,7 @@ fn peer(url: &str, timeout: Duration) -> Result<Peer, StdError> {
         url,
         tcp,
         tls,
-        // Name resolution and TLS take time too.
+        // This limit is longer than the limit for TCP alone, because name resolution and TLS take time too.
         timeout: 2 * timeout,
     })
 }

@@ -1,60 +1,119 @@
-//! Classifies failed attempts, with one exhaustive table by gRPC code and error details, never by
-//! text.
+//! Classifies failed attempts by gRPC code and error details, with one exhaustive table. The
+//! error's text never matters.
 //!
-//! Decisions that are not obvious from the codes:
+//! Some rows of the table are not obvious from the codes:
 //!
-//! - FAILED_PRECONDITION belongs to the environment: a disabled encryption key, or a region that the
-//!   topic's storage policy excludes. Pub/Sub also returns it for a request with mixed ordering keys,
-//!   which callers must not make.
-//! - INVALID_ARGUMENT belongs to the content: Pub/Sub returns it for a whole request if one message
-//!   does not fit the topic's schema. The exception is an answer whose details blame something else:
-//!   the topic's name, or Google's service infrastructure. The caller must check project and topic names
-//!   before use, so that without details only the content can be at fault.
+//! - FAILED_PRECONDITION is a problem of the environment: a disabled encryption key, or a region
+//!   that the topic's storage policy excludes. Pub/Sub also returns it for a request with mixed
+//!   ordering keys, which callers must not send.
+//! - INVALID_ARGUMENT is a problem of the content: Pub/Sub returns it for a whole request if one
+//!   message does not fit the topic's schema. The exception is an answer whose details blame
+//!   something else, such as the topic's name or Google's service infrastructure. The caller must
+//!   check project names and topic names before use, so that only the content can be at fault if
+//!   there are no details.
 
 use std::fmt;
+use std::time::Duration;
 
 use tonic::{Code, Status};
 
-use super::details::Details;
+use super::details::{Details, INFRASTRUCTURE};
 
-/// How to react to a failure.
+/// How the caller should react to a failure.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Class {
-    /// The messages may or may not be stored: retry the same batch, in the same order, without end.
+    /// The failure may be temporary, and Pub/Sub might have stored the messages if they have arrived
+    /// ([`Failure::may_have_arrived`]): retry the same batch, in the same order, without limit.
     UnknownOutcome,
     /// Pub/Sub asks to slow down: retry the same batch, with fewer concurrent requests.
     Throttled,
-    /// A topic, a grant or a credential is missing: retry slowly until a person fixes it.
+    /// A topic, a grant or a credential is missing: retry slowly until an operator fixes it.
     Environment,
-    /// Pub/Sub will never accept this batch.
+    /// Pub/Sub will never accept this batch: do not retry it as it is.
     Content,
+}
+
+/// The step of an attempt that failed. Credentials and connections serve all topics, so a failure of
+/// one of the first three steps affects all topics.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum FailedStep {
+    /// There was no access token. Nothing was sent.
+    Credentials,
+    /// No connection to Pub/Sub could be opened. Nothing was sent.
+    Connect,
+    /// The connection broke before the answer arrived.
+    Connection,
+    /// Pub/Sub, or a proxy in front of it, answered with an error, or did not answer in time.
+    Answer,
+}
+
+/// The reason of Google's service infrastructure for a refusal, from the error details.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum RefusalReason {
+    /// The Pub/Sub API is not enabled in the project.
+    ApiDisabled,
+    /// The project has no active billing account.
+    BillingDisabled,
+    /// Another reason, which the message names.
+    Other,
 }
 
 /// A failed attempt.
 #[derive(Debug, Clone)]
 pub struct Failure {
-    /// How to react.
+    /// How the caller should react.
     pub class: Class,
+    /// What failed.
+    pub step: FailedStep,
+    /// Why Google's service infrastructure refuses the request. `None` if the refusal came from elsewhere.
+    pub refusal: Option<RefusalReason>,
     code: Option<Code>,
     message: String,
 }
 
 impl Failure {
-    /// A failure that does not say whether the messages were stored.
+    /// A failure that leaves open whether the messages were stored.
     pub(crate) fn unknown(message: impl Into<String>) -> Self {
+        Self::without_code(Class::UnknownOutcome, FailedStep::Answer, message)
+    }
+
+    /// A failure because no connection was opened in time.
+    pub(crate) fn not_connected(message: impl Into<String>) -> Self {
+        Self::without_code(Class::UnknownOutcome, FailedStep::Connect, message)
+    }
+
+    /// A failure because no access token was there after this time.
+    pub fn no_token_in(time: Duration) -> Self {
+        let what = format!("Google's servers gave no access token in {time:?}");
+        Self::credentials(what, true)
+    }
+
+    /// A failure because there is no access token at the moment. `is_transient` means that another
+    /// attempt may succeed without an operator.
+    pub(crate) fn credentials(message: impl Into<String>, is_transient: bool) -> Self {
+        let class = if is_transient {
+            Class::UnknownOutcome
+        } else {
+            Class::Environment
+        };
+        Self::without_code(class, FailedStep::Credentials, message)
+    }
+
+    fn without_code(class: Class, step: FailedStep, message: impl Into<String>) -> Self {
         Self {
-            class: Class::UnknownOutcome,
+            class,
+            step,
+            refusal: None,
             code: None,
             message: message.into(),
         }
     }
 
-    /// A failure because there are no usable credentials at the moment.
-    pub(crate) fn credentials(message: impl Into<String>) -> Self {
+    /// The failure of an attempt to connect.
+    pub(crate) fn connect(status: &Status) -> Self {
         Self {
-            class: Class::Environment,
-            code: None,
-            message: message.into(),
+            step: FailedStep::Connect,
+            ..Self::from_status(status)
         }
     }
 
@@ -76,15 +135,50 @@ impl Failure {
         }
         Self {
             class: class_of(status.code(), details.not_the_messages),
+            step: if connection_broke(status) {
+                FailedStep::Connection
+            } else {
+                FailedStep::Answer
+            },
+            refusal: refusal(&details),
             code: Some(status.code()),
             message,
         }
     }
 
-    /// The gRPC code, if there is one.
+    /// The gRPC code, if the failure came with one.
     pub fn grpc_code(&self) -> Option<Code> {
         self.code
     }
+
+    /// Whether Pub/Sub may have received the request. If not, no message can have been stored.
+    pub fn may_have_arrived(&self) -> bool {
+        match self.step {
+            FailedStep::Credentials | FailedStep::Connect => false,
+            FailedStep::Connection | FailedStep::Answer => true,
+        }
+    }
+}
+
+/// Whether the connection broke, and not only the stream of this request.
+fn connection_broke(status: &Status) -> bool {
+    let source = std::error::Error::source(status);
+    source
+        .and_then(|source| source.downcast_ref::<h2::Error>())
+        .is_some_and(|error| error.is_io() || error.is_go_away())
+}
+
+/// Returns the reason if Google's service infrastructure refused the request. Source:
+/// google/api/error_reason.proto.
+fn refusal(details: &Details) -> Option<RefusalReason> {
+    if details.domain.as_deref() != Some(INFRASTRUCTURE) {
+        return None;
+    }
+    Some(match details.reason.as_deref() {
+        Some("SERVICE_DISABLED") => RefusalReason::ApiDisabled,
+        Some("BILLING_DISABLED") => RefusalReason::BillingDisabled,
+        _ => RefusalReason::Other,
+    })
 }
 
 impl fmt::Display for Failure {
@@ -98,9 +192,9 @@ impl fmt::Display for Failure {
 
 impl std::error::Error for Failure {}
 
-/// The table from gRPC code to class. Sources: Google's retry settings for `Publish` (the first two
-/// rows), and the codes in the API's error reference. The details can only take the blame off the
-/// messages.
+/// Maps a gRPC code to a class. Sources: Google's retry settings for `Publish` (the first two arms), and the
+/// codes in the API's error reference. Error details can show that the messages are not at fault, but never
+/// that they are.
 fn class_of(code: Code, not_the_messages: bool) -> Class {
     match code {
         Code::Unavailable
@@ -117,7 +211,8 @@ fn class_of(code: Code, not_the_messages: bool) -> Class {
         | Code::Unimplemented => Class::Environment,
         Code::InvalidArgument | Code::OutOfRange if not_the_messages => Class::Environment,
         Code::InvalidArgument | Code::OutOfRange => Class::Content,
-        // Codes that `Publish` should not return. Never drop what we do not understand: retry.
+        // `Publish` should not return these codes. Never drop messages because of an unexpected
+        // code: retry.
         Code::Ok | Code::AlreadyExists | Code::DataLoss => Class::UnknownOutcome,
     }
 }
@@ -171,6 +266,34 @@ mod tests {
         assert_eq!(
             class(Code::FailedPrecondition, schema()),
             Class::Environment
+        );
+    }
+
+    #[test]
+    fn only_reasons_of_the_service_infrastructure_say_why_it_refuses() {
+        let refusal = |domain, reason| {
+            let details = made_up::error_info(domain, reason);
+            let code = Code::PermissionDenied;
+            Failure::from_status(&Status::with_details(code, "refused", details.into())).refusal
+        };
+        let infrastructure = |reason| refusal("googleapis.com", reason);
+        assert_eq!(
+            infrastructure("SERVICE_DISABLED"),
+            Some(RefusalReason::ApiDisabled)
+        );
+        assert_eq!(
+            infrastructure("BILLING_DISABLED"),
+            Some(RefusalReason::BillingDisabled)
+        );
+        assert_eq!(
+            infrastructure("CONSUMER_SUSPENDED"),
+            Some(RefusalReason::Other)
+        );
+        assert_eq!(refusal("pubsub.googleapis.com", "SERVICE_DISABLED"), None);
+        assert_eq!(
+            refusal("iam.googleapis.com", "IAM_PERMISSION_DENIED"),
+            None,
+            "only a right is missing"
         );
     }
 

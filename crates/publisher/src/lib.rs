@@ -1,13 +1,16 @@
 //! Publishes encoded messages to Google Cloud Pub/Sub: the unary `Publish` call, one attempt at a time.
 //!
-//! Messages arrive encoded and are sent as they are, so a retry encodes nothing. The caller decides which
-//! request is sent when, and when it is retried. If a caller publishes the next messages of an ordering key
-//! only after the outcome of the previous ones, the order of the key needs no other rule.
+//! Messages arrive encoded and are sent unchanged, so a retry encodes nothing. The caller decides
+//! when to send which request, and when to retry it. To keep the order of an ordering key, it is
+//! enough that the caller publishes the next messages of the key only after it knows the outcome of
+//! the previous ones.
 //!
 //! - A [`Publisher`] makes attempts, over a few HTTP/2 connections to an [`Endpoint`].
-//! - A [`Failure`] has a [`Class`], which says how to react, from one table by gRPC code and error details.
+//! - A [`Failure`] has a [`Class`], which says how to react. One table derives it from gRPC code
+//!   and error details.
 //! - [`Backoff`] computes the pause before the next attempt.
-//! - [`TopicAdmin`] creates topics, and checks whether a topic exists and may be published to.
+//! - [`TopicAdmin`] creates topics, and checks whether a topic exists and whether we may publish to
+//!   it.
 //!
 //! ```
 //! use std::time::{Duration, Instant};
@@ -54,11 +57,12 @@
 //! # }
 //! ```
 //!
-//! Why not Google's own publisher: it keeps a task for each key it has ever seen, queues without bound and
-//! retries out of sight (`docs/adr/0002-own-publish-call.md`).
+//! We do not use Google's own publisher, because it keeps a task for each key that it has ever
+//! seen, queues without a bound, and retries without telling the caller
+//! (`docs/adr/0002-own-publish-call.md`).
 //!
-//! **Invariants.** A token is never sent over plain text. Nothing here retries or orders, and no decision
-//! depends on a message text.
+//! **Invariants.** A token is never sent unencrypted. This crate neither retries nor orders, and
+//! none of its decisions depends on the text of an error.
 //!
 //! **Not here:** queues, lanes and flow control, the encoding of messages, and PostgreSQL.
 
@@ -91,8 +95,9 @@ use tonic::codegen::http::{HeaderMap, HeaderValue};
 pub use tonic::Code as GrpcCode;
 
 pub use backoff::Backoff;
+pub use credentials::CredentialsSource;
 pub use endpoint::Endpoint;
-pub use failure::{Class, Failure};
+pub use failure::{Class, FailedStep, Failure, RefusalReason};
 pub use message_ids::MessageIds;
 pub use setup_error::{CREDENTIALS_VARIABLE, SetupError, UnshownPath};
 pub use topics::TopicAdmin;
@@ -101,13 +106,13 @@ use body::RequestBody;
 use channel::Channel;
 use credentials::Credentials;
 
-/// The target of all log lines. It begins with the name of the program, so that `RUST_LOG=postrider=debug`
-/// includes this crate.
+/// The target (in the sense of `tracing`) of all log lines of this crate. It begins with the name
+/// of the program, so that `RUST_LOG=postrider=debug` includes this crate.
 const LOG_TARGET: &str = "postrider::publisher";
 
 const METHOD: &str = "/google.pubsub.v1.Publisher/Publish";
 
-/// The connections to Pub/Sub, opened on first use and reopened after a break.
+/// The connections to Pub/Sub. Each is opened on first use, and opened again after it broke.
 #[derive(Debug, Clone)]
 pub struct Publisher {
     channels: Arc<[Channel]>,
@@ -117,8 +122,8 @@ pub struct Publisher {
 }
 
 impl Publisher {
-    /// Prepares this number of connections, at least one, without opening any. `timeout` is the time limit
-    /// of an attempt to publish.
+    /// Prepares this many connections (at least one), without opening any. `timeout` limits each
+    /// attempt to publish.
     ///
     /// # Errors
     /// The endpoint's URL cannot be used, or there are no credentials for it.
@@ -138,15 +143,16 @@ impl Publisher {
         })
     }
 
-    /// Makes one attempt to publish encoded `PubsubMessage`s of one ordering key. `topic` is a full name such
-    /// as `projects/P/topics/T`. Returns the ids in the order of the messages.
+    /// Makes one attempt to publish encoded `PubsubMessage`s that share one ordering key. `topic`
+    /// is a full name such as `projects/P/topics/T`. Returns the ids in the order of the messages.
     ///
-    /// The deadline is `asked_at` plus the timeout. Nothing is handed to the connection after the deadline,
-    /// because the process may stall after `asked_at` and lose its right to send in the meantime.
+    /// The deadline is `asked_at` plus the timeout. After the deadline, this method passes no request
+    /// to the connection, because the process may have stalled since `asked_at` and may have lost its right
+    /// to send.
     ///
     /// # Errors
-    /// A [`Failure`] with its class. Unless the class is [`Class::Content`] or [`Class::Environment`],
-    /// the messages may have been stored despite the failure.
+    /// A [`Failure`] with its class. With any class except [`Class::Content`] and [`Class::Environment`], the
+    /// messages might have been stored despite the failure, unless [`Failure::may_have_arrived`] is false.
     pub async fn publish<'a>(
         &self,
         topic: &str,
@@ -155,13 +161,7 @@ impl Publisher {
     ) -> Result<MessageIds, Failure> {
         let sent = messages.len();
         let deadline = tokio::time::Instant::from_std(asked_at) + self.timeout;
-        let ids = tokio::select! {
-            biased;
-            () = tokio::time::sleep_until(deadline) => {
-                return Err(Failure::unknown(format!("no answer in {:?}", self.timeout)));
-            }
-            answer = self.attempt(topic, messages, deadline) => answer?,
-        };
+        let ids = self.attempt(topic, messages, deadline).await?;
         if ids.len() != sent {
             return Err(Failure::unknown(format!(
                 "Pub/Sub answered with {} message ids for {sent} messages",
@@ -177,34 +177,44 @@ impl Publisher {
         messages: impl Iterator<Item = &'a Bytes> + Clone,
         deadline: tokio::time::Instant,
     ) -> Result<MessageIds, Failure> {
-        let mut headers = self.credentials.headers().await?;
+        let mut headers = self.credentials.headers_by(deadline, self.timeout).await?;
         route(topic, &mut headers);
         let channel = self.next.fetch_add(1, Ordering::Relaxed) % self.channels.len();
-        let connection = self.channels[channel].connection().await;
-        let connection = connection.map_err(|status| Failure::from_status(&status))?;
-        // Check the clock: after a stall the runtime's timers lag behind.
+        let connecting = self.channels[channel].connection();
+        let connection = tokio::time::timeout_at(deadline, connecting).await;
+        let connection = connection
+            .map_err(|_| Failure::not_connected(format!("not connected in {:?}", self.timeout)))?
+            .map_err(|status| Failure::connect(&status))?;
+        // Also check the clock, because the runtime's timers lag behind after the process has stalled.
         if tokio::time::Instant::now() >= deadline {
-            return Err(Failure::unknown(format!("not sent in {:?}", self.timeout)));
+            let what = format!("not sent in {:?}", self.timeout);
+            return Err(Failure::not_connected(what));
         }
-        // Build the body only now: while no connection opens, the messages should not be in memory
-        // twice.
+        // Build the body only now, so that the messages are not in memory twice while no connection
+        // can be opened.
         let body = RequestBody::publish(topic, messages);
-        let answer = connection.unary(METHOD, headers, body).await;
+        let answer = tokio::select! {
+            biased;
+            () = tokio::time::sleep_until(deadline) => {
+                return Err(Failure::unknown(format!("no answer in {:?}", self.timeout)));
+            }
+            answer = connection.unary(METHOD, headers, body) => answer,
+        };
         let answer = answer.map_err(|status| Failure::from_status(&status))?;
         MessageIds::decode(answer)
             .map_err(|e| Failure::unknown(format!("cannot decode the answer: {e}")))
     }
 }
 
-/// Characters that a routing header's value escapes: all except letters, digits and `-._~`. A project name may
-/// have a colon, a topic name a plus or a percent sign.
+/// Characters that must be escaped in the value of a routing header: all except letters, digits and
+/// `-._~`. A project name may contain a colon, a topic name a plus or a percent sign.
 const RESERVED: &AsciiSet = &NON_ALPHANUMERIC
     .remove(b'-')
     .remove(b'.')
     .remove(b'_')
     .remove(b'~');
 
-/// Adds the header by which Google's front end routes the request to its topic.
+/// Adds the header that tells Google's front end to which topic the request belongs.
 ///
 /// Source: Google's AIP-4222, "Routing headers".
 fn route(topic: &str, headers: &mut HeaderMap) {

@@ -1,7 +1,8 @@
 //! Pub/Sub's answer: the ids of the stored messages.
 //!
-//! All ids are in one string, with the offset of each: millions of ids pass through here, and each is
-//! only copied into its dispatch row. For an answer with one id, the string is that id.
+//! All ids are stored in one string, together with their offsets. Millions of ids pass through
+//! here, and each is only copied into its dispatch row, so a string per id would be too expensive.
+//! For an answer with one id, the string is that id.
 //!
 //! Source: google/pubsub/v1/pubsub.proto, `PublishResponse { repeated string message_ids = 1; }`.
 
@@ -19,7 +20,7 @@ const MESSAGE_IDS: u32 = 1;
 pub struct MessageIds {
     text: String,
     count: usize,
-    /// Where each id but the first begins in the text.
+    /// The offset in `text` at which each id begins, except the first id.
     later: Vec<usize>,
     /// Scratch space for decoding one id, kept to reuse its memory.
     reading: String,
@@ -38,7 +39,7 @@ impl MessageIds {
         self.count == 0
     }
 
-    /// The id of message number `n` of the request, from 0.
+    /// The id of the message with index `n` in the request.
     #[inline]
     pub fn get(&self, n: usize) -> Option<&str> {
         if n >= self.count {
@@ -54,7 +55,7 @@ impl MessageIds {
         self.text.push_str(id);
     }
 
-    /// Begins another id at the end of the text so far.
+    /// Begins another id at the current end of `text`.
     fn begin(&mut self) {
         if self.count > 0 {
             self.later.push(self.text.len());
@@ -62,7 +63,7 @@ impl MessageIds {
         self.count += 1;
     }
 
-    /// The ids of the messages with these numbers.
+    /// Returns the ids of the messages with these indexes.
     pub fn of(&self, numbers: &[usize]) -> Self {
         let mut ids = Self::default();
         for id in numbers.iter().filter_map(|n| self.get(*n)) {
@@ -94,7 +95,7 @@ impl Message for MessageIds {
         string::merge(wire_type, &mut self.reading, bytes, context)?;
         self.begin();
         match self.count {
-            // A response usually has one id: swap the strings instead of copying.
+            // A response usually has one id, so swap the strings instead of copying.
             1 => std::mem::swap(&mut self.text, &mut self.reading),
             _ => self.text.push_str(&self.reading),
         }

@@ -1,4 +1,4 @@
-//! Why a publisher cannot be prepared.
+//! Defines the error that says why a [`Publisher`](crate::Publisher) cannot be prepared.
 
 use std::fmt;
 use std::io;
@@ -6,12 +6,12 @@ use std::path::{Path, PathBuf};
 
 use thiserror::Error;
 
-/// The environment variable with the path of a file with Google's credentials.
+/// The environment variable that names a file with Google credentials.
 pub const CREDENTIALS_VARIABLE: &str = "GOOGLE_APPLICATION_CREDENTIALS";
 
 type Cause = Box<dyn std::error::Error + Send + Sync>;
 
-/// An error that a person must fix before anything can be published.
+/// An error that an operator must fix before anything can be published.
 #[derive(Debug, Error)]
 pub enum SetupError {
     /// The URL is malformed, or TLS cannot be set up for it.
@@ -28,17 +28,18 @@ pub enum SetupError {
         /// The error of Google's library.
         source: Cause,
     },
-    /// [`CREDENTIALS_VARIABLE`] is set, and its value is not the path of a readable file.
+    /// [`CREDENTIALS_VARIABLE`] is set, but its value is not the path of a readable file.
     #[error("{CREDENTIALS_VARIABLE} does not name a readable file")]
     CredentialsUnreadable {
         /// The value of the variable.
         path: UnshownPath,
-        /// Why it cannot be read.
+        /// Why the file cannot be read.
         source: io::Error,
     },
 }
 
-/// A path that no error text shows, because some users set the variable to the content of a key file.
+/// A path that error texts never show, because some users put the content of a key file into the
+/// variable.
 #[derive(Clone, PartialEq, Eq)]
 pub struct UnshownPath(PathBuf);
 

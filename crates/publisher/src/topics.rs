@@ -1,7 +1,7 @@
-//! Checks whether a topic exists, has a subscription and may be published to; and creates topics.
+//! Creates topics, and checks whether a topic exists, has a subscription, and may be published to.
 //!
-//! Uses one of the gRPC connections of `Publish`. Google's own client library uses REST for these calls,
-//! which emulators may not offer.
+//! The calls go over one of the gRPC connections of `Publish`. Google's own client library uses
+//! REST for them, which emulators might not offer.
 
 use googleapis_tonic_google_pubsub_v1::google::pubsub::v1::{
     GetTopicRequest, ListTopicSubscriptionsRequest, ListTopicSubscriptionsResponse, Topic,
@@ -19,7 +19,7 @@ const GET: &str = "/google.pubsub.v1.Publisher/GetTopic";
 const LIST_SUBSCRIPTIONS: &str = "/google.pubsub.v1.Publisher/ListTopicSubscriptions";
 const TEST_PERMISSIONS: &str = "/google.iam.v1.IAMPolicy/TestIamPermissions";
 
-/// The permission that publishing needs.
+/// The permission that is needed to publish.
 const PUBLISH: &str = "pubsub.topics.publish";
 
 /// `google.iam.v1.TestIamPermissionsRequest`.
@@ -38,7 +38,7 @@ struct TestIamPermissionsResponse {
     permissions: Vec<String>,
 }
 
-/// Administers topics. All names are full: `projects/P/topics/T`.
+/// Administers topics. All topic names are full names: `projects/P/topics/T`.
 #[derive(Debug, Clone)]
 pub struct TopicAdmin {
     channel: Channel,
@@ -52,6 +52,14 @@ impl TopicAdmin {
             channel: publisher.channels[0].clone(),
             credentials: publisher.credentials.clone(),
         }
+    }
+
+    /// Checks that the credentials give an access token. Does nothing if the endpoint needs none.
+    ///
+    /// # Errors
+    /// A [`Failure`] of the step [`Credentials`](super::FailedStep::Credentials).
+    pub async fn check_credentials(&self) -> Result<(), Failure> {
+        self.credentials.headers().await.map(|_| ())
     }
 
     /// Creates a topic; an existing one counts as success.
@@ -88,7 +96,8 @@ impl TopicAdmin {
         }
     }
 
-    /// Whether the topic has a subscription. A topic without a subscription keeps no messages.
+    /// Whether the topic has a subscription. Pub/Sub does not keep messages of a topic without a
+    /// subscription.
     ///
     /// # Errors
     /// A [`Failure`], for example because the topic or a permission is missing.
@@ -102,9 +111,9 @@ impl TopicAdmin {
         Ok(!page.await?.subscriptions.is_empty())
     }
 
-    /// Whether we may publish to the topic. Also false if the topic does not exist, because Pub/Sub
-    /// reveals only with a further permission that a topic does not exist. `None` if the server does not
-    /// support the call, like some emulators.
+    /// Whether we may publish to the topic. `None` if the server does not support this call, as some
+    /// emulators do not, or says that the topic does not exist. Pub/Sub says so only to callers with a
+    /// further permission. To other callers it grants nothing on a missing topic, so the result is false.
     ///
     /// # Errors
     /// A [`Failure`], for example because Pub/Sub does not answer.
@@ -129,8 +138,9 @@ impl TopicAdmin {
         request: &impl Message,
     ) -> Result<A, Failure> {
         let headers = self.credentials.headers().await?;
+        let connection = self.channel.connection().await;
+        let connection = connection.map_err(|status| Failure::connect(&status))?;
         let call = async {
-            let connection = self.channel.connection().await?;
             let answer = connection
                 .unary(method, headers, RequestBody::of(request))
                 .await?;

@@ -1,6 +1,7 @@
-//! The environment variables that a [`Target`](crate::Target) may be read from.
+//! The environment variables from which a [`Target`](crate::Target) can be read.
 
 use std::collections::BTreeMap;
 
-/// The environment variables, passed in for tests.
+/// Environment variables by name. Passed in as a value, so that tests need not change the real
+/// environment.
 pub type Environment = BTreeMap<String, String>;

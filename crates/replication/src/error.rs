@@ -1,63 +1,63 @@
-//! Why a connection or a session failed.
+//! The error type of this crate: why a connection or a session failed.
 //!
-//! Callers branch on the [`ErrorKind`] and the SQLSTATE in it, never on a text. The texts contain no
-//! password and no part of a URL.
+//! Callers branch on the [`ErrorKind`] and its SQLSTATE, never on a text. No text contains a
+//! password or any part of a URL.
 
 use printable::printable;
 use thiserror::Error;
 
-/// The kind of a failure.
+/// What kind of failure occurred.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ErrorKind {
-    /// The URL, a connection parameter or a variable of libpq is wrong.
+    /// The URL, a connection parameter or an environment variable of libpq is wrong.
     InvalidTarget,
     /// No server can be reached, or it does not answer in time.
     Unreachable,
     /// A TLS connection of the kind that `sslmode` requires could not be opened.
     Tls,
-    /// The command that prints the password has failed.
+    /// `password_command` failed.
     PasswordCommand,
-    /// We cannot log in: no password, a password file that others may read, a login method that is not
-    /// supported, or a server that does not prove who it is.
+    /// We cannot log in: there is no password, the password file cannot be read or other users may access it,
+    /// the server asks for an unsupported login method, or the server does not prove its identity.
     Authentication,
     /// The server is a standby server, but `target_session_attrs` requires a primary.
     Standby,
     /// The server refused the login.
     LoginRefused {
-        /// SQLSTATE.
+        /// The SQLSTATE that the server reported.
         sqlstate: String,
-        /// The function of the server that reported the error. It tells apart several limits that
-        /// share one SQLSTATE.
+        /// The function in the server's source that reported the error. It distinguishes several
+        /// limits that share one SQLSTATE.
         routine: String,
     },
     /// The server refused a command, such as START_REPLICATION.
     CommandRefused {
-        /// SQLSTATE.
+        /// The SQLSTATE that the server reported.
         sqlstate: String,
     },
     /// The server refused to create the slot.
     SlotRefused {
-        /// SQLSTATE.
+        /// The SQLSTATE that the server reported.
         sqlstate: String,
     },
     /// The server ended the stream with an error.
     StreamEnded {
-        /// SQLSTATE.
+        /// The SQLSTATE that the server reported.
         sqlstate: String,
     },
-    /// The connection broke, or the server closed it without a reason.
+    /// The connection broke, or the server closed it without giving a reason.
     ConnectionLost,
-    /// Another session has the slot, or may soon get it.
+    /// Another session has the slot, or may soon have it.
     LeaseLost,
     /// The server sends a row that is too large to be an event.
     RowTooLarge,
-    /// The server sent something that is not in the protocol.
+    /// The server sent something that violates the protocol.
     Protocol,
     /// The operating system refused to start a thread, or this crate has a bug.
     Internal,
 }
 
-/// A failure: its kind, what happened, often a hint, and the cause.
+/// A failure: its kind, what happened, often a hint for the operator, and the cause.
 #[derive(Debug, Error)]
 #[error("{what}")]
 pub struct ReplicationError {
@@ -67,11 +67,11 @@ pub struct ReplicationError {
     source: Option<Box<dyn std::error::Error + Send + Sync>>,
 }
 
-/// Result with a [`ReplicationError`].
+/// A `Result` with [`ReplicationError`] as its default error type.
 pub(crate) type Result<T, E = ReplicationError> = std::result::Result<T, E>;
 
 impl ReplicationError {
-    /// `what` says what happened and where. It must not contain a password.
+    /// Creates an error. `what` says what happened and where, and must not contain a password.
     pub(crate) fn new(kind: ErrorKind, what: impl Into<String>) -> Self {
         Self {
             kind,
@@ -81,14 +81,14 @@ impl ReplicationError {
         }
     }
 
-    /// Adds what the operator should run or change.
+    /// Adds a hint: what the operator should run or change.
     #[must_use]
     pub(crate) fn hint(mut self, hint: impl Into<String>) -> Self {
         self.hint = Some(hint.into());
         self
     }
 
-    /// Adds the cause.
+    /// Adds the underlying error as the cause.
     #[must_use]
     pub(crate) fn caused_by(
         mut self,
@@ -98,17 +98,17 @@ impl ReplicationError {
         self
     }
 
-    /// The kind.
+    /// The kind of the failure.
     pub fn kind(&self) -> &ErrorKind {
         &self.kind
     }
 
-    /// What the operator should run or change. Empty if the error has no hint of its own.
+    /// The hint: what the operator should run or change. Empty if the error has no hint.
     pub fn hint_text(&self) -> &str {
         self.hint.as_deref().unwrap_or_default()
     }
 
-    /// What happened and why, on one line, for a log.
+    /// What happened and why, on one line, for the relay's log.
     pub(crate) fn with_cause(&self) -> String {
         let text = match &self.source {
             Some(source) => format!("{}: {source}", self.what),

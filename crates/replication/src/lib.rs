@@ -3,23 +3,27 @@
 //!
 //! A tour:
 //!
-//! - [`Target`] says which server to connect to and how to log in. It is read from a URL and libpq's
-//!   variables. [`connection`] opens the byte stream, with TLS, for replication and SQL sessions.
-//! - [`Source`] runs a replication session on its own thread. The thread passes on chunks of whole frames,
-//!   which [`frames`] reads. It also sends the status messages, so that nothing in the caller can delay them.
-//! - The slot is a lease: [`Source::lease_is_over`] says when another session may get it, and
+//! - [`Target`] says which server to connect to and how to log in. It is read from a URL and
+//!   libpq's environment variables. [`connection`] opens the byte stream, with TLS, for replication
+//!   and SQL sessions.
+//! - [`Source`] runs a replication session on its own thread. The thread passes on chunks of whole
+//!   frames, and [`frames`] decodes them. The thread also sends the status messages, so nothing in
+//!   the caller can delay them.
+//! - The slot is a lease: [`Source::lease_is_over`] says whether another session may get it.
 //!   [`LeaseProof`] takes evidence that the server hears us.
-//! - [`Watermark`] computes the [`Confirmable`] position: everything before it has a durable outcome.
-//! - [`create_slot`] creates a slot together with a snapshot of the rows that it will not stream; [`probe`]
-//!   checks that the server accepts a replication session.
+//! - [`Watermark`] computes the [`Confirmable`] position. Everything before this position has a
+//!   durable outcome.
+//! - [`create_slot`] creates a slot, together with a snapshot of the rows that the slot will not
+//!   stream. [`probe`] checks that the server accepts a replication session.
 //!
-//! **Invariants.** Only `watermark.rs` creates a confirmable position. State machines are pure: the clock is
-//! passed in. Memory is bounded, by buffers and a short channel. Failures are a [`ReplicationError`]; its
-//! [`ErrorKind`] and SQLSTATE are all that a caller branches on. Nothing here restarts a session: a session
-//! ends with an error, and the caller opens the next session.
+//! **Invariants.** Only `watermark.rs` advances a confirmable position. State machines are pure:
+//! the caller passes in the clock. Memory is bounded, because buffers have a maximum size and the
+//! channel is short. Every failure is a [`ReplicationError`], and callers branch only on its
+//! [`ErrorKind`] and SQLSTATE. Nothing here restarts a session: a session ends with an error, and
+//! the caller opens the next one.
 //!
-//! **Not here:** decoding (the crate `decoder`), inspecting and managing slots (`slot-manager`), SQL sessions,
-//! and what happens to a row.
+//! **Not here:** decoding (the crate `decoder`), inspecting and managing slots (`slot-manager`),
+//! running SQL sessions, and deciding what happens to a row.
 //!
 //! # Example
 //!
@@ -110,6 +114,6 @@ pub use source::{
 };
 pub use watermark::{CommitLsn, Confirmable, Watermark};
 
-/// The target of all log lines. It begins with the name of the program, so that
-/// `RUST_LOG=postrider=debug` includes this crate.
+/// The target (in the sense of `tracing`) of all log lines of this crate. It begins with the name
+/// of the program, so that `RUST_LOG=postrider=debug` includes this crate.
 const LOG_TARGET: &str = "postrider::replication";

@@ -1,104 +1,109 @@
 //! The watermark: the position up to which every event has a durable outcome. Only this module
 //! creates positions that may be confirmed to PostgreSQL.
 //!
-//! PostgreSQL's guarantees and their consequences (manual, "Logical Decoding" and "Streaming
+//! PostgreSQL guarantees the following (manual, "Logical Decoding" and "Streaming
 //! Replication Protocol"):
 //!
-//! - With protocol 1, transactions arrive whole and in commit order. The slot can resume at a
-//!   Commit's `end_lsn`: PostgreSQL then never sends that transaction, or an earlier one, again. If
-//!   we confirmed its `commit_lsn`, PostgreSQL would send it again.
-//! - A keepalive's `wal_end` says that the server has sent everything before this position. `wal_end`
-//!   may be confirmed only if nothing earlier in the stream is still pending.
-//! - So each transaction keeps its *floor*: the position that was safe just before its Begin. The
-//!   watermark is the floor of the first unresolved transaction, or the last position of the stream
-//!   when everything is resolved.
+//! - With protocol 1, transactions arrive whole and in commit order. If we confirm the `end_lsn` of
+//!   a Commit, PostgreSQL never sends that transaction, or an earlier one, again. If we confirmed
+//!   its `commit_lsn` instead, PostgreSQL would send the transaction again.
+//! - A keepalive's `wal_end` says that the server has sent everything before this position. We may
+//!   confirm `wal_end` only if nothing earlier in the stream is still pending.
+//! - So each transaction keeps its *floor*: the position that was safe to confirm just before its
+//!   Begin. The watermark is the floor of the first unresolved transaction, or the last position of
+//!   the stream if everything is resolved.
 //!
-//! The ledger keeps unresolved transactions, and at most about as many resolved ones. So one stuck
-//! event costs little memory, no matter how many transactions follow it. Transactions arrive in
-//! commit order, so a queue can hold them instead of a tree. No IO, no clock.
+//! A [`Watermark`] keeps the unresolved transactions, and not many more resolved ones than unresolved ones
+//! (see `KEPT`). So one stuck event costs little memory, no matter how many transactions follow it.
+//! Transactions arrive in commit order, so a queue is enough to hold them. This module does no IO and reads
+//! no clock.
 
 use std::collections::VecDeque;
 
 use decoder::{Lsn, PgTimestamp};
 
-/// An empty ledger keeps memory for this many entries, because freeing less is not worth the trouble.
+/// Number of entries for which an empty [`Watermark`] keeps memory, because freeing so little memory is not
+/// worth the work. Before resolved entries are removed from the middle of the queue, there may be up to twice
+/// this number more of them than unresolved entries.
 const KEPT: usize = 64;
 
-/// A position that may be reported to PostgreSQL as flushed. Only this module can construct it.
+/// A position that may be reported to PostgreSQL as flushed. It is either the slot's own position,
+/// or a position up to which a [`Watermark`] knows every outcome.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Confirmable(Lsn);
 
 impl Confirmable {
-    /// The position.
+    /// The position as a plain LSN.
     #[inline]
     pub fn lsn(self) -> Lsn {
         self.0
     }
 
-    /// The slot's own confirmed position, with which a session begins.
+    /// Returns the slot's own confirmed position, with which a session begins.
     #[inline]
     pub fn by_slot(confirmed_flush_lsn: Lsn) -> Self {
         Self(confirmed_flush_lsn)
     }
 }
 
-/// The commit LSN of a transaction, from its Begin (`final_lsn`). It identifies the transaction, and
-/// is the first half of its events' identity.
+/// The commit LSN of a transaction, from its Begin (`final_lsn`). It identifies the transaction,
+/// and is the first half of the identity of each of its events.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct CommitLsn(Lsn);
 
 impl CommitLsn {
-    /// The LSN.
+    /// The plain LSN.
     #[inline]
     pub fn lsn(self) -> Lsn {
         self.0
     }
 
-    /// Takes the `final_lsn` of a Begin, or a stored commit LSN.
+    /// Wraps the `final_lsn` of a Begin, or a stored commit LSN.
     #[inline]
     pub const fn new(lsn: Lsn) -> Self {
         Self(lsn)
     }
 }
 
-/// A transaction whose Commit has not arrived.
+/// A transaction whose Commit has not arrived yet.
 #[derive(Debug)]
 struct OpenTransaction {
     commit: CommitLsn,
     xid: u32,
     commit_time: PgTimestamp,
-    /// Events so far without a durable outcome.
+    /// Number of events so far that have no durable outcome.
     unresolved: u64,
 }
 
-/// A transaction that has ended.
+/// A transaction whose Commit has arrived.
 #[derive(Debug)]
 struct EndedTransaction {
     commit: CommitLsn,
     xid: u32,
-    /// The position that may be confirmed while this transaction is unresolved.
+    /// The last position that may be confirmed while this transaction is unresolved.
     floor: Lsn,
     commit_time: PgTimestamp,
-    /// Events without a durable outcome. At zero, the entry waits to be removed.
+    /// Number of events without a durable outcome. At zero, the transaction is resolved, and its
+    /// entry waits to be removed.
     unresolved: u64,
 }
 
-/// The ledger of one session's unresolved transactions.
+/// The unresolved transactions of one session, and the position that may be confirmed.
 #[derive(Debug)]
 pub struct Watermark {
-    /// The last safe position of the stream: the end of a commit, or a keepalive outside any
-    /// transaction.
+    /// The last position of the stream that lies between two transactions: the end of a commit, or
+    /// the `wal_end` of a keepalive.
     position: Lsn,
     open: Option<OpenTransaction>,
     /// Ended transactions in commit order. The first one is always unresolved.
     pending: VecDeque<EndedTransaction>,
-    /// How many entries of `pending` are resolved.
+    /// Number of resolved entries in `pending`.
     resolved: usize,
     last_resolved_commit_time: Option<PgTimestamp>,
 }
 
 impl Watermark {
-    /// The ledger of a session that resumes at the slot's position.
+    /// Creates the watermark of a session that resumes at the slot's position.
     pub fn new(start: Confirmable) -> Self {
         Self {
             position: start.0,
@@ -109,7 +114,7 @@ impl Watermark {
         }
     }
 
-    /// Records that a transaction begins. `xid` is its id in the log.
+    /// Records that a transaction begins. `xid` is the transaction's id in the stream.
     #[inline]
     pub fn begin(&mut self, transaction: CommitLsn, commit_time: PgTimestamp, xid: u32) {
         debug_assert!(self.open.is_none(), "transactions come one after the other");
@@ -127,7 +132,7 @@ impl Watermark {
         });
     }
 
-    /// Records one more unresolved event of the open transaction.
+    /// Records one more event of the open transaction. The event is unresolved.
     #[inline]
     pub fn add_event(&mut self) {
         if let Some(open) = &mut self.open {
@@ -135,7 +140,7 @@ impl Watermark {
         }
     }
 
-    /// Records the end of the open transaction. `end_lsn` is from its Commit.
+    /// Records the end of the open transaction. `end_lsn` comes from its Commit.
     #[inline]
     pub fn commit(&mut self, end_lsn: Lsn) {
         let floor = self.position;
@@ -162,10 +167,10 @@ impl Watermark {
             open.unresolved = open.unresolved.saturating_sub(events);
             return;
         }
-        let place = self
+        let index = self
             .pending
             .binary_search_by_key(&transaction, |pending| pending.commit);
-        let Some(pending) = place.ok().and_then(|place| self.pending.get_mut(place)) else {
+        let Some(pending) = index.ok().and_then(|index| self.pending.get_mut(index)) else {
             return;
         };
         if pending.unresolved == 0 {
@@ -181,7 +186,7 @@ impl Watermark {
         }
     }
 
-    /// The commit LSN of the ended transaction with this id, if it is unresolved.
+    /// Returns the commit LSN of the ended transaction with the id `xid`, if it is unresolved.
     #[inline]
     pub fn unresolved_of(&self, xid: u32) -> Option<CommitLsn> {
         let mut pending = self.pending.iter().rev();
@@ -189,13 +194,16 @@ impl Watermark {
         found.map(|pending| pending.commit)
     }
 
-    /// Whether this ended transaction has events without an outcome.
+    /// Whether this transaction has events without an outcome, also while it is open.
     #[inline]
     pub fn is_unresolved(&self, transaction: CommitLsn) -> bool {
-        let place = self
+        if let Some(open) = self.open.as_ref().filter(|open| open.commit == transaction) {
+            return open.unresolved > 0;
+        }
+        let index = self
             .pending
             .binary_search_by_key(&transaction, |pending| pending.commit);
-        place.is_ok_and(|place| self.pending[place].unresolved > 0)
+        index.is_ok_and(|index| self.pending[index].unresolved > 0)
     }
 
     #[inline]
@@ -203,9 +211,9 @@ impl Watermark {
         self.last_resolved_commit_time = self.last_resolved_commit_time.max(Some(commit_time));
     }
 
-    /// Removes resolved entries: those at the front at once, the others when they outnumber the
-    /// unresolved ones. So the queue stays short behind a stuck transaction. The cost per entry is
-    /// constant, and does not depend on the order in which transactions are resolved.
+    /// Removes resolved entries: entries at the front at once, and the other entries when there are more than
+    /// 2 × [`KEPT`] more of them than unresolved ones. So the queue stays short behind a stuck transaction.
+    /// The average cost per entry is constant in every order in which transactions may be resolved.
     #[inline]
     fn take_resolved_away(&mut self) {
         while self
@@ -226,7 +234,8 @@ impl Watermark {
 
     /// Records a keepalive, which says that the server has sent everything before `wal_end`.
     ///
-    /// The caller must not call this while the publication is wrong or unknown.
+    /// The caller must not call this while the publication is wrong or its state is unknown,
+    /// because the server may then have skipped rows before `wal_end`.
     #[inline]
     pub fn keepalive(&mut self, wal_end: Lsn) {
         if self.open.is_none() {
@@ -234,34 +243,34 @@ impl Watermark {
         }
     }
 
-    /// The position up to which everything is resolved. Never moves back.
+    /// The position up to which everything is resolved. It never moves back.
     #[inline]
     pub fn confirmable(&self) -> Confirmable {
         let first = self.pending.front();
         Confirmable(first.map_or(self.position, |pending| pending.floor))
     }
 
-    /// Whether a transaction has begun and not ended.
+    /// Whether a transaction has begun but not ended.
     #[inline]
     pub fn is_open(&self) -> bool {
         self.open.is_some()
     }
 
-    /// How many transactions are open or have unresolved events.
+    /// Number of transactions that are open or have unresolved events.
     #[inline]
     pub fn pending_transactions(&self) -> usize {
         self.pending.len() - self.resolved + usize::from(self.open.is_some())
     }
 
-    /// When the oldest unresolved transaction was committed; `None` when nothing is pending.
+    /// When the oldest pending transaction was committed; `None` if nothing is pending.
     #[inline]
     pub fn oldest_pending(&self) -> Option<PgTimestamp> {
         let first = self.pending.front().map(|pending| pending.commit_time);
         first.or_else(|| self.open.as_ref().map(|open| open.commit_time))
     }
 
-    /// The latest commit time of a resolved transaction; `None` until one is resolved. A transaction
-    /// without events counts as resolved at its Commit.
+    /// The latest commit time of all resolved transactions; `None` if none is resolved yet. A
+    /// transaction without events counts as resolved when its Commit arrives.
     #[inline]
     pub fn last_resolved_commit_time(&self) -> Option<PgTimestamp> {
         self.last_resolved_commit_time

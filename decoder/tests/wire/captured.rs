@@ -1,4 +1,4 @@
-//! Decodes messages that were captured from real servers.
+//! Tests decoding of messages that were captured from real servers.
 
 use decoder::{Begin, Message, decode};
 
@@ -6,8 +6,8 @@ use crate::encoder::OwnedMessage;
 use crate::fixture::{Captured, every_scenario, scenarios};
 use crate::rendering::Renderer;
 
-/// The major version whose rendering is kept as snapshots, and with which the other versions are
-/// compared.
+/// The major version whose rendered messages are kept as snapshots. All other versions are compared
+/// with it.
 const REFERENCE_MAJOR: u32 = 15;
 
 fn render(messages: &[Captured]) -> String {
@@ -27,7 +27,8 @@ fn each_scenario_decodes_to_its_snapshot() {
     }
 }
 
-/// The output of PostgreSQL 14 for a transaction without published changes.
+/// The rendered form of a transaction without published changes, as PostgreSQL 14 sends it. Newer
+/// versions send nothing for such a transaction.
 const EMPTY_TRANSACTION: &str = "Begin\nCommit\n";
 
 #[test]
@@ -73,8 +74,8 @@ fn positions_and_transaction_ids_match_those_reported_by_the_server() {
     }
 }
 
-/// Compares LSNs and transaction ids with those that the server's SQL function returned with the
-/// bytes.
+/// Compares the LSNs and transaction ids in a message with those that the server's SQL function
+/// returned next to the bytes of the message. `open` is the Begin of the open transaction.
 fn compare_with_server(message: &Captured, open: &mut Option<Begin>, place: &str) {
     match decode(&message.payload).unwrap() {
         Message::Begin(begin) => {

@@ -1,8 +1,9 @@
-//! Tests of invalid input: random bytes, and messages that are truncated, changed, or followed by
-//! more bytes.
+//! Tests invalid input: random bytes, and messages that are truncated, changed, or followed by more
+//! bytes.
 //!
-//! No input may cause a panic. The offset of an error must be within the input. Encoding an
-//! accepted message must give its bytes again, unless it names the schema `pg_catalog`.
+//! No input may cause a panic, and the offset in an error must be within the input. Encoding an
+//! accepted message must give the same bytes again, unless the message names the schema
+//! `pg_catalog`, which has two forms on the wire.
 
 use decoder::decode;
 use decoder::frame::decode_frame;
@@ -13,7 +14,8 @@ use crate::encoder::{OwnedMessage, encode_frame};
 use crate::fixture::every_scenario;
 use crate::made_up;
 
-/// Decodes `payload` and everything in it, and checks the guarantees that hold for any input.
+/// Decodes `payload` and everything in it. Checks that an accepted message encodes to the same bytes, and
+/// that an error has a hint and an offset within `payload`.
 fn decode_anything(payload: &[u8]) {
     match decode(payload) {
         Ok(message) => {
@@ -29,7 +31,8 @@ fn decode_anything(payload: &[u8]) {
     }
 }
 
-/// The schema `pg_catalog` has two forms on the wire: its name and the empty string.
+/// Whether the message names the schema `pg_catalog`, which has two forms on the wire: its name and the
+/// empty string. The encoder writes only the empty string, so the bytes can differ.
 fn names_pg_catalog(message: &OwnedMessage) -> bool {
     match message {
         OwnedMessage::Relation(relation) => relation.namespace == "pg_catalog",
@@ -52,7 +55,7 @@ fn decode_any_frame(body: &[u8]) {
     }
 }
 
-/// A tag of protocol 1, so that decoding random bytes gets past the first byte.
+/// Generates a tag of protocol 1, so that decoding random bytes gets past the first byte.
 fn tag() -> impl Strategy<Value = u8> {
     proptest::sample::select(b"BCORYIUDTM".to_vec())
 }

@@ -1,9 +1,9 @@
 //! Compares our decoder, field by field, with the independent decoder `pg_walstream`, whose parser
-//! can be used without its connection. The input is every captured message, generated messages, and
+//! can be used without a connection. The inputs are all captured messages, generated messages, and
 //! damaged messages that our decoder accepts.
 //!
-//! These tests cannot find an error that both decoders share. The tests in `captured.rs` compare
-//! with the values reported by the server itself.
+//! These tests cannot find an error that both decoders share. The tests in `captured.rs` can, because
+//! they compare with values that the server itself reported.
 
 use decoder::frame::{Frame, decode_frame};
 use decoder::{
@@ -19,13 +19,14 @@ use crate::encoder::{Old, OwnedMessage, OwnedValue, Row, encode_frame};
 use crate::fixture::every_scenario;
 use crate::made_up;
 
-/// The other decoder's result, converted to our types; `None` if it refuses the message.
+/// Decodes with `pg_walstream`, and converts the result to our types; `None` if `pg_walstream` refuses the
+/// message.
 fn other(payload: &[u8]) -> Option<OwnedMessage> {
     let mut parser = LogicalReplicationParser::with_protocol_version(1);
     in_our_terms(parser.parse_wal_message(payload).ok()?.message)
 }
 
-/// `None` for a message that protocol 1 does not have.
+/// Converts a message to our types; `None` for a message that protocol 1 does not have.
 fn in_our_terms(message: Theirs) -> Option<OwnedMessage> {
     Some(match message {
         Theirs::Begin {
@@ -89,7 +90,7 @@ fn in_our_terms(message: Theirs) -> Option<OwnedMessage> {
     })
 }
 
-/// Converts messages that change rows, and logical messages; `None` for any other message.
+/// Converts row changes and logical messages to our types; `None` for any other message.
 fn change_in_our_terms(message: Theirs) -> Option<OwnedMessage> {
     Some(match message {
         Theirs::Insert { relation_id, tuple } => OwnedMessage::Insert {
@@ -140,7 +141,8 @@ fn change_in_our_terms(message: Theirs) -> Option<OwnedMessage> {
     })
 }
 
-/// On the wire, the schema `pg_catalog` is the empty string. The other decoder returns it unchanged.
+/// Returns the name of a schema as our decoder does: `pg_catalog` instead of the empty string that stands for
+/// it on the wire. `pg_walstream` returns the empty string.
 fn schema(namespace: &str) -> String {
     match namespace {
         "" => "pg_catalog".to_owned(),
@@ -201,8 +203,8 @@ proptest! {
         prop_assert_eq!(Some(OwnedMessage::from(decode(&payload)?)), other(&payload));
     }
 
-    /// The other decoder is more lenient, so it may accept messages that ours refuses. But it must
-    /// accept every message that ours accepts, with the same result.
+    /// `pg_walstream` is more lenient than our decoder, so it can accept messages that our decoder refuses.
+    /// But it must accept every message that our decoder accepts, with the same result.
     #[test]
     fn another_decoder_agrees_on_every_damaged_message_that_ours_accepts(
         message in made_up::message(),

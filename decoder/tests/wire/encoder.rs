@@ -1,7 +1,7 @@
-//! Builds messages as `pgoutput` does: the inverse of the decoder, for tests only.
+//! Builds messages as `pgoutput` does. This is the inverse of the decoder, and only for tests.
 //!
-//! Each message is described by a plain owned value, so that proptest can generate it and a round
-//! trip can compare it. The encoding is byte for byte that of real servers, as the captured
+//! Each message is described by a plain owned value, which proptest can generate and a round trip
+//! can compare. The encoder produces exactly the bytes of real servers, as the tests with captured
 //! messages prove.
 
 use decoder::{
@@ -67,7 +67,7 @@ pub(crate) enum Old {
 }
 
 impl OwnedMessage {
-    /// The bytes of the message.
+    /// Returns the bytes of the message.
     pub(crate) fn encode(&self) -> Vec<u8> {
         let mut out = Vec::new();
         match self {
@@ -93,12 +93,7 @@ impl OwnedMessage {
                 oid,
                 namespace,
                 name,
-            } => {
-                out.push(b'Y');
-                put_oid(&mut out, *oid);
-                put_namespace(&mut out, namespace);
-                put_string(&mut out, name);
-            }
+            } => put_type(&mut out, *oid, namespace, name),
             Self::Insert { relation, new } => {
                 out.push(b'I');
                 put_oid(&mut out, *relation);
@@ -141,6 +136,13 @@ impl OwnedMessage {
     }
 }
 
+fn put_type(out: &mut Vec<u8>, oid: Oid, namespace: &str, name: &str) {
+    out.push(b'Y');
+    put_oid(out, oid);
+    put_namespace(out, namespace);
+    put_string(out, name);
+}
+
 fn put_truncate(out: &mut Vec<u8>, flags: u8, relations: &[Oid]) {
     out.push(b'T');
     out.extend((relations.len() as u32).to_be_bytes());
@@ -148,7 +150,7 @@ fn put_truncate(out: &mut Vec<u8>, flags: u8, relations: &[Oid]) {
     relations.iter().for_each(|&oid| put_oid(out, oid));
 }
 
-/// The bytes of a frame.
+/// Returns the bytes of a frame.
 pub(crate) fn encode_frame(frame: &Frame<'_>) -> Vec<u8> {
     let mut out = Vec::new();
     let mut put_position = |tag: u8, lsns: &[Lsn], sent_at: PgTimestamp| {

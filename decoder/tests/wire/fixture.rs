@@ -5,14 +5,14 @@ use std::path::{Path, PathBuf};
 
 use decoder::{Lsn, Xid};
 
-/// One line of a fixture: a message, and the server's own data about it.
+/// One line of a fixture: a message, and what the server's SQL function reported about it.
 pub(crate) struct Captured {
     pub lsn: Lsn,
     pub xid: Xid,
     pub payload: Vec<u8>,
 }
 
-/// The scenarios of one major version, by name.
+/// Reads the scenarios of one major version, by name.
 pub(crate) fn scenarios(major: u32) -> BTreeMap<String, Vec<Captured>> {
     let folder = fixtures().join(format!("pg{major}"));
     std::fs::read_dir(&folder)
@@ -27,7 +27,7 @@ pub(crate) fn scenarios(major: u32) -> BTreeMap<String, Vec<Captured>> {
         .collect()
 }
 
-/// The captured major versions, in order.
+/// Lists the major versions of which there are captured messages, in ascending order.
 pub(crate) fn majors() -> Vec<u32> {
     let names = std::fs::read_dir(fixtures()).unwrap();
     let names = names.map(|entry| entry.unwrap().file_name().into_string().unwrap());
@@ -62,7 +62,7 @@ fn captured(line: &str) -> Captured {
     }
 }
 
-/// Each scenario of each major version: the version, the scenario's name and its messages.
+/// Reads every scenario of every major version: the version, the scenario's name and its messages.
 pub(crate) fn every_scenario() -> impl Iterator<Item = (u32, String, Vec<Captured>)> {
     majors().into_iter().flat_map(|major| {
         scenarios(major)

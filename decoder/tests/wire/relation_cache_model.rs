@@ -12,9 +12,9 @@ use crate::made_up;
 #[derive(Debug, Clone)]
 enum Step {
     Insert(OwnedRelation),
-    /// The server repeats the description of a relation unchanged.
+    /// The server sends the same description of a relation again.
     Repeat(Oid),
-    /// The server describes a relation without its last column.
+    /// The server describes a relation again, without its last column.
     DropColumn(Oid),
     Reconnect,
 }
@@ -29,7 +29,7 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// Sends `relation` over the wire into `cache`.
+/// Puts `relation` into `cache`, encoded and decoded as if the server had sent it.
 fn describe(cache: &mut RelationCache, relation: &OwnedRelation) -> CacheChange {
     let payload = OwnedMessage::Relation(relation.clone()).encode();
     match decode(&payload) {

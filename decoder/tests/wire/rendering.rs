@@ -1,12 +1,14 @@
-//! Renders messages for people, without the parts that differ between servers: positions and times
-//! are left out, and the OIDs of relations and types are replaced by names.
+//! Renders messages as text for snapshots. The text has nothing that differs between servers: it omits
+//! the server's positions, times and transaction ids, and has names instead of the OIDs of relations and
+//! of types that are not built in.
 
 use std::collections::HashMap;
 use std::fmt::Write;
 
 use decoder::{Column, Message, Oid, OldRow, OwnedRelation, Relation, RelationCache, Tuple, Value};
 
-/// Longer texts are shortened to their start and their length.
+/// Maximum length in bytes of a text that is rendered in full. Of a longer text, only the start and the
+/// length are rendered, so that snapshots stay readable.
 const LONGEST_TEXT: usize = 60;
 
 /// Renders a stream of messages: one line per message, and one line for each of its columns or

@@ -1,4 +1,4 @@
-//! Tests round trips: an encoded value is decoded as the same value.
+//! Tests round trips: decoding an encoded value returns the same value.
 
 use decoder::frame::{Frame, StandbyStatus, decode_frame};
 use decoder::{Lsn, PgTimestamp, decode};
@@ -48,7 +48,8 @@ proptest! {
         }
     }
 
-    // Up to the year 9985 at most, because years from 10000 on are displayed with a sign.
+    // The generated years end with 9985. From 10000 on, years are displayed with a sign, so their texts sort
+    // before those of earlier years.
     #[test]
     fn the_texts_of_timestamps_sort_in_the_order_of_time(
         earlier in 0..248_000_000_000_000_000_i64, micros in 1..4_000_000_000_000_000_i64,

@@ -2,10 +2,11 @@
 
 use std::fmt;
 
-/// A report shows at most this many violations and counts the others.
+/// Maximum number of violations that a report lists. Of the remaining violations, the report shows only their
+/// number.
 const SHOWN: usize = 20;
 
-/// An ordering key of a topic, with the sequence of its messages.
+/// Identifies the sequence of messages of one topic and ordering key.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Stream {
     /// `projects/{project}/topics/{topic}`.
@@ -15,7 +16,7 @@ pub struct Stream {
 }
 
 impl Stream {
-    /// The stream of this ordering key of this topic.
+    /// Creates the stream of one topic and ordering key.
     pub fn new(topic: impl Into<String>, ordering_key: impl Into<String>) -> Self {
         Self {
             topic: topic.into(),
@@ -30,7 +31,7 @@ impl fmt::Display for Stream {
     }
 }
 
-/// A broken promise. `sequence` is the number of an attempt in the journal.
+/// A rule that the publisher broke. `sequence` is the number of an attempt in the journal.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Violation {
     /// An expected event was never stored.
@@ -48,7 +49,7 @@ pub enum Violation {
         stream: Stream,
         /// The event.
         event_id: String,
-        /// The attempt that stored it.
+        /// The attempt that stored the event.
         sequence: u64,
     },
     /// A message without an event id was stored, so the check cannot judge the message.
@@ -71,14 +72,14 @@ pub enum Violation {
         /// The attempt that stored the event that came too late.
         sequence: u64,
     },
-    /// Events were skipped: this copy is neither the next event nor an earlier one.
+    /// The publisher skipped events: this copy is neither the next event nor an earlier one.
     #[error("skipped: attempt {sequence} stored {event_id} of {stream} right after {after}")]
     Skipped {
         /// The stream.
         stream: Stream,
         /// The event that came too early.
         event_id: String,
-        /// The event stored before it. Empty if no event was stored before it.
+        /// The event that was stored right before. Empty if no event was stored before.
         after: String,
         /// The attempt that stored the event that came too early.
         sequence: u64,
@@ -106,9 +107,11 @@ pub enum Violation {
 /// Why an event was stored again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Reason {
-    /// The previous copy was not answered with its message id, so the client had to repeat it.
+    /// The previous copy was not answered with its message id, so the client had to publish the
+    /// event again.
     NotAnswered,
-    /// The previous copy was answered. This is acceptable only right after a crash of the client.
+    /// The previous copy was answered with its message id. Another copy is then acceptable only
+    /// right after a crash of the client.
     Unexplained,
 }
 
@@ -136,19 +139,21 @@ pub struct Report {
     pub expected_events: usize,
     /// How many messages were stored, duplicates included.
     pub stored_messages: usize,
-    /// Broken promises.
+    /// Rules that the publisher broke.
     pub violations: Vec<Violation>,
-    /// Repeated events. They are not violations in themselves, because delivery is at least once.
+    /// Events that were stored more than once. A duplicate is not a violation, because delivery is at
+    /// least once.
     pub duplicates: Vec<Duplicate>,
 }
 
 impl Report {
-    /// Whether every promise was kept.
+    /// Whether the publisher kept every rule.
     pub fn is_clean(&self) -> bool {
         self.violations.is_empty()
     }
 
-    /// The number of duplicates that no missing answer explains.
+    /// The number of duplicates whose previous copy was answered, so that the client had no reason
+    /// to publish the event again.
     pub fn unexplained_duplicates(&self) -> usize {
         let unexplained = |duplicate: &&Duplicate| duplicate.reason == Reason::Unexplained;
         self.duplicates.iter().filter(unexplained).count()

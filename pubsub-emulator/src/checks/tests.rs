@@ -1,5 +1,5 @@
-//! Each check must be able to fail. A journal with one error provokes each violation, and the
-//! journals of a correct publisher under random faults are clean.
+//! Tests of the checks. For each kind of violation there is a journal with one error, in which the check
+//! must find the violation. The journals of a correct publisher under random faults must be clean.
 
 mod random;
 
@@ -11,7 +11,7 @@ use super::*;
 
 const TOPIC: &str = "projects/p/topics/orders";
 
-/// Writes journals. Attempts start 10 ms apart and last 1 ms each.
+/// Builds journals. Attempts start 10 ms apart and last 1 ms each.
 #[derive(Default)]
 struct Script {
     attempts: Vec<Attempt>,

@@ -1,11 +1,13 @@
-//! The script: finds the injected fault that applies to a publish request, and what the fault does.
+//! The script: finds the injected fault that applies to a publish request, and decides what happens
+//! to the request.
 //!
 //! The script is plain state without a lock or a clock.
 
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
-use tonic::Code;
+use prost::Message;
+use tonic::{Code, Status};
 
 use super::{Action, Fault, FaultId};
 
@@ -21,8 +23,9 @@ pub(super) struct Script {
 struct Injected {
     id: FaultId,
     fault: Fault,
-    /// For a throttle: how many messages may still pass, and when this number was computed.
-    /// The number may be negative, because only whole requests are admitted.
+    /// For a throttle: how many messages may still pass, and when this number was computed. The
+    /// number can be negative, because a request passes as a whole even if it has more messages
+    /// than are allowed. `None` before the first request, and for other faults.
     allowance: Option<(f64, Instant)>,
 }
 
@@ -40,11 +43,68 @@ pub(crate) struct Request<'a> {
 pub(crate) enum Verdict {
     Proceed,
     Fail(Code),
+    FailWithReason(Reason),
     StoreThenFail(Code),
     Delay(Duration),
     NeverAnswer,
     StoreThenNeverAnswer,
     FewerIds,
+}
+
+/// An error with Google's reason.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Reason {
+    code: Code,
+    domain: &'static str,
+    reason: &'static str,
+}
+
+impl From<Reason> for Status {
+    fn from(reason: Reason) -> Self {
+        let Reason {
+            code,
+            domain,
+            reason,
+        } = reason;
+        let info = ErrorInfo {
+            reason: reason.to_owned(),
+            domain: domain.to_owned(),
+        };
+        let message = format!(
+            "Injected by the emulator's fault script: {}.",
+            code.description()
+        );
+        let details = vec![prost_types::Any {
+            type_url: "type.googleapis.com/google.rpc.ErrorInfo".to_owned(),
+            value: info.encode_to_vec(),
+        }];
+        let details = RpcStatus {
+            code: code as i32,
+            message: message.clone(),
+            details,
+        };
+        Status::with_details(code, message, details.encode_to_vec().into())
+    }
+}
+
+/// `google.rpc.Status`.
+#[derive(Clone, PartialEq, Message)]
+struct RpcStatus {
+    #[prost(int32, tag = "1")]
+    code: i32,
+    #[prost(string, tag = "2")]
+    message: String,
+    #[prost(message, repeated, tag = "3")]
+    details: Vec<prost_types::Any>,
+}
+
+/// `google.rpc.ErrorInfo`, without its metadata.
+#[derive(Clone, PartialEq, Message)]
+struct ErrorInfo {
+    #[prost(string, tag = "1")]
+    reason: String,
+    #[prost(string, tag = "2")]
+    domain: String,
 }
 
 impl Script {
@@ -87,6 +147,16 @@ impl Script {
         })
     }
 
+    /// The first error with a reason that applies to all requests of the topic.
+    pub(super) fn reason(&self, topic: &str) -> Option<Reason> {
+        let mut faults = self.injected.iter().map(|injected| &injected.fault);
+        faults.find_map(|fault| {
+            let applies = |pattern: &str| topic_matches(pattern, topic);
+            (fault.ordering_key.is_none() && fault.topic.as_deref().is_none_or(applies))
+                .then(|| fault.action.reason())?
+        })
+    }
+
     /// Uses the first fault that applies, and removes the fault after its last use.
     pub(super) fn judge(&mut self, request: &Request<'_>, now: Instant) -> Verdict {
         for (index, injected) in self.injected.iter_mut().enumerate() {
@@ -102,6 +172,23 @@ impl Script {
             return verdict;
         }
         Verdict::Proceed
+    }
+}
+
+impl Action {
+    fn reason(&self) -> Option<Reason> {
+        match *self {
+            Action::FailWithReason {
+                code,
+                domain,
+                reason,
+            } => Some(Reason {
+                code,
+                domain,
+                reason,
+            }),
+            _ => None,
+        }
     }
 }
 
@@ -126,6 +213,9 @@ impl Injected {
         }
         match &self.fault.action {
             Action::Fail(code) => Some(Verdict::Fail(*code)),
+            Action::FailWithReason { .. } => {
+                self.fault.action.reason().map(Verdict::FailWithReason)
+            }
             Action::StoreThenFail(code) => Some(Verdict::StoreThenFail(*code)),
             Action::Delay(delay) => Some(Verdict::Delay(*delay)),
             Action::NeverAnswer => Some(Verdict::NeverAnswer),
@@ -144,7 +234,8 @@ impl Injected {
         }
     }
 
-    /// Whether a request passes. The token bucket holds at most the tokens of one second.
+    /// Whether the throttle lets a request pass. The throttle is a token bucket that holds at most the
+    /// tokens of one second.
     fn passes(&mut self, rate: f64, messages: usize, now: Instant) -> bool {
         let (left, since) = self.allowance.unwrap_or((rate, now));
         let gained = now.saturating_duration_since(since).as_secs_f64() * rate;

@@ -101,7 +101,7 @@ fn a_throttle_lets_its_rate_pass() {
         judge_at(&faults, "k", 1, start + Duration::from_millis(250)),
         Verdict::Proceed
     );
-    // A pause saves up the tokens of one second, and no more.
+    // During a pause the throttle collects the tokens of one second, and no more.
     let later = start + Duration::from_secs(60);
     assert_eq!(judge_at(&faults, "k", 100, later), Verdict::Proceed);
     assert_eq!(judge_at(&faults, "k", 1, later), throttled);

@@ -129,7 +129,7 @@ fn bad_filters_are_refused_with_the_expected_token() {
     }
 }
 
-/// A filter, and its text with parentheses around every part.
+/// Generates a filter together with its text, which has parentheses around every part.
 fn filter_text() -> impl Strategy<Value = (String, Filter)> {
     let key = "[a-c]";
     let value = "[x-z\"\\\\]{0,2}";

@@ -11,9 +11,9 @@ use tonic::Code;
 pub struct Attempt {
     /// The attempt's number in the order of processing, from 0.
     pub sequence: u64,
-    /// The client's address.
+    /// The client's address; `None` if it is unknown.
     pub peer: Option<SocketAddr>,
-    /// When the client's connection was accepted. Like all times here, this is the time since the
+    /// When the client's connection was accepted. All times in this struct are measured from the
     /// start of the emulator.
     pub connected: Option<Duration>,
     /// `projects/{project}/topics/{topic}`.
@@ -25,27 +25,28 @@ pub struct Attempt {
     pub other_keys: Vec<String>,
     /// The event ids of the messages, in the order of the request.
     pub event_ids: Arc<[Option<Box<str>>]>,
-    /// When the emulator had read the request.
+    /// When the emulator had read the whole request.
     pub received: Duration,
     /// When the messages were stored. `None` if they were not stored.
     pub stored: Option<Duration>,
-    /// When the request was answered or given up. `None` until then.
+    /// When the request ended: it was answered, or the client gave up. `None` until then.
     pub ended: Option<Duration>,
-    /// The id of the first message if the request was stored. Message `n` has this id plus `n`.
+    /// The id of the first message if the request was stored. The message with index `n` has this
+    /// id plus `n`.
     pub first_message_id: Option<u64>,
-    /// The answer that the client got.
+    /// The answer to the client.
     pub answer: Answer,
 }
 
-/// The answer that a client got to its attempt.
+/// How the emulator answered an attempt.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Answer {
     /// No answer has been sent yet.
     Pending,
     /// The message ids. The journal does not know whether the answer reached the client.
     MessageIds,
-    /// One message id too few, because of an injected fault. Such an answer tells the client
-    /// nothing.
+    /// One message id too few, because of an injected fault. The client cannot tell from such an
+    /// answer which messages were stored.
     FewerIds,
     /// An error, because of a rule of the service or of an injected fault.
     Error(Code),
@@ -82,6 +83,6 @@ pub struct Counts {
 pub enum Recording {
     /// Every attempt with its event ids. The journal grows without bound.
     Attempts,
-    /// Only [`Counts`]. This costs next to nothing.
+    /// Only [`Counts`], which costs almost no time or memory.
     Counts,
 }

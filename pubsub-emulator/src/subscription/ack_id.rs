@@ -7,8 +7,8 @@ use tonic::Status;
 
 use super::backlog::Token;
 
-/// Identifies a lease of one subscription. `incarnation` distinguishes the subscription from an
-/// earlier subscription of the same name.
+/// Identifies a lease of one subscription. `incarnation` distinguishes the subscription from
+/// earlier subscriptions with the same name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct AckId {
     pub(super) incarnation: u64,

@@ -1,9 +1,9 @@
-//! The backlog of a subscription: which messages wait, and which messages are leased, to whom and
+//! The backlog of a subscription: which messages wait, and which are leased, to which consumer and
 //! until when.
 //!
-//! The backlog is a plain state machine without IO, lock or clock: the caller passes the time.
-//! Messages live in lanes (`lane.rs`). Leases are identified by tokens, which are never reused. A
-//! lane is removed as soon as all its messages are acknowledged.
+//! The backlog is a plain state machine without IO, locks or a clock: the caller passes the time.
+//! Messages live in lanes (`lane.rs`). Each lease has a token, and tokens are never reused. A lane
+//! is removed as soon as all its messages are acknowledged.
 
 use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::sync::Arc;
@@ -19,7 +19,7 @@ pub(crate) type Token = u64;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct ConsumerId(pub(super) u64);
 
-/// How many messages and bytes a consumer may take. The last message may exceed the bytes.
+/// How many messages and bytes a consumer may still take. The last message may exceed the number of bytes.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Room {
     pub(super) messages: usize,
@@ -52,7 +52,7 @@ struct Lease {
 pub(super) struct Backlog {
     ordered: bool,
     lanes: HashMap<LaneKey, Lane>,
-    /// The lanes with waiting messages. Each lane occurs once.
+    /// The lanes that have waiting messages, each lane once.
     queue: VecDeque<LaneKey>,
     leases: HashMap<Token, Lease>,
     deadlines: BTreeSet<(Instant, Token)>,
@@ -90,7 +90,8 @@ impl Backlog {
     }
 
     /// Leases waiting messages to a consumer. Lanes take turns, and each lane gives as many
-    /// messages as fit into `room`. A lane is skipped while another consumer holds messages of it.
+    /// messages as fit into `room`. A lane is skipped while another consumer holds some of its
+    /// messages.
     pub(super) fn take(
         &mut self,
         consumer: ConsumerId,
@@ -155,8 +156,8 @@ impl Backlog {
         }
     }
 
-    /// Gives a leased message back, so that this message and all later messages of its lane wait
-    /// again.
+    /// Makes a leased message and all later messages of its lane wait again, so that they are
+    /// redelivered.
     pub(super) fn nack(&mut self, token: Token) {
         let Some(lease) = self.leases.get(&token) else {
             return;
@@ -185,7 +186,7 @@ impl Backlog {
         self.deadlines.insert((deadline, token));
     }
 
-    /// Gives back the messages with a lease that has ended by `now`.
+    /// Makes each message whose lease has ended by `now` wait again, with all later messages of its lane.
     pub(super) fn expire(&mut self, now: Instant) {
         while let Some(&(deadline, token)) = self.deadlines.first()
             && deadline <= now

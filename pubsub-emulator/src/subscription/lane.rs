@@ -1,9 +1,9 @@
 //! A lane: messages that must be delivered in order.
 //!
-//! A lane holds all messages of one ordering key, or a single message that has no order. The
+//! A lane holds all messages of one ordering key, or a single message without an ordering key. The
 //! messages at the front of a lane have been sent, and all others wait. A message is dropped only
-//! when it and all earlier messages of the lane are acknowledged. Redelivery of a message
-//! redelivers all later messages, even acknowledged ones, like in the service:
+//! when it and all earlier messages of the lane are acknowledged. When a message is redelivered,
+//! all later messages are redelivered too, even acknowledged ones, as in the service:
 //! <https://cloud.google.com/pubsub/docs/ordering#considerations>.
 
 use std::collections::VecDeque;
@@ -59,7 +59,7 @@ impl Lane {
         self.leased > 0 && self.holder != Some(consumer)
     }
 
-    /// Leases the next message, if one waits.
+    /// Leases the next waiting message, if there is one.
     pub(super) fn lease_next(
         &mut self,
         consumer: ConsumerId,

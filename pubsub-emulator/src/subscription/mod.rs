@@ -1,7 +1,7 @@
 //! A subscription: its settings, its backlog of messages, and the consumers that wait for them.
 //!
-//! [`backlog::Backlog`] selects the messages to deliver, and has neither locks nor clocks. This
-//! module adds locks and clocks, and turns the backlog's tokens into ack ids.
+//! [`backlog::Backlog`] selects the messages to deliver, without locks or clocks. This module adds
+//! locks and clocks, and turns the backlog's tokens into ack ids.
 
 mod ack_id;
 mod backlog;
@@ -25,8 +25,9 @@ use crate::proto;
 use crate::topic::StoredMessage;
 use crate::wire::{MessageView, ReceivedMessage};
 
-/// A response is full once it holds this many messages, or `MAX_RESPONSE_BYTES` bytes.
+/// Maximum number of messages in a response.
 const MAX_RESPONSE_MESSAGES: usize = 1_000;
+/// Maximum number of bytes of messages in a response. The last message may exceed it.
 const MAX_RESPONSE_BYTES: usize = 1 << 20;
 
 /// A subscription that exists or existed.
@@ -38,7 +39,7 @@ pub(crate) struct Subscription {
     /// effect.
     incarnation: u64,
     state: Mutex<State>,
-    /// Notified when there may be new messages to take.
+    /// Notified when there might be new messages to take.
     changed: Notify,
 }
 
@@ -53,7 +54,7 @@ struct State {
     discard_before: Option<SystemTime>,
 }
 
-/// A client that sent a client id of its own.
+/// A client that sent its own client id.
 #[derive(Debug)]
 struct Client {
     consumer: ConsumerId,
@@ -78,7 +79,8 @@ pub(crate) struct FlowControl {
 #[derive(Debug)]
 pub(crate) struct Taken {
     pub(crate) messages: Vec<ReceivedMessage>,
-    /// When the next ack deadline ends. Messages may become available at that time.
+    /// When the next ack deadline ends, which makes messages available again. `None` if no message is
+    /// leased.
     pub(crate) next_expiry: Option<Instant>,
 }
 
@@ -119,7 +121,7 @@ impl Subscription {
         state.resource.clone()
     }
 
-    /// Sets the fields that an update mask names. The caller has checked the mask against
+    /// Sets the fields that an update mask names. The caller must have checked the mask against
     /// `MUTABLE_FIELDS`.
     pub(crate) fn update(
         &self,
@@ -131,12 +133,12 @@ impl Subscription {
         Ok(state.resource.clone())
     }
 
-    /// Notified when there may be new messages to take, and when the subscription is gone.
+    /// Notified when there might be new messages to take, and when the subscription is gone.
     pub(crate) fn changed(&self) -> &Notify {
         &self.changed
     }
 
-    /// Adds newly published messages, in the order of their ids.
+    /// Adds those newly published messages that match the filter, in the order of their ids.
     pub(crate) fn push<'a>(
         &self,
         published: SystemTime,
@@ -192,7 +194,7 @@ impl Subscription {
         client.consumer
     }
 
-    /// Notes that a consumer is gone. The consumer keeps its messages until their ack deadlines
+    /// Notes that a consumer is gone. The messages it holds stay leased until their ack deadlines
     /// end.
     pub(crate) fn disconnect(&self, consumer: ConsumerId) {
         let mut state = self.state();
@@ -244,8 +246,8 @@ impl Subscription {
         })
     }
 
-    /// Acknowledges messages. Ids with an ack deadline that has passed have no effect. Malformed
-    /// ids are refused.
+    /// Acknowledges messages. An ack id whose ack deadline has passed has no effect. A malformed
+    /// ack id is an error.
     pub(crate) fn acknowledge(&self, ack_ids: &[String]) -> Result<(), Status> {
         let tokens = self.tokens(ack_ids)?;
         let mut state = self.state();
@@ -259,7 +261,7 @@ impl Subscription {
         Ok(())
     }
 
-    /// Sets new ack deadlines, counted from now. Zero seconds give a message back.
+    /// Sets new ack deadlines, counted from now. With 0 seconds the message waits again at once.
     pub(crate) fn modify_ack_deadline(
         &self,
         ack_ids: &[String],
@@ -289,9 +291,9 @@ impl Subscription {
         Ok(())
     }
 
-    /// Drops the backlog, and from now on every message that is published before `time`. The caller
-    /// must not pass a time in the past, because acknowledged messages are not kept and cannot be
-    /// brought back.
+    /// Drops the backlog, and from now on drops every message that is published before `time`.
+    /// `time` must not be in the past: the emulator keeps no acknowledged messages, so it cannot deliver
+    /// them again.
     pub(crate) fn seek(&self, time: SystemTime) -> Result<(), Status> {
         let mut state = self.state();
         self.check_present(&state)?;
@@ -320,8 +322,8 @@ impl Subscription {
         }
     }
 
-    /// The token of each ack id. `None` for an ack id of an earlier subscription with the same
-    /// name.
+    /// Returns the token of each ack id, or `None` for an ack id of an earlier subscription with
+    /// the same name.
     fn tokens(&self, ack_ids: &[String]) -> Result<Vec<Option<Token>>, Status> {
         let token = |ack_id: &String| {
             let AckId { incarnation, token } = ack_id.parse()?;

@@ -1,7 +1,7 @@
 //! The settings of a subscription: checks them, fills in defaults, applies updates, and refuses
 //! features that the emulator lacks.
 //!
-//! A refusal names the field. Bounds and defaults are the ones of
+//! A refusal names the field. Bounds and defaults come from
 //! <https://cloud.google.com/pubsub/docs/subscription-properties>.
 
 use std::ops::RangeInclusive;
@@ -63,7 +63,7 @@ pub(super) fn accept(
     Ok((resource, filter))
 }
 
-/// Sets the fields that an update mask names. The mask has been checked.
+/// Sets the fields that an update mask names. The caller must have checked the mask.
 pub(super) fn update(
     resource: &mut proto::Subscription,
     wanted: &proto::Subscription,

@@ -2,8 +2,8 @@
 
 use super::*;
 
-/// Reports a skipped test. Writing to standard error directly bypasses the test harness, which
-/// shows output only for a failed test.
+/// Reports a skipped test. Writes to standard error directly, because the test harness shows
+/// captured output only for a failed test.
 fn skipped(reason: &str) {
     let _ = writeln!(
         io::stderr(),
@@ -18,7 +18,7 @@ pub(super) struct Referee {
 }
 
 impl Referee {
-    /// How long the Java process may take to start under load.
+    /// How long the Java process may take to start. The limit is generous, because the machine can be busy.
     const START_LIMIT: Duration = Duration::from_secs(60);
 
     pub(super) fn start() -> Option<Self> {
@@ -55,8 +55,9 @@ impl Referee {
         Some(referee)
     }
 
-    /// Returns an address whose port is outside the range from which the system assigns ports. The
-    /// Java process takes a while to open the port, so nobody else must get it in the meantime.
+    /// Returns an address whose port is outside the range from which the operating system assigns
+    /// ports. The Java process takes a while to open the port, and no other process must get it in
+    /// the meantime.
     fn free_address() -> SocketAddr {
         let first = std::process::id() % 5_000;
         let ports = (0..5_000).map(|next| 15_000 + ((first + next) % 5_000) as u16);

@@ -70,7 +70,7 @@ fn once(
     match installed {
         Ok(()) => Some(folder),
         Err(reason) => {
-            // Writing to standard error directly bypasses the test harness, which shows output only
+            // Write to standard error directly, because the test harness shows captured output only
             // for a failed test.
             let _ = writeln!(io::stderr(), "SKIPPED: Google's client {client}: {reason}");
             None

@@ -1,8 +1,8 @@
 //! Google's own Python, Node and Rust clients publish and receive in order through the emulator.
 //!
 //! The Python and Node clients are installed once from their registries, into a folder below the
-//! cargo target directory. Where this is not possible (offline, no interpreter) the test is
-//! skipped, with a line on standard error.
+//! cargo target directory. If this is not possible (offline, no interpreter), the test is skipped
+//! and prints the reason to standard error.
 
 mod install;
 mod rust_client;
@@ -21,7 +21,8 @@ use tokio::process::Command;
 const PROJECT: &str = "clients";
 const KEYS: usize = 5;
 const PER_KEY: u64 = 40;
-/// How long a script may run. The scripts' own deadlines are shorter.
+/// How long a script may run. The script's own deadline is shorter, so the script normally reports
+/// a timeout itself.
 const SCRIPT_LIMIT: Duration = Duration::from_secs(240);
 
 #[tokio::test]

@@ -1,8 +1,8 @@
 // Publishes and receives in order through Google's own Node client.
 //
-// Arguments: project, number of ordering keys, messages per key. Prints one JSON object: the data
-// of the received messages per key, in the order of reception. The first message of the first key
-// is nacked once.
+// Arguments: project, number of ordering keys, messages per key. Prints one JSON object with the
+// data of the received messages per key, in the order in which they were received. The first
+// message of the first key is nacked once.
 
 const { PubSub } = require('@google-cloud/pubsub');
 

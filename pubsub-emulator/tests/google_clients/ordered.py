@@ -50,7 +50,7 @@ def main(project, key_count, per_key):
                 nacked.append(message.message_id)
                 message.nack()
                 return
-            # The nacked message and all later ones of its key are redelivered.
+            # The nacked message and all later messages of its key are redelivered.
             again = received[keys[0]].count(per_key - 1) >= 1 and received[keys[0]].count(0) >= 2
             done = all(values and values[-1] == per_key - 1 for values in received.values())
         message.ack()

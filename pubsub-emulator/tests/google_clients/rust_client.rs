@@ -1,4 +1,4 @@
-//! Tests with Google's own Rust client, in the test process.
+//! Tests Google's own Rust client, in the test process.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -14,7 +14,7 @@ const LIMIT: Duration = Duration::from_secs(60);
 
 #[tokio::test]
 async fn googles_rust_client_publishes_and_receives_in_order() {
-    // An error means that a provider is already installed.
+    // An error means that a crypto provider is already installed.
     let _ = rustls::crypto::ring::default_provider().install_default();
     let emulator = Emulator::builder().start().await.expect("a free port");
     let endpoint = format!("http://{}", emulator.addr());
@@ -86,7 +86,7 @@ async fn create(endpoint: &str, topic: &str, subscription: &str) {
         .expect("a new subscription");
 }
 
-/// Receives all messages. Returns the numbers of each key in the order of reception.
+/// Receives all messages. Returns the numbers of each key in the order in which they were received.
 async fn receive(endpoint: &str, subscription: &str) -> BTreeMap<String, Vec<u64>> {
     let subscriber = Subscriber::builder()
         .with_endpoint(endpoint)
@@ -135,14 +135,8 @@ async fn googles_rust_client_administers_over_rest() {
         .set_project(format!("projects/{PROJECT}"))
         .set_page_size(1);
     let listed = list.send().await.expect("listed");
-    assert_eq!(
-        listed
-            .topics
-            .iter()
-            .map(|topic| &topic.name)
-            .collect::<Vec<_>>(),
-        [&topic]
-    );
+    let names = listed.topics.iter().map(|topic| &topic.name);
+    assert_eq!(names.collect::<Vec<_>>(), [&topic]);
 
     let get = subscriptions
         .get_subscription()

@@ -1,7 +1,7 @@
 //! Access to the emulator through bare tonic clients, without the behaviour of any client library.
 //!
-//! Every wait has a deadline. When the deadline passes, the test fails and names the missing
-//! condition.
+//! Every wait has a deadline. When the deadline passes, the test fails and says which condition was
+//! not met.
 
 #![allow(dead_code, reason = "each test file uses its part")]
 
@@ -19,7 +19,8 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::transport::{Channel, Endpoint};
 use tonic::{Code, Status, Streaming};
 
-/// The limit of each wait. It is far more than any test needs, for busy machines.
+/// How long each wait may take. This is far more than any test needs, so that tests also pass on
+/// busy machines.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
 
 /// Clients of both services, and the project in which the test creates its resources.

@@ -6,7 +6,7 @@ use decoder::Lsn;
 
 use crate::{DatabaseOrigin, Holder, Severity};
 
-/// The state of a slot.
+/// The state of a slot, as [`judge`](super::judge) finds it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Health {
     /// A session reads from the slot, and the slot is up to date.
@@ -16,34 +16,45 @@ pub enum Health {
         /// The session that reads from the slot; `None` if the server does not report it.
         holder: Option<Holder>,
     },
-    /// A session reads from the slot, but the slot is behind by more than the thresholds allow.
+    /// A session reads from the slot, but the slot lags behind by more than the thresholds allow.
     Lagging(Lag),
     /// No session reads from the slot, so WAL accumulates.
     Inactive(Lag),
-    /// A program that is not a relay reads from the slot, so no relay can.
+    /// A program that is not a relay reads from the slot, so no relay can read from it.
     ReadByStranger {
         /// The lag of the slot.
         lag: Lag,
         /// The session of the program.
         holder: Box<Holder>,
     },
+    /// A relay holds the slot, but it has not polled the server for a while: its process is stopped, or its
+    /// host is cut off or overloaded.
+    HeldBySilentRelay {
+        /// The lag of the slot.
+        lag: Lag,
+        /// The session of the relay.
+        holder: Box<Holder>,
+        /// Time since the last poll.
+        silent: Duration,
+    },
     /// All required WAL is kept, but less than a quarter of the slot's limit is left.
     Reserved(Headroom),
     /// Like `Reserved`, and the server already keeps more WAL than `max_wal_size`.
     Extended(Headroom),
-    /// The next checkpoint may remove required WAL.
+    /// The next checkpoint can remove required WAL.
     Unreserved(Headroom),
     /// Required WAL was removed, so the slot can never be read again.
     Lost,
-    /// The server invalidated the slot for another reason.
+    /// The server invalidated the slot for a reason other than removed WAL.
     Invalidated {
         /// The reason.
         cause: InvalidationCause,
     },
     /// There is no slot of this name.
     Missing,
-    /// The slot is at a position that the relay never confirmed: somebody dropped and created it
-    /// again, or advanced it. Events between the two positions were not streamed.
+    /// The slot is at a position that the relay never confirmed: somebody dropped the slot and
+    /// created it again, or advanced it. PostgreSQL will not stream the events between the two
+    /// positions.
     Recreated {
         /// The last position that the relay confirmed.
         recorded: Lsn,
@@ -62,36 +73,38 @@ pub enum Health {
 /// How far a slot is behind, and how bad that is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Lag {
-    /// Unconfirmed WAL.
+    /// Bytes of unconfirmed WAL.
     pub bytes: u64,
     /// Age of the oldest unconfirmed event, if known.
     pub time: Option<Duration>,
-    /// Severity by the thresholds; [`Severity::Ok`] below all of them.
+    /// Severity according to the thresholds; [`Severity::Ok`] if the lag is below all of them.
     pub severity: Severity,
 }
 
-/// The room left before the slot is lost.
+/// How much more WAL can be written before the slot is lost.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Headroom {
-    /// Bytes of WAL that can still be written; negative when the limit is exceeded, `None` without
-    /// a limit.
+    /// Bytes of WAL that can still be written; negative if the limit is exceeded already, `None` if
+    /// there is no limit.
     pub bytes: Option<i64>,
     /// Bytes of WAL that the slot keeps; `None` when unknown.
     pub kept: Option<u64>,
     /// Whether a relay reads from the slot.
     pub is_read: bool,
-    /// How bad the lag is.
+    /// Severity of the slot's lag.
     pub lag: Severity,
 }
 
 impl Headroom {
-    /// Whether less than a quarter of the WAL that the slot may keep is left.
+    /// Whether less than a quarter of the WAL that the slot may keep is still unused. False if there is
+    /// no limit.
     #[must_use]
     pub fn is_short(&self) -> bool {
         self.is_below_one_in(4)
     }
 
-    /// An error when less than a tenth is left or the lag is an error, otherwise a warning.
+    /// An error if less than a tenth of the WAL that the slot may keep is unused, or if the lag is
+    /// an error. Otherwise a warning.
     #[must_use]
     pub fn severity(&self) -> Severity {
         if self.is_below_one_in(10) {
@@ -112,20 +125,20 @@ impl Headroom {
 /// Why the server invalidated a slot.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum InvalidationCause {
-    /// Vacuum removed catalog rows that decoding needs (on a standby server).
+    /// Vacuum removed catalog rows that decoding needs (only on a standby server).
     RowsRemoved,
     /// `wal_level` was lowered.
     WalLevelInsufficient,
     /// No session read from the slot for longer than `idle_replication_slot_timeout`.
     IdleTimeout,
-    /// A conflict with recovery, which PostgreSQL 16 does not explain further.
+    /// A conflict with recovery on a standby server. PostgreSQL 16 reports no details.
     Conflict,
-    /// Another reason, as a newer server reports it.
+    /// A reason that this version does not know, in the server's words.
     Other(String),
 }
 
 impl Health {
-    /// Name in kebab case, for tests and debugging.
+    /// The name of the state in kebab case, for tests and debugging.
     #[must_use]
     pub const fn name(&self) -> &'static str {
         match self {
@@ -134,6 +147,7 @@ impl Health {
             Self::Lagging(_) => "lagging",
             Self::Inactive(_) => "inactive",
             Self::ReadByStranger { .. } => "read-by-stranger",
+            Self::HeldBySilentRelay { .. } => "held-by-silent-relay",
             Self::Reserved(_) => "reserved",
             Self::Extended(_) => "extended",
             Self::Unreserved(_) => "unreserved",
@@ -150,9 +164,10 @@ impl Health {
     pub fn severity(&self) -> Severity {
         match self {
             Self::Active | Self::StandbyHeld { .. } => Severity::Ok,
-            Self::Lagging(lag) | Self::Inactive(lag) | Self::ReadByStranger { lag, .. } => {
-                lag.severity.max(Severity::Warning)
-            }
+            Self::Lagging(lag)
+            | Self::Inactive(lag)
+            | Self::ReadByStranger { lag, .. }
+            | Self::HeldBySilentRelay { lag, .. } => lag.severity.max(Severity::Warning),
             Self::Reserved(room) | Self::Extended(room) => room.severity(),
             Self::Unreserved(_)
             | Self::Lost
@@ -163,10 +178,10 @@ impl Health {
         }
     }
 
-    /// What to do; `None` when nothing has to be done.
+    /// What an operator should do; `None` if nothing has to be done.
     #[must_use]
     pub fn remedy(&self) -> Option<String> {
-        // The relay's reaction, unless `slot_on_loss` is `stop`.
+        // A started relay recovers by itself, unless `slot_on_loss` is `stop`.
         const RECOVERS: &str = "start the relay: it creates a new slot and publishes unrecorded \
                                 events from the outbox table (`postrider recover --dry-run` lists \
                                 them)";
@@ -178,12 +193,12 @@ impl Health {
             Self::Inactive(_) => "start the relay (`postrider run`); if it will never run again, \
                                   `postrider slot drop` releases the WAL"
                 .to_owned(),
-            Self::ReadByStranger { holder, .. } => format!(
-                "stop the program that reads the slot, or end its session with `select \
-                 pg_terminate_backend({})`; what it has confirmed is gone from the slot, and with full \
-                 records the relay's audit publishes it from the tables",
-                holder.pid
-            ),
+            Self::ReadByStranger { holder, .. } => remedy_for_stranger(holder),
+            Self::HeldBySilentRelay { .. } => "look at the process and the host of the relay: is it stopped, \
+                                               overloaded, or cut off from PostgreSQL? If it does not \
+                                               continue, kill it and start a relay; PostgreSQL frees the \
+                                               slot after wal_sender_timeout at the latest"
+                .to_owned(),
             Self::Reserved(room) | Self::Extended(room) if !room.is_read => {
                 "start the relay (`postrider run`) now; raising max_slot_wal_keep_size (a reload \
                  suffices) gains time if the disk has room"
@@ -215,6 +230,17 @@ impl Health {
         };
         Some(text)
     }
+}
+
+/// What an operator should do if the session `holder`, which is not a relay, reads the slot of a relay.
+#[must_use]
+pub fn remedy_for_stranger(holder: &Holder) -> String {
+    format!(
+        "stop the program that reads the slot, or end its session with `select pg_terminate_backend({})`; \
+         the slot no longer streams the rows that this program has confirmed; with dispatch = full, the \
+         relay's audit publishes them from the tables",
+        holder.pid
+    )
 }
 
 impl InvalidationCause {

@@ -1,3 +1,4 @@
+mod readers;
 mod room;
 
 use super::*;
@@ -37,6 +38,7 @@ fn slot() -> Slot {
         conflicting: None,
         invalidation_reason: None,
         inactive_since: None,
+        inactive_for: None,
         failover: None,
         synced: None,
         server_lsn: Some(Lsn::new(1000)),
@@ -92,6 +94,7 @@ fn a_waiting_relay_sees_the_reader_that_it_stands_by_for() {
         client_addr: None,
         user: None,
         since: None,
+        silent: None,
     };
     let slot = Slot {
         holder: Some(holder.clone()),
@@ -332,52 +335,4 @@ fn time_lag_is_none_until_known_and_zero_when_idle() {
         Some(Duration::ZERO),
         "a server clock ahead of ours"
     );
-}
-
-#[test]
-fn a_slot_that_another_program_reads_is_not_read_by_a_relay() {
-    let read_by = |name: &str| Slot {
-        holder: Some(Holder {
-            pid: 42,
-            application_name: Some(name.to_owned()),
-            client_addr: None,
-            user: None,
-            since: None,
-        }),
-        ..slot()
-    };
-    for viewer in [Viewer::Outside, Viewer::Waiting] {
-        let slot = read_by("pg_recvlogical");
-        let observation = Observation {
-            viewer,
-            time_lag: Some(Duration::from_secs(10_000)),
-            ..seen(&slot)
-        };
-        let health = judged(&observation);
-        assert!(
-            matches!(health, Health::ReadByStranger { .. }),
-            "{health:?}"
-        );
-        assert_eq!(health.severity(), Severity::Error);
-        assert!(
-            health
-                .remedy()
-                .unwrap()
-                .contains("pg_terminate_backend(42)")
-        );
-    }
-    let short = Slot {
-        safe_wal_size: Some(20),
-        retained_bytes: Some(100),
-        wal_status: Some(WalStatus::Reserved),
-        ..read_by("pg_recvlogical")
-    };
-    match judged(&seen(&short)) {
-        Health::Reserved(room) => assert!(!room.is_read),
-        other => panic!("{other:?}"),
-    }
-    // A role that may not see the name of a session sees an empty one.
-    for name in ["postrider a/1:2", ""] {
-        assert_eq!(judged(&seen(&read_by(name))), Health::Active, "{name}");
-    }
 }

@@ -9,7 +9,9 @@ use super::Expectation;
 use crate::slot::get;
 use crate::{Cluster, QualifiedName, Slot, SlotError, slots, sql};
 
-/// The settings that the checks need. The last three exist only from PostgreSQL 16, 17 and 18 on.
+/// The server settings that the checks need. Three of them do not exist in every version:
+/// `reserved_connections` is new in PostgreSQL 16, `synchronized_standby_slots` in 17, and
+/// `idle_replication_slot_timeout` in 18.
 const SETTINGS: [&str; 10] = [
     "wal_level",
     "max_wal_senders",
@@ -23,8 +25,9 @@ const SETTINGS: [&str; 10] = [
     "idle_replication_slot_timeout",
 ];
 
-/// How many times to ask for the backend PID. A pooler may switch backends between two statements,
-/// but does not always do so when no other client is waiting.
+/// Number of times to ask for the backend PID. Different answers prove that a pooler switches
+/// backends between statements. A pooler might not switch while no other client is waiting, so a single
+/// comparison is not enough.
 const PID_READS: usize = 3;
 
 #[derive(Debug, Clone)]
@@ -35,21 +38,22 @@ pub(super) struct Facts {
     pub(super) may_replicate: bool,
     pub(super) may_read_stats: bool,
     pub(super) connections: ConnectionLimits,
-    /// Whether a session reads from the slot. The checks take that session for the relay's own.
+    /// Whether a session reads from the slot. The checks assume that this session is the relay's
+    /// own.
     pub(super) is_read: bool,
     pub(super) wal_senders: i64,
     pub(super) slot_count: i64,
     pub(super) slots: Vec<Slot>,
     pub(super) backend_pids: Vec<i32>,
-    /// In the order of [`Expectation::all_tables`].
+    /// Our role's rights on each table, in the order of [`Expectation::all_tables`].
     pub(super) rights: Vec<TableRights>,
 }
 
-/// Connection limits, and the number of connections of each kind, not counting our own. A negative
-/// limit means no limit.
+/// Connection limits, and how many connections count towards each limit. The connection that reads these
+/// facts is not counted. A negative limit means no limit.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct ConnectionLimits {
-    /// For superusers only the server's limit applies.
+    /// Whether the role is a superuser. If it is, only the server's limit applies.
     pub(super) is_superuser: bool,
     pub(super) role_limit: i64,
     pub(super) of_role: i64,
@@ -68,8 +72,9 @@ pub(super) struct TableRights {
     pub(super) may_select: bool,
     pub(super) may_insert: bool,
     pub(super) may_update: bool,
-    /// Whether row-level security applies to the role.
+    /// Whether row-level security applies to the role, so that some rows can be hidden from it.
     pub(super) hides_rows: bool,
+    pub(super) is_unlogged: bool,
 }
 
 impl Facts {
@@ -136,8 +141,8 @@ impl ServerSettings {
         Ok(Self(pairs.collect::<Result<_, SlotError>>()?))
     }
 
-    /// The value in `pg_settings`, in its base unit; empty when this major version lacks the
-    /// setting.
+    /// The value in `pg_settings`, in the setting's base unit; empty if this major version lacks
+    /// the setting.
     pub(super) fn text(&self, name: &str) -> &str {
         self.0.get(name).map_or("", String::as_str)
     }
@@ -181,6 +186,7 @@ async fn read_rights(
             may_insert: get(row, "may_insert")?,
             may_update: get(row, "may_update")?,
             hides_rows: get(row, "hides_rows")?,
+            is_unlogged: get(row, "is_unlogged")?,
         })
     });
     rights.collect()

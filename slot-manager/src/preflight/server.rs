@@ -1,12 +1,13 @@
-//! Checks of the server: version, primary or standby server, rights of the role, settings, free
-//! connections, and no pooler in between.
+//! Checks of the server: its version, whether it is a primary, the privileges of the role, the
+//! settings, free connections, and whether a pooler is in between.
 
 use super::facts::Facts;
 use super::{CONNECTIONS, NEWEST_MAJOR, OLDEST_MAJOR};
-use crate::{Finding, quoted_identifier};
+use crate::{Finding, SlotName, quoted_identifier};
 
-/// If `max_slot_wal_keep_size` is below this limit, one busy minute can lose the slot: a server can
-/// write 10-100 MB of WAL a second. In MB, the unit of `pg_settings`.
+/// Value of `max_slot_wal_keep_size`, in MB (the unit of `pg_settings`), below which we warn. A
+/// server can write 10 to 100 MB of WAL a second, so with a smaller value one busy minute can lose
+/// the slot.
 const SMALL_KEEP_SIZE_MB: i64 = 1024;
 
 pub(super) fn version(major: u32) -> Finding {
@@ -32,7 +33,7 @@ pub(super) fn version(major: u32) -> Finding {
     )
 }
 
-pub(super) fn check(facts: &Facts) -> Vec<Finding> {
+pub(super) fn check(facts: &Facts, slot: &SlotName) -> Vec<Finding> {
     let mut findings = vec![
         standby(facts),
         wal_level(facts),
@@ -48,7 +49,7 @@ pub(super) fn check(facts: &Facts) -> Vec<Finding> {
         pooler(&facts.backend_pids),
     ];
     findings.extend(idle_slot_timeout(facts));
-    findings.extend(synchronized_standby_slots(facts));
+    findings.extend(synchronized_standby_slots(facts, slot));
     findings
 }
 
@@ -91,8 +92,8 @@ fn replication_right(facts: &Facts) -> Finding {
     )
 }
 
-/// Only a role with the privileges of `pg_read_all_stats` can see what the server has received from a
-/// relay.
+/// Checks whether the relay can see which of its status messages the server has processed last. Without the
+/// privileges of `pg_read_all_stats` it cannot, and then it might notice a lost slot late.
 fn statistics_right(facts: &Facts) -> Finding {
     let role = &facts.role;
     if facts.may_read_stats {
@@ -118,7 +119,7 @@ fn wal_senders(facts: &Facts) -> Finding {
     let what = format!("{used} of {limit} walsenders are in use");
     let remedy = "raise max_wal_senders and restart the server, or end a reader that is not needed";
     match limit - used {
-        // One of the walsenders in use is the relay's own.
+        // One of the walsenders in use is the relay's own, so the relay needs no other.
         _ if facts.is_read => Finding::ok("wal-senders", what),
         ..=0 => Finding::error("wal-senders-used-up", what, remedy),
         _ => Finding::ok("wal-senders", what),
@@ -150,7 +151,7 @@ fn role_limit(facts: &Facts) -> Finding {
     } else {
         connections.role_limit
     };
-    places(
+    connections_left(
         "role-connection-limit",
         &format!("role {role}"),
         limit,
@@ -172,7 +173,7 @@ fn database_limit(facts: &Facts) -> Finding {
         connections.database_limit
     };
     let database = &facts.cluster.database;
-    places(
+    connections_left(
         "database-connection-limit",
         &format!("database {database}"),
         limit,
@@ -192,7 +193,7 @@ fn server_limit(facts: &Facts) -> Finding {
     } else {
         setting("superuser_reserved_connections") + setting("reserved_connections")
     };
-    places(
+    connections_left(
         "postgres-too-many-connections",
         "the server",
         setting("max_connections") - reserved,
@@ -202,9 +203,9 @@ fn server_limit(facts: &Facts) -> Finding {
     )
 }
 
-/// Whether a limit leaves enough connections for a relay. If `is_read`, the relay already has its
-/// connections.
-fn places(
+/// Checks whether a limit leaves enough connections for a relay. If `is_read`, the relay is running
+/// and already has its connections.
+fn connections_left(
     code: &'static str,
     whose: &str,
     limit: i64,
@@ -253,7 +254,7 @@ fn wal_sender_timeout(facts: &Facts) -> Finding {
         Some(0) => Finding::info(
             "wal-sender-timeout-off",
             "wal_sender_timeout is 0: the server never ends a reader that is silent",
-            "set it to 60s; the relay sets its own, but a dead reader can keep another slot in use",
+            "set it to 60s; the relay sets its own timeout, but a dead reader can keep another slot in use",
         ),
         ms => Finding::ok(
             "wal-sender-timeout",
@@ -262,7 +263,7 @@ fn wal_sender_timeout(facts: &Facts) -> Finding {
     }
 }
 
-/// This setting exists in PostgreSQL 18 and newer.
+/// Checks `idle_replication_slot_timeout`. Returns no finding before PostgreSQL 18, which added this setting.
 fn idle_slot_timeout(facts: &Facts) -> Option<Finding> {
     let setting = "idle_replication_slot_timeout";
     let seconds = facts.settings.number(setting)?;
@@ -279,19 +280,22 @@ fn idle_slot_timeout(facts: &Facts) -> Option<Finding> {
     ))
 }
 
-/// This setting exists in PostgreSQL 17 and newer. The stream waits for the standby servers that read
-/// the slots named in the setting. After a promotion the setting often remains on the new primary,
-/// and only the server's log mentions the wait.
-fn synchronized_standby_slots(facts: &Facts) -> Option<Finding> {
+/// Checks `synchronized_standby_slots`, which names slots of standby servers (PostgreSQL 17 and newer). A
+/// failover slot streams a change only after these standby servers have received it. Other slots do not
+/// wait. After a promotion the setting often remains on the new primary, where nobody reads the named
+/// slots. Then the stream stalls, and only the server's own log says why.
+fn synchronized_standby_slots(facts: &Facts, slot: &SlotName) -> Option<Finding> {
     let setting = "synchronized_standby_slots";
     let names: Vec<&str> = facts
         .settings
         .text(setting)
         .split(',')
-        .map(str::trim)
+        .map(|name| name.trim_matches([' ', '"']))
         .filter(|n| !n.is_empty())
         .collect();
-    if names.is_empty() {
+    let slot = facts.slots.iter().find(|s| s.slot_name == slot.as_str());
+    let is_without_failover = slot.is_some_and(|slot| slot.failover == Some(false));
+    if names.is_empty() || is_without_failover {
         return None;
     }
     let stalled: Vec<&str> = names
@@ -312,12 +316,12 @@ fn synchronized_standby_slots(facts: &Facts) -> Option<Finding> {
             "{setting} names {}, which no standby server reads: delivery waits for it",
             stalled.join(", ")
         ),
-        format!("bring the standby server back, or remove the name from {setting} and reload"),
+        format!("start the standby server again, or remove the name from {setting} and reload"),
     ))
 }
 
-/// Can prove that there is a pooler, but not that there is none: an idle pooler may use the same
-/// process each time.
+/// Checks whether a pooler is in between. Several server processes prove that there is one. A single
+/// process proves nothing, because an idle pooler can use the same process each time.
 fn pooler(backend_pids: &[i32]) -> Finding {
     if backend_pids.windows(2).all(|pair| pair[0] == pair[1]) {
         return Finding::ok(

@@ -1,4 +1,5 @@
-//! Checks of the slot: whether it is ours, usable, free, and kept on standby servers.
+//! Checks of the slot: whether it is ours, usable and free, and whether standby servers keep a copy
+//! of it.
 
 use super::facts::Facts;
 use crate::health::{self, Observation, Thresholds, Viewer};
@@ -13,7 +14,10 @@ pub(super) fn check(facts: &Facts, name: &SlotName) -> Vec<Finding> {
         .iter()
         .find(|slot| slot.slot_name == name.as_str())
     else {
-        return vec![missing(facts, name)];
+        // A standby server does not need the slot, because the relay uses the slot on the primary. Another
+        // check reports that this is a standby server.
+        let is_due = !facts.cluster.in_recovery;
+        return is_due.then(|| missing(facts, name)).into_iter().collect();
     };
     if let Err(error) = slot.require_ours() {
         return vec![not_ours(name, &error)];
@@ -68,11 +72,19 @@ fn state(facts: &Facts, slot: &Slot) -> Finding {
                 Some(holder) => format!("slot {name} is read by {holder}"),
                 None => format!("slot {name} is read by another session"),
             },
-            "a relay that is started now stands by, and takes over when that reader ends",
+            "a relay that starts now waits as a standby, and takes over when that session ends",
         ),
         Health::ReadByStranger { holder, .. } => Finding::warning(
             "slot-held",
             format!("slot {name} is read by {holder}, which is not a relay"),
+            &remedy,
+        ),
+        Health::HeldBySilentRelay { holder, silent, .. } => Finding::warning(
+            "slot-held",
+            format!(
+                "slot {name} is held by {holder}, which has not answered for {} s",
+                silent.as_secs()
+            ),
             &remedy,
         ),
         Health::Inactive(_) | Health::Active | Health::Lagging(_) => {

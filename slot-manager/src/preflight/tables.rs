@@ -13,7 +13,7 @@ pub(super) fn check_publication(state: &PublicationState) -> Vec<Finding> {
         .map(|problem| Finding::error(problem.code(), problem.to_string(), problem.remedy()))
         .collect();
     if findings.is_empty() {
-        let what = format!("publication {name} carries every captured table");
+        let what = format!("publication {name} contains every captured table");
         findings.push(Finding::ok("publication", what));
     }
     if state.publication.is_some_and(|p| p.other_changes) {
@@ -33,8 +33,8 @@ pub(super) fn check_rights(facts: &Facts, expectation: &Expectation) -> Vec<Find
     let captured = expectation.tables.len();
     let tables = expectation.all_tables();
     let pairs = tables.into_iter().zip(&facts.rights).enumerate();
-    let findings = pairs.flat_map(|(place, (table, rights))| {
-        let grants = if place < captured {
+    let findings = pairs.flat_map(|(index, (table, rights))| {
+        let grants = if index < captured {
             captured_table(&facts.role, table, rights)
         } else if expectation.dispatch.as_ref() == Some(table) {
             Some(own_table(&facts.role, table, rights, &DISPATCH))
@@ -48,8 +48,9 @@ pub(super) fn check_rights(facts: &Facts, expectation: &Expectation) -> Vec<Find
     findings.flatten().collect()
 }
 
-/// Row-level security does not affect the stream. But a recovery or an audit reads the table, and
-/// PostgreSQL refuses this if a policy could hide rows.
+/// Returns an error if row-level security applies to the role. Row-level security does not affect the
+/// stream. But recoveries and audits read the table, and PostgreSQL refuses their queries if a policy could
+/// hide rows.
 fn hidden_rows(role: &str, table: &QualifiedName, rights: &TableRights) -> Option<Finding> {
     rights.hides_rows.then(|| {
         Finding::error(
@@ -66,7 +67,8 @@ fn hidden_rows(role: &str, table: &QualifiedName, rights: &TableRights) -> Optio
     })
 }
 
-/// A missing captured table is reported by the check of the publication.
+/// Checks whether the role may read a captured table. Returns no finding for a missing table, because the
+/// check of the publication reports that.
 fn captured_table(role: &str, table: &QualifiedName, rights: &TableRights) -> Option<Finding> {
     if !rights.exists {
         return None;
@@ -116,6 +118,14 @@ fn own_table(role: &str, table: &QualifiedName, rights: &TableRights, own: &OwnT
         ("update", rights.may_update || !own.is_updated),
     ];
     match grants(role, table, rights, &wanted) {
+        None if rights.is_unlogged => Finding::warning(
+            "records-unlogged",
+            format!(
+                "table {table} is unlogged: a crash of PostgreSQL or a promotion empties it, and then the relay \
+                 publishes recorded events again"
+            ),
+            format!("alter table {table} set logged"),
+        ),
         None => Finding::ok(own.check, format!("role {role} may write {table}")),
         Some(remedy) => Finding::error(
             "privilege-missing",

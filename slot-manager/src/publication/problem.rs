@@ -1,4 +1,5 @@
-//! The ways in which a publication can fail to carry a captured table, and the SQL that fixes each.
+//! The ways in which a publication can fail to publish a captured table, and the remedy for each of these
+//! problems.
 
 use std::fmt;
 
@@ -9,11 +10,11 @@ use crate::{QualifiedName, quoted_identifier};
 pub enum Problem {
     /// The publication does not exist.
     PublicationMissing {
-        /// Its name.
+        /// The publication's name.
         publication: String,
-        /// The existing tables that it should include.
+        /// The existing tables that the publication should include.
         tables: Vec<QualifiedName>,
-        /// Whether it must publish generated columns, which has to be requested by an option.
+        /// Whether the publication must publish generated columns, which needs an option.
         needs_generated: bool,
     },
     /// Inserts are not published.
@@ -23,17 +24,18 @@ pub enum Problem {
     },
     /// The table does not exist.
     TableMissing {
-        /// Its name.
+        /// The table's name.
         table: QualifiedName,
     },
     /// The table lacks columns that are needed.
     ColumnsMissing {
         /// The table.
         table: QualifiedName,
-        /// The columns.
+        /// The missing columns.
         columns: Vec<String>,
     },
-    /// Rows of the table are stored in tables that inherit from it.
+    /// Rows of the table are stored in tables that inherit from it, and streamed under the names of those
+    /// tables.
     Inherited {
         /// The table.
         table: QualifiedName,
@@ -47,20 +49,21 @@ pub enum Problem {
         /// The partition, or the table itself.
         part: QualifiedName,
     },
-    /// The table is a partition of another captured table, which brings the same rows.
+    /// The table is a partition of another captured table, so the same rows would be captured
+    /// twice.
     CapturedTwice {
         /// The table.
         table: QualifiedName,
-        /// The other table.
+        /// The captured table that contains this table as a partition.
         root: QualifiedName,
     },
     /// Required columns are generated, and the server cannot publish them.
     ColumnsGenerated {
         /// The table.
         table: QualifiedName,
-        /// The columns.
+        /// The generated columns.
         columns: Vec<String>,
-        /// Whether the server would publish them if they were stored.
+        /// Whether the server could publish the columns if they were stored.
         stored_are_published: bool,
     },
     /// The table is partitioned, and rows are published under the names of the partitions.
@@ -87,7 +90,7 @@ pub enum Problem {
         filter: String,
     },
     /// A column list excludes required columns, or required columns are generated and the
-    /// publication does not publish such columns.
+    /// publication does not publish generated columns.
     ColumnsNotPublished {
         /// The publication.
         publication: String,
@@ -95,17 +98,17 @@ pub enum Problem {
         table: QualifiedName,
         /// The excluded columns.
         columns: Vec<String>,
-        /// Whether some of them are generated.
+        /// Whether some of these columns are generated.
         needs_generated: bool,
-        /// Whether a column list excludes them.
+        /// Whether a column list excludes these columns.
         by_list: bool,
     },
 }
 
-/// The option with which PostgreSQL 18 and newer publish stored generated columns.
+/// The option that makes PostgreSQL 18 and newer publish stored generated columns.
 const GENERATED: &str = "publish_generated_columns = stored";
 
-/// SQL that removes the table from the publication and adds it again without filter and column
+/// SQL that removes the table from the publication and adds it again without a filter or a column
 /// list.
 fn added_again(publication: &str, table: &QualifiedName) -> String {
     let publication = quoted_identifier(publication);
@@ -143,26 +146,28 @@ fn creating(publication: &str, tables: &[QualifiedName], needs_generated: bool) 
     )
 }
 
-/// The remedy for a relation, or a partition, whose rows PostgreSQL never streams.
+/// The remedy for a table, or a partition of it, whose rows PostgreSQL never streams.
 fn replacing(table: &QualifiedName, kind: &str, part: &QualifiedName) -> String {
     match (kind, part == table) {
         ("unlogged table", true) => format!(
-            "alter table {part} set logged (create it again if that is refused or it is \
-             partitioned), or take it out of the settings"
+            "alter table {part} set logged (create it again if that is refused or it is partitioned), or \
+             remove it from the settings"
         ),
         ("unlogged table", false) => format!("alter table {part} set logged"),
         (_, true) => {
             format!("name an ordinary or a partitioned table instead of {part} in the settings")
         }
         (_, false) => format!(
-            "alter table {table} detach partition {part}, and attach an ordinary table in its place"
+            "alter table {table} detach partition {part}; create an ordinary table (like {table} including all); copy \
+             the rows of {part} into it with every column, also inserted_xid and seq; then attach it in place of \
+             {part}: the relay delivers the copied rows, and never those that you leave in {part}"
         ),
     }
 }
 
 /// The remedy for generated columns that are not published.
 fn regenerating(table: &QualifiedName, columns: &[String], stored_are_published: bool) -> String {
-    let other = "or name another column in the column mapping";
+    let other = "or name another column in the settings of the table";
     if stored_are_published {
         return format!(
             "drop {} of {table} and add it again as a stored generated column, {other}",
@@ -200,7 +205,7 @@ fn publishing_columns(
 }
 
 impl Problem {
-    /// The code of the error and of the finding.
+    /// The code of the problem, which is the code of the relay's error and of the finding of a check.
     #[must_use]
     pub fn code(&self) -> &'static str {
         match self {
@@ -218,7 +223,8 @@ impl Problem {
         }
     }
 
-    /// The SQL or the change that fixes the problem, to be run as the owner of the publication.
+    /// The SQL or the change that fixes the problem. SQL has to be run as a role that owns both the publication
+    /// and the table.
     #[must_use]
     pub fn remedy(&self) -> String {
         match self {
@@ -248,7 +254,8 @@ impl Problem {
                 "create {table} and run `postrider init --apply`, or correct the setting that names it"
             ),
             Self::ColumnsMissing { table, columns } => format!(
-                "add {} to {table}, or correct the column mapping of that table",
+                "add {} to {table}, or correct `columns` in the settings of that table (\"\" instead of a name means that \
+                 the table has no such column)",
                 comma_separated(columns)
             ),
             Self::Inherited { table } => format!(
@@ -257,7 +264,9 @@ impl Problem {
             ),
             Self::NotStreamed { table, kind, part } => replacing(table, kind, part),
             Self::CapturedTwice { table, root } => {
-                format!("take {table} out of [[tables]]: its rows are delivered with {root}")
+                format!(
+                    "remove {table} from [[tables]]: its rows are delivered with those of {root}"
+                )
             }
             Self::ColumnsGenerated {
                 table,
@@ -288,6 +297,14 @@ impl Problem {
     }
 }
 
+fn why_generated(stored_are_published: bool) -> &'static str {
+    if stored_are_published {
+        "is generated and not stored: such columns are never published"
+    } else {
+        "is generated: generated columns are not published before PostgreSQL 18"
+    }
+}
+
 impl fmt::Display for Problem {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -304,7 +321,8 @@ impl fmt::Display for Problem {
             Self::Inherited { table } => write!(
                 f,
                 "rows of table {table} are stored in tables that inherit from it (or it is a TimescaleDB \
-                 hypertable): they are streamed under their own names, and would never be delivered"
+                 hypertable): PostgreSQL streams such rows under the names of those tables, so they would \
+                 never be delivered"
             ),
             Self::NotStreamed { table, kind, part } if part == table => write!(
                 f,
@@ -325,11 +343,7 @@ impl fmt::Display for Problem {
                 columns,
                 stored_are_published,
             } => {
-                let why = if *stored_are_published {
-                    "is generated and not stored: such columns are never published"
-                } else {
-                    "is generated: generated columns are not published before PostgreSQL 18"
-                };
+                let why = why_generated(*stored_are_published);
                 let columns = columns.join(", ");
                 write!(f, "column {columns} of table {table} {why}")
             }

@@ -1,9 +1,9 @@
-//! Statements on tables, their columns, types, indexes and privileges.
+//! Statements on tables, and on their columns, types, indexes and privileges.
 
 /// Parameters: quoted name of a table or index (text).
 pub(crate) const EXISTS: &str = "select pg_catalog.to_regclass($1) is not null as exists";
 
-/// Parameters: schema and table (text). A generated column is included if a publication sends it,
+/// Parameters: schema and table (text). Includes a generated column if a publication publishes it,
 /// which is possible from PostgreSQL 18 on.
 pub(crate) const STREAMED_COLUMNS: &str = "
 select a.attname::text as name, a.atttypid as type_oid, a.atttypmod as type_modifier
@@ -60,33 +60,42 @@ pub(crate) const SIZE_OF_PARTITIONS: &str = "
 select coalesce(pg_catalog.sum(pg_catalog.pg_relation_size(relid)), 0)::bigint as bytes
 from pg_catalog.pg_partition_tree(pg_catalog.to_regclass($1))";
 
-/// Parameters: quoted table names (text[]), whether reading is enough (bool).
-pub(crate) const HAS_PRIVILEGES: &str = "
-select current_user::text as role, coalesce(pg_catalog.bool_and(
-    pg_catalog.has_table_privilege(name::regclass, 'select')
-    and ($2 or pg_catalog.has_table_privilege(name::regclass, 'delete'))), true) as are_granted
-from pg_catalog.unnest($1) name";
+/// Parameters: schemas, names and privileges (three text[]). Returns one row for each privilege, in the
+/// order of the parameters. Nothing is lacking on a table that does not exist.
+pub(crate) const MISSING_PRIVILEGES: &str = "
+select current_user::text as role,
+       coalesce(not pg_catalog.has_schema_privilege(n.oid, 'USAGE'), false) as lacks_schema,
+       coalesce(not pg_catalog.has_table_privilege(c.oid, w.privilege), false) as lacks_privilege,
+       coalesce(pg_catalog.row_security_active(c.oid), false) as hides_rows
+from unnest($1, $2, $3) with ordinality
+    as w (schema_name, table_name, privilege, place)
+left join pg_catalog.pg_namespace n on n.nspname = w.schema_name
+left join pg_catalog.pg_class c
+       on c.relnamespace = n.oid and c.relname = w.table_name and c.relkind in ('r', 'p')
+order by w.place";
 
-/// Parameters: functions with the types of their arguments (text[]). Functions that do not exist do not count.
+/// Parameters: functions with the types of their arguments (text[]). Ignores functions that do not
+/// exist.
 pub(crate) const MAY_EXECUTE: &str = "
 select current_user::text as role, coalesce(pg_catalog.bool_and(
     pg_catalog.has_function_privilege(pg_catalog.to_regprocedure(name)::oid, 'execute')), true) as are_granted
 from pg_catalog.unnest($1) name";
 
-/// Parameters: role (text). The right to replicate is an attribute of the role or, on Amazon RDS, a
-/// group role.
+/// Parameters: role (text). The right to replicate is an attribute of the role or, on Amazon RDS,
+/// comes with membership in a group role.
 pub(crate) const ROLE_RIGHTS: &str = "
 select r.rolcanlogin as may_log_in, r.rolreplication or r.rolsuper or exists (
     select from pg_catalog.pg_roles g where g.rolname = 'rds_replication'
     and pg_catalog.pg_has_role(r.oid, g.oid, 'member')) as may_replicate
 from pg_catalog.pg_roles r where r.rolname = $1";
 
-/// Parameters: OIDs of types, the columns that have them (oid[], text[]), schema and table (text).
+/// Parameters: OIDs of types and the columns of these types (oid[], text[]), schema and table
+/// (text).
 ///
-/// Only PostgreSQL's own scalar types count as sortable. Arrays and rows do not, because they may contain
-/// values that cannot be sorted. Types outside `pg_catalog` do not, because any user may have created
-/// their operators, in any schema. `regclass` and enums do not, because PostgreSQL cannot parse their text
-/// again after the object or label is renamed.
+/// Only PostgreSQL's own scalar types count as sortable. Arrays and row types do not, because they
+/// can contain values that cannot be sorted. Types outside `pg_catalog` do not, because any user
+/// can have created their operators, in any schema. `regclass` and enums do not, because PostgreSQL
+/// cannot parse their text again after the object or the label was renamed.
 pub(crate) const BASE_TYPES: &str = "
 with recursive asked as (
     select w.type_oid, coalesce(t.oid, a.atttypid) as oid
@@ -121,10 +130,10 @@ select m.type_oid, m.oid as base_oid, pg_catalog.format_type(m.type_oid, null) a
 from made_from m where m.typtype <> 'd'";
 
 /// Parameters: schema, table, the possible `seq` columns in order of preference (text[]), the
-/// version column, and the column that counts as `seq` only if a sequence numbers it.
+/// version column, and the one `seq` column that counts only if a sequence fills it.
 ///
-/// `attmissingval` holds the value that a column has in rows older than the column. Each partition has its
-/// own value.
+/// `attmissingval` is the value of a column in rows that are older than the column. Each partition
+/// has its own value.
 pub(crate) const SHAPE: &str = "
 with root as (
     select c.oid, c.relkind from pg_catalog.pg_class c
@@ -135,10 +144,22 @@ with root as (
     union all
     select t.relid::oid from root, pg_catalog.pg_partition_tree(root.oid) t
     where root.relkind = 'p' and t.isleaf
+), whole_number as (
+    with recursive made_from as (
+        select a.attnum, t.oid, t.typtype, t.typbasetype
+        from root join pg_catalog.pg_attribute a on a.attrelid = root.oid and not a.attisdropped
+        join pg_catalog.pg_type t on t.oid = a.atttypid
+        where a.attnum > 0 and a.attname = any ($3 || $4)
+        union all
+        select d.attnum, t.oid, t.typtype, t.typbasetype
+        from made_from d join pg_catalog.pg_type t on t.oid = d.typbasetype
+        where d.typtype = 'd'
+    )
+    select attnum from made_from where oid in (20, 21, 23)
 ), seq as (
     select a.attname, a.attnum,
            (a.attidentity <> '' or d.adbin is not null) and s.seqincrement = 1 as is_numbered,
-           not a.attnotnull as is_nullable, s.seqcache, wanted.place,
+           not a.attnotnull as is_nullable, s.seqcache, wanted.nth,
            s.seqrelid || '/' || pg_catalog.pg_relation_filenode(s.seqrelid) as numbering,
            exists (select from pg_catalog.pg_index i
                join pg_catalog.pg_class ic on ic.oid = i.indexrelid
@@ -148,9 +169,9 @@ with root as (
                  and (i.indpred is null or pg_catalog.pg_get_expr(i.indpred, i.indrelid)
                       = pg_catalog.format('(%I IS NOT NULL)', a.attname))) as is_indexed
     from root
-    cross join pg_catalog.unnest($3) with ordinality as wanted (name, place)
+    cross join pg_catalog.unnest($3) with ordinality as wanted (name, nth)
     join pg_catalog.pg_attribute a on a.attrelid = root.oid and a.attname = wanted.name
-        and not a.attisdropped and a.atttypid in (20, 21, 23)
+        and a.attnum in (select attnum from whole_number)
     left join pg_catalog.pg_attrdef d on d.adrelid = root.oid and d.adnum = a.attnum
         and pg_catalog.pg_get_expr(d.adbin, d.adrelid) like 'nextval(%'
     left join lateral (
@@ -184,22 +205,28 @@ select root.oid,
            where a.relid <> root.oid) as above,
        (select pg_catalog.string_agg(
            leaf.oid || ':' || pg_catalog.pg_relation_filenode(leaf.oid), ',') from leaf) as files,
+       (select pg_catalog.string_agg(i.inhrelid || ':' || i.xmin, ',')
+           from pg_catalog.pg_inherits i join pg_catalog.pg_partition_tree(root.oid) t
+               on i.inhrelid = t.relid where i.inhrelid <> root.oid) as attached,
        (select max(pg_catalog.pg_relation_size(leaf.oid))
            / pg_catalog.current_setting('block_size')::bigint from leaf) as blocks,
        seq.attname::text as seq_column, seq.is_numbered, seq.seqcache, seq.is_indexed,
        seq.is_nullable, seq.numbering,
+       exists (select from pg_catalog.pg_subscription_rel r
+           where r.srrelid = root.oid or r.srrelid in (
+               select t.relid from pg_catalog.pg_partition_tree(root.oid) t)) as is_subscribed,
        exists (select from pg_catalog.pg_attribute a where a.attrelid = root.oid
            and a.attname = 'seq' and not a.attisdropped) as has_column_seq,
        exists (select from pg_catalog.pg_attribute a where a.attrelid = root.oid
-           and a.attname = $4 and not a.attisdropped and a.atttypid in (20, 21, 23))
+           and a.attname = $4 and a.attnum in (select attnum from whole_number))
            as has_version
 from root
 left join lateral (
     select * from seq
     where seq.attname <> $5 or coalesce(seq.is_numbered, false)
-    order by seq.place limit 1) seq on true";
+    order by seq.nth limit 1) seq on true";
 
-/// The condition that a row of `e` was written before its partition was attached.
+/// A condition: the row `e` was written before its partition was attached.
 pub(crate) const WRITTEN_BEFORE_ATTACHED: &str = "\
     exists ( \
         select from pg_catalog.pg_inherits i \
@@ -208,9 +235,10 @@ pub(crate) const WRITTEN_BEFORE_ATTACHED: &str = "\
           and (pg_catalog.age(e.xmin) > pg_catalog.age(i.xmin) \
                or e.xmin = i.xmin and e.cmin::text::bigint < i.cmin::text::bigint))";
 
-/// Parameters: OIDs of tables (oid[]). A table that does not exist has no row.
+/// Parameters: OIDs of tables (oid[]). Returns no row for a table that does not exist.
 ///
-/// While a partition is being detached, running transactions may still write to it through its root.
+/// While a partition is being detached (`is_pending`), running transactions can still write to it
+/// through its root.
 pub(crate) const FORMER_PARTITIONS: &str = "
 select c.oid, n.nspname::text as schema_name, c.relname::text as name, current_user::text as role,
        coalesce(pg_catalog.has_schema_privilege(n.oid, 'USAGE'), false) as may_use_schema,
@@ -228,3 +256,15 @@ order by c.oid";
 pub(crate) const OID: &str = "
 select c.oid from pg_catalog.pg_class c join pg_catalog.pg_namespace n on n.oid = c.relnamespace
 where n.nspname = $1 and c.relname = $2 and c.relkind in ('r', 'p')";
+
+/// Parameters: OID of a sequence (oid). Returns nothing if the role may not use the sequence.
+pub(crate) const SEQUENCE: &str = "
+select n.nspname::text as schema_name, c.relname::text as name,
+       pg_catalog.has_sequence_privilege(s.seqrelid, 'SELECT') as is_readable,
+       pg_catalog.pg_sequence_last_value(s.seqrelid) as last_value
+from pg_catalog.pg_sequence s
+join pg_catalog.pg_class c on c.oid = s.seqrelid
+join pg_catalog.pg_namespace n on n.oid = c.relnamespace
+where s.seqrelid = $1
+  and pg_catalog.has_schema_privilege(n.oid, 'USAGE')
+  and pg_catalog.has_sequence_privilege(s.seqrelid, 'SELECT, USAGE')";

@@ -1,4 +1,4 @@
-//! Tests of sessions, the slots that they read, and locks.
+//! Tests sessions, the slots that sessions read, and locks.
 
 use slot_manager::activity::{self, LastReply};
 use slot_manager::slots::{self, CreateOptions};
@@ -53,7 +53,7 @@ async fn only_sessions_with_an_open_transaction_are_busy_and_ended() {
     run(&other, &format!("set application_name = '{writer}'")).await;
     let process = activity::own_process(&other).await.expect("process");
     let busy = async || {
-        activity::busy_sessions(&client, &writer)
+        activity::busy_sessions(&client, &writer, "public.written")
             .await
             .expect("count")
     };
@@ -67,11 +67,11 @@ async fn only_sessions_with_an_open_transaction_are_busy_and_ended() {
         (busy().await == 1).then_some(())
     })
     .await;
-    // The transaction is open, but the process waits for its client.
+    // The transaction is open, but its server process only waits for the client.
     assert!(!activity::is_at_work(&client, &process).await.expect("look"));
     let own = activity::own_process(&client).await.expect("process");
     assert!(activity::is_at_work(&client, &own).await.expect("look"));
-    let stranger = activity::session_of_another_role(&client, &writer).await;
+    let stranger = activity::session_of_a_stranger(&client, &writer, "public.written").await;
     assert_eq!(stranger.expect("look"), None);
 
     activity::end_busy_sessions(&client, &writer)
@@ -82,6 +82,43 @@ async fn only_sessions_with_an_open_transaction_are_busy_and_ended() {
     })
     .await;
     assert!(other.batch_execute("select 1").await.is_err());
+}
+
+/// Our role sees neither the state nor the statement of another role's session, so the locks have to show whether
+/// the session is busy.
+#[tokio::test]
+async fn a_session_of_another_role_is_busy_while_it_may_be_writing_the_table() {
+    let (name, client) = new_database().await;
+    let writer = format!("writer of {name}");
+    let [ours, writes, reads] = ["ours", "writer", "reader"].map(|kind| format!("{kind}_{name}"));
+    let roles = format!(
+        "create table public.written (id int); \
+         create role {ours} login; create role {writes} login; create role {reads} login; \
+         grant select, update on public.written to {writes}; \
+         grant select on public.written to {reads}"
+    );
+    run(&client, &roles).await;
+    let url = shared_server().url(&name);
+    let connect_as =
+        async |role: &str| connect(&url.replace("postgres@", &format!("{role}@"))).await;
+    let begin = format!("set application_name = '{writer}'; begin; select from public.written");
+    let (may_write, may_read) = (connect_as(&writes).await, connect_as(&reads).await);
+    run(&may_write, &begin).await;
+    run(&may_read, &begin).await;
+    let looks = connect_as(&ours).await;
+    let busy = async || {
+        let table = "public.written";
+        let busy = activity::busy_sessions(&looks, &writer, table).await;
+        let stranger = activity::session_of_a_stranger(&looks, &writer, table).await;
+        let stranger = stranger.expect("look").and_then(|session| session.role);
+        (busy.expect("count"), stranger)
+    };
+    assert_eq!(busy().await, (1, Some(reads.clone())));
+    run(&may_write, "commit").await;
+    assert_eq!(busy().await, (0, Some(reads.clone())));
+    run(&may_read, "commit").await;
+    run(&client, "drop table public.written").await;
+    run(&client, &format!("drop role {ours}, {writes}, {reads}")).await;
 }
 
 #[tokio::test]

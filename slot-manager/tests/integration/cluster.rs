@@ -1,4 +1,4 @@
-//! Tests that identify clusters.
+//! Tests that clusters are identified correctly.
 
 use scratch_postgres::StopMode;
 use slot_manager::cluster;

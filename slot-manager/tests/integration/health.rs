@@ -1,4 +1,4 @@
-//! Tests states of a slot that only a real server can produce.
+//! Tests those states of a slot that only a real server can produce.
 
 use std::time::{Duration, Instant};
 

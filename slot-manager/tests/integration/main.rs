@@ -1,7 +1,7 @@
 //! Integration tests of slots, publications, tables and checks on real servers.
 //!
-//! `POSTRIDER_PG_BIN` chooses the major version. A test that this version cannot run is skipped,
-//! and says so.
+//! `POSTRIDER_PG_BIN` chooses the major version. A test that cannot run on this version prints that
+//! it is skipped.
 
 mod activity;
 mod cluster;

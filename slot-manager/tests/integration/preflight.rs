@@ -27,6 +27,7 @@ fn expectation(slot: &str) -> Expectation {
         tables: vec![CapturedTable {
             name: QualifiedName::new("outbox", "events"),
             columns: vec!["id".to_owned(), "payload".to_owned()],
+            optional_columns: Vec::new(),
         }],
         dispatch: Some(QualifiedName::new("outbox", "dispatch")),
         relay: QualifiedName::new("outbox", "relay"),
@@ -38,7 +39,7 @@ async fn findings(client: &Client, slot: &str) -> Vec<Finding> {
     check(client, &expectation(slot)).await.expect("check")
 }
 
-/// The finding with this code. If it is missing, the failure shows all findings.
+/// Returns the finding with this code. If there is none, the test fails and shows all findings.
 fn with_code<'a>(findings: &'a [Finding], code: &str) -> &'a Finding {
     findings
         .iter()
@@ -158,7 +159,7 @@ async fn row_level_security_that_applies_to_the_role_is_reported_with_its_remedy
         let sql = format!("alter table outbox.{table} enable row level security");
         run(&client, &sql).await;
     }
-    // The role lacks grants as well; keep only the findings about hidden rows.
+    // The role lacks grants as well, so keep only the findings about hidden rows.
     let hidden = |found: &[Finding]| -> Vec<Finding> {
         let about_rows = found.iter().filter(|finding| {
             finding.code == "privilege-missing" && finding.what.contains("row-level security")
@@ -203,7 +204,8 @@ async fn harmful_settings_are_reported() {
         with_code(&found, "wal-sender-timeout-off").severity,
         Severity::Info
     );
-    // A warning about the server, and an error because the relay's slot cannot be created.
+    // The findings are a warning, because the server has no free slot, and an error, because the relay's
+    // slot cannot be created.
     let used_up = found
         .iter()
         .filter(|f| f.code == "replication-slots-used-up");
@@ -327,12 +329,21 @@ async fn a_standby_slot_without_a_reader_stalls_delivery_from_17_on() {
     );
 
     let name = slot_name("postrider");
+    let options = CreateOptions { failover: false };
+    slots::create(&client, &name, options, PATIENCE)
+        .await
+        .expect("create");
+    let found = findings(&client, "postrider").await;
+    assert!(errors(&found).is_empty(), "{found:#?}");
+    slots::drop(&client, &name).await.expect("drop");
+
     let options = CreateOptions { failover: true };
     slots::create(&client, &name, options, PATIENCE)
         .await
         .expect("create");
     let found = findings(&client, "postrider").await;
     assert_eq!(with_code(&found, "slot-failover").severity, Severity::Ok);
+    assert_eq!(errors(&found), ["synchronized-standby-slots-stalled"]);
 }
 
 #[tokio::test]

@@ -61,10 +61,8 @@ async fn every_kind_of_wal_holder_is_listed_with_a_remedy() {
     assert_eq!(of(WalHolderKind::IdleInTransaction).pid, Some(idle_pid));
     assert_eq!(of(WalHolderKind::Transaction).pid, Some(busy_pid));
     assert_eq!(of(WalHolderKind::OtherSlot).name.as_deref(), Some("older"));
-    assert_eq!(
-        of(WalHolderKind::PreparedTransaction).name.as_deref(),
-        Some("it's half")
-    );
+    let prepared = of(WalHolderKind::PreparedTransaction);
+    assert_eq!(prepared.name.as_deref(), Some("it's half"));
     assert!(
         !listed.iter().any(|h| h.pid == Some(reading_pid)),
         "a transaction that only reads keeps no WAL"
@@ -77,7 +75,7 @@ async fn every_kind_of_wal_holder_is_listed_with_a_remedy() {
         "{old:?}"
     );
 
-    let remedy = of(WalHolderKind::PreparedTransaction).remedy();
+    let remedy = prepared.remedy();
     assert!(
         remedy.contains("in postgres: ") && remedy.contains("rollback prepared 'it''s half'"),
         "{remedy}"
@@ -118,7 +116,7 @@ async fn a_slot_of_another_database_is_named_with_its_database_and_a_command_tha
         remedy.contains("the users of database other_shop"),
         "{remedy}"
     );
-    // The command works in the database of our slot.
+    // The command works in the database of our slot, although the other slot belongs to another database.
     let command = remedy.split('`').nth(1).expect("a command");
     run(&client, command).await;
     let left = holders(&client, &ours, Duration::ZERO).await;

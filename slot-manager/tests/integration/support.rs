@@ -10,7 +10,7 @@ use scratch_postgres::{Builder, ScratchPostgres};
 use slot_manager::SlotName;
 use tokio_postgres::{Client, NoTls};
 
-/// How long any step may take on a machine under load.
+/// How long any step may take. Long enough for a machine under load.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
 pub(crate) fn builder() -> Builder {
@@ -21,7 +21,7 @@ pub(crate) fn builder() -> Builder {
 }
 
 /// The server for all tests that do not disturb each other. A static is never dropped, so the
-/// server's watchdog removes the server when the test process ends.
+/// server's watchdog stops and removes the server when the test process has ended.
 pub(crate) fn shared_server() -> &'static ScratchPostgres {
     static SERVER: OnceLock<ScratchPostgres> = OnceLock::new();
     SERVER.get_or_init(|| builder().start().expect("start the shared server"))
@@ -37,8 +37,8 @@ pub(crate) async fn superuser(server: &ScratchPostgres) -> Client {
     connect(&server.url("postgres")).await
 }
 
-/// Creates a database on the shared server. Returns its name, which is also a valid slot name, and
-/// a connection.
+/// Creates a database on the shared server. Returns the database's name, which is also a valid slot
+/// name, and a connection to it.
 pub(crate) async fn new_database() -> (String, Client) {
     static COUNT: AtomicU32 = AtomicU32::new(0);
     let name = format!("test_{}", COUNT.fetch_add(1, Ordering::Relaxed));
@@ -72,7 +72,7 @@ pub(crate) fn skipped(claim: &str, reason: &str) {
     eprintln!("SKIPPED {claim}: {reason}");
 }
 
-/// Repeats `look` until it returns a value.
+/// Repeats `look` until it returns a value, for at most [`PATIENCE`].
 pub(crate) async fn eventually<T>(what: &str, mut look: impl AsyncFnMut() -> Option<T>) -> T {
     let deadline = Instant::now() + PATIENCE;
     loop {
@@ -84,13 +84,13 @@ pub(crate) async fn eventually<T>(what: &str, mut look: impl AsyncFnMut() -> Opt
     }
 }
 
-/// A walsender that streams from a slot and confirms nothing. Dropping it disconnects.
+/// A walsender that streams from a slot and confirms nothing. Dropping it closes the connection.
 pub(crate) struct Reader {
     stream: TcpStream,
 }
 
 impl Reader {
-    /// Takes the slot. Returns once the server streams.
+    /// Starts to read from the slot. Returns once the server streams.
     pub(crate) fn start(server: &ScratchPostgres, database: &str, slot: &str) -> Self {
         let stream = TcpStream::connect((server.host(), server.port())).expect("connect");
         stream.set_read_timeout(Some(PATIENCE)).expect("timeout");

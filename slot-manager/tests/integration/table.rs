@@ -1,7 +1,7 @@
-//! Tests what the catalog says about captured tables, and the privileges on them.
+//! Tests what the catalog says about captured tables and about the privileges on them.
 
 use decoder::Oid;
-use slot_manager::privileges::{self, NeededPrivileges};
+use slot_manager::privileges::{self, TableNeed};
 use slot_manager::table_shape::{self, InsertedXid, ShapeColumns, TableShape};
 use slot_manager::{QualifiedName, column_types, table};
 use tokio_postgres::Client;
@@ -208,23 +208,33 @@ async fn privileges_are_those_of_the_current_role() {
         ),
     )
     .await;
-    let tables = [events().to_string()];
-    for (needed, are_granted) in [
-        (NeededPrivileges::Select, true),
-        (NeededPrivileges::SelectAndDelete, false),
-    ] {
-        let own = privileges::on_tables(&client, &tables, needed)
-            .await
-            .expect("privileges");
-        assert_eq!(
-            (own.role.as_str(), own.are_granted),
-            (role.as_str(), are_granted)
-        );
-    }
-    let missing = ["shop.none".to_owned()];
-    let error = privileges::on_tables(&client, &missing, NeededPrivileges::Select).await;
-    let error = error.expect_err("there is no such table");
-    assert_eq!(error.sqlstate().map(|state| state.code()), Some("42P01"));
+    let needs = |privileges| {
+        let tables = [events(), QualifiedName::new("shop", "none")];
+        tables.map(|table| TableNeed { table, privileges })
+    };
+    let missing = async |privileges| {
+        let missing = privileges::missing_grants(&client, &needs(privileges)).await;
+        missing.expect("privileges")
+    };
+    assert_eq!(missing(&["SELECT"]).await, Vec::<String>::new());
+    let grant = format!("GRANT INSERT, DELETE ON shop.\"Events\" TO {role}");
+    assert_eq!(
+        missing(&["SELECT", "INSERT", "DELETE"]).await,
+        std::slice::from_ref(&grant)
+    );
+    run(
+        &client,
+        &format!(
+            "reset role; {grant}; alter table shop.\"Events\" enable row level security; \
+             revoke usage on schema shop from {role}; set role {role}"
+        ),
+    )
+    .await;
+    let remaining = [
+        format!("GRANT USAGE ON SCHEMA shop TO {role}"),
+        format!("ALTER ROLE {role} BYPASSRLS"),
+    ];
+    assert_eq!(missing(&["SELECT", "INSERT", "DELETE"]).await, remaining);
 
     let rights = privileges::of_role(&client, &role).await.expect("rights");
     let rights = rights.map(|rights| (rights.may_log_in, rights.may_replicate));

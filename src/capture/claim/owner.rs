@@ -1,24 +1,27 @@
 //! Refuses tables whose rows a relay on another slot publishes.
 //!
-//! The other slot may have captured the same table, a partition of the table, or a table of which the
-//! table is a partition. In each case both relays would publish the same rows.
+//! The other slot may have captured the same table, one of its partitions, or a partitioned table that
+//! contains it. In each case both relays would publish the same rows.
 
-use slot_manager::SlotName;
+use slot_manager::publication::PublicationState;
+use slot_manager::{QualifiedName, SlotName};
 
-use super::{FoundTable, matched};
+use super::{FoundTable, known_by_name, matched, relatives};
 use crate::error::{Code, Error, Result};
-use crate::store::capture_record::CaptureRecord;
+use crate::postgres::Sql;
+use crate::store::capture_record::{self, CaptureRecord};
 
 /// Returns the records of the tables and of their partitions.
 pub(crate) fn with_partitions<'r>(
     found: &[FoundTable],
     records: &'r [CaptureRecord],
+    slot: &SlotName,
 ) -> Vec<&'r CaptureRecord> {
     let is_partition = |record: &&CaptureRecord| {
         let mut found = found.iter();
         found.any(|found| found.shape.below.contains(&record.oid))
     };
-    let own = matched(found, records).into_iter().flatten();
+    let own = matched(found, records, slot).into_iter().flatten();
     own.chain(records.iter().filter(is_partition)).collect()
 }
 
@@ -32,28 +35,65 @@ pub(crate) fn refuse_others(
     slot: &SlotName,
 ) -> Result<()> {
     refuse_partial_overlap(found, records, slot)?;
-    let owned = with_partitions(found, records);
+    let owned = with_partitions(found, records, slot);
     let other = owned
         .into_iter()
         .find(|record| record.slot != slot.as_str());
     let Some(other) = other else { return Ok(()) };
-    let what = captured_through(other, slot);
     let is_above = |found: &&FoundTable| found.shape.below.contains(&other.oid);
-    Err(match found.iter().find(is_above) {
-        None => Error::new(Code::TableCaptured, what),
-        Some(FoundTable { table, .. }) => Error::new(
-            Code::TableCaptured,
-            format!("{what}, because it is a partition of {table}"),
-        )
-        .hint(
-            "detach the partition; if the relay of that slot is gone for good: `postrider recover --adopt`",
-        ),
-    })
+    let root = found.iter().find(is_above).map(|found| &found.table);
+    Err(refused(other, slot, root))
 }
 
-/// Refuses tables that share rows with a table of another slot, if this relay could not take over all
-/// rows of that table: the other table is larger than ours, or ours has no record yet. Without a record,
-/// rows that the other relay has not delivered would count as older than the capture.
+/// Refuses to continue a session if another slot has captured one of the tables, or a table that is now one of
+/// their partitions. `state` has the tables of the session and their partitions. Unlike [`refuse_others`], reads no
+/// catalog, because the supervisor calls this every few seconds.
+///
+/// # Errors
+/// `table-captured`; errors of a statement.
+pub(crate) async fn refuse_attached(
+    sql: &Sql,
+    slot: &SlotName,
+    state: &PublicationState,
+) -> Result<()> {
+    let records = capture_record::read(&**sql).await?;
+    for other in records.iter().filter(|other| other.slot != slot.as_str()) {
+        let mut tables = state.tables.iter();
+        if let Some(table) = tables.find(|table| table.oids().any(|oid| oid == other.oid)) {
+            let is_below = table.oid != Some(other.oid);
+            return Err(refused(other, slot, is_below.then_some(&table.wanted.name)));
+        }
+    }
+    Ok(())
+}
+
+/// The error for a table of another slot. `root` is our table, if the other table is a partition of it.
+fn refused(other: &CaptureRecord, slot: &SlotName, root: Option<&QualifiedName>) -> Error {
+    let what = captured_through(other, slot);
+    let Some(root) = root else {
+        return Error::new(Code::TableCaptured, what);
+    };
+    let part = &other.table;
+    Error::new(
+        Code::TableCaptured,
+        format!("{what}, because it is a partition of {root}"),
+    )
+    .hint(format!(
+        "detach partition {part} from its parent table, and a relay that was running continues by itself; if the \
+         relay of slot \"{}\" is gone for good: `postrider recover --adopt`",
+        other.slot
+    ))
+}
+
+/// Refuses tables that share rows with a table of another slot, if this relay cannot take over all rows
+/// of that other table. This is so if one of the two tables is a partition of the other, and our table does
+/// not belong to our slot yet. Without a record, rows that the other relay has not delivered would count as
+/// older than the start of capturing, and would never be published. Also refuses a table that would have to
+/// take over several records.
+///
+/// If each of the two tables belonged to its slot before one was attached to the other, the relay of the
+/// partitioned table is refused ([`refuse_others`]), and the relay of the partition continues: it owns the rows
+/// of the partition, and delivers them in their order.
 ///
 /// # Errors
 /// `table-captured`.
@@ -62,10 +102,14 @@ pub(crate) fn refuse_partial_overlap(
     records: &[CaptureRecord],
     slot: &SlotName,
 ) -> Result<()> {
-    for (found, known) in found.iter().zip(matched(found, records)) {
+    let known = known_by_name(found, records);
+    refuse_several(found, &known, records, slot)?;
+    for (found, known) in found.iter().zip(known) {
         let shape = &found.shape;
         let is_partial = |record: &&CaptureRecord| {
-            shape.above.contains(&record.oid)
+            let is_ours =
+                known.is_some_and(|known| known.slot == slot.as_str() && known.oid == shape.oid);
+            !is_ours && shape.above.contains(&record.oid)
                 || known.is_none() && shape.below.contains(&record.oid)
         };
         let mut others = records.iter().filter(|record| record.slot != slot.as_str());
@@ -81,6 +125,38 @@ pub(crate) fn refuse_partial_overlap(
                 other.slot, other.table
             )));
         }
+    }
+    Ok(())
+}
+
+/// Refuses a table that shares rows with several earlier tables of this slot. Their records have different
+/// bounds and identities, so no single record is right for all their rows.
+fn refuse_several(
+    found: &[FoundTable],
+    known: &[Option<&CaptureRecord>],
+    records: &[CaptureRecord],
+    slot: &SlotName,
+) -> Result<()> {
+    let new = found.iter().zip(known).filter(|(_, known)| known.is_none());
+    for (found, _) in new {
+        let earlier = relatives::of(found, known, records, slot);
+        if earlier.len() < 2 {
+            continue;
+        }
+        let names: Vec<String> = earlier
+            .iter()
+            .map(|record| record.table.to_string())
+            .collect();
+        let what = format!(
+            "table {} shares rows with {}, which slot \"{slot}\" has captured: each of these tables has its own \
+             capture record, and the new table can take over only one of them",
+            found.table,
+            names.join(" and ")
+        );
+        return Err(Error::new(Code::TableCaptured, what).hint(
+            "go back to the earlier settings until every row is published: docs/reference/errors/table-captured.md \
+             explains how the new table is captured after that",
+        ));
     }
     Ok(())
 }

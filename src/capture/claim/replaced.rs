@@ -1,14 +1,16 @@
-//! Updates the capture record of a table that was renamed, or that was replaced by another table of the same
-//! name. Decides whether the other table is a copy.
+//! Updates the capture record of a table that was renamed, or that was replaced by another table of the
+//! same name. If the table was replaced, decides whether the new table is a copy of the old one.
 //!
-//! The decision matters only if ids are numbered and the table has no column `inserted_xid`. A copy keeps
-//! the event ids. A table that was created again may number its rows from 1 again, so its rows need other
-//! event ids. With the ids of earlier rows, the relay would take them for published rows. The same is true
-//! of a restored backup: it lacks the latest rows, so new rows get their ids.
+//! The decision matters only if ids are numbered and the table has no column `inserted_xid`. Rows of a
+//! copy keep their event ids. A table that was created again may number its rows from 1 again, so its
+//! rows need other event ids: with the event ids of earlier rows, the relay would mistake them for
+//! published rows. A restored backup has the same problem: it lacks the latest rows, so new rows get the
+//! ids of the lost rows.
 //!
-//! So this module looks for the rows of the newest records. In a copy, each of these rows exists, with the
-//! same key and topic, and with a time that is not later than the record. If in doubt, the rows get other
-//! event ids, because repeating events is better than losing them.
+//! So this module looks for the rows of the newest dispatch rows. In a copy, each of these rows exists,
+//! with the same key and topic, and with a time that is not later than the commit time in the dispatch
+//! row. If in doubt, the rows get other event ids, because sending events again is better than losing
+//! them.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -32,10 +34,10 @@ use crate::store::dispatch::history::{self, RecordedRow};
 /// Maximum number of records whose rows are compared.
 const COMPARED: usize = 1_000;
 
-/// Whether the rows of a table that has the name of a captured table were copied from that captured table.
+/// Whether the rows of a table that replaced a captured table were copied from that captured table.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum RowOrigin {
-    /// The rows of this number of records are in the table. These are the newest records.
+    /// The table is a copy: it contains the rows of this many records, which are the newest records.
     Copy(usize),
     /// The rows are new, or nothing proves that they are copies. The text says why.
     New(String),
@@ -51,9 +53,9 @@ impl fmt::Display for RowOrigin {
             ),
             Self::New(why) => write!(
                 f,
-                "the rows of the table get other event ids than the rows of the earlier table, because {why}; if \
-                 the table is a copy, its rows are published again. With a column inserted_xid (`postrider init \
-                 --apply`), the relay recognises copied rows"
+                "the rows of the table get event ids that differ from those in the earlier table, because \
+                 {why}; if the table is a copy, its rows are published again. With a column inserted_xid \
+                 (`postrider init --apply`), the relay recognises copied rows"
             ),
         }
     }
@@ -63,7 +65,7 @@ impl fmt::Display for RowOrigin {
 /// event ids depend on the origin.
 ///
 /// # Errors
-/// Errors of a statement; those of [`TableReader::resolve`].
+/// Errors of a statement and of [`TableReader::resolve`].
 pub(super) async fn brought_up(
     sql: &Sql,
     settings: &TableSettings,
@@ -112,8 +114,8 @@ pub(super) async fn brought_up(
     Ok((record, origin))
 }
 
-/// Compares the newest records with their rows, under the assumption that the table is a copy. Returns
-/// `None` if the ids are uuids.
+/// Compares the newest records with their rows. `captured` has the id suffixes that are right if the
+/// table is a copy. Returns `None` if the ids are uuids, because uuids need no decision.
 async fn origin(
     sql: &Sql,
     settings: &TableSettings,
@@ -130,12 +132,12 @@ async fn origin(
     };
     let id = table::lookup_column(sql, captured.shape.oid, reader.id_column()).await?;
     if !reader.finds_ids_by_index() || id.is_none_or(|id| !id.is_indexed) {
-        return new("no index leads to the rows of known ids");
+        return new("no index finds a row by its id");
     }
     let records = history::newest_of_table(sql, prefix, COMPARED).await?;
     let records = of_event_ids(records, &reader, &EventUuids::new(&captured.identity()));
     if records.is_empty() {
-        return new("no recent record is of a row under the same event id");
+        return new("no recent record belongs to a row with the same event id");
     }
     let statement = format!(
         "{select} where {}",
@@ -143,7 +145,7 @@ async fn origin(
     );
     let answer = match sql.simple_query(&statement).await {
         Ok(answer) => answer,
-        // Other errors decide nothing: the relay tries again.
+        // These errors do not show whether the table is a copy, so the relay tries again.
         Err(error) if error.code() == Some(&SqlState::INSUFFICIENT_PRIVILEGE) => {
             let hint = format!("GRANT SELECT ON {} TO <relay user>", settings.table);
             return Err(Error::from(error).hint(hint));
@@ -164,8 +166,8 @@ async fn origin(
     Ok(Some(judge(&rows, &records)))
 }
 
-/// Keeps the records with the event ids that the rows have if the table is a copy. Other records are of
-/// rows with `inserted_xid`, or of earlier tables.
+/// Keeps only the records whose event ids are the ids that the rows have if the table is a copy. The
+/// other records belong to rows with `inserted_xid`, or to earlier tables.
 fn of_event_ids(
     records: Vec<RecordedRow>,
     reader: &TableReader,
@@ -191,13 +193,14 @@ fn cannot_be_compared(error: &PgError) -> bool {
     is_of_a_value(error) && error.code() != Some(&SqlState::OUT_OF_MEMORY)
 }
 
-/// A row of the table, as far as it is compared with a record.
+/// The values of a table row that are compared with its record.
 #[derive(Debug)]
 struct ComparedRow {
     id: Uuid,
     /// The topic and the ordering key; `None` if the row cannot become a message.
     stream: Option<(String, String)>,
-    /// RFC 3339 in UTC, with milliseconds; empty for no time and for an infinite time.
+    /// When the event happened: RFC 3339 in UTC, with milliseconds. Empty if the row has no time or an
+    /// infinite time.
     happened_at: String,
 }
 
@@ -218,10 +221,10 @@ impl ComparedRow {
         })
     }
 
-    /// Why this is not the row of the record; `None` if it may be its row.
+    /// Returns why this row cannot be the row of the record, or `None` if it can.
     fn differs_from(&self, found: &RecordedRow) -> Option<&'static str> {
         let last = |topic: &str| topic.rsplit('/').next().map(str::to_owned);
-        // An event in quarantine has no topic in its record if it could not become a message.
+        // The record of a quarantined event has no topic if the row could not become a message.
         if let Some(topic) = &found.topic {
             let is_same = self.stream.as_ref().is_some_and(|(own, key)| {
                 last(own) == last(topic)
@@ -231,14 +234,14 @@ impl ComparedRow {
                 return Some("another key or topic than its record");
             }
         }
-        // Both texts have the same form, so their order is the order of the times.
+        // Both texts have the same format, so comparing the texts compares the times.
         let is_older =
             !self.happened_at.is_empty() && self.happened_at <= found.record.committed_at;
         (!is_older).then_some("a later time than its record, or no time")
     }
 }
 
-/// Decides from the newest records and the rows with their event ids.
+/// Decides whether the rows with the event ids of the newest records were copied.
 fn judge(rows: &[ComparedRow], records: &[RecordedRow]) -> RowOrigin {
     let mut by_id: HashMap<Uuid, Vec<&ComparedRow>> = HashMap::new();
     for row in rows {
@@ -290,10 +293,10 @@ mod tests {
         let records = [record(1, "a"), record(2, "b")];
         let rows = [row(1, "a", BEFORE), row(2, "b", BEFORE)];
         assert!(is_copy(&rows, &records));
-        // Undelivered rows have no record.
+        // Undelivered rows have no record, so the table may have more rows than there are records.
         let [first, second] = rows;
         assert!(is_copy(&[first, second, row(3, "a", AFTER)], &records));
-        // The row of an event in quarantine need not become a message.
+        // A quarantined event may belong to a row that cannot become a message.
         let mut refused = record(3, "");
         (refused.topic, refused.ordering_key) = (None, None);
         let mut unmappable = row(3, "", BEFORE);

@@ -1,5 +1,10 @@
 //! Tests how tables and records are matched, and which slot may claim a table.
 
+use std::collections::HashMap;
+
+use outbox_event::{EventUuids, TableIdentity};
+use proptest::prelude::*;
+
 use super::*;
 use crate::capture::shape::Shape;
 
@@ -22,6 +27,9 @@ fn record(identity: &str, table: &str, oid: u32) -> CaptureRecord {
         id_suffixes: IdSuffixes::first(1),
         detached: Vec::new(),
         unread: std::collections::BTreeMap::new(),
+        recovery_progress: None,
+        uncaptured: std::collections::BTreeMap::new(),
+        is_adopted: false,
     }
 }
 
@@ -32,6 +40,7 @@ fn found(table: &str, oid: u32) -> FoundTable {
             oid,
             has_inserted_xid: true,
             unfit_inserted_xid: None,
+            is_subscribed: false,
             has_column_seq: false,
             missing_xids: Vec::new(),
             partitions: String::new(),
@@ -39,6 +48,7 @@ fn found(table: &str, oid: u32) -> FoundTable {
             below: Vec::new(),
             above: Vec::new(),
             files: String::new(),
+            attached: String::new(),
             blocks: 0,
             seq: None,
             version: None,
@@ -47,7 +57,7 @@ fn found(table: &str, oid: u32) -> FoundTable {
 }
 
 fn identities(found: &[FoundTable], records: &[CaptureRecord]) -> Vec<Option<String>> {
-    let known = matched(found, records);
+    let known = matched(found, records, &"postrider".parse().unwrap());
     known
         .iter()
         .map(|known| known.map(|known| known.identity.clone()))
@@ -76,6 +86,59 @@ fn a_table_is_recognised_by_its_oid_or_otherwise_by_its_name() {
 }
 
 #[test]
+fn a_table_takes_over_the_record_of_an_earlier_table_of_its_partition_tree() {
+    let slot = "postrider".parse().unwrap();
+    let earlier = |record: CaptureRecord, found: FoundTable| {
+        let records = [record];
+        refuse_others(std::slice::from_ref(&found), &records, &slot).unwrap();
+        identities(&[found], &records)
+    };
+    let new = |change: fn(&mut Shape)| {
+        let mut new = found("a.new", 9);
+        new.shape.partitions = "9".to_owned();
+        change(&mut new.shape);
+        new
+    };
+    let record = record("a.x", "a.x", 1);
+    let with_partition = CaptureRecord {
+        partitions: Some("7,9".to_owned()),
+        ..record.clone()
+    };
+    let with_former = CaptureRecord {
+        detached: vec![7],
+        ..record.clone()
+    };
+    let taken = [some("a.x")];
+    let below = |shape: &mut Shape| shape.below = vec![1];
+    assert_eq!(earlier(record.clone(), new(below)), taken, "to the root");
+    let above = |shape: &mut Shape| shape.above = vec![5, 1];
+    assert_eq!(earlier(record.clone(), new(above)), taken, "to a partition");
+    let same = |_: &mut Shape| {};
+    assert_eq!(earlier(with_partition, new(same)), taken, "detached");
+    let leaf = |shape: &mut Shape| shape.partitions = "7,8".to_owned();
+    assert_eq!(earlier(with_former, new(leaf)), taken, "by a partition");
+    assert_eq!(earlier(record.clone(), new(same)), [None], "no such rows");
+    // A record that a configured table has is not taken over.
+    let both = [found("a.x", 1), new(below)];
+    let records = [record];
+    assert_eq!(identities(&both, &records), [some("a.x"), None]);
+}
+
+/// One record cannot be right for the rows of both earlier tables.
+#[test]
+fn a_table_with_the_rows_of_several_earlier_tables_is_refused() {
+    let slot = "postrider".parse().unwrap();
+    let mut new = found("a.new", 9);
+    new.shape.below = vec![1, 2];
+    let records = [record("a.x", "a.x", 1), record("a.y", "a.y", 2)];
+    let refused = refuse_others(std::slice::from_ref(&new), &records, &slot).unwrap_err();
+    assert_eq!(refused.code(), Code::TableCaptured);
+    assert!(refused.what().contains("a.x and a.y"), "{refused}");
+    let both = [new, found("a.x", 1)];
+    refuse_others(&both, &records, &slot).unwrap();
+}
+
+#[test]
 fn partitions_added_since_the_floor_was_raised_are_new() {
     let mut captured = Captured {
         record: record("a.x", "a.x", 1),
@@ -96,6 +159,37 @@ fn two_tables_that_swap_their_names_keep_their_identities() {
     let records = [record("a.x", "a.x", 1), record("a.y", "a.y", 2)];
     let swapped = [found("a.x", 2), found("a.y", 1)];
     assert_eq!(identities(&swapped, &records), [some("a.y"), some("a.x")]);
+}
+
+proptest! {
+    /// Tables with the column `inserted_xid`, tables without it, and tables without it that were created again.
+    #[test]
+    fn different_rows_of_different_tables_have_different_event_ids(
+        names in proptest::collection::vec("[ab]\\.[ab]?[:@#%.]?[1b]?[:@]?[17]?", 2..5),
+        ids in proptest::collection::vec("[1b]?[:@.]?[17b]?[:@]?[17]", 2..5),
+        xid in 1..3_u64,
+        has_xid in proptest::bool::ANY,
+    ) {
+        let mut records: Vec<CaptureRecord> = Vec::new();
+        let mut seen: HashMap<uuid::Uuid, (usize, usize, String)> = HashMap::new();
+        for (n, name) in names.iter().enumerate() {
+            let (schema, name) = name.split_once('.').unwrap();
+            let table = QualifiedName { schema: schema.into(), name: name.into() };
+            let identity = identity(&table, &records);
+            records.push(CaptureRecord { identity: identity.clone(), ..record("x", "a.x", 1) });
+            let xid = has_xid.then(|| xid.to_string());
+            for suffix in if has_xid { ["", ""] } else { ["", "@17"] } {
+                let of = TableIdentity::new(&identity).with_suffix(suffix);
+                let uuids = EventUuids::new(&of);
+                for (m, id) in ids.iter().enumerate().filter(|(m, id)| !ids[..*m].contains(id)) {
+                    let uuid = uuids.event_uuid(id, xid.as_deref());
+                    let row = (n, m, suffix.to_owned());
+                    let earlier = seen.insert(uuid, row.clone());
+                    prop_assert!(earlier.as_ref().is_none_or(|earlier| *earlier == row), "{earlier:?} {row:?}");
+                }
+            }
+        }
+    }
 }
 
 #[test]
@@ -157,7 +251,27 @@ fn a_table_with_a_partition_of_another_slot_is_refused_and_adopts_it_if_it_has_a
     records.push(ours);
     assert!(refuse_others(&found, &records, &slot).is_err());
     assert!(refuse_partial_overlap(&found, &records, &slot).is_ok());
-    let owned = with_partitions(&found, &records);
+    let owned = with_partitions(&found, &records, &"postrider".parse().unwrap());
     let identities = owned.iter().map(|record| record.identity.as_str());
     assert_eq!(identities.collect::<Vec<_>>(), ["a.x", "a.x_1"]);
+}
+
+#[test]
+fn a_partition_that_belongs_to_our_slot_stays_ours_when_another_slot_captures_the_root() {
+    let [_, partition] = tree();
+    let (found, slot) = ([partition], "postrider".parse().unwrap());
+    let root = CaptureRecord {
+        slot: "other".into(),
+        ..record("a.x", "a.x", 1)
+    };
+    let ours = record("a.x_1", "a.x_1", 2);
+    assert!(refuse_others(&found, &[root.clone(), ours.clone()], &slot).is_ok());
+    let anothers = CaptureRecord {
+        slot: "third".into(),
+        ..ours
+    };
+    for refuse in [refuse_others, refuse_partial_overlap] {
+        let records = [root.clone(), anothers.clone()];
+        assert!(refuse(&found, &records, &slot).is_err());
+    }
 }

@@ -1,27 +1,34 @@
-//! A captured table as the stream needs it. The log may have rows of earlier tables with the same name.
+//! What the intake must know about a captured table to map its rows. The WAL may also contain rows of
+//! earlier tables with the same name.
 
 use decoder::{Oid, OwnedColumn, OwnedRelation};
 use outbox_event::TableIdentity;
+use slot_manager::QualifiedName;
 
+use super::{Intake, unknown};
+use crate::error::{Code, Error, Result};
 use crate::mapping::{INSERTED_XID, TableSettings};
 use crate::store::capture_record::IdSuffixes;
 
-/// A table of the settings, with the properties that the stream needs.
+/// A configured table, with the properties that the intake needs.
 #[derive(Debug)]
 pub(crate) struct Streamed {
     pub(crate) settings: TableSettings,
     /// The table's current OID.
     pub(crate) oid: Oid,
     pub(crate) identity: TableIdentity,
-    /// The suffixes in the event ids of earlier tables in the log. `None` if all tables have the same event
-    /// ids.
+    /// The suffixes in the event ids of earlier tables of this name. `None` if rows of earlier tables get
+    /// event ids without a suffix of their own, as in a benchmark.
     pub(crate) id_suffixes: Option<IdSuffixes>,
     /// Whether every row has a value in `inserted_xid`, so that event ids may depend on that value.
     pub(crate) always_has_inserted_xid: bool,
+    /// The columns that the table had when the session began.
+    pub(crate) columns: Vec<String>,
 }
 
 impl Streamed {
-    /// The name in event ids for the table with this OID, which may be an earlier table of the same name.
+    /// The identity from which event ids of the table with this OID are computed. The table may be an
+    /// earlier table of the same name.
     pub(super) fn identity_of(&self, relation: Oid) -> TableIdentity {
         match &self.id_suffixes {
             Some(suffixes) if relation != self.oid => {
@@ -31,11 +38,59 @@ impl Streamed {
         }
     }
 
-    /// Whether the identity in the event ids of a relation's rows is known. The caller needs it only if the
-    /// ids are not uuids.
+    /// Whether an optional column may have been renamed since the rows of this description were inserted: the
+    /// description lacks a column that the settings use if the table has it, and has a column that the table did not
+    /// have when the session began.
+    pub(super) fn may_be_renamed(&self, relation: &OwnedRelation) -> bool {
+        let optional = self.settings.optional_columns();
+        relation.oid == self.oid
+            && !optional.iter().all(|name| has(relation, name))
+            && !relation
+                .columns
+                .iter()
+                .all(|column| self.columns.contains(&column.name))
+    }
+
+    /// Returns an error if the rows of this description were inserted before somebody renamed an optional column.
+    /// `now` has the columns that the table has now. Without the error, such rows would be published without the
+    /// renamed column.
+    ///
+    /// A rename keeps the type and the place of the column. So an optional column that the description lacks was
+    /// renamed if, in the description, a column of the same type that is gone now stands behind the same column.
+    /// Otherwise the optional column was added, and is missing from the older rows rightly.
+    pub(super) fn refuse_renamed(
+        &self,
+        relation: &OwnedRelation,
+        now: &[OwnedColumn],
+    ) -> Result<()> {
+        let optional = self.settings.optional_columns();
+        let kept = |column: &OwnedColumn| {
+            has_column(&relation.columns, &column.name) && has_column(now, &column.name)
+        };
+        let new = with_predecessors(now, kept)
+            .filter(|(column, _)| optional.contains(&column.name) && !has(relation, &column.name));
+        let mut renamed = new.filter_map(|(new, behind)| {
+            let gone = |(old, old_behind): &(&OwnedColumn, Option<&str>)| {
+                !has_column(now, &old.name) && old.type_oid == new.type_oid && *old_behind == behind
+            };
+            let (old, _) = with_predecessors(&relation.columns, kept).find(gone)?;
+            Some((old, new))
+        });
+        let Some((old, new)) = renamed.next() else {
+            return Ok(());
+        };
+        let what = format!(
+            "PostgreSQL sends rows of table {} from before somebody renamed the column {:?} to {:?}",
+            self.settings.table, old.name, new.name
+        );
+        Err(Error::new(Code::ColumnMissing, what))
+    }
+
+    /// Whether it is known which identity the event ids of this relation's rows must have. This matters
+    /// only if the ids are not uuids.
     pub(super) fn is_certain(&self, relation: &OwnedRelation) -> bool {
         relation.oid == self.oid
-            || place_of_inserted_xid(relation).is_some()
+            || index_of_inserted_xid(relation).is_some()
             || self
                 .id_suffixes
                 .as_ref()
@@ -43,8 +98,54 @@ impl Streamed {
     }
 }
 
-/// The position of the column `inserted_xid`, if the relation has one.
-pub(super) fn place_of_inserted_xid(relation: &OwnedRelation) -> Option<usize> {
+impl Intake {
+    /// The present name of the captured table to which the relation belongs, if it is one.
+    pub(crate) fn table_of(&self, relation: Oid) -> Option<&QualifiedName> {
+        let (_, streamed) = self.captured(self.relations.get(relation)?)?;
+        Some(&streamed.settings.table)
+    }
+
+    /// Returns an error if the rows of the relation were inserted before somebody renamed an optional column. `now`
+    /// has the present columns of the table.
+    ///
+    /// # Errors
+    /// `column-missing`.
+    pub(crate) fn refuse_renamed(&self, relation: Oid, now: &[OwnedColumn]) -> Result<()> {
+        let known = self
+            .relations
+            .get(relation)
+            .ok_or_else(|| unknown(relation))?;
+        let captured = self.captured(known);
+        captured.map_or(Ok(()), |(_, streamed)| streamed.refuse_renamed(known, now))
+    }
+}
+
+fn has(relation: &OwnedRelation, name: &str) -> bool {
+    has_column(&relation.columns, name)
+}
+
+fn has_column(columns: &[OwnedColumn], name: &str) -> bool {
+    columns.iter().any(|column| column.name == name)
+}
+
+/// Returns each column, with the name of the last column before it for which `is_kept` is true.
+fn with_predecessors(
+    columns: &[OwnedColumn],
+    is_kept: impl Fn(&OwnedColumn) -> bool,
+) -> impl Iterator<Item = (&OwnedColumn, Option<&str>)> {
+    columns
+        .iter()
+        .scan(None, move |last: &mut Option<&str>, column| {
+            let behind = *last;
+            if is_kept(column) {
+                *last = Some(&column.name);
+            }
+            Some((column, behind))
+        })
+}
+
+/// The index of the column `inserted_xid`, if the relation has one.
+pub(super) fn index_of_inserted_xid(relation: &OwnedRelation) -> Option<usize> {
     const XID8: Oid = Oid(5069);
     let is_it = |column: &OwnedColumn| column.name == INSERTED_XID && column.type_oid == XID8;
     relation.columns.iter().position(is_it)

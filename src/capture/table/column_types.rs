@@ -1,9 +1,9 @@
-//! Reads from the catalog the types of the columns of a table that the stream describes, and whether that
-//! table is the current table of its name.
+//! Reads from the catalog the column types of a table that the stream has described, and finds out
+//! whether that table is the current table of its name.
 
 use std::time::Duration;
 
-use decoder::{Oid, OwnedRelation};
+use decoder::{Oid, OwnedColumn, OwnedRelation};
 use slot_manager::column_types::{self, CatalogType};
 use slot_manager::{QualifiedName, table};
 
@@ -11,8 +11,8 @@ use crate::error::Result;
 use crate::mapping::{ColumnType, ColumnTypes};
 use crate::postgres::{Sql, Target, connect};
 
-/// The time limits are short, because a lookup delays the stream, and a session whose stream is delayed
-/// for long ends.
+/// Maximum duration of a look-up. Short, because the stream waits for the look-up, and a session whose
+/// stream waits too long ends.
 const STATEMENT_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Looks up every type of the table's columns that is not among `known`.
@@ -67,10 +67,10 @@ pub(crate) async fn look_up(
     Ok(found)
 }
 
-/// Looks up the types over a new connection, which is closed afterwards, because lookups are rare.
+/// Looks up the types over a new connection, which is closed afterwards, because look-ups are rare.
 ///
 /// # Errors
-/// Those of connecting and of a statement.
+/// Errors of connecting and of a statement.
 pub(crate) async fn look_up_apart(
     target: &Target,
     relation: &OwnedRelation,
@@ -80,10 +80,24 @@ pub(crate) async fn look_up_apart(
     look_up(&sql, relation, known).await
 }
 
-/// Whether this relation is the table that now has its name. Reads the catalog over a new connection.
+/// Returns the columns that the table has now, as the stream would describe them; none if there is no such table.
+/// Reads the catalog over a new connection.
 ///
 /// # Errors
-/// Those of connecting and of a statement.
+/// Errors of connecting and of a statement.
+pub(crate) async fn columns_apart(
+    target: &Target,
+    name: &QualifiedName,
+) -> Result<Vec<OwnedColumn>> {
+    let sql = connect(target, "postrider types", STATEMENT_TIMEOUT).await?;
+    Ok(table::streamed_columns(&sql, name).await?)
+}
+
+/// Whether this relation is the table that has its name now. A table that was dropped, renamed or replaced is not.
+/// Reads the catalog over a new connection.
+///
+/// # Errors
+/// Errors of connecting and of a statement.
 pub(crate) async fn is_current_apart(target: &Target, relation: &OwnedRelation) -> Result<bool> {
     let name = QualifiedName::new(&*relation.namespace, &*relation.name);
     let sql = connect(target, "postrider types", STATEMENT_TIMEOUT).await?;

@@ -1,6 +1,6 @@
 //! Writes SQL for the event id of a row, and for statements that read rows of a captured table without
-//! mapping them to messages: select the row with an id that a person has typed, return the name and the time
-//! of a row's event, or read a sample of the rows.
+//! mapping them to messages. Such a statement selects the row with an id that an operator has typed,
+//! returns the name and the time of a row's event, or reads rows to compare them with their records.
 
 use slot_manager::quoted_literal;
 use tokio_postgres::SimpleQueryRow;
@@ -12,20 +12,22 @@ use crate::mapping::{INSERTED_XID, TimeKind};
 
 impl TableReader {
     /// Returns the condition that a row of `e` has this id. `id` is the text of the id as PostgreSQL
-    /// prints it. The condition can use an index on the column if the type has an order. PostgreSQL
+    /// prints it. The condition can use an index on the id column if the type has an order. PostgreSQL
     /// refuses the statement if the text does not fit the type, for example `x` for a number.
     pub(crate) fn has_id_sql(&self, id: &str) -> String {
         let (column, id) = (&self.id, quoted_literal(id));
         match (&self.source_prefix, self.id_has_order) {
             (None, _) => format!("{column} = {id}::uuid"),
-            // Some types have equal values with different texts, such as 1.0 and 1.00.
+            // Some types have equal values with different texts, such as 1.0 and 1.00, so compare the texts
+            // too.
             (Some(_), true) => format!("{column} = {id} and format('%s', {column}) = {id}"),
             (Some(_), false) => format!("format('%s', {column}) = {id}"),
         }
     }
 
     /// Returns the condition that a row of `e` has one of these ids, or an equal id with another text. The
-    /// condition can use an index on the column.
+    /// condition can use an index on the id column. Call [`finds_ids_by_index`](Self::finds_ids_by_index)
+    /// before, because the condition needs a type with an order.
     pub(crate) fn has_any_id_sql(&self, ids: &[&str]) -> String {
         let ids: Vec<String> = ids.iter().map(|id| quoted_literal(id)).collect();
         format!("{} in ({})", self.id, ids.join(", "))
@@ -60,10 +62,11 @@ impl TableReader {
         }
     }
 
-    /// Returns `select … from table e` for rows that are compared with their records. The caller completes
-    /// the statement, and runs it as a simple query. The columns are those of
-    /// [`select_sql`](Self::select_sql), without the payload, followed by the time of the row's event.
-    /// `None` if the table has no column with the time of the event.
+    /// Returns `select … from table e` for rows that are compared with their records. The caller
+    /// completes the statement, and runs it as a simple query. The result has the same columns as
+    /// [`select_sql`](Self::select_sql), but the payload, the commit time, the name of a too large
+    /// column and the `ctid` are null. One more column follows: the time of the row's event. `None`
+    /// if the table has no column with the time of the event.
     pub(crate) fn sample_sql(&self) -> Option<String> {
         let time = self.happened_at_sql()?;
         let payload = self.mapper.payload_position();
@@ -90,8 +93,8 @@ impl TableReader {
         row.try_get(self.columns.len() + 5).ok().flatten()
     }
 
-    /// The expression for the time when a row's event happened, with time zone. `None` when the table
-    /// has no column with that point in time.
+    /// The expression for the time when a row's event happened, as a timestamp with time zone. `None`
+    /// when no column of the table gives that point in time.
     pub(crate) fn happened_at_sql(&self) -> Option<String> {
         let column = format!(
             "e.{}",
@@ -136,9 +139,39 @@ pub(super) fn hashed_id_sql(id: &str, captured: &Captured) -> String {
             xid,
         ),
     };
-    // `format` prints a value as the stream does. A cast to text prints some types differently.
-    // `is not null` would be false for a composite value with a null in it.
+    // `format` prints a value as the stream does, but a cast to text prints some types differently. We
+    // use `is distinct from null` because `is not null` is false for a composite value that contains a
+    // null.
     format!(
         "case when {id} is distinct from null then outbox.event_uuid({name}, format('%s', {id}), {xid}) end"
     )
+}
+
+/// Returns aggregate expressions for the age in seconds of the oldest event among the rows: since its commit, and
+/// since it happened. `happened` is the column with that time. Infinite times are ignored.
+pub(super) fn oldest_ages(
+    commit_time: Option<&str>,
+    happened: Option<(String, TimeKind)>,
+) -> (String, String) {
+    // Subtract numbers, because an interval between very distant times would overflow.
+    let since = |time: &str, filter: &str| {
+        format!(
+            "(extract(epoch from clock_timestamp()) - extract(epoch from min({time}){filter}))::float8"
+        )
+    };
+    // The server does not know the commit times of rows from before it began to record them.
+    let by_commit = commit_time.map(|time| {
+        let age = since(time, "");
+        format!("case when count({time}) = count(*) then {age} end")
+    });
+    let by_event = happened.and_then(|(column, kind)| {
+        let time = match kind {
+            TimeKind::Instant => column.clone(),
+            TimeKind::Utc => format!("{column} at time zone 'UTC'"),
+            TimeKind::Unknown => return None,
+        };
+        Some(since(&time, &format!(" filter (where isfinite({column}))")))
+    });
+    let or_null = |age: Option<String>| age.unwrap_or_else(|| "null::float8".to_owned());
+    (or_null(by_commit), or_null(by_event))
 }

@@ -1,12 +1,13 @@
-//! Reads captured tables over SQL, for rows that the stream does not deliver: rows from before the
-//! slot, from a gap in the publication, or in quarantine.
+//! Reads captured tables over SQL, for rows that the stream does not contain (rows from before the slot,
+//! or from a gap in the publication) and for rows of quarantined events.
 //!
-//! A row is described and mapped like a row of the stream, so the message is the same. This module
-//! writes `select ... from table e`. The caller appends the conditions, order and limit, and supplies
-//! the event's position. Values must arrive as their types print them, as in the stream, so the caller
-//! must run the statement as a simple query.
+//! A row from the table is described and mapped like a row from the stream, so both give the same
+//! message. This module writes `select ... from table e`. The caller appends the conditions, order and
+//! limit, and supplies the event's position. The stream sends each value as text, as the value's type
+//! prints it. A simple query returns the same texts, so the caller must run the statement as a simple
+//! query.
 //!
-//! Not here: the decision which rows are read, and when.
+//! Not here: which rows are read, and when.
 
 mod column_types;
 mod describe;
@@ -23,17 +24,19 @@ use tokio_postgres::error::{Error as PgError, SqlState};
 use super::captured::Captured;
 use crate::error::{Code, Error, Result};
 use crate::event::{CommittedAt, Event, EventId, EventPosition, EventRef, OrderingKey};
-use crate::mapping::{EventFault, MapError, Mapper, TableSettings, TimeKind};
+use crate::mapping::{EventFault, MapError, Mapper, TableSettings};
 use crate::postgres::Sql;
 
-pub(crate) use column_types::{is_current_apart, look_up_apart as look_up_types_apart};
+pub(crate) use column_types::{
+    columns_apart, is_current_apart, look_up_apart as look_up_types_apart,
+};
 pub(crate) use describe::{Description, describe};
 pub(crate) use lookup::inserted_xid_text;
 pub(crate) use values::RowValues;
 use values::SelectedColumn;
 
-/// Replaces text that is not UTF-8, because the driver does not return the bytes of such text. This byte
-/// is not UTF-8 either, so mapping reports the same fault.
+/// Value that replaces text that is not UTF-8, because the driver does not return the bytes of such
+/// text. This byte is not UTF-8 either, so mapping reports the same fault.
 pub(crate) const NOT_UTF8: &[u8] = &[0xFF];
 
 /// Microseconds between the Unix epoch (1970) and PostgreSQL's epoch (2000).
@@ -52,22 +55,21 @@ pub(crate) struct TableEvent {
 pub(crate) struct TableReader {
     mapper: Mapper,
     columns: Vec<SelectedColumn>,
-    /// Position of the column that says when an event happened.
+    /// Index of the column that says when an event happened. `None` if the table has no such column.
     occurred_at: Option<usize>,
     table: String,
-    /// The expression for the commit time of a row, in microseconds of PostgreSQL's epoch. The expression
-    /// gives the current time if the server does not know the commit time.
+    /// The expression for the commit time of a row, in microseconds since PostgreSQL's epoch. If the
+    /// server does not know the commit time, the expression returns the current time.
     committed: String,
     event_id: String,
-    /// The `seq` column, by which rows are found again.
+    /// The `seq` column, by which rows are found again. `None` if the table has none.
     seq: Option<String>,
     id: String,
     /// Whether ids can be compared with PostgreSQL's own operators, for which there may be an index.
     id_has_order: bool,
-    /// An aggregate: the age in seconds of the oldest event among the rows. `None` when the table
-    /// does not record when events happened.
-    oldest_age: Option<String>,
-    /// `schema.table:` in front of ids that are not uuids.
+    /// Aggregate expressions for the age in seconds of the oldest event among the rows.
+    oldest_ages: (String, String),
+    /// `schema.table:` in front of ids that are not uuids. `None` if the ids are uuids.
     source_prefix: Option<String>,
 }
 
@@ -120,9 +122,7 @@ impl TableReader {
         let Description { relation, types } = described;
         let names = || relation.columns.iter().map(|c| c.name.as_str());
         let occurred_at = names().position(|name| known.occurred_at == Some(name));
-        let oldest_age = known
-            .occurred_at
-            .and_then(|time| oldest_age(&of(time), known.time_kind));
+        let happened = known.occurred_at.map(|time| (of(time), known.time_kind));
         let times: Vec<&str> = commit_time.into_iter().chain(["now()"]).collect();
         let committed = format!(
             "(extract(epoch from coalesce({})) * 1000000)::bigint - {PG_EPOCH}",
@@ -143,13 +143,13 @@ impl TableReader {
             source_prefix: (!known.id_is_uuid).then(|| format!("{}:", record.identity)),
             id,
             id_has_order: known.id_has_order,
-            oldest_age,
+            oldest_ages: lookup::oldest_ages(commit_time, happened),
             mapper,
         }
     }
 
-    /// The condition that a row of `e` is the row of one event; `None` when the event is not of
-    /// this table.
+    /// The condition that a row of `e` is the row of the event `event_id`. `None` if the event does not belong
+    /// to this table.
     pub(crate) fn is_sql(&self, event_id: &EventId) -> Option<String> {
         let id = match (&event_id.source_id, &self.source_prefix) {
             (None, None) => event_id.to_string(),
@@ -159,21 +159,24 @@ impl TableReader {
         let (column, id) = (&self.id, quoted_literal(&id));
         let is_same = match (&self.source_prefix, self.id_has_order) {
             (None, _) => format!("{column} = {id}"),
-            // Some types have equal values with different texts, such as 1.0 and 1.00.
+            // Some types have equal values with different texts, such as 1.0 and 1.00, so compare the texts
+            // too.
             (Some(_), true) => {
                 format!("{column} = {id} and format('%s', {column}) = {id}")
             }
             (Some(_), false) => format!("format('%s', {column}) = {id}"),
         };
-        // The table may have been created again, with other rows under the same ids.
+        // The table may have been created again, with other rows under the same ids, so compare the event id
+        // too.
         let uuid = uuid::Uuid::from_bytes(event_id.uuid);
         Some(format!("({is_same} and {} = '{uuid}')", self.event_id))
     }
 
-    /// An aggregate: the age in seconds of the oldest event among the rows, by the server's clock.
-    /// `None` when the table does not record when events happened.
-    pub(crate) fn oldest_age_sql(&self) -> Option<&str> {
-        self.oldest_age.as_deref()
+    /// Aggregate expressions for the age in seconds of the oldest event among the rows, by the server's clock: its
+    /// age since its commit, and its age since it happened. The first is null if the server does not know the
+    /// commit times of all rows, the second if the table does not record when events happened.
+    pub(crate) fn oldest_ages_sql(&self) -> (&str, &str) {
+        (&self.oldest_ages.0, &self.oldest_ages.1)
     }
 
     /// Returns `select … from table e`. The caller completes the statement, and runs it as a simple
@@ -201,14 +204,23 @@ impl TableReader {
         )
     }
 
-    /// The indexes of the columns.
     pub(crate) fn columns(&self) -> std::ops::Range<usize> {
         0..self.columns.len()
     }
 
-    /// The expressions that are selected for one column: its value, and when the row was committed.
+    /// The expressions to select when one column is read on its own: the column's value, and the commit
+    /// time of the row.
     pub(crate) fn column_sql(&self, column: usize) -> String {
         format!("{}, {}", self.columns[column].value, self.committed)
+    }
+
+    /// The expression for the stored size of a column's value in bytes, perhaps compressed. PostgreSQL
+    /// computes it without reading the value.
+    pub(crate) fn stored_size_sql(&self, column: usize) -> String {
+        format!(
+            "pg_column_size(e.{})",
+            quoted_identifier(&self.columns[column].name)
+        )
     }
 
     /// The id in a row that [`select_sql`](Self::select_sql) returned.
@@ -223,8 +235,8 @@ impl TableReader {
         text.parse().ok()
     }
 
-    /// The `ctid` of a row that [`select_sql`](Self::select_sql) returned, in its table or partition.
-    pub(crate) fn place_of<'r>(&self, row: &'r SimpleQueryRow) -> Option<&'r str> {
+    /// The `ctid`, in its table or partition, of a row that [`select_sql`](Self::select_sql) returned.
+    pub(crate) fn ctid_of<'r>(&self, row: &'r SimpleQueryRow) -> Option<&'r str> {
         row.try_get(self.columns.len() + 4).ok().flatten()
     }
 
@@ -244,12 +256,13 @@ impl TableReader {
         self.seq.as_deref()
     }
 
-    /// The expression for the event id of a row in outbox.dispatch; null for a row that has no id.
+    /// The expression for the event id of a row, as in outbox.dispatch. The expression is null for a row
+    /// without an id.
     pub(crate) fn event_id_sql(&self) -> &str {
         &self.event_id
     }
 
-    /// When the event of a row happened, according to its column.
+    /// When the event of a row happened, according to the table's time column.
     pub(crate) fn occurred_at<'r>(&self, row: &'r RowValues) -> Option<&'r str> {
         row.text(self.occurred_at?).ok().flatten()
     }
@@ -282,7 +295,8 @@ impl TableReader {
         }
         let mapped = match row.text(self.mapper.payload_position()) {
             Ok(_) => self.mapper.map_row(&values, at)?,
-            // Other columns are checked when they are mapped.
+            // Refuse a payload that is not UTF-8 here, because the mapping would publish the bytes of NOT_UTF8 as
+            // they are. For every other column the mapping itself reports this fault.
             Err(_) => {
                 let column = self.columns[self.mapper.payload_position()].name.clone();
                 let fault = EventFault::NotUtf8 { column };
@@ -300,8 +314,8 @@ impl TableReader {
         })
     }
 
-    /// Returns when the row was committed, and the fault if a value is too large or PostgreSQL cannot
-    /// send it.
+    /// Returns the commit time of the row, and the fault if one of its values is too large or cannot be
+    /// sent by PostgreSQL.
     fn beside(&self, row: &RowValues) -> (Option<i64>, Option<EventFault>) {
         match row {
             RowValues::Whole(row) => {
@@ -321,26 +335,12 @@ impl TableReader {
     }
 }
 
-/// Returns an aggregate: the age in seconds of the oldest time in `column`, ignoring infinite times. The
-/// aggregate subtracts numbers, because an interval between very distant times would overflow.
-fn oldest_age(column: &str, kind: TimeKind) -> Option<String> {
-    let time = match kind {
-        TimeKind::Instant => column.to_owned(),
-        TimeKind::Utc => format!("{column} at time zone 'UTC'"),
-        TimeKind::Unknown => return None,
-    };
-    Some(format!(
-        "(extract(epoch from clock_timestamp()) \
-          - extract(epoch from min({time}) filter (where isfinite({column}))))::float8"
-    ))
-}
-
 /// Maps an error of a statement over a captured table to `slot-busy` if the table was altered after its
 /// columns were looked up. The relay then looks the columns up again, and reports a column that no longer
 /// exists.
 pub(crate) fn altered_since(error: PgError) -> Error {
     match error.code() {
-        // The operators and casts of the statement fit the old types of the columns.
+        // The operators and casts of the statement fit only the types that the columns had before.
         Some(
             &SqlState::UNDEFINED_COLUMN
             | &SqlState::UNDEFINED_TABLE
@@ -351,7 +351,7 @@ pub(crate) fn altered_since(error: PgError) -> Error {
             Code::SlotBusy,
             "a table was altered after the relay looked up its columns",
         )
-        .caused_by(error)
+        .caused_by(Error::from(error))
         .hint("no action needed: the relay looks them up again"),
         _ => error.into(),
     }

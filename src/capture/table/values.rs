@@ -1,6 +1,6 @@
-//! Selects and holds the values of a row that is read over SQL. The row is read as a whole, or column
-//! by column to work around a value that PostgreSQL cannot send. A value that is too large for any
-//! message is never read.
+//! Selects and holds the values of a row that is read over SQL. The relay reads a row as a whole, or
+//! column by column to work around a value that PostgreSQL cannot send. It never reads a value that is
+//! too large for any message.
 
 use decoder::{Oid, OwnedColumn};
 use slot_manager::quoted_identifier;
@@ -10,18 +10,19 @@ use tokio_postgres::error::Error as PgError;
 use super::TableReader;
 use crate::mapping::{EventFault, limits};
 
-/// Maximum size of a value that is read. A larger value fits into no message. The bound is generous
-/// because the text that PostgreSQL returns may be escaped, and is then longer than the bytes in the
-/// message.
+/// Maximum size in bytes of a value that is read. A larger value does not fit into any message. The bound
+/// is twice the limit of a request, because the text that PostgreSQL returns may be escaped and is then
+/// longer than the bytes in the message.
 const LARGEST_BYTES: usize = 2 * limits::REQUEST_BYTES;
 
-/// A value stored in at most this many bytes, perhaps compressed, is not too large.
+/// Stored size up to which a value counts as small enough without a further check. Even if the stored value
+/// is compressed, it has at most about 16 MB, which is less than [`LARGEST_BYTES`].
 const SMALL_BYTES: usize = 64 << 10;
 
-/// The type `bytea`.
+/// OID of the type `bytea`.
 const BYTEA: u32 = 17;
 
-/// Types whose values are always small: bool, int8, int2, int4, oid, float4, float8, date, time,
+/// OIDs of types whose values are always small: bool, int8, int2, int4, oid, float4, float8, date, time,
 /// timestamp, timestamptz, uuid, xid8.
 const FIXED_SIZE: [u32; 13] = [
     16, 20, 21, 23, 26, 700, 701, 1082, 1083, 1114, 1184, 2950, 5069,
@@ -33,8 +34,8 @@ pub(super) struct SelectedColumn {
     pub(super) name: String,
     /// The expression for the column's value, which is null when the value is too large for any message.
     pub(super) value: String,
-    /// The condition that the value is not too large. `None` for a type that is always small, and for a
-    /// column that no message needs.
+    /// The condition that the value is not too large. `None` for a type whose values are always small,
+    /// and for a column that no message needs.
     pub(super) fits: Option<String>,
 }
 

@@ -6,6 +6,7 @@ mod screen;
 
 use std::process::ExitCode;
 
+use super::report::refuse;
 use super::{block_on, output};
 use crate::error::Result;
 use crate::ops::event::EventQuery;
@@ -23,7 +24,7 @@ const NOTHING: u8 = 1;
 pub(super) struct EventArgs {
     /// The event: the id in its table, its uuid (attribute `event_id`), or `schema.table:id`
     #[arg(value_name = "ID", conflicts_with_all = ["key", "topic", "since", "limit"],
-          required_unless_present_any = ["key", "since"])]
+          value_parser = clap::builder::NonEmptyStringValueParser::new())]
     id: Option<String>,
     /// List the newest events of this ordering key
     #[arg(long, value_name = "KEY")]
@@ -43,6 +44,9 @@ pub(super) struct EventArgs {
 }
 
 pub(super) fn run(settings: &Settings, args: &EventArgs) -> Result<ExitCode> {
+    if args.id.is_none() && args.key.is_none() && args.since.is_none() {
+        refuse("choose the events: give the ID of one event, or list events with --key or --since");
+    }
     block_on(async {
         let target = settings.database()?;
         let sql = connect_patiently(target, "postrider event", STATEMENT_TIMEOUT).await?;
@@ -59,9 +63,9 @@ async fn one(sql: &Sql, settings: &Settings, args: &EventArgs, id: &str) -> Resu
     if args.json {
         output::write_json(&serde_json::json!({ "events": events }));
     } else if is_found {
-        output::write(&screen::details(&events));
+        output::write_wrapped(&screen::details(&events));
     } else {
-        output::write(&screen::not_found(id));
+        output::write_wrapped(&screen::not_found(id));
     }
     Ok(exit(is_found))
 }
@@ -77,7 +81,7 @@ async fn several(sql: &Sql, settings: &Settings, args: &EventArgs) -> Result<Exi
     if args.json {
         output::write_json(&listing);
     } else {
-        output::write(&screen::list(&listing));
+        output::write_wrapped(&screen::list(&listing));
     }
     Ok(exit(!listing.events.is_empty()))
 }

@@ -2,13 +2,15 @@
 
 use printable::{printable, start_of};
 
+use crate::cli::figures;
 use crate::event::SHOWN_CHARS;
 use crate::ops::event::list::EventListing;
 use crate::ops::event::{EarlierMessage, EventReport, EventState};
 
-/// Maximum number of characters of a key and of an event's name in the list. A line then fits into 80
-/// columns.
+/// Maximum number of characters of a key in the list, so that a line with a uuid fits into 80 columns.
 const KEY_CHARS: usize = 13;
+/// Maximum length in bytes of an id in the list. Instead of a longer id, the list shows the event's uuid,
+/// which has this length.
 const NAME_CHARS: usize = 36;
 
 /// Formats all details of each event.
@@ -41,14 +43,14 @@ fn detail(event: &EventReport) -> String {
     }
     match &event.record {
         Some(record) => {
-            lines.push(("attempts", record.attempts.to_string()));
+            lines.extend(figures::requests(record.attempts, &record.state));
             if let Some(error) = &record.error {
                 lines.push(("error", line(error)));
             }
             lines.push(("committed", record.committed_at.clone()));
             lines.push(("recorded", record.recorded_at.clone()));
-            let place = format!("{}, ordinal {}", record.commit_lsn, record.ordinal);
-            lines.push(("commit", place));
+            let position = format!("{}, ordinal {}", record.commit_lsn, record.ordinal);
+            lines.push(("commit", position));
         }
         None => lines.push(("record", none())),
     }
@@ -69,7 +71,7 @@ fn detail(event: &EventReport) -> String {
     lines.into_iter().map(named).collect()
 }
 
-/// The line for an earlier message of a replayed event.
+/// Returns the label and the text of the line for an earlier message of a replayed event.
 fn earlier(message: &EarlierMessage) -> (&'static str, String) {
     let at = message.published_at.as_ref();
     let at = at.map_or(String::new(), |at| format!(", published at {at}"));
@@ -89,7 +91,7 @@ pub(super) fn not_found(id: &str) -> String {
     )
 }
 
-/// One line for each event, followed by notes on what the list leaves out.
+/// Formats one line for each event, followed by notes on what the list leaves out.
 pub(super) fn list(listing: &EventListing) -> String {
     let mut text = String::new();
     if listing.events.is_empty() {

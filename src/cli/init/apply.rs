@@ -1,4 +1,5 @@
-//! Applies the migrations, one transaction each, and checks columns, publication and roles.
+//! Applies the migrations, one transaction each. Also adds missing columns, daily partitions and tables of
+//! the publication, and grants the relay's role its rights.
 //!
 //! Concurrent runs wait for each other: every transaction takes the same advisory lock before it
 //! reads which migrations are applied.
@@ -23,10 +24,12 @@ pub(super) use days::days;
 /// Key of the advisory lock: "postride" in ASCII.
 const LOCK: i64 = 0x706f_7374_7269_6465;
 
-/// How long a migration waits for a lock, also for another `init`: below the limit of a statement.
+/// How long a migration waits for a lock, including the lock of another `init`. It is shorter than the
+/// statement timeout, so that the error can name the session that holds the lock.
 const LOCK_TIMEOUT_S: u32 = 20;
 
-/// The first migration that reads the captured tables; tables of the user must exist before it.
+/// Version of the first migration that names the captured tables. Before this migration, `init` checks that
+/// the user's own tables exist.
 const FIRST_WITH_TABLES: i32 = 3;
 
 /// Applies the migrations that are not applied yet.
@@ -96,7 +99,8 @@ async fn apply(sql: &mut Sql, migration: &Migration) -> Result<&'static str> {
     Ok(if known { "already done" } else { "applied" })
 }
 
-/// The error when the advisory lock was not free. Any role can hold it, so it names the session.
+/// Returns the error for an advisory lock that was not free. Any role can hold this lock, so the error
+/// names the session that does.
 async fn locked_by(sql: &Sql, error: tokio_postgres::Error) -> Error {
     if error.code() != Some(&SqlState::LOCK_NOT_AVAILABLE) {
         return error.into();
@@ -115,7 +119,8 @@ async fn locked_by(sql: &Sql, error: tokio_postgres::Error) -> Error {
         )
 }
 
-/// Gives a failed statement of `init` its own hint: run it as the owner, not as the relay's role.
+/// Returns the error for a failed statement of `init`. If a privilege is missing, the hint is to run
+/// `init` as the owner, not as the relay's role.
 fn not_the_owner(error: tokio_postgres::Error, what: &str) -> Error {
     let said = error.as_db_error().and_then(|error| error.hint());
     let said = said.map(str::to_owned);
@@ -144,7 +149,8 @@ async fn tables_exist(sql: &Sql, settings: &Settings) -> Result<()> {
     Ok(())
 }
 
-/// Rounds of inspecting and changing the publication; a change may reveal the next problem.
+/// Maximum number of rounds in which `init` inspects and changes the publication. There are several,
+/// because a change may reveal the next problem.
 const PUBLICATION_LOOKS: usize = 3;
 
 /// Adds missing tables to the publication, makes it send the generated columns that are needed, and
@@ -171,20 +177,24 @@ pub(super) async fn publication(sql: &Sql, settings: &Settings) -> Result<Vec<Fi
             break;
         }
     }
-    for problem in problems.iter().filter(|problem| change(problem).is_none()) {
-        let (what, remedy) = (problem.to_string(), problem.remedy());
-        let code = "publication-drift";
-        findings.push(finding_with_remedy(Severity::Error, code, what, remedy));
-    }
+    let others = problems.iter().filter(|problem| change(problem).is_none());
+    findings.extend(others.map(drift));
     if findings.is_empty() {
-        let what = format!("publication {name} carries every captured table");
+        let what = format!("publication {name} contains every captured table");
         findings.push(finding(Severity::Ok, "publication", what));
     }
     Ok(findings)
 }
 
-/// The texts for failure and success of a problem that `init` corrects itself. It makes only changes
-/// that take nothing away from other readers of the publication.
+/// Reports a problem of the publication that `init` does not correct.
+fn drift(problem: &Problem) -> Finding {
+    let (what, remedy) = (problem.to_string(), problem.remedy());
+    finding_with_remedy(Severity::Error, "publication-drift", what, remedy)
+}
+
+/// Returns two texts for a problem that `init` corrects: one if the correction fails, one if it succeeds.
+/// `None` if `init` leaves the problem to the operator, because a correction could take something away from
+/// other readers of the publication.
 fn change(problem: &Problem) -> Option<(String, String)> {
     match problem {
         Problem::TableNotPublished { publication, table } => Some((
@@ -236,7 +246,8 @@ pub(super) async fn relay_user_exists(sql: &Sql, name: &str) -> Result<()> {
     )))
 }
 
-/// Checks that the group roles exist, and reports the rights that the relay's own role still needs.
+/// Checks that the group roles exist, and grants `postrider_relay` to the relay's own role. Reports the
+/// rights that this role still needs.
 pub(super) async fn roles(sql: &Sql, relay_user: Option<&str>) -> Result<Vec<Finding>> {
     let mut findings = Vec::new();
     for name in ["postrider_writer", "postrider_relay"] {

@@ -18,7 +18,8 @@ use crate::error::{Code, Error, Result};
 use crate::postgres::{Sql, connect};
 use crate::settings::Settings;
 
-/// Long enough to wait for another session's lock, short enough that the user sees the timeout.
+/// Statement timeout: long enough to wait for another session's lock, short enough that an operator
+/// waits for the error.
 const STATEMENT_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// The arguments of `postrider init`.
@@ -100,7 +101,7 @@ async fn apply(settings: &Settings, args: &InitArgs) -> Result<Findings> {
     if !args.no_columns {
         done.findings.extend(apply::columns(&sql, settings).await?);
     }
-    // After the columns, so that the partitions have their index from the start.
+    // Add the days after the columns, so that each new partition has the index on `seq` from the start.
     done.findings
         .extend(apply::days(&sql, args.partition).await?);
     if let Some(wanted) = args.payload {
@@ -124,15 +125,15 @@ async fn apply(settings: &Settings, args: &InitArgs) -> Result<Findings> {
 pub(super) struct Schema {
     /// The findings of the migrations and of the publication.
     pub(super) findings: Vec<Finding>,
-    /// Whether the publication was missing before.
+    /// Whether the publication did not exist before, so that this run created it.
     pub(super) new_publication: bool,
 }
 
-/// Brings schema, publication and roles up to date, without the slot.
+/// Brings the schema, the publication and the roles up to date. Does not create the slot.
 ///
 /// # Errors
-/// `postgres-version`, `privilege-missing`, `schema-missing` when a captured table does not exist,
-/// `publication-drift` when no publication can carry one.
+/// `postgres-version`; `privilege-missing`; `schema-missing` when a captured table does not exist;
+/// `publication-drift` when a captured table cannot be in any publication.
 pub(super) async fn schema(
     sql: &mut Sql,
     settings: &Settings,

@@ -1,4 +1,4 @@
-//! The SQL of `postrider init`: the migrations, rendered for the settings.
+//! Renders the SQL of `postrider init`: the migrations, adapted to the settings.
 //!
 //! The files under `migrations/` are complete for the default settings and also work with any other
 //! migration tool. This module renders the parts that depend on settings: the payload's type, the
@@ -17,14 +17,14 @@ pub(in crate::cli) use events::{NewTable, Partition, Payload};
 pub(super) use guard::guard;
 pub(super) use printed::script;
 
-/// One step of the schema. Each is safe to run again.
+/// One migration. Running a migration again does no harm.
 #[derive(Debug)]
 pub(super) struct Migration {
     pub(super) version: i32,
     pub(super) name: &'static str,
     pub(super) sql: String,
-    /// Whether each `init --apply` runs it, because it depends on the settings or on objects outside
-    /// the database (roles belong to the whole cluster).
+    /// Whether each `init --apply` runs the migration again, because the migration depends on the settings or
+    /// on objects outside the database (roles belong to the whole cluster).
     pub(super) repeats: bool,
 }
 
@@ -47,16 +47,19 @@ const SINCE_LSN: &str = include_str!("../../../migrations/0018_since_lsn.sql");
 const DAYS: &str = include_str!("../../../migrations/0019_days.sql");
 const TABLE_OIDS: &str = include_str!("../../../migrations/0020_table_oids.sql");
 const EARLIER_MESSAGES: &str = include_str!("../../../migrations/0021_earlier_messages.sql");
+const RECOVERY_PROGRESS: &str = include_str!("../../../migrations/0022_recovery_progress.sql");
+const UNCAPTURED: &str = include_str!("../../../migrations/0023_uncaptured.sql");
 
-/// The names used in the files.
+/// The names that the files under `migrations/` use.
 const DEFAULT_PUBLICATION: &str = "postrider";
 const DEFAULT_TABLE: &str = "outbox.events";
 
-/// Makes every name without a schema refer to PostgreSQL's own function, operator, type or table. Each
-/// file begins with this statement, and so does each rendered part.
+/// Makes every name without a schema refer to PostgreSQL's own function, operator, type or table. In every
+/// migration this is the first statement.
 const PIN: &str = "set local search_path = pg_catalog, pg_temp;\n";
 
-/// Creates the table of applied migrations. Runs before each migration.
+/// Creates the table of applied migrations. `init --apply` runs these statements before each migration; the
+/// printed script runs them once.
 pub(super) const VERSIONS: &str = "\
 create schema if not exists outbox;
 create table if not exists outbox.migrations (
@@ -67,7 +70,7 @@ create table if not exists outbox.migrations (
 comment on table outbox.migrations is 'Which migrations `postrider init` has applied.';
 ";
 
-/// Every migration, in order.
+/// Returns every migration, in order.
 pub(super) fn migrations(settings: &Settings, new_table: NewTable) -> Vec<Migration> {
     let migration = |version, name, sql: String, repeats| Migration {
         version,
@@ -96,19 +99,23 @@ pub(super) fn migrations(settings: &Settings, new_table: NewTable) -> Vec<Migrat
         migration(19, "days", days(settings), true),
         migration(20, "table_oids", TABLE_OIDS.to_owned(), false),
         migration(21, "earlier_messages", EARLIER_MESSAGES.to_owned(), false),
+        migration(22, "recovery_progress", RECOVERY_PROGRESS.to_owned(), false),
+        migration(23, "uncaptured", UNCAPTURED.to_owned(), false),
     ]
 }
 
-/// Adds the columns that identify and order the rows of a captured table, if they are missing. Neither
-/// rewrites the table. If the table is captured already, its record learns how its old rows look: a
-/// rewrite of the table erases it from the catalog. A table without a numbered id gets a column `seq`.
-/// Every writer may use its sequence, because column defaults run with the writer's rights.
+/// Returns the statements that add the columns which identify and order the rows of a captured table,
+/// if they are missing. Adding the columns does not rewrite the table. If the table is captured
+/// already, its capture record stores the transaction id that `inserted_xid` has in all old rows,
+/// because a later rewrite of the table erases this id from the catalog. A table without a numbered id
+/// gets a column `seq`. Every writer may use the sequence of `seq`, because column defaults run with
+/// the writer's rights.
 pub(super) fn columns(table: &TableSettings) -> String {
     let name = &table.table;
     let oid = format!("{}::regclass", quoted_literal(&name.to_string()));
     let seq = match &table.columns.seq {
         None => seq_column(name, &oid, table.columns.id.as_deref().unwrap_or("id")),
-        // The settings name another column, or none.
+        // The settings name another column or say that there is none, so do not add `seq`.
         Some(_) => String::new(),
     };
     do_block(&format!(
@@ -127,7 +134,8 @@ pub(super) fn columns(table: &TableSettings) -> String {
     ))
 }
 
-/// Adds a column `seq`, unless a numbered id or another column called so exists.
+/// Returns the statements that add a column `seq`, unless the table has an id that a sequence numbers one by
+/// one, or already has a column with this name.
 fn seq_column(name: &QualifiedName, oid: &str, id: &str) -> String {
     let sequence = QualifiedName::new(&name.schema, format!("{}_seq_seq", short(&name.name)));
     format!(
@@ -137,7 +145,13 @@ fn seq_column(name: &QualifiedName, oid: &str, id: &str) -> String {
                  where a.attrelid = {oid} and not a.attisdropped\n          \
                    and (a.attname = 'seq' or a.attname = {id} and a.atttypid in (20, 21, 23)\n               \
                         and (a.attidentity <> ''\n               \
-                             or pg_catalog.pg_get_expr(d.adbin, d.adrelid) like 'nextval(%'))) then\n        \
+                             or pg_catalog.pg_get_expr(d.adbin, d.adrelid) like 'nextval(%')\n               \
+                        and exists (select from pg_catalog.pg_sequence s join pg_catalog.pg_depend o\n                 \
+                          on o.classid = 'pg_catalog.pg_class'::regclass and o.objid = s.seqrelid\n                     \
+                             and o.refobjid = a.attrelid and o.refobjsubid = a.attnum and o.deptype = 'i'\n                  \
+                          or o.classid = 'pg_catalog.pg_attrdef'::regclass and o.objid = d.oid\n                     \
+                             and o.refobjid = s.seqrelid\n                 \
+                          where s.seqincrement = 1))) then\n        \
                  alter table {name} add column seq bigint;\n        \
                  create sequence if not exists {sequence};\n        \
                  if not exists (\n            \
@@ -155,15 +169,17 @@ fn seq_column(name: &QualifiedName, oid: &str, id: &str) -> String {
     )
 }
 
-/// The index that a recovery reads by. Run it outside a transaction, so that writers are not blocked.
-/// PostgreSQL chooses a free name: a name of ours might belong to the index of another table.
+/// Returns the statement that creates the index along which a recovery reads the table. With `concurrently`,
+/// the statement must run outside a transaction, and does not block writers. PostgreSQL chooses a free name
+/// for the index, because a fixed name might already belong to the index of another table.
 pub(super) fn index(table: &TableSettings, concurrently: bool) -> String {
     let name = &table.table;
     let concurrently = if concurrently { " concurrently" } else { "" };
     format!("create index{concurrently} on {name} (seq) where seq is not null")
 }
 
-/// The first 48 bytes of a name: leaves room for a suffix, since PostgreSQL cuts names at 63 bytes.
+/// Returns at most the first 48 bytes of a name. This leaves room for a suffix, because PostgreSQL truncates
+/// names to 63 bytes.
 fn short(name: &str) -> &str {
     let end = (0..=48).rev().find(|end| name.is_char_boundary(*end));
     &name[..end.unwrap_or(0).min(name.len())]
@@ -203,8 +219,8 @@ fn publication(settings: &Settings) -> String {
     )
 }
 
-/// Statements as an anonymous block. The delimiter must not occur in the statements: a quoted name may
-/// contain `$$`, which would end the block early.
+/// Returns the statements as an anonymous block. The delimiter must not occur in the statements: a
+/// quoted name may contain `$$`, which would end the block early.
 fn do_block(body: &str) -> String {
     let tags = std::iter::once("$$".to_owned()).chain((1..).map(|n| format!("$block_{n}$")));
     let tag = tags.into_iter().find(|tag| !body.contains(tag));
@@ -225,7 +241,8 @@ fn add_table(publication: &str, table: &QualifiedName) -> String {
     )
 }
 
-/// The roles and their grants. A relay that prunes may also delete.
+/// Returns the statements for the roles and their grants. If `prune_after` is set, the relay also gets
+/// the right to delete rows.
 fn roles(settings: &Settings) -> String {
     let mut sql = ROLES.to_owned() + &grants(settings);
     if settings.prune_after.is_some() {
@@ -243,7 +260,8 @@ fn roles(settings: &Settings) -> String {
     sql
 }
 
-/// The functions on daily partitions. A relay that prunes may add and drop days.
+/// Returns the functions for daily partitions. If `prune_after` is set and `outbox.events` is captured and
+/// has daily partitions, the relay also gets the right to add and drop days.
 fn days(settings: &Settings) -> String {
     let is_captured = |table: &TableSettings| table.table.to_string() == DEFAULT_TABLE;
     let mut sql = DAYS.to_owned();
@@ -260,7 +278,7 @@ fn days(settings: &Settings) -> String {
     sql
 }
 
-/// Grants on captured tables other than `outbox.events`; empty when there are none.
+/// Returns the grants on captured tables other than `outbox.events`; an empty text if there are none.
 fn grants(settings: &Settings) -> String {
     let others: Vec<&QualifiedName> = settings
         .tables

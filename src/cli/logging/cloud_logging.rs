@@ -13,7 +13,7 @@ use tracing_subscriber::fmt::time::{FormatTime, SystemTime};
 use tracing_subscriber::fmt::{FmtContext, FormatEvent, FormatFields};
 use tracing_subscriber::registry::LookupSpan;
 
-/// Formats events for Cloud Logging.
+/// A formatter that writes each log event as one line of JSON for Cloud Logging.
 pub(super) struct CloudLogging;
 
 impl<S, N> FormatEvent<S, N> for CloudLogging
@@ -59,7 +59,7 @@ fn severity(level: Level) -> &'static str {
     }
 }
 
-/// The fields of an event as JSON; `message` is one of them.
+/// The fields of a log event as JSON. The message is the field `message`.
 #[derive(Debug, Default)]
 struct EntryFields(Map<String, Value>);
 

@@ -1,4 +1,4 @@
-//! Logs on standard error, as text or JSON; `RUST_LOG` sets the level.
+//! Writes Postrider's own log to standard error, as text or JSON; `RUST_LOG` sets the level.
 
 mod cloud_logging;
 
@@ -13,7 +13,7 @@ use crate::error::{Code, Error, Result};
 use crate::settings::LogFormat;
 use cloud_logging::CloudLogging;
 
-/// The filter when `RUST_LOG` is not set: info from Postrider, warnings from other crates.
+/// Log filter when `RUST_LOG` is not set: info from Postrider, warnings from other crates.
 const DEFAULT_FILTER: &str = "warn,postrider=info";
 
 /// Installs the logger.
@@ -25,10 +25,24 @@ pub(super) fn start(format: LogFormat) -> Result<()> {
         Ok(text) if !text.is_empty() => filter(&text)?,
         Ok(_) | Err(_) => EnvFilter::new(DEFAULT_FILTER),
     };
+    install(format, filter);
+    Ok(())
+}
+
+/// Installs the logger with the default filter, if there is no logger yet: for an error that comes before
+/// the relay runs, such as one in `RUST_LOG`.
+pub(super) fn start_by_default(format: LogFormat) {
+    install(format, EnvFilter::new(DEFAULT_FILTER));
+}
+
+/// Installs the logger. Does nothing if a logger is installed already, as in a test.
+fn install(format: LogFormat, filter: EnvFilter) {
     let builder = tracing_subscriber::fmt()
         .with_env_filter(filter)
+        // A line that cannot be written is dropped. Otherwise tracing-subscriber would print that fact to the
+        // same standard error, and panic: events must be delivered even if the disk of the log is full.
+        .log_internal_errors(false)
         .with_writer(std::io::stderr);
-    // An error means that a subscriber is already set, as in a test. Keep that subscriber.
     let _ = match format {
         LogFormat::Json => builder.json().flatten_event(true).try_init(),
         LogFormat::CloudLogging => builder.event_format(CloudLogging).try_init(),
@@ -37,11 +51,10 @@ pub(super) fn start(format: LogFormat) -> Result<()> {
             .with_ansi(std::io::stderr().is_terminal() && paint::is_wanted())
             .try_init(),
     };
-    Ok(())
 }
 
-/// Parses `RUST_LOG`. Refuses a bare word that is neither a level nor one of our crates. `EnvFilter`
-/// would take a misspelt level for the name of a crate, and silence all other crates.
+/// Parses `RUST_LOG`. Refuses a bare word that is neither a level nor one of our crates, because
+/// `EnvFilter` would treat a misspelt level as the name of a crate, and silence all other crates.
 fn filter(text: &str) -> Result<EnvFilter> {
     let invalid = |what: String| {
         Error::new(Code::SettingInvalid, what).hint(
@@ -57,6 +70,10 @@ fn filter(text: &str) -> Result<EnvFilter> {
         .split(',')
         .map(str::trim)
         .filter(|word| !word.is_empty());
+    // A filter without directives would silence the log.
+    if words.clone().next().is_none() {
+        return Err(invalid("RUST_LOG has no level".to_owned()));
+    }
     let unknown = words
         .filter(is_bare)
         .find(|word| LevelFilter::from_str(word).is_err() && !word.starts_with("postrider"));

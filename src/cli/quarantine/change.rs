@@ -3,10 +3,10 @@
 
 use std::process::ExitCode;
 
-use clap::error::ErrorKind;
 use printable::printable;
 
 use super::session;
+use crate::cli::report::refuse;
 use crate::cli::{figures, output};
 use crate::error::{Code, Error, Result};
 use crate::ops::quarantine::change::{self, DiscardRequest, WholeKeyReason};
@@ -60,7 +60,7 @@ impl SelectedEventsArgs {
             let what = "choose the events: give the ID of one event (`postrider quarantine list` shows the \
                         ids), `--key KEY` for all events of a key, or `--all`; `--topic TOPIC` limits the \
                         last two";
-            clap::Error::raw(ErrorKind::MissingRequiredArgument, format!("{what}\n")).exit()
+            refuse(what)
         }
     }
 
@@ -90,7 +90,7 @@ pub(super) async fn release(settings: &Settings, args: &ReleaseArgs) -> Result<E
     }
     let why = why_whole.map(|why| format!(" {}", reason(&why)));
     let why = why.unwrap_or_default();
-    output::write(&format!(
+    output::write_wrapped(&format!(
         "Released {}.{why} A running relay publishes within seconds; a stopped one does so at its \
          next start.\n",
         figures::count(released, "event"),
@@ -135,13 +135,20 @@ pub(super) async fn discard(settings: &Settings, args: &DiscardArgs) -> Result<E
         ));
     }
     let discarded = request.carry_out(&sql).await?;
+    let left = change::count_left(&sql).await?;
     if args.json {
         output::write_json(&serde_json::json!({ "discarded": discarded }))
     } else {
-        output::write(&format!(
-            "Discarded {}: never published; outbox.dispatch keeps the reason. Events behind them still \
-             wait: `postrider quarantine list`.\n",
+        output::write_wrapped(&format!(
+            "Discarded {}: never published; outbox.dispatch keeps the reason.{}\n",
             figures::count(discarded, "event"),
+            match left {
+                0 => String::new(),
+                _ => format!(
+                    " {} in quarantine: `postrider quarantine list`.",
+                    figures::count_more(left, "event")
+                ),
+            }
         ))
     }
     Ok(ExitCode::SUCCESS)

@@ -46,7 +46,7 @@ pub(super) async fn run(settings: &Settings, args: &QuarantineListArgs) -> Resul
     if args.json {
         output::write_json(&listing)
     } else {
-        output::write(&text(&listing, Paint::stdout()))
+        output::write_wrapped(&text(&listing, Paint::stdout()))
     }
     Ok(ExitCode::SUCCESS)
 }

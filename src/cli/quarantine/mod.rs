@@ -10,10 +10,11 @@ use std::time::Duration;
 use clap::Subcommand;
 
 use crate::error::Result;
+use crate::ops::rights::Purpose;
 use crate::postgres::{Sql, connect};
 use crate::settings::Settings;
 
-/// Long, because one statement may release a million events.
+/// Statement timeout. It is long, because one statement may release a million events.
 const STATEMENT_TIMEOUT: Duration = Duration::from_secs(600);
 
 /// The arguments of `postrider quarantine`.
@@ -21,6 +22,18 @@ const STATEMENT_TIMEOUT: Duration = Duration::from_secs(600);
 pub(super) struct QuarantineArgs {
     #[command(subcommand)]
     action: QuarantineAction,
+}
+
+impl QuarantineArgs {
+    /// Returns what the command needs privileges for.
+    pub(super) fn purpose(&self) -> Purpose {
+        match self.action {
+            QuarantineAction::List(_) | QuarantineAction::Show(_) => Purpose::Read,
+            QuarantineAction::Release(_) | QuarantineAction::Discard(_) => {
+                Purpose::ChangeQuarantine
+            }
+        }
+    }
 }
 
 #[derive(Debug, Subcommand)]
@@ -73,7 +86,7 @@ async fn session(settings: &Settings) -> Result<Sql> {
     Ok(sql)
 }
 
-/// The last part of a topic's full name.
+/// Returns the last part of a topic's full name.
 fn short(topic: &str) -> &str {
     topic.rsplit('/').next().unwrap_or(topic)
 }

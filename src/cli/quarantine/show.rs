@@ -29,7 +29,7 @@ pub(super) async fn run(settings: &Settings, args: &QuarantineShowArgs) -> Resul
     if args.json {
         output::write_json(&shown)
     } else {
-        output::write(&text(&shown))
+        output::write_wrapped(&text(&shown))
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -48,7 +48,6 @@ fn text(shown: &ShownEvent) -> String {
         ("error", shown.error.as_deref().map_or(none(), line)),
         ("topic", shown.topic.as_deref().map_or(none(), line)),
         ("key", shown.ordering_key.as_deref().map_or(none(), line)),
-        ("attempts", shown.attempts.to_string()),
         (
             "commit",
             format!("{}, ordinal {}", shown.commit_lsn, shown.ordinal),
@@ -56,6 +55,7 @@ fn text(shown: &ShownEvent) -> String {
         ("committed", ago(shown.committed_seconds_ago)),
         ("recorded", ago(shown.dispatched_seconds_ago)),
     ];
+    lines.extend(figures::requests(shown.attempts, &shown.state));
     if let Some(message_id) = &shown.message_id {
         lines.push(("message", line(message_id)));
     }

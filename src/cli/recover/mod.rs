@@ -2,11 +2,11 @@
 
 mod preview;
 
-use std::io::{IsTerminal, Write};
+use std::io::IsTerminal;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use super::output;
+use super::{output, report};
 use crate::error::{Code, Error, Result};
 use crate::ops::recover;
 use crate::ops::recover::request::{RecoveryRequest, RelayReaction, RequestedRecovery};
@@ -14,7 +14,7 @@ use crate::ops::recover::situation::Situation;
 use crate::postgres::{Sql, connect};
 use crate::settings::Settings;
 
-/// Long, because adopting may move many records.
+/// Statement timeout. It is long, because an adoption may move many records.
 const STATEMENT_TIMEOUT: Duration = Duration::from_secs(3600);
 
 /// The arguments of `postrider recover`.
@@ -27,7 +27,7 @@ pub(super) struct RecoverArgs {
     /// replaces another slot
     #[arg(long)]
     adopt: bool,
-    /// Do it without asking
+    /// Do it without asking for confirmation
     #[arg(long)]
     yes: bool,
     /// Print JSON: {slot_name, needed, why, tables: [...]} or {slot_name, marked, relay}, where
@@ -54,7 +54,7 @@ async fn show_preview(situation: &Situation, settings: &Settings, json: bool) ->
     if json {
         output::write_json(&rows)
     } else {
-        output::write(&preview::text(&rows, situation))
+        output::write_wrapped(&preview::text(&rows, situation))
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -82,12 +82,12 @@ async fn request(
             "records_moved": records_moved,
         }))
     } else if marked.is_none() {
-        output::write(&format!(
+        output::write_wrapped(&format!(
             "Kept slot {name}: every row in the tables has an outcome, and the slot delivers all later \
              rows. Start the relay.\n"
         ))
     } else {
-        output::write(&format!(
+        output::write_wrapped(&format!(
             "Marked slot {name} for recovery: the relay publishes every row without a record in \
              outbox.dispatch from the tables, then continues with the stream.\n{}\n",
             reaction(relay)
@@ -117,7 +117,7 @@ fn question(situation: &Situation, settings: &Settings) -> String {
     }
 }
 
-/// Asks for confirmation on a terminal; without a terminal, `--yes` is required.
+/// Without `--yes`, asks for confirmation. Refuses if there is no terminal, or if the answer is not yes.
 fn confirmed(args: &RecoverArgs, what: &str) -> Result<()> {
     if args.yes {
         return Ok(());
@@ -132,9 +132,8 @@ fn confirmed(args: &RecoverArgs, what: &str) -> Result<()> {
     if !std::io::stdin().is_terminal() {
         return Err(refused());
     }
-    eprint!("{what}. Continue? [y/N] ");
+    report::write_part(&format!("{what}. Continue? [y/N] "));
     let mut answer = String::new();
-    let _ = std::io::stderr().flush(); // the answer counts, not the prompt
     match std::io::stdin().read_line(&mut answer) {
         Ok(_) if matches!(answer.trim(), "y" | "Y" | "yes") => Ok(()),
         Ok(_) | Err(_) => Err(refused()),

@@ -1,4 +1,4 @@
-//! Formats the rows that a recovery would publish as text.
+//! Formats a preview of a recovery as text.
 
 use printable::printable;
 

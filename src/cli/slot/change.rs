@@ -1,6 +1,6 @@
-//! `postrider slot create`, `slot drop` and `slot advance`. Drop and advance need `--yes`, because some
-//! events may not be streamed afterwards. Without `--yes` they only show how many events and how much
-//! WAL are not confirmed. Create needs `--yes` only if the relay has lost an earlier slot of this name.
+//! `postrider slot create`, `slot drop` and `slot advance`. Drop and advance need `--yes`, because PostgreSQL
+//! might not stream some events afterwards. Without `--yes` they only show how many events and how much WAL
+//! are not confirmed. Create needs `--yes` only if the relay has lost an earlier slot of this name.
 
 use std::process::ExitCode;
 use std::time::Duration;
@@ -18,7 +18,7 @@ use crate::settings::Settings;
 pub(super) struct CreateArgs {
     /// How long to wait for running transactions
     #[arg(long, value_name = "SECONDS", default_value_t = 30,
-          value_parser = clap::value_parser!(u64).range(1..=3600))]
+          value_parser = figures::parse_interval)]
     wait_seconds: u64,
     /// Create the slot even if the relay has lost an earlier slot of this name
     #[arg(long)]
@@ -34,7 +34,8 @@ pub(super) struct DropArgs {
     /// Do it; without this, only show how much would not be streamed
     #[arg(long)]
     yes: bool,
-    /// Print JSON: {slot_name, confirmed_flush_lsn, lag_bytes, pending_events}
+    /// Print JSON: {slot_name, confirmed_flush_lsn, lag_bytes, pending_events,
+    /// pending_is_lower_bound}
     #[arg(long)]
     json: bool,
 }
@@ -48,7 +49,8 @@ pub(super) struct AdvanceArgs {
     /// Do it; without this, only show how much would not be streamed
     #[arg(long)]
     yes: bool,
-    /// Print JSON: {slot_name, confirmed_flush_lsn, lag_bytes, pending_events}
+    /// Print JSON: {slot_name, confirmed_flush_lsn, lag_bytes, pending_events,
+    /// pending_is_lower_bound}
     #[arg(long)]
     json: bool,
 }
@@ -63,7 +65,7 @@ pub(super) async fn create(settings: &Settings, args: &CreateArgs) -> Result<Exi
             &serde_json::json!({ "slot_name": name, "created_at_lsn": at.to_string() }),
         )
     } else {
-        output::write(&format!(
+        output::write_wrapped(&format!(
             "Created slot {name} at {at}: every row committed from now on is delivered. PostgreSQL \
              retains WAL until `postrider run` has read it.\n"
         ))
@@ -82,7 +84,7 @@ pub(super) async fn drop(settings: &Settings, args: &DropArgs) -> Result<ExitCod
     if args.json {
         output::write_json(&left_out)
     } else {
-        output::write(&format!(
+        output::write_wrapped(&format!(
             "Dropped {}. At its next start the relay publishes the unrecorded rows from the tables.\n",
             text(&left_out)
         ))
@@ -104,7 +106,7 @@ pub(super) async fn advance(settings: &Settings, args: &AdvanceArgs) -> Result<E
     if args.json {
         output::write_json(&left_out)
     } else {
-        output::write(&format!(
+        output::write_wrapped(&format!(
             "Advanced {before} to {}. The WAL in between is never streamed; at its next start the relay \
              publishes the unrecorded rows from the tables.\n",
             left_out.confirmed_flush_lsn
@@ -115,7 +117,10 @@ pub(super) async fn advance(settings: &Settings, args: &AdvanceArgs) -> Result<E
 
 fn text(left_out: &LeftOut) -> String {
     let events = match left_out.pending_events {
-        Some(events) => format!(", {} not recorded", figures::count(events, "event")),
+        Some(events) => {
+            let least = figures::at_least(left_out.pending_is_lower_bound == Some(true));
+            format!(", {least}{} not recorded", figures::count(events, "event"))
+        }
         None => String::new(),
     };
     let bytes = figures::bytes(left_out.lag_bytes);

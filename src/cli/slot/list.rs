@@ -6,8 +6,10 @@ use printable::printable;
 use slot_manager::{Slot, slots};
 
 use super::{STATEMENT_TIMEOUT, session};
+use crate::cli::wrap::{lines, terminal_width};
 use crate::cli::{figures, output};
 use crate::error::Result;
+use crate::postgres::require_primary;
 use crate::settings::Settings;
 
 /// The arguments of `postrider slot list`.
@@ -26,10 +28,11 @@ pub(super) async fn run(settings: &Settings, args: &SlotListArgs) -> Result<Exit
     if args.json {
         output::write_json(&serde_json::json!({ "slots": slots }));
     } else if slots.is_empty() {
+        require_primary(&sql).await?;
         output::write("There are no replication slots. `postrider init --apply` creates one.\n");
     } else {
         let rows: Vec<[String; 7]> = slots.iter().map(row).collect();
-        output::write(&aligned(&rows));
+        output::write(&fitting(&rows, terminal_width()));
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -54,6 +57,23 @@ fn row(slot: &Slot) -> [String; 7] {
             .as_ref()
             .map_or("none".to_owned(), ToString::to_string),
     ]
+}
+
+/// Formats the slots as a table. On a terminal that is too narrow for the table, formats one block of lines
+/// per slot.
+fn fitting(rows: &[[String; 7]], width: Option<usize>) -> String {
+    let table = aligned(rows);
+    let widest = table.lines().map(|line| line.chars().count()).max();
+    let Some(columns) = width.filter(|columns| widest > Some(*columns)) else {
+        return table;
+    };
+    let block = |row: &[String; 7]| {
+        let named = HEADINGS.iter().zip(row);
+        let lines = named.map(|(heading, cell)| format!("{heading:<8}  {}\n", printable(cell)));
+        lines.collect::<String>()
+    };
+    let blocks: Vec<String> = rows.iter().map(block).collect();
+    lines(&blocks.join("\n"), Some(columns))
 }
 
 /// Aligns the values in columns as wide as their longest value. The last column is not padded. Escapes
@@ -81,6 +101,21 @@ fn aligned(rows: &[[String; 7]]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_narrow_terminal_gets_one_block_per_slot() {
+        let row = |slot: &str| {
+            let reader = "process 4711 (postrider run, user shop_relay, from 10.0.0.7)";
+            [slot, "pgoutput", "shop", "reserved", "0 B", "56 B", reader].map(str::to_owned)
+        };
+        let text = fitting(&[row("a"), row("b")], Some(60));
+        assert!(
+            text.lines().all(|line| line.chars().count() <= 60),
+            "{text}"
+        );
+        assert!(text.contains("SLOT      b\nPLUGIN    pgoutput\n"), "{text}");
+        assert!(fitting(&[row("a")], None).starts_with("SLOT  PLUGIN"));
+    }
 
     #[test]
     fn columns_line_up_under_their_headings() {

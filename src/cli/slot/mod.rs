@@ -1,7 +1,7 @@
 //! `postrider slot`: shows, creates, drops and advances replication slots.
 //!
-//! `screen` formats the state of the slot (`ops::slot`) for a person. `show` prints text or JSON,
-//! and sets the exit code. `list` lists all slots. `change` creates, drops and advances the slot.
+//! `screen` formats the state of the slot (`ops::slot`) as text. `show` prints this text or JSON, and
+//! sets the exit code. `list` lists all slots. `change` creates, drops and advances the slot.
 
 mod change;
 mod list;
@@ -17,12 +17,12 @@ use crate::error::Result;
 use crate::postgres::{Sql, connect};
 use crate::settings::Settings;
 
-/// Short, because people inspect a slot during an incident, when an early answer is better than a complete
-/// one.
+/// Statement timeout. It is short, because operators inspect a slot during an incident, when an early
+/// answer is better than a complete one.
 const STATEMENT_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Long, because creating a slot waits for running transactions, and advancing a slot decodes all WAL in
-/// between.
+/// Statement timeout of changes. It is long, because creating a slot waits for running transactions,
+/// and advancing a slot decodes all WAL up to the target.
 const CHANGE_TIMEOUT: Duration = Duration::from_secs(3600);
 
 /// The arguments of `postrider slot`.

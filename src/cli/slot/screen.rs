@@ -11,6 +11,7 @@ use crate::cli::figures;
 use crate::cli::paint::Paint;
 use crate::cli::wrap::wrapped;
 use crate::condition::{State, TopicCondition, Verdict};
+use crate::ops::pending::AgeClock;
 use crate::ops::slot::{Rates, SlotSnapshot};
 
 /// Exit code for a slot that is missing or cannot be inspected, by the Nagios convention.
@@ -19,7 +20,7 @@ pub(in crate::cli) const UNKNOWN: u8 = 3;
 /// Width of the labels.
 const LABEL: usize = 10;
 
-/// The whole text, wrapped at `width`.
+/// Returns the whole text, wrapped at `width`.
 pub(super) fn text(snapshot: &SlotSnapshot, paint: Paint, width: Option<usize>) -> String {
     let verdict = &snapshot.verdict;
     let mut text = format!(
@@ -49,12 +50,13 @@ pub(super) fn text(snapshot: &SlotSnapshot, paint: Paint, width: Option<usize>) 
     text
 }
 
-/// The state in capital letters.
+/// Returns the state in capital letters, with spaces instead of hyphens.
 pub(in crate::cli) fn word(verdict: &Verdict) -> String {
     verdict.state.name().to_uppercase().replace('-', " ")
 }
 
-/// The time until the relay has caught up, while it catches up.
+/// Returns the line about the time until the relay has caught up. `None` if the relay is not catching
+/// up.
 pub(in crate::cli) fn caught_up(verdict: &Verdict) -> Option<(&'static str, String)> {
     let text = match verdict.caught_up_in {
         Some(time) => format!("in about {}, at the present rate", figures::time(time)),
@@ -66,7 +68,7 @@ pub(in crate::cli) fn caught_up(verdict: &Verdict) -> Option<(&'static str, Stri
     Some(("caught up", text))
 }
 
-/// The exit code of a state, by the Nagios convention.
+/// Returns the exit code of a state, by the Nagios convention.
 pub(in crate::cli) fn exit_code(verdict: &Verdict) -> ExitCode {
     ExitCode::from(match (verdict.state, verdict.severity) {
         (State::Missing, _) => UNKNOWN,
@@ -76,19 +78,19 @@ pub(in crate::cli) fn exit_code(verdict: &Verdict) -> ExitCode {
     })
 }
 
-/// The state, how long it has lasted, and its meaning.
+/// Formats the state, how long it has lasted, and its meaning.
 pub(in crate::cli) fn headline(word: &str, verdict: &Verdict) -> String {
     let lasts = verdict.lasts.map(figures::time);
     let lasts = lasts.map_or(String::new(), |time| format!(" for {time}"));
     format!("{word}{lasts}: {}", verdict.meaning)
 }
 
-/// A value as it is printed after its label.
+/// Formats a value to be printed after its label.
 fn value_text(value: &str, width: Option<usize>) -> String {
     wrapped(&printable(value), LABEL + 2, width)
 }
 
-/// Label and value of each line below the state.
+/// Returns the label and the value of each line below the state.
 fn lines(snapshot: &SlotSnapshot) -> Vec<(&'static str, String)> {
     let mut lines = Vec::new();
     if let Some(remedy) = &snapshot.verdict.remedy {
@@ -101,10 +103,7 @@ fn lines(snapshot: &SlotSnapshot) -> Vec<(&'static str, String)> {
     for topic in condition.iter().flat_map(|condition| &condition.topics) {
         lines.push(("topic", topic_line(topic)));
     }
-    if let Some(why) = relay.and_then(|relay| relay.recovering.as_deref()) {
-        let due = format!("due or running ({why}): rows from the tables are published first");
-        lines.push(("recovery", due));
-    }
+    lines.extend(recovery(snapshot));
     if relay.is_some_and(|relay| relay.records.may_lack_records()) {
         let records = "quarantined events only (dispatch = exceptions)";
         lines.push(("records", records.to_owned()));
@@ -130,7 +129,21 @@ fn lines(snapshot: &SlotSnapshot) -> Vec<(&'static str, String)> {
     lines
 }
 
-/// The lines of the warning about a slot that is older than the publication, with the remedy.
+/// Returns the line about a recovery that is due or running. If topics are failing, the line also says that the
+/// recovery waits for them, and that missed rows wait for the recovery.
+pub(in crate::cli) fn recovery(snapshot: &SlotSnapshot) -> Option<(&'static str, String)> {
+    let relay = snapshot.relay.as_ref()?;
+    let why = relay.recovering.as_deref()?;
+    let mut text = format!("due or running ({why}): rows from the tables are published first");
+    let condition = relay.condition.as_ref();
+    if condition.is_some_and(|condition| condition.failing_topics > 0) {
+        text += "; it can end only after the failing topics accept their events. Until then no audit runs, so rows \
+                 that the stream has missed wait too, for example after the table was taken out of the publication";
+    }
+    Some(("recovery", text))
+}
+
+/// Returns the lines of the warning about a slot that is older than the publication, with the remedy.
 pub(in crate::cli) fn warning(
     label: &'static str,
     snapshot: &SlotSnapshot,
@@ -145,7 +158,7 @@ pub(in crate::cli) fn warning(
     ]
 }
 
-/// The text, preceded by an escape code that clears the screen if standard output is a terminal.
+/// Returns the text, preceded by an escape code that clears the screen if standard output is a terminal.
 pub(in crate::cli) fn replacing(text: &str) -> String {
     if std::io::stdout().is_terminal() {
         format!("\x1b[H\x1b[2J{text}")
@@ -154,7 +167,7 @@ pub(in crate::cli) fn replacing(text: &str) -> String {
     }
 }
 
-/// A topic that fails, on one line.
+/// Formats a failing topic on one line.
 pub(in crate::cli) fn topic_line(topic: &TopicCondition) -> String {
     let seconds =
         |seconds: f64| figures::time(Duration::try_from_secs_f64(seconds).unwrap_or_default());
@@ -174,22 +187,27 @@ pub(in crate::cli) fn topic_line(topic: &TopicCondition) -> String {
 pub(in crate::cli) fn lag(snapshot: &SlotSnapshot, slot: &Slot) -> String {
     let bytes = slot.lag_bytes.map_or("unknown".to_owned(), figures::bytes);
     let mut text = format!("{bytes} of WAL not confirmed");
-    match (
-        snapshot.pending.map(|pending| pending.events),
-        snapshot.lag_time(),
-    ) {
-        (Some(0), _) => text += ", no event is waiting",
-        (Some(events), Some(oldest)) => {
-            let events = figures::count(events, "event");
-            text += &format!(
-                "; {events} not recorded yet, the oldest {} old",
-                figures::time(oldest)
-            );
+    let Some(pending) = snapshot.pending else {
+        return text + "; age unknown (see the relay's /metrics)";
+    };
+    let least = figures::at_least(pending.is_lower_bound);
+    let events = figures::count(pending.events, "event");
+    match pending.oldest {
+        // The events that wait for topics have a record already, because the relay publishes them again.
+        _ if pending.events == 0 && snapshot.waiting_for_topics() > 0 => {
+            text += "; every event in the tables has a record";
         }
-        (Some(events), None) => {
-            text += &format!("; {} not recorded yet", figures::count(events, "event"))
+        _ if pending.events == 0 => text += ", no event is waiting",
+        Some(oldest) => {
+            let by = match oldest.by {
+                AgeClock::Commit => "",
+                AgeClock::OccurredAt => " by occurred_at",
+            };
+            let oldest = figures::time(oldest.age);
+            text +=
+                &format!("; {least}{events} not recorded yet, the oldest {least}{oldest} old{by}");
         }
-        (None, _) => text += "; age unknown (see the relay's /metrics)",
+        None => text += &format!("; {least}{events} not recorded yet"),
     }
     text
 }

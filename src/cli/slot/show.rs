@@ -1,4 +1,4 @@
-//! `postrider slot show`: shows the slot once or repeatedly, for a person or for an alert.
+//! `postrider slot show`: shows the slot once or repeatedly, for an operator or for an alert.
 
 use std::process::ExitCode;
 use std::time::Duration;
@@ -7,9 +7,11 @@ use slot_manager::health::Thresholds;
 
 use super::{STATEMENT_TIMEOUT, screen, session};
 use crate::cli::paint::Paint;
+use crate::cli::report::write_error;
 use crate::cli::wrap::terminal_width;
-use crate::cli::{figures, output};
+use crate::cli::{figures, for_command, output};
 use crate::error::{Error, Report, Result};
+use crate::ops::rights::Purpose;
 use crate::ops::slot::SlotSnapshot;
 use crate::postgres::Sql;
 use crate::settings::Settings;
@@ -22,7 +24,7 @@ pub(super) struct ShowArgs {
     json: bool,
     /// Refresh every SECONDS until interrupted, and show rates
     #[arg(long, value_name = "SECONDS", num_args = 0..=1, default_missing_value = "2",
-          value_parser = clap::value_parser!(u64).range(1..=3600))]
+          value_parser = figures::parse_interval)]
     watch: Option<u64>,
     /// Warn at this much unconfirmed WAL, such as 256MB [default: 256MB]
     #[arg(long, value_name = "SIZE", value_parser = figures::parse_bytes)]
@@ -78,10 +80,11 @@ pub(super) async fn run(settings: &Settings, args: ShowArgs) -> Result<ExitCode>
             Ok(screen::exit_code(&snapshot.verdict))
         }
         Err(error) => {
+            let error = for_command(error, settings, Purpose::Read).await;
             if args.json {
                 output::write_json(&unknown(settings, &error));
             }
-            eprintln!("{}", Report(&error));
+            write_error(&error, args.json);
             Ok(ExitCode::from(screen::UNKNOWN))
         }
     }
@@ -92,7 +95,7 @@ async fn read(settings: &Settings, args: &ShowArgs) -> Result<SlotSnapshot> {
     SlotSnapshot::take(&sql, settings, &args.thresholds(), None).await
 }
 
-/// Refreshes until the process is interrupted, and reconnects after each lost connection.
+/// Refreshes until the process is interrupted, and reconnects after each error.
 async fn watch(settings: &Settings, args: &ShowArgs, interval: Duration) -> ! {
     let mut sql: Option<Sql> = None;
     let mut before: Option<SlotSnapshot> = None;
@@ -104,6 +107,7 @@ async fn watch(settings: &Settings, args: &ShowArgs, interval: Duration) -> ! {
             }
             Err(error) => {
                 (sql, before) = (None, None);
+                let error = for_command(error, settings, Purpose::Read).await;
                 if args.json {
                     output::write_json_line(&unknown(settings, &error))
                 } else {
@@ -144,10 +148,6 @@ fn unknown(settings: &Settings, error: &Error) -> serde_json::Value {
     serde_json::json!({
         "slot_name": settings.slot,
         "state": "unknown",
-        "error": {
-            "code": error.code().name(),
-            "what": error.to_string(),
-            "hint": error.hint_text(),
-        },
+        "error": error.json(),
     })
 }

@@ -1,5 +1,5 @@
 //! Draws the full-screen view of `status --watch`: the same lines as `status`, with graphs of the
-//! last minutes. `q`, Escape and Ctrl-C close the view.
+//! last minutes. `q`, Escape, Ctrl-C and SIGTERM close the view.
 //!
 //! A thread reads the keyboard, because reading blocks. The terminal is restored when the view ends,
 //! even after a panic (`ratatui::try_init` installs a hook).
@@ -16,25 +16,34 @@ use ratatui::style::{Color, Modifier, Style};
 use ratatui::text::{Line, Span};
 use ratatui::widgets::{Block, Paragraph, Sparkline, Wrap};
 use slot_manager::Severity;
+use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::mpsc;
 
 use super::{Observer, screen};
 use crate::cli::figures;
 use crate::cli::slot::screen as slot_screen;
+use crate::cli::wrap::wrapped;
 use crate::error::{Code, Error, Result};
 use crate::ops::status::RelayStatus;
 
-/// Maximum number of snapshots that the graphs remember, more than a terminal has columns.
+/// Maximum number of snapshots that the graphs remember. A graph shows one snapshot per column, and no usual
+/// terminal has as many columns.
 const REMEMBERED: usize = 600;
 
 /// Height of a graph with its border, in lines.
 const GRAPH_LINES: u16 = 5;
+
+/// Maximum height of the heading without its empty line, in lines.
+const MOST_HEADING_LINES: u16 = 8;
 
 /// Minimum height of a terminal with graphs, in lines.
 const LINES_FOR_GRAPHS: u16 = 22;
 
 /// Width of the labels.
 const LABEL: usize = 11;
+
+/// Exit code after SIGTERM, as a shell reports it.
+const TERMINATED: u8 = 128 + 15;
 
 /// The figures of one snapshot. `None` leaves a gap in the graph.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
@@ -45,10 +54,9 @@ struct Figures {
     headroom_bytes: Option<u64>,
 }
 
-/// Selects the figure of a graph.
+/// A function that selects the figure of a graph.
 type Figure = fn(&Figures) -> Option<u64>;
 
-/// The contents of the view.
 #[derive(Debug, Default)]
 struct View {
     history: VecDeque<Figures>,
@@ -68,17 +76,20 @@ struct ShownState {
     exit_code: ExitCode,
 }
 
-/// Shows the view until a key ends it.
+/// Shows the view until a key or SIGTERM ends it. Returns the exit code of the last state that was shown, or
+/// [`TERMINATED`] after SIGTERM.
 pub(super) async fn run(observer: &mut Observer<'_>, interval: Duration) -> Result<ExitCode> {
-    let mut terminal = ratatui::try_init()
-        .map_err(|e| Error::new(Code::Internal, "cannot use this terminal").caused_by(e))?;
+    let mut stop = signal(SignalKind::terminate())
+        .map_err(|e| Error::of_system("cannot wait for SIGTERM", e))?;
+    let mut terminal =
+        ratatui::try_init().map_err(|e| Error::of_system("cannot use this terminal", e))?;
     let mut keys = keyboard();
     let mut view = View::default();
     let mut ticks = tokio::time::interval(interval);
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     let ended = 'view: loop {
         let observed = {
-            // A snapshot hangs if the server hangs. The keys must still work.
+            // If the server hangs, the snapshot hangs too. The keys must still work, so wait for both.
             let observing = async {
                 ticks.tick().await;
                 observer.observe().await
@@ -93,27 +104,30 @@ pub(super) async fn run(observer: &mut Observer<'_>, interval: Duration) -> Resu
                 tokio::select! {
                     observed = &mut observing => break observed,
                     key = keys.recv() => match key {
-                        Some(Event::Key(key)) if leaves(key.code, key.modifiers) => break 'view Ok(()),
+                        Some(Event::Key(key)) if leaves(key.code, key.modifiers) => break 'view Ok(None),
                         Some(_) => {}
-                        None => break 'view Ok(()),
+                        None => break 'view Ok(None),
                     },
+                    _ = stop.recv() => break 'view Ok(Some(TERMINATED)),
                 }
             }
         };
         view.add(observed);
     };
     ratatui::restore();
-    ended?;
+    if let Some(code) = ended? {
+        return Ok(ExitCode::from(code));
+    }
     let last = view.state.map(|state| state.exit_code);
     Ok(last.unwrap_or(ExitCode::from(slot_screen::UNKNOWN)))
 }
 
 /// Receives key presses and changes of the terminal's size, until the terminal is gone.
-fn keyboard() -> mpsc::UnboundedReceiver<Event> {
-    let (sender, receiver) = mpsc::unbounded_channel();
+fn keyboard() -> mpsc::Receiver<Event> {
+    let (sender, receiver) = mpsc::channel(16);
     std::thread::spawn(move || {
         while let Ok(event) = event::read() {
-            if sender.send(event).is_err() {
+            if sender.blocking_send(event).is_err() {
                 return;
             }
         }
@@ -184,56 +198,94 @@ impl ShownState {
 
 fn draw(frame: &mut Frame<'_>, view: &View) {
     let area = frame.area();
-    let graphs = if area.height >= LINES_FOR_GRAPHS {
-        GRAPH_LINES
-    } else {
-        0
-    };
+    let heading = heading(view, area.width);
+    let heading_lines = u16::try_from(heading.len()).unwrap_or(u16::MAX);
+    let head_height = heading_lines.clamp(3, MOST_HEADING_LINES) + 1;
+    let details = details(view, area.width);
+    // The details say what is wrong and what to do, so they are more important than the graphs.
+    let left = area.height.saturating_sub(head_height + GRAPH_LINES + 1);
+    let has_graphs = area.height >= LINES_FOR_GRAPHS && details.len() <= usize::from(left);
+    let graphs = if has_graphs { GRAPH_LINES } else { 0 };
     let [head, graph, body, foot] = Layout::vertical([
-        Constraint::Length(4),
+        Constraint::Length(head_height),
         Constraint::Length(graphs),
         Constraint::Min(3),
         Constraint::Length(1),
     ])
     .areas(area);
-    frame.render_widget(heading(view), head);
-    if graphs > 0 {
+    frame.render_widget(Paragraph::new(heading).wrap(Wrap { trim: false }), head);
+    if has_graphs {
         draw_graphs(frame, view, graph);
     }
-    let lines = view.state.iter().flat_map(|state| &state.lines);
-    let lines = lines.map(|(label, value)| {
-        Line::from(vec![
-            Span::styled(format!("{label:LABEL$}  "), Style::new().fg(Color::Cyan)),
-            Span::raw(printable(value).into_owned()),
-        ])
-    });
-    let lines: Vec<Line<'_>> = lines.collect();
-    frame.render_widget(Paragraph::new(lines).wrap(Wrap { trim: false }), body);
+    let details = cut_to(details, usize::from(body.height));
+    // Wrap again, because a word may be wider than the terminal.
+    frame.render_widget(Paragraph::new(details).wrap(Wrap { trim: false }), body);
     let keys = Line::styled("q quit", Style::new().add_modifier(Modifier::DIM));
     frame.render_widget(keys, foot);
 }
 
-fn heading(view: &View) -> Paragraph<'static> {
-    let mut lines = Vec::new();
+/// Returns the lines below the heading and the graphs, wrapped at `width` columns.
+fn details(view: &View, width: u16) -> Vec<Line<'static>> {
+    let lines = view.state.iter().flat_map(|state| &state.lines);
+    let lines = lines.flat_map(|(label, value)| {
+        let label = format!("{label:LABEL$}  ");
+        let label = Span::styled(label, Style::new().fg(Color::Cyan));
+        after(vec![label], value, width)
+    });
+    lines.collect()
+}
+
+/// Leaves out the lines that do not fit into this height. The last line then says how many are left out.
+fn cut_to(mut lines: Vec<Line<'static>>, height: usize) -> Vec<Line<'static>> {
+    if lines.len() > height {
+        let kept = height.saturating_sub(1);
+        let left_out = lines.len() - kept;
+        lines.truncate(kept);
+        let what =
+            format!("... {left_out} more lines: enlarge the terminal, or run `postrider status`");
+        let style = Style::new().add_modifier(Modifier::BOLD);
+        lines.push(Line::styled(what, style));
+    }
+    lines
+}
+
+/// Returns `start`, followed by the text, wrapped at `width` columns. The lines after the first are indented
+/// like the text.
+fn after(start: Vec<Span<'static>>, text: &str, width: u16) -> Vec<Line<'static>> {
+    let indent = start.iter().map(Span::width).sum();
+    let text = wrapped(&printable(text), indent, Some(usize::from(width)));
+    let mut lines = text.lines().map(|line| Line::raw(line.to_owned()));
+    let mut first = Line::from(start);
+    if let Some(line) = lines.next() {
+        first.extend(line);
+    }
+    std::iter::once(first).chain(lines).collect()
+}
+
+/// Returns the lines of the heading, wrapped at `width` columns.
+fn heading(view: &View, width: u16) -> Vec<Line<'static>> {
+    let columns = Some(usize::from(width));
     if let Some(error) = &view.error {
         let style = Style::new().fg(Color::Red).add_modifier(Modifier::BOLD);
-        lines.push(Line::styled(printable(error).into_owned(), style));
-    } else if let Some(state) = &view.state {
-        let style = Style::new().add_modifier(Modifier::BOLD);
-        lines.push(Line::from(vec![
-            Span::styled(
-                format!(" {} ", state.word),
-                style.bg(colour(state.severity)).fg(Color::Black),
-            ),
-            Span::raw(format!(" {}", printable(&state.meaning))),
-        ]));
-        if let Some(remedy) = &state.remedy {
-            lines.push(Line::raw(format!("-> {}", printable(remedy))));
-        }
-    } else {
-        lines.push(Line::raw("connecting to PostgreSQL"));
+        let error = wrapped(&printable(error), 0, columns);
+        return error
+            .lines()
+            .map(|line| Line::styled(line.to_owned(), style))
+            .collect();
     }
-    Paragraph::new(lines).wrap(Wrap { trim: false })
+    let Some(state) = &view.state else {
+        return vec![Line::raw("connecting to PostgreSQL")];
+    };
+    let style = Style::new().add_modifier(Modifier::BOLD);
+    let word = Span::styled(
+        format!(" {} ", state.word),
+        style.bg(colour(state.severity)).fg(Color::Black),
+    );
+    let mut lines = after(vec![word, Span::raw(" ")], &state.meaning, width);
+    if let Some(remedy) = &state.remedy {
+        lines.extend(after(vec![Span::raw("-> ")], remedy, width));
+    }
+    lines
 }
 
 fn colour(severity: Severity) -> Color {
@@ -278,81 +330,4 @@ fn draw_graphs(frame: &mut Frame<'_>, view: &View, area: Rect) {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use ratatui::Terminal;
-    use ratatui::backend::TestBackend;
-
-    fn drawn(view: &View, width: u16, height: u16) -> String {
-        let mut terminal = Terminal::new(TestBackend::new(width, height)).unwrap();
-        terminal.draw(|frame| draw(frame, view)).unwrap();
-        terminal.backend().to_string()
-    }
-
-    fn view() -> View {
-        let history = (0..200).map(|i| Figures {
-            recorded_per_second: Some(100 + i % 7),
-            lag_bytes: Some(i * 1_000),
-            headroom_bytes: (i % 50 != 0).then_some(10 << 20),
-        });
-        View {
-            history: history.collect(),
-            state: Some(ShownState {
-                severity: Severity::Warning,
-                word: "BLOCKED ON PUBSUB".to_owned(),
-                meaning: "Pub/Sub does not take the events of topic orders (topic-missing)"
-                    .to_owned(),
-                remedy: Some("create the topic".to_owned()),
-                lines: vec![
-                    ("database", "shop, PostgreSQL 18".to_owned()),
-                    ("topics", "ord\x1b[31mers topic-missing for 20 s".to_owned()),
-                ],
-                loss: Some(Duration::from_secs(300)),
-                exit_code: ExitCode::SUCCESS,
-            }),
-            error: None,
-        }
-    }
-
-    #[test]
-    fn the_view_has_state_remedy_graphs_and_details_on_every_size() {
-        for (width, height) in [(60, 24), (80, 24), (200, 60)] {
-            let text = drawn(&view(), width, height);
-            let parts = [
-                "BLOCKED ON PUBSUB",
-                "-> create the topic",
-                "lag",
-                "WAL left",
-                "PostgreSQL 18",
-                "q quit",
-            ];
-            for part in parts {
-                assert!(text.contains(part), "{part} in {width}x{height}:\n{text}");
-            }
-        }
-        let small = drawn(&view(), 60, 12);
-        assert!(
-            small.contains("topics") && !small.contains("WAL left"),
-            "{small}"
-        );
-        drawn(&view(), 1, 1);
-        drawn(&View::default(), 1, 2);
-    }
-
-    #[test]
-    fn text_from_the_database_cannot_control_the_terminal() {
-        let text = drawn(&view(), 100, 30);
-        assert!(
-            !text.contains('\x1b') && text.contains("ord\\u{1b}[31mers"),
-            "{text}"
-        );
-    }
-
-    #[test]
-    fn a_failed_snapshot_is_shown_and_leaves_a_gap_in_the_graphs() {
-        let mut view = view();
-        view.add(Err(Error::new(Code::PostgresUnreachable, "no connection")));
-        assert_eq!(view.history.back(), Some(&Figures::default()));
-        assert!(drawn(&view, 100, 30).contains("no connection"));
-    }
-}
+mod tests;

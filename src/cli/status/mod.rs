@@ -9,16 +9,19 @@ use std::io::IsTerminal;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use super::paint::Paint;
+use super::paint::{self, Paint};
+use super::report::write_error;
 use super::slot::screen as slot_screen;
 use super::wrap::terminal_width;
-use super::{block_on, output};
+use super::{block_on, figures, for_command, output};
 use crate::error::{Error, Report, Result};
+use crate::ops::rights::Purpose;
 use crate::ops::status::RelayStatus;
 use crate::postgres::{Sql, connect};
 use crate::settings::Settings;
 
-/// Short, because during an incident an early answer is better than a complete one.
+/// Statement timeout. It is short, because during an incident an early answer is better than a complete
+/// one.
 const STATEMENT_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The arguments of `postrider status`.
@@ -29,7 +32,7 @@ pub(super) struct StatusArgs {
     json: bool,
     /// Refresh every SECONDS until interrupted; on a terminal, a live view with graphs
     #[arg(long, value_name = "SECONDS", num_args = 0..=1, default_missing_value = "1",
-          value_parser = clap::value_parser!(u64).range(1..=3600))]
+          value_parser = figures::parse_interval)]
     watch: Option<u64>,
 }
 
@@ -38,7 +41,9 @@ pub(super) fn run(settings: &Settings, args: &StatusArgs) -> Result<ExitCode> {
         let mut observer = Observer::new(settings);
         match args.watch.map(Duration::from_secs) {
             None => Ok(once(&mut observer, args).await),
-            Some(interval) if !args.json && std::io::stdout().is_terminal() => {
+            Some(interval)
+                if !args.json && std::io::stdout().is_terminal() && !paint::is_dumb() =>
+            {
                 live::run(&mut observer, interval).await
             }
             Some(interval) => repeat(&mut observer, args, interval).await,
@@ -46,7 +51,7 @@ pub(super) fn run(settings: &Settings, args: &StatusArgs) -> Result<ExitCode> {
     })
 }
 
-/// Takes snapshots of the relay. Keeps its SQL session until an error.
+/// The part of the command that takes snapshots of the relay. It keeps its SQL session until an error occurs.
 struct Observer<'a> {
     settings: &'a Settings,
     sql: Option<Sql>,
@@ -68,7 +73,7 @@ impl<'a> Observer<'a> {
             Ok(status) => Ok(self.last.insert(status)),
             Err(error) => {
                 (self.sql, self.last) = (None, None);
-                Err(error)
+                Err(for_command(error, self.settings, Purpose::Read).await)
             }
         }
     }
@@ -101,7 +106,7 @@ async fn once(observer: &mut Observer<'_>, args: &StatusArgs) -> ExitCode {
             if args.json {
                 output::write_json(&unknown(settings, &error));
             }
-            eprintln!("{}", Report(&error));
+            write_error(&error, args.json);
             ExitCode::from(slot_screen::UNKNOWN)
         }
     }
@@ -134,10 +139,6 @@ fn unknown(settings: &Settings, error: &Error) -> serde_json::Value {
     serde_json::json!({
         "state": "unknown",
         "slot": { "slot_name": settings.slot },
-        "error": {
-            "code": error.code().name(),
-            "what": error.to_string(),
-            "hint": error.hint_text(),
-        },
+        "error": error.json(),
     })
 }

@@ -8,8 +8,8 @@ use crate::cli::figures;
 use crate::cli::paint::Paint;
 use crate::cli::slot::screen as slot_screen;
 use crate::cli::wrap::wrapped;
-use crate::condition::PruneRun;
-use crate::ops::slot::QuarantineStatus;
+use crate::condition::{KeyCondition, PruneRun};
+use crate::ops::slot::{BlockedKeyStatus, QuarantineStatus};
 use crate::ops::status::{EventRates, RelayStatus, ShownPruning};
 
 /// Width of the labels.
@@ -18,7 +18,7 @@ const LABEL: usize = 11;
 /// Maximum number of failing topics that are listed.
 const TOPICS_SHOWN: usize = 8;
 
-/// The whole text, wrapped at `width`.
+/// Returns the whole text, wrapped at `width`.
 pub(super) fn text(status: &RelayStatus, paint: Paint, width: Option<usize>) -> String {
     let verdict = &status.slot.verdict;
     let word = slot_screen::word(verdict);
@@ -39,7 +39,7 @@ pub(super) fn text(status: &RelayStatus, paint: Paint, width: Option<usize>) -> 
     text
 }
 
-/// Label and value of each line below the verdict.
+/// Returns the label and the value of each line below the verdict.
 pub(super) fn lines(status: &RelayStatus) -> Vec<(&'static str, String)> {
     let snapshot = &status.slot;
     let server = snapshot.cluster.major_version();
@@ -67,16 +67,13 @@ pub(super) fn lines(status: &RelayStatus) -> Vec<(&'static str, String)> {
     } else {
         lines.push(("slot", format!("{} does not exist", snapshot.name)));
     }
-    if let Some(why) = snapshot
-        .relay
-        .as_ref()
-        .and_then(|row| row.recovering.as_deref())
-    {
-        lines.push(("recovery", format!("due or running ({why})")));
-    }
+    lines.extend(slot_screen::recovery(snapshot));
     lines.push(("publication", publication(status)));
     topics(status, &mut lines);
-    lines.push(("quarantine", quarantine(snapshot.quarantine.as_ref())));
+    let kept = snapshot.quarantine.as_ref();
+    lines.push(("quarantine", quarantine(kept)));
+    let keys = kept.iter().flat_map(|kept| &kept.keys);
+    lines.extend(keys.map(|key| ("", blocked_key_line(key))));
     if let Some(ShownPruning {
         ended_seconds_ago,
         run,
@@ -110,6 +107,10 @@ fn pruning(run: &PruneRun, seconds_ago: f64) -> String {
 fn publication(status: &RelayStatus) -> String {
     let publication = &status.slot.publication;
     match publication.problems.len() {
+        0 if publication.is_locked => format!(
+            "{}: unknown, because a lock on a captured table prevents the check",
+            publication.name
+        ),
         0 => format!(
             "{} covers all rows of {}",
             publication.name,
@@ -130,6 +131,7 @@ fn topics(status: &RelayStatus, lines: &mut Vec<(&'static str, String)>) {
     for (i, topic) in condition.topics.iter().take(TOPICS_SHOWN).enumerate() {
         let label = if i == 0 { "topics" } else { "" };
         lines.push((label, slot_screen::topic_line(topic)));
+        lines.extend(topic.keys.iter().map(|key| ("", key_line(key))));
         lines.push(("", format!("-> {}", topic.hint)));
     }
     let more = condition.failing_topics.saturating_sub(TOPICS_SHOWN);
@@ -141,22 +143,50 @@ fn topics(status: &RelayStatus, lines: &mut Vec<(&'static str, String)>) {
     }
 }
 
-fn quarantine(quarantine: Option<&QuarantineStatus>) -> String {
-    let Some(QuarantineStatus { events, keys }) = quarantine else {
-        return "unknown: outbox.dispatch is missing or not readable".to_owned();
-    };
-    let Some(first) = keys.first() else {
-        return match events {
-            0 => "empty".to_owned(),
-            events => format!("{} released", figures::count(*events, "event")),
-        };
+/// Formats the line of a key whose events wait for a failing topic.
+fn key_line(key: &KeyCondition) -> String {
+    format!(
+        "key {:?}: {}, the oldest {} old",
+        key.ordering_key,
+        figures::count(key.waiting_events, "event"),
+        seconds(key.oldest_seconds)
+    )
+}
+
+fn seconds(seconds: f64) -> String {
+    figures::time(Duration::try_from_secs_f64(seconds).unwrap_or_default())
+}
+
+/// Formats the line of a key whose events wait in quarantine.
+fn blocked_key_line(key: &BlockedKeyStatus) -> String {
+    let topic = key.topic.rsplit('/').next().unwrap_or_default();
+    let name = match (topic, key.ordering_key.as_str()) {
+        ("", "") => "without a topic and a key".to_owned(),
+        ("", key) => format!("key {key:?}"),
+        (topic, "") => format!("{topic}, without a key"),
+        (topic, key) => format!("{topic}, key {key:?}"),
     };
     format!(
-        "{}, first of key {:?}: {}; `postrider quarantine list` shows why",
-        figures::count(*events, "event"),
-        first.ordering_key,
-        first.first_event
+        "{name}: {}{}, the oldest {} old, first {}",
+        figures::at_least(key.has_more()),
+        figures::count(key.events, "event"),
+        seconds(key.oldest_seconds),
+        key.first_event
     )
+}
+
+fn quarantine(quarantine: Option<&QuarantineStatus>) -> String {
+    let Some(QuarantineStatus { events, keys }) = quarantine else {
+        return "unknown: outbox.dispatch is missing, locked or not readable".to_owned();
+    };
+    let events = figures::count(*events, "event");
+    match keys.len() {
+        0 if events.starts_with("0 ") => "empty".to_owned(),
+        0 => format!("{events} released"),
+        _ => {
+            format!("{events}; `postrider quarantine list` shows why; the keys that wait longest:")
+        }
+    }
 }
 
 pub(super) fn event_rates(rates: EventRates) -> String {

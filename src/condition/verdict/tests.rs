@@ -1,5 +1,7 @@
 //! Tests the state that follows from each health of the slot and each condition of the relay.
 
+use slot_manager::health::{Headroom, Lag};
+
 use super::*;
 use crate::condition::TopicCondition;
 
@@ -10,7 +12,9 @@ fn said(state: State, code: Option<&str>) -> Condition {
         code: code.map(str::to_owned),
         what: code.map(|_| "it failed".to_owned()),
         hint: code.map(|_| "mend it".to_owned()),
+        unchecked: code.and_then(|_| (state == State::Streaming).then_some(Unchecked::Publication)),
         caught_up_in_seconds: (state == State::CatchingUp).then_some(42.0),
+        oldest_seconds: None,
         topics: Vec::new(),
         failing_topics: 0,
     }
@@ -27,6 +31,7 @@ fn blocked() -> Condition {
             failures: 3,
             waiting_events: 5,
             oldest_seconds: None,
+            keys: Vec::new(),
         }],
         failing_topics: 1,
         ..said(State::BlockedOnPubsub, Some("topic-missing"))
@@ -232,6 +237,21 @@ fn events_in_quarantine_are_at_least_a_warning() {
         (State::Streaming, Severity::Warning)
     );
     assert!(verdict.meaning.contains("except those in quarantine"));
+    let behind = said(State::CatchingUp, None);
+    let verdict = decide(StateFacts {
+        health: Some(&Health::Active),
+        condition: Some(&behind),
+        has_quarantine: true,
+        ..StateFacts::default()
+    });
+    assert_eq!(verdict.state, State::CatchingUp);
+    assert!(
+        verdict
+            .meaning
+            .ends_with("behind; and events are in quarantine"),
+        "{}",
+        verdict.meaning
+    );
 }
 
 #[test]
@@ -239,9 +259,10 @@ fn the_public_condition_has_the_shown_state_and_no_message_of_the_database() {
     let away = said(State::BlockedOnDatabase, Some("disk-full"));
     let verdict = decided(&Health::Active, Some(&away));
     let public = verdict.public(away);
+    assert_eq!(public.state, State::BlockedOnDatabase);
     assert_eq!(
-        (public.what, public.state),
-        (None, State::BlockedOnDatabase)
+        public.what.as_deref(),
+        Some("PostgreSQL has no room on its disk.")
     );
     assert!(public.hint.is_some_and(|hint| hint != "mend it"));
     let streaming = said(State::Streaming, None);
@@ -251,4 +272,126 @@ fn the_public_condition_has_the_shown_state_and_no_message_of_the_database() {
     assert!(public.hint.is_some());
     let shown = decided(&Health::Active, Some(&blocked())).public(blocked());
     assert_eq!(shown.what.as_deref(), Some("it failed"));
+}
+
+#[test]
+fn a_relay_that_does_not_answer_is_down_whatever_it_said_before() {
+    let holder = slot_manager::Holder {
+        pid: 42,
+        application_name: Some("postrider a/1:2".to_owned()),
+        client_addr: None,
+        user: None,
+        since: None,
+        silent: Some(Duration::from_secs(20)),
+    };
+    let silent = Health::HeldBySilentRelay {
+        lag: lag(Severity::Ok),
+        holder: Box::new(holder),
+        silent: Duration::from_secs(20),
+    };
+    for condition in [blocked(), said(State::CatchingUp, None)] {
+        let verdict = decided(&silent, Some(&condition));
+        assert_eq!(
+            (verdict.state, verdict.severity),
+            (State::Down, Severity::Warning)
+        );
+        assert!(verdict.meaning.contains("has not answered for 20 s"));
+    }
+}
+
+#[test]
+fn a_missing_row_of_the_relay_is_a_warning_and_not_called_a_recreated_slot() {
+    let streaming = decide(StateFacts {
+        health: Some(&Health::Active),
+        lacks_row: true,
+        ..StateFacts::default()
+    });
+    assert_eq!(
+        (streaming.state, streaming.severity),
+        (State::Streaming, Severity::Warning)
+    );
+    let (recorded, found) = (1.into(), 2.into());
+    let left = decide(StateFacts {
+        health: Some(&Health::Recreated { recorded, found }),
+        lacks_row: true,
+        ..StateFacts::default()
+    });
+    assert_eq!(
+        (left.state, left.severity),
+        (State::Recreated, Severity::Error)
+    );
+    for verdict in [streaming, left] {
+        assert!(verdict.meaning.contains("has no row for this slot"));
+        assert!(verdict.remedy.unwrap().contains("it writes the row"));
+    }
+}
+
+/// The previous relay reported that it was catching up, or that Pub/Sub blocked it.
+#[test]
+fn a_relay_that_opens_its_session_is_starting() {
+    let opening = |condition| {
+        decide(StateFacts {
+            health: Some(&Health::Active),
+            condition,
+            is_opening: true,
+            oldest: Some(Duration::from_secs(100)),
+            ..StateFacts::default()
+        })
+    };
+    let (late, blocked) = (said(State::CatchingUp, None), blocked());
+    for condition in [None, Some(&late), Some(&blocked)] {
+        assert_eq!(opening(condition).state, State::Starting);
+    }
+    let waits = said(State::BlockedOnDatabase, Some("lock-wait"));
+    assert_eq!(opening(Some(&waits)).state, State::BlockedOnDatabase);
+}
+
+#[test]
+fn a_relay_without_a_stream_is_known_only_while_it_writes_its_condition() {
+    let seconds = Duration::from_secs;
+    for (health, gone) in [
+        (Health::Inactive(lag(Severity::Warning)), State::Down),
+        (Health::Missing, State::Missing),
+    ] {
+        for (state, limit) in [
+            (State::Recovering, 15),
+            (State::BlockedOnDatabase, 15),
+            (State::Broken, 75),
+        ] {
+            let condition = said(state, state_code(state));
+            let after = |age| {
+                let facts = StateFacts {
+                    health: Some(&health),
+                    condition: Some(&condition),
+                    condition_age: age,
+                    is_recovering: true,
+                    ..StateFacts::default()
+                };
+                decide(facts).state
+            };
+            assert_eq!(after(seconds(limit - 1)), state, "{health:?}");
+            if limit == 15 {
+                assert_eq!(after(seconds(limit)), gone, "{health:?}");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_relay_that_cannot_check_its_publication_says_so_in_every_state_of_its_slot() {
+    let condition = said(State::Streaming, Some("postgres-authentication"));
+    for (health, state) in [
+        (Health::Active, State::Streaming),
+        (Health::Reserved(room(20, true)), State::NearlyFull),
+    ] {
+        let verdict = decided(&health, Some(&condition));
+        assert_eq!(
+            (verdict.state, verdict.severity),
+            (state, Severity::Warning)
+        );
+        let says = "for 20 s the relay could not check its publication and its slot \
+                    (postgres-authentication): it failed";
+        assert!(verdict.meaning.contains(says), "{verdict:?}");
+        assert!(verdict.remedy.is_some());
+    }
 }

@@ -1,16 +1,17 @@
 //! Decides whether the stream is behind. If it is, lanes may linger until requests fill up, and the
-//! session may read in bulk.
+//! session may read in bulk. Lanes may also linger while rows arrive from a table.
 //!
-//! A request costs about the same for one message as for a hundred. While the stream is live, every
-//! event is sent at once. While the server sends old transactions, a lane lingers until it has
-//! enough for a request. Lanes stop lingering when more events would not make requests larger
+//! A request costs about the same for one message as for a hundred. While the stream is live, every event
+//! is sent at once. While the server sends old transactions, a lane lingers until it has enough events
+//! for an efficient request. Lanes stop lingering when more events would not make requests larger
 //! (`flow_control`), or when a pause shows that the stream has caught up.
 //!
-//! After a keepalive a short pause is enough: the server sends a keepalive before it waits for more
-//! WAL. But the server also sends keepalives within a backlog (`WalSndWaitForWal` and
-//! `WalSndUpdateProgress` in its walsender.c), so a keepalive alone does not prove that the stream
-//! has caught up. While reading is stopped, the pause is longest. The age of a transaction is the
-//! difference of two server times, so our own clock does not matter.
+//! After a keepalive a short pause is enough, because the server sends a keepalive before it waits for
+//! more WAL. But the server also sends keepalives within a backlog (`WalSndWaitForWal` and
+//! `WalSndUpdateProgress` in its walsender.c), so a keepalive alone does not prove that the stream has
+//! caught up. While reading is stopped, nothing can arrive, so only a much longer pause shows that the stream
+//! has caught up. The age of a transaction is the difference of two times of the server's clock, so the clock
+//! of the relay does not matter.
 
 use std::time::{Duration, Instant};
 
@@ -18,40 +19,53 @@ use decoder::PgTimestamp;
 
 use crate::lanes::Serve;
 
-/// The stream is behind when it sends transactions older than this. Live transactions are much
-/// younger, and a real backlog is much longer.
+/// Minimum age of the server's transactions at which the stream counts as behind. Live transactions are much
+/// younger, and transactions of a real backlog are much older.
 const BEHIND: Duration = Duration::from_secs(1);
 
-/// A stream that sends nothing for this long has caught up. Shorter pauses also occur within a
-/// backlog, whenever other processes take the server's cores. If lanes stopped lingering at such a
-/// pause, they would send small requests.
+/// How long the stream must be silent before it counts as caught up. Shorter pauses also occur within a
+/// backlog, whenever other processes use the server's cores. If lanes stopped lingering at such a pause,
+/// they would send small requests.
 const PAUSE: Duration = Duration::from_millis(40);
 
-/// A stream that sends nothing for this long after a keepalive has caught up. A short pause is
-/// enough, because a server that only lacks cores sends no keepalive.
+/// How long the stream must be silent after a keepalive before it counts as caught up. A short pause is
+/// enough, because a server that only lacks CPU time sends no keepalive.
 const SHORT_PAUSE: Duration = Duration::from_millis(5);
 
-/// How long lanes linger while reading is stopped. Reading usually resumes sooner, when Pub/Sub
-/// answers or the writer records outcomes, which frees memory.
+/// How long lanes linger while reading is stopped or while a task reads a table, if nothing arrives. Usually
+/// something arrives sooner. Pub/Sub answers or the writer records outcomes, which frees memory, so that
+/// reading resumes. Or the task sends its next rows.
 const LONG_PAUSE: Duration = Duration::from_millis(250);
 
 #[derive(Debug, Default)]
 pub(crate) struct Backlog {
-    /// The start of the current pause, while the stream is behind: the time of the last chunk, or of
-    /// the last stop or resume of reading if that is later. `None` when the stream is not behind.
+    /// The start of the current silence, while the stream is behind: the time of the last chunk, or the
+    /// time at which reading last stopped or resumed, if that is later. `None` when the stream is not
+    /// behind.
     quiet_since: Option<Instant>,
     is_held_up: bool,
+    /// Whether the last rows came from a table, and more rows follow.
+    reads_a_table: bool,
     /// Whether a keepalive has arrived after the last chunk of a transaction.
     has_keepalive: bool,
 }
 
 impl Backlog {
-    /// Notes that a chunk arrived. The server sent the chunk at `sent_at`, and committed its transaction
-    /// at `committed`.
+    /// Notes that a chunk arrived. The server sent the chunk at `sent_at`, and committed the chunk's
+    /// transaction at `committed`.
     pub(crate) fn received(&mut self, sent_at: PgTimestamp, committed: PgTimestamp, now: Instant) {
         let behind = sent_at.micros_since(committed) > BEHIND.as_micros() as i64;
         self.quiet_since = behind.then_some(now);
         self.has_keepalive = false;
+        self.reads_a_table = false;
+    }
+
+    /// Notes that rows of a table arrived. If more rows follow (`has_more`), lanes linger as in a backlog of the
+    /// stream.
+    pub(crate) fn received_from_table(&mut self, has_more: bool, now: Instant) {
+        self.quiet_since = has_more.then_some(now);
+        self.has_keepalive = false;
+        self.reads_a_table = has_more;
     }
 
     /// Notes that a keepalive arrived after the last chunk.
@@ -67,7 +81,7 @@ impl Backlog {
         }
     }
 
-    /// Whether the stream is behind, that is, brings old transactions.
+    /// Whether there is a backlog: the stream contains old transactions, or more rows follow from a table.
     pub(crate) fn is_behind(&self) -> bool {
         self.quiet_since.is_some()
     }
@@ -81,10 +95,10 @@ impl Backlog {
         }
     }
 
-    /// Returns the time at which the stream counts as caught up if nothing arrives before. `None`
-    /// when the stream is not behind.
+    /// The time at which the stream counts as caught up, if nothing arrives before. `None` when the
+    /// stream is not behind.
     pub(crate) fn pause_ends(&self) -> Option<Instant> {
-        let pause = match (self.is_held_up, self.has_keepalive) {
+        let pause = match (self.is_held_up || self.reads_a_table, self.has_keepalive) {
             (true, _) => LONG_PAUSE,
             (false, true) => SHORT_PAUSE,
             (false, false) => PAUSE,
@@ -118,6 +132,19 @@ mod tests {
         assert_eq!(backlog.pause_ends(), Some(now + PAUSE));
         backlog.paused();
         assert_eq!(backlog.serve(true), Serve::All);
+    }
+
+    #[test]
+    fn lanes_wait_while_a_table_is_read_and_not_after_its_last_rows() {
+        let (mut backlog, now) = (Backlog::default(), Instant::now());
+        backlog.received_from_table(true, now);
+        assert_eq!(backlog.serve(true), Serve::Worthwhile);
+        assert_eq!(backlog.pause_ends(), Some(now + LONG_PAUSE));
+        backlog.received_from_table(false, now);
+        assert_eq!(backlog.serve(true), Serve::All);
+        backlog.received_from_table(true, now);
+        backlog.received(second(100), second(100), now);
+        assert_eq!(backlog.serve(true), Serve::All, "the stream is live");
     }
 
     #[test]

@@ -1,24 +1,24 @@
-//! Counts the memory of events: one owner for all bytes in flight.
+//! Counts the bytes of all events in memory, in one place.
 //!
-//! An event counts with its message until Pub/Sub has stored it, and with its record until its
-//! dispatch row is durable. Not here: what follows from the counts (`flow_control`).
+//! An event counts with its message until Pub/Sub has stored it, and with its record until its dispatch
+//! row is durable. Not here: the decisions that depend on these counts (`flow_control`).
 
 use crate::event::Event;
 use crate::lanes::EVENT_OVERHEAD;
 
-/// Overhead of a queued event in addition to its message: its place in a lane, its share of the
-/// lane's own memory, and a second copy of a small message in the buffers of the connection.
+/// Memory of a queued event in addition to its message and its record: its entry in the lane's queue, its
+/// share of the lane's own memory, and a second copy of a small message in the buffers of the connection.
 const QUEUED_OVERHEAD: usize = EVENT_OVERHEAD - RECORD;
 
-/// Memory of a lane: its key, its entry in the index, its queue. If every event has a key of its own,
-/// lanes take a quarter of all memory.
+/// Memory of a lane: its key, its entry in the index, its queue. If every event has its own key and messages
+/// are small, lanes use a large part of all memory, so they must count.
 pub(super) const LANE: usize = 300;
 
-/// Memory of an event until it is recorded: ids, times, Pub/Sub's message id. Long ids, keys and
-/// errors are counted separately once the event's message has left memory.
+/// Memory of an event until it is recorded: ids, times, Pub/Sub's message id. Long ids, keys and errors
+/// are counted separately (`text_bytes`) once the event's message has left memory.
 pub(super) const RECORD: usize = 200;
 
-/// The weight of an event from its arrival until Pub/Sub has stored it.
+/// Number of bytes that an event counts as, from its arrival until Pub/Sub has stored it.
 pub(in crate::delivery) fn weight(event: &Event) -> usize {
     event.message.len() + EVENT_OVERHEAD
 }
@@ -35,7 +35,7 @@ pub(super) struct EventMemory {
     pub(super) records: usize,
     /// Long texts of events that wait for their dead letter, or to be recorded.
     pub(super) text_bytes: usize,
-    /// Moved rows that wait for the outcome of their original insert.
+    /// Bytes of moved rows that wait for the outcome of their original insert.
     pub(super) waiting: usize,
     /// Weight of the events in requests in flight.
     pub(super) in_flight: usize,
@@ -67,7 +67,7 @@ impl EventMemory {
         self.undelivered().saturating_sub(self.in_flight)
     }
 
-    /// Whether several messages share a lane, so that lingering fills requests.
+    /// Whether many lanes have more than one message, so that lingering fills requests.
     pub(super) fn lanes_are_shared(&self) -> bool {
         self.messages > self.lanes + self.lanes / 8
     }

@@ -4,24 +4,27 @@
 //!
 //! **Reading (backpressure).** The session reads while both gates are open. A gate closes at its high
 //! watermark, and opens again below its low watermark, so that reading does not stop and start for each
-//! event.
+//! event. While lanes wait for a retry or for a throttled topic, the session reads on even with a closed
+//! gate, as long as the budget has room ([`super::Delivery::takes_events`]).
 //!
 //! | gate | closes when | opens when |
 //! |---|---|---|
 //! | queue | events use the whole budget | undelivered events use less than [`QUEUE_LOW`] |
-//! | unrecorded | delivered, unrecorded events use [`UNRECORDED_HIGH`] | they use less than [`UNRECORDED_LOW`] |
+//! | unrecorded | delivered, unrecorded events use [`UNRECORDED_HIGH`] | such events use less than [`UNRECORDED_LOW`] |
 //!
-//! **Linger.** A lane sends its events at once, unless the stream is behind ([`backlog`]). Then a lane
-//! lingers until it has a worthwhile request, or for at most a second (`lanes`). There is one rule, and
-//! these are its exceptions. Lanes that have waited longest send first, and as soon as an exception no
-//! longer holds, the others continue to fill. If all lanes were emptied instead, requests would have
-//! half as many messages.
+//! **Linger.** A lane sends its events at once, unless the stream is behind or a table is read ([`backlog`]).
+//! Then a lane lingers until it has a worthwhile request, or for at most a second (`lanes`). There are three
+//! exceptions, listed below. While an exception holds, the lanes that have waited longest send first. As soon as
+//! it no longer holds, the other lanes continue to fill. If all lanes were emptied instead, requests would have
+//! half as many messages. Lanes do not linger in these cases:
 //!
-//! | lanes send although they could linger | until | reason |
-//! |---|---|---|
-//! | the queue gate is closed | queued events use [`QUEUE_SENDS_TO`] | opens the gate although one answer is late |
-//! | queued events use more than [`BACKLOG_HIGH`] of the budget, and more than [`BACKLOG_SHARE`] of this backlog | [`BACKLOG_LOW`] of that is queued | what is queued when the backlog ends must still be sent |
-//! | messages use [`UNSHARED_HIGH`], and hardly two share a lane | either no longer holds | lingering fills no request |
+//! - The queue gate is closed. This exception ends when queued events have fallen to [`QUEUE_SENDS_TO`], a little
+//!   less than the gate's low watermark, so that the gate opens even if one answer is late.
+//! - Queued events have exceeded a limit: [`BACKLOG_HIGH`] of the budget, or [`BACKLOG_SHARE`] of this backlog,
+//!   whichever is larger. This exception ends when they have fallen to [`BACKLOG_LOW`] of the limit. Events that
+//!   are still queued at the end of the backlog delay its end. The exception does not apply while lanes wait for
+//!   a retry or for a throttled topic.
+//! - Messages use [`UNSHARED_HIGH`], and hardly any two share a lane: lingering would not fill requests.
 //!
 //! All shares except [`BACKLOG_SHARE`] and [`BACKLOG_LOW`] are shares of the budget.
 
@@ -32,38 +35,40 @@ use crate::event::Event;
 use memory::EventMemory;
 pub(in crate::delivery) use memory::weight;
 
-/// Low watermark of undelivered events.
+/// Low watermark of undelivered events: the queue gate opens below it.
 const QUEUE_LOW: Share = Share(2, 3);
 
-/// With a closed queue gate, lanes send until no more than this is queued: a little less than
-/// [`QUEUE_LOW`].
+/// Share of the budget down to which lanes send queued events while the queue gate is closed. It is a
+/// little less than [`QUEUE_LOW`], so that the gate opens even if one answer is late.
 const QUEUE_SENDS_TO: Share = Share(5, 8);
 
 /// High watermark of delivered events whose dispatch rows are not durable yet. The rest of the budget
 /// stays free for messages.
 const UNRECORDED_HIGH: Share = Share(1, 4);
 
-/// Low watermark of these events.
+/// Low watermark of delivered events whose dispatch rows are not durable yet.
 const UNRECORDED_LOW: Share = Share(1, 8);
 
-/// High watermark of queued events while the stream is behind.
+/// High watermark of queued events while the stream is behind. Above it, lanes do not linger.
 const BACKLOG_HIGH: Share = Share(1, 4);
 
-/// Alternative high watermark, as a share of everything that arrived in this backlog. It is larger in a
-/// long backlog, whose end matters less.
+/// Alternative high watermark of queued events, as a share of everything that arrived in this backlog. It applies if
+/// it is larger than [`BACKLOG_HIGH`] of the budget: in a long backlog, the time to send the events that are queued
+/// at its end matters less.
 const BACKLOG_SHARE: Share = Share(1, 16);
 
 /// Low watermark of queued events, as a share of their high watermark.
 const BACKLOG_LOW: Share = Share(5, 8);
 
-/// With more messages than this, lanes of one message each do not linger.
+/// Share of the budget at which lanes stop lingering if hardly any two messages share a lane.
 const UNSHARED_HIGH: Share = Share(1, 2);
 
-/// High watermark of events that are released from quarantine and queued, while reading is stopped. Events
-/// that cannot be sent must not take the last room from the stream.
+/// High watermark of events that are released from quarantine and queued, while reading is stopped. Above
+/// it no more released events are taken, so that events that cannot be sent do not use up the memory that
+/// the stream needs.
 const RELEASED_HIGH: Share = Share(1, 2);
 
-/// A part of a number of bytes: numerator and denominator.
+/// A fraction of a number of bytes: the numerator and the denominator.
 #[derive(Debug, Clone, Copy)]
 struct Share(usize, usize);
 
@@ -73,7 +78,7 @@ impl Share {
     }
 }
 
-/// Closes at a high watermark, and opens at a low one.
+/// A state with two thresholds: closes at a high watermark, and opens at a low watermark.
 #[derive(Debug, Default)]
 struct Gate {
     is_closed: bool,
@@ -92,14 +97,15 @@ pub(super) struct FlowControl {
     memory: EventMemory,
     queue: Gate,
     unrecorded: Gate,
-    /// Closed while too many bytes are queued for the size of the backlog. Then lanes send at once.
+    /// Closed while more bytes are queued than a backlog of this size needs (`backlog_bytes`). While it is
+    /// closed, lanes do not linger, unless some lanes wait for a retry or for a throttled topic.
     backlog: Gate,
     /// Weight of everything that arrived since the stream last caught up.
     backlog_bytes: usize,
 }
 
 impl FlowControl {
-    /// For a budget of this many bytes.
+    /// Creates the flow control for a budget of this many bytes.
     pub(super) fn new(budget: usize) -> Self {
         Self {
             budget,
@@ -132,14 +138,14 @@ impl FlowControl {
         self.update();
     }
 
-    /// Counts the bytes of an event's long texts: its id while its dead letter is unsent, and the
+    /// Counts the bytes of long texts: an event's id until its dead letter is stored or refused, and the
     /// ids, key and error of a record until its rows are durable.
     pub(super) fn take_texts(&mut self, bytes: usize) {
         self.memory.text_bytes += bytes;
         self.update();
     }
 
-    /// Gives back `messages` messages, `bytes` bytes in all.
+    /// Returns the memory of `messages` messages, `bytes` bytes in all, to the budget.
     pub(super) fn give_back_messages(&mut self, messages: usize, bytes: usize) {
         let memory = &mut self.memory;
         memory.messages = memory.messages.saturating_sub(messages);
@@ -147,13 +153,13 @@ impl FlowControl {
         self.update();
     }
 
-    /// Gives back the records of `events` events.
+    /// Returns the memory of the records of `events` events to the budget.
     pub(super) fn give_back_records(&mut self, events: usize) {
         self.memory.records = self.memory.records.saturating_sub(events);
         self.update();
     }
 
-    /// Gives back texts that [`take_texts`](Self::take_texts) has counted.
+    /// Returns the bytes that [`take_texts`](Self::take_texts) has counted to the budget.
     pub(super) fn give_back_texts(&mut self, bytes: usize) {
         self.memory.text_bytes = self.memory.text_bytes.saturating_sub(bytes);
         self.update();
@@ -185,7 +191,7 @@ impl FlowControl {
         self.update();
     }
 
-    /// Notes that the stream has caught up: the backlog has ended.
+    /// Notes that the stream has caught up, so the backlog has ended.
     pub(super) fn caught_up(&mut self) {
         self.backlog_bytes = 0;
     }
@@ -209,35 +215,41 @@ impl FlowControl {
             .update(queued > high, queued <= BACKLOG_LOW.of(high));
     }
 
-    /// The bytes in use.
     pub(super) fn used(&self) -> usize {
         self.memory.used()
     }
 
-    /// Whether any byte of the budget is free.
+    /// Number of events without an outcome.
+    pub(super) fn events(&self) -> usize {
+        self.memory.records
+    }
+
+    /// Whether the budget has at least one free byte.
     pub(super) fn has_room(&self) -> bool {
         self.used() < self.budget
     }
 
-    /// Whether nothing more may be read for now. An empty budget accepts one event of any size.
+    /// Whether the session must stop reading, because the queue gate or the unrecorded gate is closed. While
+    /// nothing is in memory both gates are open, so that even an event larger than the budget is read.
     pub(super) fn stops_reading(&self) -> bool {
         self.queue.is_closed || self.unrecorded.is_closed
     }
 
-    /// Whether more events may be taken from quarantine. `queued` is the weight of those that were taken
-    /// and are still in lanes.
+    /// Whether more released events may be taken from quarantine. `queued` is the weight of the released
+    /// events that are still in lanes.
     pub(super) fn may_release(&self, queued: usize) -> bool {
         !self.stops_reading() || queued < RELEASED_HIGH.of(self.budget)
     }
 
-    /// Whether undelivered events stop reading, so that some have to be sent. Unrecorded events need
-    /// nothing: they are recorded soon.
+    /// Whether undelivered events stop reading, so that some of them must be sent. If unrecorded events
+    /// stop reading, nothing needs to be done: they are recorded soon.
     pub(super) fn queue_is_full(&self) -> bool {
         self.queue.is_closed
     }
 
-    /// Whether lanes may linger. While some lanes wait for a retry or for their topic, `all_may_go` is
-    /// false, and the size of the backlog does not matter.
+    /// Whether lanes may linger. `all_may_go` is false if lanes wait for a retry or for a throttled topic. Then the
+    /// size of the backlog does not matter, because the events of the waiting lanes could keep the backlog large,
+    /// however many events the other lanes send.
     pub(super) fn may_linger(&self, all_may_go: bool) -> bool {
         let memory = &self.memory;
         let opens_queue = self.queue.is_closed && memory.queued() > QUEUE_SENDS_TO.of(self.budget);

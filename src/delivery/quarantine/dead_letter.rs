@@ -1,9 +1,9 @@
-//! Encodes dead letters, and keeps track of the dead letters in flight. A dead letter is a message
-//! on the dead-letter topic that reports a bad event.
+//! Encodes dead letters, and keeps track of the dead letters in flight. A dead letter is a message on the
+//! dead-letter topic that reports a bad event.
 //!
 //! A dead letter has the event's data and attributes, as far as they fit. Further attributes say which
-//! event it is, where it should have gone, and why it could not be published. The letter has no ordering
-//! key, so that nothing can hold it up.
+//! event is bad, to which topic and key it belongs, and why it could not be published. The letter has no
+//! ordering key, so a blocked key cannot hold it up.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -16,7 +16,7 @@ use uuid::Uuid;
 use crate::event::{EventPosition, EventRef, Group, Standing};
 use crate::mapping::limits;
 
-/// Bytes of a request that the topic's name and the framing may take.
+/// Number of bytes of a request that are reserved for the topic's name and the framing.
 const REQUEST_OVERHEAD: usize = 1_000;
 
 /// A bad event whose dead letter is in flight. The event is recorded once the letter is stored or
@@ -28,7 +28,7 @@ pub(crate) struct Letter {
     pub(crate) error: Arc<str>,
 }
 
-/// The dead letters in flight, by the position of their events in the log.
+/// The dead letters in flight, by the positions of their events.
 #[derive(Debug)]
 pub(crate) struct DeadLetters {
     /// Full name of the dead-letter topic, if there is one.
@@ -48,8 +48,8 @@ impl DeadLetters {
         self.in_flight.is_empty()
     }
 
-    /// The topic for the dead letter of this event; `None` if the event gets no letter. A released event
-    /// had its dead letter when it was first set aside.
+    /// The topic for the dead letter of this event. Returns `None` if no topic is configured, or if the
+    /// event is released: it had its dead letter when it was first set aside.
     pub(crate) fn topic_for(&self, origin: &EventRef) -> Option<Arc<str>> {
         let topic = self.topic.clone();
         topic.filter(|_| origin.standing == Standing::New)
@@ -69,8 +69,8 @@ impl DeadLetters {
     }
 }
 
-/// Encodes the dead letter. `original` is the event's own message. For a row that could not become a
-/// message, `original` has only the payload and the source id.
+/// Encodes the dead letter. `original` is the event's own message. If the row could not become a message,
+/// `original` has only the payload and perhaps the source id.
 pub(crate) fn letter(letter: &Letter, original: PubsubMessage) -> Bytes {
     let Letter {
         group,
@@ -114,7 +114,7 @@ pub(crate) fn letter(letter: &Letter, original: PubsubMessage) -> Bytes {
     message.encode_to_vec().into()
 }
 
-/// Shortens a value to the longest that Pub/Sub allows.
+/// Shortens a value to the maximum length that Pub/Sub allows.
 fn cut(mut value: String) -> String {
     value.truncate(value.floor_char_boundary(limits::ATTRIBUTE_VALUE_BYTES));
     value

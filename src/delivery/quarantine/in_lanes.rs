@@ -1,4 +1,4 @@
-//! Keeps track of the released events in lanes, and of the bytes that they take from the budget.
+//! Keeps track of the released events that are in lanes, and of the bytes of the budget that they use.
 
 use std::collections::HashMap;
 
@@ -7,12 +7,12 @@ use crate::event::{EventPosition, Group};
 /// A released event in a lane.
 #[derive(Debug)]
 pub(crate) struct InLane {
-    /// The group of the row from which the event was read. With new settings, the event itself may
-    /// belong to another group.
+    /// The group of the event's dispatch row. If the settings have changed, the event itself may belong
+    /// to another group.
     pub(crate) group: Group,
     pub(crate) bytes: usize,
-    /// Whether the event first arrived while its key was being released. Such an event was never
-    /// refused.
+    /// Whether the event first arrived while its key was being released. No attempt to publish such an
+    /// event has failed yet.
     pub(crate) is_new: bool,
 }
 
@@ -33,7 +33,7 @@ impl ReleasedInLanes {
         self.bytes
     }
 
-    /// The group of the row from which this released event was read.
+    /// The group of the dispatch row of this released event.
     pub(crate) fn source(&self, at: EventPosition) -> Option<Group> {
         self.events.get(&at).map(|lane| lane.group.clone())
     }
@@ -48,7 +48,7 @@ impl ReleasedInLanes {
         self.events.insert(at, lane);
     }
 
-    /// Removes an event. Returns the group of the row from which the event was read.
+    /// Removes an event. Returns the group of its dispatch row.
     pub(super) fn remove(&mut self, at: EventPosition) -> Option<Group> {
         let InLane { group, bytes, .. } = self.events.remove(&at)?;
         self.bytes -= bytes;

@@ -1,5 +1,4 @@
-//! Keeps track of the blocked keys, and of the position in the log from which on each key is
-//! blocked.
+//! Keeps track of the blocked keys, and of the first blocked position of each key.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -13,15 +12,14 @@ use crate::store::dispatch::quarantined::{BEHIND_A_RELEASE, MAX_BLOCKED};
 /// A blocked key.
 #[derive(Debug)]
 pub(super) struct BlockedState {
-    /// Whether the key is blocked only until its release ends. If so, the key has no event in
-    /// quarantine.
+    /// Whether the key is blocked only until its release ends. Such a key has no event in quarantine.
     pub(super) for_release: bool,
-    /// The position from which on the key is blocked, usually that of its first event in quarantine.
-    /// Earlier events are not affected.
+    /// The first blocked position, usually the position of the key's first event in quarantine. Events before
+    /// this position are not affected.
     pub(super) since: EventPosition,
     /// The reason that is recorded for the events that wait because the key is blocked.
     pub(super) waits: Arc<str>,
-    /// The number of the last record of this key that was handed to the writer.
+    /// The number of the last record of this key that was given to the writer.
     pub(super) last_record: u64,
     /// Number of bad events whose dead letter is in flight. These events are not recorded yet.
     pub(super) letters: u32,
@@ -38,7 +36,8 @@ impl BlockedState {
         }
     }
 
-    /// Whether all records of this key are among the first `durable` records.
+    /// Whether all records of this key are among the first `durable` records. False while a dead letter of
+    /// the key is in flight, because its event has no record yet.
     pub(super) fn is_recorded(&self, durable: u64) -> bool {
         self.letters == 0 && self.last_record <= durable
     }
@@ -69,20 +68,20 @@ impl BlockedKeys {
         blocked.filter(|blocked| !blocked.for_release).count()
     }
 
-    /// Whether a bad event of this group blocks the events behind it.
+    /// Whether a bad event of this group blocks the later events of the group.
     pub(crate) fn blocks(&self, group: &Group) -> bool {
         self.policy == OnBadEvent::QuarantineKey && group.is_ordered()
     }
 
-    /// Blocks a key from the position `since` on. `first` is the id, as shown to people, of the
-    /// event at that position. The rows of all later events of the key name this event.
+    /// Blocks a key from the position `since` on. `first` is the id, as operators see it, of the event at
+    /// that position. The rows of all later events of the key name this event as the reason.
     pub(crate) fn block(&mut self, group: Group, since: EventPosition, first: &str) {
         self.by_group
             .insert(group, BlockedState::new(since, waits_for(first)));
     }
 
-    /// Blocks a key from the position `since` on, until the release has ended. No replayed event of
-    /// the key lies before `since`.
+    /// Blocks a key from the position `since` on, until its release has ended. The caller chooses `since`
+    /// so that no replayed event of the key comes before it.
     pub(crate) fn block_for_release(&mut self, group: Group, since: EventPosition) {
         let blocked = BlockedState {
             for_release: true,
@@ -91,7 +90,7 @@ impl BlockedKeys {
         self.by_group.entry(group).or_insert(blocked);
     }
 
-    /// Blocks the key of a bad event. Returns false if an event in quarantine already blocked it.
+    /// Blocks the key of a bad event. Returns false if an event in quarantine blocked the key already.
     ///
     /// # Errors
     /// `quarantine-full`.

@@ -1,32 +1,34 @@
 //! Decides which events are set aside, which keys they block, and how they are released. The
 //! quarantine is a state machine without IO.
 //!
-//! Under `quarantine_key` a bad event blocks its key: events that wait behind it, and all that arrive
-//! later, are recorded as quarantined too, to keep the order of the key. Events *before* the bad one
-//! are not affected, even when the stream brings them again after a restart.
+//! Under `quarantine_key` a bad event blocks its key: events that wait behind the bad event, and all that
+//! arrive later, are recorded as quarantined too, to keep the order of the key. Events *before* the bad
+//! event are not affected, even when PostgreSQL sends them again after a restart.
 //!
 //! A release handles one group (a topic and ordering key) in these steps:
 //!
 //! 1. *Begun.* Events that arrive from now on are recorded as released. Once all earlier records are
-//!    durable, every row of the group is marked as released. A restart continues from here.
-//! 2. *Paging.* Rows are read in order, page by page, and their events go into their lane.
-//! 3. *Handover*, once a page is empty. Events that arrive from now on are held in memory. Once all
-//!    earlier records are durable, and a page requested after that is empty, the held events go into
-//!    the lane, behind all released events, and the key is no longer blocked.
+//!    durable, the relay marks every row of the group as released. After a restart the release continues
+//!    from here.
+//! 2. *Paging.* The relay reads the released rows page by page, in commit order, and puts their events
+//!    into their lane.
+//! 3. *Handover*, once a page is empty. Events that arrive from now on are held in memory. The handover
+//!    ends once all earlier records are durable and a page requested after that is empty: the held events
+//!    go into the lane, behind all released events, and the key is no longer blocked.
 //! 4. *Ended*. The release is forgotten once the outcome of every released event is durable.
 //!
 //! If an event fails again, the release has *failed*: the key stays blocked, and all its rows go back
 //! into quarantine. Under the other policies, such an event affects only itself.
 //!
 //! A *replay* releases events that were published before, of a key that has no event in quarantine. The
-//! key is blocked during the release, under every policy, so that no new event comes between the
-//! replayed events. Such a release begins with step 3: new events are held in memory, and recorded only
-//! when memory has no room for them. All other releases of groups that block nothing (unordered events,
+//! key is blocked during the release, under every policy, so that no new event comes between the replayed
+//! events. Such a release begins with step 3: new events are held in memory, and recorded only when
+//! memory has no room for them. All other releases of groups that are not blocked (unordered events,
 //! other policies) have only step 2.
 //!
 //! [`Quarantine`] has these parts: `keys` knows which keys are blocked, `release` is the state machine of
 //! one release, `turns` holds all releases and decides which one may query the table next, and `in_lanes`
-//! holds the released events that are in lanes. An operation on one part is a method of that part. Not
+//! knows the released events that are in lanes. An operation on one part is a method of that part. Not
 //! here: the table (`dispatch::quarantined`), and reading released rows (`releaser`).
 
 mod dead_letter;
@@ -52,7 +54,8 @@ use release::{Release, Stage};
 pub(crate) use releaser::{QuarantineAnswer, Releaser, ReleaserRequest};
 use turns::ReleaseTurns;
 
-/// Maximum number of rows of a page. A release with this many events in lanes requests no further page.
+/// Maximum number of rows of a page. A release that already has this many events in lanes requests no
+/// further page, so its events do not fill memory.
 pub(crate) const PAGE: usize = 100;
 
 /// A query of a release on `outbox.dispatch`.
@@ -60,29 +63,29 @@ pub(crate) const PAGE: usize = 100;
 pub(crate) enum QuarantineQuery {
     /// Mark all quarantined rows of the group as released.
     Mark(Group),
-    /// Read released rows after this position.
+    /// Read a page of released rows after this position.
     Page(Group, EventPosition),
-    /// Mark all released rows of the group as quarantined.
+    /// Mark all released rows of the group as quarantined, or as published if they were being replayed.
     SendBack(Group),
 }
 
-/// What to do with an event that arrives.
+/// How to handle an event that arrives.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Admission {
-    /// Put it into its lane.
+    /// Put the event into its lane.
     Open,
-    /// Set it aside in quarantine, for this reason.
+    /// Record the event as quarantined, for this reason.
     Quarantined(Arc<str>),
-    /// Record it as released, behind the events of its key that are being released.
+    /// Record the event as released, behind the events of its key that are being released.
     Released(Arc<str>),
-    /// Hold it in memory until its key is no longer blocked.
+    /// Hold the event in memory until its key is no longer blocked.
     Held,
 }
 
 /// A key that is no longer blocked.
 #[derive(Debug)]
 pub(crate) struct Unblocked {
-    /// The key's events that were held in memory, in order.
+    /// The key's events that were held in memory, in commit order.
     pub(crate) held: Vec<Event>,
     /// Whether an event in quarantine had blocked the key, not only a release.
     pub(crate) was_in_quarantine: bool,
@@ -94,13 +97,15 @@ pub(crate) struct Quarantine {
     pub(crate) keys: BlockedKeys,
     pub(crate) releases: ReleaseTurns,
     pub(crate) in_lanes: ReleasedInLanes,
-    /// How many records the writer was given, and how many of them are durable.
+    /// Number of records that were given to the writer so far.
     handed: u64,
+    /// Number of these records that are durable.
     durable: u64,
-    /// Number of bad events that block no key. Some of them may have left the quarantine since.
+    /// Number of bad events that were set aside without blocking a key. Each count of the rows corrects this number,
+    /// because some of the events may have left the quarantine since.
     unblocking: usize,
-    /// Value of `unblocking` when the current count of the rows began. `None` if no count is under
-    /// way, or if some records were not durable when it began.
+    /// Value of `unblocking` when the current count of the rows began. `None` if no count is under way,
+    /// or if some records were not durable when the count began.
     counting: Option<usize>,
 }
 
@@ -139,7 +144,8 @@ impl Quarantine {
         match release.map(|release| &release.stage) {
             Some(Stage::Begun(_) | Stage::Paging) => Admission::Released(blocked.waits.clone()),
             Some(Stage::Handover(_)) => Admission::Held,
-            // The release of this key begins later in this session.
+            // The release of this key begins later in this session, so the event waits behind the released
+            // events.
             None if blocked.for_release => Admission::Released(blocked.waits.clone()),
             Some(Stage::Ended | Stage::Failed) | None => {
                 Admission::Quarantined(blocked.waits.clone())
@@ -162,13 +168,14 @@ impl Quarantine {
         Ok(false)
     }
 
-    /// Whether the relay stops if this event is bad.
+    /// Whether the relay stops if this event is bad. A released event usually does not stop the relay,
+    /// because an operator has released it.
     pub(crate) fn halts_on(&self, origin: &EventRef) -> bool {
         self.keys.policy() == OnBadEvent::Halt
             && (origin.standing == Standing::New || self.in_lanes.is_new(origin.position))
     }
 
-    /// Counts a record that was just handed to the dispatch writer.
+    /// Counts a record that was just given to the dispatch writer.
     pub(crate) fn handed(&mut self, record: &Record) {
         self.handed += 1;
         if let Some(topic) = &record.topic
@@ -203,14 +210,21 @@ impl Quarantine {
         self.durable == self.handed
     }
 
-    /// Notes that the rows in quarantine are about to be counted. No dead letter may be in flight.
+    /// Whether this session knows of an event in quarantine.
+    pub(crate) fn is_any(&self) -> bool {
+        self.unblocking > 0 || self.keys.count() > 0
+    }
+
+    /// Notes that the rows in quarantine are about to be counted. No dead letter may be in flight, because
+    /// its event has no row yet and the count would miss it.
     pub(crate) fn counting(&mut self) {
-        // The count misses records that are not durable yet.
+        // The count misses records that are not durable yet, so it would be too low.
         self.counting = self.is_settled().then_some(self.unblocking);
     }
 
-    /// Notes that the table has `rows` rows in quarantine. If more events than that had been set
-    /// aside when the count began, the difference has left the quarantine.
+    /// Corrects `unblocking` after a count found `rows` quarantined or released rows. `rows` includes the
+    /// events of blocked keys. So if `unblocking` was higher than `rows` when the count began, at least the
+    /// difference has left the quarantine.
     pub(crate) fn counted(&mut self, rows: usize) {
         if let Some(before) = self.counting.take() {
             self.unblocking -= before.saturating_sub(rows);
@@ -255,18 +269,19 @@ impl Quarantine {
         self.releases.add(group, release);
     }
 
-    /// The next query on the table, if one is due.
+    /// Returns the next query on the table, if one is due.
     pub(crate) fn command(&mut self) -> Option<QuarantineQuery> {
         self.releases.command(&self.keys, self.durable)
     }
 
-    /// Notes that a row of a page was read. Returns whether its event is still wanted.
+    /// Notes that a query of [`Self::command`] has read a row. Returns whether the caller should publish the
+    /// row's event.
     pub(crate) fn read(&mut self, group: &Group, at: EventPosition) -> bool {
         let release = self.releases.by_group.get_mut(group);
         release.is_some_and(|release| release.read(at, self.durable))
     }
 
-    /// Registers that the event of a row goes into its lane.
+    /// Notes that the event of a row goes into its lane.
     pub(crate) fn goes_to_lane(&mut self, at: EventPosition, lane: InLane) {
         if let Some(release) = self.releases.by_group.get_mut(&lane.group) {
             release.in_lanes += 1;
@@ -274,7 +289,8 @@ impl Quarantine {
         }
     }
 
-    /// Notes that the page has ended after `rows` rows. Returns the held events if this unblocks the key.
+    /// Notes that the page has ended after `rows` rows. Returns the held events if the end of this page
+    /// unblocks the key.
     pub(crate) fn page_ended(&mut self, group: &Group, rows: usize) -> Option<Unblocked> {
         let release = self.releases.by_group.get_mut(group)?;
         let held = release.page_ended(rows, self.keys.by_group.get(group))?;
@@ -311,8 +327,9 @@ impl Quarantine {
         self.releases.fail(group)
     }
 
-    /// Returns up to `limit` blocked keys, after the first `skip`. Considers only keys that are not
-    /// being released and have only durable records. Also returns how many records are durable now.
+    /// Returns up to `limit` blocked keys, after skipping the first `skip`. Considers only keys that are
+    /// not being released and whose records are all durable. Also returns how many records are durable
+    /// now.
     pub(crate) fn settled(&self, skip: usize, limit: usize) -> (Vec<Group>, u64) {
         let settled = self.keys.by_group.iter().filter(|(group, blocked)| {
             blocked.is_recorded(self.durable) && !self.releases.by_group.contains_key(group)
@@ -324,7 +341,7 @@ impl Quarantine {
         (groups.collect(), self.durable)
     }
 
-    /// Unblocks a key that had no row left in the table at a time when `durable` records were durable.
+    /// Unblocks a key that had no row left in the table when the first `durable` records were durable.
     /// Returns false if the key stays blocked, because it has newer records or is being released.
     pub(crate) fn vanished(&mut self, group: &Group, durable: u64) -> bool {
         let blocked = self.keys.by_group.get(group);

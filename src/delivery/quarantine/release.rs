@@ -1,5 +1,4 @@
-//! Runs the release of one group, as a state machine. The steps are in the header of the parent
-//! module.
+//! The state machine that releases one group. The header of the parent module describes the steps.
 
 use super::keys::BlockedState;
 use super::{PAGE, QuarantineQuery};
@@ -7,23 +6,24 @@ use crate::event::{Event, EventPosition, Group};
 
 #[derive(Debug)]
 pub(super) enum Stage {
-    /// Waits until records up to this number are durable, and then until the rows are marked.
+    /// Waits until records up to this number are durable, and then until the rows of the group are marked
+    /// as released.
     Begun(u64),
     Paging,
-    /// Holds the events that arrived after the handover began, in order.
+    /// Holds the events that arrived after the handover began, in commit order.
     Handover(Vec<Event>),
     Ended,
     Failed,
 }
 
-/// A page that was requested.
+/// How to treat the rows of the page that was requested last.
 #[derive(Debug, PartialEq, Eq)]
 enum PageState {
-    /// None of the page's rows has arrived.
+    /// Not decided: none of the page's rows has arrived.
     Asked,
-    /// The events of the page's rows go into their lane.
+    /// Put the events of the page's rows into their lane.
     Wanted,
-    /// The page may have skipped rows, so its rows are dropped.
+    /// Drop the rows, because the page may have skipped rows before them.
     Stale,
 }
 
@@ -35,23 +35,25 @@ pub(super) struct Release {
     page: PageState,
     /// How many records were durable when the last page was requested.
     asked_at: u64,
-    /// A page counts only if at least this many records were durable when it was requested. A bad event
-    /// with a dead letter is recorded later than the events behind it, and no page may skip it.
+    /// A page counts only if at least this many records were durable when the page was requested. A bad
+    /// event with a dead letter is recorded later than the events behind it, and a page must not skip the
+    /// bad event.
     pub(super) asks_from: u64,
-    /// How many events of the release are in lanes.
+    /// Number of events of the release that are in lanes.
     pub(super) in_lanes: usize,
-    /// The number of the last record of the release's events that was handed to the writer.
+    /// The number of the last record of the release's events that was given to the writer.
     pub(super) last_record: u64,
 }
 
 impl Release {
-    /// Begins the release of a blocked key, or of a group that blocks nothing. `handed` is the
-    /// number of records that were handed to the writer so far.
+    /// Begins the release of a group. `blocked` is `None` if the group is not blocked. `handed` is the number
+    /// of records that were given to the writer so far.
     pub(super) fn new(blocked: Option<&BlockedState>, handed: u64) -> Self {
         Self {
             stage: match blocked {
                 Some(blocked) if !blocked.for_release => Stage::Begun(handed),
-                // All released rows of the key are in the table, so new events need no record.
+                // A replay: all released rows of the key are in the table already, so hold new events
+                // instead of recording them.
                 Some(_) => Stage::Handover(Vec::new()),
                 None => Stage::Paging,
             },
@@ -60,8 +62,8 @@ impl Release {
             page: PageState::Asked,
             asks_from: match blocked {
                 Some(blocked) if blocked.letters > 0 => u64::MAX,
-                // Wait for every record of this key, so that no page misses an event that was recorded before
-                // the release.
+                // Wait until every record of this key is durable, so that no page misses an event that
+                // was recorded before the release.
                 Some(blocked) => blocked.last_record,
                 None => 0,
             },
@@ -78,7 +80,7 @@ impl Release {
         )
     }
 
-    /// The next query on the table, if one is due while the first `durable` records are durable.
+    /// Returns the next query on the table, if one is due while the first `durable` records are durable.
     pub(super) fn command(
         &mut self,
         group: &Group,
@@ -107,20 +109,20 @@ impl Release {
         }
     }
 
-    /// The query for the next page.
+    /// Returns the query for the next page.
     fn page(&mut self, group: &Group, durable: u64) -> QuarantineQuery {
         self.asked_at = durable;
         self.page = PageState::Asked;
         QuarantineQuery::Page(group.clone(), self.after)
     }
 
-    /// Whether all events that were read have a durable outcome. If so, every row that is still
-    /// released was released later, by another replay, and may precede the rows already read.
+    /// Whether all events that were read have a durable outcome. If so, every row that is still released
+    /// was released later, by another replay, and may come before the rows already read.
     fn is_idle(&self, durable: u64) -> bool {
         self.in_lanes == 0 && durable >= self.last_record
     }
 
-    /// Notes that a row of a page was read. Returns whether its event is still wanted.
+    /// Notes that a row of a page was read. Returns whether the caller should publish the row's event.
     pub(super) fn read(&mut self, at: EventPosition, durable: u64) -> bool {
         if self.page == PageState::Asked {
             let may_skip_rows = self.after != EventPosition::default() && self.is_idle(durable);
@@ -166,8 +168,8 @@ impl Release {
         }
     }
 
-    /// Whether the release has ended and none of its events is in a lane. The last outcomes may not
-    /// be durable yet.
+    /// Whether the release has ended and none of its events is in a lane. The release is not forgotten yet,
+    /// because the last outcomes might not be durable.
     pub(super) fn has_left_lanes(&self) -> bool {
         matches!(self.stage, Stage::Ended) && self.in_lanes == 0
     }

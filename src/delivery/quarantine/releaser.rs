@@ -1,11 +1,11 @@
-//! Runs a task that reads released rows from `outbox.dispatch`, and marks rows as released or
-//! quarantined. The task has its own connection, and answers one question at a time.
+//! A task that reads released rows from `outbox.dispatch`, and marks rows as released or quarantined. The
+//! task has its own connection, and answers one request at a time.
 //!
-//! The task looks up the rows of a page in their captured tables one by one, so it holds only one row in
-//! memory, however large the rows are. The session takes each event when it has room. The task reports a
-//! failed question, and the session asks again later, over a new connection.
+//! The task looks up the rows of a page in their captured tables one by one, so it has only one row in
+//! memory, however large the rows are. The session takes each event when it has room. If a request fails,
+//! the task reports the error, and the session asks again later, over a new connection.
 //!
-//! Not here: what to ask and when, and what happens to an event.
+//! Not here: what to request and when, and what happens to an event.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -22,18 +22,21 @@ use crate::event::{EventRef, Group};
 use crate::mapping::{self, MapError, TableSettings};
 use crate::postgres::{Sql, Target, connect_patiently};
 use crate::store::dispatch::quarantined::{self, ReleasedKind, ReleasedRow};
+use crate::store::privileges::{Purpose, name_missing};
 
-/// Long, because marking a key with a million events takes a while.
+/// Timeout of a statement. It is long, because marking a key with a million events takes a while.
 const STATEMENT_TIMEOUT: Duration = Duration::from_secs(600);
 
-/// Maximum number of groups that one poll returns. The next poll continues behind them.
+/// Maximum number of groups that one poll returns. If there are more, the next poll continues with the
+/// groups after these.
 const GROUPS: usize = 256;
 
-/// A question to the task.
+/// A request to the task.
 #[derive(Debug)]
 pub(crate) enum ReleaserRequest {
-    /// Which groups have released rows, and which of these blocked keys have no rows left in
-    /// quarantine? `durable` is the number of durable records at the time of asking.
+    /// Find the groups that have released rows, and the `blocked` keys that have no row left in
+    /// quarantine. `durable` is the number of durable records when the session asks. If `count`, also
+    /// count the events in quarantine.
     Poll {
         blocked: Vec<Group>,
         durable: u64,
@@ -46,25 +49,25 @@ pub(crate) enum ReleaserRequest {
 #[derive(Debug)]
 pub(crate) enum QuarantineAnswer {
     Polled {
-        /// The groups with released rows. The flag says whether the first released event of the
-        /// group is replayed.
+        /// The groups with released rows. The flag says whether the first released event of the group is
+        /// a replayed one.
         released: Vec<(Group, bool)>,
         vanished: Vec<Group>,
         durable: u64,
         count: Option<i64>,
     },
     Marked(Group),
-    /// The group was not marked, because all its released events are replayed.
+    /// The group was not marked, because all its released events are replayed ones.
     OnlyReplayed(Group),
     SentBack(Group),
-    /// The event of a row of the group's page.
+    /// The event of one row of the group's page.
     Event {
         group: Group,
         event: TableEvent,
         /// Whether the event first arrived while its key was being released.
         is_new: bool,
     },
-    /// A row whose event cannot be sent, and why.
+    /// A row whose event cannot be published, and the reason.
     Lost(Group, EventRef, Error),
     PageEnded(Group, usize),
     Failed(Error),
@@ -72,7 +75,7 @@ pub(crate) enum QuarantineAnswer {
     Died,
 }
 
-/// The running task; ends when dropped.
+/// The running task. Dropping this value aborts the task.
 #[derive(Debug)]
 pub(crate) struct Releaser {
     asks: mpsc::Sender<ReleaserRequest>,
@@ -104,14 +107,13 @@ impl Releaser {
         }
     }
 
-    /// Asks a question; [`found`](Self::found) returns the answer. Only one question may be
-    /// outstanding.
+    /// Sends a request; [`found`](Self::found) returns the answer. Only one request may be outstanding.
     pub(crate) fn ask(&self, ask: ReleaserRequest) {
         let sent = self.asks.try_send(ask);
         debug_assert!(sent.is_ok(), "one question at a time");
     }
 
-    /// The next answer. Cancel-safe; waits forever when there is no question.
+    /// Waits for the next answer; waits forever when no request is outstanding. Cancel-safe.
     pub(crate) async fn found(&mut self) -> QuarantineAnswer {
         self.found.recv().await.unwrap_or(QuarantineAnswer::Died)
     }
@@ -125,7 +127,7 @@ impl Drop for Releaser {
 
 struct ReleaserSession {
     sql: Sql,
-    /// Created when first needed.
+    /// One reader per captured table; created when first needed.
     readers: Vec<TableReader>,
 }
 
@@ -135,8 +137,8 @@ struct Worker {
     tables: Vec<TableSettings>,
     project: Arc<str>,
     session: Option<ReleaserSession>,
-    /// The last group of a poll that returned [`GROUPS`] groups. The next poll continues behind it, so
-    /// that groups that cannot be published for now do not hide others.
+    /// The last group of the last poll, if that poll returned [`GROUPS`] groups. The next poll continues
+    /// after this group, so that groups that cannot be published for now do not hide later groups.
     read_to: Option<Group>,
 }
 
@@ -147,10 +149,15 @@ impl Worker {
         found: mpsc::Sender<QuarantineAnswer>,
     ) {
         while let Some(ask) = asks.recv().await {
-            let answer = self.answer(ask, &found).await.unwrap_or_else(|error| {
-                self.session = None;
-                QuarantineAnswer::Failed(error)
-            });
+            let answer = match self.answer(ask, &found).await {
+                Ok(answer) => answer,
+                Err(error) => {
+                    self.session = None;
+                    let (target, tables) = (&self.target, &self.tables);
+                    let error = name_missing(error, target, tables, Purpose::Relay).await;
+                    QuarantineAnswer::Failed(error)
+                }
+            };
             if found.send(answer).await.is_err() {
                 return;
             }
@@ -214,7 +221,7 @@ impl Worker {
         }
     }
 
-    /// Reads the rows of a page from their tables, and sends their events to the session.
+    /// Looks up the rows of a page in their captured tables, and sends their events to the session.
     async fn read(
         &mut self,
         group: &Group,
@@ -263,9 +270,9 @@ impl Worker {
     }
 }
 
-/// Whether the error concerns this one event only. If so, the event stays in quarantine and does
-/// not hold up the others. `slot-busy` counts only with new readers: from an older reader it can
-/// mean that the table was altered after the reader was made.
+/// Whether the error concerns only this event. If so, the event stays in quarantine and does not hold up
+/// the others. `slot-busy` counts only with new readers: from an older reader it can mean that the table
+/// was altered after the reader was made.
 fn is_of_one_event(error: &Error, readers_are_new: bool) -> bool {
     match error.code() {
         Code::PostgresStatement => true,
@@ -277,9 +284,10 @@ fn is_of_one_event(error: &Error, readers_are_new: bool) -> bool {
 impl ReleaserSession {
     async fn open(target: &Target) -> Result<Self> {
         let sql = connect_patiently(target, "postrider quarantine", STATEMENT_TIMEOUT).await?;
-        // Use the index even with wrong statistics: rows in quarantine are a small part of a large table.
-        // Without an index on the id, a sequential scan then seems so expensive that PostgreSQL would
-        // compile every statement, which takes half a second.
+        // Make the planner use the index even if its statistics are wrong: few rows of a large table are in
+        // quarantine. With `enable_seqscan = off`, a table without an index on the id gets such a high cost
+        // estimate that PostgreSQL would compile every statement just in time, which takes half a second. So
+        // disable this compilation too.
         sql.batch_execute("SET enable_seqscan = off; SET jit = off")
             .await?;
         Ok(Self {
@@ -288,7 +296,7 @@ impl ReleaserSession {
         })
     }
 
-    /// Reads the row of an event and maps it again, because the settings may have changed.
+    /// Looks up the outbox row of an event and maps it again, because the settings may have changed.
     async fn find(&mut self, group: &Group, row: &ReleasedRow) -> Result<QuarantineAnswer> {
         let origin = row.origin.clone();
         for reader in &mut self.readers {
@@ -308,17 +316,15 @@ impl ReleaserSession {
                     })
                 }
                 Err(MapError::Event(error)) if error.fault.is_of_the_row() => {
+                    let what = error.without_id();
                     let error = Error::from(MapError::Event(error));
+                    let error = Error::new(error.code(), what).hint(error.hint_text());
                     Ok(QuarantineAnswer::Lost(group.clone(), origin, error))
                 }
                 Err(error) => Err(error.into()),
             };
         }
-        let what = format!(
-            "event {} is no longer in its table",
-            origin.event_id.shown()
-        );
-        let gone = Error::new(Code::EventInvalid, what)
+        let gone = Error::new(Code::EventInvalid, "its row is no longer in its table")
             .hint("to discard it, run `postrider quarantine discard ID --yes`");
         Ok(QuarantineAnswer::Lost(group.clone(), origin, gone))
     }
@@ -332,7 +338,7 @@ mod tests {
     fn a_search_that_fails_for_one_event_does_not_hold_up_the_others() {
         let of = |code, readers_are_new| is_of_one_event(&Error::new(code, "no"), readers_are_new);
         assert!(of(Code::PostgresStatement, false));
-        // The table was altered. Look up its columns again, but only once.
+        // `slot-busy` can mean that the table was altered. Look up its columns again, but only once.
         assert!(!of(Code::SlotBusy, false) && of(Code::SlotBusy, true));
         for code in [
             Code::PostgresConnectionLost,

@@ -8,17 +8,17 @@ use super::release::{Release, Stage};
 use super::{PAGE, QuarantineQuery};
 use crate::event::{Event, Group, OrderingKey};
 
-/// Maximum number of releases that read pages at once. Releases that wait for Pub/Sub do not count:
-/// such releases need no queries, and their events count against the budget of bytes in flight.
+/// Maximum number of releases that read pages at once. Releases whose events wait for Pub/Sub do not
+/// count: they need no queries, and their events count against the budget of bytes in flight.
 pub(super) const MAX_RELEASES: usize = 256;
 
 /// The releases, by group.
 #[derive(Debug, Default)]
 pub(crate) struct ReleaseTurns {
     pub(super) by_group: HashMap<Group, Release>,
-    /// The groups with a release that has not ended, in the order of their turns.
+    /// The groups with a release that has not ended, in the order in which they take turns.
     turns: VecDeque<Group>,
-    /// Releases that have ended and whose last outcomes may not be durable yet, oldest first.
+    /// Releases that have ended but whose last outcomes might not be durable yet, oldest first.
     leaving: VecDeque<Group>,
 }
 
@@ -43,7 +43,8 @@ impl ReleaseTurns {
         release.is_some_and(Release::is_releasing)
     }
 
-    /// The next query on the table, if one is due while the first `durable` records are durable.
+    /// Returns the next query on the table, if one is due while the first `durable` records are durable.
+    /// The releases take turns.
     pub(super) fn command(&mut self, keys: &BlockedKeys, durable: u64) -> Option<QuarantineQuery> {
         for _ in 0..self.turns.len() {
             let group = self.turns.pop_front()?;
@@ -63,8 +64,8 @@ impl ReleaseTurns {
         self.begun(group, Stage::Paging);
     }
 
-    /// Fails a release: all released events of the group are replayed, and a bad event that came
-    /// later blocks the key.
+    /// Fails a release whose released events are all replayed ones: the bad event that blocks the key
+    /// came later, and no operator has released it.
     pub(crate) fn only_replayed(&mut self, group: &Group) {
         self.begun(group, Stage::Failed);
     }
@@ -88,8 +89,8 @@ impl ReleaseTurns {
         }
     }
 
-    /// Takes all held events out of memory. The caller records them as released, and their groups go back to
-    /// reading pages.
+    /// Takes all held events out of memory. The caller records them as released. Their groups go back to
+    /// reading pages, which then find these events.
     pub(super) fn unhold(&mut self, keys: &BlockedKeys) -> Vec<(Group, Arc<str>, Vec<Event>)> {
         let mut all = Vec::new();
         for (group, release) in &mut self.by_group {
@@ -104,7 +105,8 @@ impl ReleaseTurns {
         all
     }
 
-    /// Notes that an event of the group has left its lane. The writer was given `handed` records so far.
+    /// Notes that an event of the group has left its lane. `handed` is the number of records given to the
+    /// writer so far.
     pub(super) fn left_lane(&mut self, group: &Group, handed: u64) {
         if let Some(release) = self.by_group.get_mut(group) {
             release.in_lanes -= 1;
@@ -115,7 +117,7 @@ impl ReleaseTurns {
         }
     }
 
-    /// Notes that a release has failed. Returns the events that it held.
+    /// Fails a release. Returns the events that it held in memory.
     pub(super) fn fail(&mut self, group: &Group) -> Vec<Event> {
         let Some(release) = self.by_group.get_mut(group) else {
             return Vec::new();
@@ -130,7 +132,7 @@ impl ReleaseTurns {
         }
     }
 
-    /// Notes that all released rows of a failed group are quarantined again, and forgets the release.
+    /// Notes that no row of a failed group is released any more, and forgets the release.
     pub(crate) fn sent_back(&mut self, group: &Group) {
         let release = self.by_group.get(group);
         if release.is_some_and(|release| matches!(release.stage, Stage::Failed)) {

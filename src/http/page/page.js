@@ -57,7 +57,7 @@ async function ask(path) {
   return answer.json();
 }
 
-// One line per stretch of known values: a gap is a time at which the value was unknown.
+// Returns one line per stretch of known values, so a gap shows that the value was unknown.
 function lines(samples, field, from, to) {
   const values = samples.map((sample) => sample[field]).filter((value) => value !== null);
   const largest = Math.max(...values, 0) || 1;
@@ -118,12 +118,14 @@ function fill(id, articles, empty) {
 
 const shortName = (topic) => topic.split("/topics/").at(-1);
 
-function showTopics(status) {
-  const topics = status.topics.map((topic) => article(
+const waits = (key) => `key ${key.ordering_key}: ${count(key.waiting_events, "event")}, the oldest ${time(key.oldest_seconds)} old`;
+
+function showTopics(overview, status) {
+  const topics = (overview.topics || status.topics).map((topic) => article(
     shortName(topic.topic),
     [`${topic.code} for ${time(topic.for_seconds)}, ${count(topic.failures, "failure")}, ${count(topic.waiting_events, "event")} waiting` +
       (topic.oldest_seconds === null ? "" : `, the oldest ${time(topic.oldest_seconds)} old`)],
-    [topic.error], [topic.hint, "hint"]));
+    [topic.error], [topic.hint, "hint"], ...(topic.keys || []).map((key) => [waits(key)])));
   const more = status.failing_topics - status.topics.length;
   if (more > 0) topics.push(element("p", `and ${more} more`));
   fill("topics", topics, "None.");
@@ -145,7 +147,8 @@ function showOverview(overview, status) {
   const holders = (slot.held_back_by || []).map((holder) => [holder.kind, holder.pid ? `process ${holder.pid}` : "", holder.name || "", holder.user || "", holder.application_name || ""].filter(Boolean).join(" "));
   const facts = [
     ["Not confirmed", bytes(status.lag_bytes)],
-    ["Waiting events", slot.pending_events === null || slot.pending_events === undefined ? "unknown" : String(slot.pending_events)],
+    ["Waiting events", slot.pending_events === null || slot.pending_events === undefined ? "unknown"
+      : (slot.pending_is_lower_bound ? "at least " : "") + String(slot.pending_events)],
     ["Caught up in", left === null ? (state === "catching-up" ? "unknown" : "") : `about ${time(left)}`],
     ["Published since the start", String(status.events_published)],
     ["WAL kept", bytes(slot.retained_bytes)],
@@ -159,7 +162,7 @@ function showOverview(overview, status) {
   const quarantine = overview.quarantine;
   const keys = quarantine ? quarantine.keys.map((key) => article(
     `key ${key.ordering_key || "(none)"}, topic ${shortName(key.topic) || "(unknown)"}`,
-    [`first event ${key.first_event}`], [key.error],
+    [`${key.events >= 1000 ? "at least " : ""}${count(key.events, "event")}, the oldest ${time(key.oldest_seconds)} old, first ${key.first_event}`], [key.error],
     [`postrider quarantine show ${key.first_event}`, "hint"])) : [];
   if (quarantine && quarantine.events > 0) keys.unshift(element("p", `${quarantine.events} ${quarantine.events === 1 ? "event waits" : "events wait"}.`));
   fill("quarantine", keys, quarantine ? "Empty." : "Unknown.");
@@ -172,7 +175,8 @@ function showErrors(errors) {
 
 function foundEvent(event) {
   const record = event.record || {};
-  const times = record.recorded_at ? `committed ${record.committed_at}, recorded ${record.recorded_at}, ${count(record.attempts, "attempt")}` : "";
+  const times = record.recorded_at ? `committed ${record.committed_at}, recorded ${record.recorded_at}` +
+    (record.attempts > 1 ? `, ${record.attempts} requests with which Pub/Sub may have stored it` : "") : "";
   return article(
     event.source_id || event.event_id,
     [event.meaning],
@@ -185,7 +189,7 @@ function foundEvent(event) {
 
 let searches = 0;
 
-// The search is in the fragment of the URL, so that a link to it can be shared.
+// The search is in the fragment of the URL, so that users can share a link to the search.
 async function search() {
   const [kind, wanted] = [...new URLSearchParams(location.hash.slice(1))][0] || [];
   if ((kind !== "id" && kind !== "key") || !wanted) return;
@@ -217,7 +221,7 @@ async function refresh() {
     byId("slot").textContent = status.slot;
     history = past;
     showOverview(overview, status);
-    showTopics(status);
+    showTopics(overview, status);
     showErrors(errors);
     drawGraphs();
     byId("age").textContent = `Updated ${new Date().toLocaleTimeString()}, every ${REFRESH_MS / 1000} seconds.`;

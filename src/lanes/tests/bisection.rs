@@ -1,4 +1,5 @@
-//! Tests the bisection of refused requests against a plain list of the bad events.
+//! Tests the bisection of refused requests: compares the events found to be bad with a plain list of the
+//! bad events.
 
 use super::*;
 
@@ -18,7 +19,7 @@ enum Turn {
     Send {
         worthwhile: bool,
     },
-    /// Pub/Sub stores a request, or refuses it if it holds a bad event.
+    /// Pub/Sub stores a request, or refuses it if it contains a bad event.
     Judge(prop::sample::Index),
     /// A request fails for another reason.
     Fail(prop::sample::Index),
@@ -99,7 +100,7 @@ proptest! {
                 break;
             }
         }
-        // Each request holds at least one event. Each bad event adds up to two requests per halving,
+        // Each request contains at least one event. Each bad event adds up to two requests per halving,
         // plus the requests that begin and end its bisection.
         let most = pushed + bad.len() * (2 * (pushed.max(2).ilog2() as usize + 1) + 2);
         prop_assert!(judged <= most, "{} requests, {} at most", judged, most);

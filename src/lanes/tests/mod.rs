@@ -1,8 +1,9 @@
-//! Tests of the lanes: tests of single rules, and random steps against a plain model of what each key
+//! Tests the lanes: single rules, and random steps that are compared with a plain model of what each key
 //! must publish.
 
 mod bisection;
 mod model;
+mod outage;
 mod rules;
 
 use std::collections::HashMap;

@@ -22,35 +22,45 @@ enum Step {
     Fail {
         which: Index,
         pause_ms: u64,
-        /// Whether Pub/Sub as a whole does not answer.
-        outage: bool,
+        load: Load,
     },
     Wait {
         ms: u64,
     },
 }
 
+fn failed_load() -> impl Strategy<Value = Load> {
+    prop::sample::select(vec![
+        Load::Keep,
+        Load::Keep,
+        Load::Reduce,
+        Load::NotSent,
+        Load::Broken,
+    ])
+}
+
 fn step() -> impl Strategy<Value = Step> {
     let worthwhile = prop::bool::weighted(0.2);
-    let fail = (any::<Index>(), 0u64..50, any::<bool>());
+    let fail = (any::<Index>(), 0u64..50, failed_load());
     prop_oneof![
         5 => (0..TOPICS.len(), 0u8..5).prop_map(|(topic, key)| Step::Push { topic, key }),
         4 => worthwhile.prop_map(|worthwhile| Step::Send { worthwhile }),
         3 => any::<Index>().prop_map(Step::Finish),
-        2 => fail.prop_map(|(which, pause_ms, outage)| Step::Fail { which, pause_ms, outage }),
+        2 => fail.prop_map(|(which, pause_ms, load)| Step::Fail { which, pause_ms, load }),
         1 => (0u64..40).prop_map(|ms| Step::Wait { ms }),
     ]
 }
 
 type Key = (String, String);
 
-/// What a lane must look like from the outside.
+/// The expected state of one lane, as far as a caller can see it.
 #[derive(Debug, Default)]
 struct Model {
-    /// All events that were ever pushed, and those that are stored.
+    /// All events that were ever pushed.
     pushed: Vec<u32>,
+    /// The events that Pub/Sub has stored.
     stored: Vec<u32>,
-    /// Events that wait.
+    /// Events that wait for their first request.
     queue: Vec<u32>,
     in_flight: bool,
     /// The failed request: when it is retried, its events, and its attempts so far.
@@ -81,9 +91,14 @@ struct World {
     lanes: Lanes,
     models: BTreeMap<Key, Model>,
     in_flight: Vec<Request>,
-    /// The maximum limit on requests in flight, and the present limit.
+    /// The maximum of `limit`.
     most: usize,
+    /// The present limit on requests in flight.
     limit: usize,
+    /// While no request reaches Pub/Sub: the pause, and when the next attempt may start.
+    probing: Option<(Duration, Instant)>,
+    /// When a request was last asked for.
+    asked_at: Option<Instant>,
 }
 
 impl World {
@@ -95,6 +110,8 @@ impl World {
             in_flight: Vec::new(),
             most: limit,
             limit,
+            probing: None,
+            asked_at: None,
         }
     }
 
@@ -117,7 +134,9 @@ impl World {
 
     fn send(&mut self, serve: Serve) -> Result<(), TestCaseError> {
         let now = self.now;
-        let is_free = self.in_flight.len() < self.limit;
+        self.asked_at = Some(now);
+        let pauses = self.probing.is_some_and(|(_, next_start)| now < next_start);
+        let is_free = self.in_flight.len() < self.limit && !pauses;
         let expected = is_free && self.models.values().any(|model| model.may_send(now));
         let Some(request) = self.lanes.next_request(now, serve) else {
             let may_wait = serve == Serve::Worthwhile;
@@ -132,13 +151,17 @@ impl World {
             None => (std::mem::take(&mut model.queue), 0),
         };
         model.in_flight = true;
+        if let Some((pause, _)) = self.probing {
+            let longer = (pause * 2).min(Duration::from_secs(1));
+            self.probing = Some((longer, now + pause));
+        }
         prop_assert_eq!(ordinals(&request), events, "a retry is unchanged");
         prop_assert_eq!(request.failed_attempts, attempts);
         self.in_flight.push(request);
         Ok(())
     }
 
-    /// Takes one of the requests in flight, chosen by their number.
+    /// Takes one of the requests in flight. `choose` gets their number and returns an index.
     fn take(&mut self, choose: impl FnOnce(usize) -> usize) -> Option<Request> {
         let count = self.in_flight.len();
         let request = (count > 0).then(|| self.in_flight.swap_remove(choose(count)))?;
@@ -149,19 +172,25 @@ impl World {
     fn finish(&mut self, request: &Request) {
         self.model(request).stored.extend(ordinals(request));
         self.limit = (self.limit * 2).min(self.most);
+        self.probing = None;
         self.lanes.finished(request);
     }
 
-    fn fail(&mut self, request: Request, pause: Duration, outage: bool) {
+    fn fail(&mut self, request: Request, pause: Duration, load: Load) {
         let again_at = self.now + pause;
-        let failed = (again_at, ordinals(&request), request.failed_attempts + 1);
-        self.model(&request).failed = Some(failed);
-        let load = if outage {
-            self.limit = (self.limit / 2).max(1);
-            Load::Reduce
+        let attempts = request.failed_attempts + u32::from(load != Load::NotSent);
+        self.model(&request).failed = Some((again_at, ordinals(&request), attempts));
+        if load == Load::Keep {
+            self.limit = (self.limit * 2).min(self.most);
+            self.probing = None;
         } else {
-            Load::Keep
-        };
+            self.limit = (self.limit / 2).max(1);
+        }
+        if matches!(load, Load::NotSent | Load::Broken) && self.probing.is_none() {
+            let pause = Duration::from_millis(100);
+            let asked_at = self.asked_at.unwrap_or(self.now);
+            self.probing = Some((pause, asked_at + pause));
+        }
         self.lanes.failed(request, again_at, load);
     }
 
@@ -181,7 +210,7 @@ impl World {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(1_000))]
 
-    /// Compares after every step, and once more when everything is published.
+    /// Compares the lanes with the model after every step, and once more when everything is published.
     #[test]
     fn each_key_is_published_completely_and_in_order_whatever_fails(
         steps in prop::collection::vec(step(), 0..300), limit in 1usize..6,
@@ -195,9 +224,9 @@ proptest! {
                 Step::Finish(which) => if let Some(request) = world.take(|count| which.index(count)) {
                     world.finish(&request);
                 },
-                Step::Fail { which, pause_ms, outage } => {
+                Step::Fail { which, pause_ms, load } => {
                     if let Some(request) = world.take(|count| which.index(count)) {
-                        world.fail(request, Duration::from_millis(pause_ms), outage);
+                        world.fail(request, Duration::from_millis(pause_ms), load);
                     }
                 }
                 Step::Wait { ms } => world.now += Duration::from_millis(ms),
@@ -207,6 +236,7 @@ proptest! {
         world.now += Duration::from_secs(10);
         while !world.lanes.is_empty() {
             world.send(Serve::All)?;
+            world.now += Duration::from_secs(1);
             let request = world.take(|count| count - 1);
             world.finish(&request.expect("a lane with work sends, or has a request in flight"));
             world.check()?;

@@ -1,4 +1,4 @@
-//! The rules of the lanes, one by one.
+//! Tests the rules of the lanes, one by one.
 
 use super::super::limits::{WORTHWHILE_BYTES, WORTHWHILE_MESSAGES};
 use super::*;
@@ -50,7 +50,7 @@ fn a_lane_is_removed_when_it_has_no_work() {
         lanes.finished(&request);
     }
     assert!(lanes.is_empty());
-    assert!(lanes.places.len() <= 2 && lanes.ready.len() <= 2);
+    assert!(lanes.entries.len() <= 2 && lanes.ready.len() <= 2);
 }
 
 #[test]
@@ -117,7 +117,7 @@ fn a_small_lane_lingers_at_most_a_second_while_another_is_always_worthwhile() {
             lanes.finished(&request);
         }
     }
-    assert_eq!(served_after, Some(LONGEST_WAIT));
+    assert_eq!(served_after, Some(LINGER_LIMIT));
 }
 
 #[test]

@@ -1,6 +1,6 @@
-//! Writes CloudEvents 1.0: the binary mode of its Pub/Sub binding and the JSON document of its structured
-//! mode (<https://github.com/cloudevents/spec>, `cloudevents/formats/json-format.md`, and
-//! `google-cloud-pubsub.md` in Google's adapters).
+//! Writes CloudEvents 1.0: the attributes of the binary mode, as Google's binding for Pub/Sub defines them
+//! (<https://github.com/googleapis/google-cloudevents>, `docs/spec/pubsub.md`), and the JSON document of the
+//! structured mode (<https://github.com/cloudevents/spec>, `cloudevents/formats/json-format.md`).
 //!
 //! | CloudEvents | from |
 //! |---|---|
@@ -40,7 +40,7 @@ pub(super) fn add_attributes(
     attributes.add(attribute::CONTENT_TYPE, event.content_type())
 }
 
-/// Replaces `out` with the document of the structured mode. The document has a JSON payload exactly
+/// Replaces `out` with the document of the structured mode. The document contains a JSON payload exactly
 /// as PostgreSQL printed it, text as a string, and bytes in base64.
 pub(super) fn write_document(
     event: &EventContext<'_>,

@@ -26,9 +26,9 @@ pub(super) struct EventContext<'a> {
     pub(super) row: &'a OutboxRow<'a>,
     /// The uuid by which consumers and the dispatch table identify the event.
     pub(super) event_id: &'a str,
-    /// The id in the table, if it is not a uuid.
+    /// The id in the table, if the id column is not a uuid.
     pub(super) source_id: Option<&'a str>,
-    /// The event type; empty if null. Never empty if the envelope needs an event type.
+    /// The event type; empty if it is null. Never empty if the envelope needs an event type.
     pub(super) event_type: &'a str,
     /// The name of the payload column.
     pub(super) payload_column: &'a str,
@@ -49,7 +49,7 @@ impl EventContext<'_> {
     }
 }
 
-/// The purpose for which the envelope needs an event type; `None` if it does not need one.
+/// The reason why the envelope needs an event type, as text for an error; `None` if it needs none.
 pub(super) fn needs_event_type(envelope: Envelope) -> Option<&'static str> {
     match envelope {
         Envelope::Raw | Envelope::Protobuf => None,
@@ -59,7 +59,8 @@ pub(super) fn needs_event_type(envelope: Envelope) -> Option<&'static str> {
     }
 }
 
-/// Adds the envelope's own attributes. Must be called before the headers are added.
+/// Adds the envelope's own attributes. Must be called before the headers are added, because the first
+/// attribute of a name wins.
 pub(super) fn add_attributes(
     envelope: Envelope,
     event: &EventContext<'_>,
@@ -75,7 +76,7 @@ pub(super) fn add_attributes(
     }
 }
 
-/// The message's data: the payload itself, or a document built in `scratch`.
+/// Returns the message's data: the payload itself, or a document that this function writes to `scratch`.
 pub(super) fn body<'a>(
     envelope: Envelope,
     event: &EventContext<'a>,

@@ -1,6 +1,6 @@
 //! Writes the data of the envelope `protobuf`.
 //!
-//! Not here: the definition of the message, [`ProtobufEvent`], which consumers share.
+//! Not here: the definition of [`ProtobufEvent`], which consumers share.
 
 use std::collections::BTreeMap;
 
@@ -39,7 +39,7 @@ pub(super) fn write_event(event: &EventContext<'_>, out: &mut Vec<u8>) {
         source_id: event.source_id.map(str::to_owned),
         payload: Bytes::new(),
     };
-    // The payload is the last field, so it is copied once, directly to its place.
+    // The payload is the last field. So it can be appended after the other fields, which copies it only once.
     let payload = row.payload.unwrap_or(MessageData::Plain(b""));
     out.clear();
     out.reserve(without_payload.encoded_len() + 16 + payload.len());

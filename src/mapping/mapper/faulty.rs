@@ -12,9 +12,16 @@ use crate::mapping::error::{EventError, EventFault, FaultyRow, MapError};
 use crate::mapping::event_id::id_of_position;
 use crate::mapping::{limits, payload};
 
+impl EventError {
+    /// Says what is wrong without the event's id and position, for a record, which has them already.
+    pub(crate) fn without_id(&self) -> String {
+        format!("{} (table {})", self.fault, self.table)
+    }
+}
+
 impl Mapper {
-    /// The payload of a row that cannot become a message. Empty if it cannot be read, or is too
-    /// large for any message.
+    /// The payload of a row that cannot become a message. Empty if the payload is null, cannot be read, or is
+    /// too large for any message.
     #[cold]
     pub fn payload(&self, row: &[Value<'_>]) -> Bytes {
         let Some(&value) = row.get(self.columns.payload.position()) else {
@@ -62,7 +69,7 @@ impl Mapper {
                     self.ids.event_id(id, xid.as_deref(), column).ok()
                 })
                 .unwrap_or_else(|| id_of_position(&self.identity, at.position)),
-            topic: whole.then(|| self.known_topic(row)).flatten(),
+            topic: whole.then(|| self.topic_of(row)).flatten(),
             ordering_key: if whole {
                 self.known_key(row)
             } else {
@@ -80,7 +87,8 @@ impl Mapper {
         }))
     }
 
-    fn known_topic(&mut self, row: &[Value<'_>]) -> Option<Arc<str>> {
+    /// The full name of the topic of a row. `None` if the row's values give no valid topic.
+    pub(crate) fn topic_of(&mut self, row: &[Value<'_>]) -> Option<Arc<str>> {
         let aggregate_type = self.columns.aggregate_type.as_ref();
         let aggregate_type = aggregate_type.map(|column| column.text(row)).transpose();
         let aggregate_type = aggregate_type.ok()?.flatten();

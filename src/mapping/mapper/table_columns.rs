@@ -1,14 +1,14 @@
-//! The columns with which `capture` finds rows when it reads the table.
+//! Defines the columns by which `capture` finds rows when it reads the table.
 
 use super::Mapper;
 use crate::mapping::columns::MappedColumn;
 use crate::mapping::timestamp::WithoutOffset;
 use crate::mapping::value::pg_type;
 
-/// The columns with which `capture` finds rows when it reads the table.
+/// The columns by which `capture` finds rows when it reads the table.
 #[derive(Debug, Clone, Copy)]
 pub struct TableColumns<'a> {
-    /// Identity of the event.
+    /// The column with the identity of the event.
     pub id: &'a str,
     /// Whether the id is a uuid, which is then the event id itself.
     pub id_is_uuid: bool,
@@ -28,12 +28,12 @@ pub enum TimeKind {
     Instant,
     /// `timestamp without time zone`, in UTC.
     Utc,
-    /// Not a point in time, or not known to be one.
+    /// The values are not points in time, or it is unknown whether they are.
     Unknown,
 }
 
 impl Mapper {
-    /// The columns with which `capture` finds rows when it reads the table.
+    /// Returns the columns by which `capture` finds rows when it reads the table.
     pub fn table_columns(&self) -> TableColumns<'_> {
         let columns = &self.columns;
         let id = &columns.id;

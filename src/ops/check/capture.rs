@@ -1,11 +1,12 @@
 //! Checks the server's encoding, the columns that identify and order rows, which slot captures the
 //! tables, and whether the slot is older than the publication.
 
-use slot_manager::table_shape::SeqColumn;
+use slot_manager::table_shape::{self, SeqColumn};
 use slot_manager::{Finding, Severity, SlotName, cluster, quoted_identifier, slots};
 
 use crate::capture::claim;
-use crate::capture::shape::{self, Shape, UnfitColumn};
+use crate::capture::shape::{self, FoundTable, Shape, UnfitColumn};
+use crate::capture::tops;
 use crate::error::{Code, Result};
 use crate::mapping::TableSettings;
 use crate::ops::finding::{finding, finding_with_remedy, from_error};
@@ -24,8 +25,14 @@ pub(super) async fn check(sql: &Sql, settings: &Settings) -> Result<Vec<Finding>
     let mut findings = vec![encoding(sql).await?];
     for table in &settings.tables {
         match shape::read(sql, table).await {
-            Ok(Some(shape)) => findings.extend(columns(table, &shape)),
-            // The check of the publication reports a missing table.
+            Ok(Some(shape)) => {
+                findings.extend(columns(table, &shape));
+                match sequence(sql, table, &shape).await {
+                    Ok(found) => findings.extend(found),
+                    Err(error) => findings.push(from_error(&error)),
+                }
+            }
+            // The check of the publication reports a missing table, so this one does not.
             Ok(None) => {}
             Err(error) => findings.push(from_error(&error)),
         }
@@ -89,6 +96,19 @@ pub(crate) fn columns(table: &TableSettings, shape: &Shape) -> Vec<Finding> {
         );
         warn("inserted-xid-missing", what, INIT);
     }
+    if shape.is_subscribed && shape.has_inserted_xid {
+        let what = format!(
+            "a subscription of logical replication writes into table {name}: if its rows contain the \
+             inserted_xid of the other server, a recovery mistakes them for rows older than capturing \
+             and does not publish them"
+        );
+        let remedy = format!(
+            "on the server that sends the rows, leave inserted_xid and seq out of the publication's column \
+             list (PostgreSQL 15 or later): `alter publication ... set table {name} (id, ...)`; this \
+             warning remains, because a subscription does not show its columns"
+        );
+        warn("table-subscribed", what, &remedy);
+    }
     if let Some((code, what, remedy)) = seq_fault(table, shape) {
         warn(code, what, &remedy);
     }
@@ -99,7 +119,7 @@ pub(crate) fn columns(table: &TableSettings, shape: &Shape) -> Vec<Finding> {
     findings
 }
 
-/// Returns code, description and remedy if the column that numbers the rows is missing, has no
+/// Returns a code, a description and a remedy if the column that numbers the rows is missing, has no
 /// index, or is not filled by a sequence with `cache 1`.
 fn seq_fault(table: &TableSettings, shape: &Shape) -> Option<(&'static str, String, String)> {
     let name = &table.table;
@@ -112,8 +132,8 @@ fn seq_fault(table: &TableSettings, shape: &Shape) -> Option<(&'static str, Stri
             let remedy = match (&table.columns.seq, shape.has_column_seq) {
                 (Some(_), _) => format!("leave `columns.seq` out, then {INIT}"),
                 (None, true) => format!(
-                    "alter table {name} rename column seq to old_seq, because it is no whole number (or \
-                     name another column in `columns.seq`); then {INIT}"
+                    "alter table {name} rename column seq to old_seq, because it is not an integer (or name \
+                     another column in `columns.seq`); then {INIT}"
                 ),
                 (None, false) => INIT.to_owned(),
             };
@@ -125,7 +145,7 @@ fn seq_fault(table: &TableSettings, shape: &Shape) -> Option<(&'static str, Stri
             ..
         }) => {
             let what = format!(
-                "column {column} of {name} has no index: a recovery sorts the table for each page"
+                "column {column} of {name} has no index: a recovery reads the whole table, instead of only its new rows"
             );
             let concurrently = if shape.is_partitioned() {
                 ""
@@ -153,6 +173,51 @@ fn seq_fault(table: &TableSettings, shape: &Shape) -> Option<(&'static str, Stri
     }
 }
 
+/// Returns a finding if the sequence that fills the column `seq` is behind the highest `seq` of the table. Needs one
+/// look-up in the index on `seq`. Finds nothing if our role has no right to read the table or the sequence.
+pub(crate) async fn sequence(
+    sql: &Sql,
+    table: &TableSettings,
+    shape: &Shape,
+) -> Result<Option<Finding>> {
+    let Some(seq) = shape.seq.as_ref().filter(|seq| seq.is_steady) else {
+        return Ok(None);
+    };
+    let found = FoundTable {
+        table: table.table.clone(),
+        shape: shape.clone(),
+    };
+    // Read the sequence last, because it is always at least as high as the `seq` of a committed row.
+    let tops = tops::tops(sql, &[found]).await?;
+    let Some(top) = tops.seqs.first().and_then(Option::as_ref) else {
+        return Ok(None);
+    };
+    let Some(sequence) = table_shape::sequence(sql, seq).await? else {
+        return Ok(None);
+    };
+    let (name, column) = (&table.table, quoted_identifier(&seq.column));
+    let (highest, next) = (top.seq, sequence.next);
+    if next > highest {
+        return Ok(None);
+    }
+    let sequence = sequence.name;
+    let what = format!(
+        "sequence {sequence} is behind column {column} of {name}: the next number is {next}, but a row has {highest}. A \
+         recovery publishes the events of a key in the order of {column}, so later events come before earlier ones"
+    );
+    let literal = sequence.to_string().replace('\'', "''");
+    let remedy = format!(
+        "select setval('{literal}', (select max({column}) from {name})); rows that were inserted meanwhile keep their \
+         numbers, so let the relay deliver them before the slot is lost or dropped"
+    );
+    Ok(Some(finding_with_remedy(
+        Severity::Warning,
+        "seq-behind",
+        what,
+        &remedy,
+    )))
+}
+
 /// Returns a finding if the slot is older than the publication. Ignores errors, because other checks
 /// report missing tables.
 async fn slot_start(sql: &Sql, slot: &SlotName) -> Option<Finding> {
@@ -170,7 +235,7 @@ async fn owner(sql: &Sql, settings: &Settings, slot: &SlotName) -> Option<Findin
     };
     match looking.await {
         Err(error) if error.code() == Code::TableCaptured => Some(from_error(&error)),
-        // Other checks report missing tables and columns.
+        // Other checks report missing tables and columns, so this one ignores the error.
         Ok(()) | Err(_) => None,
     }
 }

@@ -1,4 +1,5 @@
-//! Checks that somebody adds the daily partitions of `outbox.events`, and that a relay that prunes may do it.
+//! Checks that the daily partitions of `outbox.events` are added in time, and that a relay that prunes
+//! has the right to add and drop them.
 
 use slot_manager::{Finding, Severity};
 
@@ -9,10 +10,12 @@ use crate::postgres::Sql;
 use crate::settings::Settings;
 use crate::store::days;
 
-/// More missing days than this, of the next eight, are a problem: each of several runs has failed.
+/// Maximum number of missing partitions among today's and the next seven. If more are missing, several
+/// runs in a row have failed to add them.
 const MISSING_MAX: usize = 3;
 
-/// Nothing for a table without daily partitions, and where the functions of migration 19 are missing.
+/// Checks the daily partitions. Returns `None` if `outbox.events` is not captured or has no daily partitions,
+/// or if a statement fails, for example because the functions of migration 19 do not exist.
 pub(super) async fn check(sql: &Sql, settings: &Settings) -> Option<Finding> {
     let mut tables = settings.tables.iter();
     tables.find(|table| table.table.to_string() == days::TABLE)?;

@@ -1,5 +1,6 @@
-//! Predicts from the findings of a check what `postrider run` would do: start, wait, recover by itself, or
-//! stop. The code of an error decides, because many errors go away while the relay waits.
+//! Predicts from the findings of a check what `postrider run` would do: start, wait, recover
+//! automatically, or stop. The code of an error decides, because the relay waits for errors that can go
+//! away and stops at all others.
 
 use serde::Serialize;
 use slot_manager::{Finding, Severity};
@@ -11,18 +12,19 @@ use crate::settings::{OnBadEvent, OnLoss, Settings};
 /// What `postrider run` would do now.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
 pub(crate) struct Forecast {
-    /// Codes of the findings that would stop it.
+    /// Codes of the findings that would stop the relay.
     pub(crate) stops: Vec<&'static str>,
-    /// Codes of the findings whose end it would wait for. It continues by itself when they are gone.
+    /// Codes of the findings for which the relay would wait. It continues automatically once they are
+    /// corrected.
     pub(crate) waits: Vec<&'static str>,
-    /// How long it would wait for PostgreSQL at most, in seconds, before it exits. `None` if PostgreSQL
-    /// answers.
+    /// Maximum time in seconds that the relay would wait for PostgreSQL before it exits. `None` if
+    /// PostgreSQL answers.
     pub(crate) start_timeout_seconds: Option<f64>,
-    /// Codes of the losses from which it would recover by itself.
+    /// Codes of the losses from which the relay would recover automatically.
     pub(crate) recovers: Vec<&'static str>,
-    /// Whether it would be a standby, because another session reads from the slot.
+    /// Whether the relay would be a standby, because another session reads from the slot.
     pub(crate) stands_by: bool,
-    /// Whether it would create the slot.
+    /// Whether the relay would create the slot.
     pub(crate) creates_slot: bool,
 }
 
@@ -66,7 +68,7 @@ impl Forecast {
         forecast
     }
 
-    /// The forecast as a sentence without a subject, such as "would start".
+    /// Returns the forecast as a sentence without a subject, such as "would start".
     pub(crate) fn sentence(&self) -> String {
         if !self.stops.is_empty() {
             return format!(
@@ -83,13 +85,16 @@ impl Forecast {
             parts.push("create the slot".to_owned());
         }
         if !self.recovers.is_empty() {
-            parts.push(format!("recover by itself ({})", self.recovers.join(", ")));
+            parts.push(format!(
+                "recover automatically ({})",
+                self.recovers.join(", ")
+            ));
         }
         if !self.waits.is_empty() {
             let limit = self.start_timeout_seconds;
             let limit = limit.map_or(String::new(), |seconds| format!(" for at most {seconds} s"));
             parts.push(format!(
-                "wait{limit} until this is gone: {}",
+                "wait{limit} until this is corrected: {}",
                 self.waits.join(", ")
             ));
         }
@@ -116,7 +121,7 @@ fn effect(finding: &Finding, settings: &Settings) -> Effect {
             }
         }
         (Severity::Warning, _) => Effect::None,
-        // A bad event goes into quarantine.
+        // A bad event goes into quarantine, unless the relay has to halt.
         (_, Some(Code::EventInvalid | Code::EventTooLarge | Code::EventRefused)) => {
             match settings.on_bad_event {
                 OnBadEvent::Halt => Effect::Stops,
@@ -127,7 +132,7 @@ fn effect(finding: &Finding, settings: &Settings) -> Effect {
             Disposition::Retry => Effect::Waits,
             Disposition::Stop | Disposition::Bug => Effect::Stops,
         },
-        // PostgreSQL sends nothing until the standby server has the changes.
+        // PostgreSQL streams nothing until the standby server has the changes, so the relay would wait.
         (_, None) if finding.code == "synchronized-standby-slots-stalled" => Effect::Waits,
         (_, None) if is_error && finding.code == "slot-in-danger" => Effect::None,
         (_, None) => Effect::Stops,
@@ -172,19 +177,19 @@ mod tests {
                 "topic-missing",
                 Error,
                 &[],
-                "would start and wait until this is gone: topic-missing",
+                "would start and wait until this is corrected: topic-missing",
             ),
             (
                 "postgres-unreachable",
                 Error,
                 &[],
-                "would start and wait for at most 10 s until this is gone: postgres-unreachable",
+                "would start and wait for at most 10 s until this is corrected: postgres-unreachable",
             ),
             (
                 "slot-lost",
                 Error,
                 &[],
-                "would start and recover by itself (slot-lost)",
+                "would start and recover automatically (slot-lost)",
             ),
             (
                 "slot-lost",
@@ -226,7 +231,7 @@ mod tests {
         ];
         assert_eq!(
             forecast(&findings, &[]),
-            "would start, recover by itself (slot-lost) and wait until this is gone: topic-missing"
+            "would start, recover automatically (slot-lost) and wait until this is corrected: topic-missing"
         );
         let stops = [&findings[..], &[("wal-level", Severity::Error)]].concat();
         assert_eq!(

@@ -1,58 +1,59 @@
 //! Maps a sample of a table's rows with the relay's own mapping, to check that the rows can become
 //! messages.
 //!
-//! The description of the table comes from the catalog, in the form in which the stream would
-//! describe it. The sample has the rows with the highest ids, or any rows if PostgreSQL cannot sort
-//! the ids. The sample leaves payloads out. `pubsub` looks up the topics of the sample.
+//! The description of the table comes from the catalog, in the form that the replication stream uses.
+//! `sample` reads the rows, and `pubsub` looks up their topics.
 
 use std::collections::BTreeSet;
 
-use decoder::{OwnedRelation, Value};
 use printable::printable;
 use slot_manager::table::is_unique;
 use slot_manager::{Finding, Severity, quoted_identifier};
-use tokio_postgres::Row;
 
+use super::sample::{SampledTable, TableSample};
+use crate::capture::claim::Captured;
 use crate::capture::table::{self, Description};
 use crate::error::{Error, Result};
 use crate::event::CommittedAt;
 use crate::mapping::{MapError, Mapper, TableSettings};
 use crate::ops::finding::{finding, finding_with_remedy, from_error};
 use crate::postgres::Sql;
+use crate::settings::{OnBadEvent, Settings};
 
-/// Maximum number of rows in the sample, enough to include every usual kind of event.
-const SAMPLE: usize = 500;
-
-/// Short, because the sample is optional: do not sort a table whose id has no index.
-const SAMPLE_TIMEOUT: &str = "set statement_timeout = '2s'";
-
-/// Replaces the project in topic names if no project is set. The topics are then not looked up.
+/// Value of the project in topic names when no project is set. The check then does not look the topics
+/// up.
 const NO_PROJECT: &str = "no-project";
 
-/// The findings and topics of one table.
+/// The findings and topics of one table. The topics have their full names.
 #[derive(Debug, Default)]
 pub(super) struct MappingCheck {
     pub(super) findings: Vec<Finding>,
-    /// Full names of the topics in the sample and in the settings.
+    /// The topics of events that wait for delivery.
+    pub(super) waiting_topics: BTreeSet<String>,
+    /// The topics of the other sampled events, and the configured topics.
     pub(super) topics: BTreeSet<String>,
 }
 
+/// An event of the sample that cannot become a message.
+struct RefusedEvent {
+    error: MapError,
+    /// Whether the event waits for delivery.
+    waits: bool,
+}
+
 /// Checks one captured table. Returns nothing for a missing table, because the check of the
-/// publication reports it.
+/// publication reports it. `captured` is the table with its capture record, if that is known.
 pub(super) async fn check(
     sql: &Sql,
+    all: &Settings,
     settings: &TableSettings,
-    project: &str,
+    captured: Option<&Captured>,
 ) -> Result<MappingCheck> {
     let Some(described) = table::describe(sql, &settings.table).await? else {
         return Ok(MappingCheck::default());
     };
     let Description { relation, types } = described;
-    let project = if project.is_empty() {
-        NO_PROJECT
-    } else {
-        project
-    };
+    let project = all.project().unwrap_or(NO_PROJECT);
     let mut mapper =
         match Mapper::resolve(&relation, &types, settings, &settings.identity(), project) {
             Ok(mapper) => mapper,
@@ -64,43 +65,72 @@ pub(super) async fn check(
                 });
             }
         };
-    let mut topics = plain_topics(settings, project);
+    let mut checked = MappingCheck {
+        topics: plain_topics(settings, project),
+        ..MappingCheck::default()
+    };
     let unique = not_unique(sql, settings, mapper.table_columns().id).await?;
-    let by_id = mapper.table_columns().id_has_order;
-    let rows = match sample(sql, &relation, settings, by_id).await {
-        Ok(rows) => rows,
+    checked.findings.extend(unique);
+    let sampled = SampledTable::new(sql, &relation, settings, &mapper, captured).await;
+    let sample = match sampled.read().await {
+        Ok(sample) => sample,
         Err(error) => {
-            let error = Error::from(error);
-            let what = format!("no sample of {} could be read: {error}", settings.table);
-            let not_sampled = finding(Severity::Info, "events-not-sampled", what);
-            let findings = unique.into_iter().chain([not_sampled]).collect();
-            return Ok(MappingCheck { findings, topics });
+            let what = format!("no sample of {} could be read", settings.table);
+            checked.findings.push(not_sampled(what, error));
+            return Ok(checked);
         }
     };
-    let mut refused = Vec::new();
-    for row in &rows {
-        let values: Vec<Value<'_>> = (0..relation.columns.len())
-            .map(|i| match row.try_get(i) {
-                Ok(Some(text)) => Value::Text(str::as_bytes(text)),
-                Ok(None) => Value::Null,
-                Err(_) => Value::Text(table::NOT_UTF8),
-            })
-            .collect();
-        match mapper.map_row(&values, CommittedAt::default()) {
-            Ok(mapped) => {
-                topics.insert(mapped.topic.to_string());
-            }
-            Err(error) => refused.push(error),
-        }
+    let refused = checked.add_topics(&mut mapper, &sample);
+    let judged = judge(settings, all.on_bad_event, sample.rows.len(), &refused);
+    checked.findings.push(judged);
+    if let Some(error) = sample.waiting_unread {
+        let what = format!(
+            "the events of {} that wait could not be read",
+            settings.table
+        );
+        checked.findings.push(not_sampled(what, error));
     }
-    let mapping = judge(settings, rows.len(), &refused);
-    Ok(MappingCheck {
-        findings: unique.into_iter().chain([mapping]).collect(),
-        topics,
-    })
+    Ok(checked)
 }
 
-/// Warns if two rows can have the same id, because the relay records an event's outcome under its id.
+impl MappingCheck {
+    /// Adds the topics of the sample. Returns the events that cannot become messages.
+    fn add_topics(&mut self, mapper: &mut Mapper, sample: &TableSample) -> Vec<RefusedEvent> {
+        let mut refused = Vec::new();
+        for row in &sample.rows {
+            match mapper.map_row(&row.values(), CommittedAt::default()) {
+                Ok(mapped) if row.waits => {
+                    self.waiting_topics.insert(mapped.topic.to_string());
+                }
+                Ok(mapped) => {
+                    self.topics.insert(mapped.topic.to_string());
+                }
+                Err(error) => refused.push(RefusedEvent {
+                    error,
+                    waits: row.waits,
+                }),
+            }
+        }
+        for row in &sample.topics {
+            let topic = mapper.topic_of(&row.values());
+            self.waiting_topics
+                .extend(topic.map(|topic| topic.to_string()));
+        }
+        refused
+    }
+}
+
+fn not_sampled(what: String, error: tokio_postgres::Error) -> Finding {
+    let error = Error::from(error);
+    finding(
+        Severity::Info,
+        "events-not-sampled",
+        format!("{what}: {error}"),
+    )
+}
+
+/// Warns if two rows can have the same id, because the relay records outcomes by id. The second row would
+/// look recorded once the first one is.
 async fn not_unique(sql: &Sql, settings: &TableSettings, id: &str) -> Result<Option<Finding>> {
     let table = &settings.table;
     let is_unique = is_unique(sql, table, id).await?;
@@ -120,8 +150,8 @@ async fn not_unique(sql: &Sql, settings: &TableSettings, id: &str) -> Result<Opt
     }))
 }
 
-/// Returns the topics that the settings name without a column. We know these topics even if the
-/// table is empty.
+/// Returns the configured topics whose names do not depend on a column. These topics are known even if
+/// the table is empty.
 fn plain_topics(settings: &TableSettings, project: &str) -> BTreeSet<String> {
     let template = Some(&settings.topic).filter(|topic| topic.columns().next().is_none());
     let plain = template.map(ToString::to_string);
@@ -139,67 +169,43 @@ fn plain_topics(settings: &TableSettings, project: &str) -> BTreeSet<String> {
         .collect()
 }
 
-/// Reads up to [`SAMPLE`] rows as text, with the columns in the order of the table and null instead
-/// of the payload.
-async fn sample(
-    sql: &Sql,
-    relation: &OwnedRelation,
+fn judge(
     settings: &TableSettings,
-    by_id: bool,
-) -> Result<Vec<Row>, tokio_postgres::Error> {
-    let payload = settings.columns.payload.as_deref().unwrap_or("payload");
-    let id = settings.columns.id.as_deref().unwrap_or("id");
-    let columns: Vec<String> = relation
-        .columns
-        .iter()
-        .map(|column| {
-            if column.name == payload {
-                "null::text".to_owned()
-            } else {
-                // `format` prints values as the stream sends them. A cast to text prints some types
-                // differently.
-                let name = quoted_identifier(&column.name);
-                // `is not null` would be false for a composite value that contains a null.
-                format!("case when {name} is distinct from null then format('%s', {name}) end")
-            }
-        })
-        .collect();
-    sql.batch_execute(SAMPLE_TIMEOUT).await?;
-    let order = if by_id {
-        format!("order by {} desc", quoted_identifier(id))
-    } else {
-        String::new()
-    };
-    let statement = format!(
-        "select {} from {} {order} limit {SAMPLE}",
-        columns.join(", "),
-        settings.table
-    );
-    sql.query(&statement, &[]).await
-}
-
-fn judge(settings: &TableSettings, rows: usize, refused: &[MapError]) -> Finding {
+    on_bad_event: OnBadEvent,
+    rows: usize,
+    refused: &[RefusedEvent],
+) -> Finding {
     let table = &settings.table;
-    let Some(first) = refused.first() else {
+    let waiting = refused.iter().find(|event| event.waits);
+    let Some(first) = waiting.or(refused.first()) else {
         let what = match rows {
             0 => format!("the settings of {table} fit its columns; the table is empty"),
             rows => format!("the settings of {table} fit its columns and {rows} sampled events"),
         };
         return finding(Severity::Ok, "mapping", what);
     };
-    let (reason, hint) = match first {
+    let (reason, hint) = match &first.error {
         MapError::Event(event) => {
             let id = event.event_id.as_deref().unwrap_or("unknown");
             let reason = format!("{} (event {})", event.fault, printable(id));
-            (reason, first.hint())
+            (reason, first.error.hint())
         }
-        MapError::ColumnMissing { .. } | MapError::Setting { .. } => {
-            (first.to_string(), first.hint())
+        error @ (MapError::ColumnMissing { .. } | MapError::Setting { .. }) => {
+            (error.to_string(), error.hint())
         }
     };
+    let halts = first.waits && on_bad_event == OnBadEvent::Halt;
+    let (severity, waits) = match (first.waits, halts) {
+        (_, true) => (
+            Severity::Error,
+            ", and the relay stops at such an event (on_bad_event = halt)",
+        ),
+        (true, false) => (Severity::Warning, ", and waits for delivery"),
+        (false, false) => (Severity::Warning, ""),
+    };
     let what = format!(
-        "{} of {rows} sampled events of {table} cannot be published, for example: {reason}",
+        "{} of {rows} sampled events of {table} cannot be published, for example: {reason}{waits}",
         refused.len()
     );
-    finding_with_remedy(Severity::Warning, "event-invalid", what, hint)
+    finding_with_remedy(severity, "event-invalid", what, hint)
 }

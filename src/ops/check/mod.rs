@@ -1,10 +1,11 @@
 //! Checks that PostgreSQL and Pub/Sub have everything that the relay needs.
 //!
-//! Changes nothing. Every problem is a finding, even an unreachable database; only unreadable settings
+//! Changes nothing. Every problem is a finding, even an unreachable database; only invalid settings
 //! are errors, and these end a command before it can check anything. `slot_manager::preflight` checks
-//! the database, `mapping` checks the settings of the tables, [`capture`] the columns that identify and
-//! order rows, `days` the daily partitions, `slots` the slots that nobody reads, and `pubsub` topics and
-//! credentials. [`forecast`] predicts from the findings what `postrider run` would do.
+//! the database, and `mapping` checks the settings of the tables with a `sample` of their rows. [`capture`]
+//! checks the columns that identify and order rows, `days` the daily partitions, `slots` the slots that nobody
+//! reads, and `pubsub` topics and credentials. [`forecast`] predicts from the findings what `postrider run`
+//! would do.
 //!
 //! Not here: the output and the exit code (`cli`).
 
@@ -13,6 +14,7 @@ mod days;
 pub(crate) mod forecast;
 mod mapping;
 mod pubsub;
+mod sample;
 mod slots;
 
 use std::time::Duration;
@@ -25,12 +27,15 @@ use slot_manager::{Finding, QualifiedName, Severity};
 use super::finding::{finding, from_error};
 use super::prune::{Pruning, require_rights};
 use super::recover;
+use crate::capture::claim;
+use crate::condition::{Condition, State};
 use crate::error::{Code, Result};
 use crate::postgres::{Sql, connect};
 use crate::session::database;
 use crate::session::publication::untraced;
-use crate::settings::Settings;
-use crate::store::relay_row::RecordKeeping;
+use crate::settings::{OnBadEvent, Settings};
+use crate::store::privileges::{Purpose, missing_grants, name_missing_on};
+use crate::store::relay_row::{RecordKeeping, shown};
 
 const STATEMENT_TIMEOUT: Duration = Duration::from_secs(10);
 
@@ -41,8 +46,8 @@ pub(crate) struct CheckSection {
     pub(crate) findings: Vec<Finding>,
 }
 
-/// The findings that need no connection. Unreadable settings have already ended the command with an
-/// error.
+/// Returns the findings that need no connection. Invalid settings have already ended the command with
+/// an error.
 pub(crate) fn settings_alone(settings: &Settings) -> Vec<CheckSection> {
     let tables: Vec<String> = settings
         .tables
@@ -56,12 +61,7 @@ pub(crate) fn settings_alone(settings: &Settings) -> Vec<CheckSection> {
     );
     let mut checked = vec![finding(Severity::Ok, "settings", what)];
     checked.extend(settings.database().err().as_ref().map(from_error));
-    match settings.project() {
-        // The full name of the topic contains the project, so check the topic only if the project is
-        // set.
-        Ok(_) => checked.extend(settings.dead_letter_topic().err().as_ref().map(from_error)),
-        Err(error) => checked.push(from_error(&error)),
-    }
+    checked.extend(settings.project().err().as_ref().map(from_error));
     vec![CheckSection {
         heading: "Settings".to_owned(),
         findings: checked,
@@ -84,6 +84,8 @@ pub(crate) async fn everything(settings: &Settings) -> Vec<CheckSection> {
                     topics
                 }
                 Err(error) => {
+                    let purpose = Purpose::Relay;
+                    let error = name_missing_on(&sql, error, &settings.tables, purpose).await;
                     found.push(from_error(&error));
                     Vec::new()
                 }
@@ -117,8 +119,7 @@ pub(crate) async fn everything(settings: &Settings) -> Vec<CheckSection> {
     vec![database, pubsub]
 }
 
-/// Returns the findings about the database, and the topics of the settings and of the sampled
-/// events.
+/// Returns the findings about the database, and the full names of the topics to look up.
 async fn check_database(sql: &Sql, settings: &Settings) -> Result<(Vec<Finding>, Vec<String>)> {
     let expectation = Expectation {
         slot: settings.slot.clone(),
@@ -136,7 +137,8 @@ async fn check_database(sql: &Sql, settings: &Settings) -> Result<(Vec<Finding>,
         return Ok((findings, Vec::new()));
     }
     findings.extend(replication_session(sql, &findings).await);
-    // Read from outbox.relay: the table may exist, but with the schema of an older version.
+    // The finding `relay-table` shows only that outbox.relay exists. Reading a row also shows whether the
+    // table has the schema of an older version.
     if findings.iter().any(|finding| finding.code == "relay-table") {
         let read = database::refuse_foreign_records(sql, settings).await;
         match read {
@@ -151,24 +153,119 @@ async fn check_database(sql: &Sql, settings: &Settings) -> Result<(Vec<Finding>,
     }
     findings.extend(slots::unread(sql, settings).await?);
     findings.extend(capture::check(sql, settings).await?);
+    if findings
+        .iter()
+        .any(|found| found.code == Code::TableCaptured.name())
+    {
+        // `postrider run` would stop at this error, so remove the finding that it would create the slot.
+        let promises = |found: &Finding| {
+            found.code == Code::SlotMissing.name() && found.severity == Severity::Info
+        };
+        findings.retain(|found| !promises(found));
+    }
     findings.extend(pruning(sql, settings).await);
     findings.extend(days::check(sql, settings).await);
-    let mut topics = Vec::new();
-    for table in &settings.tables {
-        let looked = mapping::check(sql, table, &settings.project).await?;
-        // The publication's check also reports missing columns.
-        let is_known = |code| findings.iter().any(|finding| finding.code == code);
+    let (mapped, topics) = mappings(sql, settings, &findings).await?;
+    findings.extend(mapped);
+    name_grants(sql, settings, &mut findings).await?;
+    Ok((findings, topics))
+}
+
+/// Returns the findings about the mapping of the tables, and the full names of the topics to look up. The topics for
+/// which a relay waits come first.
+async fn mappings(
+    sql: &Sql,
+    settings: &Settings,
+    known: &[Finding],
+) -> Result<(Vec<Finding>, Vec<String>)> {
+    let mut findings = Vec::new();
+    let said = shown::read(sql, &settings.slot).await.ok().flatten();
+    let said = said.and_then(|row| row.condition);
+    let failing = said.iter().flat_map(|condition| &condition.topics);
+    let mut waiting: Vec<String> = failing.map(|topic| topic.topic.clone()).collect();
+    let mut others = Vec::new();
+    // Without its capture record, it is unknown which rows of a table wait.
+    let captured = claim::known(sql, &settings.slot, &settings.tables).await;
+    let captured = captured.unwrap_or_default();
+    for (n, table) in settings.tables.iter().enumerate() {
+        let looked = mapping::check(sql, settings, table, captured.get(n)).await?;
+        // The publication's check also reports missing columns, so report them only once.
+        let is_known = |code| known.iter().any(|finding| finding.code == code);
         let is_new =
             |finding: &Finding| finding.code != "column-missing" || !is_known(finding.code);
-        let new: Vec<Finding> = looked.findings.into_iter().filter(is_new).collect();
-        findings.extend(new);
-        topics.extend(looked.topics);
+        findings.extend(looked.findings.into_iter().filter(is_new));
+        waiting.extend(looked.waiting_topics);
+        others.extend(looked.topics);
+    }
+    findings.extend(said.and_then(|said| halted(&said, settings, &findings)));
+    let mut topics = Vec::new();
+    for topic in waiting.into_iter().chain(others) {
+        if !topics.contains(&topic) {
+            topics.push(topic);
+        }
     }
     Ok((findings, topics))
 }
 
-/// If the relay prunes, checks that it may delete. Without this right the relay still delivers
-/// events, so the finding is only a warning.
+/// Returns a finding if a relay has stopped at a bad event a moment ago, and the sample does not have that event.
+fn halted(said: &Condition, settings: &Settings, found: &[Finding]) -> Option<Finding> {
+    let code: Code = said.code.as_deref()?.parse().ok()?;
+    let is_of_an_event = matches!(
+        code,
+        Code::EventInvalid | Code::EventTooLarge | Code::EventRefused
+    );
+    let is_known = found
+        .iter()
+        .any(|found| found.severity == Severity::Error && found.code == code.name());
+    let halts = settings.on_bad_event == OnBadEvent::Halt;
+    (said.state == State::Broken && is_of_an_event && halts && !is_known).then(|| Finding {
+        remedy: said.hint.clone(),
+        ..finding(
+            Severity::Error,
+            code.name(),
+            format!(
+                "the relay has stopped because of an event: {}",
+                said.what.as_deref().unwrap_or_default()
+            ),
+        )
+    })
+}
+
+/// If the role lacks rights, makes sure that a finding has the statements that grant them. A check that fails
+/// because of a missing right does not know which right is missing, so its finding is completed or removed.
+/// If a right is missing but no check has failed, adds only a warning, because the relay can deliver events
+/// without that right.
+async fn name_grants(sql: &Sql, settings: &Settings, findings: &mut Vec<Finding>) -> Result<()> {
+    let code = Code::PrivilegeMissing;
+    let is_vague =
+        |found: &Finding| found.code == code.name() && found.remedy.as_deref() == Some(code.hint());
+    let is_known = |found: &Finding| found.code == code.name() && !is_vague(found);
+    if findings.iter().any(is_known) {
+        findings.retain(|found| !is_vague(found));
+        return Ok(());
+    }
+    let grants = missing_grants(sql, &settings.tables, Purpose::Relay).await?;
+    if grants.is_empty() {
+        return Ok(());
+    }
+    let failed = findings.iter().position(is_vague);
+    let mut found = match failed {
+        Some(failed) => findings.swap_remove(failed),
+        None => finding(
+            Severity::Warning,
+            code.name(),
+            "the role lacks rights that some of the relay's work needs, such as a release from quarantine, or a \
+             replay",
+        ),
+    };
+    findings.retain(|found| !is_vague(found));
+    found.remedy = Some(grants.join("; "));
+    findings.push(found);
+    Ok(())
+}
+
+/// If the relay prunes, checks that it has the right to delete rows. Without this right the relay still
+/// delivers events, so the finding is only a warning.
 async fn pruning(sql: &Sql, settings: &Settings) -> Option<Finding> {
     settings.prune_after?;
     match require_rights(sql, settings, Pruning::Relay).await {
@@ -180,7 +277,7 @@ async fn pruning(sql: &Sql, settings: &Settings) -> Option<Finding> {
             severity: Severity::Warning,
             ..from_error(&error)
         }),
-        // Other checks report missing tables.
+        // Other checks report missing tables, so this one ignores the error.
         Err(_) => None,
     }
 }
@@ -196,9 +293,9 @@ fn with_a_lost_slot(findings: &mut Vec<Finding>, lost: Option<Finding>) {
     }
 }
 
-/// Checks that the server accepts a replication session. Skips the check if a relay reads from the
-/// slot: that relay already has such a session, and there may be no free walsender for a second
-/// session. Also skips the check if an earlier finding would make it fail.
+/// Checks that the server accepts a replication session. Skips the check if a relay reads from the slot: that
+/// relay already has such a session, and there may be no free walsender for a second session. Also skips the
+/// check if an earlier finding already says why it would fail.
 async fn replication_session(sql: &Sql, known: &[Finding]) -> Option<Finding> {
     let reasons = [
         Code::SlotHeld,

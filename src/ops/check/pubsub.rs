@@ -1,4 +1,4 @@
-//! Checks project, credentials, endpoint, topics and subscriptions.
+//! Checks the project, the credentials, the endpoint, the topics and their subscriptions.
 
 use std::time::Duration;
 
@@ -10,23 +10,23 @@ use crate::mapping::Ordering;
 use crate::ops::finding::{finding, finding_with_remedy, from_error};
 use crate::settings::Settings;
 
-/// Time limit of one call. The client itself would retry for longer.
+/// Maximum duration of one call. The client itself would retry for longer.
 const CALL_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Maximum number of topics to look up. Each topic takes up to three calls, one after the other.
+/// Maximum number of topics to look up. Each topic takes up to three calls, one after the other, so this
+/// number bounds the time of the check.
 const LOOKED_UP_MAX: usize = 50;
 
-/// The topic with which we test whether Pub/Sub answers. The topic need not exist.
+/// Name of the topic that the check looks up to find out whether Pub/Sub answers. The topic need not
+/// exist.
 const PROBE: &str = "postrider-check";
 
-/// Checks Pub/Sub. `topics` are the full names of the topics of sampled events and of the settings.
+/// Checks Pub/Sub. `topics` are the full names of the topics to look up, apart from the dead-letter topic.
 pub(super) async fn check(settings: &Settings, mut topics: Vec<String>) -> Vec<Finding> {
     let mut findings = Vec::new();
-    match settings.dead_letter_topic() {
-        Ok(topic) => topics.extend(topic.map(|topic| topic.to_string())),
-        // `settings.project()` reports the missing project below.
-        Err(error) if error.code() == Code::ProjectMissing => {}
-        Err(error) => findings.push(from_error(&error)),
+    // `settings.project()` reports a missing project below.
+    if let Ok(topic) = settings.dead_letter_topic() {
+        topics.extend(topic.map(|topic| topic.to_string()));
     }
     findings.extend(region(settings));
     let project = match settings.project() {
@@ -52,11 +52,18 @@ pub(super) async fn check(settings: &Settings, mut topics: Vec<String>) -> Vec<F
         }
     };
     if matches!(&settings.pubsub, Endpoint::Service(url) if url.starts_with("https://")) {
-        findings.push(finding(
-            Severity::Ok,
-            "credentials",
-            "Google credentials are set up",
+        let error = credentials(&client, project).await.err();
+        let has_token = error.is_none();
+        findings.push(error.map_or_else(
+            || {
+                let what = "the Google credentials give an access token";
+                finding(Severity::Ok, "credentials", what)
+            },
+            |error| from_error(&error),
         ));
+        if !has_token {
+            return findings;
+        }
     }
     let endpoint = endpoint(&client, project).await;
     let answers = endpoint.severity < Severity::Warning;
@@ -83,6 +90,18 @@ fn region(settings: &Settings) -> Option<Finding> {
     })
 }
 
+/// Checks that the credentials give an access token.
+async fn credentials(client: &TopicAdmin, project: &str) -> Result<()> {
+    let probe = format!("projects/{project}/topics/{PROBE}");
+    let asking = client.check_credentials();
+    let failure = match tokio::time::timeout(CALL_TIMEOUT, asking).await {
+        Ok(Ok(())) => return Ok(()),
+        Ok(Err(failure)) => failure,
+        Err(_) => Failure::no_token_in(CALL_TIMEOUT),
+    };
+    Err(Error::pubsub(&failure, &probe))
+}
+
 async fn endpoint(client: &TopicAdmin, project: &str) -> Finding {
     let probe = format!("projects/{project}/topics/{PROBE}");
     let error = match in_time(&probe, client.exists(&probe)).await {
@@ -104,7 +123,7 @@ async fn endpoint(client: &TopicAdmin, project: &str) -> Finding {
             ),
             ..from_error(&error)
         },
-        // Only the project in the probe's name can be malformed.
+        // Only the project in the probe's name can be malformed, so the project is wrong.
         Code::EventRefused => finding_with_remedy(
             Severity::Error,
             "setting-invalid",
@@ -207,7 +226,8 @@ fn missing(settings: &Settings, topic: &str) -> Finding {
 
 async fn subscriptions(client: &TopicAdmin, topic: &str) -> Result<Finding> {
     let has_subscription = match in_time(topic, client.has_subscription(topic)).await {
-        // Some roles may look up topics but not their subscriptions.
+        // Some roles may look up topics but not their subscriptions. Without an answer, report no
+        // problem.
         Err(error) if error.code() == Code::PubsubPermission => true,
         found => found?,
     };

@@ -1,4 +1,4 @@
-//! Finds slots that look like slots of a relay, but that nobody reads, for example because the setting `slot`
+//! Finds slots that look like a relay's slot but have no reader, for example because the setting `slot`
 //! was changed.
 
 use slot_manager::{Finding, Severity, Slot, slots};
@@ -28,7 +28,7 @@ pub(super) async fn unread(sql: &Sql, settings: &Settings) -> Result<Vec<Finding
     if others.is_empty() {
         return Ok(Vec::new());
     }
-    // Other checks report missing tables.
+    // Other checks report missing tables, so this one treats them as empty.
     let served = shown::served_slots(sql).await.unwrap_or_default();
     let records = capture_record::read(&**sql).await.unwrap_or_default();
     let of_a_relay = |name: &str| {

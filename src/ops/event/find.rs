@@ -20,16 +20,20 @@ use crate::settings::Settings;
 use crate::store::dispatch::history::{self, RecordedRow};
 use crate::store::relay_row::{self, RecordKeeping};
 
-/// Statement timeout. Only a search without an index, such as through all of outbox.dispatch, takes
-/// nearly as long.
+/// Statement timeout. Only a search without an index can take that long, such as a search through all
+/// of outbox.dispatch.
 pub(crate) const STATEMENT_TIMEOUT: Duration = Duration::from_secs(15);
 
-/// How long to wait for the slot to pass an event without a record.
+/// How long to wait until the slot has passed an event without a record.
 const WAIT: Duration = Duration::from_secs(2);
 
-/// Maximum number of rows per table. A table may have the same id more than once if the id is not its
-/// primary key.
+/// Maximum number of rows that the search returns per table. A table can contain the same id more than
+/// once if the id is not its primary key.
 const ROWS_SHOWN: usize = 20;
+
+/// What an event without a record may wait for while a recovery is due or running.
+const RECOVERING: &str = "A recovery is due or running: if the stream has missed the row, the relay publishes it after \
+    the recovery, which may wait for failing topics";
 
 /// A captured table, and the reader of its rows.
 struct SearchedTable<'a> {
@@ -38,7 +42,6 @@ struct SearchedTable<'a> {
     reader: TableReader,
 }
 
-/// A row of an outbox table.
 struct FoundRow {
     table: usize,
     event_id: Uuid,
@@ -49,11 +52,13 @@ struct FoundRow {
     xid: u64,
 }
 
-/// Returns all events with this id. The same number may be an id in several tables.
+/// Returns all events with this id. There can be several, because the same number may be an id in
+/// several tables.
 ///
 /// # Errors
 /// `postgres-timeout` when a search takes too long; database errors.
 pub(crate) async fn find(sql: &Sql, settings: &Settings, id: &str) -> Result<Vec<EventReport>> {
+    let id = without_table(settings, id.trim());
     let captured =
         claim::as_if_claimed(sql, &settings.slot, &settings.tables, settings.start).await?;
     let mut tables = Vec::new();
@@ -99,6 +104,16 @@ pub(crate) async fn find(sql: &Sql, settings: &Settings, id: &str) -> Result<Vec
     Ok(reports)
 }
 
+/// Returns the uuid in `schema.table:uuid`, or else the whole text.
+fn without_table<'a>(settings: &Settings, id: &'a str) -> &'a str {
+    let mut tables = settings.tables.iter();
+    let uuid = tables.find_map(|table| {
+        let id = id.strip_prefix(&format!("{}:", table.table))?;
+        Uuid::parse_str(id).is_ok().then_some(id)
+    });
+    uuid.unwrap_or(id)
+}
+
 /// Returns the records of the found rows, and of the event with this uuid. If there are neither such
 /// rows nor such records, returns the records with this source id.
 async fn recorded(
@@ -140,7 +155,7 @@ async fn recorded(
     }
 }
 
-/// The rows of a table with this id.
+/// Returns the rows of one table that have this id.
 async fn rows_of(
     sql: &Sql,
     n: usize,
@@ -169,13 +184,13 @@ async fn rows_of(
             .unwrap_or_else(|| "null::timestamptz".to_owned()),
         ours = walk::ours_sql(captured),
         uncompared = walk::uncompared_sql(captured),
-        xid = captured.shape.inserted_xid_sql(&captured.record.added_xids),
+        xid = captured.inserted_xid_sql(),
         table = reader.table_sql(),
         has_id = reader.has_id_sql(id),
     );
     let rows = match sql.query_typed(&statement, &[]).await {
         Ok(rows) => rows,
-        // The id has the wrong type for this table, such as text instead of a number.
+        // The id has the wrong type for this table, such as text instead of a number, so no row has it.
         Err(error) if is_of_another_type(&error) => return Ok(Vec::new()),
         Err(error) if error.code() == Some(&SqlState::QUERY_CANCELED) => {
             let what = format!("searching {} for the id took too long", settings.table);
@@ -207,7 +222,7 @@ fn is_of_another_type(error: &tokio_postgres::Error) -> bool {
         .is_some_and(|code| code.code().starts_with("22"))
 }
 
-/// The report of a record. Does not search for its row.
+/// Returns the report of a record, without a search for its row.
 pub(crate) fn of_record_alone(found: RecordedRow) -> EventReport {
     let state = EventState::recorded(&found.record.state);
     let meaning = state.meaning(Some(&found.record), message(&found).as_deref(), true);
@@ -217,7 +232,7 @@ pub(crate) fn of_record_alone(found: RecordedRow) -> EventReport {
     }
 }
 
-/// The message, with the replay that published it.
+/// Returns the message id, with the name of the replay that published the message.
 fn message(found: &RecordedRow) -> Option<String> {
     let id = found.message_id.as_ref()?;
     Some(match &found.replay {
@@ -244,7 +259,7 @@ fn of_record(found: RecordedRow, row: Option<EventTableRow>) -> EventReport {
     }
 }
 
-/// The report of a row without a record.
+/// Returns the report of a row without a record.
 async fn unrecorded(
     sql: &Sql,
     settings: &Settings,
@@ -263,7 +278,7 @@ async fn unrecorded(
         (_, is_passed) = progress::wait_until_confirmed(sql, &settings.slot, end, WAIT).await?;
         // A recovery publishes rows from the tables even if the slot has passed them.
         is_passed &= !is_recovering;
-        // In the meantime, the relay may have written the record.
+        // The relay may have written the record during the wait.
         if let Some(found) = history::of_events(sql, &[row.event_id]).await?.pop() {
             return Ok(of_record(found, Some(row.row)));
         }
@@ -279,7 +294,11 @@ async fn unrecorded(
     Ok(EventReport {
         event_id: row.event_id.to_string(),
         source_id: table.reader.source_prefix().map(|_| row.name),
-        meaning: state.meaning(None, None, true),
+        meaning: if state.waits() && is_recovering {
+            format!("{}. {RECOVERING}", state.meaning(None, None, true))
+        } else {
+            state.meaning(None, None, true)
+        },
         state,
         topic: topic.filter(|_| settings.project().is_ok()),
         ordering_key,
@@ -291,7 +310,7 @@ async fn unrecorded(
     })
 }
 
-/// The topic and ordering key of a row's event. `None` if the row is gone or cannot be mapped.
+/// Returns the topic and ordering key of a row's event. `None` if the row is gone or cannot be mapped.
 async fn lane(
     sql: &Sql,
     table: &mut SearchedTable<'_>,

@@ -1,10 +1,10 @@
 //! Lists the newest events of a key, of a topic, or since a time.
 //!
-//! The list has two parts: first the events that wait, from the tables, then the events with a
-//! record, from outbox.dispatch along its primary key. If published events may lack a record, the list
-//! leaves out the first part, because a waiting event looks like a published event without a record.
-//! The list then has the events that were set aside, and the events that were published while `dispatch`
-//! was `full`.
+//! The list has two parts: first the waiting events, which are read from the tables, then the events
+//! with a record, which are read from outbox.dispatch along its primary key. If published events may
+//! lack a record, the list leaves out the first part, because a waiting event looks like a published
+//! event without a record. The list then contains only the events that were quarantined, and the events
+//! that were published while `dispatch` was `full`.
 
 use super::find::of_record_alone;
 use super::state::EventState;
@@ -13,18 +13,18 @@ use crate::capture::ScanWindow;
 use crate::capture::claim::{self, Captured};
 use crate::capture::rows::Rows;
 use crate::capture::scan::{self, Scan};
-use crate::capture::table::TableReader;
+use crate::capture::table::{RowValues, TableReader};
 use crate::error::Result;
 use crate::event::EventPosition;
-use crate::mapping::TableSettings;
+use crate::mapping::{MapError, TableSettings};
 use crate::postgres::Sql;
 use crate::settings::Settings;
 use crate::store::dispatch::history;
 use crate::store::relay_row;
 pub(crate) use crate::store::relay_row::RecordKeeping;
 
-/// The search for waiting events stops in a table after this many rows without a record, oldest
-/// first.
+/// The search for waiting events reads rows without a record, oldest first. It stops in a table once it has
+/// read this many rows there.
 const WAITING_MAX: usize = 10_000;
 
 /// The newest events that match. Programs depend on the JSON form.
@@ -66,7 +66,8 @@ pub(crate) async fn list(
     })
 }
 
-/// The waiting events that match, newest first, and whether the search stopped at its limit.
+/// Returns the waiting events that match, and whether the search stopped at its limit. The events of each
+/// table are sorted newest first.
 async fn waiting(
     sql: &Sql,
     settings: &Settings,
@@ -100,10 +101,7 @@ async fn waiting_in(
         rows.add(candidates);
         while !rows.is_empty() {
             for row in rows.portion(sql, &reader).await? {
-                let lane = reader.event(&row.values, EventPosition::default()).ok();
-                let lane = lane.map(|event| (event.topic, event.ordering_key));
-                let key = lane.as_ref().map(|(_, key)| key.as_str().to_owned());
-                let topic = lane.map(|(topic, _)| topic.to_string());
+                let (topic, key) = lane(&mut reader, &row.values);
                 let is_short = |topic: &str, asked: &str| topic.rsplit('/').next() == Some(asked);
                 let has_topic = query.topic.is_none_or(|asked| {
                     topic
@@ -139,4 +137,15 @@ async fn waiting_in(
         }
     }
     Ok(false)
+}
+
+/// The topic and the ordering key of a row's event, as far as they are known.
+fn lane(reader: &mut TableReader, row: &RowValues) -> (Option<String>, Option<String>) {
+    let (topic, key) = match reader.event(row, EventPosition::default()) {
+        Ok(event) => (Some(event.topic), event.ordering_key),
+        Err(MapError::Event(error)) => (error.known.topic, error.known.ordering_key),
+        Err(MapError::ColumnMissing { .. } | MapError::Setting { .. }) => return (None, None),
+    };
+    let topic = topic.map(|topic| topic.to_string());
+    (topic, Some(key.as_str().to_owned()))
 }

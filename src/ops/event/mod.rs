@@ -3,10 +3,10 @@
 //! [`find`] looks an event up by its id, and [`list`] finds events by key, topic or time. Both return
 //! [`EventReport`]s. [`state`] decides and explains the state of an event.
 //!
-//! Every statement uses an index or has a time limit. In outbox.dispatch there is an index on the
-//! event id, and the id of a captured table is usually its primary key. One search reads all of
-//! outbox.dispatch: for the id of a deleted row, if the ids are not uuids. The event id cannot be
-//! computed from such an id, because it also depends on the row's transaction.
+//! Every statement uses an index or has a time limit. In outbox.dispatch there is an index on the event id,
+//! and the id of a captured table is usually its primary key. Two searches may read all of outbox.dispatch: a
+//! list with few matches, and the search for a deleted row whose id is not a uuid. In the second case the
+//! event id cannot be computed from the row's id, because the event id also depends on the row's transaction.
 
 pub(crate) mod find;
 pub(crate) mod list;
@@ -33,7 +33,7 @@ pub(crate) struct EventQuery<'a> {
 }
 
 impl EventQuery<'_> {
-    /// The query as a filter on records.
+    /// Returns the query as a filter on records.
     ///
     /// # Errors
     /// `setting-invalid` for a time that does not exist; database errors.
@@ -52,7 +52,8 @@ impl EventQuery<'_> {
         })
     }
 
-    /// If a search through outbox.dispatch timed out, adds a hint how to narrow the search.
+    /// If a search through outbox.dispatch timed out, returns an error that says how to narrow the
+    /// search. Returns any other error unchanged.
     pub(super) fn took_long(&self, error: Error) -> Error {
         if error.code() != Code::PostgresTimeout {
             return error;
@@ -76,19 +77,19 @@ pub(crate) struct EventReport {
     /// `schema.table:id`, if the table's ids are not uuids.
     pub(crate) source_id: Option<String>,
     pub(crate) state: EventState,
-    /// The state in a sentence, and what to do.
+    /// The state in a sentence, followed by what to do.
     pub(crate) meaning: String,
     pub(crate) topic: Option<String>,
     pub(crate) ordering_key: Option<String>,
-    /// Pub/Sub's id of the last message.
+    /// The id that Pub/Sub gave to the last message.
     pub(crate) message_id: Option<String>,
-    /// The replay that published this message; `None` if it is the original message.
+    /// The name of the replay that published the last message; `None` if it is the original message.
     pub(crate) replay: Option<String>,
-    /// The earlier messages of the event, oldest first: the original message, and those of earlier replays.
-    /// Unknown for replays before migration 0021.
+    /// The earlier messages of the event, oldest first: the original message, and the messages of
+    /// earlier replays. Replays before migration 0021 did not record them.
     pub(crate) earlier_messages: Vec<EarlierMessage>,
-    /// The row, if it is in the outbox. Lists do not search for the rows of events with a record, so
-    /// there it is `None`.
+    /// The row, if it is still in the outbox. Always `None` in a list for an event with a record,
+    /// because lists do not search for such rows.
     pub(crate) row: Option<EventTableRow>,
     /// The record in outbox.dispatch, if there is one.
     pub(crate) record: Option<EventOutcome>,

@@ -10,19 +10,21 @@ use crate::store::relay_row::RecordKeeping;
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum EventState {
     Published,
-    /// The event has no record and needs none: the slot has passed it, and it may lack a record.
+    /// The event has no record, but the slot has passed it, and published events may lack a record. So
+    /// it counts as published.
     PublishedWithoutRecord,
     Quarantined,
-    /// Released from quarantine, and not published yet.
+    /// An operator has released the event, from quarantine or for a replay, and the relay has not published
+    /// it yet.
     Released,
     Discarded,
     /// The event has no record yet.
     Waiting,
-    /// The event waits, or was published a moment ago without a record.
+    /// The event has no record: either it waits, or it was published a moment ago.
     WaitingOrPublished,
     /// The slot has passed the event, but the event has no record.
     Missing,
-    /// The event is older than capturing, so it is never published.
+    /// The event was committed before the capture of its table began, so it is never published.
     NotCaptured,
 }
 
@@ -39,7 +41,7 @@ pub(super) struct UnrecordedFacts {
 }
 
 impl EventState {
-    /// The state that a record shows.
+    /// Returns the state that a record shows.
     pub(super) fn recorded(state: &str) -> Self {
         match state {
             "quarantined" => Self::Quarantined,
@@ -49,7 +51,7 @@ impl EventState {
         }
     }
 
-    /// The state of an event without a record.
+    /// Returns the state of an event without a record.
     pub(super) fn unrecorded(facts: UnrecordedFacts) -> Self {
         match facts {
             UnrecordedFacts { is_ours: false, .. } => Self::NotCaptured,
@@ -68,7 +70,15 @@ impl EventState {
         }
     }
 
-    /// The name, as in JSON.
+    /// Whether the event may still be published without an operator.
+    pub(super) fn waits(self) -> bool {
+        matches!(
+            self,
+            Self::Waiting | Self::WaitingOrPublished | Self::Missing
+        )
+    }
+
+    /// Returns the name that the JSON form uses.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Published => "published",
@@ -83,7 +93,7 @@ impl EventState {
         }
     }
 
-    /// The state in a sentence, and what to do.
+    /// Explains the state in a sentence, and says what to do.
     pub(super) fn meaning(
         self,
         record: Option<&EventOutcome>,
@@ -111,6 +121,10 @@ impl EventState {
                 "in quarantine since {at}, so it is not published: correct the cause, then \
                  `postrider quarantine release`, or `discard` it"
             ),
+            Self::Released if message.is_some() => "published \
+                before, and an operator has asked to publish it again: a running relay publishes it within \
+                seconds, a stopped one at its next start"
+                .to_owned(),
             Self::Released => "released from quarantine: a running relay publishes it within seconds, \
                 a stopped one at its next start"
                 .to_owned(),
@@ -126,15 +140,15 @@ impl EventState {
             Self::Missing => "the slot has passed it, but it has no record: a running relay finds such \
                 rows and publishes them within minutes; `postrider audit` counts them"
                 .to_owned(),
-            Self::NotCaptured => "older than capturing: the relay never publishes it. To publish it, \
-                insert it again as a new event"
+            Self::NotCaptured => "committed before capturing began, so the relay never publishes it. To \
+                publish it, insert it again as a new event"
                 .to_owned(),
         }
     }
 }
 
 fn took(millis: f64) -> String {
-    // The clocks of two machines may differ.
+    // The clocks of two machines may differ, so the time may be negative.
     let millis = millis.max(0.0);
     if millis < 10_000.0 {
         format!("{millis:.0} ms")

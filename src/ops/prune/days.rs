@@ -1,11 +1,12 @@
-//! Daily partitions: adds those of the next days, and drops old days as a whole.
+//! Adds the daily partitions of the next days, and drops the partitions of old days as a whole.
 //!
-//! A day is dropped only if each of its rows may go, by the verdicts of the row walk ([`rows`]). The rows
-//! are judged twice. The first walk holds no lock and ends at the first row that stays. The second one
-//! holds a lock on the partition, so that nothing can change between the last verdict and the drop.
+//! A partition is dropped only if the row walk ([`rows`]) finds that every row of the day may be
+//! deleted. Two walks judge the rows. The first walk holds no lock, and ends as soon as a row has to
+//! stay. The second walk holds a lock on the partition, so its rows cannot change between their
+//! verdicts and the drop.
 //!
-//! A failure to add or drop a day is a note in the report. Its rows are then deleted one by one, as in a
-//! table without partitions, and the next run tries again.
+//! If a day cannot be added or dropped, the report contains a note, and the next run tries again. The
+//! rows of a day that was not dropped are deleted one by one, as in a table without partitions.
 
 use std::time::Duration;
 
@@ -25,22 +26,22 @@ use crate::postgres::Sql;
 use crate::store::days::{self, AddedDay, DayPartition};
 use crate::store::dispatch::pruning::GO;
 
-/// Attempts to drop a day, whose lock waits for every transaction that uses the table. Each one may
-/// delay inserts by its lock timeout.
+/// Maximum number of attempts to drop a partition. The drop needs a lock that waits for every
+/// transaction on the table, so each attempt can delay inserts by its lock timeout.
 const DROP_ATTEMPTS: u32 = 5;
 
-/// Pause between them, in which the delayed inserts finish.
+/// Pause between two attempts to drop a partition, in which the delayed inserts finish.
 const DROP_PAUSE: Duration = Duration::from_millis(500);
 
-/// A day that was dropped, or would be.
+/// A day whose partition was dropped, or would be dropped without `--dry-run`.
 #[derive(Debug, PartialEq, Eq, Serialize)]
 pub(crate) struct PrunedDay {
-    /// Such as 2026-11-27, in UTC.
+    /// The date in UTC, such as 2026-11-27.
     pub(crate) day: String,
     pub(crate) rows: u64,
 }
 
-/// Days that were added, and why others were not.
+/// The days for which a partition was added, and notes that say why others could not be added.
 #[derive(Debug, Default)]
 pub(crate) struct AddedDays {
     pub(crate) added: Vec<String>,
@@ -49,10 +50,10 @@ pub(crate) struct AddedDays {
 
 /// The verdict on an old day.
 enum OldDay {
-    /// All its rows may go, or are gone.
+    /// All rows of the day may be deleted, or were dropped.
     Goes(PrunedTable),
     Stays,
-    /// Other sessions use the table all the time.
+    /// The partition could not be dropped, because other sessions use the table.
     InUse(PgError),
     Stopped,
 }
@@ -61,7 +62,7 @@ enum OldDay {
 /// partitions.
 ///
 /// # Errors
-/// Connection errors. All others become notes.
+/// Connection errors. Every other error becomes a note.
 pub(crate) async fn add_ahead(sql: &Sql) -> Result<AddedDays> {
     let mut done = AddedDays::default();
     let missing = match days::missing(sql).await {
@@ -89,7 +90,7 @@ pub(crate) async fn add_ahead(sql: &Sql) -> Result<AddedDays> {
                 done.notes.push(what.to_owned());
                 break;
             }
-            // The other days would need the same lock or right.
+            // Adding the other days would need the same lock or right, so it would fail too.
             Err(error) => {
                 let what = format!("no partition was added for {day}");
                 done.notes.push(note(&what, error)?);
@@ -101,12 +102,14 @@ pub(crate) async fn add_ahead(sql: &Sql) -> Result<AddedDays> {
     Ok(done)
 }
 
-/// The note about a failure. A closed connection is not one, because nothing can follow.
+/// Returns the note about a failure. Returns an error if the connection is closed, because the run
+/// cannot continue then.
 fn note(what: &str, error: PgError) -> Result<String> {
     if error.is_closed() {
         return Err(error.into());
     }
-    // The functions of migration 19 know better than the general hint.
+    // The hint of the functions from migration 19 is more precise than the general hint of the error
+    // code.
     let said = error.as_db_error().and_then(|error| error.hint());
     let said = said.map(str::to_owned);
     let error = Error::from(error);
@@ -114,7 +117,8 @@ fn note(what: &str, error: PgError) -> Result<String> {
     Ok(format!("{what}: {error} ({hint})"))
 }
 
-/// Adds the days ahead, unless it is a dry run. Returns the old ones; none if a note says why.
+/// Adds the partitions of the coming days, unless this is a dry run. Returns the partitions of old days; none if a
+/// note says why they cannot be dropped.
 async fn add_and_list(
     context: &PruneContext<'_>,
     pruned: &mut PrunedTable,
@@ -141,7 +145,8 @@ async fn add_and_list(
     }
 }
 
-/// Adds the days ahead and drops old ones. Returns false if it was stopped.
+/// Adds the partitions of the coming days, and drops the partitions of old days. Returns false if `on_step`
+/// stopped the run.
 pub(super) async fn prune(
     context: &PruneContext<'_>,
     table: &TableSettings,
@@ -181,10 +186,10 @@ pub(super) async fn prune(
             }
             Ok(OldDay::Stays) => true,
             Ok(OldDay::Stopped) => return Ok(false),
-            // Further attempts would delay inserts for nothing.
+            // Do not try the other days, because each attempt would delay inserts again.
             Ok(OldDay::InUse(error)) => pruned.add_note(&day, error, false)?,
             Err(error) => {
-                // The other days would need the same right.
+                // Dropping the other days would need the same right, so do not try it.
                 let is_refused = error.code() == Some(&SqlState::INSUFFICIENT_PRIVILEGE);
                 pruned.add_note(&day, error, !is_refused)?
             }
@@ -199,7 +204,7 @@ pub(super) async fn prune(
     Ok(true)
 }
 
-/// Decides whether the rows of a day may go.
+/// What is needed to decide whether the rows of a day may be deleted.
 struct DayJudge<'a> {
     context: &'a PruneContext<'a>,
     captured: &'a Captured,
@@ -207,7 +212,8 @@ struct DayJudge<'a> {
 }
 
 impl DayJudge<'_> {
-    /// Drops a day if all its rows may go. `has_row` is the condition that the row of a record is in it.
+    /// Drops a day if all its rows may be deleted. `has_row` is an SQL condition on a record: its row
+    /// is in this day.
     async fn drop_day(
         &self,
         day: &DayPartition,
@@ -238,7 +244,7 @@ impl DayJudge<'_> {
         dropped
     }
 
-    /// Judges all rows of a day, up to the first one that stays.
+    /// Judges the rows of a day page by page. Stops at the first page with a row that has to stay.
     async fn judge(
         &self,
         day: &DayPartition,
@@ -274,8 +280,9 @@ impl DayJudge<'_> {
     }
 }
 
-/// Drops a locked day. Returns false if it stays: the rows were judged page by page, and `postrider replay`
-/// may have released one of an early page since.
+/// Drops a locked day. Returns false if the day stays because `postrider replay` has released one of
+/// its events: the rows were judged page by page, and a row of an early page may have been released
+/// since.
 async fn drop_locked(sql: &Sql, day: &DayPartition, has_row: &str) -> Result<bool, PgError> {
     let mut attempt = 1;
     loop {
@@ -293,14 +300,14 @@ async fn drop_locked(sql: &Sql, day: &DayPartition, has_row: &str) -> Result<boo
     }
 }
 
-/// Whether a session waits for the partition. It may hold a lock that the drop waits for, so another attempt
-/// would only prolong its wait.
+/// Whether another session waits for the lock on the partition. That session may itself hold a lock
+/// that the drop needs, so another attempt would only prolong its wait.
 fn is_waited_for(error: &PgError) -> bool {
     error.code() == Some(&SqlState::OBJECT_IN_USE)
 }
 
 impl PrunedTable {
-    /// Notes that a day was not dropped. Returns `goes_on`, whether later days are tried.
+    /// Notes that a day was not dropped. Returns `goes_on`, which says whether later days are tried.
     fn add_note(&mut self, day: &DayPartition, error: PgError, goes_on: bool) -> Result<bool> {
         let later = if goes_on {
             ""
@@ -317,7 +324,7 @@ impl PrunedTable {
             day,
             rows: gone.rows,
         });
-        // A dry run meets these rows again when it walks the table.
+        // A dry run counts these rows when it walks the table afterwards.
         if !is_dry_run {
             self.rows += gone.rows;
             self.oldest = rows::earlier(self.oldest.take(), gone.oldest);

@@ -1,26 +1,32 @@
 //! Deletes old events that have a final outcome, and old records that nobody needs.
 //!
-//! [`proof`] decides from the state of the slot what may be deleted. [`days`] drops daily partitions whose
-//! rows may all go, [`rows`] deletes the other rows of the outbox tables, and after that [`records`] deletes
-//! rows of outbox.dispatch. Rows and records go in chunks: one short transaction each, along an index, with
-//! a pause in between. So the command may be stopped between two chunks, and continues when it is run again.
+//! [`proof`] decides from the state of the slot what may be deleted. [`days`] drops the daily
+//! partitions whose rows may all be deleted, [`rows`] deletes the other rows of the outbox tables, and
+//! after that [`records`] deletes rows of outbox.dispatch. Rows and records are deleted in chunks: one
+//! short transaction each, along an index, with a pause in between. So an operator may stop the command
+//! between two chunks, and it continues when it is run again.
 //!
-//! **An outbox row may go** when its outcome is final and no repeat reads it:
+//! **An outbox row may be deleted** when its outcome is final and no recovery can need it:
 //!
-//! - Its event is published or discarded, and was recorded before the retention. Without a record, the
-//!   row may have been published with `dispatch = exceptions`: then its table's floor must be above it,
-//!   and its own time before the retention.
+//! - Its event is published or discarded, and its record is older than the retention. A row without a
+//!   record may have been published with `dispatch = exceptions`. Such a row may be deleted if its
+//!   transaction is below the floor of its table and the event itself is older than the retention.
 //! - Its commit is below the confirmed position, and its transaction below the floor. A recovery with
-//!   `dispatch = exceptions` repeats everything from the floor on, and may leave nothing out.
+//!   `dispatch = exceptions` publishes everything from the floor on again, so it needs all these
+//!   rows. If every event has a record and the position of the slot proves nothing, for example because
+//!   the slot is lost, the record alone is enough.
 //!
-//! **A record may go** when nothing asks for it any longer:
+//! **A record may be deleted** when nothing needs it any longer:
 //!
 //! - It is older than the retention, and not in quarantine.
-//! - Its row is in no captured table. The auditor and a recovery publish rows without a record.
-//! - Its commit is below `restart_lsn`, which is at most the confirmed position. PostgreSQL forgets
-//!   newer confirmed positions when it crashes, and then sends the events after an older one again.
-//! - The slot has confirmed the end of the WAL at which the row was gone. A row that was moved between
-//!   partitions arrives in the stream once more, and only the record shows that it was published.
+//! - Its row is in no captured table. The auditor and a recovery would publish a row without a record
+//!   again.
+//! - Its commit is below `restart_lsn`, which is at most the confirmed position. A crash of PostgreSQL
+//!   loses newer confirmed positions, and PostgreSQL then sends the events after an older position
+//!   again.
+//! - The slot has confirmed the end of the WAL at a time when the row was already gone. The slot
+//!   streams a row once more after the row was moved between partitions, and only the record shows that
+//!   it was published.
 //!
 //! The reasons are in docs/adr/0032-pruning.md and, for partitions, docs/adr/0037-daily-partitions.md.
 
@@ -45,22 +51,28 @@ use crate::ops::walk;
 use crate::postgres::Sql;
 use crate::settings::Settings;
 
-/// A chunk gives up when it has waited this long for a lock, so that it holds up nobody behind it.
+/// How long a chunk waits for a lock. It then gives up, so that sessions that queue behind it can
+/// continue.
 const LOCK_TIMEOUT: &str = "SET lock_timeout = '2s'";
 
-/// Attempts of a chunk that waits for a lock, or meets a row that somebody else moves.
+/// Maximum number of attempts of a chunk that has to wait for a lock, or finds a row that another
+/// session is moving.
 const ATTEMPTS: u32 = 5;
 
-/// Pause before another attempt.
+/// Pause before the next attempt of a chunk.
 const RETRY_PAUSE: Duration = Duration::from_secs(1);
 
-/// Where [`PruneStep`] names the records instead of a table.
+/// Value of [`PruneStep::what`] while the run waits for the slot before it deletes the first record.
+pub(crate) const WAITING: &str = "waiting up to 20 s for the slot to pass the deleted rows, \
+    so that their old records can be deleted";
+
+/// Value of [`PruneStep::what`] while records are deleted.
 pub(crate) const RECORDS: &str = "outbox.dispatch";
 
 /// Default number of rows that one chunk reads.
 pub(crate) const CHUNK: u32 = 5_000;
 
-/// Default pause after each chunk that deleted something.
+/// Default pause after each chunk that deleted rows.
 pub(crate) const PAUSE: Duration = Duration::from_millis(100);
 
 /// What to delete, and how fast.
@@ -69,13 +81,13 @@ pub(crate) struct PruneRequest {
     pub(crate) older_than: Duration,
     /// Number of rows that one chunk reads.
     pub(crate) chunk: u32,
-    /// Pause after each chunk that deleted something.
+    /// Pause after each chunk that deleted rows.
     pub(crate) pause: Duration,
     pub(crate) who: Pruning,
 }
 
 impl PruneRequest {
-    /// What the relay deletes.
+    /// Returns the request of a relay with the setting `prune_after`.
     pub(crate) fn of_relay(older_than: Duration) -> Self {
         Self {
             older_than,
@@ -91,12 +103,12 @@ impl PruneRequest {
     }
 }
 
-/// The result; its JSON form, on which programs depend.
+/// The result of a run. Programs depend on its JSON form.
 #[derive(Debug, Serialize)]
 pub(crate) struct PruneReport {
     /// Whether rows were only counted.
     pub(crate) dry_run: bool,
-    /// False if it was stopped before the end.
+    /// False if the run was stopped before its end.
     pub(crate) finished: bool,
     pub(crate) tables: Vec<PrunedTable>,
     pub(crate) dispatch: PrunedRecords,
@@ -106,13 +118,13 @@ pub(crate) struct PruneReport {
 #[derive(Debug, Default, Serialize)]
 pub(crate) struct PrunedTable {
     pub(crate) table: String,
-    /// Rows that were deleted, or would be.
+    /// Rows that were deleted, or in a dry run would be.
     pub(crate) rows: u64,
-    /// Time of the oldest of these, RFC 3339.
+    /// Time of the oldest of these rows, RFC 3339.
     pub(crate) oldest: Option<String>,
     /// Rows that stay although they may be old.
     pub(crate) kept: KeptRows,
-    /// Daily partitions that were dropped, or would be. Their rows are among `rows`.
+    /// Daily partitions that were dropped, or in a dry run would be. Their rows are included in `rows`.
     pub(crate) days: Vec<PrunedDay>,
     /// Days that got a partition.
     pub(crate) days_added: Vec<String>,
@@ -120,26 +132,29 @@ pub(crate) struct PrunedTable {
     pub(crate) notes: Vec<String>,
 }
 
-/// Why rows stay.
+/// Numbers of rows that stay, by reason.
 #[derive(Debug, Default, Serialize)]
 pub(crate) struct KeptRows {
     pub(crate) quarantined: u64,
-    /// Without an outcome.
+    /// Rows without an outcome.
     pub(crate) waiting: u64,
-    /// Published, but the slot has not confirmed them, or the floor of the table is below them.
+    /// Rows of published events that the slot has not confirmed yet.
     pub(crate) unconfirmed: u64,
-    /// Older than capturing: the relay does not know whether anybody needs them.
+    /// Rows of published and confirmed events whose transactions are not below the floor of the table yet.
+    pub(crate) above_floor: u64,
+    /// Rows from before the capture. They stay, because the relay does not know whether anybody needs them.
     pub(crate) not_captured: u64,
-    /// Without a record, in a table that does not say when its events happened.
+    /// Rows without a record, in a table that does not say when its events happened, so their age is
+    /// unknown.
     pub(crate) without_time: u64,
 }
 
 /// The rows of outbox.dispatch.
 #[derive(Debug, Default, Serialize)]
 pub(crate) struct PrunedRecords {
-    /// Rows that were deleted, or would be.
+    /// Rows that were deleted, or in a dry run would be.
     pub(crate) rows: u64,
-    /// When the oldest of these was recorded, RFC 3339.
+    /// When the oldest of these rows was recorded, RFC 3339.
     pub(crate) oldest: Option<String>,
     /// Old records of rows that are still in the outbox.
     pub(crate) of_rows: u64,
@@ -147,7 +162,7 @@ pub(crate) struct PrunedRecords {
     pub(crate) postponed: Option<String>,
 }
 
-/// How far the command is.
+/// The progress of a run.
 #[derive(Debug)]
 pub(crate) struct PruneStep<'a> {
     /// The table, or what the command waits for.
@@ -156,7 +171,7 @@ pub(crate) struct PruneStep<'a> {
     pub(crate) deleted: u64,
 }
 
-/// Receives the progress of the command; returns false to stop it.
+/// A function that receives the progress of a run. It returns false to stop the run.
 pub(crate) type OnPruneStep<'a> = dyn FnMut(&PruneStep<'_>) -> bool + Send + 'a;
 
 /// Everything that the chunks depend on.
@@ -164,12 +179,12 @@ struct PruneContext<'a> {
     sql: &'a Sql,
     settings: &'a Settings,
     request: &'a PruneRequest,
-    /// Younger rows stay.
+    /// Rows and records from this time on stay.
     cutoff: SinceTime,
     proof: PruneProof,
 }
 
-/// Deletes, or counts, all rows that may go.
+/// Deletes, or in a dry run counts, all rows and records that may be deleted.
 ///
 /// # Errors
 /// `privilege-missing` with the GRANT; `slot-missing`, `slot-lost` and others if nothing proves which
@@ -223,16 +238,16 @@ pub(crate) async fn run(
     Ok(report)
 }
 
-/// Why records stay although the slot has passed them: with full records an old row has one, so this
-/// command may find other ids in the rows than the relay did. Then every record would look as if its row
-/// were gone.
+/// Returns why the records have to stay if no old row of a table has a record. If every published event has a
+/// record, each old row should have one. If none has, this command may compute other event ids than the
+/// relay. Every record would then look as if its row were gone.
 fn unknown_rows(context: &PruneContext<'_>, tables: &[PrunedTable]) -> Option<String> {
     let PruneProof::Slot { repeats: false, .. } = context.proof else {
         return None;
     };
     let table = tables.iter().find(|table| {
         let kept = &table.kept;
-        let have_records = table.rows + kept.quarantined + kept.unconfirmed;
+        let have_records = table.rows + kept.quarantined + kept.unconfirmed + kept.above_floor;
         kept.waiting > 0 && have_records == 0
     })?;
     Some(format!(
@@ -245,21 +260,21 @@ fn unknown_rows(context: &PruneContext<'_>, tables: &[PrunedTable]) -> Option<St
 fn never_captured(error: Error) -> Error {
     match error.code() {
         Code::SlotBusy => error.hint(
-            "nothing was deleted: start the relay once, so that it captures the table, or leave the \
-             table out of the settings",
+            "nothing was deleted: start the relay once, so that it captures the table, or remove the table \
+             from the settings",
         ),
         _ => error,
     }
 }
 
-/// The failed attempts of one chunk. Not a function that takes a closure: the future of an async closure
-/// cannot be sent to another task.
+/// A counter of the failed attempts of one chunk. A retry function that takes a closure is not possible,
+/// because the future of an async closure cannot be sent to another task.
 #[derive(Debug, Default)]
 struct FailedAttempts(u32);
 
 impl FailedAttempts {
-    /// Returns after a pause if a lock or another session's change was in the way: then the chunk is worth
-    /// another attempt.
+    /// Waits and returns if a lock or another session's change stopped the chunk, so that the caller can try
+    /// the chunk again. Returns any other error, and the error of the last attempt.
     async fn again(&mut self, error: PgError) -> Result<()> {
         if !is_in_the_way(&error) {
             return Err(crate::capture::table::altered_since(error));

@@ -1,6 +1,7 @@
-//! What proves that an event is published: the records, and how far the slot is.
+//! Finds out what proves that an event is published: the position of the slot and the records, or only
+//! the records.
 //!
-//! [`find`] gathers the facts, and [`decide`] is pure.
+//! [`find`] reads the facts, and [`decide`] decides without IO.
 
 use decoder::Lsn;
 use slot_manager::health::{self, Observation, Thresholds, Viewer};
@@ -9,39 +10,40 @@ use slot_manager::{Cluster, Health, Slot, SlotName, cluster, slots};
 use crate::error::{Code, Error, Result};
 use crate::postgres::Sql;
 use crate::settings::{Dispatch, Settings};
-use crate::store::relay_row::{self, Recorded};
+use crate::store::relay_row::{self, EarlierSession};
 
-/// What proves which rows may go.
+/// What proves which rows may be deleted.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum PruneProof {
-    /// The slot is the one that the relay serves.
+    /// The slot is the one that the relay serves, so its position proves which events are resolved.
     Slot {
         confirmed: Lsn,
         /// The slot's `restart_lsn`. It survives a crash of PostgreSQL, and is never above the
         /// confirmed position.
         durable: Lsn,
-        /// Whether published events may have no record.
+        /// Whether published events may have no record, so that a recovery publishes them again.
         repeats: bool,
     },
-    /// The position of the slot means nothing. A row with a record is never published again, so it may
-    /// go; records stay.
+    /// The position of the slot proves nothing, for example because the slot is lost. Rows with a
+    /// record may be deleted, because the relay never publishes them again. The records themselves
+    /// stay.
     RecordsOnly { why: String },
 }
 
-/// The facts to decide on.
+/// The facts from which [`decide`] decides.
 struct PruneFacts<'a> {
     name: &'a SlotName,
     slot: Option<&'a Slot>,
     cluster: &'a Cluster,
-    earlier: Option<&'a Recorded>,
-    /// From the settings of this command, which may differ from those of the relay.
+    earlier: Option<&'a EarlierSession>,
+    /// The setting of this command, which may differ from the relay's setting.
     dispatch: Dispatch,
 }
 
-/// Looks at the slot, and decides.
+/// Reads the slot and the relay's row, and decides what proves that events are published.
 ///
 /// # Errors
-/// Those of the decision; database errors.
+/// The errors of [`decide`]; database errors.
 pub(super) async fn find(sql: &Sql, settings: &Settings) -> Result<PruneProof> {
     let cluster = cluster::inspect(sql).await?;
     let slot = slots::find(sql, &settings.slot).await?;
@@ -58,6 +60,8 @@ pub(super) async fn find(sql: &Sql, settings: &Settings) -> Result<PruneProof> {
     })
 }
 
+/// Decides what proves that events are published.
+///
 /// # Errors
 /// `postgres-standby`, `foreign-cluster`; with `dispatch = exceptions` also `slot-missing`,
 /// `slot-lost`, `slot-recreated` and `slot-stuck` (a recovery is due).
@@ -66,7 +70,7 @@ fn decide(facts: &PruneFacts<'_>) -> Result<PruneProof> {
         let what = "the server is a standby, where nothing can be deleted";
         return Err(Error::new(Code::PostgresStandby, what));
     }
-    // What the relay does counts, not what the settings of this command say.
+    // Use the mode that the relay has recorded, because the settings of this command may differ.
     let dispatch = facts.earlier.map_or(facts.dispatch, |relay| relay.dispatch);
     let repeats = dispatch == Dispatch::Exceptions;
     let (code, why) = match (fault(facts)?, facts.slot) {
@@ -101,7 +105,7 @@ fn decide(facts: &PruneFacts<'_>) -> Result<PruneProof> {
         .hint("start the relay and let it recover, then prune; nothing was deleted"))
 }
 
-/// Why the slot's position cannot be used; `None` if it can.
+/// Returns why the slot's position proves nothing; `None` if it can be used.
 fn fault(facts: &PruneFacts<'_>) -> Result<Option<(Code, String)>> {
     let name = facts.name;
     if let Some(why) = facts
@@ -111,7 +115,7 @@ fn fault(facts: &PruneFacts<'_>) -> Result<Option<(Code, String)>> {
         let what = format!("a recovery of slot {name} is due or has not finished ({why})");
         return Ok(Some((Code::SlotStuck, what)));
     }
-    let recorded = facts.earlier.map(Recorded::position);
+    let recorded = facts.earlier.map(EarlierSession::position);
     let observation = Observation {
         slot: facts.slot,
         viewer: Viewer::Outside,
@@ -130,7 +134,7 @@ fn fault(facts: &PruneFacts<'_>) -> Result<Option<(Code, String)>> {
         }
         Health::Recreated { recorded, found } => Some((
             Code::SlotRecreated,
-            format!("slot {name} is at {found}, but it was left at {recorded}"),
+            format!("slot {name} is at {found}, but the relay left it at {recorded}"),
         )),
         _ => None,
     })

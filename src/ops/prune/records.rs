@@ -7,7 +7,9 @@ use slot_manager::{cluster, quoted_identifier, quoted_literal};
 use tokio_postgres::Row;
 
 use super::proof::PruneProof;
-use super::{FailedAttempts, OnPruneStep, PruneContext, PruneStep, PrunedRecords, RECORDS, rows};
+use super::{
+    FailedAttempts, OnPruneStep, PruneContext, PruneStep, PrunedRecords, RECORDS, WAITING, rows,
+};
 use crate::capture::claim::Captured;
 use crate::capture::detached::{self, DetachedTable};
 use crate::capture::table::TableReader;
@@ -22,7 +24,7 @@ use crate::store::position;
 /// of the WAL within seconds.
 const WAIT: Duration = Duration::from_secs(20);
 
-/// Deletes all records that may go, or counts them. Returns whether it was not stopped.
+/// Deletes all records that may be deleted, or counts them. Returns false if `on_step` stopped the run.
 pub(super) async fn prune(
     context: &PruneContext<'_>,
     captured: &[Captured],
@@ -45,19 +47,15 @@ pub(super) async fn prune(
             return Ok((pruned, true));
         }
     };
-    if !context.request.is_dry_run()
-        && let Some(why) = wait_until_passed(context, on_step).await?
-    {
-        pruned.postponed = Some(why);
-        return Ok((pruned, true));
-    }
-    // Each record is deleted by its key.
+    // Make PostgreSQL find each record by its key, instead of reading the whole table for a hash join.
     context
         .sql
         .batch_execute("SET enable_nestloop = on; SET enable_hashjoin = off")
         .await?;
     let mut after = EventPosition::default();
     let mut examined = 0;
+    // At first, only look for a record to delete. If there is none, there is no need to wait for the slot.
+    let mut deletes = false;
     loop {
         let statement = pruning::chunk_sql(&pruning::RecordChunkBounds {
             after,
@@ -65,11 +63,19 @@ pub(super) async fn prune(
             limit: context.request.chunk,
             cutoff: context.cutoff.sql(),
             has_row: &has_row,
-            deletes: !context.request.is_dry_run(),
+            deletes,
         });
         let Some(chunk) = one_chunk(context.sql, &statement).await? else {
             return Ok((pruned, true));
         };
+        if chunk.gone > 0 && !deletes && !context.request.is_dry_run() {
+            if let Some(why) = wait_until_passed(context, on_step).await? {
+                pruned.postponed = Some(why);
+                return Ok((pruned, true));
+            }
+            deletes = true;
+            continue;
+        }
         examined += chunk.rows;
         pruned.rows += chunk.gone;
         pruned.of_rows += chunk.of_rows;
@@ -82,7 +88,7 @@ pub(super) async fn prune(
         if !on_step(&step) {
             return Ok((pruned, false));
         }
-        // The key is the place in the log, so all later records are young too.
+        // Records are read in commit order, so all later records are young too.
         let is_young = chunk.gone == 0 && chunk.young * 2 > chunk.rows;
         if is_young || chunk.rows < u64::from(context.request.chunk) {
             return Ok((pruned, true));
@@ -94,13 +100,14 @@ pub(super) async fn prune(
     }
 }
 
-/// Waits until the slot has passed the end of the WAL. Returns why the records stay if it does not.
+/// Waits up to [`WAIT`] until the slot has passed the current end of the WAL. If it has not, returns why
+/// the records have to stay.
 async fn wait_until_passed(
     context: &PruneContext<'_>,
     on_step: &mut OnPruneStep<'_>,
 ) -> Result<Option<String>> {
     on_step(&PruneStep {
-        what: "waiting for the slot to pass the deleted rows",
+        what: WAITING,
         examined: 0,
         deleted: 0,
     });
@@ -118,7 +125,7 @@ async fn wait_until_passed(
         "no relay reads it"
     };
     Ok(Some(format!(
-        "slot {name} is {confirmed} and has not passed {end}, the end of the deletions: {reader}. \
+        "slot {name} is {confirmed} and has not passed {end}, the end of the WAL after the deletions: {reader}. \
          Until then the relay may need the records; run the command again later"
     )))
 }
@@ -158,8 +165,8 @@ impl RecordChunk {
     }
 }
 
-/// The condition that the row of a record `w` is in a captured table. The inner error says why that
-/// cannot be known without reading a whole table.
+/// Returns an SQL condition that the row of a record `w` is in a captured table. In a dry run, rows that a
+/// real run would delete do not count. The inner error says why no such condition can be given.
 async fn has_row_sql(
     context: &PruneContext<'_>,
     captured: &[Captured],
@@ -169,7 +176,8 @@ async fn has_row_sql(
         .map(|captured| captured.record.identity.as_str())
         .collect();
     let sql = context.sql;
-    // Its rows would be published again if it were captured again.
+    // Look for a table that was captured before, and is not in the settings. If a relay captured the table
+    // again, the relay would publish its rows without a record again.
     if let Some(row) = sql.query_opt(pruning::OTHER_TABLES, &[&identities]).await? {
         return Ok(Err(format!(
             "table {} was captured and is not in the settings, so nothing shows whether a record \
@@ -185,14 +193,18 @@ async fn has_row_sql(
             "rows of {table} may still need their records, and cannot be read: {why}: {remedy}"
         )));
     }
-    let former = detached
-        .iter()
-        .filter_map(DetachedTable::rows)
-        .map(|rows| (&rows.settings, &rows.captured));
-    for (table, captured) in tables.iter().zip(captured).chain(former) {
+    // A dry run has deleted no rows, so leave out the rows that a real run would have deleted by now.
+    let is_dry_run = context.request.is_dry_run();
+    let current = tables.iter().zip(captured).map(|(table, captured)| {
+        let which = is_dry_run.then(|| rows::stays_sql(context, captured));
+        (table, captured, which.unwrap_or_else(|| "true".to_owned()))
+    });
+    let former = detached.iter().filter_map(DetachedTable::rows);
+    let former = former.map(|rows| (&rows.settings, &rows.captured, "true".to_owned()));
+    for (table, captured, which) in current.chain(former) {
         let project = context.settings.project().unwrap_or("none");
         let reader = TableReader::resolve(sql, table, project, captured).await?;
-        match exists_sql(sql, captured, &reader, "true").await? {
+        match exists_sql(sql, captured, &reader, &which).await? {
             Ok(condition) => conditions.push(condition),
             Err(why) => return Ok(Err(why)),
         }
@@ -200,8 +212,9 @@ async fn has_row_sql(
     Ok(Ok(format!("({})", conditions.join(" or "))))
 }
 
-/// The condition that the row of a record `w` is in this table, and fulfils a condition on `e`. `offset 0` keeps PostgreSQL from reading
-/// the whole table at once instead of looking each row up.
+/// Returns an SQL condition that the row of a record `w` is in this table and fulfils a condition on `e`.
+/// `offset 0` makes PostgreSQL look up each row, instead of reading the whole table at once. The inner error
+/// says that the lookup has no index.
 pub(super) async fn exists_sql(
     sql: &Sql,
     captured: &Captured,
@@ -242,7 +255,7 @@ pub(super) async fn exists_sql(
     let condition = match id_type {
         _ if !is_indexed => is_of_table,
         id_type if INTEGERS.contains(&id_type) => {
-            // An id that is no bigint cannot be looked up: its record stays.
+            // An id that is not a bigint cannot be looked up, so its record stays.
             let number = format!(
                 "case when {text} ~ '^-?[0-9]{{1,19}}$' and {text}::numeric \
                      between '-9223372036854775808' and '9223372036854775807' \
@@ -256,7 +269,8 @@ pub(super) async fn exists_sql(
         id_type if TEXTS.contains(&id_type) => {
             format!("{is_of_table} and {}", exists(&text))
         }
-        // The text of the id cannot be compared with the column by an index: its records stay.
+        // An index on this column cannot be used to look up the text of an id, so the records of the
+        // table stay.
         _ => is_of_table,
     };
     Ok(Ok(format!("coalesce({condition}, false)")))

@@ -1,24 +1,26 @@
-//! Checks that a role may delete, before anything is deleted.
+//! Checks that our role has the rights to delete, before anything is deleted.
 
-use slot_manager::privileges::{self, NeededPrivileges};
+use slot_manager::privileges;
 
 use crate::error::{Code, Error, Result};
 use crate::postgres::Sql;
 use crate::settings::Settings;
 use crate::store::days;
+use crate::store::privileges::{Purpose, missing_grants};
 
 /// Who wants to delete.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Pruning {
-    /// Somebody who runs the command.
+    /// An operator, with `postrider prune`.
     Command { dry_run: bool },
-    /// The relay, by the setting `prune_after`.
+    /// The relay, because of the setting `prune_after`.
     Relay,
 }
 
-/// The GRANT that our role lacks for adding and dropping days. `None` if the table has no daily partitions.
+/// Returns the GRANT that our role lacks for adding and dropping days. `None` if it lacks none, or if
+/// the table has no daily partitions.
 pub(crate) async fn missing_day_grant(sql: &Sql) -> Result<Option<String>> {
-    // This fails if the schema or the functions are missing. Other checks report that.
+    // An error means that the schema or the functions are missing, which other checks report.
     if !days::exist(sql).await.unwrap_or(false) {
         return Ok(None);
     }
@@ -32,40 +34,31 @@ pub(crate) async fn missing_day_grant(sql: &Sql) -> Result<Option<String>> {
     }))
 }
 
+/// Checks that our role may read the tables and, unless this is a dry run, delete their rows.
+///
 /// # Errors
-/// `privilege-missing`, with the GRANT; `schema-missing` when a table does not exist.
+/// `privilege-missing`, with the GRANT; errors of a statement.
 pub(crate) async fn require_rights(sql: &Sql, settings: &Settings, who: Pruning) -> Result<()> {
-    let mut tables: Vec<String> = settings
-        .tables
-        .iter()
-        .map(|table| table.table.to_string())
-        .collect();
-    tables.push("outbox.dispatch".to_owned());
-    let (needed, rights) = if who == (Pruning::Command { dry_run: true }) {
-        (NeededPrivileges::Select, "SELECT")
+    let purpose = if who == (Pruning::Command { dry_run: true }) {
+        Purpose::Read
     } else {
-        (NeededPrivileges::SelectAndDelete, "SELECT, DELETE")
+        Purpose::Prune
     };
-    let own = privileges::on_tables(sql, &tables, needed).await?;
-    if own.are_granted {
+    let mut grants = missing_grants(sql, &settings.tables, purpose).await?;
+    if grants.is_empty() {
         return Ok(());
     }
-    let role = own.role;
-    let tables = tables.join(", ");
-    let role_sql = slot_manager::quoted_identifier(&role);
-    let mut grant = format!("GRANT {rights} ON {tables} TO {role_sql}");
-    if let Some(of_days) = missing_day_grant(sql).await? {
-        grant = format!("{grant}; {of_days}");
-    }
-    let what = format!("role {role} needs {rights} on {tables}; nothing was deleted");
+    grants.extend(missing_day_grant(sql).await?);
+    let grants = grants.join("; ");
+    let role = &sql.target().user;
+    let what = format!("role {role} needs more rights; nothing was deleted");
     Err(Error::new(Code::PrivilegeMissing, what).hint(match who {
         Pruning::Command { .. } => format!(
-            "run the command as the owner of the tables, or {grant}; GRANT SELECT ON outbox.capture, \
-             outbox.relay TO {role_sql}; GRANT USAGE ON SCHEMA outbox TO {role_sql}"
+            "run the command as the owner of the tables, or, as the owner, run: {grants}"
         ),
         Pruning::Relay => format!(
-            "as the owner of the tables: {grant}; or run `postrider init --apply` with prune_after set; \
-             or set prune_after = off"
+            "as the owner of the tables, run: {grants}; or run `postrider init --apply` with prune_after \
+             set; or set prune_after = off"
         ),
     }))
 }

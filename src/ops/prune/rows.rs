@@ -1,4 +1,5 @@
-//! Deletes rows of an outbox table, chunk by chunk along its index on `seq`.
+//! Decides which rows of an outbox table may be deleted, and walks them chunk by chunk along the index
+//! on `seq`. `ops::walk` contains the statement that deletes them.
 
 use super::proof::PruneProof;
 use super::{FailedAttempts, KeptRows, OnPruneStep, PruneContext, PruneStep, PrunedTable};
@@ -7,9 +8,9 @@ use crate::capture::table::TableReader;
 use crate::error::Result;
 use crate::mapping::TableSettings;
 use crate::ops::walk::{TableWalk, WalkAction, WalkedPage};
-use crate::store::dispatch::pruning::GO;
+use crate::store::dispatch::pruning::{self, GO};
 
-/// Deletes all rows that may go, or counts them. Returns whether it was not stopped.
+/// Deletes all rows that may be deleted, or counts them. Returns false if `on_step` stopped the run.
 pub(super) async fn prune(
     context: &PruneContext<'_>,
     table: &TableSettings,
@@ -18,7 +19,7 @@ pub(super) async fn prune(
     on_step: &mut OnPruneStep<'_>,
 ) -> Result<bool> {
     let (sql, request) = (context.sql, context.request);
-    // The topics of the rows do not matter here.
+    // Pruning does not use the topics of the rows, so any project will do.
     let project = context.settings.project().unwrap_or("none");
     let reader = TableReader::resolve(sql, table, project, captured).await?;
     let action = if request.is_dry_run() {
@@ -52,7 +53,7 @@ pub(super) async fn prune(
         if !on_step(&step) {
             return Ok(false);
         }
-        // Rows are read in the order of their insertion, so all later ones are young too.
+        // Rows are read in the order of their insertion, so all later rows are young too.
         if is_young && !walk.is_by_blocks() {
             walk.end_numbered();
         }
@@ -62,20 +63,20 @@ pub(super) async fn prune(
     }
 }
 
-/// Whether the walk has reached rows that are younger than the retention. Some rows of a page may be
-/// young because their topic was missing for long, so one does not decide.
+/// Whether the walk has reached rows that are younger than the retention. One young row is not enough:
+/// old rows whose topic was missing for a long time have young records.
 fn is_young(page: &WalkedPage) -> bool {
     page.count(GO) == 0 && page.count("young") * 2 > page.rows
 }
 
-/// The verdict on a row.
+/// Returns an SQL expression for the verdict on a row.
 pub(super) fn verdict_sql(context: &PruneContext<'_>, captured: &Captured) -> String {
     let record = &captured.record;
     let cutoff = context.cutoff.sql();
     let floor = record.floor;
-    // Rows below `without_record` may have been published without a record. At or above the confirmed
-    // position, or the floor, a repeat may still need the row.
-    let (without_record, is_unconfirmed) = match &context.proof {
+    // Rows below `without_record` may have been published without a record. A repeat may still need a row
+    // whose event is at or above the confirmed position, or whose transaction is at or above the floor.
+    let (without_record, is_unconfirmed, is_above_floor) = match &context.proof {
         PruneProof::Slot {
             confirmed, repeats, ..
         } => (
@@ -84,9 +85,10 @@ pub(super) fn verdict_sql(context: &PruneContext<'_>, captured: &Captured) -> St
             } else {
                 record.recorded_from
             },
-            format!("r.commit_lsn >= '{confirmed}'::pg_lsn or r.xid >= '{floor}'::xid8"),
+            format!("r.commit_lsn >= '{confirmed}'::pg_lsn"),
+            format!("r.xid >= '{floor}'::xid8"),
         ),
-        PruneProof::RecordsOnly { .. } => (0, "false".to_owned()),
+        PruneProof::RecordsOnly { .. } => (0, "false".to_owned(), "false".to_owned()),
     };
     format!(
         "case when r.records = 0 and r.at >= {cutoff} then 'young' \
@@ -98,11 +100,27 @@ pub(super) fn verdict_sql(context: &PruneContext<'_>, captured: &Captured) -> St
              when r.state in ('quarantined', 'released') then 'quarantined' \
              when r.dispatched_at >= {cutoff} then 'young' \
              when {is_unconfirmed} then 'unconfirmed' \
+             when {is_above_floor} then 'above_floor' \
              else '{GO}' end"
     )
 }
 
-/// The earlier of two times, RFC 3339.
+/// Returns an SQL condition for a row `e` whose record `w` is old and has a final outcome. The condition is
+/// true if [`verdict_sql`] keeps the row all the same.
+pub(super) fn stays_sql(context: &PruneContext<'_>, captured: &Captured) -> String {
+    let PruneProof::Slot { confirmed, .. } = &context.proof else {
+        return "false".to_owned();
+    };
+    let record = &captured.record;
+    format!(
+        "({xid} >= '{floor}'::xid8 or {other})",
+        xid = captured.inserted_xid_sql(),
+        floor = record.floor,
+        other = pruning::other_record_stays_sql(*confirmed, context.cutoff.sql()),
+    )
+}
+
+/// Returns the earlier of two times, which are in RFC 3339.
 pub(super) fn earlier(a: Option<String>, b: Option<String>) -> Option<String> {
     match (a, b) {
         (Some(a), Some(b)) => Some(a.min(b)),
@@ -118,6 +136,7 @@ impl PrunedTable {
                 quarantined,
                 waiting,
                 unconfirmed,
+                above_floor,
                 not_captured,
                 without_time,
             } = &mut self.kept;
@@ -128,6 +147,7 @@ impl PrunedTable {
                 }
                 "quarantined" => quarantined,
                 "unconfirmed" => unconfirmed,
+                "above_floor" => above_floor,
                 "not_captured" => not_captured,
                 "without_time" => without_time,
                 "waiting" => waiting,

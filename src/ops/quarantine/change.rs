@@ -6,7 +6,7 @@ use crate::postgres::Sql;
 use crate::settings::{OnBadEvent, Settings};
 use crate::store::dispatch::quarantine_commands::{self, EventRow};
 
-/// What the release of one event has released.
+/// The result of releasing one event.
 pub(crate) struct ReleasedEvent {
     pub(crate) events: u64,
     /// Why the whole key was released; `None` if only the event was released.
@@ -15,10 +15,10 @@ pub(crate) struct ReleasedEvent {
 
 /// Why the release of one event releases its whole key.
 pub(crate) enum WholeKeyReason {
-    /// The event is the first of its key, and `behind` events wait for it.
+    /// No earlier event of the key is in quarantine, and `behind` events wait for this one.
     IsFirst { key: String, behind: u64 },
-    /// `before` events of the key are in quarantine before the event. Without them, the event would
-    /// overtake them.
+    /// `before` events of the key are in quarantine ahead of the event. If it were released alone, it
+    /// would overtake them.
     IsBehind { key: String, before: u64 },
 }
 
@@ -47,7 +47,7 @@ pub(crate) async fn release_event(
     Ok(ReleasedEvent { events, whole_key })
 }
 
-/// Releases the selected events. Returns how many.
+/// Releases the selected events. Returns their number.
 ///
 /// # Errors
 /// `not-in-quarantine` if there is no such event; errors of a statement.
@@ -58,6 +58,18 @@ pub(crate) async fn release(sql: &Sql, selection: QuarantineSelection<'_>) -> Re
     }
 }
 
+/// Returns how many events are in quarantine.
+///
+/// # Errors
+/// Errors of a statement.
+pub(crate) async fn count_left(sql: &Sql) -> Result<u64> {
+    let all = QuarantineSelection {
+        key: None,
+        topic: None,
+    };
+    quarantine_commands::count(sql, &all.filter()).await
+}
+
 /// Events to discard.
 pub(crate) enum DiscardRequest<'a> {
     Event(EventRow),
@@ -65,7 +77,7 @@ pub(crate) enum DiscardRequest<'a> {
 }
 
 impl DiscardRequest<'_> {
-    /// A request for the event with this id.
+    /// Creates a request for the event with this id.
     ///
     /// # Errors
     /// The errors of [`select::in_quarantine`].
@@ -73,7 +85,7 @@ impl DiscardRequest<'_> {
         Ok(Self::Event(select::in_quarantine(sql, id).await?))
     }
 
-    /// How many events the request would discard.
+    /// Returns how many events the request would discard.
     ///
     /// # Errors
     /// Errors of a statement.
@@ -86,7 +98,7 @@ impl DiscardRequest<'_> {
         }
     }
 
-    /// Discards the events. Returns how many.
+    /// Discards the events. Returns their number.
     ///
     /// # Errors
     /// `not-in-quarantine` if there is no such event; errors of a statement.

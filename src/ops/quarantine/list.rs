@@ -18,7 +18,7 @@ pub(crate) struct ListedKey {
     pub(crate) released: i64,
     /// The first event, under a name that the other commands accept.
     pub(crate) first_event: String,
-    /// Time since the commit of the first event.
+    /// Time since the commit of the first event, in whole seconds.
     pub(crate) since_seconds: u64,
     pub(crate) error: Option<String>,
 }
@@ -27,8 +27,9 @@ pub(crate) struct ListedKey {
 #[derive(Debug, Serialize)]
 pub(crate) struct QuarantineListing {
     pub(crate) keys: Vec<ListedKey>,
-    /// Totals over all selected keys, not only the listed keys.
+    /// Number of all selected keys, not only the listed keys.
     pub(crate) total_keys: i64,
+    /// Number of events of all selected keys.
     pub(crate) total_events: i64,
 }
 

@@ -13,7 +13,7 @@ pub(crate) mod show;
 
 use std::time::Duration;
 
-/// Whole seconds of an age that the server computed with its own clock.
+/// Returns an age in whole seconds. A negative age counts as zero.
 fn seconds(age: f64) -> u64 {
     let age = Duration::try_from_secs_f64(age).unwrap_or_default();
     age.as_secs()

@@ -8,8 +8,8 @@ use crate::event::SHOWN_CHARS;
 use crate::postgres::Sql;
 use crate::store::dispatch::quarantine_commands::{self, EventRow, QuarantineFilter};
 
-/// Selects events in quarantine by ordering key, by topic, or by both. Without key and topic, selects
-/// all of them. A topic may be given without its project.
+/// The events in quarantine with this ordering key, with this topic, or with both. Without key and topic, all
+/// events in quarantine. A topic may be given without its project.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct QuarantineSelection<'a> {
     pub(crate) key: Option<&'a str>,
@@ -21,7 +21,7 @@ impl QuarantineSelection<'_> {
         QuarantineFilter::new(self.key, self.topic)
     }
 
-    /// The error if this selects no event.
+    /// Returns the error for a selection that matches no event.
     pub(super) fn nothing(self) -> Error {
         not_in_quarantine(match (self.key, self.topic) {
             (Some(key), _) => format!("no event of key {key} is in quarantine"),
@@ -31,7 +31,7 @@ impl QuarantineSelection<'_> {
     }
 }
 
-/// Returns a name of the event that a person can type as an argument: its source id, or its uuid if
+/// Returns a name of the event that an operator can type as an argument: its source id, or its uuid if
 /// the source id is long or has characters that a terminal cannot show.
 pub(super) fn name(source_id: Option<&str>, uuid: Uuid) -> String {
     let can_be_typed = |id: &&str| id.chars().nth(SHOWN_CHARS).is_none() && printable(id) == **id;
@@ -40,17 +40,27 @@ pub(super) fn name(source_id: Option<&str>, uuid: Uuid) -> String {
         .map_or_else(|| uuid.to_string(), str::to_owned)
 }
 
-/// Returns the rows of an event in quarantine, in log order. If none of its rows is in quarantine,
-/// returns all its rows.
+/// Returns the rows of an event that are in quarantine, in commit order. If none of its rows is in
+/// quarantine, returns all its rows.
 ///
 /// # Errors
 /// `not-in-quarantine` when the event has no row; `setting-invalid` when several events have this id.
 pub(super) async fn rows_of(sql: &Sql, id: &str) -> Result<Vec<EventRow>> {
-    let mut rows = quarantine_commands::rows_in_quarantine(sql, id).await?;
-    if rows.is_empty() {
-        // A search by `source_id` reads the whole table, but there is no other way: the uuid cannot be
-        // computed from the id, because it also depends on the transaction.
-        rows = quarantine_commands::all_rows(sql, id).await?;
+    let id = id.trim();
+    // A uuid may be given as `schema.table:uuid`, like the ids that are not uuids.
+    let uuid = id.rsplit_once(':').map(|(_, uuid)| uuid);
+    let uuid = uuid.filter(|uuid| Uuid::parse_str(uuid).is_ok());
+    let mut rows = Vec::new();
+    for id in [Some(id), uuid].into_iter().flatten() {
+        rows = quarantine_commands::rows_in_quarantine(sql, id).await?;
+        if rows.is_empty() {
+            // A search by `source_id` reads the whole table, but there is no other way: the uuid cannot be
+            // computed from the id, because it also depends on the transaction.
+            rows = quarantine_commands::all_rows(sql, id).await?;
+        }
+        if !rows.is_empty() {
+            break;
+        }
     }
     let mut uuids: Vec<Uuid> = rows.iter().map(|row| row.uuid).collect();
     uuids.sort_unstable();
@@ -71,7 +81,7 @@ fn not_in_quarantine(what: String) -> Error {
     Error::new(Code::NotInQuarantine, what)
 }
 
-/// The row of an event in quarantine.
+/// Returns the first row of an event in quarantine.
 ///
 /// # Errors
 /// The errors of [`rows_of`]; `not-in-quarantine` if the event has another state.

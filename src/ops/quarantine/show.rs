@@ -18,14 +18,17 @@ pub(crate) struct ShownEvent {
     pub(crate) error: Option<String>,
     pub(crate) topic: Option<String>,
     pub(crate) ordering_key: Option<String>,
+    /// Number of requests with which Pub/Sub may have stored the event. Requests that Pub/Sub refused do not
+    /// count.
     pub(crate) attempts: i32,
     pub(crate) commit_lsn: String,
     pub(crate) ordinal: u32,
     pub(crate) committed_seconds_ago: u64,
     pub(crate) dispatched_seconds_ago: u64,
     pub(crate) message_id: Option<String>,
-    /// Numbers of events of the same key that are in quarantine before and behind this event.
+    /// Number of events of the same key that are in quarantine before this event.
     pub(crate) earlier_in_quarantine: u64,
+    /// Number of events of the same key that are in quarantine behind this event.
     pub(crate) later_in_quarantine: u64,
 }
 

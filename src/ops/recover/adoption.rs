@@ -10,10 +10,11 @@ use crate::error::{Code, Error, Result};
 use crate::postgres::Sql;
 use crate::settings::Settings;
 
-/// Returns the position from which the relay continues with the existing slot, or `None` if the
-/// relay has to recover. An adoption keeps the slot if every visible row has an outcome. The slot
-/// existed before we read the rows, so it streams every row that is committed later. After
-/// `pg_upgrade` the slot is kept if everything was delivered before.
+/// Returns the position from which the relay continues with the existing slot, or `None` if the relay has to
+/// recover. An adoption of another server keeps the slot if a relay could stream from this slot and every
+/// visible row has an outcome. The slot existed before we read the rows, so it streams every row that is
+/// committed later. For example, after `pg_upgrade` the relay keeps the slot if everything was delivered
+/// before the upgrade. An adoption from another slot never keeps the slot.
 pub(super) async fn kept_from(situation: &Situation, settings: &Settings) -> Result<Option<Lsn>> {
     if !situation.is_foreign() || situation.owner.is_some() || situation.usable_from.is_none() {
         return Ok(None);

@@ -1,10 +1,10 @@
 //! Previews a recovery, requests one, and lets a relay continue on another server.
 //!
 //! The relay does the recovery itself, because it holds the slot and knows which events are in flight.
-//! An operator only marks the slot for recovery in `outbox.relay`, and ends the relay's session, so that
-//! the relay opens a new one.
+//! The command only marks the slot for recovery in `outbox.relay` and ends the relay's session. The
+//! relay finds the mark when it opens the next session.
 //!
-//! - [`situation`] reads whether a relay would recover, and why.
+//! - [`situation`] finds out whether a relay would recover, and why.
 //! - [`preview`] lists the rows that a recovery would publish.
 //! - `adoption` decides whether this server may replace the relay's previous server.
 //! - [`request`] writes the mark, or lets the relay keep its slot.
@@ -24,8 +24,8 @@ use crate::settings::{OnLoss, Settings};
 use situation::Situation;
 
 /// Returns the finding of `postrider check` about a slot that is missing, lost or recreated. Returns
-/// `None` if the slot has no such fault. Also returns `None` if a query fails, because another
-/// finding then says why.
+/// `None` if the slot has no such fault, and also if a query fails, because another finding then says
+/// why.
 pub(crate) async fn lost_slot(sql: &Sql, settings: &Settings) -> Option<Finding> {
     let situation = Situation::read(sql, settings).await.ok()?;
     let error = situation.why?.stops?;

@@ -16,7 +16,7 @@ use crate::capture::{ScanWindow, claim, scan};
 use crate::error::Result;
 use crate::event::EventPosition;
 use crate::postgres::connect_patiently;
-use crate::recovery::loss::Loss;
+use crate::recovery::slot_verdict::RecoveryCause;
 use crate::settings::{Settings, Start};
 
 /// Maximum number of event ids listed for each topic.
@@ -40,7 +40,7 @@ pub(crate) struct TablePreview {
     pub(crate) table: String,
     pub(crate) rows: u64,
     pub(crate) topics: BTreeMap<String, TopicPreview>,
-    /// Rows that cannot become a message.
+    /// Rows that cannot be mapped to a message.
     pub(crate) unmappable: u64,
     /// The error of the first such row.
     pub(crate) first_error: Option<String>,
@@ -52,8 +52,9 @@ pub(crate) struct TopicPreview {
     pub(crate) rows: u64,
     /// Total size of the encoded messages.
     pub(crate) bytes: u64,
-    /// Earliest and latest `occurred_at`; `None` if no row has such a time.
+    /// Earliest `occurred_at`; `None` if no row has a time in this column.
     pub(crate) oldest: Option<String>,
+    /// Latest `occurred_at`; `None` if no row has a time in this column.
     pub(crate) newest: Option<String>,
     pub(crate) first_event_ids: Vec<String>,
 }
@@ -89,7 +90,7 @@ pub(super) async fn any_row_waits(situation: &Situation, settings: &Settings) ->
     Ok(tables.iter().any(|table| table.rows > 0))
 }
 
-/// The rows that a recovery would publish, up to `limit` rows of each table.
+/// Returns the rows that a recovery would publish, up to `limit` rows of each table.
 async fn tables(
     situation: &Situation,
     settings: &Settings,
@@ -98,8 +99,9 @@ async fn tables(
 ) -> Result<Vec<TablePreview>> {
     let sql = connect_patiently(settings.database()?, "postrider recover", Duration::ZERO).await?;
     scan::prepare(&sql).await?;
-    if situation.is_foreign() {
-        // On such a cluster, rows that wait would look older than capturing.
+    if situation.is_of_another_cluster() {
+        // If the cluster has lower transaction ids, waiting rows would look older than the capture, and
+        // the preview would leave them out.
         transactions::refuse_lower(&sql, settings).await?;
     }
     let firsts = FirstQuarantined::read(&sql, situation.records).await?;
@@ -107,12 +109,17 @@ async fn tables(
     let mut known =
         claim::as_if_claimed(&sql, &settings.slot, &settings.tables, settings.start).await?;
     let wants_everything = settings.start == Start::All
-        && situation.why.as_ref().map(|why| why.name) == Some(Loss::FirstStart(Start::All).name());
+        && situation.why.as_ref().map(|why| why.name)
+            == Some(RecoveryCause::FirstStart(Start::All).name());
     for captured in known.iter_mut().filter(|_| wants_everything) {
         (captured.record.since, captured.record.floor) = (None, 0);
     }
+    for captured in known.iter_mut().filter(|_| situation.is_foreign()) {
+        captured.record.is_adopted = true;
+    }
     let detached = if situation.is_foreign() {
-        // The recorded OIDs belong to another cluster.
+        // The recorded OIDs belong to another cluster, so they cannot identify detached partitions
+        // here.
         Vec::new()
     } else {
         detached::find(&sql, &settings.tables, &known).await?
@@ -125,8 +132,8 @@ async fn tables(
         let reader = TableReader::resolve(&sql, table, project, captured).await?;
         let window = ScanWindow::unresolved(captured, situation.records);
         let window = if situation.is_foreign() {
-            // The floor counts transactions of another cluster, so no row here is resolved because
-            // of the floor.
+            // The floor counts transactions of another cluster, so it does not show that a row of this
+            // cluster is resolved.
             ScanWindow {
                 from_xid: 0,
                 ..window
@@ -193,8 +200,8 @@ async fn read_table(
 }
 
 impl TopicPreview {
-    /// Updates the earliest and latest time. Compares them as text, because all times of one session have
-    /// the same format.
+    /// Updates the earliest and latest time. Compares the times as text, because all times of one SQL session
+    /// have the same format.
     fn happened(&mut self, at: &str) {
         if self.oldest.as_deref().is_none_or(|oldest| at < oldest) {
             self.oldest = Some(at.to_owned());

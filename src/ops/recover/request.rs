@@ -25,22 +25,22 @@ pub(crate) struct RequestedRecovery {
     /// The recorded reason; `None` if the relay continues with the slot as it is.
     pub(crate) marked: Option<&'static str>,
     pub(crate) relay: RelayReaction,
-    /// How many records were moved to the positions of an adopted cluster.
+    /// Number of records that were moved out of the way, because they belong to another cluster.
     pub(crate) records_moved: u64,
 }
 
 /// When the relay acts on the requested recovery.
 pub(crate) enum RelayReaction {
-    /// At its next start: no relay runs.
+    /// At its next start, because no relay runs now.
     Starts,
-    /// Now: this request has ended the relay's session, and the relay opens the next session.
+    /// Now, because this request has ended the relay's session, and the relay opens the next session.
     BeginsAnew,
     /// After somebody restarts the relay, because this role may not end the relay's session.
     MustBeRestarted,
 }
 
 impl RelayReaction {
-    /// A stable name in kebab case.
+    /// Returns a stable name in kebab case, for programs.
     pub(crate) fn name(&self) -> &'static str {
         match self {
             RelayReaction::Starts => "starts",
@@ -51,13 +51,13 @@ impl RelayReaction {
 }
 
 impl<'a> RecoveryRequest<'a> {
-    /// Checks whether the request is allowed. Changes nothing. `adopt`: the operator wants this server
-    /// to replace the relay's previous server, or this slot to replace another slot.
+    /// Checks whether the request is allowed. Changes nothing. `adopt` says that the operator wants this
+    /// server to replace the relay's previous server, or this slot to replace another slot.
     ///
     /// # Errors
     /// `foreign-cluster` or `table-captured` when an adoption is needed but not wanted, or not possible;
-    /// `setting-invalid` when it is wanted but not needed; `slot-held` when a relay still reads the slot
-    /// that owns the tables; errors of a statement.
+    /// `setting-invalid` when an adoption is wanted but not needed; `slot-held` when a relay still reads the
+    /// slot that owns the tables; errors of a statement.
     pub(crate) async fn prepare(
         sql: &Sql,
         situation: &'a Situation,
@@ -68,7 +68,7 @@ impl<'a> RecoveryRequest<'a> {
         if let Some(owner) = &situation.owner {
             adoption::refuse_a_live_owner(sql, owner).await?;
         }
-        if situation.is_foreign() {
+        if situation.is_of_another_cluster() {
             transactions::refuse_lower(sql, settings).await?;
         }
         Ok(Self {
@@ -82,8 +82,8 @@ impl<'a> RecoveryRequest<'a> {
     /// for recovery unless the relay can keep it, and ends the relay's session.
     ///
     /// # Errors
-    /// Errors of a statement. Everything is as before, unless the failed statement is the last one, which
-    /// ends the relay's session.
+    /// Errors of a statement. If the last statement fails, which ends the relay's session, the request
+    /// is already stored. After any other error nothing has changed.
     pub(crate) async fn carry_out(self, sql: &mut Sql) -> Result<RequestedRecovery> {
         let Self {
             situation,
@@ -119,8 +119,8 @@ impl<'a> RecoveryRequest<'a> {
     }
 }
 
-/// Returns the reason to record for the recovery: `adopted` or `requested`. An adoption without
-/// `--adopt` is an error, and so is `--adopt` without need.
+/// Returns the reason to record for the recovery: `adopted` or `requested`. It is an error if an
+/// adoption is needed but `--adopt` is missing, or if `--adopt` is given without need.
 fn reason(situation: &Situation, adopt: bool) -> Result<&'static str> {
     match (situation.needs_adoption(), adopt) {
         (true, true) => Ok("adopted"),
@@ -146,7 +146,7 @@ fn reason(situation: &Situation, adopt: bool) -> Result<&'static str> {
     }
 }
 
-/// Ends the session that holds the slot; the relay's next session finds the mark.
+/// Ends the session that holds the slot, so that the relay's next session finds the mark.
 async fn wake(sql: &Sql, slot: &SlotName) -> Result<RelayReaction> {
     match slots::end_reader(sql, slot).await {
         Ok(false) => Ok(RelayReaction::Starts),

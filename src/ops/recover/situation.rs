@@ -1,21 +1,21 @@
-//! Reads whether a relay would recover at its next session, and why.
+//! Finds out whether a relay would recover at its next session, and why.
 
 use decoder::Lsn;
 use slot_manager::{Cluster, Slot, SlotName, cluster, publication, slots};
 
 use crate::capture::claim;
 use crate::error::{Code, Error, Result};
-use crate::postgres::Sql;
-use crate::recovery::loss::{self, OpeningFacts, SlotVerdict};
+use crate::postgres::{Sql, on_standby};
+use crate::recovery::slot_verdict::{OpeningFacts, SlotVerdict};
 use crate::settings::Settings;
 use crate::store::capture_record as captures;
-use crate::store::relay_row::{self, Audit, RecordKeeping, Recorded};
+use crate::store::relay_row::{self, Audit, EarlierSession, RecordKeeping};
 
 /// The facts that decide whether a recovery is needed.
 pub(crate) struct Situation {
     pub(crate) cluster: Cluster,
     pub(crate) slot: Option<Slot>,
-    earlier: Option<Recorded>,
+    earlier: Option<EarlierSession>,
     /// Another slot that owns one of the tables, if any.
     pub(crate) owner: Option<SlotName>,
     /// The identities of the tables' capture records.
@@ -23,7 +23,8 @@ pub(crate) struct Situation {
     pub(super) records: RecordKeeping,
     /// Fingerprint of the publication.
     pub(super) publication: String,
-    /// The slot's confirmed position, if a relay could simply continue to stream from there.
+    /// The slot's confirmed position, if nobody reads the slot and a relay could simply continue to stream
+    /// from there.
     pub(super) usable_from: Option<Lsn>,
     /// Why a relay would recover at its next session; `None` if it would only stream.
     pub(crate) why: Option<RecoveryReason>,
@@ -34,7 +35,8 @@ pub(crate) struct RecoveryReason {
     /// In kebab case, such as `slot-missing`.
     pub(crate) name: &'static str,
     pub(crate) what: String,
-    /// The error with which a relay stops if it may not recover by itself.
+    /// The error with which a relay stops if `slot_on_loss` does not allow it to recover. `None` for a reason
+    /// to which `slot_on_loss` does not apply.
     pub(super) stops: Option<Error>,
 }
 
@@ -42,14 +44,14 @@ impl Situation {
     /// Reads the facts. Changes nothing.
     ///
     /// # Errors
-    /// `postgres-standby` on a standby; `slot-foreign` when the name belongs to a slot that no relay can
-    /// use; `schema-missing`; errors of a statement.
+    /// `postgres-standby` on a standby; `slot-foreign` when the slot is physical, or belongs to another
+    /// output plugin or another database; `publication-drift` when a table is missing; `table-captured` when
+    /// a table of another slot has only some rows in common with ours; errors of a statement.
     pub(crate) async fn read(sql: &Sql, settings: &Settings) -> Result<Self> {
         let name = &settings.slot;
         let cluster = cluster::inspect(sql).await?;
         if cluster.in_recovery {
-            let what = format!("{} is a standby", sql.target());
-            return Err(Error::new(Code::PostgresStandby, what));
+            return Err(on_standby(sql));
         }
         let slot = slots::find(sql, name).await?;
         if let Some(slot) = &slot {
@@ -66,9 +68,9 @@ impl Situation {
         } else {
             captures::read(&**sql).await?
         };
-        let known = claim::matched(&found, &records);
+        let known = claim::matched(&found, &records, name);
         claim::refuse_partial_overlap(&found, &records, name)?;
-        let owned = claim::with_partitions(&found, &records);
+        let owned = claim::with_partitions(&found, &records, name);
         let identities = owned.iter().map(|record| record.identity.clone());
         let mut owners = owned.iter().map(|record| record.slot.as_str());
         let other = owners.find(|owner| *owner != name.as_str());
@@ -93,13 +95,14 @@ impl Situation {
             records: keeping,
             publication: publication.fingerprint(),
             has_new_table: known.iter().any(Option::is_none),
+            has_other_table: claim::has_taken_over(&found, &known),
             since_lsn: captures::since_lsn(&records, name),
-            // Ignore an unfinished recovery: continuing it publishes the same rows.
+            // Ignore an unfinished recovery: if the relay continued it, it would publish the same rows.
             can_continue: false,
         };
         let why = situation.why(name, facts);
         // Without the column `inserted_xid`, a relay does not recognise rows that were restored after
-        // the slot was created.
+        // the slot was created, so it cannot simply continue.
         let tells_restored_rows = found.iter().all(|found| found.shape.has_inserted_xid);
         let usable_from = usable_from(facts).filter(|_| tells_restored_rows);
         situation.why = why;
@@ -110,6 +113,15 @@ impl Situation {
     /// Whether the relay's records come from another cluster, or from another database of this cluster.
     pub(crate) fn is_foreign(&self) -> bool {
         is_foreign(self.earlier.as_ref(), &self.cluster)
+    }
+
+    /// Whether the relay's records come from another cluster. The transaction ids in the records can then be higher
+    /// than all transaction ids of this cluster.
+    pub(super) fn is_of_another_cluster(&self) -> bool {
+        let earlier = self.earlier.as_ref();
+        earlier.is_some_and(|row| {
+            row.origin.system_identifier != self.cluster.origin().system_identifier
+        })
     }
 
     /// Whether the tables or the records belong to another server, database or slot.
@@ -142,18 +154,20 @@ impl Situation {
                 stops: None,
             });
         }
-        match loss::judge(facts) {
+        match SlotVerdict::of(facts) {
             SlotVerdict::Stream { .. } | SlotVerdict::Continue { .. } => None,
-            SlotVerdict::Recover(loss) => Some(RecoveryReason {
-                name: loss.name(),
-                what: loss.to_string(),
-                stops: loss.stops(slot),
-            }),
+            SlotVerdict::Keep { reason, .. } | SlotVerdict::Recover(reason) => {
+                Some(RecoveryReason {
+                    name: reason.name(),
+                    what: reason.to_string(),
+                    stops: reason.stops(slot),
+                })
+            }
         }
     }
 }
 
-fn is_foreign(earlier: Option<&Recorded>, cluster: &Cluster) -> bool {
+fn is_foreign(earlier: Option<&EarlierSession>, cluster: &Cluster) -> bool {
     earlier.is_some_and(|row| !row.origin.matches(cluster.origin()))
 }
 
@@ -161,7 +175,7 @@ fn is_foreign(earlier: Option<&Recorded>, cluster: &Cluster) -> bool {
 /// to stream from there. The check assumes that the relay stopped at this position, on this cluster.
 fn usable_from(facts: OpeningFacts<'_>) -> Option<Lsn> {
     let slot = facts.slot.filter(|slot| !slot.active)?;
-    let left_here = Recorded {
+    let left_here = EarlierSession {
         origin: facts.cluster.origin(),
         timeline: facts.cluster.timeline,
         confirmed_lsn: slot.confirmed_flush_lsn,
@@ -169,7 +183,7 @@ fn usable_from(facts: OpeningFacts<'_>) -> Option<Lsn> {
         publication: Some(facts.publication.to_owned()),
         ..facts.earlier?.clone()
     };
-    let verdict = loss::judge(OpeningFacts {
+    let verdict = SlotVerdict::of(OpeningFacts {
         earlier: Some(&left_here),
         ..facts
     });

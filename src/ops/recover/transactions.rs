@@ -1,4 +1,5 @@
-//! Compares the transaction ids of a new cluster with those of the rows, and says how to raise them.
+//! Compares the transaction ids of a new cluster with the transaction ids of the rows, and says how to
+//! raise the cluster's ids.
 
 use crate::capture::claim;
 use crate::error::{Code, Error, Result};
@@ -6,9 +7,9 @@ use crate::postgres::{Snapshot, Sql, current_snapshot};
 use crate::settings::Settings;
 use crate::store::capture_record as captures;
 
-/// Refuses a cluster with lower transaction ids than the rows in the tables. A new cluster that was
-/// filled from a dump counts transactions from the beginning, so its new rows would seem to be older
-/// than capturing.
+/// Refuses a cluster whose transaction ids are lower than those of the rows in the tables. A new
+/// cluster that was filled from a dump counts transactions from the beginning. Its new rows would look
+/// older than the capture, so the relay would not publish them.
 pub(super) async fn refuse_lower(sql: &Sql, settings: &Settings) -> Result<()> {
     let now = current_snapshot(&**sql).await?.xmax();
     let records = captures::read(&**sql).await?;
@@ -18,10 +19,11 @@ pub(super) async fn refuse_lower(sql: &Sql, settings: &Settings) -> Result<()> {
         if found.shape.has_inserted_xid {
             let table = &found.table;
             let statement = format!(
-                "select e.inserted_xid::text from {table} e order by e.inserted_xid desc limit 1"
+                "select max(e.inserted_xid::text::bigint)::text from {table} e \
+                 where e.inserted_xid < '{IMPOSSIBLE}'::xid8"
             );
-            let row = sql.query_opt(&statement, &[]).await?;
-            let last: Option<&str> = row.as_ref().and_then(|row| row.get(0));
+            let row = sql.query_one(&statement, &[]).await?;
+            let last: Option<&str> = row.get(0);
             let last: Option<u64> = last.and_then(|last| last.parse().ok());
             wanted = wanted.max(last.map_or(0, |last| last + 1));
         }
@@ -45,11 +47,15 @@ pub(super) async fn refuse_lower(sql: &Sql, settings: &Settings) -> Result<()> {
     )))
 }
 
+/// No cluster reaches this transaction id: at 100,000 transactions per second it would need 89 years. A row
+/// with such an `inserted_xid` was inserted with an explicit value, so the row's `xmin` decides instead.
+const IMPOSSIBLE: u64 = 1 << 48;
+
 /// How many transactions one file of `pg_xact` covers: 32 pages of 8 KiB, 2 bits each.
 const XIDS_PER_FILE: u64 = 1 << 20;
 
-/// How far the lower 32 bits may move at once. PostgreSQL compares transaction ids modulo 2^32, and would
-/// take an old id that is more than 2^31 away for a future one. 2^30 leaves a margin.
+/// How far the lower 32 bits may move at once. PostgreSQL compares transaction ids modulo 2^32, and
+/// would treat an old id that is more than 2^31 away as a future id. 2^30 leaves a margin.
 const FARTHEST: u64 = 1 << 30;
 
 /// Returns the transaction id with which the cluster should continue. The id is not below `wanted`,

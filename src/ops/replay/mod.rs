@@ -2,7 +2,7 @@
 //!
 //! A replay has two steps, and each can be stopped and resumed:
 //!
-//! 1. *Select*: one walk over the records notes every event that matches and was published.
+//! 1. *Select*: one walk over the records stores which published events match.
 //! 2. *Release*: key by key, the command marks the records of the selected events as `released`, all
 //!    events of a key in one transaction. The relay publishes them like events released from quarantine:
 //!    in order, and before any newer event of their key. So replayed and new events of a key are never
@@ -24,7 +24,7 @@ pub(crate) use select::ReplaySelection;
 use super::since::Since;
 use crate::error::{Code, Error, Result};
 use crate::mapping::fnv1a_64;
-use crate::postgres::Sql;
+use crate::postgres::{Sql, require_primary};
 use crate::settings::Settings;
 use crate::store::relay_row;
 use crate::store::replay;
@@ -32,7 +32,7 @@ use crate::store::replay;
 /// The conditions that an event must meet to be replayed.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct ReplayCriteria {
-    /// The id of one event, as `postrider event` takes it.
+    /// The id of one event, in any form that `postrider event` accepts.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) id: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -57,14 +57,14 @@ pub(crate) struct ReplayCriteria {
 /// The progress of a replay.
 #[derive(Debug)]
 pub(crate) enum ReplayStep {
-    /// Number of records read, and of events selected.
+    /// The numbers of records read and of events selected so far.
     Selecting { examined: u64, selected: u64 },
     /// The relay has published `sent` of the `of` selected events again. `stalled` means that it has made
     /// no progress for a while.
     Sending { sent: u64, of: u64, stalled: bool },
 }
 
-/// Receives the progress of the replay; returns false to stop it.
+/// A function that receives the progress of the replay. It returns false to stop the replay.
 pub(crate) type OnReplayStep<'a> = dyn FnMut(&ReplayStep) -> bool + 'a;
 
 /// The result of a replay. Programs depend on the JSON form.
@@ -78,8 +78,8 @@ pub(crate) struct ReplayReport {
     pub(crate) sent: u64,
     /// Replayed events that Pub/Sub has refused. They are in quarantine.
     pub(crate) quarantined: u64,
-    /// Events that were not sent: no longer published, without a row, or behind a refused event of
-    /// their key.
+    /// Events that were not sent: their record is no longer `published`, their row is gone, or they are
+    /// behind a refused event of their key.
     pub(crate) not_sent: u64,
     /// Events that still have to be sent.
     pub(crate) waiting: u64,
@@ -133,7 +133,7 @@ pub(crate) async fn begin(
     replay::begin(sql, &name, &text, until).await
 }
 
-/// The unfinished replay with this name.
+/// Returns the unfinished replay with this name.
 ///
 /// # Errors
 /// `setting-invalid` when it does not exist, or has ended; database errors.
@@ -160,8 +160,8 @@ pub(crate) async fn find(sql: &Sql, name: &str) -> Result<ReplayRow> {
 /// Carries out a replay, or resumes it.
 ///
 /// # Errors
-/// `setting-invalid` when another command is carrying it out; database errors. The replay can be resumed
-/// after an error.
+/// `setting-invalid` when another command is carrying out this replay; database errors. The replay can be
+/// resumed after an error.
 pub(crate) async fn run(
     sql: &Sql,
     settings: &Settings,
@@ -186,8 +186,8 @@ pub(crate) async fn run(
     release::run(sql, &row.name, rate, on_step).await
 }
 
-/// Gives up the events that are not released yet, and waits until the released events have an
-/// outcome. Returns how many events it has given up, and the result.
+/// Removes the events that are not released yet from the replay, and waits until the released events
+/// have an outcome. Returns the number of removed events, and the result.
 ///
 /// # Errors
 /// The errors of [`run`].
@@ -212,7 +212,6 @@ async fn lock(sql: &Sql, name: &str) -> Result<()> {
     Err(Error::new(Code::SettingInvalid, what).hint("wait for it, or stop it first"))
 }
 
-/// The key of the replay's advisory lock.
 fn lock_key(name: &str) -> i64 {
     fnv1a_64(format!("postrider replay {name}").as_bytes()).cast_signed()
 }
@@ -223,6 +222,7 @@ fn read_time(text: &str) -> Result<Since> {
 }
 
 async fn check_records(sql: &Sql, settings: &Settings) -> Result<()> {
+    require_primary(sql).await?;
     let records = relay_row::read_record_keeping(sql, settings).await?;
     if records.may_lack_records() {
         let what =

@@ -1,5 +1,5 @@
-//! Releases the selected events to the relay, key by key, at most as fast as the relay publishes
-//! them.
+//! Releases the selected events to the relay, key by key. The release is no faster than the relay publishes
+//! the events, and no faster than the rate that the operator has chosen.
 
 use std::time::{Duration, Instant};
 
@@ -9,19 +9,22 @@ use crate::event::EventPosition;
 use crate::postgres::Sql;
 use crate::store::replay::{self, ReplayCounts, ReplayGroup};
 
-/// No more events are released while this many released events have no outcome yet.
+/// The command releases no further key while at least this many released events have no outcome. There can be
+/// more, because all events of a key are released at once.
 const RELEASED_AT_ONCE: u64 = 2_000;
 
 /// Poll interval for the relay's progress.
 const POLL_INTERVAL: Duration = Duration::from_millis(250);
 
-/// After this time without progress of the relay, the command reports that it is stalled.
+/// How long the relay may make no progress before the command reports that it is stalled.
 const STALLED: Duration = Duration::from_secs(10);
 
-/// A round over all keys is fruitless if the command releases nothing and no released event is
-/// waiting. The command gives up after this many fruitless rounds and one more, [`ROUND_PAUSE`]
-/// apart. The command does not give up at once, because another replay may hold a key for a moment.
+/// Maximum number of fruitless rounds in a row; the command gives up at the next one. A round goes over all
+/// keys. It is fruitless if no event left the selection in it, and no event of this replay or of anything else is
+/// in the state `released`. The command does not give up at the first fruitless round, because another replay may
+/// hold a key for a moment.
 const FRUITLESS_ROUNDS: u32 = 10;
+/// Pause after a fruitless round.
 const ROUND_PAUSE: Duration = Duration::from_secs(1);
 
 /// The progress of the release.
@@ -33,11 +36,14 @@ struct Releasing<'a> {
     /// Released events without an outcome.
     released: u64,
     counts: ReplayCounts,
+    /// When the outcomes were last polled.
     settled_at: Instant,
     /// The next poll continues after this record; `None` means at the beginning.
     settle_after: Option<EventPosition>,
-    /// When the relay last made progress.
+    /// When the relay last made progress, or had no released event to publish.
     progressed: Instant,
+    /// Whether all events that are left wait for released events of other replays.
+    waits_for_others: bool,
 }
 
 impl<'a> Releasing<'a> {
@@ -52,6 +58,7 @@ impl<'a> Releasing<'a> {
             settled_at: Instant::now(),
             settle_after: None,
             progressed: Instant::now(),
+            waits_for_others: false,
         };
         releasing.settle().await?;
         Ok(releasing)
@@ -64,7 +71,7 @@ impl<'a> Releasing<'a> {
         self.counts = found.counts;
         self.settle_after = found.next;
         self.settled_at = Instant::now();
-        if found.settled > 0 || self.released == 0 {
+        if found.settled > 0 || (self.released == 0 && !self.waits_for_others) {
             self.progressed = Instant::now();
         }
         Ok(())
@@ -102,16 +109,20 @@ impl<'a> Releasing<'a> {
         let (left, released) = replay::release(self.sql, self.name, group).await?;
         self.selected = self.selected.saturating_sub(left);
         self.released += released;
+        if released > 0 {
+            self.progressed = Instant::now();
+        }
         Ok(left)
     }
 }
 
-/// The report of a replay that was stopped before all its events were selected.
+/// Returns the report of a replay that was stopped before all its events were selected.
 pub(super) async fn stopped(sql: &Sql, name: &str) -> Result<ReplayReport> {
     Ok(Releasing::begin(sql, name).await?.report(false))
 }
 
-/// Releases all selected events, and waits until all of them have an outcome.
+/// Releases all selected events, and waits until all of them have an outcome. Returns earlier if `on_step`
+/// stops the replay, or gives up after [`FRUITLESS_ROUNDS`].
 pub(super) async fn run(
     sql: &Sql,
     name: &str,
@@ -153,7 +164,10 @@ pub(super) async fn run(
             break;
         }
         // The round over all keys is complete. A key that was busy may be free in the next round.
-        fruitless = if in_round > 0 || releasing.released > 0 {
+        let has_progress = in_round > 0 || releasing.released > 0;
+        releasing.waits_for_others =
+            !has_progress && replay::others_are_released(sql, name).await?;
+        fruitless = if has_progress || releasing.waits_for_others {
             0
         } else {
             fruitless + 1

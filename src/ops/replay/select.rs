@@ -13,10 +13,10 @@ use crate::settings::Settings;
 use crate::store::dispatch::history::RecordFilter;
 use crate::store::replay::{self, SelectionPage};
 
-/// Records in a page.
+/// Number of records in a page.
 const PAGE_RECORDS: i64 = 5_000;
 
-/// Maximum number of ids that are shown.
+/// Maximum number of event ids in the result.
 const SHOWN: usize = 10;
 
 /// The events that a replay has selected, or would select. Programs depend on the JSON form.
@@ -30,7 +30,7 @@ pub(crate) struct ReplaySelection {
     pub(crate) oldest: Option<String>,
     /// The uuids of the first of these events.
     pub(crate) first_ids: Vec<String>,
-    /// Events that match but are not selected, because they are in quarantine or being released.
+    /// Events that match but are not selected, because they are in quarantine or already released.
     pub(crate) in_quarantine: u64,
 }
 
@@ -74,7 +74,7 @@ pub(super) async fn conditions(sql: &Sql, criteria: &ReplayCriteria) -> Result<C
 
 fn position(text: &str) -> Result<Lsn> {
     text.parse().map_err(|e| {
-        let what = format!("`{text}` is not a position in the log");
+        let what = format!("`{text}` is not a position in the WAL");
         Error::new(Code::SettingInvalid, what)
             .hint("write it as PostgreSQL does, such as 16/B374D848")
             .caused_by(e)
@@ -96,8 +96,15 @@ pub(super) async fn run(
     }
 }
 
-/// Selects all published events with this id whose rows still exist. The same number may be an id in
-/// several tables.
+fn earliest(one: Option<String>, other: Option<String>) -> Option<String> {
+    match (one, other) {
+        (Some(one), Some(other)) => Some(one.min(other)),
+        (one, other) => one.or(other),
+    }
+}
+
+/// Selects all published events with this id whose rows still exist. There can be several, because the
+/// same number may be an id in several tables.
 async fn one(
     sql: &Sql,
     settings: &Settings,
@@ -114,18 +121,18 @@ async fn one(
         };
         if record.state == "published" {
             found.events += 1;
-            found.oldest = Some(record.committed_at.clone());
+            found.oldest = earliest(found.oldest.take(), Some(record.committed_at.clone()));
             found.first_ids.push(event.event_id.clone());
             if let Some(name) = name {
                 let group = (
                     event.topic.unwrap_or_default(),
                     event.ordering_key.unwrap_or_default(),
                 );
-                let place = EventPosition {
+                let position = EventPosition {
                     commit: CommitLsn::new(position(&record.commit_lsn)?),
                     ordinal: record.ordinal.cast_unsigned(),
                 };
-                replay::select_one(sql, name, &group, place).await?;
+                replay::select_one(sql, name, &group, position).await?;
             }
         } else if ["quarantined", "released"].contains(&record.state.as_str()) {
             found.in_quarantine += 1;
@@ -163,10 +170,7 @@ async fn several(
         examined += selected.records;
         found.events += selected.selected;
         found.in_quarantine += selected.in_quarantine;
-        found.oldest = match (found.oldest.take(), selected.oldest) {
-            (Some(a), Some(b)) => Some(a.min(b)),
-            (a, b) => a.or(b),
-        };
+        found.oldest = earliest(found.oldest.take(), selected.oldest);
         let room = SHOWN.saturating_sub(found.first_ids.len());
         found
             .first_ids

@@ -1,4 +1,4 @@
-//! Creates, drops and advances the slot. After a drop or an advance, some events may not be streamed.
+//! Creates, drops and advances the slot. After a drop or an advance, PostgreSQL might not stream some events.
 
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use tokio_postgres::types::PgLsn;
 
 use crate::error::{Code, Error, Result};
 use crate::ops::{capture, pending};
-use crate::postgres::Sql;
+use crate::postgres::{Sql, require_primary};
 use crate::settings::Settings;
 use crate::store::relay_row;
 use crate::store::relay_row::shown::served_before;
@@ -28,20 +28,23 @@ pub(crate) struct LeftOut {
     pub(crate) lag_bytes: u64,
     /// Number of events without a record; `None` if unknown.
     pub(crate) pending_events: Option<u64>,
+    /// Whether there may be more such events, because only a part of a table was read.
+    pub(crate) pending_is_lower_bound: Option<bool>,
 }
 
-/// Creates the slot, and records that its relay captures the tables. Returns where the slot begins.
-/// `although_lost`: create the slot even if the relay has lost an earlier slot of this name.
+/// Creates the slot, and records that its relay captures the tables. Returns the position at which the slot
+/// begins. `although_lost` means: create the slot even if the relay has lost an earlier slot of this name.
 ///
 /// # Errors
-/// `publication-missing`; `slot-missing` if an earlier slot is lost; `table-captured`; errors of a
-/// statement.
+/// `postgres-standby`; `publication-missing`; `slot-missing` if an earlier slot is lost; `slot-exists`;
+/// `table-captured`; `slot-busy` if running transactions last longer than `wait`; errors of a statement.
 pub(crate) async fn create(
     sql: &Sql,
     settings: &Settings,
     wait: Duration,
     although_lost: bool,
 ) -> Result<Lsn> {
+    require_primary(sql).await?;
     let name = &settings.slot;
     let state = publication::inspect(sql, &settings.publication, &settings.captured()).await?;
     if state.publication.is_none() {
@@ -51,7 +54,11 @@ pub(crate) async fn create(
              slot and before the publication cannot be streamed",
         ));
     }
-    let missing = slots::find(sql, name).await?.is_none();
+    let slot = slots::find(sql, name).await?;
+    if let Some(slot) = &slot {
+        slot.require_ours()?;
+    }
+    let missing = slot.is_none();
     if let Some(confirmed) = served_before(sql, name)
         .await?
         .filter(|_| missing && !although_lost)
@@ -61,7 +68,7 @@ pub(crate) async fn create(
              position and a new slot are not streamed"
         );
         return Err(Error::new(Code::SlotMissing, what).hint(
-            "the relay recreates the slot by itself and publishes the unrecorded rows from the tables \
+            "the relay recreates the slot automatically and publishes the unrecorded rows from the tables \
              (`postrider recover --dry-run` lists them); add --yes to create the slot here",
         ));
     }
@@ -74,13 +81,13 @@ pub(crate) async fn create(
     Ok(at)
 }
 
-/// A slot that is to be dropped.
+/// A slot to drop, and what the drop would leave out.
 pub(crate) struct SlotDrop {
     pub(crate) left_out: LeftOut,
 }
 
 impl SlotDrop {
-    /// Reads what a drop leaves out. Changes nothing.
+    /// Reads which events and WAL a drop would leave out. Changes nothing.
     ///
     /// # Errors
     /// `slot-missing`; `slot-foreign`; errors of a statement.
@@ -100,7 +107,7 @@ impl SlotDrop {
     }
 }
 
-/// A slot that is to be advanced.
+/// A slot to advance, and what the move would leave out.
 pub(crate) struct SlotAdvance {
     pub(crate) left_out: LeftOut,
     /// The position to move to.
@@ -108,8 +115,8 @@ pub(crate) struct SlotAdvance {
 }
 
 impl SlotAdvance {
-    /// Reads what an advance leaves out. Changes nothing. Without `to`, the slot is to move to the
-    /// server's position.
+    /// Reads which events and WAL an advance would leave out. Changes nothing. Without `to`, the slot
+    /// moves to the server's current position.
     ///
     /// # Errors
     /// `slot-missing`; `slot-foreign`; errors of a statement.
@@ -121,7 +128,8 @@ impl SlotAdvance {
             left_out.lag_bytes = bytes;
         }
         if to.is_some() {
-            left_out.pending_events = None; // the number of events before that position is unknown
+            // The number of events was counted up to the server's position, so it does not apply to `to`.
+            (left_out.pending_events, left_out.pending_is_lower_bound) = (None, None);
         }
         Ok(Self {
             left_out,
@@ -137,8 +145,8 @@ impl SlotAdvance {
         let Self { mut left_out, to } = self;
         let left = PgLsn::from(left_out.confirmed_flush_lsn.as_u64());
         slots::can_advance(sql, &settings.slot, to).await?;
-        // Record the position before advancing. Otherwise a relay whose records may be lacking
-        // could not notice the advance.
+        // Record the position before advancing. Otherwise a relay with `dispatch = exceptions` could
+        // not notice the advance.
         relay_row::write_left(sql, &settings.slot, left).await?;
         left_out.confirmed_flush_lsn = slots::advance(sql, &settings.slot, to).await?;
         Ok(left_out)
@@ -147,10 +155,13 @@ impl SlotAdvance {
 
 async fn find(sql: &Sql, settings: &Settings) -> Result<Slot> {
     let name = &settings.slot;
-    let slot = slots::find(sql, name).await?.ok_or_else(|| {
-        Error::new(Code::SlotMissing, format!("there is no slot {name}"))
-            .hint("`postrider slot list` shows all slots; choose another with --slot")
-    })?;
+    let Some(slot) = slots::find(sql, name).await? else {
+        require_primary(sql).await?;
+        let missing = Error::new(Code::SlotMissing, format!("there is no slot {name}"));
+        return Err(
+            missing.hint("`postrider slot list` shows all slots; choose another with --slot")
+        );
+    };
     slot.require_ours()?;
     Ok(slot)
 }
@@ -162,6 +173,7 @@ async fn left_out(sql: &Sql, settings: &Settings, slot: &Slot) -> Result<LeftOut
         confirmed_flush_lsn: slot.confirmed_flush_lsn.unwrap_or_default(),
         lag_bytes: slot.lag_bytes.unwrap_or_default(),
         pending_events: pending.map(|pending| pending.events),
+        pending_is_lower_bound: pending.map(|pending| pending.is_lower_bound),
     })
 }
 

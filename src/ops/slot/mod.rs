@@ -3,6 +3,7 @@
 //! slot.
 
 pub(crate) mod change;
+mod judgement;
 mod publication;
 mod quarantine;
 
@@ -10,25 +11,27 @@ use std::time::{Duration, Instant};
 
 use decoder::Lsn;
 use serde::Serialize;
-use slot_manager::health::{
-    self, Observation, RecordedPosition, SlotObservation, Thresholds, Viewer,
-};
+use slot_manager::health::{self, SlotObservation, Thresholds};
 use slot_manager::retention::{self, WalHolder};
 use slot_manager::{Cluster, Finding, Severity, Slot, SlotName, cluster, slots};
 
+use self::judgement::CommandFacts;
 pub(crate) use self::publication::PublicationStatus;
-pub(crate) use self::quarantine::QuarantineStatus;
-use crate::condition::{self, State, StateFacts, Verdict};
+pub(crate) use self::quarantine::{BlockedKeyStatus, QuarantineStatus};
+use crate::condition::{Condition, State, Verdict};
 use crate::error::{Code, Result};
-use crate::ops::pending::{self, PendingEvents};
-use crate::postgres::Sql;
+use crate::ops::pending::{self, AgeClock, EventAge, PendingEvents};
+use crate::postgres::{Sql, naming_locks, on_standby};
 use crate::settings::Settings;
 use crate::store::capture_record::{self as captures, CaptureRecord};
 use crate::store::relay_row::shown::{self, RelayRow};
 
-/// Only transactions older than this are reported. Younger transactions also hold back WAL, but not for
+/// Minimum age of a transaction that is reported. Younger transactions also hold back WAL, but not for
 /// long.
 const HOLDERS_OLDER_THAN: Duration = Duration::from_secs(30);
+
+/// How long a snapshot waits for a lock.
+const LOCK_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// The state of the slot at one moment.
 #[derive(Debug)]
@@ -40,7 +43,8 @@ pub(crate) struct SlotSnapshot {
     pub(crate) slot: Option<Slot>,
     pub(crate) verdict: Verdict,
     pub(crate) publication: PublicationStatus,
-    /// The events in quarantine; `None` if the relay's tables are missing or may not be read.
+    /// The events in quarantine; `None` if the relay's tables are missing or locked, or if this role may not
+    /// read them.
     pub(crate) quarantine: Option<QuarantineStatus>,
     /// The events that wait; `None` if unknown.
     pub(crate) pending: Option<PendingEvents>,
@@ -83,7 +87,12 @@ pub(crate) struct FoundSlot<'a> {
     #[serde(flatten)]
     verdict: VerdictJson<'a>,
     lag_seconds: Option<f64>,
+    /// By which time `lag_seconds` is measured: `commit` or `occurred_at`.
+    lag_seconds_by: Option<AgeClock>,
     pending_events: Option<u64>,
+    /// Whether there may be more waiting events, and older ones, because only a part of a table was read.
+    /// `None` if the number of waiting events is unknown.
+    pending_is_lower_bound: Option<bool>,
     held_back_by: &'a [WalHolder],
     relay: &'a Option<RelayRow>,
     warning: &'a Option<Finding>,
@@ -119,8 +128,21 @@ impl SlotSnapshot {
     /// Takes a snapshot, and computes the rates since the previous snapshot.
     ///
     /// # Errors
-    /// `slot-foreign` when the name belongs to a slot that no relay can use; database errors.
+    /// `postgres-standby` if the slot is missing on a standby server; `slot-foreign` when the name belongs to
+    /// a slot that no relay can use; `lock-wait` if a table of the relay is locked; database errors.
     pub(crate) async fn take(
+        sql: &Sql,
+        settings: &Settings,
+        thresholds: &Thresholds,
+        before: Option<&SlotSnapshot>,
+    ) -> Result<Self> {
+        // A view must not hang, for example behind a migration that holds a lock on an outbox table.
+        sql.limit_lock_waits(LOCK_TIMEOUT).await?;
+        let reading = Self::read(sql, settings, thresholds, before);
+        naming_locks(sql, LOCK_TIMEOUT, reading).await
+    }
+
+    async fn read(
         sql: &Sql,
         settings: &Settings,
         thresholds: &Thresholds,
@@ -128,53 +150,52 @@ impl SlotSnapshot {
     ) -> Result<Self> {
         let name = settings.slot.clone();
         let cluster = cluster::inspect(sql).await?;
-        let relay = shown::read(sql, &name).await?;
-        let slot = slots::find(sql, &name).await?;
+        let mut relay = shown::read(sql, &name).await?;
+        let mut slot = slots::find(sql, &name).await?;
+        if slot.is_none() && cluster.in_recovery {
+            // The slot and its relay are on the primary.
+            return Err(on_standby(sql));
+        }
         let at = Instant::now();
         let (mut pending, mut holders) = (None, Vec::new());
-        if let Some(slot) = &slot {
+        if let Some(slot) = &mut slot {
             slot.require_ours()?;
+            let updated_ago = relay.as_ref().map(|relay| relay.updated_ago);
+            slot.inactive_for = slot.inactive_for.or(updated_ago.filter(|_| !slot.active));
             pending = pending::read(sql, settings).await?;
             holders = retention::holders(sql, &name, HOLDERS_OLDER_THAN).await?;
         }
-        let earlier = before.and_then(|before| {
-            Some(SlotObservation {
-                slot: before.slot.as_ref()?,
-                ago: at.duration_since(before.at),
-            })
-        });
         let records = capture_records(sql).await?;
-        let recorded = match &relay {
-            Some(relay) if relay.has_confirmed() => relay.position(),
-            _ => RecordedPosition::unused(cluster.origin(), captures::since_lsn(&records, &name)),
+        let publication = publication::read(sql, settings).await?;
+        let quarantine = quarantine::read(sql).await?;
+        let mut facts = CommandFacts {
+            slot: slot.as_ref(),
+            origin: cluster.origin(),
+            relay: relay.as_ref(),
+            records: &records,
+            pending,
+            publication: &publication,
+            quarantine: quarantine.as_ref(),
         };
+        let (mut verdict, holds) = facts.judge(&name, thresholds);
+        if let Some(age) = relay.as_ref().filter(|_| holds).and_then(known_age) {
+            // The relay knows the commit times of the events that it has read.
+            if let Some(pending) = &mut pending {
+                pending.oldest = Some(EventAge::by_commit(age));
+            }
+            facts.pending = pending;
+            (verdict, _) = facts.judge(&name, thresholds);
+        }
+        if let Some(relay) = relay.as_mut().filter(|_| !holds) {
+            relay.condition = None;
+        }
         let warning = slot
             .as_ref()
             .and_then(|slot| before_publication(slot, &records));
-        let observation = Observation {
-            slot: slot.as_ref(),
-            viewer: Viewer::Outside,
-            time_lag: pending.and_then(|pending| pending.oldest),
-            origin: cluster.origin(),
-            recorded: recorded.as_ref(),
-        };
-        let health = health::judge(&observation, thresholds);
-        let publication = publication::read(sql, settings).await?;
-        let quarantine = quarantine::read(sql).await?;
-        let verdict = condition::decide(StateFacts {
-            health: Some(&health),
-            lag_bytes: slot.as_ref().and_then(|slot| slot.lag_bytes),
-            oldest: observation.time_lag,
-            ..facts_around(relay.as_ref(), &publication, quarantine.as_ref())
-        });
-        let rates = slot
-            .as_ref()
-            .zip(earlier)
-            .and_then(|(slot, earlier)| Rates::of(slot, earlier));
-        let time_to_loss = slot
-            .as_ref()
-            .zip(earlier)
-            .and_then(|(slot, earlier)| health::time_to_loss(slot, earlier));
+        let earlier = before.and_then(|before| before.observed(at));
+        let both = slot.as_ref().zip(earlier);
+        let rates = both.and_then(|(slot, earlier)| Rates::of(slot, earlier));
+        let time_to_loss = both.and_then(|(slot, earlier)| health::time_to_loss(slot, earlier));
         Ok(Self {
             name,
             cluster,
@@ -192,7 +213,7 @@ impl SlotSnapshot {
         })
     }
 
-    /// The snapshot as one JSON object. For a missing slot it has only the name and the state.
+    /// Returns the snapshot as one JSON object. For a missing slot it has only the name and the state.
     pub(crate) fn json(&self) -> SlotJson<'_> {
         let verdict = VerdictJson::of(&self.verdict);
         let Some(slot) = &self.slot else {
@@ -204,8 +225,10 @@ impl SlotSnapshot {
         SlotJson::Found(Box::new(FoundSlot {
             slot,
             verdict,
-            lag_seconds: self.lag_time().map(|lag| lag.as_secs_f64()),
+            lag_seconds: self.oldest().map(|oldest| oldest.age.as_secs_f64()),
+            lag_seconds_by: self.oldest().map(|oldest| oldest.by),
             pending_events: self.pending.map(|pending| pending.events),
+            pending_is_lower_bound: self.pending.map(|pending| pending.is_lower_bound),
             held_back_by: &self.holders,
             relay: &self.relay,
             warning: &self.warning,
@@ -214,41 +237,53 @@ impl SlotSnapshot {
         }))
     }
 
-    /// Age of the oldest undelivered event, if known.
-    pub(crate) fn lag_time(&self) -> Option<Duration> {
+    /// Returns the slot as this snapshot found it, for a comparison with a later one.
+    fn observed(&self, at: Instant) -> Option<SlotObservation<'_>> {
+        Some(SlotObservation {
+            slot: self.slot.as_ref()?,
+            ago: at.duration_since(self.at),
+        })
+    }
+
+    /// Returns the number of events that wait for failing topics, as the relay has recently recorded.
+    pub(crate) fn waiting_for_topics(&self) -> u64 {
+        let condition = self.relay.as_ref().and_then(|row| row.condition.as_ref());
+        condition.map_or(0, Condition::waiting_for_topics)
+    }
+
+    /// Returns the age of the oldest undelivered event, if known; see [`PendingEvents`].
+    pub(crate) fn oldest(&self) -> Option<EventAge> {
         self.pending.and_then(|pending| pending.oldest)
     }
 }
 
-/// Reads the capture records. Returns none if the relay's tables do not exist or this role may not read
-/// them.
+/// The age of the oldest undelivered event, as the relay has recently recorded it. `None` if the relay has read no such
+/// event. Also `None` during a recovery, because the relay then does not know the commit times of the rows that it
+/// reads from the tables.
+fn known_age(relay: &RelayRow) -> Option<Duration> {
+    let said = relay.condition.as_ref();
+    let said = said.filter(|said| said.state != State::Recovering && relay.recovering.is_none());
+    let seconds = said?.oldest_seconds.filter(|seconds| *seconds > 0.0);
+    Duration::try_from_secs_f64(seconds?).ok()
+}
+
+/// Reads the capture records. Returns an empty list if the relay's tables do not exist or are locked, or if
+/// this role may not read them.
 async fn capture_records(sql: &Sql) -> Result<Vec<CaptureRecord>> {
+    let unknown = [
+        Code::SchemaMissing,
+        Code::PrivilegeMissing,
+        Code::PostgresTimeout,
+        Code::DiskFull,
+    ];
     match captures::read(&**sql).await {
-        Err(error) if [Code::SchemaMissing, Code::PrivilegeMissing].contains(&error.code()) => {
-            Ok(Vec::new())
-        }
+        Err(error) if unknown.contains(&error.code()) => Ok(Vec::new()),
         read => read,
     }
 }
 
-/// The facts that do not come from the slot itself.
-fn facts_around<'a>(
-    relay: Option<&'a RelayRow>,
-    publication: &'a PublicationStatus,
-    quarantine: Option<&QuarantineStatus>,
-) -> StateFacts<'a> {
-    let fault = publication.problems.first();
-    StateFacts {
-        condition: relay.and_then(|relay| relay.condition.as_ref()),
-        is_recovering: relay.is_some_and(|relay| relay.recovering.is_some()),
-        publication: fault.map(|fault| (fault.what.as_str(), fault.remedy.as_str())),
-        has_quarantine: quarantine.is_some_and(|quarantine| !quarantine.keys.is_empty()),
-        ..StateFacts::default()
-    }
-}
-
-/// Warns if the slot is older than the publication: its confirmed position lies before the position
-/// at which capturing began.
+/// Warns if the slot is older than the publication: its confirmed position is before the position
+/// at which the capture of the tables began.
 pub(crate) fn before_publication(slot: &Slot, records: &[CaptureRecord]) -> Option<Finding> {
     let name = &slot.slot_name;
     let of_slot = records.iter().filter(|known| known.slot == *name);
@@ -263,7 +298,7 @@ pub(crate) fn before_publication(slot: &Slot, records: &[CaptureRecord]) -> Opti
         ),
         remedy: Some(
             "if these rows must be delivered, set `start = all` for the first start: the relay then \
-             publishes every older row of the tables; otherwise start the relay, which passes them"
+             publishes every older row of the tables; otherwise start the relay, which skips them"
                 .to_owned(),
         ),
     })

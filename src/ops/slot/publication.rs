@@ -3,7 +3,7 @@
 use serde::Serialize;
 use slot_manager::publication;
 
-use crate::error::Result;
+use crate::error::{Code, Error, Result};
 use crate::postgres::Sql;
 use crate::settings::Settings;
 
@@ -12,6 +12,9 @@ use crate::settings::Settings;
 pub(crate) struct PublicationStatus {
     pub(crate) name: String,
     pub(crate) problems: Vec<PublicationProblem>,
+    /// Whether a lock on a captured table has prevented the check, so that no problem is known. PostgreSQL 18
+    /// locks a table to read what the publication includes of it.
+    pub(crate) is_locked: bool,
 }
 
 /// One fault of the publication.
@@ -27,7 +30,18 @@ pub(crate) struct PublicationProblem {
 /// Errors of a statement.
 pub(super) async fn read(sql: &Sql, settings: &Settings) -> Result<PublicationStatus> {
     let name = settings.publication.clone();
-    let state = publication::inspect(sql, &name, &settings.captured()).await?;
+    let looked = publication::inspect(sql, &name, &settings.captured()).await;
+    let state = match looked.map_err(Error::from) {
+        Ok(state) => state,
+        Err(error) if error.code() == Code::PostgresTimeout => {
+            return Ok(PublicationStatus {
+                name,
+                problems: Vec::new(),
+                is_locked: true,
+            });
+        }
+        Err(error) => return Err(error),
+    };
     let problems = state
         .problems()
         .into_iter()
@@ -38,5 +52,6 @@ pub(super) async fn read(sql: &Sql, settings: &Settings) -> Result<PublicationSt
     Ok(PublicationStatus {
         name,
         problems: problems.collect(),
+        is_locked: false,
     })
 }

@@ -4,17 +4,17 @@ use serde::Serialize;
 
 use crate::error::{Code, Error, Result};
 use crate::postgres::Sql;
-use crate::store::dispatch::quarantined;
+use crate::store::dispatch::quarantined::{self, COUNTED_PER_KEY};
 
 /// Maximum number of blocked keys that the status names.
-const KEYS_NAMED: usize = 5;
+const KEYS_NAMED: i64 = 5;
 
 /// The events that wait in quarantine.
 #[derive(Debug, Serialize)]
 pub(crate) struct QuarantineStatus {
     /// Bad events and the events behind them, counted up to a million.
     pub(crate) events: u64,
-    /// The first blocked keys.
+    /// The blocked keys whose first event is oldest: at most 5, among the first 1,000 by name.
     pub(crate) keys: Vec<BlockedKeyStatus>,
 }
 
@@ -26,9 +26,21 @@ pub(crate) struct BlockedKeyStatus {
     pub(crate) first_event: String,
     /// Why the first event is in quarantine.
     pub(crate) error: Option<String>,
+    /// The key's events in quarantine, counted up to 1,000.
+    pub(crate) events: u64,
+    /// How long ago the first event was committed.
+    pub(crate) oldest_seconds: f64,
 }
 
-/// Reads the quarantine. Returns `None` if the relay's tables do not exist or this role may not read them.
+impl BlockedKeyStatus {
+    /// Whether the key may have more events than were counted.
+    pub(crate) fn has_more(&self) -> bool {
+        self.events >= COUNTED_PER_KEY.unsigned_abs()
+    }
+}
+
+/// Reads the quarantine. Returns `None` if the relay's tables do not exist or are locked, or if this role may
+/// not read them.
 ///
 /// # Errors
 /// Errors of a statement.
@@ -38,7 +50,7 @@ pub(super) async fn read(sql: &Sql) -> Result<Option<QuarantineStatus>> {
         let keys = if events == 0 {
             Vec::new()
         } else {
-            quarantined::first_keys(sql, KEYS_NAMED).await?
+            quarantined::oldest_keys(sql, KEYS_NAMED).await?
         };
         Ok::<_, Error>((events, keys))
     };
@@ -49,15 +61,25 @@ pub(super) async fn read(sql: &Sql) -> Result<Option<QuarantineStatus>> {
                 ordering_key: key.group.ordering_key.to_string(),
                 first_event: key.first.shown(),
                 error: key.error.clone(),
+                events: key.events.unsigned_abs(),
+                oldest_seconds: key.oldest_seconds,
             });
             Ok(Some(QuarantineStatus {
                 events: events.unsigned_abs(),
                 keys: keys.collect(),
             }))
         }
-        Err(error) if [Code::SchemaMissing, Code::PrivilegeMissing].contains(&error.code()) => {
-            Ok(None)
-        }
+        Err(error) if is_not_readable(&error) => Ok(None),
         Err(error) => Err(error),
     }
+}
+
+fn is_not_readable(error: &Error) -> bool {
+    let codes = [
+        Code::SchemaMissing,
+        Code::PrivilegeMissing,
+        Code::PostgresTimeout,
+        Code::DiskFull,
+    ];
+    codes.contains(&error.code())
 }

@@ -18,10 +18,10 @@ static SERVER: LazyLock<ScratchPostgres> = LazyLock::new(|| {
         .expect("PostgreSQL starts")
 });
 
-/// Longer than the time limit for answers.
+/// Time that is longer than the time limit for answers.
 const TOO_LONG: Duration = Duration::from_secs(8);
 
-/// A session through a proxy, with a statement timeout of one second.
+/// Opens a session through a proxy, with a statement timeout of one second.
 async fn session() -> (Sql, FaultProxy) {
     let address = format!("127.0.0.1:{}", SERVER.port());
     let proxy = FaultProxy::start(ProxyTarget::tcp(address)).await.unwrap();
@@ -31,8 +31,8 @@ async fn session() -> (Sql, FaultProxy) {
     (sql.unwrap(), proxy)
 }
 
-/// The client closes the first statement and sends the second one at once, so the server answers a
-/// request while another one is outstanding.
+/// The client sends the request that closes the first statement, and at once the second statement. So the
+/// server answers one request while another is outstanding.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_statement_that_follows_another_one_does_not_wait_for_a_dead_server() {
     let ((sql, proxy), (locker, _other)) = (session().await, session().await);
@@ -49,7 +49,7 @@ async fn a_statement_that_follows_another_one_does_not_wait_for_a_dead_server() 
         asked.expect_err("the server cannot be reached")
     };
     let stalling = async {
-        // The server has answered the first request and waits for the lock.
+        // By now the server has answered the first request and waits for the lock.
         tokio::time::sleep(Duration::from_millis(300)).await;
         proxy.set_flow(Flow::Stalled);
     };
@@ -66,7 +66,7 @@ async fn copy(sql: &Sql, statement: &str, rows: &'static [u8]) -> Result<u64> {
     Ok(copying.as_mut().finish().await?)
 }
 
-/// PostgreSQL answers a COPY differently, depending on where it fails.
+/// The server answers a COPY differently, depending on where it fails.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_session_may_be_idle_after_copies_and_errors_of_every_kind() {
     let (sql, _proxy) = session().await;
@@ -79,7 +79,7 @@ async fn a_session_may_be_idle_after_copies_and_errors_of_every_kind() {
         assert!(copy(&sql, statement, rows).await.is_err(), "{statement}");
         sql.batch_execute("SELECT 1").await.expect(statement);
     }
-    // The client gives up in the middle of a COPY.
+    // The client aborts in the middle of a COPY.
     drop(sql.copy_in::<_, Bytes>(into).await.unwrap());
     assert!(
         sql.batch_execute("SELECT 1; SELECT 1/0; SELECT 2")

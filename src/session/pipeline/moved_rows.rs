@@ -1,5 +1,5 @@
-//! Decides about moved rows: whether a row waits, is delivered, or is skipped because its event has an
-//! outcome already. The rules are in `capture::moved`.
+//! Decides what happens to a moved row: whether it waits, is delivered, or is skipped because its event
+//! has an outcome already. The rules are in `capture::moved`.
 
 use replication::CommitLsn;
 
@@ -8,25 +8,32 @@ use crate::capture::moved::{MappedRow, MovedRow};
 use crate::capture::unrecorded::stays_published;
 use crate::error::Result;
 use crate::event::{Group, Standing};
+use crate::recovery::Seam;
 use crate::store::dispatch::Lookup;
 
-/// How an event that was looked up has to be recorded.
+/// Returns whether the event that was looked up needs a dispatch row. A repeated event needs none.
 pub(super) fn standing(found: Lookup) -> Standing {
     match found {
-        Lookup::Repeated => Standing::Repeated,
+        Lookup::Repeated => Standing::NeedsNoRow,
         Lookup::New | Lookup::Done => Standing::New,
     }
 }
 
 impl Pipeline {
     /// Handles a moved row that has no record at its new position. During a recovery, the event of the
-    /// row's first insert may not have its record yet, so the row waits until the recovery is over.
+    /// row's first insert might not have its record yet, so a row without a record waits until
+    /// all rows from the tables have their outcome.
     pub(super) async fn on_moved(&mut self, row: MovedRow) -> Result<()> {
-        self.watermark.add_event();
-        if self.seam.is_some() {
-            self.moved.wait_for_recovery(row);
+        let is_settled = self.seam.as_ref().is_none_or(Seam::is_settled);
+        if !is_settled {
+            let found = self.moved.look_up(row.moved, row.row.event_id()).await?;
+            if found != Lookup::Done {
+                self.watermark.add_event();
+                self.moved.wait_for_recovery(row);
+            }
             return Ok(());
         }
+        self.watermark.add_event();
         self.decide_moved(row).await
     }
 
@@ -43,7 +50,7 @@ impl Pipeline {
         }
     }
 
-    /// Decides about the rows that have waited for the end of the recovery.
+    /// Delivers or skips the rows that have waited for the end of the recovery.
     pub(super) async fn decide_all_that_waited_for_recovery(&mut self) -> Result<()> {
         for row in self.moved.have_waited_for_recovery() {
             self.decide_moved(row).await?;
@@ -51,7 +58,7 @@ impl Pipeline {
         Ok(())
     }
 
-    /// Takes the rows that have waited for this transaction.
+    /// Delivers or skips the rows that have waited for this transaction.
     pub(super) async fn take_all_that_waited_for(&mut self, first: CommitLsn) -> Result<()> {
         for row in self.moved.have_waited_for(first) {
             self.take_moved(row).await?;
@@ -60,10 +67,22 @@ impl Pipeline {
         Ok(())
     }
 
-    /// Delivers a moved row, unless its event has an outcome already.
+    /// Delivers a moved row, unless its event has an outcome already, or was moved before in this session
+    /// and is being sent. In the second case, the earlier move keeps the position from being confirmed until
+    /// the event has its outcome.
     async fn take_moved(&mut self, MovedRow { moved, row }: MovedRow) -> Result<()> {
-        let found = self.moved.look_up(moved, row.event_id()).await?;
         let commit = row.commit();
+        let watermark = &self.watermark;
+        self.moved
+            .forget_sent(|commit| !watermark.is_unresolved(commit));
+        if self.moved.is_being_sent(row.event_id()) {
+            self.watermark.resolve(commit, 1);
+            return Ok(());
+        }
+        let found = self.moved.look_up(moved, row.event_id()).await?;
+        if found != Lookup::Done {
+            self.moved.sends(commit, row.event_id());
+        }
         match (found, row) {
             (Lookup::Done, _) => self.watermark.resolve(commit, 1),
             (Lookup::Repeated, MappedRow::Unmappable { error, .. }) => {

@@ -4,7 +4,7 @@
 use super::*;
 use crate::capture::claim::Captured;
 use crate::capture::window::tests::captured;
-use crate::recovery::loss::tests::{left, slot};
+use crate::recovery::slot_verdict::tests::{left, slot};
 use crate::settings::Dispatch;
 use crate::store::relay_row::Unfinished;
 use slot_manager::{DatabaseOrigin, SystemIdentifier};
@@ -13,7 +13,7 @@ fn cluster() -> Cluster {
     Cluster {
         system_identifier: SystemIdentifier::new(7),
         timeline: 1,
-        version_num: 150_000,
+        version_num: 150_013,
         in_recovery: false,
         database: "shop".to_owned(),
         database_oid: 5,
@@ -36,9 +36,13 @@ fn begins(facts: &SlotFacts<'_>, settings: &Settings) -> String {
     let begin = match (decision.begin, decision.stop) {
         (SlotVerdict::Stream { audit, .. }, None) => format!("stream, audit {audit:?}"),
         (SlotVerdict::Continue { audit, .. }, None) => format!("continue, audit {audit:?}"),
-        (SlotVerdict::Recover(loss), None) => format!("recover: {}", loss.name()),
+        (SlotVerdict::Keep { confirmed, reason }, None) => {
+            assert_eq!(confirmed, Lsn::new(500));
+            format!("keep: {}", reason.name())
+        }
+        (SlotVerdict::Recover(reason), None) => format!("recover: {}", reason.name()),
         (SlotVerdict::Recover(_), Some(error)) => format!("stop: {}", error.code()),
-        (begin, Some(_)) => panic!("stops without a loss: {begin:?}"),
+        (begin, Some(_)) => panic!("stops without a reason: {begin:?}"),
     };
     let repeats = if decision.records.may_lack_records() {
         ", repeats"
@@ -59,8 +63,12 @@ type Given = &'static [(&'static str, &'static str)];
 const STOP: Given = &[("POSTRIDER_SLOT_ON_LOSS", "stop")];
 const ALL: Given = &[("POSTRIDER_START", "all")];
 const EXCEPTIONS: Given = &[("POSTRIDER_DISPATCH", "exceptions")];
+const EXCEPTIONS_AND_STOP: Given = &[
+    ("POSTRIDER_DISPATCH", "exceptions"),
+    ("POSTRIDER_SLOT_ON_LOSS", "stop"),
+];
 
-const CASES: [(&str, Change, Given, &str); 17] = [
+const CASES: [(&str, Change, Given, &str); 26] = [
     ("nothing has changed", |_| {}, &[], "stream, audit Continue"),
     (
         "the server was promoted",
@@ -90,7 +98,7 @@ const CASES: [(&str, Change, Given, &str); 17] = [
         "stop: slot-recreated",
     ),
     (
-        "a person has requested a recovery, and the relay may not recover by itself",
+        "an operator has requested a recovery, and the relay may not recover automatically",
         |facts| facts.earlier.as_mut().unwrap().recovering = Some("requested".into()),
         STOP,
         "recover: recovery-unfinished",
@@ -137,7 +145,17 @@ const CASES: [(&str, Change, Given, &str); 17] = [
             facts.slot = None;
         },
         &[],
-        "recover: recovery-unfinished, first",
+        "recover: first-start, first",
+    ),
+    (
+        "the settings name the partitioned table to which the captured table was attached",
+        |facts| {
+            facts.found[0].table = "a.root".parse().unwrap();
+            facts.found[0].shape.below = vec![facts.records[0].oid];
+            facts.found[0].shape.oid = 99;
+        },
+        &[],
+        "keep: other-table",
     ),
     (
         "a recovery was interrupted after it had created its slot",
@@ -152,7 +170,7 @@ const CASES: [(&str, Change, Given, &str); 17] = [
             facts.records[0].has_inserted_xid = false;
         },
         &[],
-        "recover: recovery-unfinished",
+        "keep: recovery-unfinished",
     ),
     (
         "a table is new, and only its new rows are wanted",
@@ -164,13 +182,70 @@ const CASES: [(&str, Change, Given, &str); 17] = [
         "a table is new, and its old rows are wanted",
         |facts| facts.records.clear(),
         ALL,
-        "recover: table-added",
+        "keep: table-added",
     ),
     (
-        "with dispatch = exceptions, a change of the publication counts as a loss",
+        "with dispatch = exceptions, a change of the publication counts as a reason",
         |facts| facts.publication = "p2",
         EXCEPTIONS,
+        "keep: publication-changed, repeats",
+    ),
+    (
+        "the publication has changed, and the relay may not recover, but the slot is not lost",
+        |facts| facts.publication = "p2",
+        EXCEPTIONS_AND_STOP,
+        "keep: publication-changed, repeats",
+    ),
+    (
+        "the publication has changed, and the slot is beyond the end of the WAL",
+        |facts| {
+            facts.publication = "p2";
+            facts.server_lsn = Lsn::new(499);
+        },
+        EXCEPTIONS,
         "recover: publication-changed, repeats",
+    ),
+    (
+        "with dispatch = exceptions, a table is new, and its old rows are wanted",
+        |facts| facts.records.clear(),
+        &[
+            ("POSTRIDER_DISPATCH", "exceptions"),
+            ("POSTRIDER_START", "all"),
+        ],
+        "keep: table-added, repeats",
+    ),
+    (
+        "a recovery was interrupted that has kept the slot",
+        |facts| facts.earlier.as_mut().unwrap().recovering = Some("publication-changed".into()),
+        EXCEPTIONS,
+        "keep: recovery-unfinished, repeats",
+    ),
+    (
+        "with dispatch = exceptions, a recovery was interrupted after it had created its slot",
+        |facts| facts.earlier = Some(interrupted(Dispatch::Exceptions)),
+        EXCEPTIONS,
+        "keep: recovery-unfinished, repeats",
+    ),
+    (
+        "with dispatch = exceptions, a recovery was interrupted, and its slot is gone",
+        |facts| {
+            facts.earlier = Some(interrupted(Dispatch::Exceptions));
+            facts.slot = None;
+        },
+        EXCEPTIONS,
+        "recover: recovery-unfinished, repeats",
+    ),
+    (
+        "the stream of a kept slot got stuck",
+        |facts| facts.earlier.as_mut().unwrap().recovering = Some("slot-stuck".into()),
+        EXCEPTIONS,
+        "recover: recovery-unfinished, repeats",
+    ),
+    (
+        "with dispatch = exceptions, an operator has requested a recovery",
+        |facts| facts.earlier.as_mut().unwrap().recovering = Some("requested".into()),
+        EXCEPTIONS,
+        "recover: recovery-unfinished, repeats",
     ),
     (
         "another slot captures the table, so not even a lost slot is recovered",
@@ -204,8 +279,8 @@ fn how_a_session_begins_follows_from_the_facts_and_the_settings() {
     }
 }
 
-fn interrupted(dispatch: Dispatch) -> Recorded {
-    Recorded {
+fn interrupted(dispatch: Dispatch) -> EarlierSession {
+    EarlierSession {
         origin: DatabaseOrigin {
             system_identifier: SystemIdentifier::new(7),
             database_oid: None,
@@ -217,13 +292,14 @@ fn interrupted(dispatch: Dispatch) -> Recorded {
         unfinished: Some(Unfinished {
             consistent_point: Lsn::new(400),
             snapshot: "100:110:".parse().unwrap(),
+            repeated_before: None,
         }),
         dispatch,
         publication: None,
     }
 }
 
-fn continues(earlier: &Recorded, dispatch: Dispatch, table: &Captured) -> bool {
+fn continues(earlier: &EarlierSession, dispatch: Dispatch, table: &Captured) -> bool {
     let found = FoundTable {
         table: table.record.table.clone(),
         shape: table.shape.clone(),
@@ -239,15 +315,15 @@ fn a_recovery_is_continued_only_if_all_outcomes_have_records() {
     assert!(continues(&interrupted(Full), Full, &table));
     assert!(!continues(&interrupted(Exceptions), Full, &table));
     assert!(!continues(&interrupted(Full), Exceptions, &table));
-    let no_slot_yet = Recorded {
+    let no_slot_yet = EarlierSession {
         unfinished: None,
         ..interrupted(Full)
     };
     assert!(!continues(&no_slot_yet, Full, &table));
 }
 
-/// A recovery finds a row that is older than the column `inserted_xid` by the row's `xmin`, which an
-/// update changes.
+/// For a row that is older than the column `inserted_xid`, a recovery uses the row's `xmin`. An update
+/// changes the `xmin`, so a continued recovery could miss the row.
 #[test]
 fn a_recovery_is_continued_only_if_its_rows_can_still_be_found() {
     let earlier = interrupted(Dispatch::Full);

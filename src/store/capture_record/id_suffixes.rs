@@ -1,36 +1,39 @@
-//! The part of event ids that distinguishes the physical tables of one captured table.
+//! Manages the part of event ids that distinguishes the physical tables of one captured table.
 //!
-//! Rows with numbered ids and without `inserted_xid` have event ids that are computed from the table's
-//! identity, a suffix and the id. A table that was dropped and created again may number its rows from
-//! 1 again, so each physical table has its own suffix: `@OID`. The stream names the OID with each row, so
-//! rows of every earlier table in the log keep their event ids. The first table that was captured has no
-//! suffix. A copy of a table has the suffix of that table.
+//! If a table has numbered ids and no column `inserted_xid`, an event id is computed from the table's
+//! identity, a suffix and the row's id. A table that was dropped and created again may number its rows
+//! from 1 again, so each physical table has its own suffix: `@OID`. The stream names the OID of each
+//! row's table, so rows of earlier tables that are still in the WAL keep their event ids. The first table
+//! that was captured has no suffix. A copy of a table has the suffix of the original.
 
 use std::collections::BTreeMap;
 
 use crate::error::{Code, Error, Result};
 
-/// Maximum number of tables whose suffix is recorded. Each copy of a table adds one, and so does each
-/// former partition of a table that was replaced.
+/// Maximum number of tables whose suffix is recorded. Without a limit the record would grow forever, because
+/// each copy of a table adds a suffix, and so does each former partition of a table that was replaced.
 const MAX_TABLES: usize = 256;
 
 /// The suffixes of one captured table, by the OID of the physical table.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct IdSuffixes {
-    /// The suffixes that differ from `@OID`, and those of replaced tables.
+    /// The recorded suffixes. A table without an entry has no suffix if its OID is below `plain_before`,
+    /// otherwise the suffix of [`own`](Self::own).
     known: BTreeMap<u32, String>,
-    /// How often the table moved to another server, where the same OIDs belong to other tables.
+    /// Number of times that the table moved to another server. New suffixes contain this number, because on
+    /// each server the same OID belongs to another table.
     adoptions: u32,
-    /// The table in a record that an older version of Postrider wrote. That version published the rows of
-    /// every table without a suffix, so earlier tables in the log, whose OIDs are lower, have none either.
+    /// Tables with a lower OID have no suffix. Set if an older version of Postrider wrote the record, because
+    /// that version used no suffixes. Rows of earlier tables, which have lower OIDs, may still be in the WAL.
+    /// Otherwise `None`.
     plain_before: Option<u32>,
 }
 
-/// The name of `plain_before` among the OIDs.
+/// The key of `plain_before` in the JSON object of OIDs.
 const PLAIN_BEFORE: &str = "before";
 
 impl IdSuffixes {
-    /// The table with this OID is captured for the first time: its rows have no suffix.
+    /// Returns the suffixes for a table that is captured for the first time. Its rows have no suffix.
     pub(crate) fn first(oid: u32) -> Self {
         Self {
             known: BTreeMap::from([(oid, String::new())]),
@@ -39,7 +42,7 @@ impl IdSuffixes {
         }
     }
 
-    /// Reads the columns of the capture record of the table `oid`.
+    /// Reads the suffixes from the capture record of the table `oid`.
     pub(super) fn read(oid: u32, known: Option<&str>, adoptions: i32) -> Result<Self> {
         let adoptions = adoptions.unsigned_abs();
         let Some(known) = known else {
@@ -70,7 +73,7 @@ impl IdSuffixes {
         })
     }
 
-    /// The content of the column `id_suffixes`.
+    /// Returns the content of the column `id_suffixes`.
     pub(super) fn to_json(&self) -> String {
         let mut json = serde_json::json!(self.known);
         if let Some(oid) = self.plain_before {
@@ -84,7 +87,7 @@ impl IdSuffixes {
         self.known.contains_key(&oid)
     }
 
-    /// The suffix for the rows of the table with this OID.
+    /// Returns the suffix for the rows of the table with this OID.
     pub(crate) fn of(&self, oid: u32) -> String {
         let is_plain = self.plain_before.is_some_and(|before| oid < before);
         match self.known.get(&oid) {
@@ -94,7 +97,7 @@ impl IdSuffixes {
         }
     }
 
-    /// The suffix that only the table with this OID has.
+    /// Returns the suffix that only the table with this OID has.
     fn own(&self, oid: u32) -> String {
         match self.adoptions {
             0 => format!("@{oid}"),
@@ -102,25 +105,28 @@ impl IdSuffixes {
         }
     }
 
-    /// Gives the rows of the table `new`, which replaces the table `before`, their own suffix. If `before`
-    /// was itself recorded by this version, earlier tables have their own suffixes too.
+    /// Gives the table `new`, which replaces the table `before`, its own suffix. Earlier tables without a
+    /// record keep an empty suffix only if `before` is the table that an older version of Postrider
+    /// recorded.
     #[must_use]
     pub(crate) fn with_new(&self, new: u32, before: u32) -> Self {
         let mut changed = self.clone();
         if self.plain_before.is_some() {
-            // The OID may be lower, because OIDs begin again after the highest one.
+            // Record the suffix, because the new OID may be lower than `plain_before`: OIDs start again
+            // after the highest one.
             changed.known.insert(new, self.own(new));
         }
         changed.plain_before = self.plain_before.filter(|plain| *plain == before);
         changed
     }
 
-    /// Gives the rows of the table `copy`, a copy or a partition, the suffix of the table `original`.
+    /// Gives the table `copy`, which is a copy or a partition, the suffix of the table `original`.
     #[must_use]
     pub(crate) fn with_copy(&self, copy: u32, original: u32) -> Self {
         let mut copied = self.clone();
         copied.known.insert(copy, self.of(original));
-        // The log has probably no more rows of a forgotten table. If it has, the relay repeats these rows.
+        // Forget the table with the lowest OID. The WAL probably has no more rows of such a table. If it
+        // has, the relay publishes them again with other event ids.
         while copied.known.len() > MAX_TABLES {
             let mut oids = copied.known.keys();
             let oldest = oids.find(|oid| ![copy, original].contains(oid));
@@ -153,7 +159,8 @@ mod tests {
         assert_eq!(unknown.of(7), "");
     }
 
-    /// An older relay has published rows of earlier tables without a suffix, and the log may have more.
+    /// An older relay has published rows of earlier tables without a suffix, and the WAL may contain more
+    /// of them.
     #[test]
     fn tables_from_before_an_upgrade_have_no_suffix_until_two_tables_are_recorded() {
         let upgraded = IdSuffixes::read(7, None, 0).unwrap();
@@ -165,7 +172,7 @@ mod tests {
         };
         let renamed = stored(&upgraded);
         assert!(!renamed.knows(5) && !renamed.knows(9));
-        // The OID may be lower than that of the earlier table.
+        // The new OID may be lower than the earlier table's OID.
         for new in [3, 9] {
             let first = stored(&renamed.with_new(new, 7));
             let suffixes = [5, 7, new].map(|oid| first.of(oid));

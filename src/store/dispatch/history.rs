@@ -1,4 +1,4 @@
-//! Reads records in outbox.dispatch, for commands that show the outcome of events.
+//! Reads records from `outbox.dispatch`, for commands that show the outcomes of events.
 
 use serde::{Deserialize, Serialize};
 use tokio_postgres::Row;
@@ -19,10 +19,11 @@ const COLUMNS: &str = "\
     (extract(epoch from d.dispatched_at) * 1000000)::bigint, \
     to_jsonb(d) ->> 'replay', to_jsonb(d) ->> 'earlier_messages'";
 
-/// How many of the newest records [`newest_of_table`] reads.
+/// Number of the newest records in which [`newest_of_table`] searches. No index leads from a table to its
+/// records, so this number bounds the time of the search.
 const SEARCHED: usize = 10_000;
 
-/// The record of an event. Times are RFC 3339, UTC.
+/// The outcome of an event as commands show it. Times are in RFC 3339, UTC.
 #[derive(Debug, Clone, Serialize)]
 pub(crate) struct EventOutcome {
     pub(crate) state: String,
@@ -30,19 +31,22 @@ pub(crate) struct EventOutcome {
     pub(crate) ordinal: i32,
     pub(crate) committed_at: String,
     pub(crate) recorded_at: String,
-    /// Time from the commit, by the server's clock, to the outcome, by the relay's clock.
+    /// Milliseconds from the commit to the outcome. Both times are by the server's clock; the relay estimates
+    /// that clock when it notes the outcome.
     pub(crate) took_ms: f64,
+    /// Number of requests with which Pub/Sub may have stored the event. Requests that Pub/Sub refused do not
+    /// count.
     pub(crate) attempts: i32,
     pub(crate) error: Option<String>,
     /// The error code, such as `event-refused`.
     pub(crate) error_code: Option<String>,
 }
 
-/// A row of outbox.dispatch.
+/// A row of `outbox.dispatch`.
 #[derive(Debug, Clone)]
 pub(crate) struct RecordedRow {
     pub(crate) position: EventPosition,
-    /// When the row was recorded, in microseconds since 1970.
+    /// When the outcome was recorded, in microseconds since 1970.
     pub(crate) recorded_micros: i64,
     pub(crate) event_id: Uuid,
     pub(crate) source_id: Option<String>,
@@ -51,7 +55,7 @@ pub(crate) struct RecordedRow {
     pub(crate) message_id: Option<String>,
     /// The replay that published the message; `None` for the original message.
     pub(crate) replay: Option<String>,
-    /// The earlier messages, oldest first.
+    /// The event's earlier messages, oldest first.
     pub(crate) earlier_messages: Vec<EarlierMessage>,
     pub(crate) record: EventOutcome,
 }
@@ -60,9 +64,9 @@ pub(crate) struct RecordedRow {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct EarlierMessage {
     pub(crate) message_id: String,
-    /// RFC 3339, UTC.
+    /// In RFC 3339, UTC.
     pub(crate) published_at: Option<String>,
-    /// The replay that published it; `None` for the original message.
+    /// The replay that published this message; `None` for the original message.
     pub(crate) replay: Option<String>,
 }
 
@@ -72,18 +76,18 @@ impl RecordedRow {
     }
 }
 
-/// A condition on records.
+/// Conditions that select records; all of them must hold.
 #[derive(Debug, Default)]
 pub(crate) struct RecordFilter {
     pub(crate) key: Option<String>,
     pub(crate) topic: Option<String>,
-    /// Only records from this commit LSN on whose events were also committed at or after this time. The
-    /// time is an SQL expression.
+    /// Only records from this commit LSN on, and only events committed at or after this time. The time is
+    /// an SQL expression.
     pub(crate) since: Option<(PgLsn, String)>,
 }
 
 /// Returns one record for each of these events that has a record: the first quarantined or released
-/// record if there is one, otherwise the last record in log order.
+/// record if there is one, otherwise the last record in commit order.
 pub(crate) async fn of_events(sql: &Sql, ids: &[Uuid]) -> Result<Vec<RecordedRow>> {
     let statement = format!(
         "select {COLUMNS} from outbox.dispatch d where d.event_id = any ($1) \
@@ -93,9 +97,9 @@ pub(crate) async fn of_events(sql: &Sql, ids: &[Uuid]) -> Result<Vec<RecordedRow
     Ok(one_per_event(rows.iter().map(recorded).collect()))
 }
 
-/// Returns one record for each event with one of these source ids. Searches the quarantined and
-/// released records first, which have an index. If there are none, searches the whole table without an
-/// index. Reads at most 100 records.
+/// Returns one record for each event with one of these source ids. First searches the quarantined and
+/// released records, for which there is an index. Only if none matches, searches the whole table without
+/// an index. Reads at most 100 records.
 pub(crate) async fn of_source_ids(sql: &Sql, source_ids: &[String]) -> Result<Vec<RecordedRow>> {
     for which in ["d.state in ('quarantined', 'released')", "true"] {
         let statement = format!(
@@ -113,16 +117,23 @@ pub(crate) async fn of_source_ids(sql: &Sql, source_ids: &[String]) -> Result<Ve
 pub(in crate::store) type QueryParameters<'a> = Vec<&'a (dyn ToSql + Sync)>;
 
 impl RecordFilter {
-    /// Returns the filter as an SQL condition on a row `d`. Appends the condition's values to
-    /// `parameters`.
+    /// Returns the filter as an SQL condition on a row `d`, and appends the values that the condition
+    /// needs to `parameters`.
     pub(in crate::store) fn condition<'a>(
         &'a self,
         parameters: &mut QueryParameters<'a>,
     ) -> String {
         let mut which = vec!["true".to_owned()];
-        if let Some(key) = &self.key {
-            parameters.push(key);
-            which.push(format!("d.ordering_key = ${}", parameters.len()));
+        match &self.key {
+            // An empty key selects the events without a key, as in the commands on the quarantine.
+            Some(key) if key.is_empty() => {
+                which.push("coalesce(d.ordering_key, '') = ''".to_owned());
+            }
+            Some(key) => {
+                parameters.push(key);
+                which.push(format!("d.ordering_key = ${}", parameters.len()));
+            }
+            None => {}
         }
         if let Some(topic) = &self.topic {
             parameters.push(topic);
@@ -142,7 +153,7 @@ impl RecordFilter {
     }
 }
 
-/// Returns the `limit` records with the highest positions in the log, highest first.
+/// Returns the `limit` records with the highest positions, highest first.
 pub(crate) async fn newest(
     sql: &Sql,
     filter: &RecordFilter,
@@ -159,8 +170,8 @@ pub(crate) async fn newest(
     Ok(rows.iter().map(recorded).collect())
 }
 
-/// Returns one record for each of the newest events whose source id begins with `prefix`. Looks only at the
-/// newest [`SEARCHED`] records of all tables, and keeps at most `limit` of them.
+/// Returns one record for each of the newest events whose source id begins with `prefix`. Searches only
+/// the newest [`SEARCHED`] records of all tables, and reads at most `limit` matching records.
 pub(crate) async fn newest_of_table(
     sql: &Sql,
     prefix: &str,
@@ -177,7 +188,7 @@ pub(crate) async fn newest_of_table(
     Ok(one_per_event(rows.iter().rev().map(recorded).collect()))
 }
 
-/// Returns the next `limit` records after the position `after`, in log order.
+/// Returns the next `limit` records after the position `after`, in commit order.
 pub(crate) async fn page(
     sql: &Sql,
     filter: &RecordFilter,
@@ -197,8 +208,8 @@ pub(crate) async fn page(
     Ok(rows.iter().map(recorded).collect())
 }
 
-/// Returns the positions of the newest `limit` records at or after `from`, highest position first. Each
-/// position comes with the time at which its record was written, in microseconds since 1970.
+/// Returns the positions of the newest `limit` records at or after `from`, highest position first. With
+/// each position comes the time at which its outcome was recorded, in microseconds since 1970.
 pub(crate) async fn newest_positions(
     sql: &Sql,
     filter: &RecordFilter,
@@ -221,7 +232,7 @@ pub(crate) async fn newest_positions(
         .collect())
 }
 
-/// Returns the records at these positions, in log order.
+/// Returns the records at these positions, in commit order.
 pub(crate) async fn at_positions(
     sql: &Sql,
     positions: &[EventPosition],
@@ -251,11 +262,11 @@ fn recorded(row: &Row) -> RecordedRow {
     let mut earlier: Vec<EarlierMessage> = earlier
         .and_then(|json| serde_json::from_str(json).ok())
         .unwrap_or_default();
-    // If the last replay released the event but did not publish it again, the last message is also among the
-    // earlier ones.
+    // If the last replay has released the event but not published it again, `earlier_messages` also has the
+    // last message, with the name of the replay that published it.
     let is_current = |known: &EarlierMessage| Some(&known.message_id) == message_id.as_ref();
     let replay = match earlier.iter().position(is_current) {
-        Some(place) => earlier.remove(place).replay,
+        Some(index) => earlier.remove(index).replay,
         None => row.get(14),
     };
     let error: Option<String> = row.get(12);
@@ -283,7 +294,7 @@ fn recorded(row: &Row) -> RecordedRow {
     }
 }
 
-/// The error code at the beginning of an error text.
+/// Returns the error code at the beginning of an error text.
 fn code(error: &str) -> Option<String> {
     let (code, _) = error.split_once(':').unwrap_or((error, ""));
     let code: Code = code.parse().ok()?;
@@ -304,10 +315,10 @@ fn one_per_event(rows: Vec<RecordedRow>) -> Vec<RecordedRow> {
     kept
 }
 
-/// Returns the commit LSN from which on the records' events were committed at or after `since`, an SQL
-/// expression for a time. Bisects the records, because positions and commit times grow together. Ignores
-/// events that were published from their table: their positions are not multiples of 8, and their commit
-/// times are older.
+/// Returns the first commit LSN whose events were committed at or after `since`, an SQL expression for a
+/// time. Uses bisection, which works because commit times grow with positions. Ignores events that were
+/// published from their table: their positions are not multiples of 8, and their commit times are older
+/// than those of their neighbours.
 pub(crate) async fn first_commit(sql: &Sql, since: &str) -> Result<PgLsn> {
     let ends = "select min(commit_lsn), max(commit_lsn) from outbox.dispatch";
     let ends = sql.query_one(ends, &[]).await?;
@@ -335,7 +346,7 @@ pub(crate) async fn first_commit(sql: &Sql, since: &str) -> Result<PgLsn> {
 pub(crate) mod tests {
     use super::*;
 
-    /// The record of a published event.
+    /// Returns the record of a published event.
     pub(crate) fn published(id: Uuid, topic: &str, key: &str, committed_at: &str) -> RecordedRow {
         RecordedRow {
             position: EventPosition::default(),

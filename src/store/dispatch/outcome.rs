@@ -1,4 +1,4 @@
-//! Defines the outcomes of events, and the values that the events' rows get.
+//! Defines the outcomes of events, and the column values that follow from them.
 //!
 //! Not here: writing the rows. `rows` encodes new rows, and `released` updates existing rows.
 
@@ -9,10 +9,10 @@ use publisher::MessageIds;
 
 use crate::event::{EventRef, OrderingKey};
 
-/// Outcomes of events of one topic and ordering key.
+/// One outcome for events of one topic and ordering key.
 #[derive(Debug)]
 pub(crate) struct Record {
-    /// `None` when the topic cannot be read from the row.
+    /// `None` when the topic cannot be determined.
     pub(crate) topic: Option<Arc<str>>,
     pub(crate) ordering_key: OrderingKey,
     pub(crate) at: SystemTime,
@@ -20,15 +20,14 @@ pub(crate) struct Record {
     pub(crate) outcome: Outcome,
 }
 
-/// The outcome of a group of events.
 #[derive(Debug)]
 pub(crate) enum Outcome {
-    /// Pub/Sub stored the events. The message ids are in the order of the events.
+    /// Pub/Sub stored the events. There is one message id for each event, in the same order.
     Published(MessageIds),
     /// The relay set the events aside in quarantine, for this reason.
     Quarantined(Arc<str>),
     /// The relay set the events aside because earlier events of the same key are being released. These
-    /// events are released along with the earlier ones.
+    /// events are published after the earlier ones.
     Released(Arc<str>),
 }
 
@@ -40,8 +39,8 @@ pub(super) struct OutcomeColumns<'a> {
 }
 
 impl Record {
-    /// Total bytes of the source ids, ordering keys and errors in the rows. Only these columns can be
-    /// long.
+    /// Total bytes of the source ids, ordering keys and errors in the rows. The other columns do not count,
+    /// because they are always short.
     pub(crate) fn text_bytes(&self) -> usize {
         let error = match &self.outcome {
             Outcome::Published(_) => 0,
@@ -52,14 +51,14 @@ impl Record {
         ids.sum::<usize>() + self.events.len() * of_each
     }
 
-    /// The ordering key as the table stores it: `None` for unordered events.
+    /// Returns the ordering key as the table stores it: `None` for unordered events.
     pub(super) fn key(&self) -> Option<&str> {
         (!self.ordering_key.is_unordered()).then(|| self.ordering_key.as_str())
     }
 }
 
 impl Outcome {
-    /// The column values for event number `n` of the record.
+    /// Returns the column values for event number `n` of the record.
     pub(super) fn of(&self, n: usize) -> OutcomeColumns<'_> {
         let (state, message_id, error) = match self {
             Self::Published(ids) => ("published", ids.get(n), None),
@@ -75,9 +74,10 @@ impl Outcome {
 }
 
 impl OutcomeColumns<'_> {
-    /// How many requests have carried the event since the relay read it.
+    /// Returns the number of requests with which Pub/Sub may have stored the event since the relay read it.
+    /// Requests that Pub/Sub refused do not count.
     pub(super) fn attempts(&self, event: &EventRef) -> i32 {
-        let carried = event.failed_attempts + u32::from(self.message_id.is_some());
+        let carried = event.unknown_outcomes + u32::from(self.message_id.is_some());
         i32::try_from(carried).unwrap_or(i32::MAX)
     }
 }

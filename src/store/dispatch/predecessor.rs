@@ -1,17 +1,17 @@
-//! Waits until the previous relay no longer writes to the dispatch table.
+//! Fencing by the new relay: waits until the previous relay no longer writes to the dispatch table.
 //!
 //! PostgreSQL frees the slot when the previous relay's walsender ends, even if that relay still has a
-//! dispatch transaction open. If we read the table before that transaction commits, we publish its
-//! events again. A transaction that begins after we have the slot records nothing, because the writer
-//! checks who has the slot (`successor`). If the previous relay or the network hangs, its transaction
-//! could stay open for hours, so we terminate its session.
+//! dispatch transaction open. If we read the table before that transaction commits, we publish its events
+//! again. A transaction that begins after we have the slot records nothing, because the writer checks who
+//! has the slot (`successor`). If the previous relay hangs or its network is down, its transaction could
+//! stay open for hours, so we terminate its session after a while.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use md5::{Digest, Md5};
 use slot_manager::SlotName;
-use slot_manager::activity::{self, OtherRolesSession};
+use slot_manager::activity::{self, StrangersSession};
 
 use super::slot_reader::SlotReader;
 use crate::error::Result;
@@ -19,14 +19,20 @@ use crate::postgres::Sql;
 
 const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
-/// How long a terminated session may take to end.
+/// How long to wait for a terminated session to end. After that, this session goes on and logs that events
+/// may be published twice.
 const END_LIMIT: Duration = Duration::from_secs(2);
 
-/// Maximum length of an `application_name` in bytes. PostgreSQL truncates longer names.
+/// Every transaction of a writer first reads this table, to check who serves the slot. So the transaction holds a lock
+/// on the table until it ends. Only the roles of relays are allowed to update the table, so this right tells them from
+/// other roles.
+const CHECKED: &str = "outbox.relay";
+
+/// Maximum length of an `application_name`, in bytes: PostgreSQL truncates longer names.
 const NAME_BYTES: usize = 63;
 
-/// The `application_name` of this slot's writer. If the name would be too long, a hash replaces its end,
-/// so that slots with a common prefix get different names.
+/// Returns the `application_name` of this slot's dispatch writer. If the name would be too long, a hash
+/// replaces its end, so that slots with a common prefix still get different names.
 pub(super) fn writer_name(slot: &SlotName) -> String {
     let name = format!("postrider dispatch {slot}");
     if name.len() <= NAME_BYTES {
@@ -39,14 +45,14 @@ pub(super) fn writer_name(slot: &SlotName) -> String {
     [start, &ending].concat()
 }
 
-/// Proof that the session has waited for the previous relay. The previous relay adds no more records,
-/// unless a warning in the log says that it may. The session needs this proof to read which events are
-/// recorded.
+/// Proof that the session has waited for the previous relay. The previous relay adds no more records, unless
+/// this process has logged a warning that events may be published twice. The session needs this proof to read
+/// which events are recorded.
 #[derive(Debug)]
 pub(crate) struct PredecessorGone(());
 
 impl PredecessorGone {
-    /// Waits as [`wait_for_predecessor`] does. Needs the proof that our walsender reads the slot, because
+    /// Waits as [`wait_for_predecessor`] does. Takes the proof that our walsender reads the slot, because
     /// from then on no other relay begins to record anything.
     ///
     /// # Errors
@@ -62,9 +68,11 @@ impl PredecessorGone {
     }
 }
 
-/// Waits until no other writer of this slot has an open transaction. Any role can use the name of a
-/// writer, so this function waits only for sessions of our own role. After `limit`, it terminates the
-/// sessions that still have an open transaction, and PostgreSQL rolls their transactions back.
+/// Waits until no other writer of this slot has an open transaction. Any role can use a writer's name, so
+/// this function waits only for roles that may write the relay's tables. After `limit`, it terminates the
+/// sessions of our own role that still have an open transaction, and PostgreSQL rolls their transactions back.
+/// It terminates no session of another role, because usually it has no right to. If a transaction is open even
+/// after [`END_LIMIT`], this function logs a warning and returns.
 ///
 /// # Errors
 /// Database errors.
@@ -95,7 +103,7 @@ pub(crate) async fn wait_for_predecessor(
 async fn are_done_within(sql: &Sql, name: &str, limit: Duration) -> Result<bool> {
     let began = Instant::now();
     loop {
-        if activity::busy_sessions(sql, name).await? == 0 {
+        if activity::busy_sessions(sql, name, CHECKED).await? == 0 {
             return Ok(true);
         }
         if began.elapsed() >= limit {
@@ -105,14 +113,15 @@ async fn are_done_within(sql: &Sql, name: &str, limit: Duration) -> Result<bool>
     }
 }
 
-/// Warns, once per process, if another role has a session with the name of our writer.
+/// Warns, once per process, if a role that is no relay has a session with the name of our writer. We do not wait
+/// for such a session.
 async fn warn_of_strangers(sql: &Sql, name: &str) -> Result<()> {
     static WARNED: AtomicBool = AtomicBool::new(false);
-    let Some(stranger) = activity::session_of_another_role(sql, name).await? else {
+    let Some(stranger) = activity::session_of_a_stranger(sql, name, CHECKED).await? else {
         return Ok(());
     };
     if !WARNED.swap(true, Ordering::Relaxed) {
-        let OtherRolesSession { pid, role } = stranger;
+        let StrangersSession { pid, role } = stranger;
         tracing::warn!(
             pid,
             role,

@@ -1,12 +1,12 @@
-//! The statements that delete old records. Which of them may go is decided in `ops::prune`.
+//! The statements that delete old records. `ops::prune` decides which records may be deleted.
 
 use crate::event::EventPosition;
 use decoder::Lsn;
 
-/// The verdict of a record or row that is deleted.
+/// The verdict on a record or an outbox row that may be deleted.
 pub(crate) const GO: &str = "go";
 
-/// Captured tables that exist, except those with these identities.
+/// Selects one captured table that exists and has none of these identities, or no row if there is none.
 pub(crate) const OTHER_TABLES: &str = "\
     select pg_catalog.format('%I.%I', c.schema_name, c.table_name) from outbox.capture c \
     where c.identity <> all ($1) and ( \
@@ -14,24 +14,34 @@ pub(crate) const OTHER_TABLES: &str = "\
         or exists (select from pg_catalog.pg_class r where r.oid = c.table_oid and r.relkind in ('r', 'p'))) \
     order by 1 limit 1";
 
-/// One chunk of records.
+/// Returns an SQL condition on a record `w`: the event has another record that must stay, and therefore the
+/// row of the event must stay too.
+pub(crate) fn other_record_stays_sql(confirmed: Lsn, cutoff: &str) -> String {
+    format!(
+        "exists (select from outbox.dispatch o where o.event_id = w.event_id \
+             and (o.state in ('quarantined', 'released') or o.dispatched_at >= {cutoff} \
+                 or o.commit_lsn >= '{confirmed}'::pg_lsn))"
+    )
+}
+
+/// The bounds of one chunk of records.
 #[derive(Debug)]
 pub(crate) struct RecordChunkBounds<'a> {
     /// The last record of the previous chunk.
     pub(crate) after: EventPosition,
     /// Only records before this position.
     pub(crate) durable: Lsn,
-    /// Maximum number of records.
+    /// Maximum number of records in the chunk.
     pub(crate) limit: u32,
-    /// Only records from before this time, an SQL expression.
+    /// Only records of outcomes before this time, which is an SQL expression.
     pub(crate) cutoff: &'a str,
-    /// The condition that the row of a record `w` still exists.
+    /// An SQL condition that the outbox row of record `w` still exists, so the record must stay.
     pub(crate) has_row: &'a str,
     /// Whether records are deleted, or only counted.
     pub(crate) deletes: bool,
 }
 
-/// The statement of one chunk; it returns no row at the end of the table.
+/// Returns the statement for one chunk. The statement returns no row at the end of the table.
 pub(crate) fn chunk_sql(bounds: &RecordChunkBounds<'_>) -> String {
     let RecordChunkBounds {
         after,

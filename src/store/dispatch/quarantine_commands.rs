@@ -1,4 +1,4 @@
-//! The queries of `postrider quarantine`, with which a person lists, releases and discards events.
+//! The queries of `postrider quarantine`, with which an operator lists, releases and discards events.
 //!
 //! A running relay notices the changes when it polls the quarantine (`quarantined`).
 
@@ -11,8 +11,8 @@ use crate::event::EventPosition;
 use crate::postgres::Sql;
 use crate::store::position;
 
-/// The condition for rows in quarantine. A released event with a message id is not in quarantine: it was
-/// published before and is being replayed.
+/// The condition for rows in quarantine. A released event with a message id is not in quarantine, because
+/// it was published before and is being replayed.
 const IN_QUARANTINE: &str = "d.state in ('quarantined', 'released') \
     and (d.state = 'quarantined' or d.message_id is null)";
 
@@ -22,10 +22,9 @@ const SELECT: &str = "\
            extract(epoch from clock_timestamp() - dispatched_at)::float8, message_id \
     from outbox.dispatch where commit_lsn = $1 and ordinal = $2";
 
-/// A row of an event in outbox.dispatch.
+/// An event's row in `outbox.dispatch`.
 #[derive(Debug)]
 pub(crate) struct EventRow {
-    /// The event's position in the log.
     pub(crate) position: EventPosition,
     pub(crate) uuid: Uuid,
     /// `schema.table:id` if the id is not a uuid, otherwise `None`.
@@ -41,14 +40,14 @@ impl EventRow {
         ["quarantined", "released"].contains(&self.state.as_str())
     }
 
-    /// Whether the event has an ordering key.
+    /// Whether the order of the event matters, because it has a topic and an ordering key.
     pub(crate) fn is_ordered(&self) -> bool {
         !self.topic.is_empty() && !self.key.is_empty()
     }
 }
 
-/// Selects events in quarantine by ordering key, by topic, or by both. Without key and topic, selects all
-/// of them. A topic may be given without its project.
+/// A condition for the events in quarantine with this ordering key, with this topic, or with both. Without
+/// key and topic, it selects all of them. A topic can be given without its project.
 pub(crate) struct QuarantineFilter {
     sql: String,
     texts: Vec<String>,
@@ -85,7 +84,7 @@ pub(crate) struct QuarantinedKey {
     pub(crate) topic: Option<String>,
     pub(crate) ordering_key: Option<String>,
     pub(crate) events: i64,
-    /// How many of these events are released but not published yet.
+    /// Number of these events that are released but not published yet.
     pub(crate) released: i64,
     /// `schema.table:id` of the key's first event if its id is not a uuid, otherwise `None`.
     pub(crate) source_id: Option<String>,
@@ -95,12 +94,13 @@ pub(crate) struct QuarantinedKey {
     pub(crate) age_seconds: f64,
     /// Why the first event is in quarantine.
     pub(crate) error: Option<String>,
-    /// Totals over all keys that match the filter, not only the returned keys.
+    /// Number of all keys that match the filter, not only of the returned keys.
     pub(crate) total_keys: i64,
+    /// Number of the events of all these keys.
     pub(crate) total_events: i64,
 }
 
-/// The row of one event in detail. Ages are by the server's clock.
+/// Details of the row of one event. Ages are by the server's clock.
 #[derive(Debug)]
 pub(crate) struct EventRecord {
     pub(crate) topic: Option<String>,
@@ -112,7 +112,7 @@ pub(crate) struct EventRecord {
     pub(crate) message_id: Option<String>,
 }
 
-/// Returns up to `limit` keys with events in quarantine, the longest-waiting key first.
+/// Returns up to `limit` keys with events in quarantine. The key that has waited longest comes first.
 ///
 /// # Errors
 /// Database errors.
@@ -157,7 +157,7 @@ pub(crate) async fn keys(
     Ok(rows.iter().map(key).collect())
 }
 
-/// Reads the row of an event in detail.
+/// Reads the details of an event's row.
 ///
 /// # Errors
 /// Database errors.
@@ -175,7 +175,7 @@ pub(crate) async fn record(sql: &Sql, event: &EventRow) -> Result<EventRecord> {
     })
 }
 
-/// Returns the rows of an event that are in quarantine, in log order.
+/// Returns the rows of an event that are in quarantine, in commit order.
 ///
 /// # Errors
 /// Database errors.
@@ -183,7 +183,7 @@ pub(crate) async fn rows_in_quarantine(sql: &Sql, id: &str) -> Result<Vec<EventR
     rows_where(sql, id, IN_QUARANTINE).await
 }
 
-/// Returns all rows of an event, in log order.
+/// Returns all rows of an event, in commit order.
 ///
 /// # Errors
 /// Database errors.
@@ -218,8 +218,8 @@ fn event(row: &Row) -> EventRow {
     }
 }
 
-/// Returns how many events of `event`'s key are in quarantine before `event`, and how many after it. Both
-/// numbers are 0 if `event` has no ordering key.
+/// Returns how many events of the same key are in quarantine before `event`, and how many after it. Both
+/// numbers are 0 if `event` has no topic or no ordering key.
 ///
 /// # Errors
 /// Database errors.
@@ -242,7 +242,7 @@ pub(crate) async fn neighbours(sql: &Sql, event: &EventRow) -> Result<(u64, u64)
     Ok((count(0), count(1)))
 }
 
-/// Returns how many events the filter selects.
+/// Returns how many events match the filter.
 ///
 /// # Errors
 /// Database errors.
@@ -255,8 +255,7 @@ pub(crate) async fn count(sql: &Sql, filter: &QuarantineFilter) -> Result<u64> {
     Ok(u64::try_from(row.get::<_, i64>(0)).unwrap_or_default())
 }
 
-/// Releases one event, unless the event has left the quarantine. Like the functions below, returns how
-/// many events it has changed.
+/// Releases one event, unless the event has left the quarantine. Returns the number of released events.
 ///
 /// # Errors
 /// Database errors.
@@ -269,7 +268,7 @@ pub(crate) async fn release_event(sql: &Sql, event: &EventRow) -> Result<u64> {
     Ok(sql.execute(&statement, &[&commit, &ordinal]).await?)
 }
 
-/// Releases all events in quarantine that have the key of `event`.
+/// Releases all events in quarantine that have the same topic and key as `event`. Returns their number.
 ///
 /// # Errors
 /// Database errors.
@@ -282,7 +281,7 @@ pub(crate) async fn release_key(sql: &Sql, event: &EventRow) -> Result<u64> {
     Ok(sql.execute(&statement, &[topic, key]).await?)
 }
 
-/// Releases the events that the filter selects.
+/// Releases the events that match the filter. Returns their number.
 ///
 /// # Errors
 /// Database errors.
@@ -294,7 +293,7 @@ pub(crate) async fn release(sql: &Sql, filter: &QuarantineFilter) -> Result<u64>
     Ok(sql.execute(&statement, &filter.parameters()).await?)
 }
 
-/// Discards one event, unless the event has left the quarantine.
+/// Discards one event, unless the event has left the quarantine. Returns the number of discarded events.
 ///
 /// # Errors
 /// Database errors.
@@ -307,7 +306,7 @@ pub(crate) async fn discard_event(sql: &Sql, event: &EventRow) -> Result<u64> {
     Ok(sql.execute(&statement, &[&commit, &ordinal]).await?)
 }
 
-/// Discards the events that the filter selects.
+/// Discards the events that match the filter. Returns their number.
 ///
 /// # Errors
 /// Database errors.

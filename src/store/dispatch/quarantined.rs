@@ -2,9 +2,9 @@
 //! updates between the states.
 //!
 //! Every statement that searches for rows uses the partial index `dispatch_quarantine`, so polling costs
-//! next to nothing while the quarantine is empty, however large the table is. The queries find groups one
-//! by one, by skipping through the index, without reading all rows of a group. As in the index, an empty
-//! topic or key stands for null.
+//! next to nothing while the quarantine is empty, however large the table is. The queries skip through
+//! the index from one group to the next, without reading all rows of a group. An empty topic or key
+//! stands for null, as it does in the index.
 
 use std::collections::HashMap;
 
@@ -17,22 +17,30 @@ use crate::event::{CommittedAt, EventId, EventPosition, EventRef, Group, Orderin
 use crate::postgres::Sql;
 use crate::store::position;
 
-/// Maximum number of keys that are blocked at once. Also the maximum number of events that one session
-/// sets aside without blocking a key. More bad events than this have a common cause, which a person must
-/// remove before all traffic is in quarantine. 100,000 keys of usual length take about 20 MB.
+/// Maximum number of keys that are blocked at once. Also the maximum number of events that one session has
+/// in quarantine without blocking a key; events that have left the quarantine do not count. More bad events
+/// than this have a common cause, which an operator must remove before all traffic is in quarantine. The
+/// relay's memory for 100,000 keys of usual length is about 20 MB.
 pub(crate) const MAX_BLOCKED: usize = 100_000;
 
-/// Counting stops at this number: nobody needs a higher exact number.
+/// Number at which counting stops, because no one needs a higher exact number.
 const COUNTED: i64 = 1_000_000;
+
+/// Number at which counting the events of one key stops.
+pub(crate) const COUNTED_PER_KEY: i64 = 1_000;
+
+/// Number of keys that are read, in the order of topic and key, to find the oldest ones. The limit bounds the
+/// time, because each key costs a search in the index.
+const SEARCHED_KEYS: i64 = 1_000;
 
 /// Microseconds between the Unix epoch (1970) and PostgreSQL's epoch (2000).
 const PG_EPOCH_MICROS: i64 = 946_684_800_000_000;
 
-/// A condition that selects the groups after the group with topic `$2` and key `$3`.
+/// An SQL condition that selects the groups after the group with topic `$2` and key `$3`.
 const BEYOND: &str = "AND (coalesce(d.topic, ''), coalesce(d.ordering_key, '')) > ($2, $3)";
 
-/// Returns a query for the first row of each group that has rows in `state`, ordered by group. The first
-/// group is the first that fulfils the condition `which`.
+/// Returns a query for the first row of each group that has rows in `state`, ordered by group. It starts
+/// with the first group that fulfils the condition `which`.
 fn groups_sql(state: &str, which: &str) -> String {
     format!(
         "WITH RECURSIVE g AS ( \
@@ -52,8 +60,9 @@ fn groups_sql(state: &str, which: &str) -> String {
     )
 }
 
-/// A released event with a message id was published before and is being replayed. The query reads the
-/// column `replay` through JSON, because a database that is not migrated yet does not have the column.
+/// Reads released rows of one group. A released event with a message id was published before and is being
+/// replayed; the last column then has the name of the replay. The column `replay` is read through JSON,
+/// because it does not exist in a database that is not migrated yet.
 const PAGE: &str = "\
     SELECT commit_lsn, ordinal, event_id, source_id, committed_at, error, \
         CASE WHEN message_id IS NOT NULL THEN coalesce(to_jsonb(d) ->> 'replay', '') END \
@@ -79,7 +88,8 @@ const VANISHED: &str = "\
       AND NOT EXISTS (SELECT FROM outbox.dispatch d WHERE d.state = 'released' \
               AND coalesce(d.topic, '') = u.topic AND coalesce(d.ordering_key, '') = u.key)";
 
-/// Does not count replayed events, which have a message id.
+/// Counts the events in quarantine, up to `$1`. Replayed events, which have a message id, are not in
+/// quarantine.
 const COUNT: &str = "\
     SELECT count(*) FROM (SELECT FROM outbox.dispatch \
     WHERE state IN ('quarantined', 'released') AND message_id IS NULL LIMIT $1) q";
@@ -97,7 +107,6 @@ const LEAVE_PUBLISHED: &str = "\
 /// being published.
 pub(crate) const BEHIND_A_RELEASE: &str = "waits for earlier events that are released";
 
-/// A released row.
 #[derive(Debug)]
 pub(crate) struct ReleasedRow {
     pub(crate) origin: EventRef,
@@ -109,22 +118,20 @@ pub(crate) struct ReleasedRow {
 pub(crate) enum ReleasedKind {
     /// The event was in quarantine.
     Quarantined,
-    /// The event was published before, and the replay of this name publishes it again.
+    /// The event was published before, and the replay with this name publishes it again.
     Replayed(String),
-    /// The event arrived behind released events of its key.
+    /// The event arrived while earlier events of its key were being released.
     New,
 }
 
-/// An ordering key with events in quarantine.
+/// An ordering key with quarantined or released events.
 #[derive(Debug)]
 pub(crate) struct BlockedKey {
     pub(crate) group: Group,
-    /// The position of the key's first event in quarantine.
+    /// The position of the key's first quarantined or released event.
     pub(crate) since: EventPosition,
-    /// The id of the key's first event in quarantine.
+    /// The id of the key's first quarantined or released event.
     pub(crate) first: EventId,
-    /// Why the first event is in quarantine.
-    pub(crate) error: Option<String>,
     /// Whether the key has quarantined events, not only released events.
     pub(crate) is_quarantined: bool,
     /// Whether the first event was published before and is being replayed.
@@ -166,15 +173,47 @@ pub(crate) async fn blocked_keys(sql: &Sql, limit: usize) -> Result<Vec<BlockedK
     Ok(keys.into_values().collect())
 }
 
-/// Returns the first `limit` keys that have quarantined events, ordered by topic and key. The events of a
-/// topic that have no ordering key count as one key.
+/// A key in quarantine, with its events.
+#[derive(Debug)]
+pub(crate) struct WaitingGroup {
+    pub(crate) group: Group,
+    /// The id of the key's first event in quarantine.
+    pub(crate) first: EventId,
+    /// Why the first event is in quarantine.
+    pub(crate) error: Option<String>,
+    /// Number of the key's events in quarantine. Stops counting at [`COUNTED_PER_KEY`].
+    pub(crate) events: i64,
+    /// How long ago the first event was committed, by the server's clock.
+    pub(crate) oldest_seconds: f64,
+}
+
+/// Returns the `limit` keys whose first quarantined event was committed first. Looks only at the first
+/// [`SEARCHED_KEYS`] keys in the order of topic and key. Events without an ordering key count as one key per
+/// topic.
 ///
 /// # Errors
 /// Database errors.
-pub(crate) async fn first_keys(sql: &Sql, limit: usize) -> Result<Vec<BlockedKey>> {
-    let most = i64::try_from(limit).unwrap_or(i64::MAX);
-    let rows = sql.query(&groups_sql("quarantined", ""), &[&most]).await?;
-    Ok(rows.iter().map(blocked_key).collect())
+pub(crate) async fn oldest_keys(sql: &Sql, limit: i64) -> Result<Vec<WaitingGroup>> {
+    let statement = format!(
+        "SELECT k.topic, k.ordering_key, k.event_id, k.source_id, k.error, \
+             (SELECT count(*) FROM (SELECT FROM outbox.dispatch d WHERE d.state = 'quarantined' \
+                  AND coalesce(d.topic, '') = k.topic AND coalesce(d.ordering_key, '') = k.ordering_key \
+                  LIMIT {COUNTED_PER_KEY}) n), \
+             extract(epoch FROM clock_timestamp() - f.committed_at)::float8 \
+         FROM ({}) k (topic, ordering_key, commit_lsn, ordinal, event_id, source_id, error, is_replayed) \
+         JOIN outbox.dispatch f ON f.commit_lsn = k.commit_lsn AND f.ordinal = k.ordinal \
+         ORDER BY f.committed_at, k.commit_lsn, k.ordinal LIMIT $2",
+        groups_sql("quarantined", "")
+    );
+    let rows = sql.query(&statement, &[&SEARCHED_KEYS, &limit]).await?;
+    let waiting = |row: &Row| WaitingGroup {
+        group: group(row),
+        first: event_id(row, 2),
+        error: row.get(4),
+        events: row.get(5),
+        oldest_seconds: row.get::<_, f64>(6).max(0.0),
+    };
+    Ok(rows.iter().map(waiting).collect())
 }
 
 fn blocked_key(row: &Row) -> BlockedKey {
@@ -182,7 +221,6 @@ fn blocked_key(row: &Row) -> BlockedKey {
         group: group(row),
         since: position::read(row, 2),
         first: event_id(row, 4),
-        error: row.get(6),
         is_quarantined: false,
         is_replayed: row.get(7),
     }
@@ -210,7 +248,7 @@ pub(crate) async fn released_groups(
     Ok(rows.iter().map(|row| (group(row), row.get(7))).collect())
 }
 
-/// Returns the next `limit` released rows of the group after the position `after`, in log order.
+/// Returns the next `limit` released rows of the group after the position `after`, in commit order.
 ///
 /// # Errors
 /// Database errors.
@@ -251,8 +289,7 @@ pub(crate) async fn page(
     Ok(rows.iter().map(event).collect())
 }
 
-/// Whether all released events of the group are being replayed, which means that all were published
-/// before.
+/// Whether all released events of the group are being replayed. If so, none of them was in quarantine.
 ///
 /// # Errors
 /// Database errors.
@@ -294,7 +331,7 @@ async fn change(sql: &Sql, statement: &str, group: &Group) -> Result<()> {
     Ok(())
 }
 
-/// Returns the groups of `groups` that have no quarantined and no released events left.
+/// Returns which of these groups have no quarantined and no released events left.
 ///
 /// # Errors
 /// Database errors.
@@ -307,7 +344,7 @@ pub(crate) async fn vanished(sql: &Sql, groups: &[Group]) -> Result<Vec<Group>> 
     Ok(found.cloned().collect())
 }
 
-/// Returns how many events are in quarantine, but at most a million.
+/// Returns how many events are in quarantine. Stops counting at a million.
 ///
 /// # Errors
 /// Database errors.

@@ -1,27 +1,28 @@
-//! Finds out which events of the stream have an outcome already, by merging two ordered lists.
+//! Finds out which events of the stream already have an outcome, by merging two ordered lists.
 //!
-//! The stream and the primary key of the dispatch table have the same order: (commit LSN, ordinal). So
-//! we read the rows after the slot's position page by page, just ahead of the stream. Only one page is
-//! in memory, however many rows there are.
+//! The stream and the primary key of the dispatch table have the same order: (commit LSN, ordinal). So we
+//! read the rows after the slot's position page by page, just ahead of the stream. Only one page is in
+//! memory, however many rows there are.
 //!
-//! When published events may lack a row ([`RecordKeeping`]), a restart publishes them again. Some
-//! published events have a row all the same, for example because they were in quarantine before. The
-//! relay publishes these events again too, because a repeated sequence must not have gaps. So the relay
-//! then skips only events that are in quarantine or discarded.
+//! If published events may lack a row ([`RecordKeeping`]), a restart publishes them again. Some published
+//! events have a row all the same, for example because they were in quarantine before. The relay
+//! publishes these events again too, because events that are sent again must be complete and in order. So
+//! in this mode the relay skips only events that are in quarantine or discarded.
 //!
-//! PostgreSQL may decode a transaction differently the second time. If the publication was altered
-//! while the transaction was open, PostgreSQL may send more or fewer rows, depending on what the same
-//! session decoded before. Then the ordinals shift, and the ids of rows and events no longer match. We
-//! look an event up by its id if the row at the event's position belongs to another event, or if the
-//! event's row is at another position in the page.
+//! PostgreSQL may decode a transaction differently the second time. If the publication was altered while
+//! the transaction was open, PostgreSQL may send more or fewer rows, depending on what the same
+//! replication session decoded before. Then the ordinals shift, and the ids of rows and events no longer
+//! match. We look an event up by its id if the row at the event's position belongs to another event, or
+//! if the event's row is at another position in the page.
 //!
-//! The table may have rows of events that the stream does not bring, for example events that were
+//! The table may have rows of events that the stream does not contain, for example events that were
 //! published from their table. The merge ignores these rows.
 
 use std::collections::{HashSet, VecDeque};
 
 use decoder::Lsn;
 use replication::CommitLsn;
+use slot_manager::cluster;
 use tokio_postgres::types::PgLsn;
 
 use super::predecessor::PredecessorGone;
@@ -41,12 +42,12 @@ const SELECT_PAGE: &str = "\
 const IS_PUBLISHED: &str = "\
     SELECT bool_and(state = 'published') FROM outbox.dispatch WHERE event_id = $1";
 
-/// The answer of [`RecordedEvents::look_up`].
+/// The answer of [`EarlierOutcomes::look_up`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Lookup {
     /// The event has an outcome: do not send it again.
     Done,
-    /// The event is published, but it is sent again, because published events around it have no row.
+    /// The event is published, but must be sent again, because published events around it have no row.
     Repeated,
     /// The event has no outcome yet.
     New,
@@ -61,18 +62,23 @@ struct DispatchRow {
 
 /// The dispatch rows after the slot's position that existed when the session began, read page by page.
 #[derive(Debug)]
-pub(crate) struct RecordedEvents {
+pub(crate) struct EarlierOutcomes {
     page: VecDeque<DispatchRow>,
-    /// Ids in the page that the stream has not brought yet.
+    /// Ids of the page's rows whose events the stream has not delivered yet.
     ids: HashSet<[u8; 16], foldhash::fast::RandomState>,
-    /// Position of the last row that has been read.
+    /// Position of the last row that was read.
     read_to: EventPosition,
     /// Commit LSN of the last row to read. `None` once all rows have been read.
     last: Option<Lsn>,
+    /// `Some` if an event after the slot's position was published from its table: the end of the WAL when the
+    /// session began. After a crash of the server, the slot may be back at a position before a recovery. The
+    /// stream may then deliver such an event again, before this end of the WAL. The record of the event has
+    /// another position, so the event can be looked up only by its id.
+    from_tables_before: Option<Lsn>,
     records: RecordKeeping,
 }
 
-impl RecordedEvents {
+impl EarlierOutcomes {
     /// Prepares to read the rows after `confirmed`.
     pub(crate) async fn after(
         sql: &Sql,
@@ -83,14 +89,25 @@ impl RecordedEvents {
         let start = PgLsn::from(confirmed.as_u64());
         let row = sql
             .query_one(
-                // Only commit LSNs divisible by 8. Events that were published from their table have
-                // LSNs in between, where the stream cannot have a commit.
+                // Consider only commit LSNs divisible by 8. Events that were published from their table
+                // have LSNs in between, and the stream never contains a commit at such an LSN.
                 "SELECT max(commit_lsn) FROM outbox.dispatch \
                  WHERE commit_lsn >= $1 AND mod(commit_lsn - '0/0'::pg_lsn, 8) = 0",
                 &[&start],
             )
             .await?;
         let last: Option<PgLsn> = row.get(0);
+        let from_tables = sql
+            .query_opt(
+                "SELECT FROM outbox.dispatch \
+                 WHERE commit_lsn >= $1 AND mod(commit_lsn - '0/0'::pg_lsn, 8) = 7 LIMIT 1",
+                &[&start],
+            )
+            .await?;
+        let from_tables_before = match from_tables {
+            Some(_) => Some(cluster::wal_end(sql).await?),
+            None => None,
+        };
         let read_to = EventPosition {
             commit: CommitLsn::new(Lsn::new(confirmed.as_u64().saturating_sub(1))),
             ordinal: i32::MAX.cast_unsigned(),
@@ -100,6 +117,7 @@ impl RecordedEvents {
             ids: HashSet::default(),
             read_to,
             last: last.map(|last| Lsn::new(last.into())),
+            from_tables_before,
             records,
         })
     }
@@ -110,10 +128,10 @@ impl RecordedEvents {
             && self.page.back().is_none_or(|row| row.position < at)
     }
 
-    /// Reads the next page.
+    /// Reads the next page. Does nothing if all rows have been read.
     pub(crate) async fn read_page(&mut self, sql: &Sql) -> Result<()> {
         let Some(last) = self.last else { return Ok(()) };
-        // The stream is past every row of the previous page.
+        // The stream has passed every row of the previous page, so drop them.
         self.page.clear();
         self.ids.clear();
         let (commit, ordinal) = position::columns(self.read_to);
@@ -138,19 +156,27 @@ impl RecordedEvents {
         Ok(())
     }
 
-    /// Looks an event up by its id alone, for a transaction that PostgreSQL has decoded differently from
-    /// last time.
+    /// Whether a new event at this position may have been published from its table, so that its record has
+    /// another position.
+    pub(crate) fn may_be_from_a_table(&self, at: EventPosition) -> bool {
+        self.from_tables_before
+            .is_some_and(|end| at.commit.lsn() < end)
+    }
+
+    /// Looks an event up by its id alone. The caller needs this if PostgreSQL has decoded the transaction
+    /// differently from the last time, or if the event may have been published from its table.
     pub(crate) async fn look_up_by_id(&self, sql: &Sql, event_id: &[u8; 16]) -> Result<Lookup> {
         look_up_by_id(sql, event_id, self.records).await
     }
 
-    /// Drops rows before `wal_end`, because the stream has brought every transaction that was committed
+    /// Drops rows before `wal_end`, because the stream has delivered every transaction that was committed
     /// before `wal_end`. If these rows stayed, rows of events that were published from their table could
     /// keep [`is_over`](Self::is_over) false until the next event.
     pub(crate) fn passed(&mut self, wal_end: Lsn) {
         if self.last.is_some_and(|last| last < wal_end) {
             self.last = None;
         }
+        self.from_tables_before = self.from_tables_before.filter(|end| wal_end < *end);
         while self
             .page
             .front()
@@ -160,16 +186,17 @@ impl RecordedEvents {
         }
     }
 
-    /// Whether the stream is past all rows: every event from here on is new.
+    /// Whether the stream has passed all rows, so that every later event is new.
     pub(crate) fn is_over(&self) -> bool {
-        self.last.is_none() && self.page.is_empty()
+        self.last.is_none() && self.page.is_empty() && self.from_tables_before.is_none()
     }
 
     /// Looks up the next event of the stream by its position. Returns `None` if PostgreSQL has decoded
-    /// the event's transaction differently from last time. The caller then looks the event up by its
+    /// the event's transaction differently from the last time. The caller then looks the event up by its
     /// id.
     pub(crate) fn look_up(&mut self, at: EventPosition, event_id: &[u8; 16]) -> Option<Lookup> {
         self.last = self.last.filter(|last| at.commit.lsn() <= *last);
+        self.from_tables_before = self.from_tables_before.filter(|end| at.commit.lsn() < *end);
         while self.page.front().is_some_and(|row| row.position < at) {
             self.page.pop_front();
         }
@@ -213,7 +240,7 @@ fn standing(is_published: bool, records: RecordKeeping) -> Lookup {
     }
 }
 
-/// Returns the highest ordinal that is in use at the commit LSN `place`, or 0 if there is none.
+/// Returns the highest ordinal that is used with the commit LSN `place`, or 0 if there is none.
 pub(crate) async fn last_ordinal(sql: &Sql, place: CommitLsn) -> Result<u32> {
     const STATEMENT: &str =
         "SELECT coalesce(max(ordinal), 0) FROM outbox.dispatch WHERE commit_lsn = $1";

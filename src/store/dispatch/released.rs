@@ -1,8 +1,8 @@
-//! Writes the new outcomes of released events. The events have rows already, so the writer updates these
+//! Writes the new outcomes of released events. These events already have rows, so the writer updates the
 //! rows.
 //!
-//! Released events are few compared with new events, so one statement with an array per column is
-//! fast enough.
+//! Released events are few compared with new events, so one statement with an array per column is fast
+//! enough.
 
 use std::borrow::Cow;
 use std::time::SystemTime;
@@ -14,9 +14,10 @@ use super::rows::Storing;
 use crate::event::{EventRef, Standing};
 use crate::store::position;
 
-/// If an operator discards an event that is in flight, Pub/Sub may still store the event. The event's row
-/// then becomes `published`. The last condition makes a retry idempotent: if the first attempt was
-/// committed and only its answer was lost, the row already has this outcome's time.
+/// Writes the outcomes of released events. If an operator discards an event that is in flight, Pub/Sub may
+/// still store the event, and its row then becomes `published`. The last condition makes a retry idempotent:
+/// if the first attempt was committed and only its answer was lost, the row already has the `dispatched_at`
+/// of this outcome, and does not change.
 pub(super) const UPDATE: &str = "\
     UPDATE outbox.dispatch d SET \
         state = u.state, topic = u.topic, ordering_key = u.ordering_key, \

@@ -1,8 +1,8 @@
 //! Encodes the rows of a batch for PostgreSQL's binary COPY.
 //!
-//! Rows go straight from the records into one buffer, without vectors by column, and the server parses
-//! no text. Source: PostgreSQL manual, COPY, "Binary Format". Times are microseconds since 2000, WAL
-//! positions are unsigned 64-bit numbers, uuids are 16 bytes, all big endian.
+//! Rows are written directly from the records into one buffer, without a vector per column, and the
+//! server parses no text. Source: PostgreSQL manual, COPY, "Binary Format". Times are microseconds since
+//! 2000, WAL positions are unsigned 64-bit numbers, uuids are 16 bytes, all big-endian.
 
 use std::borrow::Cow;
 use std::collections::HashSet;
@@ -16,10 +16,10 @@ use crate::event::{EventPosition, EventRef, Standing};
 /// Which characters the database can store in error texts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Storing {
-    /// All characters: the database's encoding is UTF-8.
+    /// All characters, because the encoding of the database is UTF-8.
     Everything,
-    /// Only ASCII is safe, because every other encoding is missing some characters. Values from the
-    /// database's own rows always fit, but an error text may contain any character.
+    /// Only ASCII, because every other encoding is missing some characters. Values from rows of the same
+    /// database always fit, but an error text may contain any character.
     Ascii,
 }
 
@@ -31,7 +31,7 @@ impl Storing {
         }
     }
 
-    /// Escapes characters that the database may be unable to store.
+    /// Escapes the characters that the database might not be able to store.
     pub(super) fn text(self, text: &str) -> Cow<'_, str> {
         if self == Self::Everything || text.is_ascii() {
             return Cow::Borrowed(text);
@@ -55,16 +55,16 @@ pub(super) const COPY: &str = "\
 
 const COLUMNS: i16 = 12;
 
-/// Signature, flags, and the length of the header extension (none).
+/// Signature, flags, and the length of the header extension, which is 0.
 const HEADER: &[u8] = b"PGCOPY\n\xff\r\n\0\0\0\0\0\0\0\0\0";
 const TRAILER: i16 = -1;
 const NULL: i32 = -1;
 
-/// Bytes of a typical row, for the buffer's initial capacity.
+/// Size in bytes of a typical row, used for the buffer's initial capacity.
 const USUAL_ROW: usize = 256;
 
-/// Encodes the rows of all new events in `records`, except the rows in `there`, which exist already.
-/// Returns `None` if there is no row to write.
+/// Encodes the rows of all new events in `records`, except those whose position is in `there`: they have
+/// a row already. Returns `None` if there is no row to write.
 pub(super) fn encode(
     records: &[Record],
     there: &HashSet<EventPosition>,
@@ -122,7 +122,7 @@ fn row(
 fn text(out: &mut BytesMut, text: Option<&str>) {
     match text {
         Some(text) => {
-            // Pub/Sub neither accepts nor returns a text that comes near 2 GiB.
+            // Pub/Sub neither accepts nor returns a text whose length is anywhere near 2 GiB.
             out.put_i32(i32::try_from(text.len()).expect("invariant: a text of an event is short"));
             out.put_slice(text.as_bytes());
         }

@@ -1,6 +1,5 @@
-//! Proof that our walsender has the slot. The dispatch writer needs this proof. The wait for the
-//! previous relay needs this proof too: before the slot is ours, a third relay could take the slot and
-//! begin to write.
+//! Proves that our walsender has the slot. The dispatch writer needs this proof, and so does the wait for
+//! the previous relay: before the slot is ours, a third relay could take the slot and begin to write.
 
 use decoder::Lsn;
 use slot_manager::{SystemIdentifier, cluster, slots};
@@ -12,9 +11,9 @@ use crate::store::relay_row::ServedSlot;
 /// Our walsender, which reads the slot, and its server.
 #[derive(Debug, Clone)]
 pub(crate) struct SlotReader {
-    /// The server. The dispatch writer connects there too.
+    /// The server that the session is connected to. The dispatch writer connects to it too.
     pub(super) target: Target,
-    /// The name of this relay in outbox.relay.
+    /// The name of this relay in `outbox.relay`.
     pub(super) instance: String,
     /// The pid of our walsender, or 0 if the pid is unknown.
     pub(super) walsender: i32,
@@ -24,8 +23,8 @@ pub(crate) struct SlotReader {
 
 impl SlotReader {
     /// Returns the proof if our walsender reads the slot and the slot's confirmed position is still
-    /// `confirmed`, as before our stream began. Otherwise returns `None`: another relay has replaced the
-    /// slot by a new slot of the same name in the meantime.
+    /// `confirmed`, as it was before our stream began. Otherwise returns `None`, because another relay
+    /// may have replaced the slot by a new slot of the same name in the meantime.
     ///
     /// # Errors
     /// Errors of a statement.
@@ -45,7 +44,6 @@ impl SlotReader {
         }))
     }
 
-    /// The server on which the session began.
     pub(crate) fn target(&self) -> &Target {
         &self.target
     }
@@ -55,12 +53,12 @@ impl SlotReader {
         self.walsender
     }
 
-    /// Checks that the writer is on the server on which the session began. A promoted standby server may
-    /// lack records that its primary had. If we recorded later events there, the next session would
-    /// publish only the events with missing records again, out of order.
+    /// Checks that the writer is connected to the server on which the session began. A promoted standby
+    /// server may lack records that its primary had. If we recorded later events there, the next session
+    /// would send only the events with missing records again, out of order.
     ///
     /// # Errors
-    /// `postgres-stopping` on another server than the session's; errors of a statement.
+    /// `postgres-stopping` if this is not the session's server; errors of a statement.
     pub(super) async fn is_still_served_by(&self, sql: &Sql) -> Result<()> {
         let cluster = cluster::inspect(sql).await?;
         if cluster.system_identifier == self.system_identifier && cluster.timeline == self.timeline

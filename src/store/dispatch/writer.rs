@@ -1,21 +1,22 @@
 //! The dispatch writer: records outcomes on its own connection, with one transaction per batch.
 //!
-//! While one batch is being written, outcomes gather for the next, so batches grow with the load.
-//! There is a minimum time between small batches (`batch`), because each commit makes the server flush
-//! its WAL, and the commits of the services wait for that flush. The first batch after an idle time is
-//! not delayed. A small batch after a large batch is not delayed either, unless another small batch was
-//! written just before. Publishing never waits for a row.
+//! While one batch is being written, outcomes gather for the next, so batches grow with the load. There
+//! is a minimum time between small batches (`batch`), because each commit makes the server flush its WAL,
+//! and commits of the services wait for that flush. The first batch after an idle time is not delayed. A
+//! small batch after a large batch is not delayed either, unless another small batch was written just
+//! before. Publishing never waits for a row to be written.
 //!
-//! If a batch fails, the writer writes it again, over a new connection if necessary. The first attempt
-//! may have been committed although its answer was lost, so rows that exist already stay as they are.
+//! After a temporary error, the writer writes the batch again, over a new connection if necessary. The first
+//! attempt may have been committed although its answer was lost, so the writer leaves rows that exist
+//! already as they are.
 //!
 //! A relay that has lost the slot must not record anything. The next relay on the slot has already read
 //! the table, and publishes every event that had no row at that time. Rows that appear later would make
 //! some of these events look done. So each transaction first checks who serves the slot (`successor`),
 //! and the next relay waits for transactions that began before it had the slot (`predecessor`).
 //!
-//! A released event has a row already, so its new outcome is an update (`released`). The update has
-//! conditions: if a batch is written twice, the second update cannot undo an operator's command that came
+//! A released event already has a row, so its new outcome is an update (`released`). The update has
+//! conditions: if a batch is written twice, the second update cannot undo a command that an operator ran
 //! in between.
 
 mod batch;
@@ -24,57 +25,62 @@ mod transaction;
 use std::time::Duration;
 
 use slot_manager::SlotName;
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, watch};
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, timeout_at};
 
 use super::outcome::Record;
 use super::predecessor::writer_name;
 use super::slot_reader::SlotReader;
+use crate::condition::Condition;
 use crate::error::{Code, Disposition, Error, Result};
+use crate::postgres::{LOOK_INTERVAL, WatchedSession};
 use batch::{Batch, MAX_ROWS, Pacing};
-use transaction::{Connected, WriterContext, write};
+use transaction::{Connected, WriterContext, write, write_condition};
 
-pub(crate) use batch::Written;
+pub(crate) use batch::{ResolvedEvents, Written};
 
 const RETRY_PAUSE: Duration = Duration::from_millis(500);
 
-/// Reports of the writer to the relay.
+/// A report of the writer to the session.
 #[derive(Debug)]
 pub(crate) enum WriterEvent {
     /// These outcomes are durable.
     Recorded(Written),
-    /// Writing has failed. The writer retries it.
+    /// Writing has failed and the writer retries, or writing has waited for a long time. The error says why.
     Retrying(Error),
     /// The writer has stopped: the error is permanent, the server is stopping, or another session has the
     /// slot.
     Failed(Error),
 }
 
-/// The writer's task.
+/// A handle to the task that writes. The task ends when the handle is dropped.
 #[derive(Debug)]
 pub(crate) struct DispatchWriter {
-    /// Unbounded, because its contents count towards the budget of bytes in flight.
+    /// Unbounded, because its contents count against the budget of bytes in flight.
     queue: Option<mpsc::UnboundedSender<Record>>,
     task: JoinHandle<()>,
 }
 
 impl DispatchWriter {
-    /// Starts the task, which reports through `events`.
+    /// Starts the task, which reports through `events`. While the task has a connection, it also writes the
+    /// conditions from `unwritten` to the relay's row.
     pub(crate) fn start(
         slot: &SlotName,
         reader: SlotReader,
         events: mpsc::UnboundedSender<WriterEvent>,
+        unwritten: watch::Receiver<Option<Condition>>,
     ) -> Self {
         let (queue, incoming) = mpsc::unbounded_channel();
-        let place = WriterContext {
+        let context = WriterContext {
             name: writer_name(slot),
-            slot: slot.to_string(),
+            slot: slot.clone(),
             reader,
+            connection: WatchedSession::default(),
         };
         let task = tokio::spawn(async move {
-            if let Err(error) = run(&place, incoming, &events).await {
-                // If the session has ended, nobody receives this.
+            if let Err(error) = run(&context, incoming, &events, unwritten).await {
+                // If the session has ended, nobody receives this report.
                 let _ = events.send(WriterEvent::Failed(error));
             }
         });
@@ -86,7 +92,7 @@ impl DispatchWriter {
 
     /// Queues outcomes to be written.
     pub(crate) fn record(&self, record: Record) {
-        // The task ends early only with an error, which it has reported itself.
+        // Sending fails only if the task has ended with an error, which it has already reported.
         if let Some(queue) = &self.queue {
             let _ = queue.send(record);
         }
@@ -108,9 +114,10 @@ impl Drop for DispatchWriter {
 }
 
 async fn run(
-    place: &WriterContext,
+    context: &WriterContext,
     mut incoming: mpsc::UnboundedReceiver<Record>,
     events: &mpsc::UnboundedSender<WriterEvent>,
+    mut unwritten: watch::Receiver<Option<Condition>>,
 ) -> Result<()> {
     let mut sql: Option<Connected> = None;
     let mut batch = Batch::default();
@@ -118,11 +125,24 @@ async fn run(
     let mut pacing = Pacing::new(Instant::now());
     loop {
         let room = MAX_ROWS.saturating_sub(batch.recorded.events).max(1);
-        let gathering = incoming.recv_many(&mut gathered, room);
-        let is_over = match batch.recorded.events {
-            0 => gathering.await == 0,
-            // A timeout counts as 0 too: the batch is due, and is written like the last batch.
-            _ => timeout_at(pacing.earliest, gathering).await.unwrap_or(0) == 0,
+        let waiting = batch.recorded.events;
+        let gathering = async {
+            let gathering = incoming.recv_many(&mut gathered, room);
+            match waiting {
+                0 => gathering.await == 0,
+                // `recv_many` returns 0 when the queue is closed. A timeout counts as 0 too, because in both
+                // cases the batch must be written now.
+                _ => timeout_at(pacing.earliest, gathering).await.unwrap_or(0) == 0,
+            }
+        };
+        let is_over = tokio::select! {
+            biased;
+            is_over = gathering => is_over,
+            Ok(()) = unwritten.changed() => {
+                let condition = unwritten.borrow_and_update().clone();
+                write_condition(context, &mut sql, condition.as_ref()).await;
+                continue;
+            }
         };
         if is_over && batch.recorded.events == 0 {
             return Ok(());
@@ -130,29 +150,29 @@ async fn run(
         for record in gathered.drain(..) {
             batch.add(record);
             if batch.is_full() {
-                write_until_done(place, &mut sql, &mut batch, events).await?;
+                write_until_done(context, &mut sql, &mut batch, events).await?;
             }
         }
         let waiting = batch.recorded.events;
         if is_over || pacing.is_due(waiting, Instant::now()) {
-            write_until_done(place, &mut sql, &mut batch, events).await?;
+            write_until_done(context, &mut sql, &mut batch, events).await?;
             pacing.written(waiting, Instant::now());
         }
     }
 }
 
-/// Writes the batch and empties it. Retries temporary errors without end.
+/// Writes the batch and empties it. Retries temporary errors until one attempt succeeds.
 async fn write_until_done(
-    place: &WriterContext,
+    context: &WriterContext,
     sql: &mut Option<Connected>,
     batch: &mut Batch,
     events: &mpsc::UnboundedSender<WriterEvent>,
 ) -> Result<()> {
     loop {
-        match write(place, sql, batch).await {
+        match watched(context, write(context, sql, batch), events).await {
             Ok(()) => {
                 let done = std::mem::take(batch);
-                // If the session has ended, nobody receives this.
+                // If the session has ended, nobody receives this report.
                 let _ = events.send(WriterEvent::Recorded(done.recorded));
                 return Ok(());
             }
@@ -162,11 +182,33 @@ async fn write_until_done(
             }
             Err(error) if error.code().disposition() == Disposition::Retry => {
                 *sql = None;
-                // If the session has ended, nobody receives this.
+                // If the session has ended, nobody receives this report.
                 let _ = events.send(WriterEvent::Retrying(error));
                 tokio::time::sleep(RETRY_PAUSE).await;
             }
             Err(error) => return Err(error),
+        }
+    }
+}
+
+/// Waits until the batch is written. While that takes long, reports what the writer's connection is waiting
+/// for.
+async fn watched<T>(
+    context: &WriterContext,
+    writing: impl Future<Output = T>,
+    events: &mpsc::UnboundedSender<WriterEvent>,
+) -> T {
+    let mut writing = std::pin::pin!(writing);
+    let mut looking = None;
+    loop {
+        tokio::select! {
+            biased;
+            written = &mut writing => return written,
+            () = tokio::time::sleep(LOOK_INTERVAL) => {}
+        }
+        if let Ok(Some(wait)) = context.connection.long_wait(&mut looking).await {
+            // If the session has ended, nobody receives this.
+            let _ = events.send(WriterEvent::Retrying(wait.error));
         }
     }
 }

@@ -1,5 +1,5 @@
-//! Reads and writes the results of audits in the relay's row: whether there was an audit, and with which
-//! publication and dispatch mode.
+//! Reads and writes the results of audits in the relay's row: whether there was an audit, and which
+//! publication and dispatch mode it used.
 
 use slot_manager::SlotName;
 use tokio_postgres::types::ToSql;
@@ -15,8 +15,16 @@ const AUDITED: &str = "\
     update outbox.relay set audited_at = now(), audited_publication = $3, dispatch = $4, \
         updated_at = now() \
     where slot = $1 and instance = $2 and recovering is null \
+      and audited_publication is not distinct from $6 \
       and exists (select from pg_catalog.pg_replication_slots s \
                   where s.slot_name = $1 and s.active_pid = $5)";
+
+const NOTE_WRONG_PUBLICATION: &str = "\
+    update outbox.relay set audited_publication = '', updated_at = now() \
+    where slot = $1 and audited_publication is distinct from '' \
+      and not exists (select from pg_catalog.pg_replication_slots s \
+                      where s.slot_name = $1 and s.active_pid is distinct from $2 \
+                        and s.active_pid is not null)";
 
 const MARK_BROKEN: &str = "\
     update outbox.relay set recovering = coalesce(recovering, $3), recovery_lsn = null, \
@@ -31,7 +39,7 @@ pub(crate) struct AuditHistory {
     pub(crate) records: RecordKeeping,
 }
 
-/// Reads the results of earlier audits. `records` says what the session of the caller records.
+/// Reads the results of earlier audits. `records` is the record keeping of the calling session.
 pub(crate) async fn earlier(
     sql: &Sql,
     slot: &SlotName,
@@ -45,20 +53,45 @@ pub(crate) async fn earlier(
     })
 }
 
-/// Records that an audit has finished: every row below the floors is resolved. Also records the
-/// publication's fingerprint and the dispatch mode of `mode`. Does nothing if the process `walsender`,
-/// which is the session's walsender, no longer reads the slot.
+/// Records that an audit has finished, so every row below the floors is resolved. Also records the
+/// publication's fingerprint and the dispatch mode from `mode`. Does nothing in these cases:
+///
+/// - The row belongs to another relay, or `walsender`, the session's walsender, no longer reads the slot.
+/// - A recovery is pending.
+/// - The recorded publication has changed since `earlier` was read, because the publication was found wrong.
 pub(crate) async fn audited(
     sql: &Sql,
     slot: &SlotName,
     instance: &str,
     walsender: i32,
     mode: RelayMode<'_>,
+    earlier: &AuditHistory,
 ) -> Result<()> {
     let (slot, dispatch) = (slot.as_str(), mode.records.name());
-    let parameters: [&(dyn ToSql + Sync); 5] =
-        [&slot, &instance, &mode.publication, &dispatch, &walsender];
+    let parameters: [&(dyn ToSql + Sync); 6] = [
+        &slot,
+        &instance,
+        &mode.publication,
+        &dispatch,
+        &walsender,
+        &earlier.publication,
+    ];
     sql.execute(AUDITED, &parameters).await?;
+    Ok(())
+}
+
+/// Records that the publication was found wrong. PostgreSQL may have left out some rows of the stream. The
+/// catalog may keep no trace of the fault, so a relay that restarts could not notice the fault without this
+/// note. The next audit or recovery removes the note. `walsender` is the walsender of our session, if it
+/// reads the slot. Does nothing if another session reads the slot: that relay may have other settings, and
+/// sees for itself whether its publication is wrong.
+pub(crate) async fn note_wrong_publication(
+    sql: &Sql,
+    slot: &SlotName,
+    walsender: Option<i32>,
+) -> Result<()> {
+    sql.execute(NOTE_WRONG_PUBLICATION, &[&slot.as_str(), &walsender])
+        .await?;
     Ok(())
 }
 

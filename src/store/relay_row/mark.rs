@@ -10,7 +10,7 @@ use super::{RelayMode, ServedSlot, Unfinished, names, outdated};
 use crate::error::{Code, Error, Result};
 use crate::postgres::Sql;
 
-/// Does not mark a slot that a relay reads. That relay has already recovered, and our mark would
+/// Marks the slot for recovery, unless a relay reads it. That relay has already recovered, and our mark would
 /// cause another recovery.
 const MARK_RECOVERING: &str = "\
     INSERT INTO outbox.relay (slot, system_identifier, timeline, instance, recovering, \
@@ -18,18 +18,22 @@ const MARK_RECOVERING: &str = "\
     VALUES ($1, $2, $3, $4, $5, $6) \
     ON CONFLICT (slot) DO UPDATE SET instance = excluded.instance, \
         recovering = coalesce(relay.recovering, excluded.recovering), recovery_lsn = NULL, \
-        recovery_snapshot = NULL, since = now(), updated_at = now() \
+        recovery_snapshot = NULL, since = now(), updated_at = now(), condition = NULL, \
+        condition_at = NULL \
     WHERE NOT EXISTS ( \
         SELECT FROM pg_catalog.pg_replication_slots s WHERE s.slot_name = $1 AND s.active)";
 
-/// Does not mark a slot that another relay reads. That relay finds out by itself whether it can read
-/// the slot.
+/// Marks the slot for recovery with a new slot, unless another relay reads it. That relay finds out on its
+/// own whether it can read the slot. The statement replaces the reason of an older mark, because with the
+/// older reason the recovery might keep the stuck slot. But `first-start` stays, because it says that no
+/// relay has served the slot yet.
 const MARK_STUCK: &str = "\
     INSERT INTO outbox.relay (slot, system_identifier, timeline, instance, recovering, \
         database_oid) \
     VALUES ($1, $2, $3, $4, $5, $6) \
     ON CONFLICT (slot) DO UPDATE SET \
-        recovering = coalesce(relay.recovering, excluded.recovering), recovery_lsn = NULL, \
+        recovering = CASE relay.recovering WHEN 'first-start' THEN relay.recovering \
+            ELSE excluded.recovering END, recovery_lsn = NULL, \
         recovery_snapshot = NULL, updated_at = now() \
     WHERE relay.instance = excluded.instance OR NOT EXISTS ( \
         SELECT FROM pg_catalog.pg_replication_slots s WHERE s.slot_name = $1 AND s.active)";
@@ -38,7 +42,8 @@ const IS_ANOTHERS: &str = "\
     SELECT FROM outbox.relay r JOIN pg_catalog.pg_replication_slots s ON s.slot_name = r.slot \
     WHERE r.slot = $1 AND r.instance <> $2 AND s.active";
 
-/// Does not change `instance`, the name of the relay that serves the slot.
+/// Marks the slot for recovery with a new slot. Replaces the reason of an older mark like [`MARK_STUCK`].
+/// Does not change `instance`, because this command is not the relay that serves the slot.
 const REQUEST: &str = "\
     INSERT INTO outbox.relay (slot, system_identifier, timeline, instance, recovering, \
         database_oid) \
@@ -47,24 +52,27 @@ const REQUEST: &str = "\
         system_identifier = excluded.system_identifier, timeline = excluded.timeline, \
         database_oid = excluded.database_oid, \
         confirmed_is_final = false, \
-        recovering = coalesce(relay.recovering, excluded.recovering), recovery_lsn = NULL, \
+        recovering = CASE relay.recovering WHEN 'first-start' THEN relay.recovering \
+            ELSE excluded.recovering END, recovery_lsn = NULL, \
         recovery_snapshot = NULL, updated_at = now()";
 
 const WRITE_UNFINISHED: &str = "\
-    UPDATE outbox.relay SET recovery_lsn = $3, recovery_snapshot = $4::text::pg_snapshot \
+    UPDATE outbox.relay SET recovery_lsn = $3, recovery_snapshot = $4::text::pg_snapshot, \
+        recovery_repeated_before = $5 \
     WHERE slot = $1 AND instance = $2 AND recovering IS NOT NULL";
 
-/// Ends the recovery whose slot has this consistent point. Every new mark clears `recovery_lsn`, so
-/// the statement does not remove a newer mark.
+/// Removes the mark of the recovery whose consistent point is `$2`. Every new mark clears `recovery_lsn`, so
+/// this statement does not remove a newer mark.
 const RECOVERED: &str = "\
     UPDATE outbox.relay r SET recovering = NULL, recovery_lsn = NULL, recovery_snapshot = NULL, \
         audited_at = now(), updated_at = now(), dispatch = $3::text, \
-        audited_publication = CASE WHEN r.dispatch = 'exceptions' THEN $4 \
+        audited_publication = CASE WHEN r.dispatch = 'exceptions' \
+                AND r.audited_publication IS DISTINCT FROM '' THEN $4 \
             ELSE r.audited_publication END \
     WHERE r.slot = $1 AND r.recovery_lsn = $2";
 
-/// Marks the slot for recovery: until [`recovered`], every session begins with a recovery. An older
-/// mark keeps its reason.
+/// Marks the slot for recovery, so that every session begins with a recovery until [`recovered`]. If the
+/// slot is marked already, the reason of the older mark stays.
 ///
 /// # Errors
 /// `slot-held` if a relay reads the slot; the slot is then not marked.
@@ -89,13 +97,13 @@ pub(crate) async fn is_anothers(sql: &Sql, slot: &SlotName, instance: &str) -> R
     Ok(row.is_some())
 }
 
-/// Marks the slot for recovery as [`mark_recovering`] does, unless another relay has taken the slot and
-/// reads from it. Returns whether the slot is marked.
+/// Marks the slot for recovery with a new slot, unless another relay has taken the slot and reads from it.
+/// Returns whether the slot is marked.
 pub(crate) async fn mark_stuck(sql: &Sql, served: ServedSlot<'_>, why: &str) -> Result<bool> {
     Ok(mark(sql, MARK_STUCK, served, why).await? == 1)
 }
 
-/// Runs `statement`, which marks the slot. Returns how many rows it has written.
+/// Runs `statement`, which marks the slot. Returns the number of rows that it has written.
 async fn mark(
     sql: &Sql,
     statement: &str,
@@ -118,8 +126,8 @@ async fn mark(
     sql.execute(statement, &parameters).await.map_err(outdated)
 }
 
-/// Marks the slot for recovery on behalf of a person. The next session of any relay then begins with a
-/// recovery. Also records the present cluster as the cluster on which the slot is served.
+/// Marks the slot for recovery on behalf of an operator. The next session of any relay then recovers with a
+/// new slot. Also records the present cluster as the cluster on which the slot is served.
 pub(crate) async fn request_recovery(
     sql: &impl GenericClient,
     slot: &SlotName,
@@ -133,7 +141,7 @@ pub(crate) async fn request_recovery(
     Ok(())
 }
 
-/// Records how a later session can continue this recovery with its slot.
+/// Records what a later session needs to continue this recovery with the same slot.
 ///
 /// # Errors
 /// `slot-held` if another relay has marked the slot in the meantime.
@@ -145,7 +153,15 @@ pub(crate) async fn write_unfinished(
 ) -> Result<()> {
     let from = PgLsn::from(unfinished.consistent_point.as_u64());
     let snapshot = unfinished.snapshot.to_string();
-    let parameters: [&(dyn ToSql + Sync); 4] = [&slot.as_str(), &instance, &from, &snapshot];
+    let repeated_before = unfinished.repeated_before;
+    let repeated_before = repeated_before.map(|lsn| PgLsn::from(lsn.as_u64()));
+    let parameters: [&(dyn ToSql + Sync); 5] = [
+        &slot.as_str(),
+        &instance,
+        &from,
+        &snapshot,
+        &repeated_before,
+    ];
     match sql.execute(WRITE_UNFINISHED, &parameters).await? {
         0 => Err(taken_over(slot)),
         _ => Ok(()),

@@ -1,29 +1,30 @@
-//! Tells which published events have a record, that is, a row in `outbox.dispatch`, and answers what
-//! follows from that. Other modules ask these questions instead of reading the setting `dispatch`. Only
-//! pruning still reads the setting itself (`ops::prune::proof`).
+//! Says which published events have a record (a row in `outbox.dispatch`), and answers the questions that
+//! depend on this. Other modules ask these questions instead of reading the setting `dispatch`. Only pruning
+//! still reads the setting itself (`ops::prune::proof`).
 //!
 //! With `full` each published event gets a record. With `exceptions` only events that are set aside get
 //! one. The setting alone does not tell which events have a record: after a change to `full`, the events
 //! that earlier sessions published still have none. `outbox.relay` remembers this until an audit or a
 //! recovery has raised the floors above these events.
 //!
-//! When published events may lack a record, the relay works differently in these places:
+//! When published events may lack a record, the following parts of the relay work differently:
 //!
 //! - If this session records no published events, the delivery resolves them at once, without a record
-//!   (`delivery::requests`).
+//!   (`delivery::outcomes`).
 //! - After a crash, everything after the slot's position is published again (`store::dispatch`).
-//! - A row without a record may have been published. Only the floor of its table proves that it has an
-//!   outcome, so recoveries publish every row from the floor on (`recovery`), and audits raise the
-//!   floor without a comparison (`audit`).
-//! - A change of the publication, or a slot that may be another one, is a loss (`recovery::loss`).
-//! - Commands cannot tell waiting events from published ones (`ops`).
+//! - A row without a record may have been published. Only the floor of its table proves that the row is
+//!   resolved, so recoveries publish every row from the floor on (`recovery`), and audits raise the floor
+//!   without a comparison (`audit`).
+//! - A change of the publication, or a slot that may have been replaced, is treated as a loss
+//!   (`recovery::slot_verdict`).
+//! - Commands cannot distinguish waiting events from published ones (`ops`).
 
 use serde::{Serialize, Serializer};
 
-use super::Recorded;
+use super::EarlierSession;
 use crate::settings::Dispatch;
 
-/// Which published events have a record: those of this session, and those of earlier sessions.
+/// Which published events have a record: in this session (`now`), and in earlier sessions (`earlier`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct RecordKeeping {
     now: Dispatch,
@@ -39,16 +40,16 @@ impl RecordKeeping {
         earlier: Dispatch::Full,
     };
 
-    /// The record keeping of a session with this setting. `row` is the relay's row, as an earlier
+    /// Returns the record keeping of a session with this setting. `row` is the relay's row as an earlier
     /// session left it. Without a row, nothing was published earlier.
-    pub(crate) fn of(setting: Dispatch, row: Option<&Recorded>) -> Self {
+    pub(crate) fn of(setting: Dispatch, row: Option<&EarlierSession>) -> Self {
         Self {
             now: setting,
             earlier: row.map_or(setting, |row| row.dispatch),
         }
     }
 
-    /// What `outbox.relay` remembers, without any settings.
+    /// Returns the record keeping that `outbox.relay` remembers, for commands that do not know the setting.
     pub(super) fn recorded(word: &str) -> Self {
         let earlier = mode(word);
         Self {
@@ -57,7 +58,7 @@ impl RecordKeeping {
         }
     }
 
-    /// The same session after `outbox.relay` was read again.
+    /// Returns the record keeping of the same session after `outbox.relay` was read again.
     pub(super) fn after(self, word: &str) -> Self {
         Self {
             earlier: mode(word),
@@ -65,7 +66,8 @@ impl RecordKeeping {
         }
     }
 
-    /// The same session once every event that was published earlier is below the floors.
+    /// Returns the record keeping of the same session once all events that earlier sessions published are
+    /// below the floors.
     pub(crate) fn without_earlier(self) -> Self {
         Self {
             earlier: self.now,
@@ -78,31 +80,32 @@ impl RecordKeeping {
         self.now == Dispatch::Full
     }
 
-    /// Whether events above the floors may have been published without a record, or will be. Then a
-    /// missing record proves nothing.
+    /// Whether events above the floors have been or will be published without a record. If so, a missing
+    /// record proves nothing.
     pub(crate) fn may_lack_records(self) -> bool {
         self.now == Dispatch::Exceptions || self.earlier == Dispatch::Exceptions
     }
 
     /// Whether this session records every event, but earlier sessions did not. The records are complete
-    /// again from the moment when every event without a record is below the floors.
+    /// again once every event without a record is below the floors.
     pub(crate) fn becomes_complete(self) -> bool {
         self.records_published() && self.may_lack_records()
     }
 
-    /// Whether events with a `published` record are published again after a crash. Events around them may
-    /// have no record and are published again, and what is repeated must have no gaps.
+    /// Whether events with a `published` record are published again after a crash. If records may be missing,
+    /// the events around them are published again too, and the repeated events of a key must be complete and
+    /// in order.
     pub(crate) fn repeats_published(self) -> bool {
         self.may_lack_records()
     }
 
-    /// Whether each change of the publication must leave a trace in the catalog. If this session records
-    /// no published events, the trace is the only sign of events that the stream left out.
+    /// Whether each change of the publication must leave a trace in the catalog. If this session records no
+    /// published events, this trace is the only sign that the stream may have left out events.
     pub(crate) fn needs_traces(self) -> bool {
         !self.records_published()
     }
 
-    /// The word for `outbox.relay` and for programs: `exceptions` as long as records may be lacking.
+    /// Returns the mode for `outbox.relay` and for programs: `exceptions` as long as records may be missing.
     pub(crate) fn name(self) -> &'static str {
         if self.may_lack_records() {
             Dispatch::Exceptions.name()
@@ -118,7 +121,8 @@ impl Serialize for RecordKeeping {
     }
 }
 
-/// The mode that `outbox.relay` names. An unknown word counts as the mode that assumes less.
+/// Reads a mode from `outbox.relay`. An unknown word, which a later version may have written, is treated
+/// as `exceptions`, because that mode relies on less.
 pub(super) fn mode(word: &str) -> Dispatch {
     Dispatch::named(word).unwrap_or(Dispatch::Exceptions)
 }
@@ -127,7 +131,7 @@ pub(super) fn mode(word: &str) -> Dispatch {
 pub(crate) mod tests {
     use super::*;
 
-    /// No published event has a record.
+    /// The record keeping of sessions that record no published event.
     pub(crate) const PARTIAL: RecordKeeping = RecordKeeping {
         now: Dispatch::Exceptions,
         earlier: Dispatch::Exceptions,

@@ -1,4 +1,4 @@
-//! Reads the relay's row for commands, possibly with a role that may not read the row.
+//! Reads the relay's row for commands, whose role might not be allowed to read it.
 
 use std::time::Duration;
 
@@ -14,8 +14,9 @@ use crate::condition::{Condition, PruneRun};
 use crate::error::Result;
 use crate::postgres::Sql;
 
-/// A condition older than this is out of date: the relay writes a lasting condition every 30 seconds.
-const SAID_FOR: Duration = Duration::from_secs(75);
+/// Age from which a condition counts as out of date. The relay writes a lasting condition about every 30
+/// seconds, so by then two writes are missing.
+const SHOWN_FOR: Duration = Duration::from_secs(75);
 
 /// Reads the columns of migrations 15 and 17 through JSON, so that the query also works without these
 /// migrations.
@@ -25,14 +26,15 @@ const RELAY: &str = "\
            to_jsonb(relay) ->> 'condition', \
            extract(epoch from clock_timestamp() - (to_jsonb(relay) ->> 'condition_at')::timestamptz)::float8, \
            to_jsonb(relay) ->> 'pruning', \
-           extract(epoch from clock_timestamp() - (to_jsonb(relay) ->> 'pruned_at')::timestamptz)::float8 \
+           extract(epoch from clock_timestamp() - (to_jsonb(relay) ->> 'pruned_at')::timestamptz)::float8, \
+           extract(epoch from clock_timestamp() - updated_at)::float8 \
     from outbox.relay where slot = $1";
 
 /// The relay's row in `outbox.relay`, as `slot show` shows it.
 #[derive(Debug, Serialize)]
 pub(crate) struct RelayRow {
     pub(crate) instance: String,
-    /// RFC 3339, UTC.
+    /// In RFC 3339, UTC.
     pub(crate) since: String,
     pub(crate) system_identifier: String,
     #[serde(skip)]
@@ -41,21 +43,27 @@ pub(crate) struct RelayRow {
     confirmed_lsn: Option<Lsn>,
     #[serde(skip)]
     confirmed_is_final: bool,
-    /// Why a recovery is due or running; `None` if there is none.
+    /// Why a recovery is pending or running; `None` if there is none.
     pub(crate) recovering: Option<String>,
-    /// Which events get a row in outbox.dispatch: `full` or `exceptions`. After a change to `full`, this
-    /// stays `exceptions` until an audit or a recovery has resolved all events without a row.
+    /// Which events get a row in `outbox.dispatch`: `full` or `exceptions`. After a change to `full`,
+    /// this stays `exceptions` until an audit or a recovery has resolved all events without a row.
     #[serde(rename = "dispatch")]
     pub(crate) records: RecordKeeping,
-    /// Why delivery is held up or late. `None` if it is not, or if the relay has not written the reason
+    /// Why delivery is held up or late. `None` if it is not, or if the relay has not written a reason
     /// within the last 75 seconds.
     pub(crate) condition: Option<Condition>,
+    /// How long ago the relay wrote the condition; zero if there is none.
+    #[serde(skip)]
+    pub(crate) condition_age: Duration,
+    /// How long ago the row was last updated, for example with the confirmed position.
+    #[serde(skip)]
+    pub(crate) updated_ago: Duration,
     /// How the relay's last pruning run ended. `None` if no run has ended since the relay began to
     /// serve the slot.
     pub(crate) pruning: Option<ShownPruning>,
 }
 
-/// A run of the relay's own pruning.
+/// A pruning run of the relay.
 #[derive(Debug, Serialize)]
 pub(crate) struct ShownPruning {
     pub(crate) ended_seconds_ago: f64,
@@ -63,15 +71,19 @@ pub(crate) struct ShownPruning {
     pub(crate) run: PruneRun,
 }
 
-/// Reads the relay's row. Returns `None` if there is no row, and also if the relay's tables do not exist
-/// or this role may not read them.
+/// Reads the relay's row. Returns `None` if there is no row, or if the relay's tables do not exist.
 ///
 /// # Errors
-/// Errors of a statement.
+/// Errors of a statement. One of them is `privilege-missing`: without the row, a command cannot say whether
+/// the relay delivers.
 pub(crate) async fn read(sql: &Sql, slot: &SlotName) -> Result<Option<RelayRow>> {
     match sql.query_opt(RELAY, &[&slot.as_str()]).await {
         Ok(row) => Ok(row.map(|row| {
             let confirmed: Option<PgLsn> = row.get(3);
+            let ago = |column| {
+                let seconds: Option<f64> = row.get(column);
+                Duration::try_from_secs_f64(seconds.unwrap_or_default()).unwrap_or_default()
+            };
             RelayRow {
                 instance: row.get(0),
                 since: row.get(1),
@@ -82,24 +94,53 @@ pub(crate) async fn read(sql: &Sql, slot: &SlotName) -> Result<Option<RelayRow>>
                 recovering: row.get(5),
                 records: RecordKeeping::recorded(row.get(6)),
                 condition: said(row.get(8), row.get(9)),
+                condition_age: ago(9),
+                updated_ago: ago(12),
                 pruning: pruned(row.get(10), row.get(11)),
             }
         })),
-        Err(error) if not_to_be_read(&error) => Ok(None),
+        Err(error) if is_absent(&error) => Ok(None),
         Err(error) => Err(error.into()),
     }
 }
 
+/// Returns the condition that a relay last wrote, however long ago. `None` if the row has none. The ages in the
+/// condition are as of now.
+///
+/// # Errors
+/// Errors of a statement.
+pub(crate) async fn last_condition(sql: &Sql, slot: &SlotName) -> Result<Option<Condition>> {
+    const STATEMENT: &str = "\
+        select to_jsonb(relay) ->> 'condition', \
+               extract(epoch from clock_timestamp() \
+                   - (to_jsonb(relay) ->> 'condition_at')::timestamptz)::float8 \
+        from outbox.relay where slot = $1";
+    let row = sql.query_opt(STATEMENT, &[&slot.as_str()]).await?;
+    Ok(row.and_then(|row| condition(row.get(0), row.get(1))))
+}
+
 /// Returns the condition that the relay wrote `seconds_ago`, or `None` if the condition is out of date.
 fn said(json: Option<&str>, seconds_ago: Option<f64>) -> Option<Condition> {
+    let ago = seconds_ago.filter(|ago| *ago < SHOWN_FOR.as_secs_f64());
+    condition(json, ago)
+}
+
+/// Returns the condition that the relay wrote `seconds_ago`, with its ages as of now.
+fn condition(json: Option<&str>, seconds_ago: Option<f64>) -> Option<Condition> {
     let mut condition: Condition = serde_json::from_str(json?).ok()?;
-    let ago = seconds_ago.filter(|ago| *ago < SAID_FOR.as_secs_f64())?;
+    let ago = seconds_ago?;
     condition.for_seconds += ago;
     let left = condition.caught_up_in_seconds;
     condition.caught_up_in_seconds = left.map(|seconds| (seconds - ago).max(1.0));
+    // An age of zero means that no event is pending, so no age can grow.
+    let oldest = condition.oldest_seconds.filter(|age| *age > 0.0);
+    condition.oldest_seconds = oldest.map(|age| age + ago);
     for topic in &mut condition.topics {
         topic.for_seconds += ago;
         topic.oldest_seconds = topic.oldest_seconds.map(|age| age + ago);
+        for key in &mut topic.keys {
+            key.oldest_seconds += ago;
+        }
     }
     Some(condition)
 }
@@ -112,12 +153,19 @@ fn pruned(json: Option<&str>, seconds_ago: Option<f64>) -> Option<ShownPruning> 
 }
 
 impl RelayRow {
+    /// Whether the row belongs to the relay whose session has this `application_name`. Compares only the end
+    /// of the name, because PostgreSQL replaces some characters of a host name.
+    pub(crate) fn is_of(&self, application_name: &str) -> bool {
+        let end = self.instance.rsplit('/').next().unwrap_or_default();
+        application_name.rsplit('/').next() == Some(end)
+    }
+
     /// Whether a relay has served the slot.
     pub(crate) fn has_confirmed(&self) -> bool {
         self.confirmed_lsn.is_some()
     }
 
-    /// Returns the columns that are needed to judge the slot's health.
+    /// Returns the columns from which the slot's health is judged.
     pub(crate) fn position(&self) -> Option<RecordedPosition> {
         Some(RecordedPosition {
             origin: DatabaseOrigin {
@@ -130,9 +178,9 @@ impl RelayRow {
     }
 }
 
-/// Returns the last position that a relay on this slot has confirmed. If a relay has ever served the
-/// slot, a missing slot means a gap. Returns `None` if no relay has served the slot, and also if the
-/// relay's tables do not exist or this role may not read them.
+/// Returns the last position that a relay on this slot has confirmed. If there is one, a missing slot
+/// means a gap. Returns `None` if no relay has served the slot. Also returns `None` if the relay's tables
+/// do not exist or this role may not read them.
 ///
 /// # Errors
 /// Errors of a statement.
@@ -148,7 +196,7 @@ pub(crate) async fn served_before(sql: &Sql, slot: &SlotName) -> Result<Option<L
     }
 }
 
-/// Lists the slots that a relay has served.
+/// Lists the slots that have a row in `outbox.relay`.
 ///
 /// # Errors
 /// Errors of a statement.
@@ -159,11 +207,15 @@ pub(crate) async fn served_slots(sql: &Sql) -> Result<Vec<String>> {
 
 /// Whether a statement failed because the relay's tables do not exist or this role may not read them.
 fn not_to_be_read(error: &tokio_postgres::Error) -> bool {
+    is_absent(error) || error.code() == Some(&SqlState::INSUFFICIENT_PRIVILEGE)
+}
+
+/// Whether a statement failed because the relay's tables do not exist.
+fn is_absent(error: &tokio_postgres::Error) -> bool {
     let states = [
         SqlState::UNDEFINED_TABLE,
         SqlState::INVALID_SCHEMA_NAME,
         SqlState::UNDEFINED_COLUMN,
-        SqlState::INSUFFICIENT_PRIVILEGE,
     ];
     error.code().is_some_and(|code| states.contains(code))
 }

@@ -1,4 +1,4 @@
-//! Releases the selected events of a replay to the relay, and counts their outcomes.
+//! Releases the selected events of a replay, so that the relay publishes them, and counts their outcomes.
 
 use tokio_postgres::Row;
 use tokio_postgres::types::{PgLsn, ToSql};
@@ -9,27 +9,28 @@ use crate::event::EventPosition;
 use crate::postgres::Sql;
 use crate::store::position;
 
-/// Reads the next events of a group that are not released yet, in log order.
+/// Reads the next events of a group that are not released yet, in commit order.
 const NEXT_EVENTS: &str = "\
     select commit_lsn, ordinal from outbox.replay_event \
     where replay = $1 and topic = $2 and ordering_key = $3 and dispatched_at is null \
     order by commit_lsn, ordinal limit $4";
 
-/// Waits until no other replay releases events of this key. This is a separate statement, so that the
+/// Waits until no other replay is releasing events of this key. This is a separate statement, so that the
 /// statements after it see the changes of the other replay.
 const LOCK_GROUP: &str = "\
     select pg_advisory_xact_lock(pg_catalog.hashtextextended($1::text || chr(10) || $2::text, 1886352239))";
 
-/// Whether the key has quarantined or released events. If so, its replay must wait: the relay would
-/// release the quarantined events too, and mix the released events with ours.
+/// Returns whether the key has quarantined or released events. If so, its replay must wait: the relay
+/// would also release the quarantined events, and mix the released events with ours.
 const IS_BUSY: &str = "\
     select exists (select from outbox.dispatch d where d.state = 'quarantined' \
             and coalesce(d.topic, '') = $1 and coalesce(d.ordering_key, '') = $2) \
         or exists (select from outbox.dispatch d where d.state = 'released' \
             and coalesce(d.topic, '') = $1 and coalesce(d.ordering_key, '') = $2)";
 
-/// Adds the last message of the event to its earlier messages. If the previous replay released the event but
-/// did not publish it again, that message is there already. Keeps ten messages: the first and the last nine.
+/// Releases published events, and adds the last message of each event to its `earlier_messages`. If the
+/// previous replay released the event but did not publish it again, `earlier_messages` has that message
+/// already. Keeps ten messages: the first and the last nine.
 const RELEASE: &str = "\
     update outbox.dispatch d set state = 'released', replay = $1, \
         earlier_messages = case \
@@ -52,14 +53,15 @@ const NOTE: &str = "\
     where e.replay = $1 and e.topic = $2 and e.ordering_key = $3 \
       and e.commit_lsn = u.commit_lsn and e.ordinal = u.ordinal";
 
-/// Removes the given events that `RELEASE` has not released.
+/// Removes those of the given events from the replay that `RELEASE` has not released.
 const LEAVE_OUT: &str = "\
     delete from outbox.replay_event e using unnest($4::pg_lsn[], $5::int[]) u (commit_lsn, ordinal) \
     where e.replay = $1 and e.topic = $2 and e.ordering_key = $3 \
       and e.commit_lsn = u.commit_lsn and e.ordinal = u.ordinal and e.dispatched_at is null";
 
-/// Reads the next 2,000 released events, removes those that have an outcome, and adds their outcomes
-/// to the totals. The relay changes `dispatched_at` when it records an outcome.
+/// Looks up the next 2,000 released events, removes those that now have an outcome, and adds their
+/// outcomes to the totals. An event has an outcome once its record is no longer `released`. If the record
+/// is `published`, a changed `dispatched_at` shows that the relay has sent the event again.
 const SETTLE: &str = "\
     with looked as materialized ( \
         select e.topic, e.ordering_key, e.commit_lsn, e.ordinal, e.dispatched_at \
@@ -95,10 +97,10 @@ const RELEASED_IN_A_STATEMENT: i64 = 1_000;
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct ReplayCounts {
     pub(crate) sent: u64,
-    /// Events that Pub/Sub has refused this time.
+    /// Number of events that Pub/Sub refused when they were replayed.
     pub(crate) quarantined: u64,
-    /// Events that were not sent, because the record is no longer `published`, the row is gone, or an
-    /// earlier event of the key was refused.
+    /// Number of events that were not sent, because the record is no longer `published`, the row is gone,
+    /// or an earlier event of the key was refused.
     pub(crate) not_sent: u64,
 }
 
@@ -114,14 +116,29 @@ pub(crate) async fn count_waiting(sql: &Sql, name: &str) -> Result<(u64, u64)> {
     Ok((count(&row, 0), count(&row, 1)))
 }
 
+/// Whether a key for which this replay waits has released events of another replay or of the quarantine. The relay
+/// is going to publish these events, and then the key is free.
+///
+/// # Errors
+/// Database errors.
+pub(crate) async fn others_are_released(sql: &Sql, name: &str) -> Result<bool> {
+    let statement = "select exists (select from outbox.dispatch d join outbox.replay_event e \
+                         on e.topic = coalesce(d.topic, '') \
+                         and e.ordering_key = coalesce(d.ordering_key, '') \
+                     where d.state = 'released' and d.replay is distinct from $1 \
+                       and e.replay = $1 and e.dispatched_at is null)";
+    Ok(sql.query_one(statement, &[&name]).await?.get(0))
+}
+
 /// The result of one poll of the released events.
 #[derive(Debug)]
 pub(crate) struct Settled {
     /// The totals of the whole replay so far.
     pub(crate) counts: ReplayCounts,
-    /// How many of the polled events have an outcome.
+    /// Number of polled events that have an outcome.
     pub(crate) settled: u64,
-    /// The position after which the next poll continues. `None` if the next poll starts at the beginning.
+    /// The position after which the next poll continues. `None` if the next poll starts from the
+    /// beginning.
     pub(crate) next: Option<EventPosition>,
 }
 
@@ -173,8 +190,8 @@ pub(crate) async fn next_group(
 
 /// Releases the selected events of a group in one transaction: all of them if the group has an ordering
 /// key, otherwise up to 1,000. Returns how many events were taken from the selection, and how many of
-/// these were released. An event that is no longer published is taken but not released. Does nothing
-/// while the ordering key has quarantined or released events.
+/// these were released. An event whose record is no longer `published` is taken but not released. Does
+/// nothing while the ordering key has quarantined or released events.
 ///
 /// # Errors
 /// Database errors. Then nothing is released, but the connection still has an open transaction, so the

@@ -48,11 +48,69 @@ async fn no_seq_is_added_when_the_settings_name_another_column() {
 }
 
 #[tokio::test]
+async fn an_id_that_is_not_numbered_one_by_one_does_not_count_as_seq() {
+    let own = Own::new("", "[tables.columns]\nid = \"n\"\n").await;
+    own.database
+        .execute(
+            "create sequence by_50 increment by 50; \
+             alter table public.own add n bigint not null unique default nextval('by_50')",
+        )
+        .await;
+    let ran = own.run(&INIT).await;
+    ran.assert_status(0);
+    ran.finding("capture-columns");
+}
+
+/// `init` makes the identity of a table from its name without quotes. These two names are the same text
+/// without quotes, but the identities must differ.
+#[tokio::test]
+async fn tables_that_differ_only_in_their_quotes_get_identities_of_their_own() {
+    let own = Own::new("", "").await;
+    let names = ["\"a.b\".c", "a.\"b.c\""];
+    own.database
+        .execute("create schema \"a.b\"; create schema a")
+        .await;
+    let mut settings = String::new();
+    for name in names {
+        let create = format!("create table {name} (like public.own including defaults)");
+        own.database.execute(&create).await;
+        settings += &format!("[[tables]]\ntable = '{name}'\n");
+    }
+    std::fs::write(own.settings.path(), settings).unwrap();
+    let ran = own.run(&["init", "--apply", "--json"]).await;
+    assert!(ran.stderr.is_empty(), "{ran}");
+    let identities = "select string_agg(identity, ' ' order by identity) from outbox.capture";
+    let identities = own.database.text(identities).await;
+    assert_eq!(identities, "a.b.c a.b.c#2");
+}
+
+/// Rows that logical replication writes have the `inserted_xid` of the sending server, unless the
+/// publication there leaves this column out. So `init` must report such a table.
+#[tokio::test]
+async fn a_table_that_a_subscription_writes_into_is_reported() {
+    let own = Own::new("", "").await;
+    own.run(&INIT).await.assert_status(0);
+    let sender = Database::new().await;
+    sender
+        .execute("create table own (id uuid primary key); create publication sent for table own")
+        .await;
+    let (_, server) = sender.url.split_once('@').unwrap();
+    let subscribe = format!(
+        "create subscription copied connection 'postgres://postgres@{server}' publication sent \
+         with (create_slot = false, slot_name = none, enabled = false, copy_data = false)"
+    );
+    own.database.execute(&subscribe).await;
+    own.run(&INIT).await.finding("table-subscribed");
+    own.database.execute("drop subscription copied").await;
+    own.run(&INIT).await.assert_status(0);
+}
+
+#[tokio::test]
 async fn each_table_gets_an_index_even_if_its_name_is_taken_or_a_build_was_cut_off() {
     let long = "a".repeat(48);
     let own = Own::named(&format!("public.{long}_two"), "", "").await;
-    // An index of another table takes the name that `init` would give to the index of the first
-    // table.
+    // An index of another table already has the name that `init` would give to the index of the
+    // captured table.
     own.database
         .execute(&format!(
             "create table public.{long}_one (seq bigint); \
@@ -108,4 +166,35 @@ async fn a_long_reader_makes_init_wait_but_no_writer() {
     assert!(longest.as_secs() < 4, "{longest:?}");
     execute(&reader, "commit").await;
     own.run(&INIT).await.assert_status(0);
+}
+
+/// `init` must not add a column that the publication leaves out, because the relay could then not
+/// continue.
+#[tokio::test]
+async fn no_column_is_added_that_a_column_list_would_leave_out() {
+    let own = Own::new("", "").await;
+    if own
+        .database
+        .number("select current_setting('server_version_num')::bigint")
+        .await
+        < 150_000
+    {
+        eprintln!("SKIPPED: column lists need PostgreSQL 15");
+        return;
+    }
+    let list = "id, aggregatetype, aggregateid, event_type, payload";
+    let publish = format!("create publication postrider for table public.own ({list})");
+    own.database.execute(&publish).await;
+    let ran = own.run(&INIT).await;
+    ran.assert_status(2);
+    let finding = ran.finding("publication-drift");
+    assert_contains(&finding.to_string(), "inserted_xid of public.own");
+    let sql = "select count(*) from pg_attribute where attrelid = 'public.own'::regclass \
+               and attname in ('inserted_xid', 'seq')";
+    assert_eq!(own.database.number(sql).await, 0);
+    let remedy = finding["remedy"].as_str().unwrap();
+    let remedy = remedy.strip_prefix("in one transaction: ").unwrap();
+    own.database.execute(remedy).await;
+    own.run(&INIT).await.assert_status(0);
+    assert_eq!(own.database.number(sql).await, 2);
 }

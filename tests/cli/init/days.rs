@@ -1,10 +1,11 @@
-//! `init --partition daily`.
+//! Tests of `init --partition daily`.
 
 use crate::support::{Database, assert_contains};
 
 const DAILY: [&str; 4] = ["init", "--apply", "--partition", "daily"];
 
-/// Past days are none, the default partition has no day.
+/// Counts the partitions that contain one day each. The default partition has no `day`, so it does
+/// not count.
 const DAYS: &str = "select count(day) from outbox.days()";
 
 #[tokio::test]
@@ -18,7 +19,8 @@ async fn a_new_table_is_partitioned_by_day_and_a_second_init_changes_nothing() {
     database.run(&DAILY).await.assert_status(0);
     database.run(&["init", "--apply"]).await.assert_status(0);
     assert_eq!(database.number(DAYS).await, 8);
-    // They are in the partition of today, or of yesterday if it is midnight.
+    // The rows are in the partition of today (or of yesterday, if the test ran at midnight), not in
+    // the default partition.
     let events =
         "select count(*) from outbox.events where tableoid <> 'outbox.events_default'::regclass";
     assert_eq!(database.number(events).await, 3);
@@ -76,7 +78,7 @@ async fn a_table_that_exists_is_not_converted_but_can_be_replaced() {
     assert_eq!(database.number(published).await, 1);
 }
 
-/// The statements that replace the table (0) and repeat its grants (1), from the guide.
+/// The SQL of the guide that replaces the table (`nth` is 0) or repeats its grants (`nth` is 1).
 fn guide_sql(nth: usize) -> &'static str {
     let guide = include_str!("../../../docs/how-to/operations.md");
     let mut sections = guide.split("To replace an unpartitioned one");
@@ -102,7 +104,8 @@ async fn a_replaced_table_gets_the_payload_and_the_grants_of_the_old_one() {
         .await;
     database.execute(guide_sql(0)).await;
 
-    // A second outbox.emit would make each call ambiguous.
+    // A second function `outbox.emit`, with another type of payload, would make each call
+    // ambiguous. So `init` refuses.
     let refused = database.run(&DAILY).await;
     refused.assert_status(3);
     assert_contains(&refused.stderr, "--payload bytea");

@@ -1,9 +1,10 @@
-//! The publication is dropped and recreated, or another table is added to it.
+//! Tests in which the publication is dropped and recreated, or gets another table. The relay must lose no
+//! event.
 
 use super::*;
 
-/// PostgreSQL 14 to 17 cannot decode past a row that was inserted while the publication did not
-/// exist. PostgreSQL 18 skips such a row.
+/// PostgreSQL 14 to 17 cannot decode past a row that was inserted while the publication did not exist.
+/// PostgreSQL 18 skips such a row. On all versions, the relay must find the row in its table.
 #[tokio::test(flavor = "multi_thread")]
 async fn dropping_and_recreating_the_publication_loses_no_event() {
     let database = Database::start().await;

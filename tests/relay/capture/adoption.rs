@@ -20,7 +20,8 @@ const TABLE: &str = "\
 
 const SETTINGS: &str = "start = \"all\"\n[[tables]]\ntable = \"public.outbox\"\n";
 
-/// The statement of docs/how-to/adopting.md that records the rows that the poller has sent.
+/// The SQL statement in docs/how-to/adopting.md that creates records for the rows sent by the
+/// poller.
 fn what_was_sent() -> String {
     let page = include_str!("../../../docs/how-to/adopting.md");
     let (_, rest) = page.split_once("```sql\n").unwrap();
@@ -28,8 +29,8 @@ fn what_was_sent() -> String {
     statement.to_owned()
 }
 
-/// Starts a service that inserts rows until `stop` is set. The services together roll back every
-/// seventh row.
+/// Starts a service that inserts rows until `stop` is set. All services share one counter, and roll
+/// back every seventh row.
 fn writer(url: &str, name: &'static str, stop: Arc<AtomicBool>) -> JoinHandle<()> {
     static NEXT: AtomicU32 = AtomicU32::new(0);
     let url = url.to_owned();
@@ -78,7 +79,7 @@ fn poller(url: &str, stop: Arc<AtomicBool>) -> JoinHandle<Vec<i64>> {
 struct Shop {
     database: Database,
     emulator: RunningEmulator,
-    /// Keeps the settings file. A drop deletes the file.
+    /// The settings file. It is deleted when this value is dropped.
     _settings: NamedTempFile,
 }
 
@@ -147,8 +148,8 @@ async fn each_row_is_sent_once_by_the_poller_or_by_the_relay_that_replaces_it() 
     stop_poller.store(true, Ordering::Relaxed);
     let sent = polling.await.unwrap();
     shop.database.execute(&what_was_sent()).await;
-    // After step 5 of docs/how-to/adopting.md, an operator may repeat step 4. Run its statement again
-    // when some records are missing.
+    // An operator may repeat step 4 of docs/how-to/adopting.md after step 5. Delete some records
+    // and run the statement of step 4 again, which must add the missing records.
     let unmarked = "DELETE FROM outbox.dispatch WHERE ordinal % 3 = 0";
     shop.database.execute(unmarked).await;
     shop.database.execute(&what_was_sent()).await;
@@ -194,8 +195,8 @@ async fn assert_each_once(shop: &Shop, sent: &[i64]) {
     assert!(by_relay.len() > 10, "the writers kept writing");
 }
 
-/// Creates a shop with ten old rows and runs `init` with the settings file `settings`. Also returns
-/// the path of this file.
+/// Creates a shop with ten old rows and runs `init` with a settings file that contains `settings`.
+/// Also returns the path of this file.
 async fn prepared_with(settings: &str) -> (Shop, String) {
     let builder = ScratchPostgres::builder().setting("wal_level", "logical");
     let server = builder.start().unwrap();
@@ -233,7 +234,8 @@ async fn start_all_publishes_old_rows_even_if_init_ran_without_it() {
     relay.stop().await;
 }
 
-/// The choice that `init` has recorded remains, even if the relay runs with `start = new`.
+/// `init` has recorded `start = all`. This choice takes precedence, even if the relay runs with
+/// `start = new`.
 #[tokio::test(flavor = "multi_thread")]
 async fn old_rows_are_published_if_only_init_ran_with_start_all() {
     let (shop, path) = prepared_with(SETTINGS).await;
@@ -313,4 +315,68 @@ async fn rows_whose_id_is_padded_with_blanks_are_recorded_under_the_id_of_their_
     let named = "SELECT count(*) FROM outbox.dispatch WHERE source_id = 'public.outbox:1    '";
     assert_eq!(database.number(named).await, 1);
     relay.stop().await;
+}
+
+/// Old rows of a key are in the table in an order that differs from the order of insertion, because a poller
+/// deleted rows before them. `init` adds the columns that Postrider needs to the table with these rows.
+async fn old_rows_keep_their_order(version: &str) {
+    let builder = ScratchPostgres::builder().setting("wal_level", "logical");
+    let server = builder.start().unwrap();
+    let client = harness::connect(&server.socket_url("postgres")).await;
+    let insert = |key: &str, from: u32, to: u32| {
+        let (column, value) = match version {
+            "" => ("", ""),
+            _ => (", version", ", i"),
+        };
+        format!(
+            "DO $$ BEGIN FOR i IN {from}..{to} LOOP INSERT INTO public.outbox \
+             (aggregatetype, aggregateid, event_type, payload{column}) \
+             SELECT 'order', '{key}', 'Placed', to_jsonb(i){value}; COMMIT; END LOOP; END $$"
+        )
+    };
+    let create = format!(
+        "CREATE TABLE public.outbox (id uuid PRIMARY KEY DEFAULT gen_random_uuid(), \
+         aggregatetype text, aggregateid text, event_type text, payload jsonb {version})"
+    );
+    for sql in [
+        &create,
+        &insert("filler", 1, 100),
+        &insert("k", 1, 3),
+        "DELETE FROM public.outbox WHERE aggregateid = 'filler'",
+        "VACUUM public.outbox",
+        &insert("k", 4, 6),
+    ] {
+        client.batch_execute(sql).await.unwrap();
+    }
+    let lies = "SELECT string_agg(payload::text, ',' ORDER BY ctid) FROM public.outbox";
+    let lies: String = client.query_one(lies, &[]).await.unwrap().get(0);
+    assert_eq!(lies, "4,5,6,1,2,3");
+
+    let settings = NamedTempFile::new().unwrap();
+    std::fs::write(settings.path(), SETTINGS).unwrap();
+    let path = settings.path().display().to_string();
+    let more = [("POSTRIDER_CONFIG", path.as_str())];
+    let database = Database::on_with(server, &more).await;
+    let emulator = harness::emulator().await;
+    let relay = Relay::start_with(&database, &emulator.addr().to_string(), &more);
+    eventually("all rows are published", || async {
+        (emulator.journal().counts().stored_messages == 6).then_some(())
+    })
+    .await;
+    relay.stop().await;
+    let attempts = emulator.journal().attempts();
+    let sent = attempts.iter().flat_map(|attempt| attempt.event_ids.iter());
+    let sent: Vec<&str> = sent.flatten().map(|id| &**id).collect();
+    let wanted = "SELECT string_agg(id::text, ',' ORDER BY payload) FROM public.outbox";
+    assert_eq!(sent.join(","), database.text(wanted).await);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn old_rows_of_a_key_are_published_in_the_order_of_their_version() {
+    old_rows_keep_their_order(", version int").await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn old_rows_of_a_key_without_a_version_are_published_in_the_order_of_their_transactions() {
+    old_rows_keep_their_order("").await;
 }

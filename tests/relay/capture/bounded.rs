@@ -1,5 +1,5 @@
-//! A statement of a recovery reads a bounded number of rows of a captured table, so that a schema change
-//! waits for one page of rows at most, and the writers behind it too.
+//! Tests that each statement of a recovery reads a bounded number of rows of a captured table. A schema
+//! change, and the writers that wait behind it, therefore wait for at most one page of rows.
 
 use pubsub_emulator::{Action, Fault};
 
@@ -9,10 +9,12 @@ use crate::harness::{self, eventually};
 
 const ROWS: u32 = 20_000;
 
-/// Rows that one statement may read; see `PAGE_ROWS` in `src/capture/scan.rs`.
+/// Maximum number of rows that one statement may read; the same value as `PAGE_ROWS` in
+/// `src/capture/scan.rs`.
 const PAGE_ROWS: i64 = 5_000;
 
-/// Replaces the function that computes event ids by one that also counts its calls for each statement.
+/// Replaces the function that computes event ids with a function that also records the statement of
+/// each call.
 const COUNT_CALLS: &str = "\
     CREATE TABLE public.calls (process int, statement timestamptz); \
     CREATE OR REPLACE FUNCTION outbox.event_uuid(identity text, id text, inserted_xid xid8 DEFAULT null) \
@@ -22,14 +24,15 @@ const COUNT_CALLS: &str = "\
             md5(identity || ':' || id || coalesce(':' || inserted_xid::text, ''))::uuid END; \
     END $$";
 
-/// Blocks a key. Then the relay must read this key's rows and `ROWS` other rows from the table, because
-/// published events have no records.
+/// Checks that no statement of a recovery reads more than `PAGE_ROWS` rows while a key is blocked.
+/// Published events have no records here, so the recovery must read the rows of the blocked key and
+/// `ROWS` other rows. The SQL `prepare` runs first.
 async fn a_recovery_with_a_blocked_key_reads_page_by_page(prepare: &str) {
     let mut world = World::new(Kind::Numbered, 20).await;
     world.execute(prepare).await;
     let more = ("POSTRIDER_DISPATCH", "exceptions".to_owned());
     world.more.push(more);
-    // This transaction keeps the floor below the new rows.
+    // This transaction keeps the floor below the new rows, so that the recovery must read them.
     let slow = harness::connect(&world.database.url).await;
     let begin = "BEGIN; SELECT pg_current_xact_id()";
     slow.batch_execute(begin).await.unwrap();
@@ -62,7 +65,8 @@ async fn a_recovery_with_a_blocked_key_reads_page_by_page(prepare: &str) {
     let most = world.database.number(most).await;
     assert!(most > 0, "the recovery has read the table");
     assert!(most <= PAGE_ROWS, "one statement has read {most} rows");
-    // The rows before the bad one are published again before it, and the rows after it wait.
+    // The recovery publishes the key's rows before the bad row again. The bad row and the ten rows
+    // after it stay in quarantine.
     let waiting = "SELECT outbox.event_uuid('public.numbered', id::text, inserted_xid)::text \
                    FROM public.numbered WHERE aggregateid = 'a-1' ORDER BY id DESC LIMIT 11";
     let waiting = world.database.client.query(waiting, &[]).await.unwrap();

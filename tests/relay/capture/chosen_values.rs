@@ -1,5 +1,6 @@
-//! Some writers fill the columns `inserted_xid` and `seq` themselves, like an ORM that writes every
-//! column. The relay publishes each row regardless of these values. Other rows are not affected.
+//! Tests with writers that fill the columns `inserted_xid` and `seq` themselves, like an ORM that writes
+//! every column. The relay publishes each row regardless of these values, and the values do not affect
+//! other rows.
 
 use super::World;
 use super::table::Kind;
@@ -49,6 +50,38 @@ async fn rows_of_a_future_transaction_are_published_from_the_table_too() {
     world.database.drop_slot().await;
     let relay = world.relay();
     world.assert_published_once(relay).await;
+}
+
+/// The old rows were restored from a server with higher transaction ids. Later the new server reaches those ids.
+#[tokio::test(flavor = "multi_thread")]
+async fn old_rows_of_a_restored_table_stay_old_when_the_server_reaches_their_transaction_ids() {
+    for dispatch in ["full", "exceptions"] {
+        let mut world = World::new(Kind::Events, 0).await.without_slot().await;
+        world.more = vec![("POSTRIDER_DISPATCH", dispatch.to_owned())];
+        let restore = "INSERT INTO outbox.events (aggregatetype, aggregateid, event_type, payload, inserted_xid) \
+             SELECT 'order', 'old', 'Old', '{}', \
+                 (pg_current_xact_id()::text::bigint + 100 + n)::text::xid8 \
+             FROM generate_series(1, 20) n";
+        world.execute(restore).await;
+        // In a subtransaction, the `xmin` of the rows is not the transaction that inserts them.
+        let in_a_savepoint =
+            format!("BEGIN; SELECT pg_current_xact_id(); SAVEPOINT s; {restore}; COMMIT");
+        world.execute(&in_a_savepoint).await;
+        let (mut world, relay) = world.serve(5).await;
+        relay.stop().await;
+        world.insert("later", 200).await;
+        let reached = "SELECT (max(inserted_xid) < pg_current_xact_id())::int::bigint \
+                       FROM outbox.events WHERE event_type = 'Old'";
+        assert_eq!(world.database.number(reached).await, 1);
+        world.database.drop_slot().await;
+        let relay = world.relay();
+        relay.wait_for_log("recovered").await;
+        if dispatch == "full" {
+            world.assert_published_once(relay).await;
+        } else {
+            world.assert_published(relay).await;
+        }
+    }
 }
 
 /// `inserted_xid` is 50 ids ahead. The server reaches that id while the row waits, and another
@@ -103,7 +136,8 @@ async fn a_very_high_seq_does_not_change_the_order_of_a_recovery() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_row_with_inserted_xid_0_from_a_savepoint_open_at_the_first_start_is_published() {
     let mut world = World::new(Kind::Events, 20).await;
-    // Keep the slot, but let the relay begin to capture the table at its first start.
+    // Keep the slot but delete the capture record, so that the relay begins to capture the table at
+    // its first start.
     world.database.execute("DELETE FROM outbox.capture").await;
     let slow = harness::connect(&world.database.url).await;
     let insert = "INSERT INTO outbox.events (aggregatetype, aggregateid, event_type, payload, \
@@ -114,7 +148,7 @@ async fn a_row_with_inserted_xid_0_from_a_savepoint_open_at_the_first_start_is_p
         .unwrap();
     world.next = 2;
     // These transactions take higher ids, so the `xmax` of the first start's snapshot is above the
-    // savepoint's id.
+    // id of the savepoint's subtransaction.
     world
         .execute(
             "DO $$ BEGIN FOR i IN 1..5 LOOP PERFORM pg_current_xact_id(); COMMIT; END LOOP; END $$",

@@ -1,4 +1,5 @@
-//! `init` adds `inserted_xid` to a captured table that never had the column, or has lost it.
+//! Tests in which `init` adds `inserted_xid` to a captured table that never had this column, or has lost
+//! it.
 
 use super::World;
 use super::table::Kind;
@@ -57,7 +58,8 @@ async fn a_column_that_was_dropped_and_added_by_init_repeats_nothing() {
             world
                 .execute("ALTER TABLE TABLE_NAME DROP COLUMN inserted_xid")
                 .await;
-            // Run a relay while the table has no `inserted_xid`.
+            // Run a relay while the table has no `inserted_xid`, so that the relay publishes rows without
+            // this column.
             let relay = world.streaming().await;
             world.wait_until_compared(&relay).await;
             relay.stop().await;
@@ -86,4 +88,68 @@ async fn a_recreated_table_without_the_column_repeats_nothing_after_init() {
     init(&world);
     world.execute("VACUUM FULL TABLE_NAME").await;
     assert_nothing_repeats(world).await;
+}
+
+/// Rows in the stream need no `seq`. A recovery reads the column from the table.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_column_list_may_leave_out_seq() {
+    let mut world = World::new(Kind::Uuid, 20).await;
+    if world.database.server().major_version().unwrap() < 15 {
+        eprintln!("SKIPPED: column lists need PostgreSQL 15");
+        return;
+    }
+    let list = "id, aggregatetype, aggregateid, event_type, payload, inserted_xid";
+    world
+        .execute(&format!(
+            "ALTER PUBLICATION postrider SET TABLE TABLE_NAME ({list})"
+        ))
+        .await;
+    let (mut world, relay) = world.serve(30).await;
+    relay.stop().await;
+    world.insert_at_once("a", 30).await;
+    world.database.drop_slot().await;
+    world.insert("b", 30).await;
+    let relay = world.streaming().await;
+    world.insert("c", 30).await;
+    world.assert_published_once(relay).await;
+}
+
+/// An update of all old rows is a usual step of a migration of a table. It changes their `xmin`, by which the relay
+/// dates rows that are older than the column.
+#[tokio::test(flavor = "multi_thread")]
+async fn old_rows_that_are_updated_after_init_has_added_the_column_are_not_published() {
+    for (kind, dispatch) in [
+        (Kind::Uuid, "full"),
+        (Kind::Uuid, "exceptions"),
+        (Kind::Partitioned, "full"),
+        (Kind::Partitioned, "exceptions"),
+    ] {
+        let mut world = World::new(kind, 20).await;
+        world
+            .execute("ALTER TABLE TABLE_NAME DROP COLUMN inserted_xid")
+            .await;
+        world.more = vec![("POSTRIDER_DISPATCH", dispatch.to_owned())];
+        let (mut world, relay) = world.without_slot().await.serve(5).await;
+        relay.stop().await;
+        let done = world.run(&["init", "--apply"], &[]);
+        let said = String::from_utf8_lossy(&done.stdout);
+        assert!(said.contains("before you update old rows"), "{said}");
+        // The relay is idle, and raises the floor all the same.
+        let relay = world.streaming().await;
+        let is_above = "SELECT count(*) FROM outbox.capture WHERE floor > ALL (added_xids) \
+                        AND added_xids <> '{}'";
+        crate::harness::eventually("the floor is above the new column", || async {
+            (world.database.number(is_above).await == 1).then_some(())
+        })
+        .await;
+        world
+            .execute("UPDATE TABLE_NAME SET event_type = event_type")
+            .await;
+        relay.stop().await;
+        world.database.drop_slot().await;
+        let relay = world.relay();
+        relay.wait_for_log("recovered").await;
+        world.insert("after", 5).await;
+        world.assert_published(relay).await;
+    }
 }

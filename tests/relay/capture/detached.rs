@@ -1,5 +1,7 @@
-//! Tables that are no longer partitions. As long as such a table exists, the relay publishes the rows that
-//! were in it when it was detached, even if the slot is lost.
+//! Tests of detached partitions. As long as such a table exists, the relay publishes its rows, even if
+//! the slot is lost.
+
+mod during_recovery;
 
 use super::World;
 use super::table::Kind;
@@ -8,8 +10,9 @@ use crate::privileges::login_role;
 
 const DETACH: &str = "ALTER TABLE public.parts DETACH PARTITION public.parts_2";
 
-/// Commits new rows, one transaction per row. The rows of each key are in one partition, because the
-/// relay publishes the rows of a detached partition before the other rows.
+/// Commits new rows, one transaction per row. The rows of each key are in one partition. Otherwise
+/// the order of a key could change, because the relay publishes the rows of a detached partition
+/// before all other rows.
 async fn insert(world: &mut World, prefix: &str, rows: u32) {
     let (first, last) = (world.next, world.next + rows - 1);
     world.next += rows;
@@ -23,8 +26,8 @@ async fn insert(world: &mut World, prefix: &str, rows: u32) {
     world.execute(&insert).await;
 }
 
-/// Inserts rows that the relay does not get, because it is down and the slot is lost, and runs `detach`.
-/// Returns the world before a relay starts again.
+/// Stops the relay, inserts rows, runs the statements in `detach`, and drops the slot, so that only
+/// a recovery can publish the rows. Does not start another relay.
 async fn detached_and_lost(mut world: World, relay: Relay, detach: &str) -> World {
     relay.stop().await;
     insert(&mut world, "a", 40).await;
@@ -37,8 +40,9 @@ async fn detached_and_lost(mut world: World, relay: Relay, detach: &str) -> Worl
     world
 }
 
-/// Waits until the floor is above every row. A recovery without records would repeat rows from the floor on,
-/// those of the detached partition first.
+/// Waits until the floor is above every row, so that a recovery repeats none of the earlier rows.
+/// (Without records, a recovery repeats all rows from the floor on, beginning with the rows of the
+/// detached partition.)
 async fn wait_until_below_the_floor(world: &World) {
     let above = format!(
         "SELECT count(*) FROM {} e WHERE e.inserted_xid >= (SELECT floor FROM outbox.capture)",
@@ -164,7 +168,8 @@ async fn rows_of_a_detached_partition_are_published_once_the_relay_may_read_it()
     relay.stop().await;
 }
 
-/// Without a lost slot, the stream brings all rows, so the relay needs no right on the partition.
+/// As long as the slot exists, the slot streams all rows, so the relay needs no right to read the
+/// partition.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_detached_partition_that_the_stream_has_brought_is_forgotten() {
     let mut world = World::new(Kind::Partitioned, 20).await;
@@ -220,7 +225,8 @@ async fn a_dropped_partition_is_forgotten() {
     relay.stop().await;
 }
 
-/// The partition moves to another captured table, which publishes the partition's rows.
+/// The partition moves to another captured table. The relay publishes the partition's rows as rows
+/// of that table.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_partition_that_moves_to_another_captured_table_is_published_once() {
     let mut world = World::new(Kind::Partitioned, 20).await;
@@ -232,7 +238,8 @@ async fn a_partition_that_moves_to_another_captured_table_is_published_once() {
         .await;
     let settings = "[[tables]]\ntable = \"public.parts\"\n[[tables]]\ntable = \"public.archive\"\n";
     std::fs::write(world.settings.path(), settings).unwrap();
-    // The relay creates the slot and captures both tables.
+    // Remove the slot that `init` has created for one table, so that the relay creates it again and
+    // captures both tables.
     world = world.without_slot().await;
     let (world, relay) = world.serve(50).await;
     let detach = "ALTER TABLE public.parts DETACH PARTITION public.parts_2; \
@@ -243,7 +250,8 @@ async fn a_partition_that_moves_to_another_captured_table_is_published_once() {
     world.assert_published_once(relay).await;
 }
 
-/// The old table still has undelivered rows, and a new table has its name.
+/// The old table was renamed and still has undelivered rows. A new table has the former name of the old
+/// table. The relay must publish the rows of both tables.
 #[tokio::test(flavor = "multi_thread")]
 async fn rows_of_a_table_that_was_renamed_and_replaced_are_published_after_a_lost_slot() {
     for kind in [Kind::Numbered, Kind::Uuid] {
@@ -263,20 +271,11 @@ async fn rows_of_a_table_that_was_renamed_and_replaced_are_published_after_a_los
     }
 }
 
-/// The supervisor notices the partition, and wakes the auditor.
+/// The supervisor notices the partition and wakes the auditor, which publishes the rows.
 #[tokio::test(flavor = "multi_thread")]
 async fn rows_of_an_attached_partition_are_published_without_a_restart() {
     let (mut world, relay) = World::served(Kind::Partitioned, 50).await;
-    world
-        .execute(
-            "CREATE TABLE public.more (LIKE public.parts INCLUDING ALL); \
-             INSERT INTO public.more (aggregatetype, aggregateid, event_type, payload, day) \
-             SELECT 'order', 'attached-' || i % 5, 'New', jsonb_build_object('n', i), '2030-05-05' \
-             FROM generate_series(1001, 1030) i; \
-             ALTER TABLE public.parts ATTACH PARTITION public.more \
-                 FOR VALUES FROM ('2030-01-01') TO ('2031-01-01')",
-        )
-        .await;
+    world.attach_filled_partition(30).await;
     world.assert_published_once(relay).await;
 }
 
@@ -318,7 +317,8 @@ async fn rows_of_a_detached_partition_are_published_without_records_once_the_rel
     relay.stop().await;
 }
 
-/// The partition becomes a captured table itself. Its undelivered rows are older than this capture.
+/// The partition becomes a captured table itself. Its undelivered rows were inserted before this
+/// capture began, so the relay must publish them as rows of a detached partition.
 #[tokio::test(flavor = "multi_thread")]
 async fn rows_of_a_partition_that_becomes_a_captured_table_are_published_once() {
     let (world, relay) = World::served(Kind::Partitioned, 50).await;
@@ -332,7 +332,8 @@ async fn rows_of_a_partition_that_becomes_a_captured_table_are_published_once() 
     world.assert_published_once(relay).await;
 }
 
-/// A transaction may insert a row after a row of a later transaction.
+/// A transaction that began early may insert its row after a transaction that began later has
+/// inserted its own row. The identity column shows the insertion order.
 #[tokio::test(flavor = "multi_thread")]
 async fn rows_of_a_detached_partition_keep_the_order_of_an_identity_column() {
     let (mut world, relay) = World::served(Kind::Identity, 20).await;
@@ -355,8 +356,8 @@ async fn rows_of_a_detached_partition_keep_the_order_of_an_identity_column() {
     world.assert_published_once(relay).await;
 }
 
-/// One row cannot be delivered. All other rows are, and rows that were copied back into the table are
-/// published once.
+/// One row cannot be delivered, because its topic is missing. All other rows are delivered, and
+/// rows that were copied back into the table are published once.
 #[tokio::test(flavor = "multi_thread")]
 async fn an_undeliverable_row_of_a_detached_partition_holds_up_no_other_key() {
     let (mut world, relay) = World::served(Kind::Partitioned, 50).await;

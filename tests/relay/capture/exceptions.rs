@@ -1,11 +1,11 @@
-//! With `dispatch = exceptions`, published events get no record. The relay may repeat rows, but it
-//! loses no row and publishes no old row.
+//! Tests of captured tables with `dispatch = exceptions`, where published events get no record. The relay
+//! may repeat rows, but it loses no row and publishes no old row.
 
 use pubsub_emulator::{Action, Fault};
 use tonic::Code;
 
-use super::World;
 use super::table::Kind;
+use super::{ATTACH, World};
 use crate::harness::{self, Relay, eventually};
 
 impl World {
@@ -39,6 +39,34 @@ async fn no_old_row_is_published_without_records_when_the_slot_is_lost() {
         world.database.drop_slot().await;
         world.insert("d", 30).await;
         let relay = world.relay();
+        world.assert_published(relay).await;
+    }
+}
+
+/// PostgreSQL does not stream the rows of an unlogged partition. Once the partition is logged again, the
+/// catalog no longer shows that it was unlogged. So the relay must remember each unlogged partition that
+/// it has seen, even if the relay is killed in the meantime.
+#[tokio::test(flavor = "multi_thread")]
+async fn rows_of_a_partition_that_was_unlogged_for_a_while_are_published() {
+    const LOGGED: &str = "ALTER TABLE public.parts_1 SET LOGGED";
+    for is_killed in [false, true] {
+        let (mut world, relay) = served(Kind::Partitioned).await;
+        world
+            .execute("ALTER TABLE public.parts_1 SET UNLOGGED")
+            .await;
+        relay
+            .wait_for_log("parts_1 of public.parts is an unlogged table")
+            .await;
+        world.insert_into_first_partition("gap", 30).await;
+        let relay = if is_killed {
+            relay.kill_9();
+            world.execute(LOGGED).await;
+            world.relay()
+        } else {
+            world.execute(LOGGED).await;
+            relay
+        };
+        world.insert("after", 30).await;
         world.assert_published(relay).await;
     }
 }
@@ -135,24 +163,18 @@ async fn renaming_a_table_loses_nothing_without_records() {
     }
 }
 
-/// The partition is filled first. Then the floor rises above its rows, and then it is attached.
+/// The partition is filled first. It is attached only after the floor has risen above its rows.
 #[tokio::test(flavor = "multi_thread")]
 async fn rows_of_a_partition_filled_long_before_are_published_without_records() {
     let (mut world, relay) = served(Kind::Partitioned).await;
-    let fill = "CREATE TABLE public.long_ago (LIKE public.parts INCLUDING ALL); \
-                INSERT INTO public.long_ago (aggregatetype, aggregateid, event_type, payload, day) \
-                SELECT 'order', 'attached-' || i % 5, 'New', jsonb_build_object('n', i), '2031-05-05' \
-                FROM generate_series(1001, 1030) i";
-    world.execute(fill).await;
+    world.fill_partition(30).await;
     relay.stop().await;
     world.insert("a", 30).await;
     let relay = world.relay();
     world.note().await;
     world.wait_until_published(&relay).await;
     world.wait_until_compared(&relay).await;
-    let attach = "ALTER TABLE public.parts ATTACH PARTITION public.long_ago \
-                  FOR VALUES FROM ('2031-01-01') TO ('2032-01-01')";
-    world.execute(attach).await;
+    world.execute(ATTACH).await;
     world.assert_published(relay).await;
 }
 
@@ -200,13 +222,7 @@ async fn a_table_can_be_altered_while_a_recovery_without_records_waits() {
 #[tokio::test(flavor = "multi_thread")]
 async fn rows_of_a_partition_filled_just_before_it_is_attached_are_published_without_records() {
     let (mut world, relay) = served(Kind::Partitioned).await;
-    let attach = "CREATE TABLE public.more (LIKE public.parts INCLUDING ALL); \
-                  INSERT INTO public.more (aggregatetype, aggregateid, event_type, payload, day) \
-                  SELECT 'order', 'attached-' || i % 5, 'New', jsonb_build_object('n', i), '2030-05-05' \
-                  FROM generate_series(1001, 1007) i; \
-                  ALTER TABLE public.parts ATTACH PARTITION public.more \
-                      FOR VALUES FROM ('2030-01-01') TO ('2031-01-01')";
-    world.execute(attach).await;
+    world.attach_filled_partition(7).await;
     world.insert("a", 5).await;
     world.assert_published(relay).await;
 }
@@ -223,7 +239,7 @@ async fn wait_until_noted(world: &World, partition: &str) {
     .await;
 }
 
-/// The stream brings all rows of a partition that was empty when it was created. So the relay
+/// The stream contains all rows of a partition that was empty when it was created, so the relay
 /// repeats no row.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_partition_that_is_created_empty_repeats_nothing_without_records() {
@@ -261,7 +277,8 @@ async fn a_gap_before_the_first_session_is_noticed_without_records() {
 }
 
 /// After a switch back to `dispatch = full`, the relay repeats no event that it published without a
-/// record. It compares the whole table twice: after a change of the publication, and after a crash.
+/// record, although it compares the whole table twice: after a change of the publication, and after
+/// a crash.
 #[tokio::test(flavor = "multi_thread")]
 async fn after_a_switch_back_to_full_records_no_event_without_a_record_is_repeated() {
     for kind in [Kind::Numbered, Kind::Partitioned] {
@@ -298,8 +315,9 @@ async fn after_a_switch_back_to_full_records_no_event_without_a_record_is_repeat
     }
 }
 
-/// The application creates a partition and inserts its first rows in one transaction. The stream
-/// brings these rows.
+/// The application creates a partition and inserts the first rows of the partition in one
+/// transaction. The stream contains these rows, so the relay must not publish them from the table
+/// again.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_partition_created_together_with_its_rows_repeats_nothing_without_records() {
     let (mut world, relay) = served(Kind::Partitioned).await;
@@ -323,15 +341,9 @@ async fn a_partition_created_together_with_its_rows_repeats_nothing_without_reco
 #[tokio::test(flavor = "multi_thread")]
 async fn a_partition_filled_and_attached_by_one_transaction_is_published_without_records() {
     let (mut world, relay) = served(Kind::Partitioned).await;
-    let attach = "BEGIN; \
-                  CREATE TABLE public.more (LIKE public.parts INCLUDING ALL); \
-                  INSERT INTO public.more (aggregatetype, aggregateid, event_type, payload, day) \
-                  SELECT 'order', 'attached', 'New', jsonb_build_object('n', i), '2030-05-05' \
-                  FROM generate_series(1001, 1007) i; \
-                  ALTER TABLE public.parts ATTACH PARTITION public.more \
-                      FOR VALUES FROM ('2030-01-01') TO ('2031-01-01'); \
-                  COMMIT";
-    world.execute(attach).await;
+    world.execute("BEGIN").await;
+    world.attach_filled_partition(7).await;
+    world.execute("COMMIT").await;
     world.insert("a", 5).await;
     world.assert_published(relay).await;
 }

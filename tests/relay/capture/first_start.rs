@@ -11,8 +11,8 @@ use crate::harness::{self, eventually};
 use crate::privileges::login_role;
 
 const HISTORY: u32 = 200_000;
-/// Generous, because machines are shared. With the bug that this limit detects, the relay streamed
-/// only after minutes.
+/// How long the relay may take until it streams. Generous, because machines are shared. With the
+/// bug that this limit detects, the relay took minutes.
 const STREAMS_WITHIN: Duration = Duration::from_secs(10);
 
 async fn a_long_history_costs_nothing(kind: Kind) {
@@ -56,9 +56,9 @@ async fn a_long_history_in_partitions_costs_nothing_at_the_first_start() {
     a_long_history_costs_nothing(Kind::Partitioned).await;
 }
 
-/// Checks that no old row is published although the slot is dropped twice. The first drop happens
-/// before any relay has run (`by_init`) or right after a first start, and an operator then requests a
-/// recovery. The second drop happens after this recovery.
+/// Checks that no old row is published although the slot is dropped twice. The slot is first
+/// dropped before any relay has run (`by_init`), or else right after a first start. Then an
+/// operator requests a recovery. The slot is dropped again after this recovery.
 async fn no_old_row_is_published_after_a_loss(kind: Kind, by_init: bool) {
     let mut world = World::new(kind, 2_000).await;
     if !by_init {
@@ -110,7 +110,8 @@ async fn no_old_row_of_a_partition_is_published_when_the_slot_is_lost() {
     no_old_row_is_published_after_a_loss(Kind::Partitioned, false).await;
 }
 
-/// In an old version, a single event with a missing topic kept the first audit from ever finishing.
+/// The events wait for their missing topic, so none of them has an outcome when the slot is lost. (In an old
+/// version, a single such event kept the first audit from ever finishing.)
 #[tokio::test(flavor = "multi_thread")]
 async fn no_old_row_is_published_when_the_topic_is_missing_and_the_slot_is_lost() {
     let emulator = Emulator::builder().listen("127.0.0.1:0".parse().unwrap());
@@ -154,8 +155,8 @@ async fn a_lagging_foreign_slot_makes_no_old_row_count_as_new() {
     world.assert_published_once(relay).await;
 }
 
-/// The relay delivers every row that is committed after `init` has created the slot, also if it is
-/// committed before the relay starts.
+/// The relay delivers every row that is committed after `init` has created the slot, even if the
+/// row is committed before the relay starts.
 #[tokio::test(flavor = "multi_thread")]
 async fn rows_committed_between_init_and_the_first_start_are_delivered() {
     for kind in [Kind::Events, Kind::Numbered, Kind::Uuid, Kind::Partitioned] {
@@ -165,6 +166,24 @@ async fn rows_committed_between_init_and_the_first_start_are_delivered() {
         world.insert("late", 50).await;
         world.assert_published_once(relay).await;
     }
+}
+
+/// `init` has captured the table, so the relay must publish its rows even if the slot is lost before any
+/// relay has run.
+#[tokio::test(flavor = "multi_thread")]
+async fn rows_committed_after_init_are_delivered_if_the_slot_is_lost_before_the_first_start() {
+    let mut world = World::new(Kind::Numbered, 100).await;
+    world.insert("early", 50).await;
+    world.database.drop_slot().await;
+    world.insert("later", 50).await;
+    let relay = world.streaming().await;
+    world.insert("late", 50).await;
+    assert!(
+        relay.log().contains("that are captured for the first time"),
+        "{}",
+        relay.log()
+    );
+    world.assert_published_once(relay).await;
 }
 
 /// Running `init` again does not change which rows belong to the relay.
@@ -237,8 +256,8 @@ async fn a_first_start_that_waits_for_a_topic_never_publishes_old_rows_later() {
     assert_eq!(messages, 21, "no old row");
 }
 
-/// The number of rows that all sessions have read from the table and its partitions, and the number of
-/// entries that they have read from its indexes.
+/// The number of rows that all sessions have read from the table and its partitions, plus the
+/// number of entries that they have read from the indexes.
 async fn rows_read(world: &World) -> i64 {
     let tables = format!(
         "'{table}'::regclass UNION \
@@ -254,10 +273,11 @@ async fn rows_read(world: &World) -> i64 {
     world.database.number(&sql).await
 }
 
-/// The first start and the first audit of new rows read no old rows.
+/// Checks that the first start and the first audit of new rows read no old rows.
 async fn a_first_start_reads_no_old_row(kind: Kind, old_rows: u32, more: &[(&'static str, &str)]) {
     const NEW: u32 = 100;
-    /// Each new row may be read several times.
+    /// Maximum number of rows that may be read. Larger than `NEW`, because each new row may be read
+    /// several times.
     const READ_AT_MOST: i64 = 3_000;
     let mut world = World::new(kind, old_rows).await.without_slot().await;
     world.more.extend(
@@ -274,14 +294,15 @@ async fn a_first_start_reads_no_old_row(kind: Kind, old_rows: u32, more: &[(&'st
     .await;
     let floor = "SELECT floor::text::bigint FROM outbox.capture";
     let captured = world.database.number(floor).await;
-    // Restart the relay, because its first audit compares the new rows.
+    // Restart the relay: its first audit runs soon after the start and compares the new rows.
     relay.stop().await;
     let relay = world.streaming().await;
     eventually("the new rows are compared", || async {
         (world.database.number(floor).await > captured).then_some(())
     })
     .await;
-    // A session writes its statistics at the latest when it ends.
+    // A session writes its statistics at the latest when it ends, so stop the relay before reading
+    // them.
     relay.stop().await;
     let read = rows_read(&world).await - before;
     println!("{kind:?}: {read} rows read with {old_rows} old rows");

@@ -1,13 +1,22 @@
 //! Runs random histories and checks them against a simple model: the relay publishes every row that a
 //! committed transaction inserted since capturing began, and no other row. Rows of each key are published
 //! in order. Rows of gaps have keys of their own. `POSTRIDER_HISTORY_SEED` replays one history.
+//!
+//! Rows that PostgreSQL cannot send go to quarantine (`unsendable`). Partitions come and go
+//! (`partitions`), and tables are created again (`tables`).
 
+mod partitions;
 mod random;
+mod tables;
+mod unsendable;
 
 use pubsub_emulator::checks::Violation;
 use tokio_postgres::Client;
 
+use partitions::Partition;
 use random::Random;
+use tables::Setup;
+use unsendable::Encoding;
 
 use super::table::Kind;
 use super::{World, write_settings};
@@ -25,7 +34,10 @@ struct History {
     slow: Option<Client>,
     prepared: Vec<String>,
     step: u32,
-    partitions: u32,
+    /// The partitions that were attached after capturing began. Their rows have keys of their own.
+    partitions: Vec<Partition>,
+    /// The encoding of the database, if it allows bytes that PostgreSQL cannot convert to UTF-8.
+    encoding: Option<Encoding>,
     /// Whether the table may have unpublished rows that the stream left out.
     has_gap: bool,
     /// The prefix of the keys of new rows. It changes after each run of a relay whose settings do not
@@ -34,11 +46,10 @@ struct History {
 }
 
 impl History {
-    async fn run(kind: Kind, dispatch: &str, seed: u64) {
-        println!("POSTRIDER_HISTORY_SEED={seed} ({kind:?}, dispatch = {dispatch})");
-        let mut world = World::new(kind, 200).await;
-        world.more.push(("POSTRIDER_DISPATCH", dispatch.to_owned()));
-        // `take_out_of_the_settings` captures this table instead.
+    async fn run(setup: Setup, seed: u64) {
+        println!("POSTRIDER_HISTORY_SEED={seed} ({setup:?})");
+        let mut world = setup.world().await;
+        // Create another table, which `take_out_of_the_settings` captures instead.
         let other = "CREATE TABLE public.other (LIKE outbox.events INCLUDING ALL); \
                      ALTER PUBLICATION postrider ADD TABLE public.other";
         world.execute(other).await;
@@ -50,7 +61,8 @@ impl History {
             slow: None,
             prepared: Vec::new(),
             step: 0,
-            partitions: 0,
+            partitions: Vec::new(),
+            encoding: setup.encoding,
             has_gap: false,
             keys: "o".to_owned(),
         };
@@ -66,7 +78,7 @@ impl History {
     }
 
     async fn step(&mut self) {
-        match self.random.below(21) {
+        match self.random.below(25) {
             0..=4 => self.insert().await,
             5 => self.insert_and_roll_back().await,
             6 => self.insert_with_savepoints().await,
@@ -81,6 +93,10 @@ impl History {
             15 => self.replace().await,
             16 => self.attach().await,
             17 => self.move_rows().await,
+            18 => self.detach().await,
+            19 => self.attach_again().await,
+            20 => self.insert_into_a_partition().await,
+            21 => self.insert_unsendable().await,
             _ => self.start_or_stop().await,
         }
     }
@@ -171,7 +187,7 @@ impl History {
                 eventually("the relay has begun", || async {
                     let log = relay.log();
                     let has_begun = |word| log.contains(word);
-                    let begun = ["streaming", "recovering", "standby"]
+                    let begun = ["streaming", "recovering", "standby", "creating the slot"]
                         .into_iter()
                         .any(has_begun);
                     begun.then_some(())
@@ -210,14 +226,15 @@ impl History {
             relay.stop().await;
         }
         self.end_sessions().await;
-        // A recovery that was stopped may have left no slot.
+        // A recovery that was stopped may have left no slot, so there may be nothing to drop.
         if self.world.database.number(exists).await == 1 {
             self.say("drop the slot");
             self.world.database.drop_slot().await;
         }
     }
 
-    /// Inserts rows while the publication does not contain the table. May also move rows meanwhile.
+    /// Inserts rows while the publication does not contain the table. Sometimes also moves rows before
+    /// the table is back.
     async fn gap(&mut self) {
         self.say("gap");
         self.end_all().await;
@@ -244,25 +261,8 @@ impl History {
         }
     }
 
-    /// Moves about a third of the rows with a `day` before June 2022 to a later partition, whether the
-    /// rows are published or not. Does nothing if the table is not partitioned.
-    async fn move_rows(&mut self) {
-        if self.world.kind != Kind::Partitioned {
-            return;
-        }
-        self.end_all().await;
-        self.settle_gaps().await;
-        let rest = self.random.below(3);
-        self.say(&format!("move the rows with the remainder {rest}"));
-        let sql = format!(
-            "UPDATE public.parts SET day = day + 366 \
-             WHERE day < '2022-06-01' AND (payload->>'n')::int % 3 = {rest}"
-        );
-        self.world.execute(&sql).await;
-    }
-
-    /// Runs a relay whose settings name `public.other` instead of the table, and inserts five rows
-    /// into the table meanwhile.
+    /// Runs a relay whose settings name `public.other` instead of the table, and inserts five rows into
+    /// the table while this relay runs.
     async fn take_out_of_the_settings(&mut self) {
         self.say("settings without the table");
         if let Some(relay) = self.relay.take() {
@@ -272,7 +272,7 @@ impl History {
         let relay = self.world.relay();
         let key = format!("out{}", self.step);
         self.world.insert(&key, 5).await;
-        // While a transaction is open, the relay may have to wait for its end before it streams.
+        // Do not wait while a transaction is open, because then the relay might not stream yet.
         if self.slow.is_none() && self.prepared.is_empty() {
             self.world.wait_until_compared(&relay).await;
         }
@@ -282,50 +282,11 @@ impl History {
         self.has_gap = true;
     }
 
-    /// Ends the transactions that hold locks on the table.
+    /// Ends all open transactions, which hold locks on the table.
     async fn end_all(&mut self) {
         self.end_slow().await;
         while !self.prepared.is_empty() {
             self.end_prepared().await;
-        }
-    }
-
-    /// Recreates the table after everything in it has been published.
-    async fn replace(&mut self) {
-        if self.world.kind != Kind::Numbered {
-            return;
-        }
-        self.end_all().await;
-        self.settle().await;
-        self.say("recreate the table");
-        self.world.execute(super::replaced::RECREATE).await;
-        let key = format!("anew{}", self.step);
-        self.world.insert(&key, 5).await;
-        self.world.execute(IN).await;
-    }
-
-    async fn attach(&mut self) {
-        if self.world.kind != Kind::Partitioned {
-            return;
-        }
-        self.end_all().await;
-        self.say("attach a partition");
-        let (n, first) = (self.partitions, self.world.next);
-        let year = 2030 + n;
-        (self.partitions, self.world.next) = (n + 1, first + 5);
-        let sql = format!(
-            "CREATE TABLE public.more_{n} (LIKE public.parts INCLUDING ALL); \
-             INSERT INTO public.more_{n} (aggregatetype, aggregateid, event_type, payload, day) \
-             SELECT 'order', 'attached-{n}', 'New', jsonb_build_object('n', i), '{year}-05-05' \
-             FROM generate_series({first}, {first} + 4) i; \
-             ALTER TABLE public.parts ATTACH PARTITION public.more_{n} \
-                 FOR VALUES FROM ('{year}-01-01') TO ('{}-01-01')",
-            year + 1
-        );
-        self.world.execute(&sql).await;
-        // The next audit of a running relay may be five minutes away. A new relay audits at once.
-        if let Some(relay) = self.relay.take() {
-            relay.stop().await;
         }
     }
 
@@ -338,10 +299,11 @@ impl History {
         self.world.wait_until_compared(&relay).await;
         self.relay = Some(relay);
         self.has_gap = false;
+        self.partitions_are_known();
     }
 
     /// Whether the relay may repeat a moved row without the rows that follow it. With
-    /// `dispatch = exceptions`, the relay sends a row again that moves soon after it was published.
+    /// `dispatch = exceptions`, the relay sends a row again if it moves soon after its publication.
     fn repeats_moved_rows(&self) -> bool {
         let is_without_records =
             |(name, value): &(&str, String)| *name == "POSTRIDER_DISPATCH" && value == "exceptions";
@@ -354,6 +316,7 @@ impl History {
         self.relay.take().unwrap().stop().await;
         let relay = self.world.relay();
         self.world.wait_until_compared(&relay).await;
+        self.wait_until_unsendable_rows_are_set_aside().await;
         let mut report = self.world.report();
         if self.repeats_moved_rows() {
             let stays = |violation: &Violation| !matches!(violation, Violation::Skipped { .. });
@@ -366,13 +329,13 @@ impl History {
 }
 
 /// Runs one history per seed in `seeds`, or only the history of the seed in `POSTRIDER_HISTORY_SEED`.
-async fn histories(kind: Kind, dispatch: &str, seeds: &[u64]) {
+async fn histories(setup: Setup, seeds: &[u64]) {
     let asked = std::env::var("POSTRIDER_HISTORY_SEED");
     match asked.ok().and_then(|seed| seed.parse().ok()) {
-        Some(seed) => History::run(kind, dispatch, seed).await,
+        Some(seed) => History::run(setup, seed).await,
         None => {
             for seed in seeds {
-                History::run(kind, dispatch, *seed).await;
+                History::run(setup, *seed).await;
             }
         }
     }
@@ -380,21 +343,36 @@ async fn histories(kind: Kind, dispatch: &str, seeds: &[u64]) {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_random_history_of_a_numbered_table_publishes_what_the_model_says() {
-    histories(Kind::Numbered, "full", &[1, 2]).await;
+    histories(Setup::of(Kind::Numbered), &[1, 2]).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_random_history_of_a_partitioned_table_publishes_what_the_model_says() {
-    histories(Kind::Partitioned, "full", &[3]).await;
+    histories(Setup::of(Kind::Partitioned), &[3, 7]).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_random_history_of_events_publishes_what_the_model_says() {
-    histories(Kind::Events, "full", &[4]).await;
+    histories(Setup::of(Kind::Events), &[4]).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_random_history_without_records_publishes_what_the_model_says() {
-    histories(Kind::Numbered, "exceptions", &[5]).await;
-    histories(Kind::Partitioned, "exceptions", &[6]).await;
+    histories(Setup::of(Kind::Numbered).without_records(), &[5]).await;
+    histories(Setup::of(Kind::Partitioned).without_records(), &[6]).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_random_history_of_a_table_without_our_columns_publishes_what_the_model_says() {
+    histories(Setup::of(Kind::Timed).without_columns(), &[8]).await;
+    histories(Setup::of(Kind::Uuid).without_columns(), &[9]).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_random_history_with_rows_that_are_not_utf8_publishes_what_the_model_says() {
+    let in_encoding = |kind, encoding| Setup::of(kind).in_encoding(encoding);
+    histories(in_encoding(Kind::Events, Encoding::Win1252), &[10]).await;
+    histories(in_encoding(Kind::Numbered, Encoding::SqlAscii), &[11]).await;
+    let without_records = in_encoding(Kind::Events, Encoding::Win1252).without_records();
+    histories(without_records, &[12]).await;
 }

@@ -1,5 +1,5 @@
-//! A recovery of many rows blocks neither vacuum nor schema changes, and may be interrupted at any
-//! time.
+//! Tests that a recovery of many rows blocks neither vacuum nor schema changes, and can be interrupted at
+//! any time.
 
 use std::collections::HashSet;
 use std::time::{Duration, Instant};

@@ -1,6 +1,6 @@
-//! Tests which rows of a captured table the relay publishes: each row that is committed after
-//! capturing began, and no older row, whatever happens to the table. With `dispatch = full`, the relay
-//! publishes each row once.
+//! Tests that the relay publishes exactly the right rows of a captured table: each row that is
+//! committed after capturing began, and no older row, no matter how the table changes. With
+//! `dispatch = full`, the relay publishes each row once.
 
 mod adoption;
 mod bounded;
@@ -16,10 +16,13 @@ mod long_recovery;
 mod moved_rows;
 mod moved_slot;
 mod order;
+mod other_table;
 mod owner;
+mod plans;
 mod renamed;
 mod replaced;
 mod reused_ids;
+mod shared_rows;
 mod slot_creation;
 mod table;
 mod transactions;
@@ -36,6 +39,10 @@ use tempfile::NamedTempFile;
 use crate::harness::{self, Database, Relay, eventually, postrider};
 use table::Kind;
 
+/// Attaches the table of [`World::fill_partition`] to the captured table.
+const ATTACH: &str = "ALTER TABLE public.parts ATTACH PARTITION public.more \
+                      FOR VALUES FROM ('2030-01-01') TO ('2031-01-01')";
+
 /// A captured table on a private server, the relay's settings, and the rows that must be published.
 struct World {
     database: Database,
@@ -43,6 +50,8 @@ struct World {
     kind: Kind,
     /// The current name of the table.
     table: String,
+    /// SQL for the event id of a row of the table, whose alias is `e`.
+    event_id: String,
     settings: NamedTempFile,
     /// Environment variables of the relay, in addition to the settings file.
     more: Vec<(&'static str, String)>,
@@ -91,6 +100,7 @@ impl World {
             emulator,
             kind,
             table: kind.table().to_owned(),
+            event_id: kind.event_id().to_owned(),
             settings,
             more: Vec::new(),
             next: 1,
@@ -186,6 +196,27 @@ impl World {
         self.database.execute(&sql).await;
     }
 
+    /// Creates `public.more`, a table like the captured table, and inserts `rows` new rows into it.
+    async fn fill_partition(&mut self, rows: u32) {
+        let insert = format!(
+            "CREATE TABLE public.more (LIKE public.parts INCLUDING ALL); \
+             INSERT INTO public.more (aggregatetype, aggregateid, event_type, payload, day) \
+             SELECT 'order', 'attached-' || i % 5, 'New', jsonb_build_object('n', i), '2030-05-05' \
+             FROM generate_series({}, {}) i",
+            self.next,
+            self.next + rows - 1
+        );
+        self.next += rows;
+        self.execute(&insert).await;
+    }
+
+    /// Attaches a partition with `rows` new rows. The stream does not contain these rows, because they
+    /// are inserted before the partition belongs to the captured table.
+    async fn attach_filled_partition(&mut self, rows: u32) {
+        self.fill_partition(rows).await;
+        self.execute(ATTACH).await;
+    }
+
     /// The SQL statement that inserts the next row.
     fn row_sql(&mut self, key: &str) -> String {
         let sql = self.kind.row(&self.table, key, self.next);
@@ -198,7 +229,7 @@ impl World {
         let sql = format!(
             "SELECT {id}::text, aggregateid FROM {table} e \
              WHERE event_type = 'New' ORDER BY (payload->>'n')::bigint",
-            id = self.kind.event_id(),
+            id = self.event_id,
             table = self.table,
         );
         self.note_rows(&sql).await;

@@ -1,41 +1,21 @@
-//! Rows are moved between partitions, and partitions are attached or detached.
+//! Tests in which rows are moved between partitions, and partitions are attached or detached. The relay
+//! must lose no row, and must repeat a moved row only if its record is gone.
 
 use std::collections::HashMap;
 
 use pubsub_emulator::{Action, Fault};
 use tonic::Code;
 
-use super::World;
 use super::table::Kind;
+use super::{ATTACH, World};
 use crate::harness::{self, eventually};
 
-/// Creates, fills and attaches a partition. Its rows are not in the stream, because they are inserted
-/// before the partition belongs to the captured table.
-const ATTACH: &str = "\
-    CREATE TABLE public.more (LIKE public.parts INCLUDING ALL); \
-    INSERT_ROWS; \
-    ALTER TABLE public.parts ATTACH PARTITION public.more \
-        FOR VALUES FROM ('2030-01-01') TO ('2031-01-01')";
-
-/// Attaches a partition that contains `rows` new rows.
-async fn attach(world: &mut World, rows: u32) {
-    let first = world.next;
-    world.next += rows;
-    let insert = format!(
-        "INSERT INTO public.more (aggregatetype, aggregateid, event_type, payload, day) \
-         SELECT 'order', 'attached-' || i % 5, 'New', jsonb_build_object('n', i), '2030-05-05' \
-         FROM generate_series({first}, {}) i",
-        world.next - 1
-    );
-    world.execute(&ATTACH.replace("INSERT_ROWS", &insert)).await;
-}
-
-/// The next audit publishes the rows. The test restarts the relay, because an audit runs soon after a
-/// start, but otherwise only every few minutes.
+/// The next audit publishes the rows. The test restarts the relay, because an audit runs soon after
+/// each start. Otherwise audits run only every few minutes.
 #[tokio::test(flavor = "multi_thread")]
 async fn rows_of_a_partition_attached_under_a_running_relay_are_published() {
     let (mut world, relay) = World::served(Kind::Partitioned, 50).await;
-    attach(&mut world, 30).await;
+    world.attach_filled_partition(30).await;
     world.insert("a", 30).await;
     relay.stop().await;
     let relay = world.relay();
@@ -46,7 +26,7 @@ async fn rows_of_a_partition_attached_under_a_running_relay_are_published() {
 async fn rows_of_a_partition_attached_while_the_relay_is_down_are_published() {
     let (mut world, relay) = World::served(Kind::Partitioned, 50).await;
     relay.stop().await;
-    attach(&mut world, 30).await;
+    world.attach_filled_partition(30).await;
     world.insert("a", 30).await;
     let relay = world.relay();
     world.assert_published_once(relay).await;
@@ -55,7 +35,7 @@ async fn rows_of_a_partition_attached_while_the_relay_is_down_are_published() {
 #[tokio::test(flavor = "multi_thread")]
 async fn rows_of_an_attached_partition_are_published_even_if_the_slot_is_lost() {
     let (mut world, relay) = World::served(Kind::Partitioned, 50).await;
-    attach(&mut world, 30).await;
+    world.attach_filled_partition(30).await;
     relay.stop().await;
     world.database.drop_slot().await;
     world.insert("a", 30).await;
@@ -63,26 +43,21 @@ async fn rows_of_an_attached_partition_are_published_even_if_the_slot_is_lost() 
     world.assert_published_once(relay).await;
 }
 
-/// When the partition is attached, its rows are already below the floor.
+/// When the partition is attached, its rows are already below the floor, where an ordinary audit does not
+/// look.
 #[tokio::test(flavor = "multi_thread")]
 async fn rows_of_a_partition_filled_long_before_are_published() {
     let (mut world, relay) = World::served(Kind::Partitioned, 50).await;
-    let sql = "CREATE TABLE public.long_ago (LIKE public.parts INCLUDING ALL); \
-               INSERT INTO public.long_ago (aggregatetype, aggregateid, event_type, payload, day) \
-               SELECT 'order', 'attached-' || i % 5, 'New', jsonb_build_object('n', i), '2031-05-05' \
-               FROM generate_series(1001, 1030) i";
-    world.execute(sql).await;
+    world.fill_partition(30).await;
     relay.stop().await;
-    // Let the floor rise above the rows of `long_ago`.
+    // Let the floor rise above the rows of the partition.
     world.insert("a", 30).await;
     let relay = world.relay();
     world.note().await;
     world.wait_until_published(&relay).await;
     world.wait_until_compared(&relay).await;
     relay.stop().await;
-    let attach = "ALTER TABLE public.parts ATTACH PARTITION public.long_ago \
-                  FOR VALUES FROM ('2031-01-01') TO ('2032-01-01')";
-    world.execute(attach).await;
+    world.execute(ATTACH).await;
     world.database.drop_slot().await;
     let relay = world.relay();
     world.assert_published_once(relay).await;
@@ -206,7 +181,8 @@ async fn rows_that_move_before_they_are_streamed_are_published_once() {
     }
 }
 
-/// A row that is inserted and moved by the same transaction is a new row.
+/// A row that is inserted and moved by the same transaction was not published before, so the relay must
+/// publish it.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_row_that_its_own_transaction_moves_is_published() {
     let (mut world, relay) = World::served(Kind::Partitioned, 20).await;
@@ -222,15 +198,15 @@ async fn a_row_that_its_own_transaction_moves_is_published() {
     relay.stop().await;
 }
 
-/// PostgreSQL never streams rows of an unlogged partition.
+/// PostgreSQL never streams the rows of an unlogged partition, so the relay must read them from the
+/// table.
 #[tokio::test(flavor = "multi_thread")]
 async fn rows_of_an_unlogged_partition_are_published_once_it_is_logged() {
     let (mut world, relay) = World::served(Kind::Partitioned, 50).await;
     world
         .execute("CREATE UNLOGGED TABLE public.more (LIKE public.parts INCLUDING ALL)")
         .await;
-    let without_rows = ATTACH.split_once("INSERT_ROWS; ").unwrap().1;
-    world.execute(without_rows).await;
+    world.execute(ATTACH).await;
     relay
         .wait_for_log("public.more of public.parts is an unlogged table")
         .await;
@@ -253,8 +229,8 @@ async fn rows_of_an_unlogged_partition_are_published_once_it_is_logged() {
     world.assert_published_once(relay).await;
 }
 
-/// The relay has read the rows from their table, and the rows wait for Pub/Sub. Meanwhile they move to
-/// another partition, so the stream brings them as inserts too.
+/// The relay has read the rows from the table, and the rows wait for Pub/Sub. Meanwhile they move
+/// to another partition, so the stream also contains them as inserts.
 #[tokio::test(flavor = "multi_thread")]
 async fn rows_that_move_while_a_recovery_publishes_them_are_published_once() {
     let (mut world, relay) = World::served(Kind::Partitioned, 60).await;
@@ -275,9 +251,9 @@ async fn rows_that_move_while_a_recovery_publishes_them_are_published_once() {
     world.assert_published_once(relay).await;
 }
 
-/// Runs the SQL `changes` between an interrupted recovery and its continuation. A continued recovery
-/// identifies rows by `inserted_xid`, so other changes of a row must not make the relay repeat or lose
-/// the row.
+/// Runs the SQL `changes` between an interrupted recovery and its continuation. A continued
+/// recovery identifies rows by `inserted_xid`, so no other change of a row may make the relay
+/// repeat or lose the row.
 async fn changed_before_a_recovery_is_continued(kind: Kind, changes: &[&str]) {
     let (mut world, relay) = World::served(kind, 60).await;
     relay.stop().await;

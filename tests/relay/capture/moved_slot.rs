@@ -1,6 +1,6 @@
-//! The slot is moved forward, or replaced by a copy of another slot, after `init` and before the first
-//! start. No relay has recorded a position yet, so only the capture records show that the slot has
-//! skipped rows.
+//! Tests in which the slot is moved forward, or replaced by a copy of another slot, after `init` and
+//! before the first start. No relay has recorded a position yet, so only the capture records show that
+//! the slot has skipped rows.
 
 use super::World;
 use super::table::Kind;

@@ -1,5 +1,5 @@
-//! A recovery publishes the rows of each key in insertion order, regardless of their `version` and of
-//! which transaction began first.
+//! Tests that a recovery publishes the rows of each key in insertion order, regardless of their `version`
+//! and of which transaction began first.
 
 use super::World;
 use super::table::Kind;

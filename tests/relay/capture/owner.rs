@@ -1,5 +1,5 @@
-//! A table belongs to one slot. A relay with another slot is refused, unless the relay of the first
-//! slot is gone and an operator runs `recover --adopt`.
+//! Tests that a table belongs to one slot. The relay of another slot must refuse to start, unless the
+//! relay of the first slot is gone and an operator runs `recover --adopt`.
 
 use super::World;
 use super::table::Kind;
@@ -130,8 +130,8 @@ async fn a_table_renamed_before_it_is_adopted_is_the_same_table() {
     );
 }
 
-/// Runs the commands of a relay on another slot that captures only `table`, and asserts that each of
-/// them is refused and names the first slot.
+/// Runs the commands of a relay with another slot that captures only `table`. Checks that each
+/// command is refused, and that its error names the first slot.
 async fn assert_refused_beside_the_first(world: &World, table: &str) {
     let sql = format!(
         "CREATE PUBLICATION second FOR TABLE {table} \
@@ -192,8 +192,8 @@ async fn a_second_relay_on_the_root_of_a_captured_partition_is_refused() {
     world.assert_published_once(first).await;
 }
 
-/// The table of another slot is attached to a captured table. Both relays refuse to start, until one of
-/// them takes over the other's table.
+/// A table that another slot captures is attached to a captured table as a partition. The relay
+/// refuses to start until `recover --adopt` takes over the attached table.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_relay_adopts_the_attached_table_of_a_relay_that_is_gone() {
     let (mut world, first) = World::served(Kind::Partitioned, 40).await;

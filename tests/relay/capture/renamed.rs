@@ -1,5 +1,5 @@
-//! A captured table is renamed, or is missing from the settings for a while. Its rows stay captured,
-//! and their events keep their event ids.
+//! Tests in which a captured table is renamed, or is missing from the settings for a while. The relay
+//! still publishes its rows, and their events keep their event ids.
 
 use super::table::Kind;
 use super::{World, write_settings};
@@ -20,7 +20,7 @@ async fn renamed(kind: Kind, rename: &str, name: &str, is_running: bool, loses_s
     world.now_called(name);
     world.insert("b", 30).await;
     if let Some(relay) = relay {
-        // Kill the relay. It may or may not have noticed that its table is gone.
+        // Kill the relay, whether it has noticed that its table is gone or not.
         drop(relay);
     }
     world.insert("c", 30).await;

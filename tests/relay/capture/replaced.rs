@@ -1,5 +1,5 @@
-//! A captured table is recreated, swapped with a copy of itself, or restored. No event is lost, and no
-//! event with a record is published again.
+//! Tests in which a captured table is recreated, swapped with a copy of itself, or restored. The relay
+//! loses no event, and publishes no event with a record again.
 
 use super::World;
 use super::table::Kind;
@@ -32,7 +32,7 @@ async fn recreated(meanwhile: Meanwhile) {
         }
     };
     world.execute(RECREATE).await;
-    // The publication does not contain the new table yet.
+    // Insert rows before the publication contains the new table.
     world.insert("a", 30).await;
     world.execute(PUBLISH).await;
     world.insert("b", 30).await;
@@ -78,7 +78,7 @@ async fn numbers_that_begin_again_hide_no_row_from_a_recovery(begin_again: &str,
 async fn numbers_begin_again(begin_again: &str, publish: &str, is_seen: bool) {
     let (mut world, relay) = World::served(Kind::Numbered, 200).await;
     relay.stop().await;
-    // The audit of a second session records how far the ids have come.
+    // Start a second session, because its audit records the highest id.
     let relay = world.streaming().await;
     settle(&mut world, relay).await;
     world.execute(begin_again).await;
@@ -144,7 +144,7 @@ const SWAP: &str = "\
     ALTER TABLE TABLE_NAME RENAME TO old_one; ALTER TABLE SCHEMA.copied RENAME TO NAME; \
     ALTER PUBLICATION postrider SET TABLE TABLE_NAME; COMMIT";
 
-/// Copies the table and swaps the table with the copy, like tools for online schema changes.
+/// Copies the table, and swaps the table with the copy, as tools for online schema changes do.
 async fn copied_and_swapped(kind: Kind, meanwhile: Meanwhile) {
     let (mut world, relay) = World::served(kind, 50).await;
     let relay = match meanwhile {
@@ -193,7 +193,7 @@ async fn copying_and_swapping_a_table_whose_slot_is_lost_repeats_and_loses_nothi
 async fn restored(kind: Kind, loses_slot: bool) {
     let (mut world, relay) = World::served(kind, 50).await;
     relay.stop().await;
-    // The relay has not published these rows when they are removed.
+    // No relay runs, so these rows are unpublished when they are removed.
     world.insert("a", 30).await;
     world.note().await;
     let remove = match kind {
@@ -207,7 +207,7 @@ async fn restored(kind: Kind, loses_slot: bool) {
     };
     let folder = world.database.server().data_dir().display().to_string();
     let file = format!("{folder}/rows.copy");
-    // `COPY` from a partitioned table needs a query.
+    // Use a query, because `COPY` cannot read a partitioned table directly.
     let out = format!("COPY (SELECT * FROM TABLE_NAME) TO '{file}'; {remove}");
     world.execute(&out).await;
     if loses_slot {

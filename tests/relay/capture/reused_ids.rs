@@ -1,5 +1,6 @@
-//! A table with numbered ids and without the column `inserted_xid` is created again, so its ids start
-//! at 1 again. The new rows are new events, with other event ids than the earlier rows.
+//! Tests in which a table with numbered ids and without the column `inserted_xid` is recreated, so that
+//! its ids start at 1 again. The new rows are new events, so their event ids must differ from those of
+//! the earlier rows.
 
 use std::collections::HashSet;
 
@@ -64,14 +65,15 @@ async fn served(has_column: bool) -> (World, Relay) {
     (world, relay)
 }
 
-/// The event ids that were published, and how many messages were stored.
+/// The event ids that were published, and the number of stored messages.
 fn stored(world: &World) -> (HashSet<String>, usize) {
     let stored = super::stored(&world.emulator);
     let messages = stored.values().sum::<u32>();
     (stored.into_keys().collect(), messages as usize)
 }
 
-/// Waits until `events` different events are published. Consumers drop messages with a known event id.
+/// Waits until `events` different events are published. Repeats do not count, because consumers
+/// drop messages with a known event id.
 async fn published(world: &World, relay: &Relay, events: usize) {
     eventually(&format!("{events} events are published"), || async {
         assert!(!relay.log().contains("error["), "{}", relay.log());
@@ -88,7 +90,8 @@ async fn recorded(world: &World, events: i64) {
     .await;
 }
 
-/// Checks that `events` different events were published, each once, also after a restart and an audit.
+/// Checks that `events` different events were published, each once, and that a restart and an audit
+/// repeat none of them.
 async fn assert_published_once(world: &World, relay: Relay, events: usize) {
     published(world, &relay, events).await;
     world.wait_until_compared(&relay).await;
@@ -100,7 +103,8 @@ async fn assert_published_once(world: &World, relay: Relay, events: usize) {
     relay.stop().await;
 }
 
-/// Recreates the table twice with `recreate`. Each time, inserts rows with ids and keys of earlier rows.
+/// Recreates the table twice with `recreate`. Each time, inserts rows with the ids and keys of
+/// earlier rows.
 async fn recreated(has_column: bool, recreate: &str, meanwhile: Meanwhile) {
     replaced_twice(has_column, meanwhile, async |world| {
         world.execute(recreate).await;
@@ -153,8 +157,8 @@ async fn rows_of_a_table_recreated_with_partitions_are_new_events() {
     recreated(false, RECREATE_PARTITIONED, Meanwhile::SlotIsLost).await;
 }
 
-/// The table is recreated twice while the relay is down. The log then has rows of three tables with the
-/// same ids.
+/// The table is recreated twice while the relay is down. The WAL then contains rows of three tables
+/// with the same ids.
 #[tokio::test(flavor = "multi_thread")]
 async fn rows_of_every_earlier_table_in_the_log_are_published() {
     let (mut world, relay) = served(false).await;
@@ -168,7 +172,7 @@ async fn rows_of_every_earlier_table_in_the_log_are_published() {
     }
     let relay = world.relay();
     published(&world, &relay, 140).await;
-    // The rows of the first table keep their event ids.
+    // No row of the first table is missing under its old event id.
     assert_eq!(world.missing(), 0);
     assert_published_once(&world, relay, 140).await;
 }
@@ -185,7 +189,8 @@ async fn copying_and_swapping_a_table_without_columns_repeats_and_loses_nothing(
     }
 }
 
-/// A copy of a recreated table keeps the event ids of the recreated table.
+/// A copy of a recreated table keeps the event ids of the recreated table, so the relay must repeat
+/// nothing.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_recreated_table_that_is_copied_and_renamed_repeats_nothing() {
     let (mut world, relay) = served(false).await;
@@ -205,7 +210,8 @@ async fn a_recreated_table_that_is_copied_and_renamed_repeats_nothing() {
     assert_published_once(&world, relay, 100).await;
 }
 
-/// Rows without `inserted_xid` keep their event ids when `init` adds the column.
+/// Rows without `inserted_xid` keep their event ids when `init` adds the column, so the relay must repeat
+/// nothing.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_recreated_table_that_gets_the_columns_later_repeats_nothing() {
     let (mut world, relay) = served(false).await;
@@ -225,7 +231,8 @@ async fn a_recreated_table_that_gets_the_columns_later_repeats_nothing() {
     assert_published_once(&world, relay, 100).await;
 }
 
-/// Published events have no record, so the relay repeats rows. But rows of the new table are no repeats.
+/// Published events have no record, so the relay may repeat rows. Nevertheless, the rows of the new
+/// table are new events.
 #[tokio::test(flavor = "multi_thread")]
 async fn rows_of_a_recreated_table_are_new_events_without_records() {
     for loses_slot in [false, true] {
@@ -257,7 +264,8 @@ async fn rows_of_a_recreated_table_are_new_events_without_records() {
     }
 }
 
-/// Restores a backup of the rows up to the id `highest`. Later ids grow in steps of `step`.
+/// Recreates the table, and restores a backup of its rows up to the id `highest`. The ids of later
+/// rows grow in steps of `step`.
 async fn restore(world: &World, highest: u32, step: u32) {
     world
         .execute(&format!(
@@ -270,7 +278,8 @@ async fn restore(world: &World, highest: u32, step: u32) {
         .await;
 }
 
-/// The new rows have ids above the highest recorded id too.
+/// Some of the new rows have ids that the relay has recorded for lost rows, and others have higher ids.
+/// All of them are new events.
 #[tokio::test(flavor = "multi_thread")]
 async fn many_rows_that_are_written_after_a_backup_was_restored_are_published() {
     let (mut world, relay) = served(false).await;
@@ -285,8 +294,8 @@ async fn many_rows_that_are_written_after_a_backup_was_restored_are_published() 
     assert_published_once(&world, relay, 1_100 + 1_600).await;
 }
 
-/// The ids of the lost rows lie far above the ids in the backup, and the relay sees the backup before new
-/// rows are written.
+/// The ids of the lost rows are far above the ids in the backup, and the relay sees the restored
+/// backup before new rows are written.
 #[tokio::test(flavor = "multi_thread")]
 async fn rows_with_distant_ids_that_are_written_after_a_backup_was_restored_are_published() {
     let (mut world, relay) = served(false).await;
@@ -304,7 +313,7 @@ async fn rows_with_distant_ids_that_are_written_after_a_backup_was_restored_are_
     assert_published_once(&world, relay, 60 + 50 + 20).await;
 }
 
-/// The relay may not read the copy, so the statement that compares the rows fails.
+/// The relay has no right to read the copy, so the statement that compares the rows fails.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_failed_statement_does_not_decide_that_the_rows_of_a_copy_are_new() {
     let (mut world, relay) = served(false).await;
@@ -322,7 +331,7 @@ async fn a_failed_statement_does_not_decide_that_the_rows_of_a_copy_are_new() {
     assert_published_once(&world, relay, 70).await;
 }
 
-/// A restored backup lacks the latest rows, so new rows get the ids of these rows.
+/// A restored backup lacks the latest rows, so new rows get the ids of the missing rows.
 #[tokio::test(flavor = "multi_thread")]
 async fn rows_that_are_written_after_a_backup_was_restored_are_published() {
     let (mut world, relay) = served(false).await;
@@ -330,13 +339,13 @@ async fn rows_that_are_written_after_a_backup_was_restored_are_published() {
     restore(&world, 30, 1).await;
     world.insert("before", 20).await;
     let relay = world.relay();
-    // The relay publishes the restored rows again as well, because losing events is worse than repeating
-    // them.
+    // The relay also publishes the restored rows again, because losing events is worse than
+    // repeating them.
     assert_published_once(&world, relay, 50 + 30 + 20).await;
 }
 
-/// On another server, other tables have the recorded OIDs. Rows of a recreated table keep their event ids
-/// when the relay moves there.
+/// On another server, the recorded OIDs belong to other tables. Nevertheless, the rows of a recreated
+/// table must keep their event ids there.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_recreated_table_that_moves_to_another_server_repeats_and_loses_nothing() {
     let (mut world, relay) = served(false).await;

@@ -1,12 +1,14 @@
-//! The first start creates the slot. Capturing begins exactly where the slot begins: rows that are
-//! committed while PostgreSQL creates the slot are older than capturing, and all later rows are published,
-//! also after a crash at any point of the first start.
+//! Tests of a first start that creates the slot. Capturing begins exactly where the slot begins: rows
+//! that are committed while PostgreSQL creates the slot are not published, and all later rows are
+//! published, even after a crash at any point of the first start.
 
+use scratch_postgres::ScratchPostgres;
 use tokio_postgres::Client;
 
 use super::World;
 use super::table::Kind;
 use crate::harness::{self, Relay, eventually};
+use crate::http::{free_addr, metric};
 use crate::new_snapshot::{begin, wait_until_waited_for};
 
 const KINDS: [Kind; 4] = [Kind::Events, Kind::Numbered, Kind::Uuid, Kind::Partitioned];
@@ -25,7 +27,8 @@ impl World {
     }
 }
 
-/// PostgreSQL creates a slot only when all open transactions have ended.
+/// PostgreSQL creates a slot only when all open transactions have ended, so rows can be committed while
+/// PostgreSQL waits.
 #[tokio::test(flavor = "multi_thread")]
 async fn rows_committed_while_the_first_slot_is_made_are_never_published() {
     for kind in KINDS {
@@ -41,7 +44,7 @@ async fn rows_committed_while_the_first_slot_is_made_are_never_published() {
         assert!(
             relay
                 .log()
-                .contains("also while it waits for open transactions")
+                .contains("including rows committed while the slot waits for open transactions")
         );
         world.insert("k", 100).await;
         world.note().await;
@@ -55,9 +58,9 @@ async fn rows_committed_while_the_first_slot_is_made_are_never_published() {
     }
 }
 
-/// Starts a relay without a slot. Returns the relay as soon as it streams, and a transaction that was
-/// open at the point where the slot begins. Both transactions for which the slot waits have inserted
-/// old rows.
+/// Starts a relay without a slot, and waits until it streams. Returns the relay, and a transaction
+/// that was open at the point where the slot begins. PostgreSQL waits for two other transactions
+/// while it creates the slot. Both of them have inserted old rows.
 async fn with_a_transaction_across_the_beginning(world: &mut World) -> (Relay, Client) {
     let (first, xid) = begin(&world.database).await;
     let old = world.kind.insert_old(&world.table, 5);
@@ -72,7 +75,7 @@ async fn with_a_transaction_across_the_beginning(world: &mut World) -> (Relay, C
     let (one, two) = (world.row_sql("open"), world.row_sql("open"));
     let insert = format!("{one}; SAVEPOINT s; {two}; RELEASE s");
     open.batch_execute(&insert).await.unwrap();
-    // This transaction gets the highest id, and ends before the slot begins.
+    // This transaction gets the highest id but ends before the slot begins, so its rows are old.
     world.insert_old(5).await;
     second.batch_execute("COMMIT").await.unwrap();
     relay.wait_for_log("streaming").await;
@@ -122,8 +125,8 @@ async fn a_slot_lost_right_after_the_first_start_loses_no_row_and_publishes_no_o
     }
 }
 
-/// Holds a lock that stops the relay before it writes to the table. Does not hold up the creation of
-/// slots, because it uses no transaction id.
+/// Takes a lock that stops the relay before it writes to the table. The lock does not hold up the
+/// creation of slots, because its transaction has no id.
 async fn stop_writes(world: &World, table: &str) -> Client {
     let client = harness::connect(&world.database.url).await;
     let lock = format!("BEGIN; LOCK TABLE {table} IN EXCLUSIVE MODE");
@@ -142,8 +145,8 @@ async fn wait_until_a_write_waits(world: &World, table: &str) {
     .await;
 }
 
-/// Kills the relay and ends its sessions. A session that waits for a lock does not notice that its client has
-/// ended.
+/// Kills the relay and ends its sessions. A session that waits for a lock does not notice that its
+/// client is gone.
 async fn kill_while_it_waits(world: &World, relay: Relay) {
     relay.kill_9();
     world
@@ -155,8 +158,8 @@ async fn kill_while_it_waits(world: &World, relay: Relay) {
     harness::wait_until_killed_relays_are_gone(&world.database, &world.emulator).await;
 }
 
-/// The slot exists, but no record says yet when capturing began. The next relay repeats the first start with
-/// another slot.
+/// The slot exists, but no capture record says yet when capturing began. So the next relay must repeat
+/// the first start with another slot.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_crash_between_the_slot_and_the_capture_record_publishes_no_old_row() {
     for kind in KINDS {
@@ -175,8 +178,8 @@ async fn a_crash_between_the_slot_and_the_capture_record_publishes_no_old_row() 
     }
 }
 
-/// The capture record is durable, but the slot's position is not recorded yet. From the record on, every
-/// row is published.
+/// The capture record is durable, but the position of the slot is not recorded yet. Every row that
+/// is committed after the capture record must be published.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_crash_after_the_capture_record_loses_no_row() {
     for (kind, dispatch) in [
@@ -203,7 +206,8 @@ async fn a_crash_after_the_capture_record_loses_no_row() {
     }
 }
 
-/// Two relays with different slots start at the same time. A slot that no relay reads would keep WAL.
+/// Two relays with different slots start at the same time. The refused relay must drop its slot,
+/// because a slot that no relay reads retains WAL.
 #[tokio::test(flavor = "multi_thread")]
 async fn of_two_first_starts_on_one_table_the_refused_one_drops_its_slot() {
     let mut world = World::new(Kind::Events, 100).await.without_slot().await;
@@ -238,4 +242,37 @@ async fn of_two_first_starts_on_one_table_the_refused_one_drops_its_slot() {
     winner.stop().await;
     let messages = world.emulator.journal().counts().stored_messages;
     assert_eq!(messages, 20, "no old row");
+}
+
+/// A first start publishes nothing from the tables. So the relay must not report a recovery, no matter
+/// how often it tries again.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_first_start_that_finds_no_free_slot_is_not_reported_as_a_recovery() {
+    let server = ScratchPostgres::builder()
+        .setting("wal_level", "logical")
+        .setting("max_replication_slots", "1")
+        .start()
+        .unwrap();
+    let emulator = harness::emulator().await;
+    let world = World::on(server, Kind::Numbered, 20, emulator).await;
+    let mut world = world.without_slot().await;
+    let taken = "SELECT pg_create_physical_replication_slot('taken')";
+    world.execute(taken).await;
+    let addr = free_addr();
+    world.more.push(("POSTRIDER_HTTP_ADDR", addr.clone()));
+    let relay = world.relay();
+    eventually("the relay has tried twice", || async {
+        let tries = relay.log().matches("creating the slot").count();
+        (tries >= 2).then_some(())
+    })
+    .await;
+    world
+        .execute("SELECT pg_drop_replication_slot('taken')")
+        .await;
+    relay.wait_for_log("streaming").await;
+    let log = relay.log();
+    assert!(!log.contains("without a record"), "{log}");
+    assert_eq!(metric(&addr, "postrider_recoveries_total").await, None);
+    world.insert("a", 20).await;
+    world.assert_published_once(relay).await;
 }

@@ -4,9 +4,10 @@
 pub(super) enum Kind {
     /// `outbox.events`, as `init` creates it.
     Events,
-    /// Ids are numbers from a sequence, which restart at 1 when the table is recreated.
+    /// Ids are numbers from a sequence. They start at 1 again when the table is recreated.
     Numbered,
-    /// Like `Numbered`, with a time. Tests drop the column `inserted_xid` that `init` adds.
+    /// Like `Numbered`, but with a column `occurred_at`. Some tests drop the column `inserted_xid`
+    /// that `init` adds.
     Timed,
     /// Ids are random UUIDs. The service's table has no column that counts the rows.
     Uuid,

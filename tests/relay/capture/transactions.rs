@@ -1,4 +1,4 @@
-//! Events of transactions that run long, are prepared, or have savepoints.
+//! Tests of events whose transactions run long, are prepared, or have savepoints.
 
 use super::World;
 use super::table::Kind;
@@ -110,7 +110,8 @@ enum EndsAfter {
 
 async fn open_at_the_first_start(kind: Kind, ends_after: EndsAfter) {
     let mut world = World::new(kind, 100).await;
-    // Keep the slot, but let the relay begin to capture the table at its first start.
+    // Keep the slot but delete the capture record, so that the relay begins to capture the table at
+    // its first start.
     world.database.execute("DELETE FROM outbox.capture").await;
     if ends_after == EndsAfter::Gap {
         world.execute(ANOTHER).await;
@@ -183,6 +184,12 @@ async fn a_transaction_that_outlives_several_audits_is_delivered_after_a_crash_a
             world.note().await;
             world.wait_until_published(&relay).await;
             world.wait_until_compared(&relay).await;
+            if round == 0 {
+                // Stop the first relay cleanly. After a crash, the next relay would compare whole tables,
+                // and that audit would end only after the open transaction.
+                relay.stop().await;
+                continue;
+            }
             relay.kill_9();
             harness::wait_until_killed_relays_are_gone(&world.database, &world.emulator).await;
         }

@@ -1,13 +1,17 @@
-//! Rows are moved while the event of their original insert has no outcome, so they wait for it.
+//! Tests in which rows are moved to another partition while the event of their original insert has no
+//! outcome yet. The moved rows wait for this outcome.
+
+use std::time::Duration;
 
 use pubsub_emulator::checks::Stream;
+use pubsub_emulator::{Action, Fault};
 
 use super::World;
 use super::table::Kind;
 use crate::harness::{Relay, eventually};
 
-/// One event of a transaction waits for its topic, so all rows of this transaction that are moved later
-/// have to wait too. Their messages would need twice the budget.
+/// One event of a transaction waits for its topic, so all rows of this transaction that are moved
+/// later have to wait too. The messages of these rows would need twice the memory budget.
 async fn rows_that_wait_for_their_original(world: &World, relay: &Relay) {
     const ROWS: u32 = 10_000;
     world
@@ -32,7 +36,7 @@ async fn rows_that_wait_for_their_original(world: &World, relay: &Relay) {
     world
         .execute("UPDATE public.parts SET day = '2021-02-02' WHERE aggregateid LIKE 'big-%'")
         .await;
-    // Another key is still published, although it comes after the moved rows.
+    // Another key is still published, although its row comes after the moved rows.
     let other = "INSERT INTO public.parts (aggregatetype, aggregateid, event_type, payload, day) \
                  VALUES ('order', 'other', 'New', '{\"n\": 100000}', '2020-02-02') RETURNING id::text";
     let other = world.database.text(other).await;
@@ -58,9 +62,9 @@ async fn moved_rows_that_wait_for_their_original_stay_within_the_budget_and_are_
     relay.stop().await;
 }
 
-/// The rows name an older transaction as the one that inserted them, as rows of a staging table do. One event
+/// Like rows from a staging table, the rows name an older transaction in `inserted_xid`. One event
 /// of that transaction waits for its topic, so these rows wait with it, most of them without their
-/// messages. Then they turn out to be new.
+/// messages in memory. Then they turn out to be new.
 #[tokio::test(flavor = "multi_thread")]
 async fn new_rows_that_have_waited_without_their_messages_are_published_in_order() {
     let mut world = World::new(Kind::Partitioned, 20).await;
@@ -113,5 +117,65 @@ async fn new_rows_that_have_waited_without_their_messages_are_published_in_order
         report.is_clean() && report.duplicates.is_empty(),
         "{report}"
     );
+    relay.stop().await;
+}
+
+const MOVE: &str =
+    "UPDATE public.parts SET day = day + 366 WHERE aggregateid = 'before-1' AND day < '2022-01-01'";
+
+/// A recovery waits for a topic. In the meantime, a row that was published long before is moved.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_moved_row_with_a_record_stops_no_other_key_while_a_recovery_waits() {
+    let (mut world, relay) = World::served(Kind::Partitioned, 40).await;
+    relay.stop().await;
+    world
+        .execute(
+            "INSERT INTO public.parts (aggregatetype, aggregateid, event_type, payload, day) \
+             VALUES ('missing', 'm', 'Other', '{}', '2020-02-02')",
+        )
+        .await;
+    world.database.drop_slot().await;
+    let relay = world.relay();
+    relay.wait_for_log("topic-missing").await;
+    world.execute(MOVE).await;
+    world.insert("a", 20).await;
+    world.note().await;
+    world.wait_until_published(&relay).await;
+    let topic = "projects/demo/topics/missing.events";
+    world.emulator.create_topic(topic).await.unwrap();
+    world.database.wait_until_confirmed().await;
+    let copies = super::stored(&world.emulator);
+    assert!(copies.values().all(|copies| *copies == 1));
+    relay.stop().await;
+}
+
+/// Rows without a record are moved several times while their first request is in flight. Some of these
+/// moves are in one transaction.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_row_without_a_record_that_moves_several_times_is_published_again_only_once() {
+    const ROW: &str = "aggregateid = 'before-1' AND payload->>'n' = '1'";
+    let (mut world, relay) = World::served(Kind::Partitioned, 20).await;
+    let row = format!("SELECT id::text FROM public.parts WHERE {ROW}");
+    let row = world.database.text(&row).await;
+    world
+        .execute(&format!(
+            "DELETE FROM outbox.dispatch WHERE event_id = '{row}'"
+        ))
+        .await;
+    let slow = Action::Delay(Duration::from_secs(2));
+    world.emulator.faults().inject(Fault::new(slow));
+    let to = |day: &str| format!("UPDATE public.parts SET day = '{day}' WHERE {ROW};");
+    world.execute(&to("2022-02-02")).await;
+    let twice = format!("BEGIN; {} {} COMMIT", to("2020-02-02"), to("2021-02-02"));
+    world.execute(&twice).await;
+    world.execute(&to("2023-02-02")).await;
+    world.emulator.faults().lift_all();
+    world.insert("a", 20).await;
+    world.note().await;
+    world.wait_until_published(&relay).await;
+    world.database.wait_until_confirmed().await;
+    let copies = super::stored(&world.emulator);
+    assert_eq!(copies[&row], 2, "{}", relay.log());
+    assert!(copies.iter().all(|(id, copies)| *id == row || *copies == 1));
     relay.stop().await;
 }

@@ -1,4 +1,4 @@
-//! `postrider prune` on a table with daily partitions.
+//! Tests of `postrider prune` on a table with daily partitions.
 
 use scratch_postgres::StopMode;
 
@@ -7,7 +7,7 @@ use crate::exceptions::{BAD, poison, wait_until_vouched};
 use crate::harness::{self, Relay};
 use crate::privileges::login_role;
 
-/// Inserts an event that Pub/Sub refuses.
+/// Inserts the event [`BAD`], which Pub/Sub refuses, with a time in the given day.
 async fn insert_bad(database: &Database, days: i32) {
     database
         .execute(&format!(
@@ -36,7 +36,7 @@ async fn an_old_day_is_dropped_once_all_its_rows_may_go_and_nothing_is_sent_agai
     wait_until_stored(&emulator, 6_200).await;
     database.wait_until_recorded().await;
     database.wait_until_confirmed().await;
-    // The audit that moves the floor runs soon after the start of a relay.
+    // Restart the relay: its first audit runs soon after the start and raises the floor.
     relay.stop().await;
     let relay = Relay::start(&database, &emulator);
     wait_until_settled(&database).await;
@@ -45,7 +45,8 @@ async fn an_old_day_is_dropped_once_all_its_rows_may_go_and_nothing_is_sent_agai
     let (code, json) = prune(&database, "--dry-run");
     assert_eq!(code, Some(0), "{json:#}");
     assert_eq!(dropped(&json), [6_000, 0], "{json:#}");
-    // The row in quarantine keeps its day. All other rows are recorded long ago, by this test.
+    // The row in quarantine keeps the partition of its day. The records of all other rows look old,
+    // because the test has aged them.
     assert_eq!(json["tables"][0]["rows"], 6_200, "{json:#}");
     assert!(exists(&database, &gone).await);
 
@@ -55,8 +56,8 @@ async fn an_old_day_is_dropped_once_all_its_rows_may_go_and_nothing_is_sent_agai
     assert_eq!(json["tables"][0]["rows"], 6_200, "{json:#}");
     assert_eq!(json["tables"][0]["kept"]["quarantined"], 1, "{json:#}");
     assert_eq!(
-        json["tables"][0]["notes"].as_array().unwrap().len(),
-        0,
+        json["tables"][0]["notes"],
+        serde_json::json!([]),
         "{json:#}"
     );
     assert_eq!(json["dispatch"]["rows"], 6_200, "{json:#}");
@@ -71,12 +72,9 @@ async fn an_old_day_is_dropped_once_all_its_rows_may_go_and_nothing_is_sent_agai
         ("DATABASE_URL", database.url.as_str()),
         ("PUBSUB_PROJECT_ID", "demo"),
     ];
+    // One event is in quarantine, so `audit` exits with 1.
     let audited = postrider(&["audit"], &environment).output().unwrap();
-    assert_eq!(
-        audited.status.code(),
-        Some(1),
-        "one is in quarantine: {audited:?}"
-    );
+    assert_eq!(audited.status.code(), Some(1), "{audited:?}");
     let found = postrider(&["event", BAD], &environment).output().unwrap();
     assert!(found.status.success(), "{found:?}");
 
@@ -112,7 +110,7 @@ async fn without_records_the_floor_proves_that_a_day_may_go() {
     assert!(!exists(&database, &gone).await);
     assert_eq!(rows(&database, &with_bad).await, 1);
 
-    // A recovery repeats the rows from the floor on, of the partitions that are left.
+    // A recovery repeats the rows from the floor on. It can read only rows in the remaining partitions.
     relay.stop().await;
     database.drop_slot().await;
     insert(&database, 10, "later", 0).await;
@@ -163,7 +161,7 @@ async fn after_a_drop_events_are_replayed_and_a_lost_slot_is_recovered() {
     assert!(audited.status.success(), "{audited:?}");
 }
 
-/// Rows that no relay has published yet, in a day that is old by its bounds.
+/// The bounds of the day are old, but one of its rows has not been published yet, so the day must stay.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_day_with_one_row_that_waits_stays_and_its_other_rows_go() {
     let database = daily_database().await;
@@ -197,7 +195,8 @@ async fn days_are_added_ahead_and_a_day_with_rows_in_the_default_partition_is_a_
     let database = daily_database().await;
     let ahead = "SELECT count(*) FROM outbox.days() WHERE day >= (now() at time zone 'UTC')::date";
     assert_eq!(database.number(ahead).await, 8);
-    // As if nobody had added days for a week, except that one event already happened then.
+    // Drop the partitions of five coming days, as if no relay had added them. An event of one of these
+    // days goes to the default partition.
     for days in 3..8 {
         let (name, _) = day(&database, days).await;
         database.execute(&format!("DROP TABLE {name}")).await;

@@ -1,12 +1,13 @@
-//! Adding and dropping days next to sessions that hold locks: services
-//! are not held up, and the run continues.
+//! Tests in which other sessions hold locks while days are added and dropped. The services are not held
+//! up, and the prune run continues.
 
 use tokio_postgres::Client;
 
 use super::*;
 use crate::harness::{self, Relay};
 
-/// Longer than any lock timeout that blocks a service, and much shorter than the locks of these tests.
+/// The longest time that an insert of a service may take. Longer than any lock timeout for which
+/// pruning may block a service, and much shorter than the time for which these tests hold their locks.
 const DELAYED: Duration = Duration::from_millis(1_000);
 
 #[tokio::test(flavor = "multi_thread")]
@@ -68,7 +69,8 @@ async fn a_day_is_not_added_while_somebody_uses_the_default_partition() {
     assert!(exists(&database, &last).await);
 }
 
-/// Publishes 200 events of an old day, whose rows may go then. Returns its partition and the relay.
+/// Publishes 200 events of an old day, and ages their records, so that the rows may be deleted.
+/// Returns the partition of the day, and the relay.
 async fn old_day(database: &Database, emulator: &RunningEmulator) -> (String, Relay) {
     let old = add_past_day(database, -20).await;
     let relay = Relay::start(database, emulator);
@@ -83,7 +85,8 @@ async fn old_day(database: &Database, emulator: &RunningEmulator) -> (String, Re
     (old, relay)
 }
 
-/// Prunes while a reader keeps the day from being dropped. Returns once the day is locked.
+/// Starts a prune run while a reader prevents the drop of the day. Returns once the run has locked
+/// the day.
 async fn prune_behind_a_reader(database: &Database) -> (Client, JoinHandle<serde_json::Value>) {
     let reader = connect(&database.url).await;
     let read = "BEGIN; SELECT count(*) FROM outbox.events";
@@ -99,7 +102,8 @@ async fn prune_behind_a_reader(database: &Database) -> (Client, JoinHandle<serde
     (reader, pruning)
 }
 
-/// PostgreSQL looks for deadlocks when a session has waited for a second. It must never find one.
+/// If dropping a day caused a deadlock, PostgreSQL could end the transaction of a service after one
+/// second. So the prune run must give up earlier.
 #[tokio::test(flavor = "multi_thread")]
 async fn services_that_insert_into_a_day_that_is_dropped_never_fail() {
     let database = daily_database().await;
@@ -142,7 +146,7 @@ async fn a_day_stays_if_a_record_changes_after_its_row_was_judged() {
              WHERE event_id = (SELECT id FROM outbox.events ORDER BY seq LIMIT 1)",
         )
         .await;
-    // An attempt that has already looked at the records gives up first.
+    // Wait until an attempt that has already read the old records has given up.
     tokio::time::sleep(Duration::from_millis(400)).await;
     reader.batch_execute("COMMIT").await.unwrap();
     let json = pruning.await.unwrap();

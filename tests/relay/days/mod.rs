@@ -1,5 +1,5 @@
-//! Daily partitions: old days are dropped as a whole by `prune` and by a relay that prunes, only when every
-//! row in them may go, and without delaying the services.
+//! Tests of daily partitions. `prune` and a relay with `prune_after` drop an old day as a whole, but only
+//! when every row of the day may be deleted, and without delaying the services.
 
 mod background;
 mod command;
@@ -17,7 +17,7 @@ use crate::exceptions::stored;
 use crate::harness::{Database, connect, eventually, postrider};
 use crate::pruning::wait_until_settled;
 
-/// A database whose outbox has daily partitions. The relay's role may prune.
+/// Creates a database whose outbox has daily partitions. The relay's role may prune.
 async fn daily_database() -> Database {
     let server = ScratchPostgres::builder().setting("wal_level", "logical");
     let server = server.start().unwrap();
@@ -32,12 +32,13 @@ async fn daily_database() -> Database {
     Database::on(server).await
 }
 
-/// Midnight in UTC, this many days from today.
+/// SQL for midnight UTC of the day that is `days` days from today.
 fn midnight(days: i32) -> String {
     format!("(((now() at time zone 'UTC')::date + {days})::timestamp at time zone 'UTC')")
 }
 
-/// The name that the product gives to a day, and the bounds of the day as literals.
+/// The name that Postrider gives to the partition of a day, and the bounds of this partition as
+/// SQL.
 async fn day(database: &Database, days: i32) -> (String, String) {
     let name = format!(
         "SELECT 'outbox.events_' || to_char((now() at time zone 'UTC')::date + {days}, 'YYYYMMDD')"
@@ -50,7 +51,8 @@ async fn day(database: &Database, days: i32) -> (String, String) {
     (database.text(&name).await, database.text(&bounds).await)
 }
 
-/// Adds a partition for a past day, as if it had been added in time. Returns its name.
+/// Adds a partition for a past day, as if a relay had added it in time. Returns the name of the
+/// partition.
 async fn add_past_day(database: &Database, days: i32) -> String {
     let (name, bounds) = day(database, days).await;
     database
@@ -61,7 +63,7 @@ async fn add_past_day(database: &Database, days: i32) -> String {
     name
 }
 
-/// Inserts events of that day, over five keys.
+/// Inserts `count` events of the day, with five keys that begin with `key`.
 async fn insert(database: &Database, count: u32, key: &str, days: i32) {
     database
         .execute(&format!(
@@ -98,7 +100,8 @@ async fn age_records(database: &Database) {
         .await;
 }
 
-/// The result of `postrider prune --older-than 7d --json`: exit code and output.
+/// Runs `postrider prune --older-than 7d --json` with the option `mode`. Returns the exit code and
+/// the output.
 fn prune(database: &Database, mode: &str) -> (Option<i32>, serde_json::Value) {
     prune_as(&database.url, database.slot(), mode)
 }
@@ -120,14 +123,15 @@ fn prune_as(url: &str, slot: &str, mode: &str) -> (Option<i32>, serde_json::Valu
     (ran.status.code(), json)
 }
 
-/// The days in `tables[0].days` with their rows, oldest first.
+/// The number of rows of each day in `tables[0].days`, oldest day first.
 fn dropped(json: &serde_json::Value) -> Vec<u64> {
     let days = json["tables"][0]["days"].as_array();
     let days = days.unwrap_or_else(|| panic!("{json:#}")).iter();
     days.map(|day| day["rows"].as_u64().unwrap()).collect()
 }
 
-/// A service that inserts one event after the other, and notes its slowest insert.
+/// A service that inserts one event after the other, and measures how long its slowest insert
+/// takes.
 struct TimedService {
     stop: oneshot::Sender<()>,
     slowest: JoinHandle<Duration>,

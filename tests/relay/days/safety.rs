@@ -1,11 +1,13 @@
-//! The functions with which a relay adds and drops days: they drop nothing else, for any caller.
+//! Tests of the SQL functions with which a relay adds and drops days. The functions drop nothing
+//! else, no matter who calls them.
 
 use tokio_postgres::error::SqlState;
 
 use super::*;
 use crate::privileges::login_role;
 
-/// Runs a statement as another role. Returns the SQLSTATE of its error.
+/// Runs a statement as the role in `url`. Returns the SQLSTATE of the error, or `None` if the
+/// statement succeeds.
 async fn refused(url: &str, sql: &str) -> Option<SqlState> {
     let client = connect(url).await;
     let error = client.batch_execute(sql).await.err()?;
@@ -17,7 +19,7 @@ async fn refused(url: &str, sql: &str) -> Option<SqlState> {
     )
 }
 
-/// Drops the partition of a name, if it were that of a day.
+/// SQL that tries to drop the table `name` as the partition of the day `day`.
 fn drop_sql(name: &str, day: &str) -> String {
     format!(
         "BEGIN; SELECT outbox.lock_day('{name}'::regclass, {day}); \
@@ -25,7 +27,7 @@ fn drop_sql(name: &str, day: &str) -> String {
     )
 }
 
-/// The date of a day, as SQL.
+/// SQL for the date that is `days` days from today.
 fn date(days: i32) -> String {
     format!("((now() at time zone 'UTC')::date + {days})")
 }
@@ -44,7 +46,8 @@ async fn only_whole_past_days_of_the_outbox_can_be_dropped() {
         assert_eq!(database.number(count).await, before, "{day}");
     }
 
-    // Its name is that of a past day, and its bounds are those of a day to come.
+    // The name of this partition is the name of a past day, but its bounds are the bounds of a future
+    // day. The functions must trust only the bounds.
     let (old_name, _) = day(&database, -30).await;
     let (_, future) = day(&database, 40).await;
     let week = format!(
@@ -87,7 +90,8 @@ async fn only_whole_past_days_of_the_outbox_can_be_dropped() {
     assert_eq!(refused(&url, &unlocked).await, prerequisite);
 }
 
-/// An old snapshot shows partitions that were detached since.
+/// An old snapshot still shows a partition that was detached later. The functions must refuse to
+/// drop such a table.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_partition_that_was_detached_is_no_day_in_any_isolation_level() {
     let database = daily_database().await;
@@ -133,7 +137,8 @@ async fn no_code_of_the_owner_of_the_table_runs_with_the_rights_of_another_role(
         let state = refused(&url, &format!("SELECT outbox.{call}")).await;
         assert_eq!(state, Some(SqlState::INSUFFICIENT_PRIVILEGE), "{call}");
     }
-    // Another role than the owner of the table applies the migrations.
+    // A superuser who does not own the table applies the migrations. Afterwards the functions must
+    // belong to the table's owner.
     let environment = [
         ("DATABASE_URL", database.url.as_str()),
         ("POSTRIDER_PRUNE_AFTER", "1s"),
@@ -259,7 +264,7 @@ async fn a_relay_that_does_not_prune_may_not_drop_and_foreign_tables_are_no_days
         eprintln!("skipped: file_fdw is not installed");
         return;
     }
-    // PostgreSQL refuses a foreign partition of a table with a key.
+    // PostgreSQL refuses a foreign partition of a table with a primary key, so drop the key first.
     database
         .execute(
             "ALTER TABLE outbox.events DROP CONSTRAINT events_pkey; CREATE EXTENSION file_fdw; CREATE SERVER files FOREIGN DATA WRAPPER file_fdw; \

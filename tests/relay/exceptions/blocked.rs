@@ -1,5 +1,5 @@
-//! A refused event blocks its key, with `dispatch = exceptions`. After a crash or a lost slot, the
-//! relay repeats events without a dispatch row. The events of each key must stay in order.
+//! Tests of blocked keys with `dispatch = exceptions`. After a crash or a lost slot, the relay repeats
+//! events that have no dispatch row, and the events of each key must stay in order.
 
 use std::time::Duration;
 
@@ -18,8 +18,8 @@ async fn events_before_a_blocked_event_are_repeated_before_it_when_the_slot_is_l
     let database = Database::start().await;
     let emulator = harness::emulator().await;
     poison(&emulator);
-    // The relay vouches for the first ten events. The test kills the relay before it can vouch for
-    // later events, about ten seconds after that.
+    // The relay vouches for the first ten events, and would vouch again about ten seconds later.
+    // The test kills the relay before that, so the relay has not vouched for later events.
     let relay = start(&database, &emulator);
     insert(&database, 1, 10).await;
     wait_until_delivered(&database, &emulator, &relay).await;
@@ -90,7 +90,8 @@ async fn kill_9_during_a_release_keeps_the_order_of_the_key() {
         (left == 0).then_some(())
     })
     .await;
-    // The next relay repeats all events once more, with the released events in their original order.
+    // Check that the next relay repeats all events once more, with the released events in their original
+    // order.
     relay.kill_9();
     harness::wait_until_killed_relays_are_gone(&database, &emulator).await;
     relay = start(&database, &emulator);

@@ -1,5 +1,5 @@
-//! `dispatch = exceptions` at the boundaries between sessions, slots and modes. There a faulty relay
-//! could treat an unpublished event as published, or repeat events out of order.
+//! Tests of `dispatch = exceptions` where one session, slot or mode ends and the next begins. There, a
+//! faulty relay could treat an unpublished event as published, or repeat events out of order.
 
 use std::time::Duration;
 
@@ -11,9 +11,11 @@ use super::{
 };
 use crate::harness::{self, Database, Relay, eventually};
 
-/// Long enough for a faulty relay to confirm a position or raise a floor by mistake.
+/// How long a test waits for a mistake: long enough for a faulty relay to confirm a position or
+/// raise a floor too early.
 const TIME_FOR_A_MISTAKE: Duration = Duration::from_secs(2);
-/// Longer than the interval between two vouches, ten seconds.
+/// How long a test waits for the next vouch. Longer than the interval between two vouches, which is
+/// ten seconds.
 const A_ROUND: Duration = Duration::from_secs(12);
 
 async fn insert_one(database: &Database, id: &str, key: &str, version: u32) {
@@ -112,7 +114,8 @@ async fn events_with_the_ordering_key_of_a_blocked_event_wait_behind_it_after_a_
     let relay = start_with(&database, &emulator, &one_bucket);
     insert(&database, 1, 20).await;
     insert_bad(&database, 21).await;
-    // The aggregate `a` sorts before the bad event's aggregate, `o-1`, in every collation.
+    // The aggregate `a` sorts before the bad event's aggregate, `o-1`, in every collation, so a recovery
+    // reads `a` first.
     insert_one(&database, WAITS, "a", 1).await;
     eventually("both events are quarantined", || async {
         (rows(&database, "quarantined").await == 2).then_some(())
@@ -128,11 +131,11 @@ async fn events_with_the_ordering_key_of_a_blocked_event_wait_behind_it_after_a_
     release(&database);
     wait_until_stored(&emulator, LATER).await;
     let attempts = emulator.journal().attempts();
-    let place = |id: &str| {
+    let position = |id: &str| {
         let ids = attempts.iter().filter(|attempt| attempt.is_stored());
         let mut ids = ids.flat_map(|attempt| attempt.event_ids.iter().flatten());
         ids.position(|found| found.to_string() == id)
     };
-    assert!(place(WAITS) < place(LATER), "{}", relay.log());
-    assert!(place(WAITS).is_some(), "{}", relay.log());
+    assert!(position(WAITS) < position(LATER), "{}", relay.log());
+    assert!(position(WAITS).is_some(), "{}", relay.log());
 }

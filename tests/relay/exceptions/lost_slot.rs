@@ -1,5 +1,5 @@
-//! The slot is lost or recreated. The relay does not repeat events that it has vouched for. All other
-//! events are published from the tables, even if they were published before.
+//! Tests in which the slot is lost or recreated. The relay does not repeat events that it has vouched
+//! for. It publishes all other events from the tables, even if they were published before.
 
 use super::{
     after_some_events, assert_once_and_in_order, assert_whole_and_in_order, insert, make_slot,
@@ -54,7 +54,8 @@ async fn rows_of_a_transaction_older_than_a_vouch_are_delivered_after_a_lost_slo
              occurred_at) VALUES ('order', '{key}', 'OrderPlaced', 1, clock_timestamp());"
         )
     };
-    // Rows under savepoints have the ids of subtransactions as their transaction ids.
+    // Rows under savepoints have the id of a subtransaction as their `xmin`. The relay must find these
+    // rows too.
     let begun = format!(
         "BEGIN; {} SAVEPOINT a; {} RELEASE a; SAVEPOINT b; {}",
         row("slow-0"),

@@ -1,9 +1,11 @@
-//! `dispatch = exceptions`: published events get no dispatch row. No event is lost. If the relay
-//! repeats an event, it also repeats the later events of the key, in order. The relay *vouches* for
+//! Tests of `dispatch = exceptions`, where published events get no dispatch row. No event is lost. If the
+//! relay repeats an event, it also repeats the later events of the key, in order. The relay *vouches* for
 //! events by raising the floor of their table above them.
 
 mod blocked;
 mod edges;
+mod interrupted;
+mod kept_slot;
 mod lost_slot;
 mod modes;
 mod no_rows;
@@ -120,8 +122,9 @@ pub(crate) async fn rows(database: &Database, state: &str) -> i64 {
     database.number(&sql).await
 }
 
-/// Compares the journal with all events, except those whose dispatch row has another state than
-/// `published`. The events of each key must be published in order, and repeats must be complete.
+/// Compares the emulator's journal with all events, except the events whose dispatch row has a state
+/// other than `published`. The events of each key must be published in order, and repeats must be
+/// complete.
 pub(crate) async fn check(database: &Database, emulator: &RunningEmulator) -> Report {
     let mut expected = database.expected().await;
     let aside = "SELECT event_id::text FROM outbox.dispatch WHERE state <> 'published'";

@@ -1,4 +1,4 @@
-//! First starts with `dispatch = exceptions`, and switches between `full` and `exceptions`.
+//! Tests of first starts with `dispatch = exceptions`, and of switches between `full` and `exceptions`.
 
 use std::time::Duration;
 
@@ -99,7 +99,7 @@ async fn switching_modes_with_kill_9_in_between_loses_and_swaps_nothing() {
     })
     .await;
     assert_whole_and_in_order(&database, &emulator, &relay).await;
-    // Now that full records have resumed, a restart repeats no recorded event and loses none.
+    // Check that a restart repeats no recorded event and loses none, now that full records have resumed.
     let before = emulator.journal().counts().stored_messages;
     insert(&database, 5_001, 100).await;
     wait_until_delivered(&database, &emulator, &relay).await;

@@ -1,5 +1,5 @@
-//! With `dispatch = exceptions`, published events get no dispatch row, even if relays are killed. An
-//! idle relay writes nothing.
+//! Tests that published events get no dispatch row with `dispatch = exceptions`, even if relays are
+//! killed, and that an idle relay writes nothing.
 
 use std::time::Duration;
 
@@ -73,7 +73,7 @@ async fn an_idle_relay_writes_nothing() {
     wait_until_delivered(&database, &emulator, &relay).await;
     wait_until_vouched(&database).await;
     database.execute("CREATE TABLE other (n int)").await;
-    // Every write creates a new row version.
+    // Every write creates a new row version, so equal versions prove that the relay wrote nothing.
     let versions = "SELECT string_agg(t.xmin::text || t.ctid::text, ' ') FROM outbox.relay t";
     // The relay may still record earlier work, so wait longer than the interval between two
     // vouches.

@@ -17,7 +17,6 @@ pub(crate) struct Database {
     home: Home,
 }
 
-/// Where the database is.
 enum Home {
     /// On a private server, which the test may stop and break.
     Private(Box<ScratchPostgres>),
@@ -75,6 +74,19 @@ impl Database {
         Self::on(builder.start().unwrap()).await
     }
 
+    /// Starts a server with the login role `role`, which has the rights of a relay and must log in with
+    /// `password`.
+    pub(crate) async fn with_password(role: &str, password: &str) -> Self {
+        let rule = format!("host all {role} 127.0.0.1/32 scram-sha-256");
+        let server = ScratchPostgres::builder().hba_line(&rule).start().unwrap();
+        let database = Self::on(server).await;
+        let create = format!(
+            "CREATE ROLE {role} LOGIN REPLICATION PASSWORD '{password}'; GRANT postrider_relay TO {role}"
+        );
+        database.execute(&create).await;
+        database
+    }
+
     pub(crate) async fn on(server: ScratchPostgres) -> Self {
         Self::on_with(server, &[]).await
     }
@@ -128,7 +140,7 @@ impl Database {
         }
     }
 
-    /// Replaces the private server by `server`, which has the same database.
+    /// Replaces the private server with `server`, which has the same database.
     pub(crate) async fn move_to(&mut self, server: ScratchPostgres) {
         self.url = server.url("postgres");
         self.home = Home::Private(Box::new(server));

@@ -10,7 +10,7 @@ use pubsub_emulator::checks::{self, Report};
 use pubsub_emulator::{Emulator, RunningEmulator};
 
 pub(crate) use database::{Database, connect};
-pub(crate) use relay_process::{Relay, postrider};
+pub(crate) use relay_process::{Relay, postrider, signal};
 
 /// How long a test waits for a condition before it fails. Generous, because machines are shared.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
@@ -42,6 +42,7 @@ pub(crate) async fn check(database: &Database, emulator: &RunningEmulator) -> Re
 
 /// Like [`check`], but also requires that every recorded event came from the stream. Otherwise the
 /// test could not notice an event that the stream lost, because the auditor delivers such an event.
+/// (The LSN of a commit is always a multiple of 8. The LSN in the record of an event from a table never is.)
 #[must_use]
 pub(crate) async fn check_streamed(database: &Database, emulator: &RunningEmulator) -> Report {
     let from_a_table = "SELECT count(*) FROM outbox.dispatch \
@@ -101,6 +102,16 @@ pub(crate) fn insert_orders_sql(count: u32, keys: u32) -> String {
                  jsonb_build_object('n', i), clock_timestamp()); \
          COMMIT; END LOOP; END $$"
     )
+}
+
+/// The number of events of `outbox.events` that `postrider audit` counts as sent again.
+pub(crate) fn sent_again(database: &Database) -> u64 {
+    let environment = [("DATABASE_URL", database.url.as_str())];
+    let ran = postrider(&["audit", "--json"], &environment).output();
+    let ran = ran.unwrap();
+    let report: serde_json::Value = serde_json::from_slice(&ran.stdout)
+        .unwrap_or_else(|_| panic!("{}", String::from_utf8_lossy(&ran.stderr)));
+    report["tables"][0]["sent_again"].as_u64().unwrap()
 }
 
 /// Opens a gRPC connection to the emulator at `host`, which is `host:port`.

@@ -19,6 +19,13 @@ pub(crate) fn postrider(arguments: &[&str], environment: &[(&str, &str)]) -> Com
     command
 }
 
+/// Sends the signal `name`, for example `STOP`, to a process.
+pub(crate) fn signal(name: &str, pid: impl std::fmt::Display) {
+    let (option, pid) = (format!("-{name}"), pid.to_string());
+    let sent = Command::new("kill").args([option, pid]).status();
+    assert!(sent.unwrap().success());
+}
+
 /// A running relay. It is killed when dropped.
 pub(crate) struct Relay {
     child: Child,
@@ -30,7 +37,8 @@ impl Relay {
         Self::start_with(database, &emulator.addr().to_string(), &[])
     }
 
-    pub(crate) fn start_with(database: &Database, emulator: &str, more: &[(&str, &str)]) -> Self {
+    /// The command that [`start_with`](Self::start_with) runs.
+    pub(crate) fn command(database: &Database, emulator: &str, more: &[(&str, &str)]) -> Command {
         let mut environment = vec![
             ("DATABASE_URL", database.url.as_str()),
             ("PUBSUB_EMULATOR_HOST", emulator),
@@ -39,10 +47,16 @@ impl Relay {
             ("POSTRIDER_SLOT", database.slot()),
         ];
         environment.extend(more);
-        let mut child = postrider(&["run"], &environment)
-            .stderr(Stdio::piped())
-            .spawn()
-            .unwrap();
+        postrider(&["run"], &environment)
+    }
+
+    pub(crate) fn start_with(database: &Database, emulator: &str, more: &[(&str, &str)]) -> Self {
+        Self::spawn(Self::command(database, emulator, more))
+    }
+
+    /// Starts a relay with this command.
+    pub(crate) fn spawn(mut command: Command) -> Self {
+        let mut child = command.stderr(Stdio::piped()).spawn().unwrap();
         let log = Arc::new(Mutex::new(Vec::new()));
         let lines = BufReader::new(child.stderr.take().unwrap()).lines();
         let sink = log.clone();
@@ -120,11 +134,9 @@ impl Relay {
         self.signal("TERM");
     }
 
-    /// Sends a signal, given by name.
+    /// Sends the signal `name`, for example `STOP`.
     pub(crate) fn signal(&self, name: &str) {
-        let (option, pid) = (format!("-{name}"), self.child.id().to_string());
-        let sent = Command::new("kill").args([option, pid]).status();
-        assert!(sent.unwrap().success());
+        signal(name, self.child.id());
     }
 
     /// Sends SIGTERM and waits for the process to exit with success.
@@ -140,7 +152,6 @@ impl Relay {
         );
     }
 
-    /// Waits until the process exits.
     pub(crate) async fn wait(mut self) -> ExitStatus {
         let deadline = Instant::now() + PATIENCE;
         loop {

@@ -1,4 +1,5 @@
-//! The operator's desk: a database, Pub/Sub, a relay, and a reader of all views.
+//! The desk of an operator: a database, Pub/Sub and a relay, with functions that cause an incident and
+//! read all views.
 
 use std::time::{Duration, Instant};
 
@@ -13,13 +14,13 @@ use crate::page::ask;
 /// Pause between two reads of all views.
 const POLL_INTERVAL: Duration = Duration::from_millis(200);
 
-/// The programs of an incident, and the operator's access to their views.
+/// The programs that take part in an incident, and the operator's access to their views.
 pub(super) struct Desk {
     pub(super) database: Database,
     pub(super) emulator: RunningEmulator,
     /// The relay; `None` while it is down.
     pub(super) relay: Option<Relay>,
-    /// The address at which the relay reaches Pub/Sub: that of the emulator or of a proxy.
+    /// The address at which the relay reaches Pub/Sub: the address of the emulator or of a proxy.
     pub(super) pubsub: String,
     /// The URL with which the relay logs in.
     pub(super) relay_url: String,
@@ -27,6 +28,8 @@ pub(super) struct Desk {
     addr: String,
     /// The logs of the relays that have ended.
     old_log: String,
+    /// Whether the relay is stopped by a signal, so that its port takes connections but does not answer.
+    is_frozen: bool,
 }
 
 impl Desk {
@@ -53,6 +56,7 @@ impl Desk {
             pubsub,
             addr: free_addr(),
             old_log: String::new(),
+            is_frozen: false,
         }
     }
 
@@ -72,7 +76,6 @@ impl Desk {
         self.relay = Some(Relay::start_with(&self.database, &self.pubsub, &settings));
     }
 
-    /// Kills the relay.
     pub(super) fn kill(&mut self) {
         if let Some(relay) = self.relay.take() {
             self.old_log += &relay.log();
@@ -80,7 +83,7 @@ impl Desk {
         }
     }
 
-    /// Waits until the relay has logged the error `code` and has ended by itself. Returns its exit
+    /// Waits until the relay has logged the error `code` and has ended on its own. Returns its exit
     /// status.
     pub(super) async fn ended(&mut self, code: &str) -> Option<i32> {
         let relay = self.relay.take().expect("a relay runs");
@@ -94,9 +97,10 @@ impl Desk {
         insert_orders(&self.database, 40, 8).await;
     }
 
-    /// Reads all views until they have the expected content. Panics after a minute: PostgreSQL moves a
-    /// slot's `restart_lsn` only when it has written which transactions run, which it does every 15
-    /// seconds, and sometimes it needs two of these records.
+    /// Reads all views until they have the expected content. Panics after a minute. This limit is
+    /// generous, because PostgreSQL advances the `restart_lsn` of a slot only when it writes the running
+    /// transactions to the WAL. PostgreSQL writes them every 15 seconds, and sometimes has to write them
+    /// twice.
     pub(super) async fn sees(&self, expected: Expected) -> Sight {
         let deadline = Instant::now() + Duration::from_secs(60);
         loop {
@@ -117,7 +121,8 @@ impl Desk {
         self.sees(Expected::HEALTHY).await
     }
 
-    /// Like `sees_all_delivered`, and also requires that the log contains each text in `log`.
+    /// Like `sees_all_delivered`, and also requires that the relay's log contains each text in
+    /// `log`.
     pub(super) async fn sees_all_delivered_and_logs(&self, log: &'static [&'static str]) {
         self.database.wait_until_recorded().await;
         self.sees(Expected::HEALTHY.log(log)).await;
@@ -125,19 +130,50 @@ impl Desk {
 
     pub(super) async fn read_all_views(&self) -> Sight {
         let log = self.relay.as_ref().map(Relay::log).unwrap_or_default();
-        let port = get(&self.addr, "/status").await;
-        Sight {
+        let mut sight = Sight {
             status: self.command(&["status"]),
             slot: self.command(&["slot", "show"]),
-            port: port.and_then(|(_, body)| serde_json::from_str(&body).ok()),
-            ready: get(&self.addr, "/readyz").await,
-            page: Self::page(&self.addr).await,
-            metrics: get(&self.addr, "/metrics").await.map(|(_, body)| body),
+            port: None,
+            ready: None,
+            page: None,
+            metrics: None,
             log: format!("{}\n{log}", self.old_log),
+        };
+        if !self.is_frozen {
+            let port = get(&self.addr, "/status").await;
+            sight.port = port.and_then(|(_, body)| serde_json::from_str(&body).ok());
+            sight.ready = get(&self.addr, "/readyz").await;
+            sight.page = Self::page(&self.addr).await;
+            sight.metrics = get(&self.addr, "/metrics").await.map(|(_, body)| body);
         }
+        sight
     }
 
-    /// The state on the page of the relay at `addr`. `None` if the port does not answer.
+    /// Stops the process of the relay with SIGSTOP.
+    pub(super) fn freeze(&mut self) {
+        self.relay.as_ref().expect("a relay runs").signal("STOP");
+        self.is_frozen = true;
+    }
+
+    /// Lets the process of the relay continue.
+    pub(super) fn thaw(&mut self) {
+        self.relay.as_ref().expect("a relay runs").signal("CONT");
+        self.is_frozen = false;
+    }
+
+    /// The state that `slot show` prints.
+    pub(super) fn state_of_slot(&self) -> String {
+        let shown = self.run(&["slot", "show", "--json"]);
+        let json: Value = serde_json::from_slice(&shown.stdout).unwrap_or_default();
+        json["state"].as_str().unwrap_or_default().to_owned()
+    }
+
+    /// The output of `postrider check`.
+    pub(super) fn check(&self) -> String {
+        String::from_utf8_lossy(&self.run(&["check"]).stdout).into_owned()
+    }
+
+    /// The state that the page of the relay at `addr` shows. `None` if the port does not answer.
     pub(super) async fn page(addr: &str) -> Option<Value> {
         get(addr, "/livez").await?;
         let (_, answer) = ask(addr, "/overview", "Host: localhost\r\n").await;

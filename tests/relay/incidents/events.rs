@@ -1,4 +1,4 @@
-//! Pub/Sub or the mapping refuses some events. Only the keys of these events wait.
+//! Incidents in which Pub/Sub or the mapping refuses some events. Only the keys of these events wait.
 
 use pubsub_emulator::{Action, Fault};
 
@@ -7,8 +7,8 @@ use super::sight::Expected;
 
 const BAD: &str = "00000000-0000-4000-8000-00000000bad0";
 
-/// The views while some events are in quarantine and the relay delivers all others. The commands exit
-/// with 1, and the log reports the quarantine.
+/// The expected views while some events are in quarantine and the relay delivers all others. The
+/// commands exit with 1, and the relay's log reports the quarantine.
 const OTHERS_GO_ON: Expected = Expected {
     status: ("streaming", 1),
     slot: ("streaming", 1),
@@ -39,7 +39,7 @@ async fn a_schema_refuses_an_event() {
     desk.write_events().await;
     let says: &[&str] = &[
         "except those in quarantine",
-        "2 events, first of key \"bad-key\"",
+        "key \"bad-key\": 2 events",
         BAD,
         "quarantine list",
     ];
@@ -71,7 +71,10 @@ async fn some_events_can_never_be_published() {
     desk.write_events().await;
     desk.sees(
         OTHERS_GO_ON
-            .says(&["4 events, first of key", "except those in quarantine"])
+            .says(&[
+                "4 events; `postrider quarantine list`",
+                "except those in quarantine",
+            ])
             .quarantined(4),
     )
     .await;

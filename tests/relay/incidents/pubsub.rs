@@ -1,4 +1,4 @@
-//! Pub/Sub is unreachable, or refuses the events of some topics.
+//! Incidents in which Pub/Sub is unreachable, or refuses the events of some topics.
 
 use fault_proxy::{Cut, FaultProxy};
 use pubsub_emulator::{Action, Fault};
@@ -19,8 +19,8 @@ const BLOCKED: Expected = Expected {
     quarantined: None,
 };
 
-/// For each topic: its name, the gRPC code with which Pub/Sub refuses its events (`None`: the topic is
-/// deleted), and the error code and the hint that the views must show.
+/// For each topic: its name, the gRPC code with which Pub/Sub refuses its events (`None` if the
+/// topic is deleted instead), and the error code and the hint that the views must show.
 const REFUSED: [(&str, Option<Code>, &str, &str); 4] = [
     ("missing", None, "topic-missing", "create the topic"),
     (
@@ -69,7 +69,7 @@ async fn pubsub_is_unreachable() {
     desk.sees_all_delivered_and_logs(&["works again"]).await;
 }
 
-/// Each topic fails for another reason: it is deleted, the relay has no permission, the quota is used
+/// Each topic fails for a different reason: it is deleted, the relay has no permission, the quota is used
 /// up, or Pub/Sub refuses the credentials. The views show the error code of each topic.
 #[tokio::test(flavor = "multi_thread")]
 async fn pubsub_refuses_topics() {
@@ -117,7 +117,7 @@ async fn pubsub_refuses_topics() {
             assert!(text.contains(part), "{part}: {sight}");
         }
     }
-    // Lifting all faults also restores the deleted topic.
+    // `lift_all` ends the refusals, and restores the deleted topic.
     faults.lift_all();
     desk.sees_all_delivered_and_logs(&[
         "works again topic=\"projects/demo/topics/missing.events\"",

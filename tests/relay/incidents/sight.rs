@@ -4,17 +4,17 @@ use std::fmt;
 
 use serde_json::Value;
 
-/// The content of `status`, `slot show`, `/status`, `/readyz`, the page, the metrics and the log at one
-/// moment.
+/// The content of `status`, `slot show`, `/status`, `/readyz`, the page, the metrics and the
+/// relay's log at one moment.
 pub(super) struct Sight {
     pub(super) status: CommandView,
     pub(super) slot: CommandView,
     /// The body of `/status`. `None` if the port does not answer.
     pub(super) port: Option<Value>,
-    /// Status code and body of `/readyz`. `None` if the port does not answer.
+    /// The status code and the body of `/readyz`. `None` if the port does not answer.
     pub(super) ready: Option<(u16, String)>,
     pub(super) metrics: Option<String>,
-    /// The state on the page.
+    /// The state that the page shows.
     pub(super) page: Option<Value>,
     pub(super) log: String,
 }
@@ -31,24 +31,24 @@ pub(super) struct CommandView {
 /// any content is allowed.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Expected {
-    /// State and exit code of `postrider status`.
+    /// The state and the exit code of `postrider status`.
     pub(super) status: (&'static str, i32),
-    /// State and exit code of `postrider slot show`.
+    /// The state and the exit code of `postrider slot show`.
     pub(super) slot: (&'static str, i32),
-    /// State at `/status`, at `/readyz`, on the page and in the metric `postrider_condition`. `None`: the
-    /// port must not answer.
+    /// The state at `/status`, at `/readyz`, on the page and in the metric `postrider_condition`.
+    /// `None`: the port must not answer.
     pub(super) port: Option<&'static str>,
     /// The status code of `/readyz`. `None`: the port must not answer.
     pub(super) ready: Option<u16>,
-    /// The error code that the log and the text of both commands must contain, and also `/status` and
-    /// `/readyz` if the port must answer.
+    /// The error code that the relay's log and the text of both commands must contain, and also
+    /// `/status` and `/readyz` if the port must answer.
     pub(super) code: Option<&'static str>,
     /// Further texts that `postrider status` must print, for example the number of waiting events or
     /// the remedy.
     pub(super) says: &'static [&'static str],
-    /// Texts that the log must contain.
+    /// Texts that the relay's log must contain.
     pub(super) log: &'static [&'static str],
-    /// The number of events in quarantine, at `/status`.
+    /// The number of events in quarantine that `/status` shows.
     pub(super) quarantined: Option<u64>,
 }
 
@@ -77,7 +77,19 @@ impl Expected {
         quarantined: None,
     };
 
-    /// A running relay that cannot continue without a person.
+    /// The relay runs, but PostgreSQL holds it up.
+    pub(super) const BLOCKED_ON_DATABASE: Self = Self {
+        status: ("blocked-on-database", 1),
+        slot: ("blocked-on-database", 1),
+        port: Some("blocked-on-database"),
+        ready: Some(503),
+        code: None,
+        says: &["BLOCKED ON DATABASE for "],
+        log: &[],
+        quarantined: None,
+    };
+
+    /// The relay runs, but cannot continue until an operator acts.
     pub(super) const fn broken(code: &'static str) -> Self {
         Self {
             status: ("broken", 2),
@@ -158,6 +170,9 @@ impl Sight {
             );
         }
         faults.extend(self.missing(expected));
+        if self.contradicts_itself() {
+            faults.push("status says that events wait, and that none does".to_owned());
+        }
         if expected.status.0 != Expected::HEALTHY.status.0 {
             faults.extend(self.claims_of_health());
         }
@@ -177,7 +192,7 @@ impl Sight {
         Some(line.split("kind=\"").nth(1)?.split('"').next()?.to_owned())
     }
 
-    /// Lists the expected texts that a view does not contain.
+    /// Lists the expected texts that are missing in a view.
     fn missing(&self, expected: &Expected) -> Vec<String> {
         let ready = self.ready.as_ref().map_or("", |(_, body)| body);
         let port = self.port.as_ref().map(ToString::to_string);
@@ -209,6 +224,14 @@ impl Sight {
         missing
             .map(|(view, _, part)| format!("{view} does not say {part:?}"))
             .collect()
+    }
+
+    /// Whether the screen of `status` names a topic for which events wait, and says that no event waits.
+    fn contradicts_itself(&self) -> bool {
+        let topics = &self.status.json["condition"]["topics"];
+        let mut topics = topics.as_array().into_iter().flatten();
+        self.status.screen.contains("no event is waiting")
+            && topics.any(|topic| topic["waiting_events"].as_u64() > Some(0))
     }
 
     /// Lists the views that claim that events are delivered, although an incident holds them up.

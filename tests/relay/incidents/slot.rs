@@ -1,4 +1,4 @@
-//! The slot is dropped, lost or unreserved, or a long transaction holds it back.
+//! Incidents in which the slot is dropped, lost or unreserved, or a long transaction holds it back.
 
 use std::time::Duration;
 
@@ -21,9 +21,9 @@ pub(super) async fn impatient(limit: &str, max_wal_size: &str) -> Database {
     Database::on(server).await
 }
 
-/// Writes WAL until the slot has the `wal_status` `status`. After each write, runs `checkpoint`, which
+/// Writes WAL until the slot's `wal_status` is `status`. After each write, runs `checkpoint`, which
 /// is `CHECKPOINT` or a statement without effect.
-async fn write_wal_until(database: &Database, status: &str, checkpoint: &str) {
+pub(super) async fn write_wal_until(database: &Database, status: &str, checkpoint: &str) {
     eventually(&format!("the slot is {status}"), || async {
         database
             .execute("SELECT pg_logical_emit_message(false, 'filler', repeat('x', 900000))")

@@ -1,5 +1,5 @@
-//! One relay in several states, one after the other. All views must name the same state, and the views of
-//! a relay that catches up must say when it will have caught up.
+//! Tests of one relay in several states, one after the other. All views must name the same state, and the
+//! views of a relay that catches up must say when it will have caught up.
 
 use std::time::Duration;
 
@@ -27,8 +27,8 @@ const fn delivers(state: &'static str) -> Expected {
     }
 }
 
-/// Commits `thousands` transactions of 1,000 events, all of one key: a relay sends them in as many requests,
-/// one after the other.
+/// Commits `thousands` transactions of 1,000 events, all of one key. A relay sends these events in
+/// `thousands` requests, one after the other.
 async fn write_backlog(desk: &Desk, thousands: u32) {
     let insert = format!(
         "DO $$ BEGIN FOR i IN 1..{thousands} LOOP \
@@ -96,6 +96,42 @@ async fn all_views_name_the_same_state() {
     desk.sees_all_delivered().await;
 }
 
+/// While the relay delivers one transaction, the confirmed position does not move. So the estimate has to come from
+/// the number of events that are left.
+#[tokio::test(flavor = "multi_thread")]
+async fn one_large_transaction_has_an_estimate_too() {
+    let mut desk = Desk::new().await;
+    desk.kill();
+    let insert = "INSERT INTO outbox.events (aggregatetype, aggregateid, event_type, version, payload) \
+                  SELECT 'order', 'o-1', 'OrderPlaced', n, jsonb_build_object('x', repeat('x', 1000)) \
+                  FROM generate_series(1, 40000) n";
+    desk.database.execute(insert).await;
+    let confirmed = "SELECT confirmed_flush_lsn - '0/0' > 0 AND confirmed_flush_lsn < pg_current_wal_lsn() - 40000000 \
+                     FROM pg_replication_slots WHERE slot_name = current_setting('test.slot')";
+    let slot = format!("SET test.slot = '{}'", desk.database.slot());
+    desk.database.execute(&slot).await;
+    let slow = desk.emulator.faults().inject(Fault::new(SLOW));
+    desk.start();
+    let catching_up = Expected {
+        says: &["CATCHING UP: ", "caught up    in about "],
+        ..delivers("catching-up")
+    };
+    let sight = desk.sees(catching_up).await;
+    assert_eq!(unknown_estimates(&sight), Vec::<&str>::new(), "{sight}");
+    let row = desk
+        .database
+        .client
+        .query_one(confirmed, &[])
+        .await
+        .unwrap();
+    assert!(
+        row.get::<_, bool>(0),
+        "the transaction is not confirmed yet"
+    );
+    desk.emulator.faults().lift(slow);
+    desk.sees_all_delivered().await;
+}
+
 /// Lists the views that do not say when the relay will have caught up.
 fn unknown_estimates(sight: &Sight) -> Vec<&'static str> {
     const FIELD: &str = "caught_up_in_seconds";
@@ -120,8 +156,8 @@ fn unknown_estimates(sight: &Sight) -> Vec<&'static str> {
     unknown.map(|(view, _)| view).collect()
 }
 
-/// The port of a second relay says that it is a standby. The commands show the slot, and the relay that
-/// holds it.
+/// Checks that the port of a second relay says that it is a standby. The commands show the slot,
+/// and the relay that holds it.
 async fn standby_says_so(desk: &Desk) {
     let addr = free_addr();
     let settings = [("POSTRIDER_HTTP_ADDR", addr.as_str())];

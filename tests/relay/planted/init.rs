@@ -1,4 +1,5 @@
-//! Runs `postrider init` on a database in which somebody has created objects under our names.
+//! Runs `postrider init` on a database in which a stranger has created objects with the names of
+//! Postrider's own objects.
 
 use super::*;
 

@@ -1,4 +1,4 @@
-//! A partition is attached while the relay runs.
+//! Tests in which a partition is attached while the relay runs.
 
 use super::*;
 
@@ -57,7 +57,7 @@ async fn a_partition_attached_while_the_relay_runs_is_delivered() {
         .execute(&[CREATE_SECOND, ATTACH_SECOND, &insert].concat())
         .await;
     wait_for_100_records(&database).await;
-    // Message ids grow in the order in which messages are stored.
+    // Message ids grow in the order in which messages are stored, so sort by message id.
     let row = database
         .client
         .query_one(
@@ -90,4 +90,92 @@ async fn rows_in_a_partition_before_it_is_attached_are_delivered_from_the_table(
     wait_for_100_records(&database).await;
     assert_eq!(emulator.journal().counts().stored_messages, 100);
     relay.wait_for_log("publication-gap").await;
+}
+
+/// A foreign table whose rows are in a file of the server. `INSERTS` stands for the statement that wrote the rows.
+const ATTACH_FOREIGN: &str = "\
+    CREATE TABLE outbox.cold (LIKE outbox.parted INCLUDING DEFAULTS); INSERTS \
+    CREATE EXTENSION file_fdw; CREATE SERVER files FOREIGN DATA WRAPPER file_fdw; \
+    DO $$ DECLARE file text := current_setting('data_directory') || '/cold'; BEGIN \
+        EXECUTE format('COPY outbox.cold TO %L', file); \
+        EXECUTE format('CREATE FOREIGN TABLE outbox.parted_2 PARTITION OF outbox.parted \
+            FOR VALUES FROM (100) TO (200) SERVER files OPTIONS (filename %L)', file); \
+    END $$";
+
+const DETACH_AND_COPY: &str = "\
+    ALTER TABLE outbox.parted DETACH PARTITION outbox.parted_2; \
+    CREATE TABLE outbox.parted_3 (LIKE outbox.parted INCLUDING ALL); \
+    INSERT INTO outbox.parted_3 SELECT * FROM outbox.parted_2; \
+    ALTER TABLE outbox.parted ATTACH PARTITION outbox.parted_3 FOR VALUES FROM (100) TO (200)";
+
+const ATTACH_UNLOGGED: &str = "\
+    CREATE UNLOGGED TABLE outbox.parted_2 PARTITION OF outbox.parted FOR VALUES FROM (100) TO (200); INSERTS";
+
+/// A partition with rows that PostgreSQL does not stream is attached; the rows are inserted into the table `into`. The
+/// operator follows the hint of the relay: `repair` does what `hints` say.
+async fn hint_is_followed(
+    dispatch: &str,
+    (attach, into): (&str, &str),
+    hints: &[&str],
+    repair: &str,
+) {
+    let database = Database::private().await;
+    let emulator = harness::emulator().await;
+    start_parted(&database, &emulator).await.stop().await;
+    let environment = [
+        ("DATABASE_URL", database.url.as_str()),
+        ("POSTRIDER_SLOT", database.slot()),
+        ("POSTRIDER_TABLE", "outbox.parted"),
+    ];
+    let init = harness::postrider(&["init", "--apply"], &environment).output();
+    assert!(init.unwrap().status.success());
+    let host = emulator.addr().to_string();
+    let settings = [
+        ("POSTRIDER_TABLE", "outbox.parted"),
+        ("POSTRIDER_DISPATCH", dispatch),
+    ];
+    let relay = Relay::start_with(&database, &host, &settings);
+    relay.wait_for_log("streaming").await;
+    database.execute(&insert_parted("parted", 0, 49)).await;
+    stored(&emulator, 50).await;
+    database.wait_until_audited().await;
+    let inserts = insert_parted(into, 100, 149);
+    database.execute(&attach.replace("INSERTS", &inserts)).await;
+    for hint in hints {
+        relay.wait_for_log(hint).await;
+    }
+    database.execute(repair).await;
+    stored(&emulator, 100).await;
+    relay.stop().await;
+}
+
+/// Waits until this many different events are stored.
+async fn stored(emulator: &RunningEmulator, events: usize) {
+    eventually("all rows are published", || async {
+        let attempts = emulator.journal().attempts();
+        let stored = attempts.iter().filter(|attempt| attempt.is_stored());
+        let ids = stored.flat_map(|attempt| attempt.event_ids.iter().flatten());
+        let ids: std::collections::BTreeSet<_> = ids.collect();
+        (ids.len() == events).then_some(())
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn rows_of_a_foreign_partition_are_delivered_if_the_hint_is_followed() {
+    let hints = [
+        "alter table outbox.parted detach partition outbox.parted_2; create an ordinary table",
+        "copy the rows of outbox.parted_2 into it with every column, also inserted_xid and seq",
+    ];
+    for dispatch in ["full", "exceptions"] {
+        hint_is_followed(dispatch, (ATTACH_FOREIGN, "cold"), &hints, DETACH_AND_COPY).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn rows_of_an_unlogged_partition_are_delivered_if_the_hint_is_followed() {
+    let repair = "alter table outbox.parted_2 set logged";
+    for dispatch in ["full", "exceptions"] {
+        hint_is_followed(dispatch, (ATTACH_UNLOGGED, "parted"), &[repair], repair).await;
+    }
 }

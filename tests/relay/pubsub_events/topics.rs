@@ -1,4 +1,4 @@
-//! A topic that Pub/Sub refuses or throttles holds up only its own events.
+//! Tests that a topic which Pub/Sub refuses or throttles holds up only its own events.
 
 use super::*;
 
@@ -72,8 +72,37 @@ async fn a_right_that_is_revoked_and_granted_again_holds_up_only_its_topic() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_topic_that_fails_a_precondition_for_a_while_holds_up_only_itself() {
     // Pub/Sub answers with this code, for example, while the key that encrypts the topic is unavailable.
-    let hint = "roles/pubsub.publisher";
-    a_refusal_holds_up_only_its_topic(Code::FailedPrecondition, "pubsub-permission", hint).await;
+    let hint = "check the topic's encryption key and its message storage policy";
+    a_refusal_holds_up_only_its_topic(Code::FailedPrecondition, "pubsub-precondition", hint).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn internal_errors_of_a_topic_are_named_and_hold_up_only_this_topic() {
+    let hint = "look at https://status.cloud.google.com";
+    a_refusal_holds_up_only_its_topic(Code::Internal, "pubsub-internal", hint).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_disabled_api_is_told_apart_from_a_missing_right() {
+    let hint = "gcloud services enable pubsub.googleapis.com --project=demo";
+    let refusal = infrastructure("SERVICE_DISABLED");
+    holds_up_only_its_topic(refusal, "pubsub-api-disabled", hint).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_project_without_billing_is_told_apart_from_a_missing_right() {
+    let refusal = infrastructure("BILLING_DISABLED");
+    holds_up_only_its_topic(refusal, "pubsub-billing-disabled", "billing account").await;
+}
+
+/// The answer with which Google's service infrastructure, and not Pub/Sub itself, refuses a request for
+/// `reason`.
+fn infrastructure(reason: &'static str) -> Action {
+    Action::FailWithReason {
+        code: Code::PermissionDenied,
+        domain: "googleapis.com",
+        reason,
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -92,11 +121,15 @@ async fn credentials_that_pubsub_refuses_for_a_while_are_named_and_retried() {
     .await;
 }
 
-/// Makes Pub/Sub refuse all orders with `code`. Checks that the relay logs the error `name` with
-/// `hint`, that payments continue, and that all orders are delivered once the refusal is lifted.
 async fn a_refusal_holds_up_only_its_topic(code: Code, name: &str, hint: &str) {
+    holds_up_only_its_topic(Action::Fail(code), name, hint).await;
+}
+
+/// Makes Pub/Sub refuse all orders. Checks that the relay logs the error `name` with `hint`, that
+/// payments continue, and that all orders are delivered once the refusal is lifted.
+async fn holds_up_only_its_topic(refusal: Action, name: &str, hint: &str) {
     let world = world_with_payments().await;
-    let refusal = Fault::new(Action::Fail(code)).on_topic("order.events");
+    let refusal = Fault::new(refusal).on_topic("order.events");
     let refusal = world.emulator.faults().inject(refusal);
     world.relay.wait_for_log(name).await;
     let log = world.relay.log();

@@ -1,4 +1,4 @@
-//! A row of a custom table has an id of three million characters.
+//! Tests a row of a custom table whose id has three million characters.
 
 use super::*;
 use crate::http::metric;

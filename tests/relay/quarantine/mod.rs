@@ -9,9 +9,9 @@ mod set_aside;
 use crate::harness::{self, Database, Relay, eventually, insert_orders, postrider};
 use crate::http::free_addr;
 use pubsub_emulator::checks::{self, Expected, Report, Stream};
-use pubsub_emulator::{Action, Attempt, Fault, FaultId, RunningEmulator};
+use pubsub_emulator::{Action, Fault, FaultId, RunningEmulator};
 use std::collections::BTreeMap;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 const BAD: &str = "00000000-0000-4000-8000-00000000bad0";
 

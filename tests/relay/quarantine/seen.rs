@@ -1,4 +1,5 @@
-//! Tests how the metrics and `/status` show the quarantine, and its limit.
+//! Tests of the metrics and of `/status` while events are in quarantine, and of the limit of the
+//! quarantine.
 
 use super::*;
 use crate::http::{get, metric};
@@ -32,6 +33,42 @@ async fn metrics_and_status_show_the_quarantine_without_the_names_of_keys() {
         "{}",
         relay.log()
     );
+    let shown = postrider(&["status"], &[("DATABASE_URL", &database.url)]).output();
+    let shown = String::from_utf8(shown.unwrap().stdout).unwrap();
+    assert!(
+        shown.contains("order.events, key \"o-1\": 11 events, the oldest"),
+        "{shown}"
+    );
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_event_in_quarantine_that_blocks_no_key_is_shown_within_seconds() {
+    let database = Database::start().await;
+    let emulator = harness::emulator().await;
+    poison(&emulator, BAD);
+    let (http, addr) = (free_addr(), emulator.addr().to_string());
+    let environment = [
+        ("POSTRIDER_HTTP_ADDR", http.as_str()),
+        ("POSTRIDER_ON_BAD_EVENT", "quarantine_event"),
+    ];
+    let _relay = Relay::start_with(&database, &addr, &environment);
+    let shown = || metric(&http, "postrider_events_in_quarantine");
+    eventually("the quarantine is counted", || async {
+        (shown().await? == 0.0).then_some(())
+    })
+    .await;
+    insert_bad(&database, BAD, "o-1").await;
+    wait_for_state(&database, "quarantined", 1).await;
+    let began = Instant::now();
+    eventually("the event is shown", || async {
+        (shown().await? == 1.0).then_some(())
+    })
+    .await;
+    // The relay counts regularly only every 30 seconds, so an earlier value shows that the bad event
+    // caused a count.
+    let took = began.elapsed();
+    assert!(took < Duration::from_secs(15), "{took:?}");
+    assert_eq!(metric(&http, "postrider_blocked_keys").await, Some(0.0));
 }
 
 /// Puts one row for each of `keys` keys into quarantine, as if each key had a bad event.
@@ -64,8 +101,8 @@ async fn one_bad_key_too_many_stops_the_relay_before_its_event_is_confirmed() {
     assert_eq!(relay.wait().await.code(), Some(5), "{log}");
     let of_it = format!("SELECT count(*) FROM outbox.dispatch WHERE event_id = '{BAD}'");
     assert_eq!(database.number(&of_it).await, 0);
-    // The stream sends the event again, and the next relay stops with the same error. Once the event is
-    // no longer bad, a relay publishes it.
+    // PostgreSQL streams the event again, and the next relay stops with the same error. Once the
+    // event is no longer bad, a relay publishes it.
     let relay = Relay::start(&database, &emulator);
     relay.wait_for_error("quarantine-full").await;
     assert_eq!(relay.wait().await.code(), Some(5));
@@ -75,7 +112,7 @@ async fn one_bad_key_too_many_stops_the_relay_before_its_event_is_confirmed() {
     assert_eq!(emulator.journal().counts().stored_messages, 21);
     relay.stop().await;
     // A relay that starts with more quarantined events than the limit stops with the same error. The
-    // remedy on the error's page helps.
+    // remedy on the page of this error, to discard events, must work.
     fill_one_more(&database).await;
     let relay = Relay::start(&database, &emulator);
     relay.wait_for_error("quarantine-full").await;

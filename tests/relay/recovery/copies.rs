@@ -1,5 +1,5 @@
-//! A relay on a copy of the database, with production's settings except `DATABASE_URL`, must not publish
-//! production's events.
+//! Tests that a relay on a copy of the production database, with production's settings except
+//! `DATABASE_URL`, does not publish production's events.
 
 use super::*;
 
@@ -34,9 +34,9 @@ async fn assert_refused(
     assert_eq!(published(emulator), before);
 }
 
-/// Creates and promotes a copy of production's files. The copy has no slots, like a copy made by
-/// `pg_basebackup`. Also returns a connection to it.
-async fn promoted_copy(production: &mut Database) -> (ScratchPostgres, tokio_postgres::Client) {
+/// Starts a standby server with a copy of production's files. The standby server has no slots, like a
+/// copy made by `pg_basebackup`.
+async fn standby_of(production: &mut Database) -> ScratchPostgres {
     let server = production.server();
     server.stop(StopMode::Fast, harness::PATIENCE).unwrap();
     let copy = ScratchPostgres::builder()
@@ -45,6 +45,12 @@ async fn promoted_copy(production: &mut Database) -> (ScratchPostgres, tokio_pos
         .unwrap();
     server.start_again().unwrap();
     production.reconnect().await;
+    copy
+}
+
+/// Creates a standby server of production and promotes it. Also returns a connection to it.
+async fn promoted_copy(production: &mut Database) -> (ScratchPostgres, tokio_postgres::Client) {
+    let copy = standby_of(production).await;
     let client = harness::connect(&copy.url("postgres")).await;
     client
         .batch_execute("SELECT pg_promote(true)")
@@ -54,11 +60,45 @@ async fn promoted_copy(production: &mut Database) -> (ScratchPostgres, tokio_pos
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn commands_on_a_standby_server_name_it_and_miss_no_slot_there() {
+    let (mut database, _emulator) = production().await;
+    let standby = standby_of(&mut database).await;
+    let url = standby.url("postgres");
+    let environment = [
+        ("DATABASE_URL", url.as_str()),
+        ("POSTRIDER_SLOT", database.slot()),
+        ("PUBSUB_PROJECT_ID", "demo"),
+    ];
+    for arguments in [
+        &["status"][..],
+        &["slot", "show"],
+        &["slot", "list"],
+        &["slot", "create", "--yes"],
+        &["slot", "drop", "--yes"],
+        &["slot", "advance", "--to", "0/FFFFFF0", "--yes"],
+        &["audit"],
+        &["replay", "--key", "o-1", "--dry-run"],
+        &["prune", "--older-than", "1d", "--dry-run"],
+    ] {
+        let ran = harness::postrider(arguments, &environment).output();
+        let said = String::from_utf8(ran.unwrap().stderr).unwrap();
+        assert!(
+            said.contains("error[postgres-standby]"),
+            "{arguments:?}: {said}"
+        );
+    }
+    let checked = harness::postrider(&["check"], &environment).output();
+    let said = String::from_utf8(checked.unwrap().stdout).unwrap();
+    assert!(said.contains("postgres-standby"), "{said}");
+    assert!(!said.contains("create the slot"), "{said}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_copy_of_the_database_on_the_same_server_is_refused_even_if_the_slot_is_gone() {
     let (mut database, emulator) = production().await;
     let url = database.server().url("copy");
     let maintenance = database.server().socket_url("template1");
-    // A database with sessions cannot be a template.
+    // A database with open sessions cannot be a template, so connect to another database for the copy.
     database.client = harness::connect(&maintenance).await;
     eventually("the database is copied", || async {
         let copying = database
@@ -74,7 +114,7 @@ async fn a_copy_of_the_database_on_the_same_server_is_refused_even_if_the_slot_i
     let other_slot = [("POSTRIDER_SLOT", "copy")];
     assert_refused(&database, &emulator, &url, &other_slot, "table-captured").await;
 
-    // After `recover --adopt` the relay publishes.
+    // After `recover --adopt`, the relay is allowed to publish from the copy.
     let environment = [("DATABASE_URL", url.as_str()), ("POSTRIDER_SLOT", "copy")];
     let adopting = harness::postrider(&["recover", "--adopt", "--yes"], &environment);
     let adopted = { adopting }.output().unwrap();

@@ -1,5 +1,5 @@
-//! Tests which rows a recovery publishes from the tables, in which order, and what happens when
-//! PostgreSQL cannot read its log.
+//! Tests of which rows a recovery publishes from the tables, and in which order. In some tests PostgreSQL
+//! cannot read the WAL.
 
 use super::*;
 
@@ -33,7 +33,7 @@ async fn start_all_delivers_the_rows_of_the_table_while_writers_continue() {
     assert_nothing_is_lost_or_repeated(&database, &emulator, &relay).await;
     assert!(relay.log().contains("first-start"), "{}", relay.log());
     relay.stop().await;
-    // Only the first start publishes the tables, although `start = all` is still set.
+    // Only the first start publishes the rows of the tables, although `start = all` is still set.
     let relay = Relay::start_with(&database, &host, &[("POSTRIDER_START", "all")]);
     relay.wait_for_log("streaming").await;
     assert!(!relay.log().contains("recovering"), "{}", relay.log());
@@ -98,8 +98,8 @@ async fn rows_written_without_a_publication_come_from_the_table() {
     let columns = "SELECT string_agg(tablename, ',') FROM pg_publication_tables";
     assert_eq!(database.text(columns).await, "events");
     database.execute("DROP PUBLICATION postrider").await;
-    // Give these rows keys of their own. PostgreSQL 18 silently skips them, and the audit delivers
-    // them after rows that the stream brings later.
+    // Give these rows keys of their own, because PostgreSQL 18 silently skips them, and the audit
+    // delivers them after rows that are streamed later.
     database.execute(&insert_sql("gap", 201, 100)).await;
     database
         .execute("CREATE PUBLICATION postrider FOR TABLE outbox.events WITH (publish = 'insert', publish_via_partition_root = true)")
@@ -110,16 +110,16 @@ async fn rows_written_without_a_publication_come_from_the_table() {
     relay.wait_for_log("publication-gap").await;
 }
 
-/// Delivers 200 events, writes 300 more events, and damages the log in their middle, so that only the
-/// first 150 of them can be streamed.
+/// Delivers 200 events, writes 300 more events, and damages the WAL in the middle of these 300
+/// events, so that only the first 150 of them can be streamed.
 async fn served_with_a_damaged_log() -> (Database, RunningEmulator) {
     let (mut database, emulator) = served_by(Database::private().await).await;
-    let place = "SELECT file_name || ' ' || file_offset \
-                 FROM pg_walfile_name_offset(pg_current_wal_lsn())";
+    let location = "SELECT file_name || ' ' || file_offset \
+                    FROM pg_walfile_name_offset(pg_current_wal_lsn())";
     insert(&database, 201, 150).await;
-    let place = database.text(place).await;
+    let location = database.text(location).await;
     insert(&database, 351, 150).await;
-    let (file, offset) = place.split_once(' ').unwrap();
+    let (file, offset) = location.split_once(' ').unwrap();
     let wal = database.server().data_dir().join("pg_wal").join(file);
     let wal = std::fs::File::options().write(true).open(wal).unwrap();
     wal.write_all_at(&[0xFF; 64], offset.parse().unwrap())
@@ -128,7 +128,7 @@ async fn served_with_a_damaged_log() -> (Database, RunningEmulator) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn rows_behind_an_undecodable_place_in_the_log_come_from_the_table() {
+async fn rows_behind_an_undecodable_place_in_the_wal_come_from_the_table() {
     let (database, emulator) = served_with_a_damaged_log().await;
     let relay = Relay::start(&database, &emulator);
     relay.wait_for_log("recovered").await;
@@ -138,7 +138,7 @@ async fn rows_behind_an_undecodable_place_in_the_log_come_from_the_table() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_relay_that_may_not_recover_stops_at_an_undecodable_place_in_the_log() {
+async fn a_relay_that_may_not_recover_stops_at_an_undecodable_place_in_the_wal() {
     let (database, emulator) = served_with_a_damaged_log().await;
     let host = emulator.addr().to_string();
     let more = [("POSTRIDER_SLOT_ON_LOSS", "stop")];
@@ -239,7 +239,7 @@ async fn a_recovery_quarantines_an_unmappable_row_which_blocks_only_its_key() {
          AND state <> 'published'";
     assert_eq!(database.number(others).await, 0);
     assert_eq!(emulator.journal().counts().stored_messages, 330);
-    // The key stays blocked in the stream as well.
+    // Check that the key also stays blocked for streamed events.
     insert(&database, 342, 7).await;
     database.wait_until_recorded().await;
     assert_eq!(database.number(waiting).await, 11, "{}", relay.log());
@@ -259,7 +259,7 @@ async fn a_recovered_row_whose_topic_is_missing_holds_up_its_key_alone() {
     let relay = Relay::start(&database, &emulator);
     relay.wait_for_log("topic-missing").await;
     insert(&database, 251, 50).await;
-    // These events wait behind the recovered events of their key.
+    // These events come from the stream, and must wait behind the recovered events of their key.
     database.execute(&lost.replace("1, 3", "4, 6")).await;
     insert(&database, 301, 50).await;
     eventually("the stream of other keys is published", || async {
@@ -277,7 +277,8 @@ async fn a_recovered_row_whose_topic_is_missing_holds_up_its_key_alone() {
     assert_nothing_is_lost_or_repeated(&database, &emulator, &relay).await;
 }
 
-/// The quarantined event has another key than the recovered row that waits.
+/// The key of the quarantined event differs from the key of the recovered row that waits, so the release
+/// need not wait.
 #[tokio::test(flavor = "multi_thread")]
 async fn quarantined_events_are_released_while_a_recovered_row_waits_for_its_topic() {
     let (database, emulator) = served_and_stopped().await;

@@ -1,4 +1,4 @@
-//! A running recovery is interrupted, or waits for transactions.
+//! Tests of a recovery that is interrupted, or that waits for transactions.
 
 use super::*;
 use pubsub_emulator::checks::Violation;
@@ -49,7 +49,7 @@ async fn a_pubsub_outage_during_a_recovery_only_adds_lag() {
     insert(&database, 201, 2_000).await;
     emulator.faults().refuse_connections(true);
     let relay = Relay::start(&database, &emulator);
-    // Once the table is read, new events come from the stream.
+    // Insert the next events only when the table is read, so that the relay gets them from the stream.
     relay.wait_for_log("finished reading the table").await;
     insert(&database, 2_201, 1).await;
     let first_ends = database
@@ -73,7 +73,8 @@ async fn a_standby_completes_a_recovery_when_the_first_relay_dies() {
     insert(&database, 201, 2_000).await;
     emulator.faults().refuse_connections(true);
     let first = Relay::start(&database, &emulator);
-    // Once the table is read, the first relay holds the new slot.
+    // Start the second relay only when the table is read, because by then the first relay holds the new
+    // slot.
     first.wait_for_log("finished reading the table").await;
     let second = Relay::start(&database, &emulator);
     second.wait_for_log("standby").await;
@@ -84,9 +85,9 @@ async fn a_standby_completes_a_recovery_when_the_first_relay_dies() {
     assert_nothing_is_lost_or_repeated(&database, &emulator, &second).await;
 }
 
-/// The slot of the unfinished recovery streams everything that was committed since its creation, even
-/// a row that its own transaction deleted from the table. Besides, a relay that creates a new slot
-/// would have to wait for open transactions.
+/// The relay continues with the slot of the unfinished recovery. This slot streams everything that was
+/// committed since the slot was created, even a row that its own transaction deleted from the table. A
+/// new slot would lack such rows, and PostgreSQL would have to wait for open transactions to create it.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_restart_continues_an_unfinished_recovery_with_its_slot() {
     const SERIES: &str = "\
@@ -135,8 +136,9 @@ async fn a_restart_continues_an_unfinished_recovery_with_its_slot() {
     assert!(report.duplicates.is_empty(), "{report}");
 }
 
-/// With `dispatch = exceptions`, the events that the stream has brought have no records. Since the
-/// relay cannot tell whether they are published, it creates a new slot and repeats them in order.
+/// With `dispatch = exceptions`, events from the stream have no records, so the next relay cannot tell
+/// whether they were published. It reads the tables again, and publishes these events again in order. It
+/// keeps the slot, which streams everything that was committed since the slot was created.
 #[tokio::test(flavor = "multi_thread")]
 async fn without_records_a_restart_begins_an_unfinished_recovery_again() {
     let (database, emulator) = served_and_stopped().await;
@@ -153,7 +155,7 @@ async fn without_records_a_restart_begins_an_unfinished_recovery_again() {
     database.wait_until_confirmed().await;
     relay.stop().await;
     let relay = Relay::start_with(&database, &host, &more);
-    relay.wait_for_log("dropped the old slot").await;
+    relay.wait_for_log("the relay keeps the slot").await;
     insert(&database, 301, 50).await;
     let topic = "projects/demo/topics/nowhere.events";
     emulator.create_topic(topic).await.unwrap();
@@ -186,7 +188,7 @@ async fn assert_begins_again(database: &Database, emulator: &RunningEmulator) {
     assert_nothing_is_lost_or_repeated(database, emulator, &relay).await;
 }
 
-/// After `slot advance` the skipped rows are only in the tables, so the relay needs a new slot.
+/// After `slot advance`, the skipped rows are only in the tables, so the relay needs a new slot.
 #[tokio::test(flavor = "multi_thread")]
 async fn after_an_advance_of_the_slot_an_unfinished_recovery_begins_again() {
     let (database, emulator) = killed_in_a_recovery().await;
@@ -205,7 +207,8 @@ fn command(database: &Database, arguments: &[&str]) {
     assert!(ran.status.success(), "{ran:?}");
 }
 
-/// A person who asks for a recovery gets a new slot.
+/// The operator asks for a recovery, so the relay must create a new slot instead of continuing with the
+/// old one.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_requested_recovery_does_not_continue_an_unfinished_one() {
     let (database, emulator) = killed_in_a_recovery().await;
@@ -242,8 +245,7 @@ async fn a_relay_that_finds_the_slot_missing_too_late_marks_no_recovery() {
     database.drop_slot().await;
     let mut other = harness::connect(&database.url).await;
     let lock = other.transaction().await.unwrap();
-    // This lock needs no transaction id. The creation of a slot would wait for a transaction with an
-    // id.
+    // This lock needs no transaction id, so the creation of a slot does not wait for it.
     lock.batch_execute("LOCK TABLE outbox.relay IN SHARE MODE")
         .await
         .unwrap();

@@ -1,5 +1,5 @@
-//! A slot is dropped, advanced, recreated or invalidated while no relay runs, while a relay opens the
-//! slot, or while a relay runs.
+//! Tests in which a slot is dropped, advanced, recreated or invalidated while no relay runs, while a
+//! relay opens the slot, or while a relay runs.
 
 use super::*;
 

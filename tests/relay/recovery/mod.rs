@@ -1,11 +1,12 @@
-//! The slot is lost or recreated, or never existed, but no event is lost. The relay publishes
-//! unrecorded rows from the tables, in order per key, and then continues with the stream.
+//! Tests in which the slot is lost or recreated, or never existed, but no event is lost. The relay
+//! publishes unrecorded rows from the tables, in order per key, and then continues with the stream.
 
 mod copies;
 mod from_table;
 mod interrupted;
 mod lost_slot;
 mod other_server;
+mod table_added;
 mod upgrade;
 
 use crate::harness::{self, Database, Relay, eventually, insert_orders};
@@ -33,7 +34,8 @@ fn insert_sql(key: &str, first: u32, count: u32) -> String {
     )
 }
 
-/// Creates a slot under the relay's name at the end of the WAL, as if nothing had been lost.
+/// Creates a slot with the name of the relay's slot at the end of the WAL, as if the old slot had
+/// not been lost.
 async fn create_slot(database: &Database) {
     let slot = database.slot();
     database

@@ -1,5 +1,5 @@
-//! The relay connects to another server with the same tables: a promoted standby server, a server on
-//! another timeline, or another cluster.
+//! Tests of a relay that connects to another server with the same tables: a promoted standby server, a
+//! server on another timeline, or another cluster.
 
 use super::*;
 
@@ -44,7 +44,7 @@ async fn a_server_of_another_timeline_that_has_the_slot_is_served_and_audited() 
     assert_eq!(database.number(timeline).await, 1);
 }
 
-/// Copies the rows that a dump of the outbox would contain to another cluster.
+/// Copies to another cluster the rows that a dump of the outbox would contain.
 async fn migrate(from: &Database, to: &Database) {
     to.execute("DELETE FROM outbox.capture").await;
     let last = from.number("SELECT max(seq) FROM outbox.events").await;
@@ -78,12 +78,19 @@ async fn migrate(from: &Database, to: &Database) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn another_cluster_is_refused_until_adopted_and_its_log_collides_with_no_record() {
+async fn another_cluster_is_refused_until_adopted_and_its_wal_collides_with_no_record() {
     let (old, emulator) = served_by(Database::private().await).await;
     insert(&old, 201, 100).await;
     let new = Database::private().await;
+    // A service wrote an `inserted_xid` of its own. No cluster ever reaches this transaction id.
+    old.execute(
+        "INSERT INTO outbox.events (aggregatetype, aggregateid, event_type, payload, inserted_xid) \
+         VALUES ('order', 'odd', 'OrderPlaced', '{}', '4611686018427387904')",
+    )
+    .await;
     migrate(&old, &new).await;
-    // Move a record of the old cluster to an LSN that the new cluster's log may reach.
+    // Move a record of the old cluster to an LSN that the WAL of the new cluster may reach, where the
+    // relay could mistake it for the record of a new event.
     new.execute(
         "UPDATE outbox.dispatch SET commit_lsn = pg_current_wal_lsn() + (ordinal + 100000000) \
          WHERE event_id IN (SELECT event_id FROM outbox.dispatch LIMIT 1)",

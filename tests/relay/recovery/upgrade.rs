@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 
 use super::*;
 use crate::harness::postrider;
+use crate::server_stop::stop_with_unsent_wal;
 
 /// The program folders of PostgreSQL 17 and 18, each with `pg_upgrade`. `None` if one is missing.
 fn two_majors() -> Option<(PathBuf, PathBuf)> {
@@ -48,7 +49,7 @@ fn upgraded(
 ) -> Result<ScratchPostgres, scratch_postgres::Error> {
     ScratchPostgres::builder()
         .programs(programs)
-        // Disable checksums, as on the old server.
+        // Disable checksums, as on the old server, because `pg_upgrade` requires the same setting.
         .initdb_arg("--no-data-checksums")
         .upgrade_of(old)
         .start()
@@ -104,7 +105,7 @@ async fn after_pg_upgrade_the_relay_continues_with_the_copied_slot() {
     assert!(text.contains("foreign-cluster"), "{text}");
     let (status, text) = ran(&database, &host, &["slot", "show"]);
     assert_eq!(status, Some(2), "{text}");
-    assert!(text.contains("FOREIGN-CLUSTER"), "{text}");
+    assert!(text.contains("FOREIGN CLUSTER"), "{text}");
 
     let (status, text) = ran(&database, &host, &["recover", "--adopt", "--yes"]);
     assert_eq!(status, Some(0), "{text}");
@@ -173,4 +174,17 @@ async fn events_written_before_an_upgraded_server_is_adopted_are_published_from_
     relay.wait_for_log("recovered").await;
     insert(&database, 301, 100).await;
     assert_nothing_is_lost_or_repeated(&database, &emulator, &relay).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn pg_upgrade_accepts_the_slot_if_the_server_had_unsent_wal_when_it_was_stopped() {
+    let Some((old_programs, new_programs)) = two_majors() else {
+        return;
+    };
+    let (mut database, _emulator, relay) = served_on(&old_programs).await;
+    database.wait_until_confirmed().await;
+    let work = "CREATE TABLE other AS SELECT generate_series(1, 200000)";
+    stop_with_unsent_wal(&mut database, &relay, work).await;
+    relay.stop().await;
+    upgraded(database.server(), &new_programs).unwrap();
 }

@@ -1,11 +1,13 @@
-//! `postrider event` shows each message of a replayed event, and `--rate` limits a replay.
+//! Tests that `postrider event` shows each message of a replayed event, and that `--rate` limits a
+//! replay.
 
 use std::time::{Duration, Instant};
 
 use super::{environment, replayed, with_published_events};
 use crate::harness::{Database, postrider};
 
-/// The only event of `postrider event ID --json`, and the text of the command.
+/// Runs `postrider event ID` with and without `--json`. Returns the only event of the JSON output,
+/// and the text output.
 fn shown(database: &Database, id: &str) -> (serde_json::Value, String) {
     let run = |arguments: &[&str]| {
         let ran = postrider(arguments, &environment(database)).output();
@@ -53,7 +55,8 @@ async fn an_event_keeps_its_original_message_through_all_replays() {
     ] {
         assert!(text.contains(part), "{part} in\n{text}");
     }
-    // An event whose row is gone is released, but not published again: its message stays the same.
+    // The row of the event is gone, so a replay releases the event but cannot publish it again. The
+    // event keeps its last message.
     let delete = format!("DELETE FROM outbox.events WHERE id = '{id}'");
     database.execute(&delete).await;
     for name in ["gone", "gone-again"] {
@@ -83,6 +86,7 @@ async fn a_replay_is_not_faster_than_its_rate() {
     );
     let took = began.elapsed();
     assert_eq!(report["sent"], 40, "{report}");
-    // The last key of two events is released when the other 38 events are due.
+    // Each key has two events. The last key is released once the other 38 events are due, after 3.8
+    // s.
     assert!(took >= Duration::from_millis(3_800), "{took:?}");
 }

@@ -1,5 +1,6 @@
-//! PostgreSQL terminates the first relay's walsender while requests of this relay are in flight. The
-//! first relay waits for the answers. The second relay takes over the slot before the answers arrive.
+//! Tests in which PostgreSQL terminates the first relay's walsender while requests of this relay are in
+//! flight. The first relay waits for the answers. The second relay takes over the slot before the answers
+//! arrive.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -23,7 +24,8 @@ async fn taken_over_before_the_answers_come() -> (Database, RunningEmulator, Rel
     let host = emulator.addr().to_string();
     let second = Relay::start_with(&database, &host, &with(&[]));
     second.wait_for_log("standby").await;
-    // This delay is shorter than the time that a relay waits for answers after its session has ended.
+    // This delay is shorter than the time that a relay waits for answers after its session has ended, so
+    // the first relay still gets the answers.
     let late = Action::Delay(Duration::from_secs(9));
     emulator.faults().inject(Fault::new(late).times(3));
     let withheld = emulator.faults().inject(Fault::new(Action::NeverAnswer));
@@ -91,7 +93,8 @@ async fn an_outcome_that_arrives_after_a_takeover_is_not_recorded() {
     let row = database.client.query_one(late_ids, &[&ids_of_first]).await;
     assert_eq!(row.unwrap().get::<_, i64>(0), 0);
     let report = harness::check_streamed(&database, &emulator).await;
-    // The first relay cannot call back requests that were in flight at the takeover.
+    // The first relay cannot cancel requests that were in flight at the takeover, so allow that they
+    // overlap with repeats.
     let others = |found: &&Violation| !matches!(found, Violation::InFlightTogether { .. });
     assert_eq!(
         report.violations.iter().filter(others).count(),

@@ -1,4 +1,5 @@
-//! PostgreSQL may free the slot without the relay's knowledge. The relay must stop sending in time.
+//! Tests of the lease: PostgreSQL may free the slot before the relay knows it, so the relay must stop
+//! sending in time.
 
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
@@ -108,7 +109,7 @@ async fn backpressure_keeps_the_lease_as_long_as_postgresql_hears_the_relay() {
     let environment = with(&[("DATABASE_URL", &url), ("POSTRIDER_IN_FLIGHT_MIB", "1")]);
     let relay = Relay::start_with(&database, &host, &environment);
     relay.wait_for_log("streaming").await;
-    // The relay reads far less than the inserted 80 MB.
+    // Backpressure: the relay stops reading long before it has read the inserted 80 MB.
     tokio::time::sleep(LEASE + LEASE / 3).await;
     let log = relay.log();
     assert!(!log.contains("lease-lost"), "{log}");
@@ -182,7 +183,7 @@ async fn backpressure_without_rights_to_statistics_keeps_the_lease_until_the_slo
     .await;
     let free = Instant::now();
     relay.wait_for_log("lease-lost").await;
-    // The relay checks the slot eight times per lease.
+    // The relay checks the slot eight times per lease, so it must notice soon that the slot is free.
     assert!(free.elapsed() < LEASE / 2, "{:?}", free.elapsed());
 }
 
@@ -210,7 +211,8 @@ async fn a_frozen_relay_sends_nothing_new_when_it_wakes_up_after_a_takeover() {
     let of_first = |attempt: &&Attempt| attempt.peer.is_some_and(|p| peers_of_first.contains(&p));
     let late = attempts.iter().filter(of_first);
     let late = late.filter(|attempt| attempt.received >= woken).count();
-    // Requests that were in the first relay's sockets when it froze still arrive, at most one per key.
+    // Requests that were in the first relay's sockets when it froze still arrive. There is at most one
+    // per key, and there are ten keys.
     assert!(late <= 10, "{late} requests after it woke up");
     let report = harness::check_streamed(&database, &emulator).await;
     let missing = |violation: &&Violation| matches!(violation, Violation::Missing { .. });
@@ -249,7 +251,8 @@ async fn published_events_are_recorded_even_if_the_free_slot_is_seen_first() {
     let (proxy, url) = proxied(&database).await;
     let settings = [
         ("DATABASE_URL", &*url),
-        // The relay checks the slot eight times per timeout.
+        // The relay checks the slot eight times per timeout, here about every 0.9 s, so that a check
+        // comes before the late message.
         ("POSTRIDER_WAL_SENDER_TIMEOUT_S", "7"),
         ("POSTRIDER_PUBLISH_TIMEOUT_S", "1"),
     ];

@@ -1,8 +1,10 @@
-//! Only one relay sends at a time. A standby reports that it waits for the slot. A takeover loses no
-//! event. A relay that is cut off from PostgreSQL stops sending before another relay can begin.
+//! Tests of several relays on one slot. Only one relay sends at a time. A standby reports that it waits
+//! for the slot. A takeover loses no event. A relay that is cut off from PostgreSQL stops sending before
+//! another relay can begin.
 
 mod late_answers;
 mod lease;
+mod roles;
 
 use std::time::{Duration, Instant};
 
@@ -13,16 +15,17 @@ use crate::harness::{self, Database, Relay, eventually, insert_orders};
 use crate::http::{free_addr, get, metric};
 use crate::load::{Load, proxied, wait_for_more};
 
-/// Settings for a short lease of 12 s. A busy machine does not stall for a quarter of this time.
+/// Settings for a short lease of 12 s. A relay stops sending after three quarters of its lease.
+/// Even a busy machine does not stall for the remaining quarter.
 const SHORT_LEASE: [(&str, &str); 2] = [
     ("POSTRIDER_WAL_SENDER_TIMEOUT_S", "12"),
-    // This timeout is much longer than the 400 ms that answers take in some tests.
+    // Much longer than the 400 ms that answers take in some tests, so that no attempt times out.
     ("POSTRIDER_PUBLISH_TIMEOUT_S", "2"),
 ];
 const LEASE: Duration = Duration::from_secs(12);
 
-/// The longest time that a takeover of a free slot may take. A standby checks the slot twice a second,
-/// but the machine may be busy.
+/// The longest time that the takeover of a free slot may take. A standby checks the slot twice a
+/// second, but the machine may be busy.
 const LEEWAY: Duration = Duration::from_secs(5);
 
 /// The settings for a short lease, and `more`.
@@ -58,7 +61,7 @@ async fn a_standby_names_the_holder_in_its_log_and_on_its_port() {
     assert_eq!(metric(&addr, "postrider_holds_slot").await, Some(0.0));
 }
 
-/// If the first relay kept its gauges, they would alert operators about a slot that the second relay
+/// If the first relay kept its gauges, they would cause alerts about a slot that the second relay
 /// holds.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_relay_that_lost_the_slot_to_its_standby_no_longer_shows_slot_metrics() {
@@ -138,8 +141,8 @@ async fn session_began(database: &Database, emulator: &RunningEmulator) -> Durat
     emulator.journal().now() - Duration::from_secs_f64(age)
 }
 
-/// Inserts 80 MB. A relay that publishes nothing reads less, even if buffers of the system are counted,
-/// which usually hold 32 MiB on each side of a proxy.
+/// Inserts 80 MB. A relay that publishes nothing reads less than that, even including the system's
+/// socket buffers, which usually hold up to 32 MiB on each side of a proxy.
 pub(crate) async fn insert_much(database: &Database) {
     database
         .execute(
@@ -180,8 +183,9 @@ async fn a_standby_that_finds_the_publication_altered_at_takeover_waits() {
     second.stop().await;
 }
 
-/// PostgreSQL cannot decode past a row, so the stream of the first relay ends. While the first relay
-/// still waits for an answer of Pub/Sub, the second relay gets the slot and recovers.
+/// PostgreSQL cannot decode past a row that was inserted while the publication did not exist, so
+/// the stream of the first relay ends. While the first relay still waits for an answer of Pub/Sub,
+/// the second relay gets the slot and recovers.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_stuck_slot_that_another_relay_already_replaced_is_not_recovered_again() {
     let database = Database::private().await;

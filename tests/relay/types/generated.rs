@@ -67,7 +67,7 @@ async fn a_stored_generated_key_works_if_postgresql_can_publish_it() {
     }
     assert!(!relay.log().contains("cannot compare"), "{}", relay.log());
     relay.stop().await;
-    // PostgreSQL never publishes a virtual generated column.
+    // PostgreSQL never publishes a virtual generated column, so the relay must refuse the table.
     world
         .database
         .execute(

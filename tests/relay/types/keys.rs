@@ -112,8 +112,8 @@ async fn ids_and_keys_of_any_type_are_streamed_audited_recovered_and_checked() {
     assert_eq!(stored, 4 * each as u64, "{}", relay.log());
 }
 
-/// Checks that each row is recorded under the text form of its id that the stream uses, whether the
-/// row came from the stream or the table.
+/// Checks that each row is recorded under the text form that its id has in the stream, whether the
+/// row came from the stream or from the table.
 async fn each_row_is_known_by_its_text(world: &World) {
     for (n, (of, _)) in TYPES
         .iter()

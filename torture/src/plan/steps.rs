@@ -2,11 +2,11 @@
 
 use pubsub_emulator::{Action, Code};
 
-use super::{KINDS, Release, Step, Temper, When};
+use super::{FaultFamily, KINDS, Release, Step, When};
 use crate::fault::{Down, Fault, Loss, Outage, Replacement, Side, Trouble, Unpublished};
 use crate::random::Random;
 
-/// Codes that do not say whether the messages were stored.
+/// Codes after which the client does not know whether the messages were stored.
 const UNKNOWN_OUTCOME: [Code; 6] = [
     Code::Unavailable,
     Code::Internal,
@@ -16,33 +16,42 @@ const UNKNOWN_OUTCOME: [Code; 6] = [
     Code::Cancelled,
 ];
 
-/// Draws the steps of a schedule. [`Fault::Release`] is one of them if events are released under
-/// way.
-pub(super) fn draw(temper: Temper, release: Release, random: &mut Random) -> Vec<Step> {
-    let kills = match temper {
-        Temper::Gentle => 0,
-        Temper::Publication | Temper::Tables => random.within(0..=2),
-        Temper::Loss | Temper::Standby => random.within(1..=3),
-        Temper::Crashes => random.within(2..=5),
-        Temper::Pubsub | Temper::Postgres | Temper::Network | Temper::Everything => {
-            random.within(1..=3)
-        }
+/// Draws the steps of a schedule. [`Fault::Release`] is one of the steps if `release` is
+/// `UnderWay`.
+pub(super) fn draw(fault_family: FaultFamily, release: Release, random: &mut Random) -> Vec<Step> {
+    let kills = match fault_family {
+        FaultFamily::Gentle => 0,
+        FaultFamily::Publication | FaultFamily::Tables | FaultFamily::Bytes => random.within(0..=2),
+        FaultFamily::Loss | FaultFamily::Standby => random.within(1..=3),
+        FaultFamily::Crashes => random.within(2..=5),
+        FaultFamily::Pubsub
+        | FaultFamily::Postgres
+        | FaultFamily::Network
+        | FaultFamily::Everything => random.within(1..=3),
     };
-    let others = match temper {
-        Temper::Crashes | Temper::Loss | Temper::Publication | Temper::Tables => {
-            random.within(0..=1)
-        }
+    let others = match fault_family {
+        FaultFamily::Crashes
+        | FaultFamily::Loss
+        | FaultFamily::Publication
+        | FaultFamily::Tables
+        | FaultFamily::Bytes => random.within(0..=1),
         _ => random.within(1..=4),
     };
     let mut faults: Vec<Fault> = Vec::new();
     for _ in 0..kills {
         faults.push(Fault::Kill(random.millis(0..=150)));
     }
-    let mut beside: Vec<Fault> = (0..others).map(|_| draw_fault(temper, random)).collect();
-    match temper {
-        Temper::Loss => beside.extend(draw_losses(random)),
-        Temper::Publication => beside.push(draw_gap(random)),
-        Temper::Tables => beside.extend(draw_replacement(random)),
+    let mut beside: Vec<Fault> = (0..others)
+        .map(|_| draw_fault(fault_family, random))
+        .collect();
+    match fault_family {
+        FaultFamily::Loss => beside.extend(draw_losses(random)),
+        FaultFamily::Publication => beside.push(draw_gap(random)),
+        FaultFamily::Tables => beside.extend(draw_replacement(random)),
+        FaultFamily::Bytes => {
+            let rows = 1..=random.within(1..=3);
+            beside.extend(rows.map(Fault::Undecodable));
+        }
         _ => {}
     }
     if release == Release::UnderWay {
@@ -63,18 +72,18 @@ pub(super) fn draw(temper: Temper, release: Release, random: &mut Random) -> Vec
     faults.into_iter().map(step).collect()
 }
 
-fn draw_fault(temper: Temper, random: &mut Random) -> Fault {
-    let family = match temper {
-        Temper::Gentle => random.pick(&[Family::Gentle, Family::Gentle, Family::Refusals]),
-        Temper::Crashes => random.pick(&[Family::Gentle, Family::Gentle, Family::Refusals]),
-        Temper::Pubsub => random.pick(&[Family::Refusals, Family::Unanswered, Family::Cuts]),
-        Temper::Postgres => random.pick(&[Family::Server, Family::Server, Family::Gentle]),
-        Temper::Standby => random.pick(&[Family::Lease, Family::Lease, Family::Gentle]),
-        Temper::Network => random.pick(&[Family::Network, Family::Network, Family::Gentle]),
-        Temper::Loss | Temper::Publication | Temper::Tables => {
+fn draw_fault(fault_family: FaultFamily, random: &mut Random) -> Fault {
+    let family = match fault_family {
+        FaultFamily::Gentle => random.pick(&[Family::Gentle, Family::Gentle, Family::Refusals]),
+        FaultFamily::Crashes => random.pick(&[Family::Gentle, Family::Gentle, Family::Refusals]),
+        FaultFamily::Pubsub => random.pick(&[Family::Refusals, Family::Unanswered, Family::Cuts]),
+        FaultFamily::Postgres => random.pick(&[Family::Server, Family::Server, Family::Gentle]),
+        FaultFamily::Standby => random.pick(&[Family::Lease, Family::Lease, Family::Gentle]),
+        FaultFamily::Network => random.pick(&[Family::Network, Family::Network, Family::Gentle]),
+        FaultFamily::Loss | FaultFamily::Publication | FaultFamily::Tables | FaultFamily::Bytes => {
             random.pick(&[Family::Gentle, Family::Refusals, Family::Unanswered])
         }
-        Temper::Everything => random.pick(&[
+        FaultFamily::Everything => random.pick(&[
             Family::Gentle,
             Family::Refusals,
             Family::Unanswered,
@@ -105,7 +114,8 @@ fn draw_fault(temper: Temper, random: &mut Random) -> Fault {
         ),
         Family::Network => draw_network(random),
         Family::Lease => {
-            // Some of these faults last so long that PostgreSQL gives the slot to the other relay.
+            // Some of these faults last so long that the lease ends and PostgreSQL gives the slot
+            // to the other relay.
             let span = if random.per_mille(300) {
                 random.millis(5_500..=7_500)
             } else {
@@ -132,9 +142,9 @@ enum Family {
     Lease,
 }
 
-/// Draws the losses of the slot. If the relay does not notice that the slot was recreated, it
-/// delivers the rows that the new slot omits late. The judges can check the order of late rows only
-/// after one such loss, so a schedule with such a loss has no other loss.
+/// Draws the faults in which the slot is lost. If the relay does not notice that the slot was
+/// recreated, it delivers late the rows that the new slot omits. The judges can check the order of
+/// late rows only after one such loss, so a schedule with such a loss has no other loss.
 fn draw_losses(random: &mut Random) -> Vec<Fault> {
     if random.per_mille(350) {
         let down = random.pick(&[Down::Running, Down::Killed]);
@@ -164,14 +174,14 @@ fn draw_replacement(random: &mut Random) -> Vec<Fault> {
         0..=1 => vec![copied],
         2..=5 => vec![Fault::Replaced(down, Replacement::Recreated)],
         6..=7 => vec![copied, Fault::SlotLost(Down::Killed, Loss::Dropped)],
-        // Drawn rarely because it takes long: PostgreSQL decodes the row twice before the relay
-        // replaces the slot.
+        // Drawn rarely because it takes long: PostgreSQL decodes the long row twice before the
+        // relay replaces the slot.
         _ => vec![Fault::TooLong],
     }
 }
 
-/// Makes every replaced table keep its rows. Without records, a recreated table starts a recovery,
-/// and rows that were dropped before they were delivered are lost, as docs/explanation/recovery.md
+/// Makes every replaced table keep its rows. Without records, a recreated table starts a recovery.
+/// Rows that were dropped before they were delivered are then lost, as docs/explanation/recovery.md
 /// says.
 pub(super) fn keep_undelivered_rows(steps: &mut [Step]) {
     for step in steps {
@@ -205,8 +215,8 @@ fn draw_network(random: &mut Random) -> Fault {
 
 /// Draws a fault in which Pub/Sub refuses requests with an error and stores nothing.
 fn draw_refusal(random: &mut Random) -> Fault {
-    // These two faults are drawn rarely, because they make a schedule long: the relay retries only
-    // every few seconds after an error that an operator has to fix.
+    // These two faults are drawn rarely, because they make a schedule long: after an error that an
+    // operator has to fix, the relay waits several seconds between two attempts.
     if random.per_mille(60) {
         let span = random.millis(50..=400);
         return if random.per_mille(500) {

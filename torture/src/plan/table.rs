@@ -1,32 +1,70 @@
 //! The outbox table of a schedule before the relay starts, and other slots of the server.
 
+use super::FaultFamily;
 use crate::random::Random;
 
-/// The outbox table when the relay starts for the first time.
+/// The state of the outbox table when the relay starts for the first time.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct TablePlan {
-    /// Rows that were committed before the table was captured. The relay must publish none of them.
+    /// Number of rows that were committed before the table was captured. The relay must publish
+    /// none of them.
     pub(crate) history: u64,
-    /// The relay creates the slot and the capture record at its first start. If false, `postrider
-    /// init` creates them.
+    /// Whether the relay creates the slot and the capture record at its first start. If false,
+    /// `postrider init` creates them.
     pub(crate) captured_by_relay: bool,
-    /// A second logical slot in the same database. Nobody reads from this slot, so it holds back
-    /// `catalog_xmin`.
+    /// Whether the database has a second logical slot. No session reads from that slot, so the slot holds
+    /// back `catalog_xmin`.
     pub(crate) lagging_slot: bool,
+    /// The encoding of the database.
+    pub(crate) encoding: Encoding,
+}
+
+/// The encoding of a database.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) enum Encoding {
+    #[default]
+    Utf8,
+    SqlAscii,
+    Win1252,
+}
+
+impl Encoding {
+    /// Returns what to append to `CREATE DATABASE name`.
+    pub(crate) fn of_database(self) -> &'static str {
+        match self {
+            Self::Utf8 => "",
+            Self::SqlAscii => {
+                " TEMPLATE template0 ENCODING 'SQL_ASCII' LC_COLLATE 'C' LC_CTYPE 'C'"
+            }
+            Self::Win1252 => " TEMPLATE template0 ENCODING 'WIN1252' LC_COLLATE 'C' LC_CTYPE 'C'",
+        }
+    }
+
+    /// Returns SQL for a text that PostgreSQL accepts in this encoding, and cannot convert to UTF-8.
+    pub(crate) fn undecodable(self) -> &'static str {
+        match self {
+            Self::Utf8 => "'every text is UTF-8'",
+            Self::SqlAscii => "convert_from('\\xff', 'SQL_ASCII')",
+            Self::Win1252 => "convert_from('\\x81', 'WIN1252')",
+        }
+    }
 }
 
 impl TablePlan {
-    /// Draws the table. `is_served_first` says that the writers start only after a relay has served
-    /// the slot.
-    pub(super) fn draw(is_served_first: bool, random: &mut Random) -> Self {
+    /// Draws the plan of the table.
+    pub(super) fn draw(fault_family: FaultFamily, random: &mut Random) -> Self {
         let has_history = random.per_mille(400);
         let rows = random.pick(&[1, 200, 2_000, 12_000]);
         Self {
             history: if has_history { rows } else { 0 },
-            // If the writers start together with the relay, the relay must not capture the table
-            // itself: it would never publish rows that were committed before the capture.
-            captured_by_relay: random.per_mille(400) && is_served_first,
+            // If the writers start together with the relay, the relay must not capture the table itself,
+            // because the relay would never publish the rows that were committed before the capture.
+            captured_by_relay: random.per_mille(400) && fault_family.loses_rows(),
             lagging_slot: random.per_mille(200),
+            encoding: match fault_family {
+                FaultFamily::Bytes => random.pick(&[Encoding::SqlAscii, Encoding::Win1252]),
+                _ => Encoding::Utf8,
+            },
         }
     }
 }

@@ -44,6 +44,7 @@ fn nearly_every_schedule_kills_the_relay_and_every_family_of_faults_occurs() {
         with(|fault| matches!(fault, Fault::Replaced(Down::Running, Replacement::Copied))),
         with(|fault| matches!(fault, Fault::Replaced(_, Replacement::Recreated))),
         with(|fault| matches!(fault, Fault::TooLong)),
+        with(|fault| matches!(fault, Fault::Undecodable(_))),
         with(|fault| matches!(fault, Fault::Release)),
     ] {
         assert!(count > 10, "{count}");
@@ -90,13 +91,16 @@ fn plans_with_bad_events_cover_both_quarantine_policies_and_every_release_time()
 #[test]
 fn a_third_of_the_schedules_of_each_family_records_only_exceptions() {
     let plans: Vec<Plan> = (0..3_000).map(|index| Plan::draw(8, index)).collect();
-    for temper in [
-        Temper::Gentle,
-        Temper::Crashes,
-        Temper::Loss,
-        Temper::Publication,
+    for fault_family in [
+        FaultFamily::Gentle,
+        FaultFamily::Crashes,
+        FaultFamily::Loss,
+        FaultFamily::Publication,
+        FaultFamily::Bytes,
     ] {
-        let of_it = plans.iter().filter(|plan| plan.temper == temper);
+        let of_it = plans
+            .iter()
+            .filter(|plan| plan.fault_family == fault_family);
         let all = of_it.clone().count();
         let exceptions = of_it.filter(|plan| plan.relay.exceptions).count();
         assert!(
@@ -110,15 +114,17 @@ fn a_third_of_the_schedules_of_each_family_records_only_exceptions() {
 fn a_fifth_of_the_schedules_of_each_family_has_goaway() {
     let mut counts: BTreeMap<String, (u32, u32)> = BTreeMap::new();
     for plan in (0..3_000).map(|index| Plan::draw(9, index)) {
-        let (with, all) = counts.entry(format!("{:?}", plan.temper)).or_default();
+        let (with, all) = counts
+            .entry(format!("{:?}", plan.fault_family))
+            .or_default();
         *with += u32::from(plan.goaway.is_some());
         *all += 1;
     }
-    assert_eq!(counts.len(), 10);
-    for (temper, (with, all)) in counts {
+    assert_eq!(counts.len(), 11);
+    for (fault_family, (with, all)) in counts {
         assert!(
             with * 10 > all && with * 10 < all * 3,
-            "{temper}: {with} of {all}"
+            "{fault_family}: {with} of {all}"
         );
     }
 }
@@ -131,7 +137,13 @@ fn a_loss_that_makes_rows_late_is_the_only_loss_of_its_schedule() {
         let losses = plan.steps.iter().filter(is_loss).count();
         assert!(losses <= 1 || !plan.leaves_late_rows());
         assert!(losses == 0 || plan.loses_rows());
-        assert!(losses > 0 || !matches!(plan.temper, Temper::Loss | Temper::Publication));
+        assert!(
+            losses > 0
+                || !matches!(
+                    plan.fault_family,
+                    FaultFamily::Loss | FaultFamily::Publication
+                )
+        );
     }
 }
 
@@ -149,11 +161,11 @@ fn the_schedules_of_ci_have_tables_of_every_kind() {
     let plans: Vec<Plan> = (0..240).map(|index| Plan::draw(1, index)).collect();
     let with = |wanted: fn(&Plan) -> bool| plans.iter().filter(|plan| wanted(plan)).count();
     for count in [
-        with(|plan| plan.table.history > 0 && plan.temper == Temper::Loss),
+        with(|plan| plan.table.history > 0 && plan.fault_family == FaultFamily::Loss),
         with(|plan| plan.table.history > 0 && plan.table.captured_by_relay),
         with(|plan| plan.table.history > 0 && plan.table.lagging_slot),
         with(|plan| plan.workload.moves_rows),
-        with(|plan| plan.temper == Temper::Tables && plan.relay.exceptions),
+        with(|plan| plan.fault_family == FaultFamily::Tables && plan.relay.exceptions),
         with(|plan| {
             plan.steps
                 .iter()

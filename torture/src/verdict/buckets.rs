@@ -1,5 +1,5 @@
-//! `ordering = bucketed(n)`: a request holds events of several aggregates, and each aggregate keeps
-//! its order.
+//! Judges schedules with `ordering = bucketed(n)`: a request contains events of several aggregates,
+//! and each aggregate must keep its order.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -18,9 +18,9 @@ pub(super) fn key(aggregate: &str, buckets: u64) -> String {
     format!("bucket-{}", hash % buckets)
 }
 
-/// Splits each request into one request per run of events of the same aggregate. The aggregate is
-/// the key of the new request. An event that was published under the key of another bucket ends up
-/// in a stream in which no event is expected.
+/// Splits each request into one request per run of consecutive events of the same aggregate. The
+/// aggregate is the key of the new request. An event that was published under the key of another bucket
+/// gets into a stream in which no event is expected, so the judges report it.
 pub(super) fn apart(evidence: &Evidence, attempts: &[Attempt]) -> Vec<Attempt> {
     let events = evidence.events.iter();
     let events: HashMap<&str, &Event> = events.map(|event| (event.id.as_str(), event)).collect();

@@ -1,9 +1,9 @@
-//! For each connection to Pub/Sub: when it was opened, and when it brought its last request.
+//! When each connection to Pub/Sub was opened, and when its last request arrived.
 //!
-//! A fault that kills a relay or breaks its connections does not explain what a living relay does
-//! over its own connections. Such a fault can explain a repeat only if one copy came over a
-//! connection that ended with the fault, and the other copy over a connection that was opened
-//! afterwards.
+//! A fault that kills a relay or breaks its connections does not explain a duplicate that a living
+//! relay sends over its own connections. Such a fault explains a duplicate only if one copy arrived
+//! over a connection that ended with the fault, and the other copy over a connection that was
+//! opened afterwards.
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
@@ -14,17 +14,17 @@ use pubsub_emulator::Attempt;
 use super::duplicates::LATE;
 use crate::stage::Occurrence;
 
-/// A connection: the client's address, and when the connection was accepted, if known. The time is
-/// needed because a client may use the same port again later.
+/// A connection: the client's address, and when the connection was accepted, if known. The time
+/// distinguishes connections of the same port, which a client may use again later.
 pub(super) type Connection = (SocketAddr, Option<Duration>);
 
-/// The connection that brought an attempt, if the journal knows it.
+/// The connection over which an attempt arrived, if the journal knows it.
 pub(super) fn connection(attempt: &Attempt) -> Option<Connection> {
     Some((attempt.peer?, attempt.connected))
 }
 
 /// For each connection: when it was accepted (or, if that is not known, when its first request
-/// came), and when its last request came.
+/// arrived), and when its last request arrived.
 #[derive(Debug)]
 pub(super) struct Connections(HashMap<Connection, (Duration, Duration)>);
 
@@ -43,15 +43,15 @@ impl Connections {
         Self(connections)
     }
 
-    /// When the connection was accepted, or `None` if no attempt came over it.
+    /// When the connection was accepted, or `None` if no attempt arrived over it.
     pub(super) fn opened(&self, connection: Connection) -> Option<Duration> {
         self.0.get(&connection).map(|(opened, _)| *opened)
     }
 
-    /// Whether one of the two attempts came over a connection that may have ended with the fault,
-    /// and the other attempt over a connection that was opened after the fault began. With several
-    /// relays, this second connection may also be older, because a relay that served earlier may
-    /// have opened it.
+    /// Whether one of the two attempts arrived over a connection that may have ended with the
+    /// fault, and the other attempt over a connection that was opened after the fault began. With
+    /// several relays, this second connection may also be older, because it may belong to a relay
+    /// that served the slot before.
     pub(super) fn are_parted_by(
         &self,
         occurrence: &Occurrence,

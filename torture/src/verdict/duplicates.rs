@@ -1,9 +1,9 @@
 //! Finds out why an event was stored twice. Each duplicate needs a reason.
 //!
-//! A copy whose answer was an error, or had too few ids, must be repeated. A copy with a good
-//! answer may be repeated only if something happened to the relay between the two copies, such as a
-//! crash, cut connections or a lost session. `Cause` lists all reasons. `senders` checks that a
-//! recorded event is not sent again.
+//! If the answer to a copy was an error or had too few ids, the relay must send the event again. If
+//! the answer was good, the relay may send the event again only if something happened to the relay
+//! between the two copies, such as a crash, cut connections or a lost session. `Cause` lists all
+//! reasons. `senders` checks that a recorded event is not sent again.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
@@ -28,23 +28,25 @@ pub(crate) enum Cause {
     Frozen,
     /// The relay's session was ended from outside, and another relay took over.
     TakenOver,
-    /// The relay's session was ended from outside, and the relay noticed that PostgreSQL had released
-    /// its slot before it read the reason.
+    /// The relay's session was ended from outside. Before the relay read the reason, it noticed that
+    /// PostgreSQL had released its slot.
     GivenUp,
-    /// The relay's session was ended from outside. Before the relay read the reason, the session
-    /// that recreated the slot held the slot.
+    /// The relay's session was ended from outside. Before the relay read the reason, another session
+    /// had recreated and taken the slot.
     Succeeded,
     /// The connections to Pub/Sub were cut.
     Cut,
     /// Pub/Sub closed the connection after a GOAWAY, right after the answer.
     Closed,
-    /// Without records, the session ended before its last position was confirmed.
+    /// With `dispatch = exceptions`, the session ended before the relay could confirm the event's
+    /// position.
     SessionEnded,
-    /// Without records, a relay recovered and published again all events that it had not vouched for.
+    /// With `dispatch = exceptions`, a relay recovered and published again all events that it had not
+    /// vouched for.
     Recovered,
     /// Pub/Sub answered a stored request with an error, or with too few ids.
     StoredButFailed,
-    /// No answer within the publish timeout.
+    /// Pub/Sub did not answer within the publish timeout.
     NoAnswer,
 }
 
@@ -67,12 +69,13 @@ impl fmt::Display for Cause {
     }
 }
 
-/// A request that was in flight when its sender died or its connection broke may still be read and
-/// stored up to this long after the fault.
+/// How long after a fault the emulator may still read and store a request that was in flight when its
+/// sender died or its connection broke.
 pub(super) const LATE: Duration = Duration::from_secs(1);
 
-/// A client that writes to a connection just after it was closed sees an error and may not read the
-/// last answers. These are the answers that Pub/Sub sent up to this long before the close.
+/// How long before the end of a connection Pub/Sub may have sent answers that the client did not read.
+/// A client that writes to a connection just after it was closed sees an error, and may ignore answers
+/// that have already arrived.
 const LAST_MOMENTS: Duration = Duration::from_millis(250);
 
 #[derive(Debug, Default)]
@@ -113,9 +116,9 @@ fn cause(
         return Some(Cause::StoredButFailed);
     }
     let by_fault = blamed(evidence, connections, before, again).min();
-    // The relay's timeout starts when the relay sends the request, but the journal has the time at
-    // which the emulator has read it. On a busy machine the emulator reads late, so the wait in the
-    // journal may be shorter than the timeout.
+    // The relay's timeout starts when the relay sends the request, but the journal contains the time
+    // at which the emulator read the request. On a busy machine the emulator reads late, so the wait
+    // in the journal may be shorter than the timeout.
     let timeout = evidence.publish_timeout;
     let at_least = (timeout.mul_f64(0.9)).min(timeout.saturating_sub(Duration::from_millis(500)));
     let waited = again.received.saturating_sub(before.received);
@@ -127,7 +130,7 @@ fn cause(
     let given_up = (evidence.log.given_up.iter())
         .filter(|found| **found >= before.received)
         .any(|found| is_ended_walsender(evidence, before, again, *found));
-    // The relay logs the takeover once, but it may send some more requests afterwards.
+    // The relay logs the takeover once, but it may send a few more requests afterwards.
     let succeeded = (evidence.log.succeeded.iter())
         .any(|found| is_ended_walsender(evidence, before, again, *found));
     let closed = evidence.closes_connections
@@ -141,8 +144,8 @@ fn cause(
         .or(succeeded.then_some(Cause::Succeeded))
 }
 
-/// Whether a fault that ended a walsender explains the loss of the slot that a relay noticed at the
-/// time `found`, and whether `found` is before the second attempt.
+/// Whether a fault that ended a walsender explains why a relay noticed at the time `found` that it had
+/// lost its slot, and whether `found` is before the second attempt.
 fn is_ended_walsender(
     evidence: &Evidence,
     before: &Attempt,
@@ -156,8 +159,8 @@ fn is_ended_walsender(
             Fault::TerminateWalsender | Fault::SlotLost(Down::Running, _)
         )
     };
-    // A walsender ends whenever it reads the part of the WAL in which the publication did not
-    // exist, even long after the fault.
+    // A walsender ends whenever it reads the part of the WAL in which the publication did not exist.
+    // This can happen long after the fault.
     let ends_each = |occurrence: &Occurrence| {
         matches!(occurrence.fault, Fault::Gap(..)) && is_found_since(occurrence)
     };
@@ -167,7 +170,7 @@ fn is_ended_walsender(
                 .any(|occurrence| ends_one(occurrence) && is_found_since(occurrence)))
 }
 
-/// Whether the attempt was among the last of its connection, so that the connection may have been
+/// Whether the attempt was one of the last on its connection, so that the connection may have been
 /// closed right after it.
 fn is_among_the_last(evidence: &Evidence, attempt: &Attempt) -> bool {
     let ended = attempt.ended.unwrap_or(attempt.received);
@@ -188,7 +191,7 @@ pub(super) fn between<'a>(
     })
 }
 
-/// The causes of a duplicate among all faults between the two attempts.
+/// Returns the cause of each fault between the two attempts that explains a duplicate.
 pub(super) fn blamed<'a>(
     evidence: &'a Evidence,
     connections: &'a Connections,
@@ -199,7 +202,8 @@ pub(super) fn blamed<'a>(
         let cause = blame(evidence, &occurrence.fault)?;
         let parts = match cause {
             Cause::Killed => true,
-            // A network that holds requests back breaks no connection until the fault is over.
+            // While a network holds requests back, no connection breaks. So both copies may arrive over
+            // the same connection.
             Cause::Cut => !occurrence.fault.withholds_answers(),
             _ => false,
         };
@@ -207,15 +211,15 @@ pub(super) fn blamed<'a>(
         if !parts || is_parted() {
             return Some(cause);
         }
-        // With two relays, the killed relay may have been the standby. Then the other relay loses
-        // the slot.
+        // With two relays, the killed relay may have been the standby. Then the other relay lost the
+        // slot.
         let loses_slot = matches!(occurrence.fault, Fault::SlotLost(..));
         (loses_slot && evidence.relays > 1).then_some(Cause::TakenOver)
     })
 }
 
-/// The cause of a duplicate if this fault happened between the two copies. `None` if the fault
-/// explains no duplicate.
+/// The cause of a duplicate if this fault happened between the two copies. `None` if the fault cannot
+/// explain a duplicate.
 pub(super) fn blame(evidence: &Evidence, fault: &Fault) -> Option<Cause> {
     match fault {
         Fault::Kill(_) => Some(Cause::Killed),
@@ -228,12 +232,12 @@ pub(super) fn blame(evidence: &Evidence, fault: &Fault) -> Option<Cause> {
         Fault::SlotLost(Down::Killed, _)
         | Fault::Gap(Down::Killed, ..)
         | Fault::Replaced(Down::Killed, _) => Some(Cause::Killed),
-        // The slot is free at once, while the relay's requests are still in flight. Their outcomes
-        // are not recorded once another relay has the slot.
+        // PostgreSQL releases the slot at once, while the relay's requests are still in flight. The
+        // relay cannot record their outcomes once another relay has the slot.
         Fault::TerminateWalsender | Fault::SlotLost(..) if evidence.relays > 1 => {
             Some(Cause::TakenOver)
         }
-        // Without records, not even a clean stop can confirm anything after a transaction that is only
+        // Without records, not even a clean stop can confirm the events of a transaction that is only
         // partly delivered.
         Fault::Stop(_)
         | Fault::TerminateWalsender
@@ -242,11 +246,13 @@ pub(super) fn blame(evidence: &Evidence, fault: &Fault) -> Option<Cause> {
         | Fault::Gap(..)
         | Fault::Replaced(..)
         | Fault::TooLong
+        | Fault::Undecodable(_)
             if evidence.exceptions =>
         {
             Some(Cause::SessionEnded)
         }
-        // A clean stop finishes the requests in flight, and so does a session that was cut.
+        // After a clean stop or the end of its session, the relay still waits for the requests in
+        // flight and records them.
         Fault::Stop(_)
         | Fault::TerminateWalsender
         | Fault::TerminateSql
@@ -255,12 +261,15 @@ pub(super) fn blame(evidence: &Evidence, fault: &Fault) -> Option<Cause> {
         | Fault::Gap(..)
         | Fault::Replaced(..)
         | Fault::TooLong
+        | Fault::Undecodable(_)
         | Fault::Release => None,
         Fault::Publish(action, _) | Fault::PublishFor(action, _) => match action {
-            // The copy itself shows the effect of these faults.
+            // These faults only change how Pub/Sub answers. `cause` judges the answer to the first copy and
+            // how long it took, so the fault itself explains nothing here.
             Action::StoreThenFail(_) | Action::FewerIds => None,
             Action::StoreThenNeverAnswer | Action::NeverAnswer | Action::Delay(_) => None,
-            Action::Fail(_) | Action::Throttle { .. } | Action::Poison { .. } => None,
+            Action::Fail(_) | Action::FailWithReason { .. } => None,
+            Action::Throttle { .. } | Action::Poison { .. } => None,
         },
         Fault::TopicGone(..) => None,
     }

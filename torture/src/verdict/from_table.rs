@@ -1,9 +1,10 @@
-//! Events that were read from their table, because the stream did not bring them (G9).
+//! Judges events that the relay read from their table, because the stream did not deliver them (guarantee
+//! G9).
 //!
-//! The position in the record of an event shows whether the event was read from its table. This is
-//! allowed only where the plan makes the stream omit rows, or where a relay without records has
-//! recovered. It is not allowed for an event whose transaction ended before the first gap in the
-//! publication, unless the slot had to be recreated.
+//! The position in an event's dispatch row shows whether the event was read from its table. This is
+//! allowed only if the plan makes the stream omit rows, or if a relay without records has recovered. It
+//! is not allowed for an event whose transaction ended before the first gap in the publication, unless
+//! the slot had to be recreated.
 
 use std::collections::{HashMap, HashSet};
 use std::time::Duration;
@@ -13,16 +14,16 @@ use pubsub_emulator::checks;
 use super::duplicates::LATE;
 use super::{Event, Evidence, Violation, order};
 
-/// What the plan does to the stream.
+/// What the plan does to the replication stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) enum FromTable {
-    /// The stream brings everything.
+    /// The stream delivers every row.
     #[default]
     Never,
-    /// The slot is lost and the relay notices. It publishes the rows from the tables before it
-    /// streams.
+    /// The slot is lost, and the relay notices the loss. The relay publishes the rows from the tables
+    /// before it streams.
     InOrder,
-    /// The stream leaves rows out. The relay finds them while it streams, and publishes them late.
+    /// The stream omits rows. The relay finds them while it streams, and publishes them late.
     Late,
 }
 
@@ -32,7 +33,8 @@ pub(super) fn check(evidence: &Evidence) -> Vec<Violation> {
         .iter()
         .map(|event| (&*event.id, &*event.transaction))
         .collect();
-    // After a slot was recreated, every unrecorded row is delivered from the tables.
+    // After a slot was recreated, the relay delivers every unrecorded row from the tables, so a gap does
+    // not matter.
     let first_gap = match evidence.log.recoveries() {
         0 => evidence.first_gap(),
         _ => None,
@@ -48,10 +50,10 @@ pub(super) fn check(evidence: &Evidence) -> Vec<Violation> {
                 what: what.to_owned(),
             });
         };
-        // Without records a relay may have to recover after any crash.
+        // Without records, a relay may have to recover after any crash.
         let recovered = evidence.exceptions && evidence.log.recoveries() > 0;
         if evidence.from_table == FromTable::Never && !recovered {
-            complain("it was read from its table, though the stream has brought everything");
+            complain("it was read from its table, although the stream has delivered everything");
         }
         let transaction = transactions.get(&*record.event_id).copied();
         let ended = transaction.and_then(|label| evidence.committed_by.get(label));
@@ -75,9 +77,9 @@ pub(super) fn late(evidence: &Evidence) -> HashSet<&str> {
     }
 }
 
-/// Events that the stream may have left out, if published events have no records. The only sign of
-/// such an event is that later events of its key overtook it. Only events that ended after the
-/// publication was altered may be overtaken.
+/// Events that the stream may have omitted, if published events have no records. The only sign of such an
+/// event is that later events of its key were published before it. This is allowed only for events whose
+/// transaction ended after the publication was altered.
 fn left_out(evidence: &Evidence) -> HashSet<&str> {
     let Some(gap) = evidence.first_gap() else {
         return HashSet::new();
@@ -91,9 +93,9 @@ fn left_out(evidence: &Evidence) -> HashSet<&str> {
     left_out.map(|overtaken| &*overtaken.event.id).collect()
 }
 
-/// Whether a repeat after a recovery without records skipped only events that the relay may have
-/// vouched for. The relay vouches for rows by the age of their transaction id. A long transaction
-/// has an older id than transactions that committed before it, so the relay may have vouched for
+/// Whether the violation is a skip after a recovery without records, in which the relay skipped only events
+/// that it may have vouched for. The relay vouches for rows by the age of their transaction id. A long
+/// transaction has an older id than transactions that committed before it, so the relay may have vouched for
 /// the long transaction and not for the others (docs/adr/0013-exceptions.md).
 pub(super) fn leaves_out_what_is_vouched_for(
     evidence: &Evidence,
@@ -126,9 +128,9 @@ pub(super) fn leaves_out_what_is_vouched_for(
     })
 }
 
-/// Returns events that the stream first left out and then brought, after later events of their key.
-/// If a transaction was open while the publication was altered, PostgreSQL may send more of its
-/// rows when it decodes the transaction again for another session.
+/// Returns events that the stream omitted at first and delivered later, after later events of their key.
+/// This can happen if a transaction was open while the publication was altered: PostgreSQL may send more
+/// of its rows when it decodes the transaction again for another session.
 fn brought_later(evidence: &Evidence) -> impl Iterator<Item = &str> {
     let received: HashMap<u64, Duration> = evidence
         .attempts
@@ -136,7 +138,7 @@ fn brought_later(evidence: &Evidence) -> impl Iterator<Item = &str> {
         .map(|attempt| (attempt.sequence, attempt.received))
         .collect();
     let begins_between = move |by: u64, first: u64| {
-        // Logs are read a little later than they are written.
+        // The harness reads a log line a little later than the relay writes it, so `LATE` is added.
         let between = received[&by]..received[&first] + LATE;
         let mut sessions = evidence.log.lives.iter().flat_map(|life| &life.streams);
         sessions.any(|begun| between.contains(begun))
@@ -156,11 +158,11 @@ fn was_open(evidence: &Evidence, event: &Event) -> bool {
     })
 }
 
-/// Returns events that the relay may repeat from their table, each with the time from which it
-/// counts as an event that the stream left out. If a transaction was open while the publication was
-/// altered, PostgreSQL may send fewer of its rows when it decodes the transaction again. If the
-/// first session published those rows but ended before it recorded them, the relay later reads them
-/// from their table, together with the rows that no session streamed.
+/// Returns events that the relay may publish again from their table, each with the time from which it
+/// counts as omitted by the stream. If a transaction was open while the publication was altered,
+/// PostgreSQL may send fewer of its rows when it decodes the transaction again. If the first session
+/// published those rows but ended before it recorded them, the relay later reads them from their table,
+/// together with the rows that no session streamed.
 pub(super) fn repeated_from_table(evidence: &Evidence) -> HashMap<&str, Duration> {
     let mut copies: HashMap<&str, (Duration, Duration)> = HashMap::new();
     for attempt in evidence
@@ -180,7 +182,7 @@ pub(super) fn repeated_from_table(evidence: &Evidence) -> HashMap<&str, Duration
     let since = |event: &Event| {
         let (first, last) = copies.get(&*event.id).copied()?;
         let mut sessions = evidence.log.lives.iter().flat_map(|life| &life.streams);
-        // Logs are read a little later than they are written.
+        // The harness reads a log line a little later than the relay writes it, so `LATE` is added.
         let begun = sessions.find(|begun| (first..last + LATE).contains(begun))?;
         Some((*begun).min(last))
     };
@@ -189,8 +191,8 @@ pub(super) fn repeated_from_table(evidence: &Evidence) -> HashMap<&str, Duration
         .collect()
 }
 
-/// An event whose first copy came after the first copy of a later event of its key. `first` and
-/// `by` are the numbers of the attempts that brought these two copies.
+/// An event whose first copy came after the first copy of a later event of its key. `first` and `by` are
+/// the sequence numbers of the attempts that contained these two copies.
 struct Overtaken<'a> {
     event: &'a Event,
     first: u64,
@@ -204,7 +206,8 @@ fn overtaken(evidence: &Evidence) -> Vec<Overtaken<'_>> {
         if stream.ordering_key.is_empty() {
             continue;
         }
-        // Go from the last event to the first. `earliest` is the earliest first copy of the later events.
+        // Go from the last event to the first. `earliest` is the earliest of the first copies of all
+        // later events.
         let mut earliest = (u64::MAX, u64::MAX);
         for event in events.into_iter().rev() {
             let Some(copy) = copies.get(&*event.id).copied() else {

@@ -1,18 +1,20 @@
 //! Judges the evidence of a schedule. Pure functions over plain data: no IO, no clock.
 //!
-//! `pubsub_emulator::checks` judges whether everything was published, in order, one request at a
-//! time per key. The files here prepare its input and add the checks that need the database:
+//! `pubsub_emulator::checks` finds out whether every event was published, in order, with at most
+//! one request in flight per key. The modules here prepare its input and add the checks that need
+//! the database:
 //!
 //! - `order`: the expected events and their order.
 //! - `positions`: nothing was confirmed too early.
 //! - `records`: the dispatch table is correct.
-//! - `quarantine`: only refused events and the events behind them are set aside.
-//! - `from_table`: only events that the stream could not bring are read from a table.
-//! - `duplicates`: every repeat has its reason in the plan.
-//! - `senders`: no relay sends an event that it must know is recorded.
-//! - `stragglers`: requests that a dead client left in flight do not count against living clients.
-//! - `connections`: when each connection was opened, and when it was used last.
-//! - `buckets`: aggregates that share a key.
+//! - `quarantine`: only refused events and the later events of their keys are set aside.
+//! - `from_table`: only events that the stream could not deliver are read from a table.
+//! - `duplicates`: the plan has a reason for every duplicate.
+//! - `senders`: no relay sends an event that it must know to be recorded.
+//! - `stragglers`: requests that a dead client left in flight do not count as errors of living
+//!   clients.
+//! - `connections`: when each connection was opened, and when it was last used.
+//! - `buckets`: the order of aggregates that share a key.
 
 mod buckets;
 mod connections;
@@ -44,7 +46,7 @@ use crate::log::Logged;
 use crate::stage::Occurrence;
 use crate::watch::Sample;
 
-/// A row of the outbox. It was committed, because it is in the table.
+/// A row of the outbox. Its transaction was committed, because the row is in the table.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Event {
     pub(crate) id: String,
@@ -58,7 +60,6 @@ pub(crate) struct Event {
     pub(crate) transaction: String,
 }
 
-/// A row of the dispatch table.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Record {
     pub(crate) event_id: String,
@@ -75,14 +76,15 @@ impl Record {
         self.state == "published"
     }
 
-    /// The commit records of streamed events begin at multiples of 8. Events read from their table
-    /// have positions at which no commit record can begin (docs/adr/0011-recovery.md).
+    /// Whether the relay read the event from its table. The commit record of a streamed event
+    /// begins at a multiple of 8. An event from a table gets a position at which no commit record
+    /// can begin (docs/adr/0011-recovery.md).
     fn is_from_table(&self) -> bool {
         self.commit_lsn % 8 == 7
     }
 }
 
-/// All the evidence. Times are by the journal's clock.
+/// Everything that the judges know about a schedule. Times are on the clock of the emulator's journal.
 #[derive(Debug, Default)]
 pub(crate) struct Evidence {
     pub(crate) attempts: Vec<Attempt>,
@@ -99,10 +101,11 @@ pub(crate) struct Evidence {
     pub(crate) publish_timeout: Duration,
     /// Whether Pub/Sub closes connections of a certain age.
     pub(crate) closes_connections: bool,
-    /// `dispatch = exceptions`: published events have no record unless they were released. After a
-    /// crash the relay repeats more events than with full records, but completely and in order.
+    /// Whether `dispatch` is `exceptions`. Then published events have no record unless they were
+    /// released. After a crash, the relay repeats more events than with `dispatch = full`, but the
+    /// repeats must still be complete and in order.
     pub(crate) exceptions: bool,
-    /// `ordering = bucketed(n)`.
+    /// The number of buckets with `ordering = bucketed(n)`.
     pub(crate) buckets: Option<u64>,
     /// How many relays share the slot.
     pub(crate) relays: usize,
@@ -116,7 +119,7 @@ pub(crate) struct Evidence {
 }
 
 impl Evidence {
-    /// The WAL position before the first gap.
+    /// A WAL position before the first gap. `None` if there is no gap.
     fn first_gap(&self) -> Option<u64> {
         self.gaps.iter().map(|(before, _)| *before).min()
     }
@@ -130,18 +133,18 @@ impl Evidence {
     }
 }
 
-/// A broken promise.
+/// A rule that the relay broke.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Violation {
-    /// Completeness, order or form of the published events.
+    /// An event was not published, or was published out of order or malformed, or a request broke a rule.
     Delivery(checks::Violation),
-    /// The slot had confirmed an event before the event was stored (G1).
+    /// The slot had confirmed an event before the event was stored (guarantee G1).
     ConfirmedBeforeStored { event_id: String, sample: Sample },
-    /// The slot had confirmed events without a dispatch row (G4).
+    /// The slot had confirmed events that had no dispatch row (guarantee G4).
     ConfirmedBeforeRecorded { unrecorded: u64, sample: Sample },
     /// A dispatch row is wrong or missing, or should not exist.
     Record { event_id: String, what: String },
-    /// An event was sent although it had a dispatch row (G3).
+    /// A relay sent an event although the event had a dispatch row (guarantee G3).
     SentAfterRecorded { event_id: String, attempt: u64 },
     /// An event was stored again, and no fault of the plan explains it.
     UnexplainedDuplicate {
@@ -154,7 +157,7 @@ pub(crate) enum Violation {
 }
 
 impl Violation {
-    /// A value that is equal for violations that differ only in their details.
+    /// Returns equal values for violations that differ only in their details.
     pub(crate) fn kind(&self) -> impl PartialEq + use<> {
         let detail = match self {
             Violation::Delivery(found) => Some(discriminant(found)),
@@ -215,7 +218,7 @@ impl Verdict {
     }
 }
 
-/// Judges a schedule.
+/// Lets every judge examine the evidence. Returns all violations and the totals.
 pub(crate) fn judge(evidence: &Evidence) -> Verdict {
     let report = order::check(evidence);
     let found = report.violations.into_iter();
@@ -272,8 +275,8 @@ impl fmt::Display for Violation {
             }
             Violation::SentAfterRecorded { event_id, attempt } => write!(
                 f,
-                "sent after recorded: attempt {attempt} has event {event_id}, whose dispatch row \
-                 stood already"
+                "sent after recorded: attempt {attempt} has event {event_id}, which already had a dispatch \
+                 row"
             ),
             Violation::UnexplainedDuplicate {
                 event_id,

@@ -1,9 +1,9 @@
 //! Checks which events were published, and in which order.
 //!
-//! The versions give the order per key. Events that the stream left out, and events that were
-//! released alone, may come late: after later events of their key. These late events are judged as
-//! a separate stream, which must be in order too. None of them may come *before* an earlier event
-//! of its key.
+//! The versions give the order of a key's events. Events that the stream omitted, and events that were
+//! released from quarantine alone, may be late: they may come after later events of their key. The
+//! late events are judged as a separate stream, which must be in order too. No late event may come
+//! *before* an earlier event of its key.
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, HashMap, HashSet};
@@ -21,8 +21,8 @@ pub(super) fn check(evidence: &Evidence) -> Report {
     let mut report = check_attempts(evidence, &attempts);
     let is_skip = |found: &Violation| matches!(found, Violation::Skipped { .. });
     if report.violations.iter().any(is_skip) {
-        // A straggler repeats an old event, so the request after it looks like a skip. Keep only skips
-        // that are also found without stragglers.
+        // A straggler contains old events again, so the request after it looks like a skip. Keep only
+        // the skips that are also found without stragglers.
         let living = stragglers::without(evidence, &attempts);
         let among_the_living = check_attempts(evidence, &living).violations;
         report
@@ -32,7 +32,8 @@ pub(super) fn check(evidence: &Evidence) -> Report {
     if evidence.buckets.is_some() {
         report.attempts = evidence.attempts.len();
         report.violations.retain(|found| !is_of_requests(found));
-        // Check the rules about whole requests on the original requests, not on their parts.
+        // Check the rules about whole requests on the original requests, not on the parts into which
+        // `buckets` has split them.
         let of_requests = checks::check(&evidence.attempts, &Expected::new()).violations;
         let of_requests = of_requests.into_iter().filter(is_of_requests);
         report.violations.extend(of_requests);
@@ -43,7 +44,7 @@ pub(super) fn check(evidence: &Evidence) -> Report {
     report
 }
 
-/// Whether the violation is about requests, not about the events in them.
+/// Whether the violation is about a request as a whole, not about the events in it.
 fn is_of_requests(found: &Violation) -> bool {
     matches!(
         found,
@@ -70,7 +71,7 @@ fn check_attempts(evidence: &Evidence, attempts: &[Attempt]) -> Report {
     let of_late = checks::check(&only(attempts, counts), &expected(evidence, is_late));
     report.stored_messages += of_late.stored_messages;
     report.duplicates.extend(of_late.duplicates);
-    // Violations of the rules about whole requests were found above.
+    // Leave out violations of the rules about requests, because they were already found above.
     let found = of_late.violations.into_iter();
     report
         .violations
@@ -81,8 +82,8 @@ fn check_attempts(evidence: &Evidence, attempts: &[Attempt]) -> Report {
     report
 }
 
-/// The wanted events that must have been published, per key and by version: all events that are not
-/// set aside in the end. (`quarantine` judges whether an event was set aside for a reason.)
+/// The wanted events that must have been published, per key and sorted by version: all events that are
+/// not set aside in the end. (`quarantine` checks whether there was a reason to set an event aside.)
 fn expected(evidence: &Evidence, wanted: impl Fn(&str) -> bool) -> Expected {
     let unpublished: HashSet<&str> = evidence
         .records
@@ -101,7 +102,7 @@ fn expected(evidence: &Evidence, wanted: impl Fn(&str) -> bool) -> Expected {
         .collect()
 }
 
-/// All events per topic and key, by version.
+/// All events per topic and key, sorted by version.
 pub(super) fn streams(evidence: &Evidence) -> BTreeMap<Stream, Vec<&Event>> {
     let mut streams: BTreeMap<Stream, Vec<&Event>> = BTreeMap::new();
     for event in &evidence.events {
@@ -114,8 +115,8 @@ pub(super) fn streams(evidence: &Evidence) -> BTreeMap<Stream, Vec<&Event>> {
     streams
 }
 
-/// Copies of the attempts with only the wanted events. The order of their message ids does not
-/// change.
+/// Returns copies of the attempts that contain only the wanted events. The order of the message ids
+/// does not change.
 fn only(attempts: &[Attempt], wanted: impl Fn(&Attempt, &str) -> bool) -> Vec<Attempt> {
     let only = |attempt: &Attempt| {
         let ids = attempt.event_ids.iter();
@@ -128,7 +129,8 @@ fn only(attempts: &[Attempt], wanted: impl Fn(&Attempt, &str) -> bool) -> Vec<At
     attempts.iter().map(only).collect()
 }
 
-/// Late events whose first copy came before the first copy of an earlier event of their key.
+/// Finds late events whose first copy came before the first copy of an earlier event of their key. An earlier
+/// event that is late itself does not count.
 fn too_early(evidence: &Evidence, attempts: &[Attempt], late: &HashSet<&str>) -> Vec<Violation> {
     let first = first_copies(attempts);
     let mut violations = Vec::new();
@@ -136,8 +138,7 @@ fn too_early(evidence: &Evidence, attempts: &[Attempt], late: &HashSet<&str>) ->
         if stream.ordering_key.is_empty() {
             continue;
         }
-        // The earlier event that is not late and has the latest first copy: message id, attempt and
-        // event.
+        // The message id, attempt and event of the latest first copy so far. Late events do not count.
         let mut last: Option<(u64, u64, &Event)> = None;
         for event in events {
             let Some((message, sequence)) = first.get(&*event.id).copied() else {

@@ -1,13 +1,14 @@
-//! Checks that the slot confirms no event before the event is stored (G1) and recorded (G4).
+//! Checks that the slot confirms no event before the event is stored (guarantee G1) and recorded
+//! (G4).
 //!
 //! A sample says that the slot had confirmed a position by a certain time. Every event whose
 //! transaction ends at or before that position must have been stored by that time. The end of a
-//! transaction is known from its writer, which asked for the position right after COMMIT. It is
-//! known more exactly from the dispatch row, which has the position of the commit record.
+//! transaction is known from its writer, which asked for the WAL position right after COMMIT. The
+//! dispatch row gives a more exact value, the position of the commit record.
 //!
-//! The slot may pass two kinds of events before they are stored, so they are not checked: events
-//! that wait in quarantine, which are recorded, and events that the stream does not bring. A
-//! position that no relay has confirmed proves nothing. An example is the position of a recreated
+//! Two kinds of events are not checked, because the slot may pass them before they are stored:
+//! events that wait in quarantine, which are recorded, and events that the stream does not deliver.
+//! A position that no relay has confirmed proves nothing. An example is the position of a recreated
 //! slot before a relay takes the slot.
 
 use std::collections::HashMap;
@@ -43,16 +44,17 @@ fn is_of_a_lost_slot(evidence: &Evidence, at: Duration) -> bool {
 
 /// Whether the confirmed position proves nothing at this time, because a relay is recovering.
 /// Without records, nothing shows which events the relay reads from the tables during a recovery.
-/// With records, the position proves nothing while a relay replaces a slot that cannot deliver a
-/// row.
+/// With records, this concerns only a relay that replaces a slot which cannot deliver a row.
 fn is_of_a_recovery(evidence: &Evidence, at: Duration) -> bool {
     let lives = evidence.log.lives.iter();
     let streams: Vec<Duration> = lives.flat_map(|life| life.streams.clone()).collect();
-    let gives_up = |occurrence: &Occurrence| matches!(occurrence.fault, Fault::TooLong);
+    let gives_up = |occurrence: &Occurrence| {
+        matches!(occurrence.fault, Fault::TooLong | Fault::Undecodable(_))
+    };
     (evidence.exceptions || evidence.occurrences.iter().any(gives_up))
         && evidence.log.recovers.iter().any(|begun| {
             let over = streams.iter().filter(|said| *said > begun).min();
-            // Logs are read a little later than they are written.
+            // The harness reads a log line a little later than the relay writes it, so `LATE` is added.
             at + LATE >= *begun && over.is_none_or(|over| at <= *over)
         })
 }
@@ -65,7 +67,8 @@ fn before_stored(evidence: &Evidence, mut samples: Vec<Sample>) -> Vec<Violation
         .map(|record| (record.event_id.as_str(), record))
         .collect();
     let concerned = quarantine::concerned(evidence);
-    // Each event with the lowest confirmed position which proves that the event is confirmed.
+    // Pairs of a position and an event id. Once the slot has confirmed the position, it has confirmed the
+    // event.
     let mut events: Vec<(u64, &str)> = Vec::new();
     for event in &evidence.events {
         let record = records.get(event.id.as_str());
@@ -73,7 +76,7 @@ fn before_stored(evidence: &Evidence, mut samples: Vec<Sample>) -> Vec<Violation
             continue;
         }
         let by_writer = evidence.committed_by.get(&event.transaction).copied();
-        // Without records, nothing shows which events of a gap the stream left out.
+        // Without records, nothing shows which events of a gap the stream omitted.
         let gap = evidence.first_gap().filter(|_| evidence.exceptions);
         if gap.is_some_and(|gap| by_writer.is_none_or(|ended| ended > gap)) {
             continue;
@@ -86,7 +89,8 @@ fn before_stored(evidence: &Evidence, mut samples: Vec<Sample>) -> Vec<Violation
     events.sort_unstable();
     samples.sort_by_key(|sample| sample.at);
     let mut violations = Vec::new();
-    // The first sample past an event judges the event. Later samples add nothing.
+    // Only the first sample past an event can find an error. If the event was stored by then, it
+    // was also stored when the later samples were taken.
     let mut judged = 0;
     for sample in samples {
         while let Some((_, event_id)) = events
@@ -105,8 +109,8 @@ fn before_stored(evidence: &Evidence, mut samples: Vec<Sample>) -> Vec<Violation
     violations
 }
 
-/// Compares the number of dispatch rows before each sampled position with the number in the end. If
-/// there are more in the end, some were missing when the position was sampled.
+/// Compares the number of dispatch rows below each sampled position with the number in the end. If
+/// there are more in the end, some rows were missing when the sample was taken.
 fn before_recorded(evidence: &Evidence, samples: &[Sample]) -> Vec<Violation> {
     let mut commits: Vec<u64> = evidence
         .records

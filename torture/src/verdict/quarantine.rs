@@ -1,5 +1,5 @@
-//! Checks that the refused events are set aside, with `quarantine_key` also the events behind them,
-//! and no other events (G10).
+//! Checks that exactly the right events are set aside (guarantee G10): the refused events and, with
+//! `quarantine_key`, the later events of their keys.
 
 use std::collections::{HashMap, HashSet};
 
@@ -11,7 +11,7 @@ use crate::plan::Release;
 pub(crate) struct Quarantine {
     /// Ids of events that Pub/Sub refuses, if they are written at all.
     pub(crate) refused: HashSet<String>,
-    /// `quarantine_key`: later events of the key wait behind a refused event.
+    /// Whether later events of a key wait behind a refused event (`quarantine_key`).
     pub(crate) whole_key: bool,
     pub(crate) release: Release,
     /// Ids of events that were still set aside after everything else was delivered.
@@ -19,7 +19,7 @@ pub(crate) struct Quarantine {
 }
 
 impl Default for Quarantine {
-    /// Nothing is refused.
+    /// A plan in which Pub/Sub refuses nothing.
     fn default() -> Self {
         Self {
             refused: HashSet::new(),
@@ -50,7 +50,8 @@ pub(super) fn check(evidence: &Evidence) -> Vec<Violation> {
         if is_aside && !is_due {
             complain(&event.id, "it was set aside without a reason".to_owned());
         }
-        // With a release under way, Pub/Sub may accept an event that it would have refused earlier.
+        // If the release is a step of the plan, Pub/Sub may accept an event that it would have refused
+        // earlier, so the event need not be set aside.
         if is_due && !is_aside && *release != Release::UnderWay {
             complain(&event.id, "it was not set aside".to_owned());
         }
@@ -67,7 +68,7 @@ pub(super) fn check(evidence: &Evidence) -> Vec<Violation> {
     violations
 }
 
-/// Refused events, and events that wait behind one.
+/// Refused events, and events that wait behind a refused event.
 pub(super) fn concerned(evidence: &Evidence) -> HashSet<&str> {
     let quarantine = &evidence.quarantine;
     let is_refused = |event: &&Event| quarantine.refused.contains(&event.id);

@@ -1,6 +1,6 @@
 //! Checks the dispatch table: there is one row for each event, the row names a message that exists,
-//! and the rows follow the order of the log. With `dispatch = exceptions`, only events that are or
-//! were set aside have a row.
+//! and the positions of the rows are in commit order. With `dispatch = exceptions`, only events that
+//! are or were set aside have a row.
 
 use std::collections::{HashMap, HashSet};
 
@@ -23,8 +23,9 @@ pub(super) fn check(evidence: &Evidence) -> Vec<Violation> {
             });
         };
         let is_first = recorded.insert(&record.event_id);
-        // When a slot is dropped while a relay lives, the relay's last records may become durable just
-        // after another relay has taken the snapshot in which it searches for unrecorded rows.
+        // When a slot is dropped while a relay runs, the relay's last records may be committed just
+        // after another relay has taken the snapshot with which it searches for unrecorded rows. The
+        // event then gets two rows.
         let is_of_two_relays = evidence.relays > 1 && record.is_from_table();
         if !is_first && !is_of_two_relays {
             complain("it is not the only one");
@@ -33,7 +34,7 @@ pub(super) fn check(evidence: &Evidence) -> Vec<Violation> {
             complain("the outbox has no such event");
             continue;
         };
-        // `quarantine` judges events that are set aside.
+        // The module `quarantine` judges events that are set aside, so check only published events here.
         if record.is_published() {
             let message = record.message_id.map(|id| (record.event_id.as_str(), id));
             if !message.is_some_and(|message| messages.contains(&message)) {
@@ -79,10 +80,11 @@ fn messages(evidence: &Evidence) -> HashSet<(&str, u64)> {
     messages
 }
 
-/// Checks the positions of events in the log, by which a restarting relay skips delivered events.
-/// Within a key the positions must grow with the version. A position must not be at or past the
-/// known end of the event's transaction. An event read from its table gets the position at which
-/// the relay read it, so late events that were read from a table are not checked.
+/// Checks the positions of events in the WAL, which a restarting relay uses to skip delivered events.
+/// Within a key the positions must grow with the version. A position must not be at or past the known
+/// end of the event's transaction. An event read from its table gets the position at which the relay
+/// read it, so the second rule does not apply to it. With [`FromTable::Late`], neither rule applies to
+/// events from the table.
 fn out_of_order(evidence: &Evidence, events: &HashMap<&str, &Event>) -> Vec<Violation> {
     let mut violations = Vec::new();
     let mut last: HashMap<(&str, &str), (i64, &Record)> = HashMap::new();
@@ -102,7 +104,7 @@ fn out_of_order(evidence: &Evidence, events: &HashMap<&str, &Event>) -> Vec<Viol
         };
         let end = evidence.committed_by.get(&event.transaction);
         if end.is_some_and(|end| record.commit_lsn >= *end) && !record.is_from_table() {
-            complain("its position in the log is past the end of its transaction".to_owned());
+            complain("its position in the WAL is past the end of its transaction".to_owned());
         }
         if event.key.is_empty() {
             continue;
@@ -113,7 +115,7 @@ fn out_of_order(evidence: &Evidence, events: &HashMap<&str, &Event>) -> Vec<Viol
             && before.event_id != record.event_id
         {
             complain(format!(
-                "by its position in the log it comes after event {}, which is later in its key",
+                "by its position in the WAL it comes after event {}, which is later in its key",
                 before.event_id
             ));
         }

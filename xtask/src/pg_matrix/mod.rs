@@ -1,12 +1,13 @@
-//! `cargo xtask pg-matrix`: runs the suites that need a server, on every supported major of
-//! PostgreSQL.
+//! `cargo xtask pg-matrix`: runs the test suites `relay`, `cli`, `migrations` and `integration` on every
+//! supported major version of PostgreSQL.
 //!
-//! The test programs are built once and run for each major; `POSTRIDER_PG_BIN` tells them which
-//! server to start. Majors that this machine lacks are fetched (`servers`). The result is a table
-//! of major by suite; the full output of each run is in `target/pg-matrix/`.
+//! The test programs are built once and run for each major version. The variable `POSTRIDER_PG_BIN`
+//! tells them which server to start. Servers that this machine lacks are downloaded (`servers`).
+//! The result is a table with a row per major version and a column per suite. The full output of
+//! each run is in `target/pg-matrix/`.
 //!
-//! Not here: the claims of the suites. A test whose claim does not apply to a major skips itself
-//! with a line that begins with `SKIPPED`, and is counted as skipped.
+//! Not here: the decision which tests apply to a major version. A test that does not apply skips
+//! itself and prints a line that begins with `SKIPPED`. Such a test counts as skipped.
 
 mod servers;
 mod suites;
@@ -96,7 +97,7 @@ pub(crate) fn run(args: &PgMatrixArgs) -> Result<(), String> {
     }
 }
 
-/// Prints the table as Markdown, to be pasted into docs/reference/matrix.md.
+/// Prints the table as Markdown, so that it can be pasted into docs/reference/matrix.md.
 fn print_table(suites: &[Suite], rows: &[Row]) {
     println!("\nPassed / failed / skipped, and seconds:\n");
     let names: Vec<_> = suites.iter().map(|suite| suite.name).collect();

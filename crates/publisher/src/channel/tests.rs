@@ -26,7 +26,7 @@ fn channel(url: Uri, tls: Option<Tls>) -> Channel {
     })
 }
 
-/// TLS that trusts only this certificate.
+/// Builds TLS that trusts only this certificate.
 fn tls(trusted: Option<CertificateDer<'static>>) -> Tls {
     let mut roots = RootCertStore::empty();
     roots.add_parsable_certificates(trusted);
@@ -71,7 +71,7 @@ async fn requests_waiting_for_the_same_connection_fail_together() {
         tokio::spawn(async move { channel.connection().await })
     });
     let waiting: Vec<_> = waiting.collect();
-    // Accept the connection and say nothing.
+    // Accept the connection, but send nothing.
     let (_silent, _) = listener.accept().await.unwrap();
     for waiting in waiting {
         let status = waiting.await.unwrap().unwrap_err();

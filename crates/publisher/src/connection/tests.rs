@@ -1,4 +1,4 @@
-//! Tests against a server of the `h2` crate, and against one that is silent.
+//! Tests the connection against a server from the `h2` crate, and against a server that is silent.
 
 use std::time::Instant;
 
@@ -11,10 +11,11 @@ use tonic::codegen::http::{HeaderName, Response};
 use super::super::{METHOD, MessageIds};
 use super::*;
 
-/// An answer with one id, `7`.
+/// An answer with one message id, `7`.
 const ANSWER: &[u8] = b"\0\0\0\0\x03\x0a\x017";
 
-/// A connection that pings after 100 ms and waits 200 ms for the answer, and its other end.
+/// Creates a connection that pings after 100 ms and waits 200 ms for the answer. Also returns its
+/// other end.
 async fn connected() -> (PublishConnection, DuplexStream) {
     let (ours, theirs) = tokio::io::duplex(64 << 10);
     let origin = Uri::from_static("http://pubsub.test:80");
@@ -27,13 +28,13 @@ async fn publish(connection: PublishConnection) -> Result<MessageIds, Status> {
     publish_one(connection, Bytes::from_static(b"message")).await
 }
 
-/// Makes a test fail instead of hang.
+/// Makes a test fail instead of hanging.
 async fn in_time<T>(what: impl Future<Output = T>) -> T {
     let limit = Duration::from_secs(20);
     tokio::time::timeout(limit, what).await.expect("it hangs")
 }
 
-/// Waits until the connection takes no new requests.
+/// Waits until the connection accepts no new requests.
 async fn closed(connection: &mut PublishConnection) {
     in_time(async {
         while connection.is_open().await {
@@ -49,12 +50,12 @@ async fn publish_one(connection: PublishConnection, message: Bytes) -> Result<Me
     Ok(MessageIds::decode(in_time(answer).await?).unwrap())
 }
 
-/// Runs the server until its connection ends; it answers nothing by itself.
+/// Keeps the server running until its connection ends. The server sends nothing on its own.
 fn go_on(mut server: server::Connection<DuplexStream, Bytes>) -> JoinHandle<()> {
     tokio::spawn(async move { while server.accept().await.is_some() {} })
 }
 
-/// A request in flight, and the handle through which the server answers it.
+/// Sends a request, and returns it together with the handle with which the server can answer it.
 async fn asked() -> (
     JoinHandle<Result<MessageIds, Status>>,
     server::SendResponse<Bytes>,
@@ -75,7 +76,7 @@ fn respond(mut to: server::SendResponse<Bytes>) {
     finish(to.send_response(Response::new(()), false).unwrap());
 }
 
-/// Sends the data and the trailers of an answer.
+/// Sends the data and the trailers of a successful answer.
 fn finish(mut body: SendStream<Bytes>) {
     body.send_data(ANSWER.into(), false).unwrap();
     let status = header("grpc-status", "0");
@@ -132,7 +133,8 @@ async fn a_closing_server_answers_its_requests_and_gets_no_new_ones() {
     assert!(publish(connection).await.is_err());
 }
 
-/// The status that results from an answer with these error details, in its headers or its trailers.
+/// Returns the status that results from an answer with these error details, in its headers or in
+/// its trailers.
 async fn refused(details: &'static str, in_trailers: bool) -> Status {
     let (publishing, mut answer) = asked().await;
     let status = [
@@ -161,8 +163,8 @@ async fn error_details_that_are_not_base64_are_ignored() {
     }
 }
 
-/// The status that results from an answer with this HTTP code and no gRPC status. With `has_data`,
-/// the answer carries [`ANSWER`].
+/// Returns the status that results from an answer with this HTTP code and without a gRPC status.
+/// With `has_data`, the answer contains [`ANSWER`].
 async fn without_status(http: StatusCode, has_data: bool) -> Status {
     let (publishing, mut answer) = asked().await;
     let mut head = Response::new(());
@@ -305,7 +307,7 @@ async fn an_answer_that_arrives_before_the_request_is_sent_is_read() {
     let message = Bytes::from(vec![7; 1 << 20]);
     let publishing = tokio::spawn(publish_one(connection, message));
     let mut server = server::handshake(theirs).await.unwrap();
-    // Hold the request without reading it, so that the flow-control window stays full.
+    // Keep the request without reading it, so that the flow-control window stays full.
     let (_request, answer) = server.accept().await.unwrap().unwrap();
     go_on(server);
     respond(answer);

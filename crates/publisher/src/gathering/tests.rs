@@ -1,4 +1,4 @@
-//! Tests against a connection that accepts and returns as much as the test says.
+//! Tests the buffering against a scripted connection.
 
 use std::io::IoSlice;
 use std::sync::Arc;
@@ -9,12 +9,12 @@ use proptest::prelude::*;
 
 use super::*;
 
-/// A connection that does what the test says, call by call. After that it accepts everything and has
-/// nothing to read.
+/// A connection that follows a script, call by call. When the script has ended, the connection
+/// accepts everything and has nothing to read.
 #[derive(Debug, Default)]
 struct Scripted {
-    /// How many bytes the connection accepts of each write, from the last entry to the first; 0
-    /// means not ready.
+    /// Number of bytes that the connection accepts from each write; 0 means that it is not ready.
+    /// The last entry is used first.
     takes: Vec<usize>,
     to_read: Vec<u8>,
     is_broken: bool,

@@ -1,4 +1,4 @@
-//! Computes the hash of the server's certificate to which a login is bound (channel binding).
+//! Computes the hash of the server's certificate. Channel binding binds a login to this hash.
 //!
 //! Source: RFC 5929, "Channel Binding Type tls-server-end-point". The hash function is the one that
 //! the certificate's signature uses, except that SHA-256 replaces SHA-1.
@@ -15,9 +15,10 @@ use x509_cert::der::oid::db::rfc5912::{
 
 use super::tls::proves_its_key;
 
-/// Returns the hash. `None` if the signature algorithm is not in the list below (Ed25519, for example,
-/// names no hash function), or if the server did not have to prove that it owns the certificate's key.
-/// Without that proof, anybody could present the certificate.
+/// Computes the hash of `certificate`. Returns `None` if the list below does not contain the
+/// signature algorithm (Ed25519, for example, names no hash function), or if the server did not
+/// have to prove that it owns the certificate's key. Without that proof, anybody could present the
+/// certificate.
 pub(super) fn of(certificate: &CertificateDer<'_>) -> Option<Vec<u8>> {
     if !proves_its_key(certificate) {
         return None;

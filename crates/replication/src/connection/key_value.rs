@@ -1,8 +1,9 @@
 //! Parses a connection string of the form `host=db.example dbname=shop` into libpq's parameters.
 //!
-//! An unquoted space or quote ends a password too early, and the rest of the password becomes a
-//! parameter. So this parser refuses two things that libpq accepts: text directly after a closing quote,
-//! and a backslash at the end. No error shows any part of the text except libpq's own parameter names.
+//! An unquoted space or quote can end a password too early, and the rest of the password would then
+//! become a parameter. So this parser refuses two things that libpq accepts: text directly after a
+//! closing quote, and a backslash at the end. Errors show nothing of the text except libpq's own
+//! parameter names.
 //!
 //! Source: <https://www.postgresql.org/docs/current/libpq-connect.html#LIBPQ-CONNSTRING-KEYWORD-VALUE>
 
@@ -15,7 +16,7 @@ use crate::error::{ReplicationError, Result};
 const QUOTE: &str = "put a value with spaces, quotes or backslashes into single quotes, and write a \
     backslash before each quote and backslash in it: password='it\\'s'";
 
-/// Parses the text. If a parameter occurs twice, its last value counts, as in libpq.
+/// Parses the text. If a parameter occurs twice, the last value counts, as in libpq.
 ///
 /// # Errors
 /// `InvalidTarget`.
@@ -27,18 +28,18 @@ pub(super) fn parse(text: &str) -> Result<Parameters> {
         if rest.peek().is_none() {
             break;
         }
-        let place = format!("parameter {nth} of DATABASE_URL");
+        let location = format!("parameter {nth} of DATABASE_URL");
         let name = name(&mut rest);
         skip_spaces(&mut rest);
         if rest.next_if_eq(&'=').is_none() {
-            return Err(refused(format!("{place} is not of the form name=value")));
+            return Err(refused(format!("{location} is not of the form name=value")));
         }
         skip_spaces(&mut rest);
         let value = match rest.next_if_eq(&'\'') {
-            Some(_) => quoted(&mut rest, &place)?,
-            None => unquoted(&mut rest, &place)?,
+            Some(_) => quoted(&mut rest, &location)?,
+            None => unquoted(&mut rest, &location)?,
         };
-        let known = parameters::named(&name, &place, QUOTE)?;
+        let known = parameters::named(&name, &location, QUOTE)?;
         parameters::set(&mut found, known, &value, "DATABASE_URL")?;
     }
     Ok(found)
@@ -53,20 +54,21 @@ fn name(rest: &mut Peekable<Chars<'_>>) -> String {
     std::iter::from_fn(|| rest.next_if(|c| !ends(c))).collect()
 }
 
-/// Reads a value after its opening quote, and the closing quote.
-fn quoted(rest: &mut Peekable<Chars<'_>>, place: &str) -> Result<String> {
+/// Reads the rest of a quoted value, from after its opening quote up to and including its closing
+/// quote.
+fn quoted(rest: &mut Peekable<Chars<'_>>, location: &str) -> Result<String> {
     let mut value = String::new();
     loop {
         match rest.next() {
             Some('\'') => break,
-            Some('\\') => value.push(escaped(rest, place)?),
+            Some('\\') => value.push(escaped(rest, location)?),
             Some(c) => value.push(c),
-            None => return Err(refused(format!("{place} has a quote without an end"))),
+            None => return Err(refused(format!("{location} has a quote without an end"))),
         }
     }
     match rest.peek() {
         Some(c) if !c.is_ascii_whitespace() => {
-            let what = format!("{place} has text directly after its closing quote");
+            let what = format!("{location} has text directly after its closing quote");
             Err(refused(what))
         }
         _ => Ok(value),
@@ -74,21 +76,21 @@ fn quoted(rest: &mut Peekable<Chars<'_>>, place: &str) -> Result<String> {
 }
 
 /// Reads a value without quotes, up to the next space.
-fn unquoted(rest: &mut Peekable<Chars<'_>>, place: &str) -> Result<String> {
+fn unquoted(rest: &mut Peekable<Chars<'_>>, location: &str) -> Result<String> {
     let mut value = String::new();
     while let Some(c) = rest.next_if(|c| !c.is_ascii_whitespace()) {
         value.push(match c {
-            '\\' => escaped(rest, place)?,
+            '\\' => escaped(rest, location)?,
             c => c,
         });
     }
     Ok(value)
 }
 
-/// Reads the character after a backslash.
-fn escaped(rest: &mut Peekable<Chars<'_>>, place: &str) -> Result<char> {
+/// Reads the character that follows a backslash.
+fn escaped(rest: &mut Peekable<Chars<'_>>, location: &str) -> Result<char> {
     let escaped = rest.next();
-    escaped.ok_or_else(|| refused(format!("{place} ends with a single backslash")))
+    escaped.ok_or_else(|| refused(format!("{location} ends with a single backslash")))
 }
 
 fn refused(what: String) -> ReplicationError {

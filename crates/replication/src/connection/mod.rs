@@ -1,14 +1,15 @@
 //! Opens connections to the database, for replication sessions and SQL sessions.
 //!
-//! [`Servers`] are the servers that the settings name. A session connects to one of them, a [`Target`].
-//! Replication and SQL sessions use the same TLS configuration and report the same errors. [`open`] opens the
-//! byte stream, and the caller logs in on it. [`password`], [`session_settings`] and [`transaction_timeout`]
-//! help callers that log in to SQL sessions themselves. This module also overrides settings of the role or
-//! database that would disturb a session.
+//! [`Servers`] are the configured servers. A session connects to one of them, a [`Target`].
+//! Replication and SQL sessions use the same TLS configuration and report the same errors. [`open`]
+//! opens the byte stream, and the caller logs in on it. [`password`], [`session_settings`] and
+//! [`transaction_timeout`] help callers that log in to SQL sessions themselves. This module also
+//! overrides settings of the role or the database that would disturb a session.
 //!
-//! **Invariants.** Only `tls/verifier.rs` decides how much of a certificate is verified. A session
-//! finds only PostgreSQL's own objects by name, because its search path is set when it starts. Errors
-//! are built from parsed parts and contain no piece of a URL and no value of a parameter.
+//! **Invariants.** Only `tls/verifier.rs` decides how much of a certificate is verified. The search
+//! path is set when a session starts, so unqualified names refer only to PostgreSQL's own objects.
+//! Error texts are built from parsed parts, and contain no piece of a URL and no value of a
+//! parameter.
 
 mod channel_binding;
 mod end_point;
@@ -27,7 +28,7 @@ mod wire;
 
 pub use channel_binding::{CHANNEL_BINDING_HINT, ChannelBinding};
 pub use parameters::is_connection_variable;
-pub use password::password;
+pub use password::{password, password_advice};
 pub use servers::Servers;
 pub use target::{Host, Keepalives, SslMode, Target, TlsVersions};
 pub(crate) use wire::Duplex;
@@ -35,8 +36,8 @@ pub use wire::{Liveness, Wire, open, unreachable, within_connect_timeout};
 
 use crate::error::{ErrorKind, ReplicationError, Result};
 
-/// Refuses a standby server if `target_session_attrs` requires a primary. `in_hot_standby` is the server's
-/// parameter of that name.
+/// Refuses a standby server if `target_session_attrs` requires a primary. `in_hot_standby` is the
+/// value of the parameter that the server reports under this name.
 ///
 /// # Errors
 /// `Standby`.
@@ -44,7 +45,7 @@ pub fn refuse_a_standby(target: &Target, in_hot_standby: Option<&str>) -> Result
     if target.primary_only && in_hot_standby == Some("on") {
         Err(ReplicationError::new(
             ErrorKind::Standby,
-            format!("{target} is a standby server, and a primary is needed"),
+            format!("{target} is a standby server, but a primary is needed"),
         ))
     } else {
         Ok(())

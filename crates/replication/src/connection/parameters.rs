@@ -1,8 +1,5 @@
-//! Lists all connection parameters of libpq. Says which ones are supported, and has a hint for
-//! each parameter or value that it refuses.
-//!
-//! Only `fallback_application_name` is ignored silently. A parameter that is missing here does not
-//! exist in libpq.
+//! Lists all connection parameters of libpq, and says which ones are supported. A parameter or a value that
+//! is not supported is refused with a hint. Only `fallback_application_name` is ignored silently.
 //!
 //! Source: <https://www.postgresql.org/docs/18/libpq-connect.html#LIBPQ-PARAMKEYWORDS>
 
@@ -14,24 +11,23 @@ use strsim::levenshtein;
 /// The values of connection parameters, by parameter name.
 pub(super) type Parameters = BTreeMap<&'static str, String>;
 
-/// How a parameter is handled.
+/// What we do with a parameter.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Usage {
     /// Supported: the value is used.
     Honoured,
-    /// Accepted with these values, which request our normal behaviour. Any other value is refused with
-    /// this hint.
+    /// Accepted only with one of these values, which request our normal behaviour. Any other value
+    /// is refused with this hint.
     OnlyWith(&'static [&'static str], &'static str),
     /// Refused, with this hint.
     Refused(&'static str),
 }
 
-/// One connection parameter.
 #[derive(Debug)]
 pub(super) struct Parameter {
     pub(super) name: &'static str,
-    /// The environment variable to read if neither `DATABASE_URL` nor the service sets the
-    /// parameter. Empty if there is no such variable.
+    /// The environment variable that sets the parameter if neither `DATABASE_URL` nor the service
+    /// does. Empty if there is no such variable.
     pub(super) variable: &'static str,
     pub(super) usage: Usage,
 }
@@ -100,8 +96,8 @@ pub(super) const PARAMETERS: &[Parameter] = &[
     honoured("sslsni", "PGSSLSNI"),
     honoured("ssl_min_protocol_version", "PGSSLMINPROTOCOLVERSION"),
     honoured("ssl_max_protocol_version", "PGSSLMAXPROTOCOLVERSION"),
-    // Has no effect: libpq uses it only for sessions without an `application_name`, and our
-    // sessions have one.
+    // Has no effect: libpq uses this parameter only for sessions without an `application_name`, and
+    // our sessions have one.
     honoured("fallback_application_name", ""),
     refused("application_name", "", NAMES),
     only_with(
@@ -204,16 +200,17 @@ pub(super) const PARAMETERS: &[Parameter] = &[
     refused("oauth_scope", "", NO_OAUTH),
 ];
 
-/// Returns the parameter called `name`. `place` says where the settings contain the name.
+/// Returns the parameter called `name`. `location` tells the operator in an error where the name was
+/// found.
 ///
 /// # Errors
 /// `InvalidTarget` if libpq has no such parameter. The error does not show `name`, which may be a
-/// piece of a password. Its hint shows the parameter with the most similar name, or is `hint` if no
-/// name is similar.
-pub(super) fn named(name: &str, place: &str, hint: &str) -> Result<&'static Parameter> {
+/// piece of a password. Its hint suggests the parameter with the most similar name. If no name is
+/// similar, the hint is `hint`.
+pub(super) fn named(name: &str, location: &str, hint: &str) -> Result<&'static Parameter> {
     let found = PARAMETERS.iter().find(|parameter| parameter.name == name);
     found.ok_or_else(|| {
-        let unknown = invalid(format!("{place} is not a parameter of libpq"));
+        let unknown = invalid(format!("{location} is not a parameter of libpq"));
         match nearest(name) {
             Some(known) => unknown.hint(format!("did you mean `{known}`?")),
             None => unknown.hint(hint),
@@ -221,8 +218,8 @@ pub(super) fn named(name: &str, place: &str, hint: &str) -> Result<&'static Para
     })
 }
 
-/// The parameter whose name is most similar to the unknown `name`. `None` if all names differ in
-/// more than two characters.
+/// Finds the parameter whose name is most similar to the unknown `name`. `None` if every name
+/// differs in more than two characters.
 fn nearest(name: &str) -> Option<&'static str> {
     let names = PARAMETERS.iter().map(|parameter| parameter.name);
     let with_distance = names.map(|known| (levenshtein(known, name), known));
@@ -230,31 +227,31 @@ fn nearest(name: &str) -> Option<&'static str> {
     (distance <= 2).then_some(known)
 }
 
-/// Sets a parameter to `value`. `place` says where the settings set it. An empty value of a
-/// supported parameter is ignored, as in libpq.
+/// Sets a parameter to `value`. `location` tells the operator in an error where the value was found.
+/// Ignores an empty value of a supported parameter, as libpq does.
 ///
 /// # Errors
-/// `InvalidTarget`: the parameter or this value is not supported, or the value contains a
-/// NUL character.
+/// `InvalidTarget` if the parameter or this value is not supported, or if the value contains a NUL
+/// character.
 pub(super) fn set(
     found: &mut Parameters,
     parameter: &Parameter,
     value: &str,
-    place: &str,
+    location: &str,
 ) -> Result<()> {
     let name = parameter.name;
     if value.contains('\0') {
         return Err(invalid(format!(
-            "{place}: `{name}` contains a NUL character"
+            "{location}: `{name}` contains a NUL character"
         )));
     }
     match parameter.usage {
         OnlyWith(values, hint) if !values.contains(&value) => Err(invalid(format!(
-            "{place}: this value of the connection parameter `{name}` is not supported"
+            "{location}: this value of the connection parameter `{name}` is not supported"
         ))
         .hint(hint)),
         Refused(hint) => Err(invalid(format!(
-            "{place}: the connection parameter `{name}` is not supported"
+            "{location}: the connection parameter `{name}` is not supported"
         ))
         .hint(hint)),
         Honoured | OnlyWith(..) => {
@@ -264,7 +261,7 @@ pub(super) fn set(
     }
 }
 
-/// Ignores an empty value, as libpq does.
+/// Adds a value to `found`. Ignores an empty value, as libpq does.
 pub(super) fn insert(found: &mut Parameters, name: &'static str, value: &str) {
     if !value.is_empty() {
         found.insert(name, value.to_owned());

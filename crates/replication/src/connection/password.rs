@@ -1,8 +1,9 @@
-//! Gets the password of a session: from `password_command`, from the settings, or from libpq's password file
-//! (`PGPASSFILE`, by default `~/.pgpass`).
+//! Gets the password of a session: from `password_command`, from the connection parameters, or from
+//! libpq's password file (`PGPASSFILE`, by default `~/.pgpass`).
 //!
-//! Each session runs the command or reads the file again. So the relay survives a rotated password, and tokens
-//! that expire after an hour. Source: <https://www.postgresql.org/docs/current/libpq-pgpass.html>
+//! Each login runs the command or reads the file again. So the relay keeps working after a password
+//! was rotated, and with tokens that expire after an hour. Source:
+//! <https://www.postgresql.org/docs/current/libpq-pgpass.html>
 
 mod standard_error;
 
@@ -24,22 +25,23 @@ use crate::LOG_TARGET;
 use crate::error::{ErrorKind, ReplicationError, Result};
 use standard_error::while_logging;
 
-/// Permission bits of the group and of other users. Like libpq, we refuse a password file that has any
-/// of these bits.
+/// Permission bits of the group and of all other users. Like libpq, we refuse a password file that
+/// has any of these bits.
 const OTHERS: u32 = 0o077;
 
-/// Time limit for the command. It is shorter than the limit for connecting, so that the error names the command
-/// as the cause.
+/// How long the command may run, unless three quarters of `connect_timeout` are shorter. The limit is shorter
+/// than the default limit for connecting, so that the error names the command as the cause.
 const COMMAND_LIMIT: Duration = Duration::from_secs(8);
 
-/// Maximum length of the command's first line, in bytes.
+/// Maximum length in bytes of the first line that the command prints. Passwords and tokens are much
+/// shorter.
 const LINE_MAX: u64 = 64 << 10;
 
-/// The password to log in with; `None` if there is none.
+/// Returns the password to log in with; `None` if there is none.
 ///
 /// # Errors
-/// `PasswordCommand`: the command fails. `Authentication`: the password file that the settings name cannot be
-/// read, or other users may access it.
+/// `PasswordCommand` if the command fails. `Authentication` if the configured password file cannot
+/// be read, or if other users may access it.
 pub async fn password(target: &Target) -> Result<Option<String>> {
     if let Some(command) = &target.password_command {
         let limit = COMMAND_LIMIT.min(target.connect_timeout * 3 / 4);
@@ -55,9 +57,45 @@ pub async fn password(target: &Target) -> Result<Option<String>> {
     Ok(default.and_then(|path| of_default_file(path, target)))
 }
 
-/// Runs the command and returns the first line that it prints. Errors show neither the command nor its output,
-/// which may contain secrets. The command's standard error goes to the log, or to our standard error if there
-/// is no log.
+/// Returns what to check if the server refuses the login, depending on where the password comes from. `None` if it
+/// comes from the connection parameters.
+#[must_use]
+pub fn password_advice(target: &Target) -> Option<String> {
+    if target.password_command.is_some() {
+        return Some(format!(
+            "check that password_command prints the present password of role {}, and check the server's pg_hba.conf",
+            target.user
+        ));
+    }
+    if target.password.is_some() {
+        return None;
+    }
+    let default = target.default_password_file.as_deref();
+    let file = target.password_file.as_deref();
+    let Some(path) = file.or(default.filter(|path| path.exists())) else {
+        return Some(
+            "set the password, if the server wants one: in DATABASE_URL, in a password file (PGPASSFILE), or with \
+             password_command; and check the user, and the server's pg_hba.conf"
+                .to_owned(),
+        );
+    };
+    let shown = shown_path(path);
+    let found = read(path).ok().and_then(|text| of_file(&text, target));
+    Some(match found {
+        Some(_) => format!(
+            "the password comes from the password file {shown}: check the first line that matches {target}, and the \
+             server's pg_hba.conf"
+        ),
+        None => format!(
+            "no line of the password file {shown} matches {target}: add one in the form \
+             host:port:database:user:password, or set the password in another way"
+        ),
+    })
+}
+
+/// Runs the command and returns the first line that it prints. Errors show neither the command nor
+/// its output, because both can contain secrets. The command's standard error goes to the relay's
+/// log, or to our standard error if no log is set up.
 async fn of_command(command: &str, limit: Duration) -> Result<String> {
     let failed = |what: &str| {
         ReplicationError::new(
@@ -109,9 +147,9 @@ async fn of_command(command: &str, limit: Duration) -> Result<String> {
     Ok(password.to_owned())
 }
 
-/// Waits until the command has ended, and returns its exit status and first line. Returns `None` without
-/// waiting if the line reaches [`LINE_MAX`]. Does not wait for programs that the command leaves in the
-/// background, which may keep the pipe open.
+/// Waits until the command has ended, and returns its exit status and the first line that it
+/// printed. Does not wait for programs that the command leaves in the background, which may keep
+/// the pipe open. If the line reaches [`LINE_MAX`], returns `None` without waiting for the end.
 async fn first_line(child: &mut Child) -> std::io::Result<Option<(ExitStatus, Vec<u8>)>> {
     let mut line = Vec::new();
     let Some(stdout) = child.stdout.take() else {
@@ -135,10 +173,10 @@ async fn first_line(child: &mut Child) -> std::io::Result<Option<(ExitStatus, Ve
     Ok(Some((status, line)))
 }
 
-/// Kills the command's process group: the command and the programs that it started.
+/// Kills the command's process group, so that no program that it started is left behind.
 fn end_group(group: Option<u32>) {
     if let Some(group) = group {
-        // An error means that the group has no process left.
+        // An error means that the group has no process left, so ignore it.
         let _ = std::process::Command::new("/bin/sh")
             .args(["-c", &format!("kill -9 -{group}")])
             .stderr(Stdio::null())
@@ -165,8 +203,8 @@ fn read(path: &Path) -> Result<Vec<u8>> {
     Ok(text)
 }
 
-/// Reads the password from `~/.pgpass`. Like libpq, ignores a file that cannot be used, because many logins
-/// need no password. Only the first such failure is logged.
+/// Reads the password from `~/.pgpass`. Like libpq, ignores a file that cannot be used, because
+/// many logins need no password. Logs a warning about the first such failure only.
 fn of_default_file(path: &Path, target: &Target) -> Option<String> {
     static WARNED: AtomicBool = AtomicBool::new(false);
     if !path.exists() {
@@ -183,7 +221,7 @@ fn of_default_file(path: &Path, target: &Target) -> Option<String> {
     }
 }
 
-/// Returns the password in the first line that matches the target. Lines that are not UTF-8 match nothing.
+/// Returns the password in the first line that matches the target. Skips lines that are not UTF-8.
 fn of_file(text: &[u8], target: &Target) -> Option<String> {
     text.split(|byte| *byte == b'\n')
         .filter_map(|line| std::str::from_utf8(line).ok())
@@ -212,7 +250,7 @@ fn of_line(line: &str, target: &Target) -> Option<String> {
     Some(unescaped(rest))
 }
 
-/// Takes the next field and the colon after it from `rest`. `None` if there is no colon.
+/// Takes the next field and its colon off the front of `rest`. `None` if there is no colon.
 fn field(rest: &mut &str) -> Option<String> {
     let mut is_escaped = false;
     let end = rest.find(|c| {

@@ -1,18 +1,21 @@
-//! The servers of the database, in the order in which to try them.
+//! The configured servers of the database, in the order in which a session tries them.
 //!
-//! As in libpq, a session goes to the first server that can be reached. If `target_session_attrs` requires a
-//! primary, standby servers are skipped. A failed login ends the search, because an error of the next server
-//! would hide why the login failed. Two things differ from libpq. With several hosts the default is
-//! `target_session_attrs=primary`, because this crate can do nothing on a standby server. A server that closes
-//! the connection before the login is skipped.
+//! As in libpq, a session uses the first server that it can reach. If `target_session_attrs`
+//! requires a primary, the session skips standby servers. A failed login ends the search, because
+//! an error of the next server would hide why the login failed. Two things differ from libpq. With
+//! several hosts, the default is `target_session_attrs=primary`, because this crate can do nothing
+//! on a standby server. And a session also skips a server that closes the connection before the
+//! login.
 //!
-//! An SQL session chooses a server. A replication session gets the [`Target`] of an SQL session, so both are
-//! on the same server.
+//! An SQL session chooses the server. A replication session is given the [`Target`] of an SQL
+//! session, so both sessions use the same server.
 //!
 //! Source: <https://www.postgresql.org/docs/current/libpq-connect.html#LIBPQ-MULTIPLE-HOSTS>
 
 use std::fmt;
 use std::net::IpAddr;
+
+use printable::may_contain_password;
 
 use super::parameters::{Parameters, invalid};
 use super::service_file::in_folder;
@@ -24,13 +27,14 @@ use crate::error::Result;
 const DEFAULT_HOST: &str = "localhost";
 const DEFAULT_PORT: u16 = 5432;
 
-/// The servers of one database, at least one.
+/// The servers of one database. There is at least one.
 #[derive(Debug, Clone)]
 pub struct Servers(Vec<Target>);
 
 impl Servers {
-    /// Reads `text` (a URL or `name=value` pairs, or empty), a service file and the environment. `None` if
-    /// `text` is empty and the environment names neither a host nor a database.
+    /// Reads the servers from `text` (a URL, or `name=value` pairs; may be empty), a service file and the
+    /// environment. `None` if `text` is empty, and neither the environment nor the service names a host, an
+    /// address or a database.
     ///
     /// # Errors
     /// `InvalidTarget`. The error shows no value.
@@ -45,6 +49,7 @@ impl Servers {
         let user = user
             .ok_or_else(|| invalid("no user is set").hint("add the user to DATABASE_URL"))?
             .clone();
+        refuse_passwords(&found, &user)?;
         let addresses = addresses(&found)?;
         let are_several = addresses.len() > 1;
         let mut targets = Vec::new();
@@ -56,12 +61,13 @@ impl Servers {
         Ok(Some(Self(targets)))
     }
 
-    /// Whether the settings contain a password. A password file or command does not count.
+    /// Whether the connection parameters contain a password. A password file or command does not
+    /// count.
     pub fn have_password(&self) -> bool {
         self.0.iter().any(|target| target.password.is_some())
     }
 
-    /// Sets the command whose output is the password at each login.
+    /// Sets the command that prints the password. It runs at each login.
     pub fn set_password_command(&mut self, command: &str) {
         for target in &mut self.0 {
             target.password_command = Some(command.to_owned());
@@ -81,7 +87,7 @@ impl AsRef<[Target]> for Target {
     }
 }
 
-/// `user@host:port,host:port/database`, for messages; never the password.
+/// `user@host:port,host:port/database`, for messages. Never contains the password.
 impl fmt::Display for Servers {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let addresses: Vec<String> = self.0.iter().map(Target::address).collect();
@@ -90,6 +96,23 @@ impl fmt::Display for Servers {
         };
         let (user, database) = (&first.user, &first.database);
         write!(f, "{user}@{}/{database}", addresses.join(","))
+    }
+}
+
+/// Refuses a connection string as user, database or host, because messages show these three.
+fn refuse_passwords(found: &Parameters, user: &str) -> Result<()> {
+    let of = |name: &str| found.get(name).map_or("", String::as_str);
+    let shown = [
+        ("user", user),
+        ("dbname", of("dbname")),
+        ("host", of("host")),
+    ];
+    match shown.iter().find(|(_, value)| may_contain_password(value)) {
+        Some((name, _)) => Err(
+            invalid(format!("{name} looks like a connection string with a password"))
+                .hint("put the connection string into DATABASE_URL, and only the name into the other settings"),
+        ),
+        None => Ok(()),
     }
 }
 
@@ -112,7 +135,7 @@ fn addresses(found: &Parameters) -> Result<Vec<Address>> {
     };
     let ports = list("port").unwrap_or_default();
     if ports.len() > 1 && ports.len() != count {
-        return Err(invalid("host and port have different lengths")
+        return Err(invalid("host and port have different numbers of entries")
             .hint("give one port for all hosts, or one for each host"));
     }
     let at = |list: &Option<Vec<&str>>, nth| {
@@ -167,9 +190,9 @@ fn address(host: Option<String>, host_addr: Option<String>, port: &str) -> Resul
     })
 }
 
-/// Accepts an absolute path (the folder of a Unix socket), or text that has only the characters of
-/// host names. Other text may be an unencoded piece of the password, so it is refused and never
-/// shown.
+/// Accepts an absolute path (the folder of a Unix socket), or text that contains only characters of
+/// host names. Refuses any other text and never shows it, because it can be an unencoded piece of
+/// the password.
 fn parse_host(text: String) -> Result<Host> {
     if text.starts_with('/') {
         return Ok(Host::Unix(text.into()));
@@ -185,10 +208,11 @@ fn parse_host(text: String) -> Result<Host> {
 }
 
 impl Target {
-    /// Reads settings that name one server, like [`Servers::from_settings`].
+    /// Reads the connection parameters of a single server. Otherwise like
+    /// [`Servers::from_settings`].
     ///
     /// # Errors
-    /// `InvalidTarget`, also if the settings name several servers.
+    /// `InvalidTarget`, also if several servers are named.
     pub fn from_settings(text: &str, env: &Environment) -> Result<Option<Self>> {
         let Some(Servers(targets)) = Servers::from_settings(text, env)? else {
             return Ok(None);
@@ -232,6 +256,31 @@ mod tests {
         let found = servers("host=a,b hostaddr=10.0.0.1, user=u").unwrap();
         let addresses: Vec<_> = found.0.iter().map(|target| target.host_addr).collect();
         assert_eq!(addresses, [Some([10, 0, 0, 1].into()), None]);
+    }
+
+    #[test]
+    fn a_connection_string_in_another_setting_is_refused_and_not_shown() {
+        let url = "postgres://relay:hunter2@db/shop";
+        let pairs = "host=db password=hunter2";
+        for value in [url, pairs] {
+            for variable in ["PGDATABASE", "PGUSER", "PGHOST", "USER"] {
+                let mut env = Environment::new();
+                env.insert("PGDATABASE".into(), "shop".into());
+                env.insert(variable.into(), value.into());
+                let error = Servers::from_settings("", &env).unwrap_err();
+                assert_eq!(error.kind(), &ErrorKind::InvalidTarget, "{variable}");
+                assert!(!format!("{error:?}").contains("hunter2"), "{error:?}");
+            }
+            let mut encoded = String::new();
+            for byte in value.bytes() {
+                encoded += &format!("%{byte:02X}");
+            }
+            let error = servers(&format!("postgres://u@h/d?dbname={encoded}")).unwrap_err();
+            assert!(!format!("{error:?}").contains("hunter2"), "{error:?}");
+        }
+        let quoted = format!("host=h user=u dbname='{pairs}'");
+        let error = servers(&quoted).unwrap_err();
+        assert!(!format!("{error:?}").contains("hunter2"), "{error:?}");
     }
 
     #[test]

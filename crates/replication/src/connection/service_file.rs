@@ -1,9 +1,10 @@
-//! Reads a service of libpq's service files: connection parameters under a name.
+//! Reads a service from libpq's service files. A service is a named group of connection parameters.
 //!
-//! As in libpq, the files are read in this order: first the file that `servicefile` (`PGSERVICEFILE`) names, or
-//! `~/.pg_service.conf` if none is named, then `pg_service.conf` in the folder that `PGSYSCONFDIR` names.
-//! Unlike libpq, there is no built-in system folder if `PGSYSCONFDIR` is not set. A service file may contain
-//! passwords, so errors show only the file's path and the line number.
+//! As in libpq, the files are read in this order: first the file that `servicefile`
+//! (`PGSERVICEFILE`) names, or `~/.pg_service.conf` if none is named, then `pg_service.conf` in the
+//! folder that `PGSYSCONFDIR` names. Unlike libpq, we do not fall back to a built-in system folder
+//! if `PGSYSCONFDIR` is not set. A service file may contain passwords, so errors show only the
+//! file's path and the line number.
 //!
 //! Source: <https://www.postgresql.org/docs/current/libpq-pgservice.html>
 
@@ -18,11 +19,11 @@ use crate::error::{ReplicationError, Result};
 const FORMAT: &str =
     "write one name=value on each line below the [name] of the service, without quotes";
 
-/// The parameters of the service called `name`.
+/// Reads the parameters of the service called `name`.
 ///
 /// # Errors
-/// `InvalidTarget`: no file has the service, a file cannot be read, or the service has a line that this crate
-/// does not support.
+/// `InvalidTarget` if no file has the service, if a file cannot be read, or if the service has a
+/// line that this crate does not support.
 pub(super) fn read(name: &str, file: Option<&str>, env: &Environment) -> Result<Parameters> {
     let of_user = match file {
         Some(path) => Some(PathBuf::from(path)),
@@ -35,7 +36,7 @@ pub(super) fn read(name: &str, file: Option<&str>, env: &Environment) -> Result<
             return Ok(found);
         }
     }
-    // The name is not shown: it may be a piece of a password in the wrong place.
+    // Do not show the name: somebody may have put a piece of a password there by mistake.
     let looked: Vec<String> = files.iter().map(|path| shown_path(path)).collect();
     let what = match looked.as_slice() {
         [] => {
@@ -51,8 +52,8 @@ pub(super) fn read(name: &str, file: Option<&str>, env: &Environment) -> Result<
     ))
 }
 
-/// The path of `file` in the folder that the variable names. `None` if the variable is not set or its path is
-/// not absolute.
+/// Returns the path of `file` in the folder that the variable names. `None` if the variable is not
+/// set, or if the folder's path is not absolute.
 pub(super) fn in_folder(env: &Environment, variable: &str, file: &str) -> Option<PathBuf> {
     let folder = Path::new(env.get(variable)?);
     folder.is_absolute().then(|| folder.join(file))
@@ -67,7 +68,8 @@ fn in_file(name: &str, path: &Path) -> Result<Option<Parameters>> {
     of_text(name, &text, &shown_path(path))
 }
 
-/// The parameters below `[name]`, if the text has this heading. Other services are not checked.
+/// Reads the parameters below the heading `[name]`; `None` if there is no such heading. Does not
+/// check the lines of other services.
 fn of_text(name: &str, text: &str, path: &str) -> Result<Option<Parameters>> {
     let mut found = None;
     for (index, line) in text.lines().enumerate() {
@@ -86,18 +88,18 @@ fn of_text(name: &str, text: &str, path: &str) -> Result<Option<Parameters>> {
             continue;
         }
         if let Some(found) = &mut found {
-            let place = format!("line {} of {path}", index + 1);
-            parameter(found, line, &place)?;
+            let location = format!("line {} of {path}", index + 1);
+            parameter(found, line, &location)?;
         }
     }
     Ok(found)
 }
 
-/// Adds the parameter of one line `name=value` to `found`. As in libpq, the value is neither quoted nor trimmed
-/// at its start, and the first value of a parameter counts.
-fn parameter(found: &mut Parameters, line: &str, place: &str) -> Result<()> {
+/// Adds the parameter of one line `name=value` to `found`. As in libpq, the value has no quotes,
+/// spaces at its start belong to it, and if a parameter occurs twice, the first value counts.
+fn parameter(found: &mut Parameters, line: &str, location: &str) -> Result<()> {
     let refused =
-        |what: &str| -> ReplicationError { invalid(format!("{place} {what}")).hint(FORMAT) };
+        |what: &str| -> ReplicationError { invalid(format!("{location} {what}")).hint(FORMAT) };
     if line.starts_with("ldap") {
         return Err(refused(
             "looks the service up by LDAP, which is not supported",
@@ -106,14 +108,14 @@ fn parameter(found: &mut Parameters, line: &str, place: &str) -> Result<()> {
     let (name, value) = line
         .split_once('=')
         .ok_or_else(|| refused("is not of the form name=value"))?;
-    let known = parameters::named(name, place, FORMAT)?;
+    let known = parameters::named(name, location, FORMAT)?;
     if known.name.starts_with("service") {
         return Err(refused("names another service"));
     }
     if found.contains_key(known.name) {
         return Ok(());
     }
-    parameters::set(found, known, value, place)
+    parameters::set(found, known, value, location)
 }
 
 #[cfg(test)]

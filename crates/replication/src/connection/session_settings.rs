@@ -1,45 +1,47 @@
-//! Settings with which we start sessions, so that settings of the role or the database do
-//! not change its behaviour.
+//! The settings with which sessions start, so that settings of the role or the database cannot
+//! change how a session behaves.
 //!
-//! We send these settings in the startup packet, which overrides the role and the database.
-//! The operator's connection parameter `options` comes before them, and must not contain any of these
-//! settings.
+//! We send these settings in the startup packet, where they override the settings of the role and
+//! the database. The operator's connection parameter `options` is sent before them, and must not
+//! contain any of them.
 
 use super::parameters::invalid;
 use crate::error::Result;
 
-/// Settings of both SQL sessions and replication sessions.
+/// Settings that SQL sessions and replication sessions have in common.
 const COMMON: &[(&str, &str)] = &[
-    // Names in our statements must refer to PostgreSQL's own functions, operators, types and
-    // tables, never to objects that another role created in a schema of the search path. Our
-    // own objects are written with their schema.
+    // Unqualified names in our statements must refer to PostgreSQL's own functions, operators,
+    // types and tables, never to objects that another role created in a schema of the search path.
+    // Our own tables are always written with their schema.
     ("search_path", "pg_catalog,pg_temp"),
-    // An administrator may make sessions read-only for all roles, and managed services do so when the
-    // disk is full. The relay must record outcomes even then: until it has, the server cannot remove
-    // WAL.
+    // An administrator may make sessions read-only for all roles, and managed services do so when
+    // the disk is full. The relay must be able to record outcomes even then, because the server
+    // cannot remove WAL before the relay has done so.
     ("default_transaction_read_only", "off"),
-    // The relay sets its own limits where it needs them.
+    // The relay sets its own time limits where it needs them.
     ("lock_timeout", "0"),
     ("idle_in_transaction_session_timeout", "0"),
     ("idle_session_timeout", "0"),
-    ("timezone", "UTC"),
     // The text of a value must not depend on the role, because event ids are derived from that text.
+    ("timezone", "UTC"),
     ("datestyle", "ISO"),
     ("intervalstyle", "postgres"),
     ("extra_float_digits", "1"),
     ("quote_all_identifiers", "off"),
     ("bytea_output", "hex"),
-    // The relay logs every notice of the walsender as a warning, so the server must not send notices
-    // below that level.
+    // The relay logs every notice of the walsender as a warning, so the server must not send
+    // notices of lower levels.
     ("client_min_messages", "warning"),
     ("tcp_user_timeout", "0"),
 ];
 
-/// Further settings of SQL sessions.
+/// Further settings, for SQL sessions only.
 const SQL: &[(&str, &str)] = &[
-    // With `on`, a policy silently hides rows; with `off`, the server refuses the query (42501).
+    // With `on`, a row-level security policy silently hides rows. With `off`, the server refuses
+    // the query (42501).
     ("row_security", "off"),
-    // A second query in the same transaction must see rows that were committed after the first query.
+    // A second query in the same transaction must see rows that were committed after the first
+    // query.
     ("default_transaction_isolation", "read\\ committed"),
     ("synchronous_commit", "on"),
     ("standard_conforming_strings", "on"),
@@ -48,12 +50,13 @@ const SQL: &[(&str, &str)] = &[
     ("tcp_keepalives_count", "2"),
 ];
 
-/// Settings whose value the caller chooses: `statement_timeout` for SQL sessions,
-/// `wal_sender_timeout` for replication sessions.
+/// The setting whose value the caller of [`of_sql`] chooses. A replication session has no statement timeout.
 const STATEMENT_TIMEOUT: &str = "statement_timeout";
+/// The setting whose value the caller of [`of_replication`] chooses.
 const WAL_SENDER_TIMEOUT: &str = "wal_sender_timeout";
 
-/// The startup option `options` of an SQL session.
+/// Builds the startup parameter `options` of an SQL session. `operators` is the operator's own
+/// `options`.
 pub fn of_sql(operators: Option<&str>, statement_timeout_ms: u128) -> String {
     let timeout = statement_timeout_ms.to_string();
     let settings = COMMON.iter().chain(SQL).copied();
@@ -63,7 +66,8 @@ pub fn of_sql(operators: Option<&str>, statement_timeout_ms: u128) -> String {
     )
 }
 
-/// The startup option `options` of a replication session.
+/// Builds the startup parameter `options` of a replication session. `operators` is the operator's
+/// own `options`.
 pub(crate) fn of_replication(operators: Option<&str>, wal_sender_timeout_ms: u128) -> String {
     let timeout = wal_sender_timeout_ms.to_string();
     let own = [
@@ -83,7 +87,7 @@ fn join<'a>(operators: Option<&str>, settings: impl Iterator<Item = (&'a str, &'
     all.join(" ")
 }
 
-/// Refuses `options` that contain a setting which the program sets itself.
+/// Refuses `options` that contain a setting which this crate sets itself.
 ///
 /// # Errors
 /// `InvalidTarget`, which names the setting.
@@ -119,8 +123,8 @@ pub(super) fn check_options(options: &str) -> Result<()> {
     Ok(())
 }
 
-/// Splits at unescaped white space, as the server does; `None` if the text ends with an unescaped
-/// backslash.
+/// Splits `options` at unescaped white space, as the server does. `None` if the text ends with an
+/// unescaped backslash.
 fn words(options: &str) -> Option<Vec<String>> {
     let mut words = vec![String::new()];
     let mut characters = options.chars();

@@ -1,16 +1,17 @@
-//! Gathers libpq's parameters from `DATABASE_URL`, a service and the environment, in this order: an earlier
-//! source wins.
+//! Gathers libpq's parameters from three sources: `DATABASE_URL`, a service, and the environment.
+//! If several sources set a parameter, the first one in this order wins.
 //!
-//! As in libpq, each source fills in what the earlier ones omit. There is one exception: if an earlier
-//! source names the host, a later source cannot set the host's address. Otherwise a variable that somebody
-//! set for `psql` could silently send a relay to another server.
+//! As in libpq, each source adds the parameters that the earlier sources omit. There is one
+//! exception: if an earlier source names the host, a later source cannot set the host's address.
+//! Otherwise a variable that somebody set for `psql` could silently send a relay to another server.
 
 use super::parameters::{self, Parameter, Parameters, invalid};
 use super::{key_value, service_file, url};
 use crate::environment::Environment;
 use crate::error::Result;
 
-/// The parameters of the settings. `text` is a URL or `name=value` pairs; it may be empty.
+/// Gathers the connection parameters from all sources. `text` is a URL or `name=value` pairs, and
+/// may be empty.
 ///
 /// # Errors
 /// `InvalidTarget`.
@@ -36,13 +37,13 @@ pub(super) fn gather(text: &str, env: &Environment) -> Result<Parameters> {
     Ok(found)
 }
 
-/// Whether the text has the form `name=value`.
+/// Whether the text consists of `name=value` pairs, not of a URL.
 fn has_pairs(text: &str) -> bool {
     text.split_once('=')
         .is_some_and(|(name, _)| !name.contains("://"))
 }
 
-/// The parameters of the environment that `found` omits.
+/// Reads the parameters that `found` omits from the environment.
 fn of_environment(env: &Environment, found: &Parameters) -> Result<Parameters> {
     let mut later = Parameters::new();
     let omitted = |parameter: &&Parameter| !found.contains_key(parameter.name);
@@ -56,7 +57,7 @@ fn of_environment(env: &Environment, found: &Parameters) -> Result<Parameters> {
     Ok(later)
 }
 
-/// Adds the parameters of a later source that the earlier ones omit.
+/// Adds those parameters of a later source that the earlier sources omit.
 fn fill_in(found: &mut Parameters, later: Parameters, source: &str) -> Result<()> {
     if found.contains_key("host")
         && !found.contains_key("hostaddr")
@@ -143,7 +144,8 @@ mod tests {
             assert!(error.to_string().contains("hostaddr"), "{error}");
             assert!(!format!("{error:?}").contains("10.0.0.7"), "{error:?}");
         }
-        // An address is accepted if no source names a host, or if its own source also names the host.
+        // An address is accepted if no source names a host, or if the source of the address also
+        // names the host.
         for env in [
             &[("PGHOSTADDR", "10.0.0.7")][..],
             &[("PGHOSTADDR", "10.0.0.7"), ("PGHOST", "h")],
@@ -163,8 +165,8 @@ mod tests {
         assert!(!format!("{error:?}").contains("ter2"), "{error:?}");
     }
 
-    /// Our parsers and tokio-postgres read the same values, even from texts that are hard to parse, both in
-    /// pairs and in a URL.
+    /// Our parsers and tokio-postgres read the same values, even from texts that are hard to parse.
+    /// This holds for pairs and for a URL.
     #[test]
     fn both_forms_mean_the_same_as_to_tokio_postgres() {
         let values = [

@@ -1,8 +1,8 @@
 //! One server of the database, and how to log in there.
 //!
-//! `sources.rs` gathers the parameters, `parameters.rs` lists the supported ones, `servers.rs` interprets the
-//! lists of hosts, and this module interprets the other values. No `Debug` output or error text contains the
-//! password, and no error shows a value.
+//! `sources.rs` gathers the parameters, `parameters.rs` lists the supported ones, `servers.rs`
+//! interprets the lists of hosts, and this module interprets all other values. No `Debug` output
+//! and no error text contains the password, and no error shows the value of a parameter.
 //!
 //! Source: <https://www.postgresql.org/docs/current/libpq-connect.html>.
 
@@ -18,7 +18,7 @@ use super::parameters::{Parameters, invalid};
 use super::session_settings::check_options;
 use crate::error::{ReplicationError, Result};
 
-/// Limit of each step of connecting, if `connect_timeout` is not set.
+/// How long each step of connecting may take if `connect_timeout` is not set.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// One PostgreSQL server, a database on it, and how to log in.
@@ -28,39 +28,40 @@ pub struct Target {
     pub host: Host,
     /// libpq's `hostaddr`: the address to connect to, instead of resolving `host`.
     pub host_addr: Option<IpAddr>,
-    /// TCP port, or the number in the name of the Unix socket.
+    /// TCP port, or the number in the file name of the Unix socket.
     pub port: u16,
-    /// Role to log in as.
+    /// The role to log in as.
     pub user: String,
-    /// Password, if one is set.
+    /// The password, if a connection parameter sets one.
     pub password: Option<String>,
-    /// The command whose output is the password at each login (setting `password_command`).
+    /// The command that prints the password (setting `password_command`). It runs at each login.
     pub password_command: Option<String>,
-    /// The file to read at each login if no password is set.
+    /// The password file to read at each login if no password is set.
     pub password_file: Option<PathBuf>,
-    /// The file to read if neither a password nor `password_file` is set. If it cannot be used, it is
-    /// ignored.
+    /// The password file to read if neither a password nor `password_file` is set. A file that
+    /// cannot be used is ignored.
     pub default_password_file: Option<PathBuf>,
-    /// Database.
+    /// The database to connect to.
     pub database: String,
-    /// libpq's `options`: settings for each session, sent before our own.
+    /// libpq's `options`: the operator's settings for each session, sent before our own.
     pub options: Option<String>,
     /// Whether the server must be a primary (`target_session_attrs`).
     pub primary_only: bool,
-    /// Limit of each step of connecting: opening a stream to one address of the host, and the login.
+    /// How long each step of connecting may take. Opening a stream to one address of the host is
+    /// one step, and the login is another.
     pub connect_timeout: Duration,
-    /// TCP keepalives.
+    /// TCP keepalives of the connection.
     pub keepalives: Keepalives,
     /// libpq's `sslmode`.
     pub ssl_mode: SslMode,
-    /// The allowed TLS versions.
+    /// The TLS versions that may be used.
     pub tls_versions: TlsVersions,
     /// Whether to send the host name unencrypted in the TLS handshake (`sslsni`).
     pub ssl_sni: bool,
     /// libpq's `channel_binding`: whether the login is bound to the TLS channel.
     pub channel_binding: ChannelBinding,
-    /// PEM file of the trusted authorities; `None` means the operating system's authorities. Over TCP,
-    /// `verify-ca` always has a file.
+    /// PEM file of the trusted authorities; `None` means the operating system's authorities. With
+    /// `verify-ca` over TCP there is always a file.
     pub ssl_root_cert: Option<PathBuf>,
     /// PEM files of the client's certificate and key.
     pub ssl_client: Option<(PathBuf, PathBuf)>,
@@ -75,7 +76,6 @@ pub enum Host {
     Unix(PathBuf),
 }
 
-/// The address of one server.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Address {
     pub(super) host: Host,
@@ -83,19 +83,19 @@ pub(super) struct Address {
     pub(super) port: u16,
 }
 
-/// libpq's `keepalives` parameters. `None` means our default, or the operating system's if we have
-/// none.
+/// libpq's `keepalives` parameters. `None` means our own default, or the operating system's default
+/// if we have none.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Keepalives {
     /// Whether keepalives are sent.
     pub enabled: bool,
-    /// Idle time before the first keepalive.
+    /// Idle time on the connection before the first keepalive.
     pub idle: Option<Duration>,
     /// Time between two keepalives.
     pub interval: Option<Duration>,
-    /// How many keepalives may stay unanswered.
+    /// Maximum number of unanswered keepalives before the connection counts as dead.
     pub count: Option<u32>,
-    /// How long sent data may stay unacknowledged.
+    /// Maximum time for which sent data may stay unacknowledged.
     pub user_timeout: Option<Duration>,
 }
 
@@ -111,13 +111,13 @@ pub struct TlsVersions {
 /// libpq's `sslmode`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SslMode {
-    /// Never TLS.
+    /// No TLS.
     Disable,
-    /// TLS when the server offers it, unverified.
+    /// TLS if the server offers it. The certificate is not verified.
     Prefer,
-    /// TLS, unverified; if `sslrootcert` is set, verified against it, as in libpq.
+    /// Always TLS. The certificate is verified only if `sslrootcert` is set, as in libpq.
     Require,
-    /// TLS with a certificate from a trusted authority.
+    /// Always TLS, with a certificate from a trusted authority.
     VerifyCa,
     /// Like `VerifyCa`, and the certificate must name the host.
     VerifyFull,
@@ -142,11 +142,12 @@ impl FromStr for SslMode {
 }
 
 impl Target {
-    /// Builds the target for the server at `address` from the parameters in `found`. `prefers_primary` says
-    /// whether the server must be a primary if `target_session_attrs` is not set.
+    /// Builds the target for the server at `address` from the parameters in `found`.
+    /// `prefers_primary` says whether the server must be a primary if `target_session_attrs` is not
+    /// set.
     ///
     /// # Errors
-    /// `InvalidTarget`, which shows no value.
+    /// `InvalidTarget`. The error shows no value.
     pub(super) fn new(
         found: &Parameters,
         address: Address,
@@ -203,13 +204,13 @@ impl Target {
         }
     }
 
-    /// Whether TLS may be used; never on a Unix socket.
+    /// Whether TLS may be used on the connection. Never on a Unix socket.
     pub fn may_use_tls(&self) -> bool {
         self.ssl_mode != SslMode::Disable && matches!(self.host, Host::Tcp(_))
     }
 }
 
-/// `user@host:port/database`, for messages; never the password.
+/// `user@host:port/database`, for messages. Never contains the password.
 impl fmt::Display for Target {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}@{}/{}", self.user, self.address(), self.database)
@@ -222,9 +223,10 @@ impl fmt::Debug for Target {
     }
 }
 
-/// Whether to refuse a standby server while connecting, as `target_session_attrs` says. `None` if the parameter
-/// is not set. The relay always needs a primary, and checks this again after connecting. `read-write` and
-/// `primary` mean the same here, because our sessions turn `default_transaction_read_only` off.
+/// Whether to refuse a standby server while connecting, as `target_session_attrs` says. `None` if the
+/// parameter is not set. `read-write` and `primary` mean the same here, because our sessions turn
+/// `default_transaction_read_only` off. The relay needs a primary even with `any`, and checks this itself
+/// after connecting.
 fn primary_only(found: &Parameters) -> Result<Option<bool>> {
     match found.get("target_session_attrs").map(String::as_str) {
         None => Ok(None),
@@ -250,14 +252,15 @@ fn ssl_sni(found: &Parameters) -> Result<bool> {
 
 fn connect_timeout(found: &Parameters) -> Result<Duration> {
     let seconds: Option<i32> = number(found, "connect_timeout")?;
-    // In libpq, 0 and less mean "no limit", and 1 means 2. We always need a limit.
+    // In libpq, 0 and negative numbers mean "no limit", and 1 means 2. We always need a limit.
     Ok(match seconds {
         None | Some(..=0) => CONNECT_TIMEOUT,
         Some(seconds) => Duration::from_secs(u64::from(seconds.unsigned_abs().max(2))),
     })
 }
 
-/// As in libpq, 0 means the default: our own if there is one, otherwise the system's.
+/// Reads libpq's keepalive parameters. As in libpq, 0 means the default: our own default if there is one,
+/// otherwise the operating system's.
 fn keepalives(found: &Parameters) -> Result<Keepalives> {
     let positive = |name| {
         let value: Option<u32> = number(found, name)?;
@@ -283,9 +286,9 @@ fn number<N: FromStr>(found: &Parameters, name: &'static str) -> Result<Option<N
         .map_err(|_| invalid(format!("`{name}` is not a whole number")))
 }
 
-/// As in libpq, `sslrootcert=system` means `verify-full` and allows nothing weaker: a public authority
-/// signs certificates for anybody, so only the host's name tells the server from an impostor.
-/// `verify-ca`, which ignores the name, needs a file for the same reason.
+/// Reads `sslmode`. As in libpq, `sslrootcert=system` implies `verify-full` and allows nothing weaker. A
+/// public authority signs certificates for anybody, so only the host's name distinguishes the server from an
+/// impostor. For the same reason `verify-ca`, which ignores the name, needs a file of authorities.
 fn ssl_mode(found: &Parameters, host: &Host) -> Result<SslMode> {
     let root = found.get("sslrootcert").map(String::as_str);
     let mode = found.get("sslmode").map(|mode| mode.parse()).transpose()?;
@@ -295,8 +298,8 @@ fn ssl_mode(found: &Parameters, host: &Host) -> Result<SslMode> {
             Err(invalid("sslrootcert=system needs sslmode=verify-full"))
         }
         (None, Some(SslMode::VerifyCa), Host::Tcp(_)) => Err(invalid(
-            "sslmode=verify-ca needs sslrootcert: without it any certificate of any public \
-             authority would do",
+            "sslmode=verify-ca needs sslrootcert: without it, a certificate of any public authority would be \
+             accepted",
         )
         .hint(
             "set sslrootcert to the PEM file of the server's authority; or use sslmode=verify-full, \

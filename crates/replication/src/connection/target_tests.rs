@@ -1,4 +1,5 @@
-//! Tests of targets as users write them: URLs, environment variables, and mistakes in both.
+//! Tests of targets as users write them: URLs and environment variables, correct ones and wrong
+//! ones.
 
 use super::*;
 use crate::error::ErrorKind;
@@ -88,7 +89,7 @@ fn verify_ca_needs_the_file_of_an_authority() {
     let file = [("PGSSLROOTCERT", "/etc/ca.pem")];
     let url = "postgres://u@h/d?sslmode=verify-ca";
     assert_eq!(mode(url, &file).unwrap(), SslMode::VerifyCa);
-    // As in libpq, a Unix socket has no TLS.
+    // As in libpq, a connection over a Unix socket uses no TLS, so no file is needed.
     let socket = "postgres://u@%2Frun/d?sslmode=verify-ca";
     assert_eq!(mode(socket, &[]).unwrap(), SslMode::VerifyCa);
 }

@@ -1,8 +1,8 @@
-//! TLS for replication and SQL sessions, with libpq's meaning of `sslmode`.
+//! TLS for replication and SQL sessions. `sslmode` means the same as in libpq.
 //!
-//! Uses one rustls provider (ring). All decisions about verification are in `tls/verifier.rs`.
-//! `tls/explain.rs` explains failures; `tls/public_key.rs` reads the key of a certificate that webpki
-//! refuses.
+//! All TLS uses the same rustls provider (ring). All decisions about verification are in
+//! `tls/verifier.rs`. `tls/explain.rs` explains failed handshakes. `tls/public_key.rs` reads the
+//! key of a certificate that webpki refuses.
 
 mod explain;
 mod public_key;
@@ -24,7 +24,7 @@ pub(super) use explain::{explain, of_io};
 use verifier::Verifier;
 pub(super) use verifier::proves_its_key;
 
-/// The TLS configuration for this target's `sslmode`, roots and client certificate.
+/// Builds the TLS configuration for the target's `sslmode`, authorities and client certificate.
 ///
 /// # Errors
 /// `Tls` if a file cannot be read or contains no certificate.
@@ -53,8 +53,8 @@ pub(crate) fn client_config(target: &Target) -> Result<ClientConfig> {
     Ok(config)
 }
 
-/// The host as a TLS server name. A name that no certificate can contain is an error only if names are
-/// verified.
+/// Converts the host to a TLS server name. If no certificate can contain the host's name, this is
+/// an error only if `sslmode` requires that the name is verified.
 ///
 /// # Errors
 /// `Tls`.
@@ -62,15 +62,15 @@ pub(super) fn server_name(host: &str, target: &Target) -> Result<ServerName<'sta
     match ServerName::try_from(host.to_owned()) {
         Ok(name) => Ok(name),
         Err(_) if target.ssl_mode != SslMode::VerifyFull => {
-            // A placeholder. rustls sends no IP address to the server, and this `sslmode` compares no
-            // name.
+            // A placeholder. rustls never sends an IP address to the server, and this `sslmode`
+            // does not compare the name.
             Ok(ServerName::from(IpAddr::from(Ipv4Addr::UNSPECIFIED)))
         }
         Err(e) => Err(failed(target, "no certificate can name this host").caused_by(e)),
     }
 }
 
-/// The error for a TLS session that could not be opened.
+/// Builds the error for a TLS session that could not be opened.
 pub(super) fn failed(target: &Target, why: &str) -> ReplicationError {
     tls_error(format!("no TLS session with PostgreSQL as {target}: {why}"))
 }
@@ -100,10 +100,11 @@ fn private_key(path: &Path) -> Result<PrivateKeyDer<'static>> {
     })
 }
 
-/// The trusted authorities, from the file or else from the operating system.
+/// The trusted authorities: from the file that `sslrootcert` names, or else from the operating system.
 struct TrustedAuthorities {
     store: RootCertStore,
-    /// The certificates in the file. A server may present one of them as its own.
+    /// The certificates in the file. The server is also trusted if its own certificate is one of
+    /// them.
     listed: Vec<CertificateDer<'static>>,
 }
 
@@ -112,7 +113,8 @@ fn roots(file: Option<&Path>) -> Result<TrustedAuthorities> {
     let listed = match file {
         Some(path) => {
             let listed = certificates(path)?;
-            // Skips a certificate that cannot be an authority. It may be the server's own certificate.
+            // Skips certificates that cannot be authorities, because the server's own certificate
+            // may be in the file.
             store.add_parsable_certificates(listed.iter().cloned());
             listed
         }

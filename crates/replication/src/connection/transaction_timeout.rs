@@ -1,20 +1,21 @@
 //! Turns off the setting `transaction_timeout` of PostgreSQL 17 and newer.
 //!
-//! A role or database may set this timeout, which ends long transactions together with their
-//! session. A walsender counts as being in a transaction, so the timeout would end the stream again
-//! and again.
+//! A role or a database may set this timeout. It ends a long transaction together with its session.
+//! A walsender counts as being in a transaction, so the timeout would end the stream again and
+//! again.
 //!
-//! The setting cannot be part of the startup options, because a server before 17 refuses a session
-//! with an unknown setting. A statement turns the timeout off after login, on servers that have it.
+//! This setting cannot be one of the startup options, because servers before 17 refuse a session
+//! with an unknown setting. So we turn the timeout off with a statement after the login, on servers
+//! that have the setting.
 
-/// The first major version that has the setting.
+/// First PostgreSQL major version that has the setting.
 const MAJOR: u32 = 17;
 
-/// The statement that turns the timeout off for a session.
+/// The statement that turns the timeout off in a session.
 pub const OFF: &str = "SET transaction_timeout = 0";
 
-/// Whether a server of this version has the setting. `server_version` is the server's parameter of
-/// that name, such as `17.5 (Debian 17.5-1)`.
+/// Whether a server of this version has the setting. `server_version` is the value of the parameter
+/// that the server reports under this name, such as `17.5 (Debian 17.5-1)`.
 pub fn exists(server_version: Option<&str>) -> bool {
     let major = server_version.and_then(|version| {
         let digits = version.split(|c: char| !c.is_ascii_digit()).next()?;

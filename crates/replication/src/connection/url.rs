@@ -1,8 +1,9 @@
 //! Parses a connection URL into libpq's parameters.
 //!
 //! An unencoded `@`, `/` or `?` in a password moves a part of the password into the host, the port,
-//! the database or a parameter, and from there into messages. So an ambiguous URL is refused, and no
-//! error here shows any part of the URL: errors contain only the place and libpq's own parameter names.
+//! the database or a parameter, and from there into messages. So this parser refuses an ambiguous
+//! URL, and its errors show no part of the URL. They name only the position of the problem and
+//! libpq's own parameter names.
 //!
 //! Source: <https://www.postgresql.org/docs/current/libpq-connect.html#LIBPQ-CONNSTRING-URIS>
 
@@ -21,7 +22,12 @@ pub(super) fn parse(url: &str) -> Result<Parameters> {
     let rest = ["postgres://", "postgresql://"]
         .into_iter()
         .find_map(|scheme| url.strip_prefix(scheme))
-        .ok_or_else(|| invalid("DATABASE_URL does not start with postgres://"))?;
+        .ok_or_else(|| {
+            let what = "DATABASE_URL is neither a URL that starts with postgres:// nor a list of parameters";
+            invalid(what).hint(
+                "write postgres://user:password@host:5432/database, or host=HOST port=5432 user=USER dbname=DATABASE",
+            )
+        })?;
     let (login, rest) = split_login(rest)?;
     if let Some(login) = login {
         let (user, password) = match login.split_once(':') {
@@ -46,7 +52,7 @@ pub(super) fn parse(url: &str) -> Result<Parameters> {
     Ok(found)
 }
 
-/// Splits the URL at the `@` into the login and the text after it.
+/// Splits the URL at the `@` into the login and the rest.
 fn split_login(url: &str) -> Result<(Option<&str>, &str)> {
     let Some((login, rest)) = url.split_once('@') else {
         return Ok((None, url));
@@ -59,7 +65,8 @@ fn split_login(url: &str) -> Result<(Option<&str>, &str)> {
     Ok((Some(login), rest))
 }
 
-/// Returns the list of hosts and the list of ports. The list of ports is empty if no host has a port.
+/// Returns the hosts and the ports as two comma-separated lists. The list of ports is empty if no
+/// host has a port.
 fn split_servers(servers: &str) -> Result<(String, String)> {
     let pairs = servers.split(',').map(split_server);
     let (hosts, ports): (Vec<&str>, Vec<&str>) = pairs.collect::<Result<_>>()?;
@@ -72,7 +79,7 @@ fn split_servers(servers: &str) -> Result<(String, String)> {
     Ok((hosts.join(","), ports))
 }
 
-/// Splits a server into host and port. A host in brackets is an IPv6 address.
+/// Splits one server into host and port. A host in brackets is an IPv6 address.
 fn split_server(server: &str) -> Result<(&str, &str)> {
     if let Some(inner) = server.strip_prefix('[') {
         let (address, behind) = inner
@@ -97,20 +104,20 @@ fn split_server(server: &str) -> Result<(&str, &str)> {
     Ok((host, port))
 }
 
-/// Adds one `name=value` of the query to `found`.
+/// Adds one `name=value` pair of the URL's query to `found`.
 fn parameter(found: &mut Parameters, nth: usize, pair: &str) -> Result<()> {
-    let place = format!("parameter {nth} after the ? of DATABASE_URL");
+    let location = format!("parameter {nth} after the ? of DATABASE_URL");
     let (name, value) = pair
         .split_once('=')
         .filter(|(_, value)| !value.contains('='))
-        .ok_or_else(|| invalid(format!("{place} is not of the form name=value")).hint(ENCODE))?;
+        .ok_or_else(|| invalid(format!("{location} is not of the form name=value")).hint(ENCODE))?;
     let (name, value) = (decode(name)?, decode(value)?);
-    // JDBC's spelling, which libpq also accepts.
+    // This is JDBC's spelling, which libpq accepts too.
     if name == "ssl" && value == "true" {
         insert(found, "sslmode", "require");
         return Ok(());
     }
-    let known = parameters::named(&name, &place, ENCODE)?;
+    let known = parameters::named(&name, &location, ENCODE)?;
     parameters::set(found, known, &value, "DATABASE_URL")
 }
 

@@ -1,5 +1,5 @@
-//! Opens the byte stream to the server, for replication and SQL sessions: TCP or Unix socket, with
-//! TLS as `sslmode` requires.
+//! Opens the byte stream to the server, for replication and SQL sessions: over TCP or a Unix socket, with or
+//! without TLS, as `sslmode` says.
 
 use std::io;
 use std::net::SocketAddr;
@@ -25,14 +25,15 @@ use crate::error::{ErrorKind, ReplicationError, Result};
 pub(crate) trait Duplex: AsyncRead + AsyncWrite + Unpin + Send {}
 impl<T: AsyncRead + AsyncWrite + Unpin + Send> Duplex for T {}
 
-/// An open stream.
+/// An open byte stream to the server.
 pub struct Wire {
     pub(crate) stream: Box<dyn Duplex>,
     pub(crate) end_point: Option<Vec<u8>>,
 }
 
 impl Wire {
-    /// The hash for channel binding (`tls-server-end-point`), if the login can be bound to the stream.
+    /// The hash for channel binding (`tls-server-end-point`), if the login can be bound to this
+    /// stream.
     pub fn end_point(&self) -> Option<&[u8]> {
         self.end_point.as_deref()
     }
@@ -45,20 +46,22 @@ impl Wire {
     }
 }
 
-/// When a silent connection counts as dead. The operator's connection parameters override these values.
+/// When a silent connection counts as dead. The operator's connection parameters override these
+/// values.
 #[derive(Debug, Clone, Copy)]
 pub struct Liveness {
-    /// Idle time before the first keepalive.
+    /// Idle time on the connection before the first keepalive.
     pub idle: Duration,
-    /// Interval of keepalives, and how many may stay unanswered; `None` uses the system's values.
+    /// Time between two keepalives, and how many of them may stay unanswered. `None` means the
+    /// operating system's values.
     pub interval: Option<(Duration, u32)>,
-    /// A write fails if the peer's kernel does not acknowledge it for this long, so that a dead peer
-    /// is noticed even while nothing is read.
+    /// A write fails if the peer's kernel does not acknowledge its data for this long. So a dead peer is
+    /// noticed even while we read nothing.
     pub user_timeout: Duration,
 }
 
-/// Opens the stream. A host name may have several addresses: as in libpq, they are tried one after
-/// the other, each within `connect_timeout`, until one can be reached.
+/// Opens the stream. If a host name has several addresses, they are tried one after the other, as
+/// in libpq, until one can be reached. Each attempt may take up to `connect_timeout`.
 ///
 /// # Errors
 /// `Unreachable`, `Tls`.
@@ -89,7 +92,7 @@ async fn first_of(
     Err(failed)
 }
 
-/// Returns the result of `step`, which may take up to `connect_timeout`.
+/// Runs `step` and returns its result. `step` may take up to `connect_timeout`.
 ///
 /// # Errors
 /// `Unreachable` if `step` takes longer, and the errors of `step`.
@@ -113,7 +116,7 @@ async fn unix(folder: &Path, target: &Target) -> Result<Wire> {
     Ok(Wire::plain(stream))
 }
 
-/// The addresses of the host.
+/// Resolves the host's name to its addresses.
 async fn addresses(host: &str, target: &Target) -> Result<Vec<SocketAddr>> {
     if let Some(address) = target.host_addr {
         return Ok(vec![(address, target.port).into()]);
@@ -136,8 +139,8 @@ async fn connect(
     if !target.may_use_tls() {
         return Ok(Wire::plain(stream));
     }
-    // Read the TLS files before the handshake: an unreadable file must be an error, and must not
-    // cause a fallback to plain text.
+    // Read the TLS files before the handshake. An unreadable file must be an error here: a failed
+    // handshake can cause a fallback to plain text.
     let connector = TlsConnector::from(Arc::new(tls::client_config(target)?));
     let may_be_plain =
         target.ssl_mode == SslMode::Prefer && target.channel_binding != ChannelBinding::Require;
@@ -145,7 +148,7 @@ async fn connect(
         // As in libpq, sslmode=prefer falls back to plain text if the TLS handshake fails.
         Err(error) if *error.kind() == ErrorKind::Tls && may_be_plain => {
             let why = error.with_cause();
-            // `postrider explain` knows the error by this code.
+            // With this code the operator can look the error up: `postrider explain postgres-tls`.
             tracing::warn!(
                 target: LOG_TARGET, code = "postgres-tls",
                 "{why}; continuing without TLS, as sslmode=prefer allows"
@@ -183,7 +186,8 @@ fn keep_alive(stream: &TcpStream, target: &Target, liveness: Liveness) -> io::Re
     socket.set_tcp_keepalive(&keepalive)
 }
 
-/// Asks the server for TLS, and runs the TLS handshake (source: manual, "SSL Session Encryption").
+/// Asks the server for TLS, and performs the TLS handshake (source: manual, "SSL Session
+/// Encryption").
 async fn encrypt(
     mut stream: TcpStream,
     host: &str,
@@ -204,7 +208,7 @@ async fn encrypt(
                 "turn on `ssl` in the server; on the same machine you can use sslmode=prefer",
             ));
         }
-        // An ErrorResponse from a server that could not start a process for the session.
+        // The server sends an ErrorResponse if it could not start a process for the session.
         b'E' => return Err(unreachable(target)),
         _ => return Err(tls::failed(target, "no PostgreSQL server answers")),
     }
@@ -222,7 +226,7 @@ async fn encrypt(
     })
 }
 
-/// The error for a server that cannot be reached.
+/// Builds the error for a server that cannot be reached.
 pub fn unreachable(target: &Target) -> ReplicationError {
     ReplicationError::new(
         ErrorKind::Unreachable,

@@ -1,36 +1,38 @@
-//! A small pool of read buffers that are reused.
+//! A small pool of reusable read buffers.
 //!
-//! Chunks are handed on without copying, so a buffer becomes free only once the caller has dropped
-//! every chunk cut from it. Until then another buffer is used. Allocating a fresh buffer for each
-//! read would cost more than copying the bytes out of the kernel, because the system zeroes new
-//! memory page by page as it is touched.
+//! Chunks are passed on without copying, so a buffer becomes free only after the caller has dropped
+//! every chunk that was cut from it. Until then, the session reads into another buffer. Allocating
+//! a fresh buffer for each read would cost more than copying the bytes out of the kernel, because
+//! the system zeroes each page of new memory on its first use.
 
 use std::collections::VecDeque;
 
 use bytes::BytesMut;
 
-/// The largest read, unless a single frame is longer. This is room for hundreds of small rows.
+/// Size in bytes of a read buffer, unless a single frame is longer. Hundreds of small rows fit into such a
+/// buffer.
 pub(super) const READ_BUFFER: usize = 256 << 10;
 
-/// How many bytes of buffers to keep: enough for all the regular buffers that the caller may hold
-/// at once, plus a few that a row of a megabyte has enlarged.
+/// Maximum number of bytes in pooled buffers. This is enough for all the regular buffers whose
+/// chunks the caller can hold at once, plus a few buffers that grew for a row of a megabyte.
 const MOST_KEPT: usize = 4 << 20;
 
 /// The buffers that the session is not reading into at the moment.
 #[derive(Debug, Default)]
 pub(super) struct Buffers {
-    /// Each buffer with its size, in the order in which the session filled them.
+    /// The buffers with their sizes, least recently used first.
     used: VecDeque<(usize, BytesMut)>,
     /// The sum of the sizes in `used`.
     kept: usize,
-    /// Size of the buffer that is being read into; 0 if this pool did not allocate that buffer.
+    /// Size of the buffer that the session is reading into; 0 if this pool did not allocate that
+    /// buffer.
     size: usize,
 }
 
 impl Buffers {
-    /// Makes sure that `buffer` can hold `frame` bytes, and at least [`READ_BUFFER`], including the
-    /// bytes that it holds already. Grows `buffer` in place if no chunk refers to its memory,
-    /// otherwise moves those bytes to another buffer.
+    /// Makes sure that `buffer` has room for a whole frame of `frame` bytes, and for at least [`READ_BUFFER`]
+    /// bytes. Both numbers include the bytes that `buffer` holds already. Reuses the memory of `buffer` if it
+    /// is large enough and no chunk refers to it. Otherwise moves the bytes to another buffer.
     pub(super) fn make_room(&mut self, buffer: &mut BytesMut, frame: usize) {
         let size = frame.max(READ_BUFFER);
         if buffer.try_reclaim(size.saturating_sub(buffer.len())) {
@@ -46,8 +48,8 @@ impl Buffers {
         self.size = next_size;
     }
 
-    /// Takes the most recently used free buffer of at least this size, because it is the likeliest
-    /// to be in the CPU cache.
+    /// Takes the most recently used free buffer of at least this size, because that buffer is the
+    /// most likely to be in the CPU cache.
     fn free(&mut self, size: usize) -> Option<(usize, BytesMut)> {
         let is_free = |(_, buffer): &mut (usize, BytesMut)| buffer.try_reclaim(size);
         let last = self.used.iter_mut().rposition(is_free)?;
@@ -56,9 +58,9 @@ impl Buffers {
         Some(found)
     }
 
-    /// Keeps a buffer for reuse, and drops the oldest buffers above the limit [`MOST_KEPT`]. A
-    /// buffer of more than half that size is not kept, because it would displace the others. The
-    /// first buffer of a session is not kept either, because this pool did not allocate it.
+    /// Keeps a buffer for reuse, and drops the oldest buffers beyond [`MOST_KEPT`]. Does not keep a buffer of
+    /// more than half of [`MOST_KEPT`], because it would displace the other buffers. Does not keep the first
+    /// buffer of a session either, because this pool did not allocate it.
     fn keep(&mut self, size: usize, buffer: BytesMut) {
         if size == 0 || size > MOST_KEPT / 2 {
             return;
@@ -79,7 +81,7 @@ mod tests {
 
     use super::*;
 
-    /// Simulates a read of `bytes` bytes, then cuts off all but the last `rest`.
+    /// Simulates a read of `bytes` bytes, then cuts off everything but the last `rest` bytes.
     fn read(buffer: &mut BytesMut, bytes: usize, rest: usize) -> Bytes {
         buffer.resize(buffer.len() + bytes, 7);
         buffer.split_to(buffer.len() - rest).freeze()
@@ -89,17 +91,17 @@ mod tests {
     fn a_buffer_is_reused_when_no_chunk_refers_to_it() {
         let (mut buffers, mut buffer) = (Buffers::default(), BytesMut::new());
         let mut held = VecDeque::new();
-        let mut places = std::collections::HashSet::new();
+        let mut addresses = std::collections::HashSet::new();
         for _ in 0..100 {
             buffers.make_room(&mut buffer, 1);
             assert!(buffer.capacity() >= READ_BUFFER);
-            places.insert(buffer.as_ptr());
+            addresses.insert(buffer.as_ptr());
             held.push_back(read(&mut buffer, 5_000, 0));
             if held.len() > 5 {
                 held.pop_front();
             }
         }
-        assert!(places.len() <= 7, "{} buffers", places.len());
+        assert!(addresses.len() <= 7, "{} buffers", addresses.len());
     }
 
     #[test]

@@ -1,9 +1,10 @@
-//! Creates a slot and exports the snapshot that matches it. The snapshot shows everything committed
-//! before the slot's consistent point; everything committed later is streamed.
+//! Creates a slot and exports the snapshot that matches it. The snapshot shows everything that was
+//! committed before the slot's consistent point. The slot streams everything that is committed
+//! later.
 //!
-//! Only a replication connection can do this. Other sessions can import the snapshot as long as
-//! that connection stays open and runs no other command. Source: manual, "Streaming Replication
-//! Protocol", CREATE_REPLICATION_SLOT.
+//! Only a replication connection can do this. Other sessions can import the snapshot as long as the
+//! replication connection stays open and runs no other command. Source: manual, "Streaming
+//! Replication Protocol", CREATE_REPLICATION_SLOT.
 
 use std::time::Duration;
 
@@ -24,8 +25,8 @@ use crate::error::{ErrorKind, ReplicationError, Result};
 
 const COMMAND: &str = "CREATE_REPLICATION_SLOT";
 
-/// Limit for connecting and logging in together, for sending a cancel request, and for the cancelled command
-/// to end.
+/// Maximum duration of each step: connecting and logging in, sending a cancel request, and waiting
+/// for the cancelled command to end.
 const STEP_LIMIT: Duration = Duration::from_secs(20);
 
 /// The slot to create.
@@ -41,33 +42,34 @@ pub struct CreateSlot<'a> {
     pub application_name: &'a str,
     /// `wal_sender_timeout` of the session.
     pub wal_sender_timeout: Duration,
-    /// How long to wait for running transactions.
+    /// How long to wait until the transactions that are running now have ended.
     pub limit: Duration,
 }
 
 /// A new slot and its exported snapshot. Other sessions can import the snapshot until this value is
 /// closed or dropped.
 pub struct CreatedSlot {
-    /// Every transaction that commits after this point is streamed.
+    /// The slot's consistent point: every transaction that commits after this point is streamed.
     pub consistent_point: Lsn,
-    /// The name for SET TRANSACTION SNAPSHOT.
+    /// The snapshot's name, for SET TRANSACTION SNAPSHOT.
     pub snapshot: String,
     connection: ReplicationConnection,
 }
 
 impl CreatedSlot {
     /// Ends the connection and waits until its walsender has exited, because the server may have no
-    /// second walsender for the stream. Sessions that have imported the snapshot keep it.
+    /// second walsender free for the stream. Sessions that have already imported the snapshot keep
+    /// it.
     pub async fn close(self) {
         self.connection.close().await;
     }
 }
 
-/// Creates the slot; returns `None` if running transactions delayed it past the limit.
+/// Creates the slot. Returns `None` if running transactions delayed it beyond the limit.
 ///
 /// # Errors
-/// `SlotRefused` (42710 when a slot of this name exists or is being created, 53400 when no slot is
-/// left), and those of the connection.
+/// `SlotRefused` (42710 if a slot of this name exists or is being created, 53400 if no slot is
+/// left), and the errors of the connection.
 pub async fn create_slot(wanted: CreateSlot<'_>) -> Result<Option<CreatedSlot>> {
     let mut connection = in_time(connect(wanted)).await?;
     let mut message = BytesMut::new();
@@ -79,8 +81,8 @@ pub async fn create_slot(wanted: CreateSlot<'_>) -> Result<Option<CreatedSlot>> 
         Ok(answered) => answered?,
         Err(_) => {
             in_time(cancel(&connection, wanted)).await?;
-            // Either the cancel succeeded and the server has removed the slot, or the server created the slot
-            // just before.
+            // Either the cancel request succeeded and the server has removed the slot, or the
+            // server had created the slot just before the request arrived.
             match in_time(answer(&mut connection, wanted.slot, &mut row)).await {
                 Ok(()) => {}
                 Err(error) if is_cancelled(error.kind()) => return Ok(None),
@@ -110,7 +112,8 @@ async fn connect(wanted: CreateSlot<'_>) -> Result<ReplicationConnection> {
     handshake::log_in(wire, login).await
 }
 
-/// Options in parentheses exist from PostgreSQL 15 on, the option FAILOVER from 17 on.
+/// Builds the command. EXPORT_SNAPSHOT works with every version. Options in parentheses need PostgreSQL 15,
+/// and FAILOVER needs PostgreSQL 17.
 fn statement(wanted: CreateSlot<'_>) -> String {
     let options = if wanted.failover {
         "(SNAPSHOT 'export', FAILOVER)"
@@ -123,7 +126,7 @@ fn statement(wanted: CreateSlot<'_>) -> String {
     )
 }
 
-/// Reads until the command ends. Dropping the future loses no data.
+/// Reads the server's messages until the command ends. Dropping the future loses no data.
 async fn answer(
     connection: &mut ReplicationConnection,
     slot: &str,
@@ -146,7 +149,7 @@ async fn answer(
     }
 }
 
-/// Columns: slot_name, consistent_point, snapshot_name, output_plugin.
+/// Reads a row with the columns slot_name, consistent_point, snapshot_name, output_plugin.
 fn slot_row(body: &DataRowBody) -> Result<(Lsn, String)> {
     let ranges: Vec<_> = body.ranges().collect().map_err(protocol)?;
     let column = |n: usize| {
@@ -167,8 +170,8 @@ fn refused(slot: &str, sqlstate: &str, message: &str) -> ReplicationError {
     ReplicationError::new(kind, with_sqlstate(&what, message, sqlstate))
 }
 
-/// Whether a command that we cancelled ended without a result: the server cancelled it, its session ended, or
-/// the server ran out of disk or memory. Source: PostgreSQL's Appendix A.
+/// Whether the command that we asked to cancel ended without a result, for example because the server
+/// cancelled it, its session ended, or the server ran out of disk or memory. Source: PostgreSQL's Appendix A.
 fn is_cancelled(kind: &ErrorKind) -> bool {
     const TIMEOUTS: [&str; 5] = ["57014", "55P03", "25P03", "25P04", "72000"];
     const CLASSES: [&str; 5] = ["57P", "08", "53", "40", "58"];
@@ -186,7 +189,7 @@ fn is_cancelled(kind: &ErrorKind) -> bool {
     }
 }
 
-/// Asks the server to cancel the running command of `connection`.
+/// Asks the server to cancel the command that is running on `connection`.
 async fn cancel(connection: &ReplicationConnection, wanted: CreateSlot<'_>) -> Result<()> {
     let Some((process, secret)) = connection.cancel_key else {
         return Ok(());

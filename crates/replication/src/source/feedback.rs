@@ -1,8 +1,8 @@
-//! Decides when to send a status message, and when the slot no longer counts as ours.
+//! Decides when to send a status message, and when we have to treat the slot as no longer ours.
 //!
-//! A state machine without IO; the clock is passed in. Status messages are our heartbeat: the
-//! walsender ends a session that has been silent for `wal_sender_timeout`. If we hear nothing for
-//! an eighth of that time, we ask for a reply. [`Lease`] decides how long we may use the slot while we
+//! This is a state machine without IO; the caller passes in the clock. Status messages are our heartbeat: the
+//! walsender ends a session that has been silent for `wal_sender_timeout`. If we hear nothing from the server
+//! for an eighth of that time, we ask for a reply. [`Lease`] decides how long we may use the slot while we
 //! wait for the reply.
 
 use std::time::{Duration, Instant};
@@ -11,46 +11,49 @@ use decoder::Lsn;
 
 use super::lease::{FrameEvidence, Lease};
 
-/// Shortest time between two status messages that report a new position.
+/// Minimum time between a status message and the next one that reports a new position, so that a fast stream
+/// of outcomes does not cause a message for each of them.
 const STATUS_INTERVAL: Duration = Duration::from_millis(20);
 
-/// How often a session with traffic checks its lease.
+/// Maximum time between two checks of the lease in a session with traffic.
 pub(super) const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
-/// After this much silence from the server, both intervals above are lengthened to
-/// [`QUIET_INTERVAL`]. If the server is idle, nothing that we report is urgent. If the walsender
-/// decodes changes that it does not send, it reads no status messages meanwhile, and a Unix socket
-/// has room for only a few hundred of them.
+/// How long the server must be silent before [`QUIET_INTERVAL`] applies. If the server is idle, nothing that
+/// we report is urgent. But the server is also silent while the walsender decodes changes that it does not
+/// send. Then the walsender reads no status messages, and a Unix socket has room for only a few hundred of
+/// them.
 const QUIET_AFTER: Duration = Duration::from_secs(1);
+/// Replaces [`STATUS_INTERVAL`] and [`POLL_INTERVAL`] while the server is silent.
 const QUIET_INTERVAL: Duration = Duration::from_millis(250);
 
-/// How often to send a status message while reading is held back. The session cannot hear the
-/// server then, and a failed write is the only sign of a broken connection.
+/// Maximum time between two status messages while reading is held back. Without reading we cannot hear the
+/// server, so a failed write is the only sign of a broken connection.
 const PROBE_INTERVAL: Duration = Duration::from_millis(250);
 
-/// The action that is due.
+/// What the session has to do now.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum DueAction {
     Nothing,
-    /// Send a status message. `ask` says whether it asks for a reply.
+    /// Send a status message. If `ask` is true, the message asks for a reply.
     Status {
         ask: bool,
     },
-    /// The lease has run out: we have not heard the server, or it has not heard us, for too long.
+    /// The lease has expired: for too long we have not heard the server, or the server has not
+    /// heard us.
     LeaseLost,
 }
 
 /// Whether the session is reading from the server.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum ReadState {
-    /// Reading: every message of the server is heard.
+    /// We read, and so hear every message of the server.
     Open,
-    /// Held back by backpressure from the caller: the server may have sent messages that we have not
-    /// read.
+    /// Reading is held back by backpressure from the caller. The server may have sent messages that
+    /// we have not read.
     HeldBack,
 }
 
-/// The feedback of one session.
+/// The state of one session: when we heard the server, what we sent, and the lease.
 #[derive(Debug)]
 pub(super) struct Feedback {
     eighth: Duration,
@@ -62,7 +65,7 @@ pub(super) struct Feedback {
 }
 
 impl Feedback {
-    /// State of a session that began at `now` with `confirmed` as its position.
+    /// Creates the state of a session that begins at `now` at the position `confirmed`.
     pub(super) fn new(wal_sender_timeout: Duration, confirmed: Lsn, now: Instant) -> Self {
         Self {
             eighth: wal_sender_timeout / 8,
@@ -80,15 +83,15 @@ impl Feedback {
         self.lease.heard(evidence, now);
     }
 
-    /// Records the proof that PostgreSQL received a status message which we sent at `sent_at`.
+    /// Records a proof that PostgreSQL received a status message which we sent at `sent_at`.
     pub(super) fn proven(&mut self, sent_at: Instant) {
         self.lease.proven(sent_at);
     }
 
     /// Records that our walsender held the slot at the time `at`. This is weak evidence, because a
-    /// walsender keeps the slot for a while without hearing from us. It counts only while reading is
-    /// held back, when the stream gives no better evidence, and not after the server has reported
-    /// that it does not hear us.
+    /// walsender keeps the slot for a while without hearing from us. So it counts only while
+    /// reading is held back, because then the stream gives no better evidence. It no longer counts
+    /// once the server has reported that it does not hear us.
     pub(super) fn has_slot(&mut self, at: Instant, reading: ReadState) {
         match reading {
             ReadState::HeldBack if !self.lease.is_unheard() => self.lease.proven(at),
@@ -96,7 +99,7 @@ impl Feedback {
         }
     }
 
-    /// The time at which sending has to stop.
+    /// The time at which we have to stop sending to Pub/Sub.
     pub(super) fn lease_ends_at(&self) -> Instant {
         self.lease.ends_at()
     }
@@ -127,7 +130,8 @@ impl Feedback {
         DueAction::Nothing
     }
 
-    /// When to send a status message for `confirmed`; `None` if that position was reported already.
+    /// When to send a status message with the position `confirmed`; `None` if that position was
+    /// already reported.
     pub(super) fn status_due(&self, now: Instant, confirmed: Lsn) -> Option<Instant> {
         let silent = now.saturating_duration_since(self.heard_at);
         let interval = if silent >= QUIET_AFTER {
@@ -138,8 +142,8 @@ impl Feedback {
         (confirmed > self.sent).then(|| self.sent_at + interval)
     }
 
-    /// How long the loop may wait for the server without checking anything else; `None` means the
-    /// usual [`POLL_INTERVAL`].
+    /// How long the session's loop may wait for the server without checking anything else. `None`
+    /// means the usual [`POLL_INTERVAL`].
     pub(super) fn rests_for(&self, now: Instant, reading: ReadState) -> Option<Duration> {
         let silent = now.saturating_duration_since(self.heard_at);
         let status_due = (self.sent_at + self.eighth).saturating_duration_since(now);

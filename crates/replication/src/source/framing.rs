@@ -1,50 +1,54 @@
-//! Cuts the server's byte stream into whole frames, without IO and without copying.
+//! Cuts the server's byte stream into whole frames, without IO and without copying the bytes.
 //!
-//! A frame is a tag, a length that includes itself, and a body (source: PostgreSQL manual, "Message
-//! Formats"). While streaming, nearly every frame is CopyData; any other frame ends a run of them.
+//! A frame is a tag, a length that counts itself, and a body (source: PostgreSQL manual, "Message
+//! Formats"). While the server streams, nearly every frame is CopyData, so we look for runs of
+//! CopyData frames.
 
 use decoder::frame::{Frame, decode_frame};
 
 use super::lease::FrameEvidence;
 use crate::error::{ErrorKind, ReplicationError, Result};
 
-/// Bytes of a frame's tag and length.
+/// Length in bytes of a frame's tag and length field.
 const HEADER: usize = 5;
 const COPY_DATA: u8 = b'd';
 
-/// Longer frames are refused, so memory is bounded. No event may exceed 10 MB, and on the wire the text of
-/// such an event is still shorter than this limit.
+/// Maximum length in bytes of a frame, so that memory is bounded. Pub/Sub accepts no event above 10
+/// MB, and in the stream's text form even such an event is shorter than this limit.
 const MAX_FRAME: usize = 64 << 20;
 
-/// PostgreSQL sends no message longer than this, 1 GiB.
+/// Maximum length in bytes of any message that PostgreSQL sends: 1 GiB. A CopyData frame between
+/// [`MAX_FRAME`] and this length is a row that is too large. A longer frame violates the protocol.
 const MAX_MESSAGE: usize = 1 << 30;
 
-/// The frames at the front of the buffer.
+/// What the front of the buffer contains.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct FrameScan {
-    /// Length in bytes of the whole CopyData frames at the front.
+    /// Total length in bytes of the whole CopyData frames at the front.
     pub(super) copy_data: usize,
     /// Whether one of these frames is a keepalive that asks for a reply.
     pub(super) reply_requested: bool,
-    /// The send time of the last of these frames, and the last keepalive among them.
+    /// Evidence for the lease: the send time of the last of these frames, and the last keepalive
+    /// among them.
     pub(super) evidence: FrameEvidence,
-    /// The frame that follows these frames.
+    /// What follows these frames.
     pub(super) then: AfterFrames,
 }
 
-/// The bytes after the run of CopyData frames.
+/// What follows the run of CopyData frames.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum AfterFrames {
-    /// An incomplete frame, with the total number of bytes that it needs (at least a header).
+    /// An incomplete frame. The number is the frame's total length in bytes (or a header's, if the
+    /// length is not known yet).
     More(usize),
-    /// A complete frame of another kind: its tag and its length in bytes.
+    /// A complete frame that is not CopyData: its tag, and its length in bytes.
     Other(u8, usize),
 }
 
-/// Scans the front of `buffer`.
+/// Scans the front of `buffer` for whole frames.
 ///
 /// # Errors
-/// `Protocol` on an impossible length.
+/// `RowTooLarge` for a CopyData frame that is too long for an event. `Protocol` for an impossible length.
 pub(super) fn scan(buffer: &[u8]) -> Result<FrameScan> {
     let mut at = 0;
     let mut last = 0..0;
@@ -76,8 +80,8 @@ pub(super) fn scan(buffer: &[u8]) -> Result<FrameScan> {
     };
     evidence.last_sent_at = match decode_frame(&buffer[last]) {
         Ok(Frame::XLogData { sent_at, .. } | Frame::Keepalive { sent_at, .. }) => Some(sent_at),
-        // There is no complete frame, or the last frame is malformed. The caller reports a malformed frame
-        // when it decodes the frame.
+        // There is no complete frame, or the last frame is malformed. The caller reports a
+        // malformed frame when it decodes the frame.
         Err(_) => None,
     };
     Ok(FrameScan {
@@ -88,7 +92,7 @@ pub(super) fn scan(buffer: &[u8]) -> Result<FrameScan> {
     })
 }
 
-/// The bodies of the CopyData frames in a chunk that [`scan`] has measured.
+/// Iterates over the bodies of the CopyData frames in a chunk that [`scan`] has measured.
 #[inline]
 fn copy_data_bodies(chunk: &[u8]) -> impl Iterator<Item = &[u8]> {
     let mut rest = chunk;
@@ -106,7 +110,7 @@ fn copy_data_bodies(chunk: &[u8]) -> impl Iterator<Item = &[u8]> {
 /// Decodes the frames of a chunk.
 ///
 /// # Errors
-/// `Protocol` in place of a frame that cannot be decoded.
+/// A frame that cannot be decoded is returned as `Protocol`.
 #[inline]
 pub fn frames(chunk: &[u8]) -> impl Iterator<Item = Result<Frame<'_>>> {
     copy_data_bodies(chunk).map(|body| {
@@ -117,7 +121,7 @@ pub fn frames(chunk: &[u8]) -> impl Iterator<Item = Result<Frame<'_>>> {
     })
 }
 
-/// Length of the frame at the front, including the header; `None` when the header is incomplete.
+/// Length of the frame at the front, including its header; `None` if the header is incomplete.
 #[inline]
 fn frame_length(bytes: &[u8]) -> Result<Option<usize>> {
     let Some(header) = bytes.first_chunk::<HEADER>() else {

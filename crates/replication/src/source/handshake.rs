@@ -17,19 +17,21 @@ use crate::connection::{
 };
 use crate::error::Result;
 
-/// CopyBothResponse, which postgres-protocol does not support.
+/// Tag of CopyBothResponse, which postgres-protocol does not support.
 const COPY_BOTH_TAG: u8 = b'W';
 /// How long closing a session may take.
 const CLOSE_LIMIT: Duration = Duration::from_secs(5);
 
-/// Bytes of a message header, tag and length. Used where postgres-protocol does not know the tag.
+/// Length in bytes of a message's tag and length field. We need it for CopyBothResponse, whose tag
+/// postgres-protocol does not know.
 const HEADER: usize = 5;
 
-/// A logged-in stream, with the bytes that were read past the last message.
+/// A logged-in stream, with the bytes that were read beyond the last complete message.
 pub(super) struct ReplicationConnection {
     pub(super) stream: Box<dyn Duplex>,
     pub(super) buffer: BytesMut,
-    /// Process id of the walsender, and the secret key that cancels its current command.
+    /// Process id of the walsender, and the secret key with which its current command can be
+    /// cancelled.
     pub(super) cancel_key: Option<(i32, i32)>,
 }
 
@@ -48,8 +50,9 @@ pub(super) struct Login<'a> {
     pub(super) wal_sender_timeout: Duration,
 }
 
-/// TCP settings that detect a dead server after `silence`. The operating system's default interval
-/// between TCP keepalives is good enough, because the protocol has keepalives of its own.
+/// TCP settings that detect a dead server after `silence`. The operating system's default time
+/// between two keepalives is good enough, because the replication protocol has keepalives of its
+/// own.
 pub(super) fn liveness(silence: Duration) -> Liveness {
     Liveness {
         idle: silence,
@@ -58,7 +61,7 @@ pub(super) fn liveness(silence: Duration) -> Liveness {
     }
 }
 
-/// Logs in and starts the replication.
+/// Logs in and starts the replication stream.
 pub(super) async fn start(wire: Wire, options: &StreamOptions) -> Result<ReplicationConnection> {
     let login = Login {
         target: &options.target,
@@ -70,7 +73,8 @@ pub(super) async fn start(wire: Wire, options: &StreamOptions) -> Result<Replica
     Ok(connection)
 }
 
-/// Logs in as a walsender, ready for replication commands, within `connect_timeout`.
+/// Logs in as a walsender within `connect_timeout`. The connection is then ready for replication
+/// commands.
 pub(super) async fn log_in(wire: Wire, login: Login<'_>) -> Result<ReplicationConnection> {
     within_connect_timeout(login.target, introduce(wire, login)).await
 }
@@ -112,7 +116,7 @@ impl ReplicationConnection {
         self.send(&message).await
     }
 
-    /// Reads what the server reports about itself, until the server is ready for a command.
+    /// Reads what the server reports about itself, until it is ready for a command.
     async fn greeting(&mut self, target: &Target) -> Result<Server> {
         let mut server = Server::default();
         loop {
@@ -138,7 +142,8 @@ impl ReplicationConnection {
         }
     }
 
-    /// Runs a statement that returns no rows. A walsender with a database accepts SQL.
+    /// Runs an SQL statement that returns no rows. A walsender that is connected to a database
+    /// accepts SQL.
     async fn set(&mut self, statement: &str) -> Result<()> {
         let mut message = BytesMut::new();
         frontend::query(statement, &mut message).map_err(protocol)?;
@@ -212,8 +217,8 @@ impl ReplicationConnection {
         }
     }
 
-    /// Ends the session and waits up to [`CLOSE_LIMIT`] for the server to close the connection.
-    /// Before that, the server process releases its walsender and connection slots.
+    /// Ends the session and waits up to [`CLOSE_LIMIT`] until the server closes the connection. By
+    /// then, the server process has released its walsender slot and its connection slot.
     pub(super) async fn close(mut self) {
         let mut message = BytesMut::new();
         frontend::terminate(&mut message);
@@ -223,8 +228,8 @@ impl ReplicationConnection {
                 self.message().await?;
             }
         };
-        // `closing` always ends in an error, because the server closes the connection. A timeout is
-        // ignored as well: the server itself notices that the connection is gone.
+        // `closing` always ends with an error, because the server closes the connection. A timeout
+        // can be ignored too: the server will notice on its own that the connection is gone.
         let _: Result<Result<()>, _> = tokio::time::timeout(CLOSE_LIMIT, closing).await;
     }
 
@@ -237,11 +242,11 @@ impl ReplicationConnection {
     }
 }
 
-/// The START_REPLICATION command. It names position 0/0, so that the server starts at the slot's own
-/// position. If it named a later position, the server would obey and skip data.
+/// Builds the START_REPLICATION command. It names position 0/0, so that the server starts at the
+/// slot's own position. If the command named a later position, the server would obey and skip
+/// changes.
 fn start_statement(options: &StreamOptions) -> String {
-    // `publication_names` is a list of identifiers inside a string literal, so both levels are
-    // quoted.
+    // `publication_names` is a list of identifiers inside a string literal, so it is quoted twice.
     let publication = quoted(&options.publication).replace('\'', "''");
     format!(
         "START_REPLICATION SLOT {} LOGICAL 0/0 \

@@ -1,30 +1,30 @@
-//! How long the slot is provably ours.
+//! Computes how long the slot is provably ours.
 //!
 //! A walsender releases the slot when it has not heard from us for `wal_sender_timeout`. So the
-//! slot is a lease, and it starts when we *sent* the last status message that the server received.
-//! The arrival time of the server's answer proves nothing, since proxies and full buffers deliver
-//! late. We stop sending after three quarters of the timeout (self-fencing). A publish attempt is
-//! shorter than the remaining quarter, so every attempt has ended before another session can get
-//! the slot. Two things prove that the server has heard us:
+//! slot is a lease. The lease begins when we *sent* the last status message that the server
+//! received. The arrival time of the server's answer proves nothing, because proxies and full
+//! buffers deliver late. We stop sending to Pub/Sub after three quarters of the timeout
+//! (self-fencing). A publish attempt is shorter than the remaining quarter, so every attempt has
+//! ended before another session can get the slot. Two things prove that the server has heard us:
 //!
-//! - A frame of the stream, by the time at which the server *sent* it. We report every
-//!   `timeout / 8`, and a walsender that has not heard us for half the timeout sends a keepalive
-//!   that asks for a reply. The server's clock is compared with ours using the frame that had the
-//!   least delay. A delay that has existed since the first frame cannot be detected.
-//! - `pg_stat_replication.reply_time`, which returns the send time that we put into the status
-//!   message. This is the only proof while we read nothing, or while we read old data.
+//! - A frame of the stream, by the time at which the server *sent* it. We report every eighth of the timeout
+//!   or more often, and a walsender that has not heard us for half the timeout sends a keepalive that asks
+//!   for a reply. To compare the server's clock with ours, we use the frame with the shortest delay so far as
+//!   the reference. A delay that every frame so far has had cannot be detected.
+//! - `pg_stat_replication.reply_time`, which returns the send time that we put into a status
+//!   message. This is the only proof while we read nothing from the stream, or read only old data.
 //!
-//! The lease cannot be shorter than three quarters: while a walsender decodes a large transaction
-//! and sends none of it, it reads our messages only once per half of its timeout.
+//! The lease cannot be shorter than three quarters of the timeout: while a walsender decodes a
+//! large transaction without sending it, it reads our messages only once per half of its timeout.
 
 use std::time::{Duration, Instant};
 
 use decoder::PgTimestamp;
 
-/// How far the two clocks may drift apart: 1 s in 5,000 s.
+/// How far the two clocks may drift apart: by 1 s in this many seconds.
 const DRIFT: u32 = 5_000;
 
-/// Evidence about the server from a run of frames.
+/// What a run of frames says about the server.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(super) struct FrameEvidence {
     /// Send time of the last frame, by the server's clock.
@@ -37,11 +37,12 @@ pub(super) struct FrameEvidence {
 #[derive(Debug)]
 pub(super) struct Lease {
     wal_sender_timeout: Duration,
-    /// The server has received everything that we sent up to this time.
+    /// The lease runs from this time: the server has received everything that we sent before this time.
     runs_from: Instant,
-    /// The frame with the least delay: its arrival time and its send time.
+    /// The arrival time and the send time of the frame with the shortest delay.
     reference: Option<(Instant, PgTimestamp)>,
-    /// Whether the last keepalive asked for a reply, which means that the server does not hear us.
+    /// Whether the last keepalive asked for a reply. If so, we assume that the server has not heard us for
+    /// half of `wal_sender_timeout`.
     unheard: bool,
 }
 
@@ -55,17 +56,17 @@ impl Lease {
         }
     }
 
-    /// The time at which we have to stop sending.
+    /// The time at which we have to stop sending to Pub/Sub.
     pub(super) fn ends_at(&self) -> Instant {
         self.runs_from + self.wal_sender_timeout / 8 * 6
     }
 
-    /// Whether the server has reported that it does not hear us.
+    /// Whether the server does not hear us: its last keepalive asked for a reply.
     pub(super) fn is_unheard(&self) -> bool {
         self.unheard
     }
 
-    /// Records that the server has received a status message which we sent at `sent_at`.
+    /// Records that the server received a status message which we sent at `sent_at`.
     pub(super) fn proven(&mut self, sent_at: Instant) {
         self.runs_from = self.runs_from.max(sent_at);
     }
@@ -83,7 +84,8 @@ impl Lease {
         }
         if let Some(sent_at) = evidence.last_sent_at {
             let said_at = self.on_our_clock(sent_at, now);
-            // We report every `timeout / 8`, so the server's view of us can be that old.
+            // We report at least every `timeout / 8`, so when the server sent this frame, our last message
+            // that it had received could already be that old.
             let heard = said_at.checked_sub(self.wal_sender_timeout / 8);
             if let Some(heard) = heard.filter(|_| !self.unheard) {
                 self.runs_from = self.runs_from.max(heard);
@@ -91,8 +93,8 @@ impl Lease {
         }
     }
 
-    /// Converts the send time of a frame to our clock. The result is at most `now`. It is later
-    /// than the true time by the delay of the reference frame, which is unknown.
+    /// Converts the send time of a frame to our clock. The result is at most `now`. The result is later than
+    /// the true time by the delay of the reference frame, which is unknown.
     fn on_our_clock(&mut self, sent_at: PgTimestamp, now: Instant) -> Instant {
         let Some((came, reference)) = self.reference else {
             self.reference = Some((now, sent_at));
@@ -145,7 +147,8 @@ mod tests {
             PgTimestamp::from_micros(((3_600.0 + seconds) * 1e6) as i64)
         }
 
-        /// A data frame arrives. `sent` and `came` are its send and arrival times, in seconds.
+        /// Simulates the arrival of a data frame. `sent` and `came` are its send and arrival times,
+        /// in seconds.
         fn data(&mut self, sent: f64, came: f64) {
             let evidence = FrameEvidence {
                 last_sent_at: Some(Self::stamp(sent)),
@@ -162,7 +165,7 @@ mod tests {
             self.lease.heard(evidence, self.at(came));
         }
 
-        /// The end of the lease, in seconds after the start.
+        /// When the lease ends, in seconds after the start.
         fn ends(&self) -> f64 {
             (self.lease.ends_at() - self.start).as_secs_f64()
         }

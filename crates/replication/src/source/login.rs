@@ -1,4 +1,4 @@
-//! Answers the server's requests for a password during login.
+//! Logs in: answers the server's requests for authentication.
 
 use bytes::BytesMut;
 use fallible_iterator::FallibleIterator;
@@ -22,14 +22,14 @@ impl ReplicationConnection {
     ) -> Result<()> {
         let mut has_to_be_bound = target.channel_binding == ChannelBinding::Require;
         let mut scram: Option<ScramSha256> = None;
-        // Only one SASL exchange is allowed: a second one would choose its binding without knowing
-        // which mechanisms the server offered in the first.
+        // Allow only one SASL exchange. A second exchange would choose its channel binding without
+        // knowing which mechanisms the server offered in the first.
         let mut end_point = Some(end_point);
         loop {
             let mut reply = BytesMut::new();
             match self.message().await? {
-                // The SCRAM exchange is not finished. Without its proof the server may be an
-                // impostor.
+                // The SCRAM exchange is not finished, so the server has not proved its identity and
+                // may be an impostor.
                 Message::AuthenticationOk if scram.is_some() => {
                     return Err(refused(
                         target,
@@ -40,7 +40,8 @@ impl ReplicationConnection {
                     return Err(unbound(target));
                 }
                 Message::AuthenticationOk => return Ok(()),
-                // Never send a password to a server that may be an impostor.
+                // The login cannot be bound with these two methods. Without the binding, the server may be an
+                // impostor, so do not send it the password.
                 Message::AuthenticationCleartextPassword
                 | Message::AuthenticationMd5Password(_)
                     if target.channel_binding == ChannelBinding::Require =>
@@ -70,20 +71,8 @@ impl ReplicationConnection {
                     let finished = exchange.finish(body.data());
                     finished.map_err(|e| login_failed(target, e))?;
                 }
-                Message::ErrorResponse(body) => {
-                    return Err(login_refused(body.fields(), target));
-                }
                 Message::NoticeResponse(_) => {}
-                // None of these messages may arrive before the server accepts the login.
-                Message::ReadyForQuery(_)
-                | Message::BackendKeyData(_)
-                | Message::ParameterStatus(_) => return Err(unexpected("login")),
-                _ => {
-                    return Err(refused(
-                        target,
-                        "the server asks for an authentication method that is not supported",
-                    ));
-                }
+                other => return Err(not_a_login(&other, target)),
             }
             if !reply.is_empty() {
                 self.send(&reply).await?;
@@ -92,7 +81,22 @@ impl ReplicationConnection {
     }
 }
 
-/// Begins the SCRAM exchange, and puts its first message into `reply`.
+/// Returns the error for a message after which no login can continue.
+fn not_a_login(message: &Message, target: &Target) -> ReplicationError {
+    match message {
+        Message::ErrorResponse(body) => login_refused(body.fields(), target),
+        // None of these messages may arrive before the server accepts the login.
+        Message::ReadyForQuery(_) | Message::BackendKeyData(_) | Message::ParameterStatus(_) => {
+            unexpected("login")
+        }
+        _ => refused(
+            target,
+            "the server asks for an authentication method that is not supported",
+        ),
+    }
+}
+
+/// Begins the SCRAM exchange, and puts our first message of it into `reply`.
 async fn begin_scram(
     target: &Target,
     binding: Binding,
@@ -105,7 +109,7 @@ async fn begin_scram(
     Ok(exchange)
 }
 
-/// Chooses how to bind the SCRAM exchange to the TLS channel, from the offered mechanisms.
+/// Chooses from the offered mechanisms how to bind the SCRAM exchange to the TLS channel.
 fn binding_for(
     body: &AuthenticationSaslBody,
     target: &Target,

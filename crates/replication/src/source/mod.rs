@@ -1,11 +1,11 @@
 //! The replication session: from START_REPLICATION to chunks of whole CopyData frames.
 //!
-//! The session runs on its own thread, so that nothing in the caller can delay the
-//! status messages that keep the walsender alive and the slot ours. The caller receives [`Chunk`]s
-//! through a short bounded channel, and reports its progress through [`Source::confirm`].
+//! The session runs on its own thread. So nothing in the caller can delay the status messages,
+//! which keep the walsender alive and the slot ours. The caller receives [`Chunk`]s through a short
+//! bounded channel, and reports its progress through [`Source::confirm`].
 //!
-//! *Not* here: decoding of pgoutput. This module interprets no LSN of the stream, and reports only
-//! the [`Confirmable`] LSN that the watermark computes.
+//! *Not* here: decoding of pgoutput. This module does not interpret the LSNs of the stream, and
+//! confirms only the [`Confirmable`] position that the watermark computes.
 
 mod buffers;
 mod create;
@@ -41,22 +41,22 @@ pub use framing::frames;
 pub use probe::probe;
 pub use proof::LeaseProof;
 
-/// Chunks in the channel between the session and the caller. Together with the session's read buffer
-/// this bounds the waiting bytes to about 2 MiB, or to two messages if those are larger: a message
-/// larger than the buffer takes the whole channel.
+/// Maximum number of chunks in the channel between the session and the caller. A chunk that is larger than
+/// the read buffer waits until the channel is empty. So the bytes in the channel and in the session's read
+/// buffer are at most about 2 MiB, or two messages if these are larger.
 const CHUNKS: usize = 4;
 
-/// Limit for writing one status message, and for the closing handshake.
+/// How long writing one status message may take, and how long the closing handshake may take.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(3);
 
-/// After our walsender has lost the slot: how long to search the rest of the stream for the server's
-/// error message.
-const LAST_WORD_LIMIT: Duration = Duration::from_secs(1);
+/// How long to search the rest of the stream for the server's error message, after our walsender
+/// has lost the slot.
+const FINAL_WRITE_LIMIT: Duration = Duration::from_secs(1);
 
 /// Whole CopyData frames, as the walsender sent them.
 pub type Chunk = Bytes;
 
-/// What the session asks of the server.
+/// What to stream, and from which server.
 #[derive(Debug, Clone)]
 pub struct StreamOptions {
     /// The server, and how to log in.
@@ -69,7 +69,7 @@ pub struct StreamOptions {
     pub application_name: String,
     /// `wal_sender_timeout` of this session, which also sets the length of our lease on the slot.
     pub wal_sender_timeout: Duration,
-    /// The slot's `confirmed_flush_lsn`. No older position is ever reported.
+    /// The slot's `confirmed_flush_lsn`. The session never reports an older position.
     pub confirmed: Confirmable,
 }
 
@@ -78,7 +78,7 @@ pub struct StreamOptions {
 pub struct Source {
     chunks: mpsc::Receiver<Chunk>,
     /// Receives the reason when the session ends. This channel is separate from `chunks`, so that
-    /// the caller sees the end even while it takes no chunks.
+    /// the caller learns about the end even while it receives no chunks.
     ended: oneshot::Receiver<ReplicationError>,
     control: Arc<Control>,
     walsender: i32,
@@ -87,13 +87,14 @@ pub struct Source {
     thread: Option<std::thread::JoinHandle<()>>,
 }
 
-/// The state that the caller and the session's thread share.
+/// The state that the caller shares with the session's thread.
 struct Control {
     /// The position to report as flushed.
     confirmed: AtomicU64,
-    /// Signals that `confirmed` has advanced.
+    /// Wakes the session when `confirmed` has advanced.
     has_moved: Notify,
-    /// Whether the caller is catching up with old commits. If so, the session may read in bulk.
+    /// Whether the caller is catching up with old commits. If so, the session may read in bulk, because a
+    /// small delay does not matter then.
     is_behind: AtomicBool,
     on_status: Box<dyn Fn() + Send + Sync>,
     lease: LeaseProof,
@@ -112,13 +113,13 @@ impl Control {
 }
 
 impl Source {
-    /// Connects, starts replication and returns once the server streams.
+    /// Connects, starts replication, and returns once the server streams.
     ///
-    /// `on_status` is called once when the server streams, and then, on the session's thread, after
-    /// every status message.
+    /// Calls `on_status` once when the server streams, and then after every status message. Those
+    /// later calls happen on the session's thread.
     ///
     /// # Errors
-    /// Errors of the connection; `CommandRefused` with 55006 when another session has the slot.
+    /// The errors of the connection; `CommandRefused` with 55006 if another session has the slot.
     pub async fn open(
         options: StreamOptions,
         on_status: impl Fn() + Send + Sync + 'static,
@@ -179,8 +180,8 @@ impl Source {
         &self.target
     }
 
-    /// The channel for the end of the session, and the channel of chunks. The channels are separate,
-    /// so that the caller sees the end even while it takes no chunks.
+    /// Returns the channel for the end of the session and the channel for chunks. They are
+    /// separate, so that the caller learns about the end even while it receives no chunks.
     #[inline]
     pub fn split(
         &mut self,
@@ -191,36 +192,46 @@ impl Source {
         (&mut self.ended, &mut self.chunks)
     }
 
-    /// Waits up to `limit` for the end of the session, and returns why it ended. `None` if the
-    /// session has not ended within `limit`.
+    /// Waits up to `limit` for the end of the session, and returns why it ended. `None` if the session has
+    /// not ended within `limit`. Meanwhile drops all chunks, because the session cannot read the server's
+    /// last message while the channel is full. Nothing is lost: PostgreSQL sends the same data again to the
+    /// next session.
     pub async fn end_within(&mut self, limit: Duration) -> Option<ReplicationError> {
-        let ended = tokio::time::timeout(limit, &mut self.ended).await;
+        let Self { ended, chunks, .. } = self;
+        let waiting = async {
+            let emptying = async { while chunks.recv().await.is_some() {} };
+            tokio::join!(ended, emptying).0
+        };
+        let ended = tokio::time::timeout(limit, waiting).await;
         ended.ok().and_then(|word| word.ok())
     }
 
-    /// Whether sending has to stop, because another session has the slot or may soon get it.
+    /// Whether sending to Pub/Sub has to stop, because another session has the slot or may soon
+    /// have it.
     #[inline]
     pub fn lease_is_over(&self) -> bool {
         self.control.lease.is_over()
     }
 
-    /// Returns why sending had to stop.
+    /// Returns why sending to Pub/Sub had to stop.
     pub async fn why_lease_is_over(&mut self) -> ReplicationError {
         if self.control.lease.has_expired() {
             return lease_lost();
         }
-        // The session's thread searches the stream for the reason, and may have to wake up first.
-        let last_word = self.end_within(LAST_WORD_LIMIT * 2).await;
+        // The session's thread is still searching the stream for the reason, and may have to wake
+        // up first.
+        let last_word = self.end_within(FINAL_WRITE_LIMIT * 2).await;
         last_word.unwrap_or_else(slot_given_up)
     }
 
-    /// The shared handle to the session's lease, and the pid of our walsender.
+    /// Returns the shared handle to the session's lease, and the pid of our walsender.
     pub fn lease_proof(&self) -> (LeaseProof, i32) {
         (self.control.lease.clone(), self.walsender)
     }
 
-    /// Reports `position` as flushed in the next status message. The session sends that message at
-    /// once, or as soon as the minimum interval since the previous message has passed.
+    /// Reports `position` as flushed in the next status message, unless an equal or later position was
+    /// confirmed before. The session sends this message at once, or as soon as the minimum time since the
+    /// previous message has passed.
     #[inline]
     pub fn confirm(&self, position: Confirmable) {
         let position = position.lsn().as_u64();
@@ -229,13 +240,14 @@ impl Source {
         }
     }
 
-    /// Tells the session whether the stream is behind. If it is, the session may read in bulk.
+    /// Tells the session whether the caller is catching up with old commits. If it is, the session may read
+    /// in bulk, which costs less CPU time but delays each row a little.
     #[inline]
     pub fn set_behind(&self, is_behind: bool) {
         self.control.is_behind.store(is_behind, Ordering::Relaxed);
     }
 
-    /// Reports the last position and shuts the session down gracefully. Stops waiting after 6 s.
+    /// Reports the last position and shuts the session down gracefully. Waits for at most 6 s.
     pub async fn close(mut self) {
         self.chunks.close();
         if let Some(close) = self.close.take() {
@@ -254,20 +266,20 @@ impl Source {
     }
 }
 
-/// An identifier in SQL.
+/// Quotes an SQL identifier.
 fn quoted(name: &str) -> String {
     format!("\"{}\"", name.replace('"', "\"\""))
 }
 
-/// The error of a session that may soon lose its slot to another session.
+/// The error of a session whose lease has expired, so another session may soon get the slot.
 fn lease_lost() -> ReplicationError {
     ReplicationError::new(
         ErrorKind::LeaseLost,
-        "no proof for three quarters of wal_sender_timeout that PostgreSQL hears us",
+        "for three quarters of wal_sender_timeout, there was no proof that PostgreSQL receives our messages",
     )
 }
 
-/// The error of a session whose walsender has lost the slot while the connection looks healthy.
+/// The error of a session whose walsender has lost the slot, although the connection looks healthy.
 fn slot_given_up() -> ReplicationError {
     let what = "PostgreSQL has released the slot: our walsender no longer holds it";
     ReplicationError::new(ErrorKind::LeaseLost, what)

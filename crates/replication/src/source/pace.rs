@@ -1,22 +1,22 @@
-//! Paces reads: in bulk, after a short linger, while the data rate is high or the stream is behind;
-//! otherwise at once.
+//! Paces reads. While the data rate is high or the stream is behind, the session reads in bulk
+//! after a short linger. Otherwise it reads at once.
 //!
-//! The walsender makes one `send` call per message. A reader that waits on the socket is woken by
-//! each call, which costs both sides more than the message itself. A reader that sleeps briefly
-//! finds many messages at once. Measurements: `bench/README.md`. A state machine
-//! without IO; the clock is passed in.
+//! The walsender makes one `send` call per message. Each call wakes a reader that waits on the
+//! socket, which costs both sides more than the message itself. A reader that sleeps briefly finds
+//! many messages at once. Measurements: `bench/README.md`. This is a state machine without IO; the
+//! caller passes in the clock.
 
 use std::time::{Duration, Instant};
 
-/// How often the rate is measured.
+/// How often to measure the data rate.
 const WINDOW: Duration = Duration::from_millis(5);
 
-/// Bytes per window that count as a high rate: about 15,000 small rows a second. Below this rate, a
-/// live stream is never delayed.
+/// Number of bytes per window from which the rate counts as high: about 15,000 small rows a second.
+/// Below this rate, a live stream is never delayed.
 const MUCH_BYTES: usize = 24 << 10;
 
-/// How long to let messages gather. If it were much longer, a fast server would fill a Unix socket
-/// and stall. A live stream at a high rate pays this delay.
+/// How long to let messages accumulate. During a much longer linger, a fast server would fill a Unix socket
+/// and stall. A live stream at a high rate is delayed by up to this much.
 const LINGER: Duration = Duration::from_micros(200);
 
 #[derive(Debug)]
@@ -35,10 +35,10 @@ impl Pace {
         }
     }
 
-    /// Records a read of `bytes` bytes and returns how long to wait before the next read. `is_full`
-    /// says that the read filled the buffer, so more data is ready. A stream that is behind is read
-    /// in bulk even at a low rate, because being woken for each message may be the very reason that
-    /// the rate is low.
+    /// Records a read of `bytes` bytes, and returns how long to wait before the next read.
+    /// `is_full` means that the read filled the buffer, so more data is ready and there is no wait.
+    /// A stream that is behind is read in bulk even at a low rate, because waking up for each
+    /// message may be the reason for the low rate.
     pub(super) fn read(
         &mut self,
         bytes: usize,
@@ -49,7 +49,7 @@ impl Pace {
         self.window_bytes += bytes;
         let elapsed = now.saturating_duration_since(self.window_began);
         if elapsed >= WINDOW {
-            // A longer window needs proportionally more bytes.
+            // If the window lasted longer, the rate is high only with proportionally more bytes.
             self.busy = self.window_bytes as f64
                 >= MUCH_BYTES as f64 * elapsed.as_secs_f64() / WINDOW.as_secs_f64();
             *self = Self {

@@ -1,5 +1,5 @@
-//! Opens a replication session and closes it again, as a check. Nothing else proves that
-//! `pg_hba.conf`, a proxy and the server's limits allow a replication session.
+//! Opens a replication session and closes it again, to check that the server allows this. Nothing else proves
+//! that `pg_hba.conf`, a proxy and the server's limits allow a replication session.
 
 use std::time::Duration;
 
@@ -9,12 +9,12 @@ use crate::error::{ErrorKind, ReplicationError, Result};
 
 const LIMIT: Duration = Duration::from_secs(20);
 
-/// Checks that the server accepts a replication session. The probe occupies a walsender for a
-/// moment.
+/// Checks that the server accepts a replication session. The probe uses one of the server's
+/// walsenders for a moment.
 ///
 /// # Errors
-/// Those of [`Source::open`](crate::Source::open), except errors of the slot, which the probe does
-/// not open.
+/// The errors of [`Source::open`](crate::Source::open), except those about the slot, which the
+/// probe does not open.
 pub async fn probe(target: &Target, application_name: &str) -> Result<()> {
     let probing = async {
         let wire = connection::open(target, handshake::liveness(LIMIT)).await?;

@@ -1,22 +1,22 @@
-//! The state of the lease that the session's thread and the caller share.
+//! The part of the lease's state that the session's thread shares with the caller.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-/// A shared handle: all clones refer to the same lease.
+/// A handle to the shared state. All clones refer to the same lease.
 #[derive(Debug, Clone)]
 pub struct LeaseProof(Arc<ProofTimes>);
 
-/// Times in microseconds after `origin`; 0 means never.
+/// The shared state. Times are in microseconds after `origin`; 0 means never.
 #[derive(Debug)]
 struct ProofTimes {
     origin: Instant,
     proven: AtomicU64,
     seen: AtomicU64,
     end: AtomicU64,
-    /// The end of the lease by wall clock, in microseconds after 1970. The monotonic clock stops
-    /// while the machine is suspended.
+    /// The end of the lease by the wall clock, in microseconds after 1970. The lease has this second end
+    /// because the monotonic clock stops while the machine is suspended.
     end_by_calendar: AtomicU64,
     given_up: AtomicBool,
 }
@@ -33,30 +33,30 @@ impl LeaseProof {
         }))
     }
 
-    /// Records that PostgreSQL has received a status message which we sent at `sent_at`.
+    /// Records that PostgreSQL received a status message which we sent at `sent_at`.
     pub fn prove(&self, sent_at: Instant) {
         self.0
             .proven
             .fetch_max(self.micros(sent_at), Ordering::AcqRel);
     }
 
-    /// Send time of the latest status message that PostgreSQL is known to have received.
+    /// Send time of the latest status message that PostgreSQL provably received.
     pub(super) fn proven(&self) -> Option<Instant> {
         self.time(&self.0.proven)
     }
 
-    /// Records that our walsender held the slot at the time `at`. This does not show whether the
+    /// Records that our walsender held the slot at the time `at`. This does not prove that the
     /// walsender has heard from us.
     pub fn seen(&self, at: Instant) {
         self.0.seen.fetch_max(self.micros(at), Ordering::AcqRel);
     }
 
-    /// The latest time at which our walsender was seen to hold the slot.
+    /// The latest time at which our walsender was seen holding the slot.
     pub(super) fn last_seen(&self) -> Option<Instant> {
         self.time(&self.0.seen)
     }
 
-    /// Records that our walsender no longer holds the slot, and will not get it back.
+    /// Records that our walsender no longer holds the slot and will not get it back.
     pub fn give_up(&self) {
         self.0.given_up.store(true, Ordering::Release);
     }
@@ -66,7 +66,7 @@ impl LeaseProof {
         self.0.given_up.load(Ordering::Acquire)
     }
 
-    /// Sets the time at which sending has to stop.
+    /// Sets the time at which sending to Pub/Sub has to stop.
     pub(super) fn set_end(&self, end: Instant) {
         self.set_end_at(end, Instant::now(), SystemTime::now());
     }
@@ -79,16 +79,16 @@ impl LeaseProof {
             .store(micros_of(calendar + left), Ordering::Release);
     }
 
-    /// Whether sending has to stop, because the slot is gone or the lease has expired.
+    /// Whether sending to Pub/Sub has to stop, because the slot is gone or the lease has expired.
     #[inline]
     pub(super) fn is_over(&self) -> bool {
         self.is_given_up() || self.has_expired()
     }
 
-    /// Whether the lease has expired by the monotonic clock or by the wall clock. If somebody sets
+    /// Whether the lease has expired, by the monotonic clock or by the wall clock. If somebody sets
     /// the wall clock ahead, one session ends early. If somebody sets it back, the monotonic clock
-    /// still ends the lease. Only the session's thread moves the end, so the lease also expires if
-    /// that thread hangs.
+    /// still ends the lease. Only the session's thread extends the lease, so the lease also expires
+    /// if that thread hangs.
     #[inline]
     pub(super) fn has_expired(&self) -> bool {
         self.has_expired_at(Instant::now(), SystemTime::now())
@@ -130,9 +130,9 @@ mod tests {
         lease.set_end_at(now + seconds(45), now, calendar);
         assert!(!lease.has_expired_at(now + seconds(44), calendar + seconds(44)));
         assert!(lease.has_expired_at(now + seconds(45), calendar + seconds(45)));
-        // Suspended for a minute.
+        // The machine was suspended for a minute.
         assert!(lease.has_expired_at(now + seconds(1), calendar + seconds(61)));
-        // Set back by an hour.
+        // Somebody set the wall clock back by an hour.
         assert!(!lease.has_expired_at(now + seconds(44), calendar - seconds(3_600)));
         assert!(lease.has_expired_at(now + seconds(45), calendar - seconds(3_600)));
     }

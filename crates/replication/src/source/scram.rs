@@ -1,7 +1,7 @@
-//! Login by SCRAM-SHA-256, bound to the TLS channel where possible.
+//! Chooses how to log in by SCRAM-SHA-256: bound to the TLS channel where possible.
 //!
-//! A bound login proves to both sides that there is no man in the middle who terminates both TLS
-//! connections. Source: manual, "SCRAM-SHA-256 Authentication"; RFC 5802, section 6.
+//! A bound login proves to both sides that no man in the middle terminates the TLS connections of
+//! both. Source: manual, "SCRAM-SHA-256 Authentication"; RFC 5802, section 6.
 
 use postgres_protocol::authentication::sasl::{self, SCRAM_SHA_256, SCRAM_SHA_256_PLUS};
 
@@ -12,23 +12,23 @@ use crate::connection::ChannelBinding;
 pub(super) enum Binding {
     /// Bound to this hash of the server's certificate.
     Bound(Vec<u8>),
-    /// Not bound, because the server does not offer binding. We report that we could bind, so the
-    /// server detects a third party that removed its offer.
+    /// Not bound, because the server does not offer binding. We tell the server that we could bind,
+    /// so the server detects a third party that removed its offer.
     NotOffered,
-    /// Not bound, because we cannot bind or are configured not to.
+    /// Not bound, because we cannot bind or because `channel_binding=disable` forbids it.
     Unbound,
 }
 
-/// Why no login is possible.
+/// Why a login is impossible.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Refusal {
-    /// The login has to be bound to the TLS channel, and cannot be bound.
+    /// The login must be bound to the TLS channel but cannot be bound.
     Unbound,
-    /// The server offers no SCRAM-SHA-256.
+    /// The server does not offer SCRAM-SHA-256.
     NoScram,
 }
 
-/// Chooses how to log in, from the mechanisms that the server offers.
+/// Chooses how to log in from the mechanisms that the server offers.
 pub(super) fn choose(
     offered: &[String],
     end_point: Option<Vec<u8>>,

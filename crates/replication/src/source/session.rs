@@ -1,5 +1,5 @@
-//! The loop of the replication session. It reads only while the caller has room for more chunks, but
-//! it always sends status messages.
+//! The main loop of the replication session. It reads only while the channel to the caller has room
+//! for more chunks, but it always sends status messages.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -20,14 +20,14 @@ use super::framing::{AfterFrames, scan};
 use super::handshake::{self, ReplicationConnection};
 use super::pace::Pace;
 use super::walsender_error::{log_notice, lost, stream_error};
-use super::{CHUNKS, CLOSE_TIMEOUT, Chunk, Control, LAST_WORD_LIMIT, StreamOptions};
+use super::{CHUNKS, CLOSE_TIMEOUT, Chunk, Control, FINAL_WRITE_LIMIT, StreamOptions};
 use crate::connection;
 use crate::error::{ErrorKind, ReplicationError, Result};
 
-/// Limit of connecting, logging in and starting the replication.
+/// How long connecting, logging in and starting the replication may take together.
 const START_TIMEOUT: Duration = Duration::from_secs(20);
 
-/// The session's side of the channels to the caller.
+/// The session's ends of the channels to the caller.
 pub(super) struct SessionChannels {
     pub(super) chunks: mpsc::Sender<Chunk>,
     /// Sends the pid of the walsender, or the reason why the session did not start.
@@ -36,7 +36,8 @@ pub(super) struct SessionChannels {
     pub(super) close: oneshot::Receiver<()>,
 }
 
-/// Body of the thread: runs one session on its own runtime, and sends the reason for its end.
+/// Main function of the thread: runs one session on its own runtime, and sends the reason why it
+/// ended.
 pub(super) fn run(options: StreamOptions, control: Arc<Control>, channels: SessionChannels) {
     let SessionChannels {
         chunks,
@@ -52,7 +53,8 @@ pub(super) fn run(options: StreamOptions, control: Arc<Control>, channels: Sessi
         Err(e) => {
             let error =
                 ReplicationError::new(ErrorKind::Internal, "cannot start a runtime").caused_by(e);
-            // Sending fails only when nobody waits for the answer. The same holds below.
+            // Ignore the result, because sending fails only if the caller has stopped waiting. The other
+            // `send` calls below ignore their results for the same reason.
             let _ = started.send(Err(error));
             return;
         }
@@ -105,19 +107,19 @@ async fn connect(options: &StreamOptions) -> Result<ReplicationConnection> {
         })
 }
 
-/// Channel places that a chunk of this size takes: all of them if it is larger than the read
-/// buffer.
-fn places(chunk: usize) -> usize {
+/// Number of permits of the channel that must be free before a chunk of this size is sent. For a chunk that
+/// is larger than the read buffer, the channel must be empty, so that few large chunks are in memory at once.
+fn permits(chunk: usize) -> usize {
     if chunk > READ_BUFFER { CHUNKS } else { 1 }
 }
 
-/// Waits until there is room for a chunk of this size; `None` when the caller has closed the
-/// channel.
+/// Waits until the channel has room for a chunk of this size. Returns `None` if the caller has
+/// closed the channel.
 pub(super) async fn room(
     chunks: &mpsc::Sender<Chunk>,
     chunk: usize,
 ) -> Option<mpsc::Permit<'_, Chunk>> {
-    chunks.reserve_many(places(chunk)).await.ok()?.next()
+    chunks.reserve_many(permits(chunk)).await.ok()?.next()
 }
 
 struct ReplicationSession {
@@ -126,12 +128,12 @@ struct ReplicationSession {
     control: Arc<Control>,
     buffers: Buffers,
     pace: Pace,
-    /// A chunk for which the channel to the caller had no room.
+    /// A chunk that did not fit into the channel to the caller.
     waiting: Option<Chunk>,
 }
 
 impl ReplicationSession {
-    /// Streams until the session ends with an error, or until the caller closes it.
+    /// Streams until an error ends the session, or until the caller closes it.
     async fn stream(
         &mut self,
         chunks: &mpsc::Sender<Chunk>,
@@ -182,14 +184,14 @@ impl ReplicationSession {
             }
             self.cut(chunks)?;
             if let Some(linger) = linger {
-                // Blocking is safe, because the thread runs only this session. Tokio's timers are
-                // too coarse for 200 µs.
+                // Blocking is safe here, because the thread runs nothing but this session. Tokio's
+                // timers are too coarse for 200 µs.
                 std::thread::sleep(linger);
             }
         }
     }
 
-    /// Cuts the bytes read into chunks, as long as there is room for them.
+    /// Cuts the buffered bytes into chunks and passes them on, as long as the channel has room.
     fn cut(&mut self, chunks: &mpsc::Sender<Chunk>) -> Result<()> {
         while self.waiting.is_none() {
             let scan = scan(&self.connection.buffer)?;
@@ -199,10 +201,11 @@ impl ReplicationSession {
             if scan.copy_data > 0 {
                 self.feedback.heard(scan.evidence, Instant::now());
                 let chunk = self.connection.buffer.split_to(scan.copy_data).freeze();
-                let room = chunks.try_reserve_many(places(chunk.len())).ok();
+                let room = chunks.try_reserve_many(permits(chunk.len())).ok();
                 match room.and_then(|mut permits| permits.next()) {
                     Some(permit) => permit.send(chunk),
-                    // Either there is no room yet, or the caller is gone; `room` finds out which.
+                    // Either there is no room yet, or the caller is gone. `room` finds out which of the two
+                    // is true.
                     None => self.waiting = Some(chunk),
                 }
             }
@@ -218,8 +221,8 @@ impl ReplicationSession {
         Ok(())
     }
 
-    /// Handles a frame that is not CopyData: logs a notice, and returns an error at the end of the
-    /// stream.
+    /// Handles a frame that is not CopyData: logs a notice, and returns an error if the stream has
+    /// ended.
     fn other(&mut self) -> Result<()> {
         let unreadable = |e| {
             ReplicationError::new(ErrorKind::Protocol, "cannot parse PostgreSQL's answer")
@@ -236,10 +239,10 @@ impl ReplicationSession {
         }
     }
 
-    /// Finds out why PostgreSQL has released the slot. PostgreSQL sends the reason at the end of the
-    /// stream. This session skips the data before the reason, because PostgreSQL sends that data
-    /// again to the next session. PostgreSQL sends no reason if it no longer hears us or cannot
-    /// write to us.
+    /// Finds out why PostgreSQL released the slot. PostgreSQL sends the reason at the end of the
+    /// stream, or no reason at all if it no longer hears us or cannot write to us. This session
+    /// drops the data before the reason, because PostgreSQL sends that data again to the next
+    /// session.
     async fn last_word(&mut self) -> ReplicationError {
         let reading = async {
             loop {
@@ -257,7 +260,7 @@ impl ReplicationSession {
                 }
             }
         };
-        match tokio::time::timeout(LAST_WORD_LIMIT, reading).await {
+        match tokio::time::timeout(FINAL_WRITE_LIMIT, reading).await {
             Ok(Err(word)) => word,
             Ok(Ok(())) | Err(_) => super::slot_given_up(),
         }
@@ -273,7 +276,7 @@ impl ReplicationSession {
     async fn report(&mut self) -> Result<()> {
         let reading = self.reading();
         let lease = &self.control.lease;
-        // An expired lease must not be extended: the machine may have been suspended.
+        // Do not extend an expired lease: the machine may have been suspended in the meantime.
         if lease.has_expired() {
             return Err(super::lease_lost());
         }
@@ -317,7 +320,7 @@ impl ReplicationSession {
             self.connection.stream.write_all(&message).await?;
             self.connection.stream.flush().await
         };
-        // A peer that does not accept the write is dead.
+        // A peer that does not accept the write in time is dead.
         match tokio::time::timeout(CLOSE_TIMEOUT, write).await {
             Ok(Ok(())) => {}
             Ok(Err(e)) => return Err(lost("writing failed").caused_by(e)),
@@ -328,7 +331,8 @@ impl ReplicationSession {
         Ok(())
     }
 
-    /// Reports the last position, ends the copy, and waits until the server has received both.
+    /// Reports the last position, ends the copy, and waits until the server has processed both
+    /// messages.
     async fn close(&mut self) -> Result<()> {
         self.send_status(false).await?;
         let mut message = BytesMut::new();
@@ -336,8 +340,8 @@ impl ReplicationSession {
         let closing = async {
             self.connection.stream.write_all(&message).await?;
             self.connection.stream.flush().await?;
-            // Skip the remaining data up to ReadyForQuery, which the server sends after it has
-            // processed both messages.
+            // Skip the remaining data up to ReadyForQuery. The server sends ReadyForQuery after it
+            // has processed both messages.
             loop {
                 let seen = self
                     .connection
@@ -368,5 +372,6 @@ impl ReplicationSession {
     }
 }
 
-/// ReadyForQuery, idle: the copy has ended and the session is ready for another command.
+/// ReadyForQuery with state "idle": the copy has ended and the session is ready for another
+/// command.
 const READY_FOR_QUERY: [u8; 6] = [b'Z', 0, 0, 0, 5, b'I'];

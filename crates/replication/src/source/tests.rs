@@ -1,5 +1,5 @@
-//! Tests what a session reports, how the caller learns why a session ended, and that no server can skip
-//! the login.
+//! Tests what a session reports, how the caller learns why the session ended, and that no server
+//! can skip the login.
 
 use std::io::{Read, Write};
 use std::net::SocketAddr;
@@ -35,7 +35,6 @@ fn options(target: Target) -> StreamOptions {
     }
 }
 
-/// An SQL session.
 async fn sql(server: &ScratchPostgres) -> Client {
     let url = server.socket_url("postgres");
     let (client, connection) = tokio_postgres::connect(&url, NoTls).await.unwrap();
@@ -60,8 +59,9 @@ async fn a_large_frame_waits_until_the_channel_to_the_relay_is_empty() {
     assert!(in_time(READ_BUFFER + 1).await.unwrap().is_none());
 }
 
-/// Opens a session and fills its channel, so that it stops reading. A test can then report the slot as
-/// released before the session has read the reason. Also returns an SQL session on the same server.
+/// Opens a session and fills its channel, so that the session stops reading. A test can then report
+/// that the slot was released before the session has read the reason. Also returns an SQL session
+/// on the same server.
 async fn held_back(server: &ScratchPostgres, url: &str) -> (Source, Client) {
     let sql = sql(server).await;
     for statement in [
@@ -101,7 +101,7 @@ async fn the_reason_for_the_end_is_found_behind_data_that_was_not_read_yet() {
     assert!(why.to_string().contains("administrator command"), "{why}");
 }
 
-/// An idle session reports at once too, although it wakes up only four times a second.
+/// An idle session otherwise wakes up only four times a second, but it reports a new position at once.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_confirmed_position_is_reported_at_once() {
     let server = ScratchPostgres::builder().start().unwrap();
@@ -133,7 +133,7 @@ async fn a_confirmed_position_is_reported_at_once() {
     source.close().await;
 }
 
-/// The proxy closes the connection without an error message, as a walsender does when it has not heard
+/// The proxy closes the connection without an error message, as a walsender does that has not heard
 /// from us for too long.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_slot_that_was_released_without_a_reason_counts_as_lost_to_another_relay() {
@@ -148,15 +148,15 @@ async fn a_slot_that_was_released_without_a_reason_counts_as_lost_to_another_rel
     assert_eq!(why.kind(), &ErrorKind::LeaseLost, "{why}");
 }
 
-/// Starts a server without TLS that answers each message, of any kind, with the next element of
-/// `answers`. Returns its URL.
+/// Starts a server without TLS that does not read the messages, and answers each with the next element of
+/// `answers`. Returns the server's URL.
 fn impostor(answers: &'static [&'static [u8]]) -> String {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let port = listener.local_addr().unwrap().port();
     std::thread::spawn(move || {
         let (mut stream, _) = listener.accept().unwrap();
         for (n, answer) in answers.iter().enumerate() {
-            // The first message has no tag before its length.
+            // The first message has no tag before its length field.
             let mut head = [0; 5];
             stream.read_exact(&mut head[usize::from(n == 0)..]).unwrap();
             let length = u32::from_be_bytes([head[1], head[2], head[3], head[4]]);

@@ -1,4 +1,4 @@
-//! Turns errors of the walsender into typed errors, and logs its notices.
+//! Turns the walsender's errors into typed errors, and logs its notices.
 
 use fallible_iterator::FallibleIterator;
 use postgres_protocol::message::backend::ErrorFields;
@@ -8,20 +8,20 @@ use crate::LOG_TARGET;
 use crate::connection::Target;
 use crate::error::{ErrorKind, ReplicationError};
 
-/// The error for a command that the server refuses.
+/// Builds the error for a command that the server refused.
 pub(super) fn server_error(fields: ErrorFields<'_>, what: &str) -> ReplicationError {
     let (sqlstate, message) = code_and_message(fields);
     let what = with_sqlstate(what, &message, &sqlstate);
     ReplicationError::new(ErrorKind::CommandRefused { sqlstate }, what)
 }
 
-/// Describes a failure: our words, then the server's message and SQLSTATE.
+/// Describes a failure: our own words first, then the server's message and SQLSTATE.
 pub(super) fn with_sqlstate(what: &str, message: &str, sqlstate: &str) -> String {
     format!("{what}: {message} (SQLSTATE {sqlstate})")
 }
 
-/// Logs a notice of the walsender, because some faults are visible only as notices. PostgreSQL 18,
-/// for example, skips the changes of a missing publication with nothing but a warning.
+/// Logs a notice of the walsender, because some faults are visible only as notices. For example,
+/// PostgreSQL 18 skips the changes of a missing publication with nothing but a warning.
 pub(super) fn log_notice(fields: ErrorFields<'_>) {
     let (sqlstate, message) = code_and_message(fields);
     let message = printable(&message);
@@ -35,13 +35,13 @@ pub(super) fn code_and_message(fields: ErrorFields<'_>) -> (String, String) {
     (sqlstate, message)
 }
 
-/// The fields that we read from an ErrorResponse or NoticeResponse.
+/// The fields that we read from an ErrorResponse or a NoticeResponse.
 #[derive(Debug, Default)]
 pub(super) struct ServerErrorFields {
     pub(super) sqlstate: String,
-    /// The message, followed by its detail.
+    /// The server's message, followed by its detail.
     pub(super) message: String,
-    /// The server function that reported the error.
+    /// The function in the server's source that reported the error.
     pub(super) routine: String,
 }
 
@@ -80,14 +80,14 @@ pub(super) fn lost(what: &str) -> ReplicationError {
     )
 }
 
-/// The error for an ErrorResponse that ends the stream.
+/// Builds the error for an ErrorResponse that ends the stream.
 pub(super) fn stream_error(fields: ErrorFields<'_>) -> ReplicationError {
     let (sqlstate, message) = code_and_message(fields);
     let what = with_sqlstate("the replication session ended", &message, &sqlstate);
     ReplicationError::new(ErrorKind::StreamEnded { sqlstate }, what)
 }
 
-/// The error for an ErrorResponse during login.
+/// Builds the error for an ErrorResponse during the login.
 pub(super) fn login_refused(fields: ErrorFields<'_>, target: &Target) -> ReplicationError {
     let ServerErrorFields {
         sqlstate,

@@ -1,4 +1,4 @@
-//! Tests of the watermark: rule by rule, and against a plain list of the stream.
+//! Tests of the watermark: each rule by itself, and all rules against a simple model.
 
 mod model;
 

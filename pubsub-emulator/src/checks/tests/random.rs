@@ -26,8 +26,9 @@ fn fates() -> impl Strategy<Value = Vec<(usize, usize, Fate)>> {
 
 const KEYS: [&str; 3] = ["a", "b", "c"];
 
-/// Plays a correct publisher, which sends the events of each key in order and repeats requests
-/// without a good answer. Returns the journal, and the events that should have been published.
+/// Simulates a correct publisher, which sends the events of each key in order and repeats requests
+/// that were not answered with message ids. Returns the journal, and the events that should have
+/// been published.
 fn correct_history(fates: &[(usize, usize, Fate)]) -> (Script, Expected) {
     let mut script = Script::default();
     let mut next = [0_usize; 3];

@@ -1,4 +1,4 @@
-//! Tests the backlog against its promises and against a simple model of the rules.
+//! Tests the backlog with examples, and against a simple model of its rules.
 
 mod model;
 

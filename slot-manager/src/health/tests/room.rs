@@ -22,6 +22,8 @@ fn time_to_loss_is_computed_from_the_rate_at_which_the_room_shrinks() {
     assert_eq!(time_to_loss(&before, observed(&now, 4)), None, "it grows");
     assert_eq!(time_to_loss(&now, observed(&before, 0)), None);
     assert_eq!(time_to_loss(&slot(), observed(&before, 4)), None);
+    let slow = time_to_loss(&now, observed(&before, 100 * 86_400));
+    assert_eq!(slow, None, "more than 90 days");
 }
 
 #[test]

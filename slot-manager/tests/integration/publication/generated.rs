@@ -1,5 +1,5 @@
-//! Tests of generated columns. PostgreSQL publishes none before 18. From 18 on it publishes stored
-//! generated columns, if an option says so.
+//! Tests generated columns. Before version 18, PostgreSQL does not publish them. From 18 on, it
+//! publishes stored generated columns if an option of the publication says so.
 
 use super::*;
 

@@ -1,4 +1,4 @@
-//! Tests of creating a slot when the server, the role or an open transaction prevents or delays it.
+//! Tests creating a slot while the server, the role or an open transaction prevents or delays it.
 
 use super::*;
 
@@ -49,10 +49,10 @@ async fn creation_blocked_by_transactions_names_them_and_leaves_no_slot_behind()
         .expect("no transaction is running");
 }
 
-/// While a session is creating a slot, PostgreSQL briefly shows it without its plugin.
+/// While a session is creating a slot, PostgreSQL briefly shows the slot without a plugin.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_slot_that_is_being_created_always_counts_as_ours_and_held() {
-    // On a separate server, because creating a slot waits for all transactions of the server.
+    // Use a separate server, because creating a slot waits for all transactions of the server.
     let server = builder().start().expect("start");
     let (client, maker) = (superuser(&server).await, superuser(&server).await);
     let name = slot_name("made");

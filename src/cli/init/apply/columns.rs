@@ -3,26 +3,37 @@
 use std::time::Duration;
 
 use slot_manager::table::{invalid_seq_indexes, size_of_partitions};
-use slot_manager::{Finding, activity};
+use slot_manager::{Finding, Severity, activity, publication};
 use tokio_postgres::error::SqlState;
 
-use super::not_the_owner;
+use super::{drift, not_the_owner};
 use crate::capture::shape;
-use crate::cli::check;
+use crate::cli::findings::finding_with_remedy;
 use crate::cli::init::script;
+use crate::cli::{check, report};
 use crate::error::{Code, Error, Result};
 use crate::mapping::TableSettings;
 use crate::postgres::Sql;
 use crate::settings::Settings;
+use crate::store::capture_record;
 
-/// Maximum size of a partitioned table to index. Building the index blocks writers, but at this
-/// size only for a moment.
+/// Maximum size, in bytes, of a partitioned table on which `init` creates the index. Building the index
+/// blocks writers, but at this size only for a moment.
 const SMALL_BYTES: u64 = 64 << 20;
 
-/// Adds missing columns and the index on `seq` to the captured tables, and reports the result.
+/// Adds missing columns and the index on `seq` to the captured tables, and reports the result. Adds no
+/// columns to a table if a column list of the publication would leave out `inserted_xid`, because a running
+/// relay would then wait until an operator has corrected the list.
 pub(in crate::cli::init) async fn columns(sql: &Sql, settings: &Settings) -> Result<Vec<Finding>> {
+    let captured = settings.captured();
+    let published = publication::inspect(sql, &settings.publication, &captured).await?;
     let mut findings = Vec::new();
     for table in &settings.tables {
+        if let Some(problem) = published.would_leave_out_inserted_xid(&table.table) {
+            findings.push(drift(&problem));
+            continue;
+        }
+        let before = shape::read(sql, table).await?;
         add_columns(sql, table).await?;
         if lacks_index(sql, table).await?.is_some() {
             lock_indexes(sql).await?;
@@ -33,16 +44,37 @@ pub(in crate::cli::init) async fn columns(sql: &Sql, settings: &Settings) -> Res
         }
         if let Some(shape) = shape::read(sql, table).await? {
             findings.extend(check::capture::columns(table, &shape));
+            if before.is_some_and(|before| !before.has_inserted_xid) && shape.has_inserted_xid {
+                findings.extend(new_column(sql, table, shape.oid).await?);
+            }
+            // The table is prepared already. If the sequence cannot be looked at now, `check` reports why.
+            let behind = check::capture::sequence(sql, table, &shape).await;
+            findings.extend(behind.ok().flatten());
         }
     }
     Ok(findings)
+}
+
+/// Says so if `init` has added `inserted_xid` to a table that is already captured. All rows that the table had then get
+/// the same value. Until the floor is above that value, an update makes such an old row look new.
+async fn new_column(sql: &Sql, table: &TableSettings, oid: u32) -> Result<Option<Finding>> {
+    let records = capture_record::read(&**sql).await?;
+    let is_captured = records.iter().any(|record| record.oid == oid);
+    let what = format!(
+        "table {} is captured, and now has the column inserted_xid: for a while, the relay publishes an old row \
+         again if you update it",
+        table.table
+    );
+    let remedy = "before you update old rows, let the relay run for ten minutes, or start it again and wait a \
+                  minute";
+    Ok(is_captured.then(|| finding_with_remedy(Severity::Info, "capture-columns", what, remedy)))
 }
 
 /// Key of the advisory lock held while creating an index. Without it, another `init` would mistake our
 /// unfinished index for one whose build was interrupted, and drop it.
 const INDEX_LOCK: i64 = 0x706f_7374_7269_6466;
 
-/// Pause between two attempts to get this lock.
+/// Pause between two attempts to get [`INDEX_LOCK`].
 const INDEX_LOCK_PAUSE: Duration = Duration::from_millis(200);
 
 /// Waits until no other `init` creates an index. Polls the lock, because a session that waits for
@@ -54,14 +86,16 @@ async fn lock_indexes(sql: &Sql) -> Result<()> {
         if waits == 10 {
             let holder = activity::advisory_lock_holder(sql, INDEX_LOCK).await?;
             let holder = holder.map_or_else(String::new, |one| format!(" ({one})"));
-            eprintln!("waiting for another `postrider init`{holder} that creates an index");
+            report::write(&format!(
+                "waiting for another `postrider init`{holder} that creates an index"
+            ));
         }
         tokio::time::sleep(INDEX_LOCK_PAUSE).await;
     }
     Ok(())
 }
 
-/// Creates the index on `seq`, unless another `init` has done that.
+/// Creates the index on `seq`, unless another `init` has created it in the meantime.
 async fn index(sql: &Sql, table: &TableSettings) -> Result<()> {
     match lacks_index(sql, table).await? {
         Some(is_partitioned) => add_index(sql, table, is_partitioned).await,
@@ -69,8 +103,9 @@ async fn index(sql: &Sql, table: &TableSettings) -> Result<()> {
     }
 }
 
-/// `None` if the index on `seq` exists or must not be created, otherwise whether the table is
-/// partitioned. On a large partitioned table, creating the index would hold up the writers.
+/// If the table has a column `seq` without an index, and `init` may create the index, returns whether the
+/// table is partitioned; otherwise `None`. On a large partitioned table `init` must not create the index,
+/// because that would hold up the writers.
 async fn lacks_index(sql: &Sql, table: &TableSettings) -> Result<Option<bool>> {
     let Some(shape) = shape::read(sql, table).await? else {
         return Ok(None);
@@ -82,10 +117,12 @@ async fn lacks_index(sql: &Sql, table: &TableSettings) -> Result<Option<bool>> {
     Ok((is_missing && may_create).then_some(is_partitioned))
 }
 
-/// How long to wait for the lock on a table. New writers wait behind us meanwhile.
+/// How long one attempt waits for the lock on a table. The time is short, because new writers queue
+/// behind us.
 const TABLE_LOCK_TIMEOUT: &str = "1s";
-/// How many times to try, and the pause in which the writers continue.
+/// Maximum number of attempts to lock a table.
 const TABLE_LOCK_TRIES: u32 = 8;
+/// Pause between two attempts to lock a table, in which the writers continue.
 const TABLE_LOCK_PAUSE: Duration = Duration::from_secs(1);
 
 async fn add_columns(sql: &Sql, table: &TableSettings) -> Result<()> {
@@ -112,7 +149,8 @@ async fn add_columns(sql: &Sql, table: &TableSettings) -> Result<()> {
     }
 }
 
-/// The error when a table stayed locked, with the oldest transaction that holds a lock on it.
+/// Returns the error for a table that stayed locked. It names the oldest transaction that holds a lock
+/// on the table.
 async fn locked_table(
     sql: &Sql,
     table: &TableSettings,
@@ -131,14 +169,18 @@ async fn locked_table(
 /// Creates the index on `seq`. On a large table this takes long, so no time limit applies. An
 /// interrupted build leaves an invalid index, which is dropped first.
 async fn add_index(sql: &Sql, table: &TableSettings, is_partitioned: bool) -> Result<()> {
-    let failed = |error| not_the_owner(error, &format!("cannot index {}", table.table));
     sql.batch_execute("set statement_timeout = 0").await?;
+    let added = replace_index(sql, table, is_partitioned).await;
+    sql.batch_execute("reset statement_timeout").await?;
+    added
+}
+
+async fn replace_index(sql: &Sql, table: &TableSettings, is_partitioned: bool) -> Result<()> {
+    let failed = |error| not_the_owner(error, &format!("cannot index {}", table.table));
     for index in invalid_seq_indexes(sql, &table.table).await? {
         let drop_it = format!("drop index concurrently {index}");
         sql.batch_execute(&drop_it).await.map_err(failed)?;
     }
     let statement = script::index(table, !is_partitioned);
-    sql.batch_execute(&statement).await.map_err(failed)?;
-    sql.batch_execute("reset statement_timeout").await?;
-    Ok(())
+    sql.batch_execute(&statement).await.map_err(failed)
 }

@@ -1,4 +1,5 @@
-//! Adds the daily partitions of the next days, and says why a table that exists has none.
+//! Adds the daily partitions of today and the next days. If the command line asks for daily partitions but
+//! the existing table has none, reports this.
 
 use std::time::Duration;
 
@@ -11,11 +12,14 @@ use crate::ops::prune::{AddedDays, add_ahead};
 use crate::postgres::Sql;
 use crate::store::days;
 
-/// Attempts to add days, in case another session holds a lock, such as another `init`.
+/// Maximum number of attempts to add days, because another session may hold a lock, such as another
+/// `init`.
 const ATTEMPTS: u32 = 3;
+/// Pause between two attempts.
 const PAUSE: Duration = Duration::from_secs(1);
 
-/// Adds the missing days of a table with daily partitions. `wanted` is what the command asks for.
+/// Adds the missing days of a table with daily partitions. `wanted` is the partitioning that the
+/// command line asks for.
 pub(in crate::cli::init) async fn days(
     sql: &Sql,
     wanted: Option<Partition>,

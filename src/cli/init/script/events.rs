@@ -1,12 +1,12 @@
-//! The statements that create `outbox.events`, for the form that the caller wants.
+//! The statements that create `outbox.events`, with the requested payload type and partitions.
 
 const EVENTS: &str = include_str!("../../../../migrations/0001_events.sql");
 
-/// How to create `outbox.events`. None of it changes a table that exists.
+/// How to create `outbox.events`. These choices do not change a table that already exists.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::cli) struct NewTable {
     pub(in crate::cli) payload: Payload,
-    /// `None`: not partitioned.
+    /// `None` if the table is not partitioned.
     pub(in crate::cli) partition: Option<Partition>,
 }
 
@@ -26,8 +26,8 @@ pub(in crate::cli) enum Partition {
     Daily,
 }
 
-/// What the migration says about the key and the end of the table, and what a partitioned table has
-/// instead.
+/// Two parts of the migration, each with its replacement for a partitioned table: the primary key, and the
+/// end of the list of columns.
 const DAILY: [(&str, &str); 2] = [
     (
         "    id             uuid        primary key default gen_random_uuid(),\n",
@@ -48,13 +48,15 @@ const DAILY: [(&str, &str); 2] = [
     ),
 ];
 
-/// The end of that statement, after the storage parameters.
+/// The end of the `create table` statement, after the storage parameters, with its replacement.
 const END: (&str, &str) = (
     "autovacuum_analyze_scale_factor = 0.05\n);\n",
     "autovacuum_analyze_scale_factor = 0.05);\n    end if;\nend\n$$;\n",
 );
 
-/// A trigger for each statement does not reach the partitions. The days get it from `outbox.add_day`.
+/// Creates the statement-level trigger `insert_only` on the default partition, because such a trigger
+/// on the parent table does not fire for statements on a partition. `outbox.add_day` creates it on each
+/// daily partition.
 const KEEP_DEFAULT: &str = "
 do $$
 begin
@@ -68,7 +70,7 @@ end
 $$;
 ";
 
-/// The migration that creates the table.
+/// Returns the migration that creates the table.
 pub(super) fn events(new_table: NewTable) -> String {
     let NewTable { payload, partition } = new_table;
     let mut sql = EVENTS.to_owned();
@@ -80,7 +82,7 @@ pub(super) fn events(new_table: NewTable) -> String {
     }
     match payload {
         Payload::Jsonb => sql,
-        // Comments stay unchanged: one of them describes this replacement.
+        // Leave comments unchanged: one of them describes this replacement.
         Payload::Bytea => sql
             .lines()
             .map(|line| {

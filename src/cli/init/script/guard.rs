@@ -1,15 +1,16 @@
-//! The guard: statements that stop `init` if an untrusted role owns objects in the schema `outbox`, or may
-//! create some there. Otherwise `init` would run or reuse that role's objects as its own.
+//! The guard: statements that stop `init` if an untrusted role owns objects in the schema `outbox`, or
+//! may create objects there. Otherwise `init` would run or reuse that role's objects as its own.
 
 /// Refuses to run when an untrusted role owns the schema or anything in it, or may create objects
-/// there. Such a role could attack the role that runs this: statements on a table run its triggers,
+/// there. Such a role could attack the role that runs `init`: statements on a table run its triggers,
 /// and `if not exists` and `or replace` accept an object that is already there.
 ///
-/// It runs before each migration, and again after its objects exist and before they are used: a
-/// transaction that began while its role still had the right may have created one of them meanwhile.
+/// The guard runs before each migration, and again in the same transaction after the migration. The second
+/// run is needed, because another role may create an object between the two runs, in a transaction that began
+/// while the role still had the right.
 ///
-/// Trusted are superusers, the owner of the database, the current role, and roles that the current
-/// role is a member of. A superuser is a member of every role, so membership does not count if the
+/// Superusers, the owner of the database, the current role, and the roles whose rights the current role
+/// inherits are trusted. A superuser has the rights of every role, so this last rule does not apply if the
 /// current role is a superuser.
 pub(super) const GUARD_BODY: &str = "\
 declare
@@ -61,10 +62,10 @@ begin
 end
 ";
 
-/// [`GUARD_BODY`] as a statement.
+/// Returns [`GUARD_BODY`] as a statement.
 pub(in crate::cli::init) fn guard() -> String {
     format!("do $$\n{GUARD_BODY}$$;\n")
 }
 
-/// The calls of the guard in the printed script, which defines it once as a function of the session.
+/// Calls the guard in the printed script, which defines the guard once as a function of the session.
 pub(super) const CALL_GUARD: &str = "do $$ begin perform pg_temp.postrider_guard(); end $$;\n";

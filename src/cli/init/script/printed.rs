@@ -1,4 +1,4 @@
-//! The script that `init` prints: all statements with comments, for psql or any other client.
+//! Renders the script that `init` prints: all statements with comments, for psql or any other client.
 
 use slot_manager::{SlotName, quoted_identifier, quoted_literal};
 
@@ -7,7 +7,7 @@ use super::{Migration, NewTable, PIN, VERSIONS, columns, index, migrations};
 use crate::mapping::TableSettings;
 use crate::settings::{Settings, Start};
 
-/// All statements as one commented script for psql or any other client.
+/// Returns all statements as one commented script for psql or any other client.
 pub(in crate::cli::init) fn script(
     settings: &Settings,
     new_table: NewTable,
@@ -71,7 +71,7 @@ pub(in crate::cli::init) fn script(
     text
 }
 
-/// Adds the first daily partitions.
+/// The part of the script that adds the first daily partitions.
 const DAYS_AHEAD: &str = "
 -- Daily partitions of today and the next seven days -------------------------------
 
@@ -121,7 +121,8 @@ fn slot_statement(slot: &SlotName, failover: bool) -> String {
     )
 }
 
-/// The capture record that the relay itself writes when it creates the slot.
+/// Returns the statement that adds the capture record of a table, unless the table has one. `since` and
+/// `floor` are the same as in the record of a relay that creates the slot itself.
 fn capture_statement(table: &TableSettings, settings: &Settings) -> String {
     let name = &table.table;
     let (schema, table) = (quoted_literal(&name.schema), quoted_literal(&name.name));

@@ -1,4 +1,4 @@
-//! The migrations and the script, rendered for different settings.
+//! Tests the migrations and the script, rendered for different settings.
 
 use super::*;
 
@@ -41,14 +41,16 @@ fn the_default_settings_render_the_files_unchanged() {
             SINCE_LSN,
             DAYS,
             TABLE_OIDS,
-            EARLIER_MESSAGES
+            EARLIER_MESSAGES,
+            RECOVERY_PROGRESS,
+            UNCAPTURED
         ]
     );
     let versions: Vec<i32> = rendered.iter().map(|m| m.version).collect();
     assert_eq!(
         versions,
         [
-            1, 2, 3, 4, 5, 6, 7, 8, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21
+            1, 2, 3, 4, 5, 6, 7, 8, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21, 22, 23
         ]
     );
 }

@@ -1,4 +1,4 @@
-//! Tests of the quarantine: tests of single rules, and random steps against a model of its environment.
+//! Tests the quarantine: single rules, and random steps against a model of its environment.
 
 mod model;
 mod rules;

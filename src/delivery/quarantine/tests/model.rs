@@ -1,5 +1,5 @@
-//! A model of everything around the quarantine of one key: stream, lane, Pub/Sub, writer, table, an
-//! operator, and crashes.
+//! A model of everything around the quarantine of one key: the stream, the lane, Pub/Sub, the writer, the
+//! table, an operator, and crashes.
 
 use super::*;
 use crate::event::EventPosition;
@@ -24,7 +24,7 @@ pub(super) struct World {
     pub(super) lane: VecDeque<Event>,
     /// Events that Pub/Sub refuses.
     pub(super) bad: BTreeSet<u32>,
-    /// Events that cannot be mapped, and get a dead letter.
+    /// Events whose rows cannot become messages, and that get a dead letter.
     pub(super) unmappable: BTreeSet<u32>,
     pub(super) letters: VecDeque<EventRef>,
     pub(super) published: Vec<u32>,
@@ -118,7 +118,7 @@ impl World {
                 .entry(event.position.ordinal)
                 .insert_entry(row)
                 .into_mut(),
-            Standing::Repeated => unreachable!("the model repeats nothing"),
+            Standing::NeedsNoRow => unreachable!("the model repeats nothing"),
         };
         self.quarantine.durable(1);
     }
@@ -147,7 +147,7 @@ impl World {
                     self.quarantine.left_lane(event.origin.position);
                     self.fail();
                 }
-                Standing::Repeated => unreachable!("the model repeats nothing"),
+                Standing::NeedsNoRow => unreachable!("the model repeats nothing"),
             }
         }
     }
@@ -226,8 +226,8 @@ impl World {
         }
     }
 
-    /// An operator replays the published events of a range. Returns them, unless the key has events in
-    /// quarantine, or a release is under way.
+    /// An operator replays the published events of a range. Returns these events; returns none if the key
+    /// has events in quarantine or a release is under way.
     pub(super) fn replay(&mut self, range: std::ops::Range<u32>) -> Vec<u32> {
         if self.table.values().any(|row| *row != Row::Published) {
             return Vec::new();
@@ -242,7 +242,7 @@ impl World {
         replayed
     }
 
-    /// A crash: events without a row are lost from memory, and the stream brings them again.
+    /// Simulates a crash: events without a row are lost from memory, and PostgreSQL sends them again.
     pub(super) fn crash(&mut self) {
         self.quarantine = Quarantine::new(OnBadEvent::QuarantineKey);
         self.writer.clear();

@@ -1,4 +1,4 @@
-//! Rules of the quarantine: which events block a key, and what a release waits for.
+//! Tests which events block a key, and what a release waits for.
 
 use super::super::turns::MAX_RELEASES;
 use super::*;
@@ -81,7 +81,8 @@ fn events_that_have_left_the_quarantine_no_longer_count_towards_its_limit() {
         (0..events).try_for_each(|_| quarantine.set_aside(&group(), &origin).map(|_| ()))
     };
     set_aside(&mut quarantine, MAX_BLOCKED - 5).unwrap();
-    // All but ten of the quarantined events are released or discarded, while five more arrive.
+    // All but ten of the quarantined events are released or discarded, while five more events are set
+    // aside.
     quarantine.counting();
     set_aside(&mut quarantine, 5).unwrap();
     quarantine.counted(10);
@@ -108,8 +109,8 @@ fn stuck_releases_do_not_hold_up_others() {
         !quarantine.releases.by_group.contains_key(&nth(groups)),
         "no room"
     );
-    // Half of the releases are read to their end, and the others have read a full page. No event is
-    // published.
+    // The pages of half of the releases are read to their end. The other releases have read a full page.
+    // No event is published.
     for n in 0..groups {
         let events = if n % 2 == 0 { 1 } else { PAGE as u32 };
         let Some(QuarantineQuery::Page(read, _)) = quarantine.command() else {
@@ -131,8 +132,8 @@ fn stuck_releases_do_not_hold_up_others() {
     quarantine.release(nth(groups), false);
     let page = QuarantineQuery::Page(nth(groups), EventPosition::for_tests(0, 0));
     assert_eq!(quarantine.command(), Some(page));
-    // The stuck releases still end: once the outcome of its event is durable, the first release is
-    // over.
+    // A release whose events wait for Pub/Sub still ends: the first release is forgotten once the outcome
+    // of its event is durable.
     let record = Record {
         topic: Some(group().topic),
         ordering_key: nth(0).ordering_key,
@@ -160,7 +161,7 @@ fn a_key_of_replayed_events_is_blocked_until_they_are_read_and_again_after_a_res
         } = group();
         let behind = "waits for earlier events that are released";
         let released = Admission::Released(behind.into());
-        // A restart in the middle of a release.
+        // Simulate a restart in the middle of a release.
         quarantine
             .keys
             .block_for_release(group(), EventPosition::for_tests(1, 1));

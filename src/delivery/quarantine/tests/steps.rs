@@ -1,4 +1,4 @@
-//! Random steps of the model, and the properties that must hold after any sequence of them.
+//! Takes random steps of the model, and checks the properties that must hold after any sequence of them.
 
 use super::model::{Row, World};
 use super::*;

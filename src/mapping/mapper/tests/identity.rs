@@ -1,4 +1,4 @@
-//! Tests the ids by which consumers deduplicate.
+//! Tests the event ids, which consumers use to deduplicate.
 
 use super::*;
 
@@ -10,7 +10,7 @@ const NUMBERED: [(&str, Oid); 5] = [
     ("payload", pg_type::JSONB),
 ];
 
-/// The message of row 1 in a table with numbered ids.
+/// Maps row 1 of a table with numbered ids.
 fn first_of(identity: &str, toml: &str) -> (Mapped, PubsubMessage) {
     let (types, identity) = (ColumnTypes::default(), TableIdentity::new(identity));
     let relation = relation(&NUMBERED);
@@ -31,7 +31,7 @@ fn the_same_number_in_two_tables_gives_two_event_ids() {
 
 #[test]
 fn a_message_carries_the_uuid_that_the_dispatch_table_records() {
-    // select md5('public.a:1')::uuid
+    // The expected value is the result of: select md5('public.a:1')::uuid
     let expected = "85f1a594-458a-4f7f-6fce-4215fe1761f5";
     for envelope in [
         "raw",
@@ -63,7 +63,7 @@ fn a_message_carries_the_uuid_that_the_dispatch_table_records() {
 
 #[test]
 fn a_renamed_table_keeps_its_identity() {
-    // The table is now called outbox.events.
+    // The table was renamed to outbox.events.
     let (mapped, message) = first_of("public.before", "envelope = 'cloudevents-binary'");
     assert_eq!(
         mapped.event_id.source_id.as_deref(),

@@ -19,17 +19,18 @@ fn row(commit: u64, ordinal: u32) -> DispatchRow {
     }
 }
 
-fn recorded(rows: &[DispatchRow], last: Option<u64>) -> RecordedEvents {
-    RecordedEvents {
+fn recorded(rows: &[DispatchRow], last: Option<u64>) -> EarlierOutcomes {
+    EarlierOutcomes {
         page: rows.to_vec().into(),
         ids: rows.iter().map(|row| row.event_id).collect(),
         read_to: EventPosition::default(),
         last: last.map(Lsn::new),
+        from_tables_before: None,
         records: RecordKeeping::COMPLETE,
     }
 }
 
-fn look_up(recorded: &mut RecordedEvents, commit: u64, ordinal: u32) -> Option<Lookup> {
+fn look_up(recorded: &mut EarlierOutcomes, commit: u64, ordinal: u32) -> Option<Lookup> {
     let at = at(commit, ordinal);
     recorded.look_up(at, &id(at, true))
 }
@@ -55,7 +56,7 @@ fn rows_of_events_that_the_stream_does_not_bring_are_ignored() {
 fn a_keepalive_after_the_last_row_ends_the_lookup_even_if_its_event_never_comes() {
     let mut recorded = recorded(&[row(10, 2), row(20, 3)], Some(50));
     assert_eq!(look_up(&mut recorded, 10, 2), Some(Lookup::Done));
-    // A commit record that begins exactly at 20 has not arrived yet.
+    // A commit record that begins exactly at 20 has not arrived yet, so its row must stay.
     recorded.passed(Lsn::new(20));
     assert_eq!(recorded.page.len(), 1);
     recorded.passed(Lsn::new(50));
@@ -89,7 +90,7 @@ fn with_dispatch_exceptions_published_events_repeat_and_quarantined_ones_do_not(
         is_published: false,
         ..row(20, 1)
     };
-    let mut recorded = RecordedEvents {
+    let mut recorded = EarlierOutcomes {
         records: PARTIAL,
         ..recorded(&[row(10, 1), aside], None)
     };
@@ -107,13 +108,13 @@ fn the_next_page_is_read_once_the_stream_is_past_this_one() {
     assert!(!needs(60, 1));
 }
 
-/// A table of rows, and a stream that starts again from an earlier point.
+/// A table of rows, and a stream that starts again from an earlier position.
 #[derive(Debug, Clone)]
 struct Restart {
     /// The position of each event, and the row at that position: the event's own row (`Some(true)`), the
     /// row of another event (`Some(false)`), or no row.
     events: Vec<(EventPosition, Option<bool>)>,
-    /// The positions of rows whose events the stream does not bring again.
+    /// The positions of rows whose events the stream does not contain.
     strangers: Vec<EventPosition>,
     page: usize,
 }
@@ -149,7 +150,7 @@ fn id(at: EventPosition, is_same: bool) -> [u8; 16] {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(1_000))]
 
-    /// Reads pages from a list, as [`RecordedEvents::read_page`] reads them from a server.
+    /// Reads pages from a list, as [`EarlierOutcomes::read_page`] reads them from a server.
     #[test]
     fn an_event_is_skipped_if_and_only_if_its_own_row_is_at_its_position(restart in restart()) {
         let mut table: Vec<DispatchRow> = restart

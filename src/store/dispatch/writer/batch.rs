@@ -1,4 +1,4 @@
-//! A batch of outcomes, and the rule that decides when to write it.
+//! Defines a batch of outcomes, and the rule that decides when a batch is written.
 
 use std::time::Duration;
 
@@ -6,28 +6,59 @@ use replication::CommitLsn;
 use tokio::time::Instant;
 
 use super::super::outcome::Record;
-use crate::event::Standing;
+use crate::event::{EventPosition, Standing};
 
-/// A batch with this many rows is full: enough rows to spread the cost of a commit, and few enough to be
-/// quick.
+/// Number of rows with which a batch is full: enough rows to spread the cost of a commit, and few enough
+/// to be written quickly.
 pub(super) const MAX_ROWS: usize = 8_000;
-/// A batch with this many bytes of text is full. This limits memory when rows have long texts, because
+/// Bytes of text with which a batch is full. This limits memory when rows have long texts, because
 /// sending a batch needs a second copy of its texts.
 const MAX_TEXT_BYTES: usize = 4 << 20;
-/// A batch of this many rows is written at once, because its commit is cheap compared to writing the
+/// A batch with this many rows is written immediately, because its commit is cheap compared to writing the
 /// rows.
 const ENOUGH_ROWS: usize = 2_000;
 /// Minimum time between two small batches. Events that are published during this time are confirmed only
-/// after the next batch, so if the relay crashes before that, they are published again.
+/// after the next batch, so if the relay crashes before that, it publishes them again.
 const MIN_INTERVAL: Duration = Duration::from_millis(50);
 
-/// The contents of a batch that is durable now.
+/// Events that are resolved.
+#[derive(Debug, Default)]
+pub(crate) struct ResolvedEvents {
+    /// For each transaction of the stream, how many of its events are resolved.
+    pub(crate) commits: Vec<(CommitLsn, u64)>,
+    /// The events that were read from a table.
+    pub(crate) from_tables: Vec<EventPosition>,
+}
+
+impl ResolvedEvents {
+    /// Adds an event. Consecutive events of one transaction share an entry.
+    pub(crate) fn add(&mut self, event: EventPosition) {
+        if event.is_of_a_table() {
+            self.from_tables.push(event);
+            return;
+        }
+        match self.commits.last_mut() {
+            Some((last, count)) if *last == event.commit => *count += 1,
+            Some(_) | None => self.commits.push((event.commit, 1)),
+        }
+    }
+
+    pub(crate) fn extend(&mut self, more: Self) {
+        self.commits.extend(more.commits);
+        self.from_tables.extend(more.from_tables);
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.commits.is_empty() && self.from_tables.is_empty()
+    }
+}
+
+/// What a durable batch contained.
 #[derive(Debug, Default)]
 pub(crate) struct Written {
-    /// For each transaction, how many of its events this batch resolves. Released events do not count,
-    /// because they were resolved before.
-    pub(crate) commits: Vec<(CommitLsn, u64)>,
-    /// Number of events in the batch.
+    /// The events that this batch resolves. Released events do not count, because they were resolved
+    /// before.
+    pub(crate) resolved: ResolvedEvents,
     pub(crate) events: usize,
     /// Sum of [`Record::text_bytes`] over the batch.
     pub(crate) text_bytes: usize,
@@ -36,18 +67,6 @@ pub(crate) struct Written {
     pub(crate) records: u64,
 }
 
-impl Written {
-    /// Counts one more resolved event of the transaction `commit`. Adds an entry unless the last entry is
-    /// for the same transaction.
-    pub(crate) fn count(&mut self, commit: CommitLsn) {
-        match self.commits.last_mut() {
-            Some((last, count)) if *last == commit => *count += 1,
-            Some(_) | None => self.commits.push((commit, 1)),
-        }
-    }
-}
-
-/// One batch of outcomes.
 #[derive(Debug, Default)]
 pub(super) struct Batch {
     pub(super) records: Vec<Record>,
@@ -62,9 +81,9 @@ impl Batch {
         self.recorded.text_bytes += record.text_bytes();
         for event in &record.events {
             match event.standing {
-                // A repeated event gets no new row, but it must not count as resolved before earlier
-                // events.
-                Standing::New | Standing::Repeated => self.recorded.count(event.position.commit),
+                // An event that needs no row is queued too, so it does not count as resolved before earlier
+                // events do.
+                Standing::New | Standing::NeedsNoRow => self.recorded.resolved.add(event.position),
                 Standing::Released => self.holds_released = true,
             }
         }
@@ -76,11 +95,11 @@ impl Batch {
     }
 }
 
-/// Decides when a batch that is not full is written. A state machine without IO: the caller passes in the
-/// time.
+/// The rule for when a batch that is not full is written. This is a state machine without IO: the caller
+/// passes in the time.
 #[derive(Debug)]
 pub(super) struct Pacing {
-    /// No small batch is written before this time, except for the last batch of the session.
+    /// Before this time no small batch is written, except for the last batch of the session.
     pub(super) earliest: Instant,
 }
 

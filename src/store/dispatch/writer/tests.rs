@@ -1,5 +1,5 @@
-//! Compares the table after random sequences of outcomes with a plain model, on a real PostgreSQL
-//! whose sessions are terminated along the way.
+//! Writes random sequences of outcomes to a real PostgreSQL, whose sessions are terminated along the way,
+//! and compares the table with a plain model.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -16,6 +16,7 @@ use tokio_postgres::Client;
 
 use super::super::outcome::Outcome;
 use super::*;
+use crate::condition::Troubles;
 use crate::environment::Environment;
 use crate::event::{CommittedAt, EventId, EventPosition, EventRef, Standing};
 use crate::postgres::Target;
@@ -36,8 +37,8 @@ enum Step {
         there: usize,
         repeated: usize,
     },
-    /// A released event gets its outcome: the relay publishes it or quarantines it again. The operator
-    /// may have discarded the event while it was in flight.
+    /// A released event gets its outcome: the relay publishes it or quarantines it again. An operator may
+    /// have discarded the event while it was in flight.
     Release { which: usize, publishes: bool },
     /// An operator discards a quarantined event.
     Discard { which: usize },
@@ -77,6 +78,7 @@ struct World {
     rows: BTreeMap<EventPosition, Row>,
     /// The expected number of resolved events of each transaction, by commit LSN.
     commits: BTreeMap<u64, u64>,
+    /// The reported number of resolved events of each transaction, by commit LSN.
     recorded: BTreeMap<u64, u64>,
 }
 
@@ -100,7 +102,7 @@ impl World {
         };
         let slot: SlotName = "p".parse().unwrap();
         let (sender, events) = mpsc::unbounded_channel();
-        let writer = DispatchWriter::start(&slot, reader, sender);
+        let writer = DispatchWriter::start(&slot, reader, sender, Troubles::default().unwritten());
         Self {
             sql,
             writer: Some(writer),
@@ -125,9 +127,9 @@ impl World {
                 let key = ["", "a", "b"][usize::from(key)];
                 let refs = (1..=(events + repeated) as u32).map(|ordinal| {
                     let mut event = event(n, ordinal);
-                    event.failed_attempts = ordinal % 3;
+                    event.unknown_outcomes = ordinal % 3;
                     if ordinal as usize > events {
-                        event.standing = Standing::Repeated;
+                        event.standing = Standing::NeedsNoRow;
                     }
                     event
                 });
@@ -156,7 +158,7 @@ impl World {
                 };
                 let mut event = event(at.commit.lsn().as_u64() / 1_000, at.ordinal);
                 event.standing = Standing::Released;
-                event.failed_attempts = 2;
+                event.unknown_outcomes = 2;
                 let record = record(n, "released", vec![event], publishes);
                 let before = &self.rows[&at];
                 if before.0 == "quarantined" || publishes {
@@ -188,7 +190,7 @@ impl World {
         self.rows.get_mut(&at).unwrap().0 = "discarded".to_owned();
     }
 
-    /// Returns the key of the `n`-th row in one of these states, wrapping around.
+    /// Returns the position of the `n`-th row in one of these states, wrapping around.
     fn nth(&self, n: usize, states: &[&str]) -> Option<EventPosition> {
         let rows = self
             .rows
@@ -232,7 +234,7 @@ impl World {
         match said {
             WriterEvent::Recorded(written) => {
                 self.written += written.records;
-                for (commit, events) in written.commits {
+                for (commit, events) in written.resolved.commits {
                     *self.recorded.entry(commit.lsn().as_u64()).or_default() += events;
                 }
             }
@@ -256,7 +258,7 @@ impl World {
     }
 }
 
-/// Returns the event with this ordinal in transaction `n`, which commits at LSN 1,000 n.
+/// Returns the event with this ordinal in transaction `n`, which commits at LSN 1,000 * `n`.
 fn event(n: u64, ordinal: u32) -> EventRef {
     let mut uuid = [0; 16];
     uuid[..8].copy_from_slice(&n.to_be_bytes());
@@ -283,7 +285,7 @@ fn record(n: u64, key: &str, events: Vec<EventRef>, publishes: bool) -> Record {
     Record {
         topic: Some("projects/p/topics/t".into()),
         ordering_key: key.into(),
-        // Each outcome has a time of its own.
+        // Each outcome has a different time, because an update with the time of the row changes nothing.
         at: SystemTime::UNIX_EPOCH + Duration::from_secs(2_000_000_000 + n),
         events,
         outcome: if publishes {
@@ -294,12 +296,12 @@ fn record(n: u64, key: &str, events: Vec<EventRef>, publishes: bool) -> Record {
     }
 }
 
-/// Returns the expected row of event number `at` of a record.
+/// Returns the expected row of the event with the index `at` in a record.
 fn row(record: &Record, at: usize) -> Row {
     let event = &record.events[at];
     let key = record.ordering_key.as_str();
     let key = (!key.is_empty()).then(|| key.to_owned());
-    let failed = event.failed_attempts as i32;
+    let failed = event.unknown_outcomes as i32;
     match &record.outcome {
         Outcome::Published(ids) => {
             let id = ids.get(at).map(ToOwned::to_owned);

@@ -5,7 +5,7 @@ use std::pin::pin;
 use std::time::Duration;
 
 use futures_util::SinkExt;
-use slot_manager::cluster;
+use slot_manager::{SlotName, cluster};
 use tokio_postgres::Statement;
 use tokio_postgres::error::SqlState;
 
@@ -14,23 +14,25 @@ use super::super::rows::{COPY, Storing, encode};
 use super::super::slot_reader::SlotReader;
 use super::super::successor::{WHO_SERVES, is_there};
 use super::batch::Batch;
+use crate::condition::Condition;
 use crate::error::{Code, Error, Result};
 use crate::event::{EventPosition, Standing};
-use crate::postgres::{Sql, connect};
-use crate::store::position;
+use crate::postgres::{Sql, WatchedSession, connect};
+use crate::store::{position, relay_row};
 
 const STATEMENT_TIMEOUT: Duration = Duration::from_secs(30);
-/// Maximum number of attempts to write a batch. An attempt fails if rows of the batch exist already.
+/// Maximum number of attempts to write a batch. An attempt fails if rows of the batch exist already; the
+/// next one leaves these rows out.
 const MAX_CONFLICTS: u32 = 3;
 const HAS_SUCCESSOR: &str = "another session has taken over the slot: events in flight are not \
     recorded by this session, and the next session on the slot publishes them again";
 
-/// The message of the error that ends the session, if the session is still running.
+/// The message of the error that ends the session, if the session has not ended already.
 const SLOT_IS_ANOTHERS: &str =
     "another session serves the slot, so the dispatch writer has stopped";
 
-/// An open transaction of ours would delay our successor, so PostgreSQL ends our SQL session if a
-/// transaction is idle for 5 seconds.
+/// An open transaction of ours would delay the next relay on the slot, so PostgreSQL ends our SQL session
+/// if a transaction is idle for 5 seconds.
 const BE_QUICK: &str = "SET idle_in_transaction_session_timeout = '5s'";
 
 const WHICH_ARE_THERE: &str = "\
@@ -38,11 +40,11 @@ const WHICH_ARE_THERE: &str = "\
     JOIN unnest($1::pg_lsn[], $2::int[]) u (commit_lsn, ordinal) \
         ON d.commit_lsn = u.commit_lsn AND d.ordinal = u.ordinal";
 
-/// The name under which the writer connects, the writer's slot, and the walsender of its session.
 pub(super) struct WriterContext {
     pub(super) name: String,
-    pub(super) slot: String,
+    pub(super) slot: SlotName,
     pub(super) reader: SlotReader,
+    pub(super) connection: WatchedSession,
 }
 
 pub(super) struct Connected {
@@ -54,9 +56,10 @@ pub(super) struct Connected {
 }
 
 impl Connected {
-    async fn new(place: &WriterContext) -> Result<Self> {
-        let sql = connect(&place.reader.target, &place.name, STATEMENT_TIMEOUT).await?;
-        place.reader.is_still_served_by(&sql).await?;
+    async fn new(context: &WriterContext) -> Result<Self> {
+        let sql = connect(&context.reader.target, &context.name, STATEMENT_TIMEOUT).await?;
+        context.reader.is_still_served_by(&sql).await?;
+        context.connection.set(&sql).await?;
         sql.batch_execute(BE_QUICK).await?;
         let encoding = cluster::server_encoding(&sql).await?;
         Ok(Self {
@@ -71,24 +74,25 @@ impl Connected {
 
 /// Writes the batch, over a new connection if there is none.
 pub(super) async fn write(
-    place: &WriterContext,
+    context: &WriterContext,
     connected: &mut Option<Connected>,
     batch: &Batch,
 ) -> Result<()> {
     let connected = match connected {
         Some(connected) => connected,
-        None => connected.insert(Connected::new(place).await?),
+        None => connected.insert(Connected::new(context).await?),
     };
     let mut there = HashSet::new();
     for _ in 0..MAX_CONFLICTS {
-        match attempt(place, connected, batch, &there).await {
-            // An earlier attempt was committed, and only its answer was lost. PostgreSQL rolls this
-            // transaction back. The connection stays usable: the server has read the whole COPY.
+        match attempt(context, connected, batch, &there).await {
+            // An earlier attempt was committed, and only its answer was lost. PostgreSQL has rolled this
+            // transaction back. The connection stays usable, because the server has read the whole COPY.
             Err(error) if error.code() == Some(&SqlState::UNIQUE_VIOLATION) => {
                 there = rows_that_are_there(&connected.sql, batch).await?;
             }
             Ok(Attempt::SlotIsAnothers) => {
-                // Log the takeover here: if the session has already ended, nobody receives the error.
+                // Log the takeover here, because nobody receives the error if the session has already
+                // ended.
                 tracing::warn!("{HAS_SUCCESSOR}");
                 return Err(Error::new(Code::LeaseLost, SLOT_IS_ANOTHERS));
             }
@@ -100,16 +104,42 @@ pub(super) async fn write(
     Err(Error::new(Code::PostgresConnectionLost, what))
 }
 
-/// The end of a transaction that did not fail.
+/// Limits the waits of a write of the condition, because the writer writes no batches meanwhile. The write
+/// does not wait for a synchronous standby server at all.
+const LIMIT_WAITS: &str = "SET LOCAL lock_timeout = '500ms'; SET LOCAL synchronous_commit = local";
+
+/// Writes the relay's condition to its row, if there is one and the writer has a connection. Only logs an
+/// error, because the supervisor writes the condition again and the batches do not need it.
+pub(super) async fn write_condition(
+    context: &WriterContext,
+    connected: &mut Option<Connected>,
+    condition: Option<&Condition>,
+) {
+    let (Some(connected), Some(_)) = (connected, condition) else {
+        return;
+    };
+    let writing = async {
+        let transaction = connected.sql.client_mut().transaction().await?;
+        transaction.batch_execute(LIMIT_WAITS).await?;
+        let (slot, instance) = (&context.slot, &context.reader.instance);
+        relay_row::write_condition(&transaction, slot, instance, condition).await?;
+        Ok::<_, Error>(transaction.commit().await?)
+    };
+    if let Err(error) = writing.await {
+        tracing::debug!(code = %error.code(), "outbox.relay: {error}");
+    }
+}
+
+/// How a transaction ended, if it did not fail.
 enum Attempt {
     Committed,
-    /// Rolled back: another session has the slot, so nothing may be recorded.
+    /// Rolled back, because another session has the slot and nothing may be recorded.
     SlotIsAnothers,
 }
 
 /// Writes the whole batch in one transaction, except the new rows in `there`, which exist already.
 async fn attempt(
-    place: &WriterContext,
+    context: &WriterContext,
     connected: &mut Connected,
     batch: &Batch,
     there: &HashSet<EventPosition>,
@@ -119,9 +149,9 @@ async fn attempt(
         instance,
         walsender,
         ..
-    } = &place.reader;
+    } = &context.reader;
     let serving = transaction
-        .query_one(&connected.who_serves, &[&place.slot, instance])
+        .query_one(&connected.who_serves, &[&context.slot.as_str(), instance])
         .await?;
     if is_there(serving.get(0), serving.get(1), *walsender) {
         transaction.rollback().await?;
@@ -143,11 +173,11 @@ async fn attempt(
     Ok(Attempt::Committed)
 }
 
-/// Returns the keys of the batch's new events that already have a row.
+/// Returns the positions of the batch's new events that already have a row.
 ///
 /// # Errors
-/// `internal` if the row with an event's commit LSN and ordinal belongs to another event. The event
-/// must not count as recorded because of that row. The next session looks up the events of such a
+/// `internal` if the row with an event's commit LSN and ordinal belongs to another event, since such a
+/// row must not make the event count as recorded. The next session looks up the events of such a
 /// transaction by their ids.
 async fn rows_that_are_there(sql: &Sql, batch: &Batch) -> Result<HashSet<EventPosition>> {
     let events = batch.records.iter().flat_map(|record| &record.events);

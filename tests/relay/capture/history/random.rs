@@ -1,6 +1,6 @@
 //! A small random number generator. The same seed gives the same numbers, and so the same history.
 
-/// The SplitMix64 generator. The field is its state, at first the seed.
+/// The SplitMix64 generator. Its field is the state, which starts as the seed.
 pub(super) struct Random(pub(super) u64);
 
 impl Random {

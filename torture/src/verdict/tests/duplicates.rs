@@ -19,7 +19,7 @@ fn a_duplicate_needs_a_fault_between_its_copies() {
         cause(Answer::MessageIds, vec![kill(310, 390)]),
         Some(Cause::Killed)
     );
-    // The kill is too late to explain this duplicate.
+    // The kill happens too late to explain this duplicate.
     assert_eq!(cause(Answer::MessageIds, vec![kill(401, 500)]), None);
     let mut late = repeated(Answer::MessageIds, vec![kill(10, 20)]);
     for attempt in &mut late.attempts[2..] {
@@ -63,7 +63,8 @@ fn a_fault_that_ends_connections_explains_no_duplicate_over_surviving_ones() {
             evidence.attempts = attempts;
             assert!(!is_explained(&evidence), "{:?}", evidence.attempts);
         }
-        // Requests of a connection that was open when the fault came may be read after the fault.
+        // After a fault, the emulator may still read requests of a connection that was open when the
+        // fault happened, so the fault explains such a duplicate.
         evidence.attempts[2].peer = peer(5);
         (evidence.attempts[2].received, evidence.attempts[3].received) = (ms(391), ms(392));
         assert!(!is_explained(&evidence), "opened after the fault");
@@ -105,7 +106,7 @@ fn a_terminated_session_explains_a_duplicate_where_another_relay_takes_over() {
         let found = judge(&evidence).duplicates;
         assert_eq!(found.keys().collect::<Vec<_>>(), [&Cause::TakenOver]);
     }
-    // The standby was killed, and the relay that loses its slot continues for a moment.
+    // The standby was killed, and the other relay, which loses its slot, continues for a moment.
     let dropped = happened(Fault::SlotLost(Down::Killed, Loss::Dropped), 280, 290);
     let mut evidence = repeated(Answer::MessageIds, vec![dropped]);
     evidence.attempts[2].peer = peer(3);

@@ -2,7 +2,7 @@
 
 use super::*;
 
-/// Evidence in which e2 was read from its table, under this plan.
+/// Evidence in which e2 was read from its table. `plan` says what the plan does to the stream.
 fn from_table(plan: FromTable) -> Evidence {
     let mut evidence = evidence();
     evidence.from_table = plan;
@@ -18,7 +18,7 @@ fn an_event_may_be_read_from_its_table_only_if_the_plan_takes_the_stream_away() 
     assert_eq!(
         texts(&from_table(FromTable::Never)),
         [
-            "dispatch row of event e2: it was read from its table, though the stream has brought \
+            "dispatch row of event e2: it was read from its table, although the stream has delivered \
           everything"
         ]
     );
@@ -57,8 +57,8 @@ fn events_from_before_a_gap_come_from_the_table_only_with_a_new_slot() {
     assert_eq!(texts(&evidence), [""; 0]);
 }
 
-/// Judges e1, e2 and e3 with these message ids, which give the order in which they were stored. e2
-/// was read from its table.
+/// Judges e1, e2 and e3 with these message ids, which give the order in which the events were
+/// stored. e2 was read from its table.
 fn stored_in_order(plan: FromTable, order: [u64; 3]) -> Vec<Violation> {
     let mut evidence = from_table(plan);
     evidence.samples.clear();
@@ -82,7 +82,8 @@ fn an_omitted_event_may_come_late_but_not_early() {
         !stored_in_order(FromTable::Late, [2, 1, 0]).is_empty(),
         "e3 before e1"
     );
-    // If the relay notices the loss, rows from the table and from the stream keep their order.
+    // If the relay notices that the slot was lost, it must publish the rows of the table and the
+    // stream in order.
     assert!(!stored_in_order(FromTable::InOrder, [0, 2, 1]).is_empty());
 }
 
@@ -104,7 +105,7 @@ fn events_that_come_late_are_in_order_among_themselves() {
 
 #[test]
 fn omitted_rows_of_an_open_transaction_may_come_with_the_next_session() {
-    // The stream brings e1, then e3, then e2.
+    // Pub/Sub stores e1, then e3, then e2.
     let mut evidence = evidence();
     evidence.from_table = FromTable::Late;
     for (index, (id, at)) in [(0, 100), (2, 400), (1, 300)].into_iter().enumerate() {
@@ -138,7 +139,7 @@ fn omitted_rows_of_an_open_transaction_may_come_with_the_next_session() {
     );
 }
 
-/// The stream left e2 out. e3 was streamed, but not recorded, and the next session left it out too.
+/// The stream omitted e2. e3 was streamed, but not recorded, and the next session omitted e3 too.
 #[test]
 fn an_event_that_is_streamed_and_then_left_out_may_be_repeated_after_earlier_rows_of_the_gap() {
     let mut evidence = evidence();

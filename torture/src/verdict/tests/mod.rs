@@ -1,4 +1,5 @@
-//! Every judge must be able to fail: the tests take correct evidence and make one thing wrong.
+//! Every judge must be able to find errors: the tests take correct evidence and make one thing
+//! wrong.
 
 mod buckets;
 mod duplicates;
@@ -28,8 +29,9 @@ fn ms(milliseconds: u64) -> Duration {
     Duration::from_millis(milliseconds)
 }
 
-/// Three transactions of one event each, published at 100, 200 and 300 ms, recorded 10 ms later
-/// and confirmed 20 ms later. Transaction `n` commits at 1000 n and ends at 1000 n + 10.
+/// Three transactions of one event each. The events are published at 100, 200 and 300 ms. Each event certainly
+/// has a record 15 ms later and is confirmed 20 ms later. The commit record of transaction `n` begins at the
+/// WAL position 1000 n. The slot then confirms 1000 n + 10, and the writer reads 1000 n + 30 after its COMMIT.
 fn evidence() -> Evidence {
     let mut evidence = Evidence {
         publish_timeout: Duration::from_secs(10),
@@ -73,7 +75,7 @@ fn peer(port: u16) -> Option<SocketAddr> {
     Some(([127, 0, 0, 1], port).into())
 }
 
-/// A request of one event. It takes 2 ms, and its message id is its sequence number.
+/// A request with one event. It takes 2 ms, and its message id is its sequence number.
 fn attempt(sequence: u64, received_ms: u64, event_id: &str) -> Attempt {
     Attempt {
         sequence,
@@ -197,6 +199,6 @@ fn a_panic_in_the_log_and_misbehaviour_during_the_schedule_are_violations() {
     assert_eq!(verdict.violations.len(), 1);
     verdict.add_misbehaviour(None);
     assert_eq!(verdict.violations.len(), 1);
-    verdict.add_misbehaviour(Some("relay 7 ended by itself".to_owned()));
+    verdict.add_misbehaviour(Some("relay 7 ended on its own".to_owned()));
     assert_eq!(verdict.violations.len(), 2);
 }

@@ -6,8 +6,8 @@ use super::*;
 fn a_position_past_an_unstored_event_is_found_by_the_writers_knowledge() {
     let mut evidence = evidence();
     evidence.records.clear();
-    // One byte before the position at which, as its writer knows, the second transaction had ended.
-    // This sample proves nothing about e2.
+    // One byte before the position at which the second transaction had ended, according to its
+    // writer. So this sample proves nothing about e2.
     evidence.samples[0].confirmed = 2_029;
     let early = |evidence: &Evidence| {
         let is_early = |v: &Violation| matches!(v, Violation::ConfirmedBeforeStored { .. });
@@ -21,7 +21,7 @@ fn a_position_past_an_unstored_event_is_found_by_the_writers_knowledge() {
 #[test]
 fn a_position_past_an_unstored_event_is_found_by_its_record() {
     let mut evidence = evidence();
-    // The answer to the commit is lost, so only the dispatch row has the position.
+    // The writer got no answer to its COMMIT, so only the dispatch row contains the position.
     evidence.committed_by.clear();
     evidence.samples[0].confirmed = 2_010;
     let found = violations(&evidence);

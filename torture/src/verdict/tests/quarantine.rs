@@ -2,7 +2,7 @@
 
 use super::*;
 
-/// Evidence in which Pub/Sub refuses e2, which is set aside with e3 or alone.
+/// Evidence in which Pub/Sub refuses e2, which is set aside together with e3 or alone.
 fn refused(whole_key: bool, release: Release) -> Evidence {
     let mut evidence = evidence();
     evidence.quarantine = Quarantine {
@@ -18,7 +18,7 @@ fn refused(whole_key: bool, release: Release) -> Evidence {
     evidence
 }
 
-/// Sets the event with this index aside: its record says so, and its attempts are removed.
+/// Sets the event with this index aside: changes its record and removes its attempts.
 fn set_aside(evidence: &mut Evidence, index: usize) {
     let record = &mut evidence.records[index];
     record.state = "quarantined".to_owned();
@@ -29,7 +29,7 @@ fn set_aside(evidence: &mut Evidence, index: usize) {
     evidence.quarantine.set_aside.insert(id);
 }
 
-/// Publishes the event with this index by the attempt `sequence`, received at `received_ms`.
+/// Publishes the event with this index in the attempt `sequence`, received at `received_ms`.
 fn publish(evidence: &mut Evidence, index: usize, sequence: u64, received_ms: u64) {
     let record = &mut evidence.records[index];
     record.state = "published".to_owned();

@@ -2,10 +2,10 @@
 
 use super::*;
 
-/// The violations in the dispatch rows after `change`.
+/// Applies `change` to the dispatch rows and returns the violations in them.
 fn complaints(change: impl FnOnce(&mut Vec<Record>)) -> Vec<String> {
     let mut evidence = evidence();
-    // Confirmed positions do not matter here.
+    // Remove the samples, because this test is not about confirmed positions.
     evidence.samples.clear();
     change(&mut evidence.records);
     let what = |violation: Violation| match violation {
@@ -59,10 +59,10 @@ fn the_position_of_a_dispatch_row_follows_the_order_of_commits() {
     let [found] = &found[..] else {
         panic!("{found:?}")
     };
-    assert!(found.starts_with("e1: by its position in the log it comes after event e2"));
+    assert!(found.starts_with("e1: by its position in the WAL it comes after event e2"));
     let found = complaints(|records| records[1].commit_lsn = 2_030);
     assert_eq!(
         found,
-        ["e2: its position in the log is past the end of its transaction"]
+        ["e2: its position in the WAL is past the end of its transaction"]
     );
 }

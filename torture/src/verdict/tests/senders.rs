@@ -3,8 +3,9 @@
 use super::*;
 
 /// Judges a relay that is killed after it sent e3 at 300 ms, and its successor, which sends e3 at
-/// 400 and 500 ms. The dispatch row of e3 was seen at `recorded_ms` and names the message of
-/// attempt `by`. Returns the violations of the rule that a recorded event is not sent again.
+/// 400 and 500 ms. The watch saw the dispatch row of e3 at `recorded_ms`, and the row names the
+/// message of attempt `by`. Returns the violations of the rule that a recorded event is not sent
+/// again.
 fn sent_again(recorded_ms: u64, by: u64) -> Vec<Violation> {
     let kill = happened(Fault::Kill(ms(10)), 310, 350);
     let mut evidence = repeated(Answer::MessageIds, vec![kill]);
@@ -34,7 +35,8 @@ fn after_recorded(attempt: u64) -> Violation {
 #[test]
 fn an_event_recorded_before_a_relay_started_may_not_be_sent_by_it() {
     assert_eq!(sent_again(349, 2), [after_recorded(3), after_recorded(4)]);
-    // The connection of the killed relay may have recorded e3 after the new relay read the rows.
+    // The judges find no error here, because the killed relay's connection may have recorded e3 after the
+    // new relay read the dispatch rows.
     assert_eq!(sent_again(351, 2), []);
 }
 

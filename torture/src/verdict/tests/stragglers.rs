@@ -4,8 +4,8 @@ use super::*;
 
 #[test]
 fn a_dead_relays_request_stored_after_its_successors_copies_is_no_step_back() {
-    // The first relay (port 1) dies after e1, and its successor sends the rest. Between e3 and e4 a
-    // second copy of e1 arrives from the dead relay.
+    // The first relay (port 1) dies after e1, and its successor sends the other events. Between e3
+    // and e4 a second copy of e1 arrives from the dead relay.
     let by = |port, sequence, at, id| Attempt {
         peer: peer(port),
         ..attempt(sequence, at, id)

@@ -1,4 +1,5 @@
-//! Logs what `password_command` writes to standard error, so that this output has the format of the log.
+//! Copies what `password_command` writes to standard error into the relay's log, in the format of
+//! the log.
 //!
 //! Not here: the command's standard output, which is the password.
 
@@ -10,15 +11,18 @@ use tokio::process::ChildStderr;
 
 use crate::LOG_TARGET;
 
-/// How many lines of the command's standard error are logged, and how many bytes of each line.
+/// Maximum number of lines of the command's standard error that are logged. An error message fits. A command
+/// that prints more must not flood the log.
 const LOGGED_LINES: usize = 20;
+/// Maximum length in bytes of a logged line. A longer line is logged in pieces of this length, and each piece
+/// counts as a line.
 const LOGGED_BYTES: u64 = 1 << 10;
 
 /// How long to wait for the rest of standard error after the command has ended.
 const LAST_WORDS_LIMIT: Duration = Duration::from_millis(100);
 
-/// Waits for `running`, and logs the command's standard error meanwhile. Does not wait for programs that the
-/// command leaves in the background.
+/// Waits for `running` and returns its result. Meanwhile, logs the command's standard error. Does
+/// not wait for programs that the command leaves in the background.
 pub(super) async fn while_logging<T>(
     stderr: Option<ChildStderr>,
     running: impl Future<Output = T>,
@@ -34,7 +38,8 @@ pub(super) async fn while_logging<T>(
         let (mut running, mut logging) = (std::pin::pin!(running), std::pin::pin!(logging));
         let result = tokio::select! {
             result = &mut running => result,
-            // Standard error has ended or cannot be read. Neither is a reason to fail.
+            // Standard error has ended or cannot be read. In both cases the command itself may
+            // still succeed.
             _ = &mut logging => return running.await,
         };
         let _ = tokio::time::timeout(LAST_WORDS_LIMIT, logging).await;
@@ -47,8 +52,9 @@ pub(super) async fn while_logging<T>(
     result
 }
 
-/// Logs the first lines, then reads and drops the rest: a closed pipe would make the command fail. `line` holds
-/// the beginning of a line that is not logged yet.
+/// Logs the first lines, then reads the rest and drops it, because a closed pipe would make the
+/// command fail. When the future is dropped, `line` holds the beginning of a line that is not
+/// logged yet.
 async fn log_lines(stderr: ChildStderr, line: &mut Vec<u8>) -> std::io::Result<()> {
     let mut reader = BufReader::new(stderr);
     for _ in 0..LOGGED_LINES {

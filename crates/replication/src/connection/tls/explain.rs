@@ -19,7 +19,7 @@ const AUTHORITY: &str = "set sslrootcert to the PEM file of the authority that s
     certificate itself if it is self-signed";
 const NEW_CERTIFICATE: &str = "give the server a new certificate";
 
-/// The TLS error inside an IO error; `None` if the network caused it.
+/// Returns the TLS error inside an IO error; `None` if the cause was the network, not TLS.
 pub(in crate::connection) fn of_io(error: &io::Error) -> Option<TlsError> {
     error
         .get_ref()
@@ -27,7 +27,7 @@ pub(in crate::connection) fn of_io(error: &io::Error) -> Option<TlsError> {
         .cloned()
 }
 
-/// Converts a TLS error into an error for the operator.
+/// Converts a TLS error into an error with a hint for the operator.
 pub(in crate::connection) fn explain(error: TlsError, target: &Target) -> ReplicationError {
     let (why, hint) = match &error {
         TlsError::InvalidCertificate(error) => of_certificate(error, target),
@@ -117,8 +117,8 @@ fn of_certificate(error: &CertificateError, target: &Target) -> (String, String)
     }
 }
 
-/// Explains errors of webpki that rustls has no variant for. Only their names are available, because
-/// webpki is not a direct dependency.
+/// Explains those errors of webpki for which rustls has no variant. We have only their names,
+/// because webpki is not a direct dependency.
 fn of_webpki(name: &str) -> (String, String) {
     if name.contains("UnsupportedCertVersion") {
         return (

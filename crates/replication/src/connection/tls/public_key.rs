@@ -1,33 +1,35 @@
-//! Reads the public key of a certificate, and ignores everything else in it.
+//! Reads the public key of a certificate and ignores the rest of the certificate.
 //!
-//! Needed for `sslmode=prefer` and `require`, which accept any certificate: webpki returns no key for
-//! some certificates, for example with a version before 3 or with an unknown critical extension.
+//! `sslmode=prefer` and `require` accept any certificate, but the server must still prove that it
+//! owns the certificate's key. webpki returns no key for some certificates, for example with a
+//! version before 3 or with an unknown critical extension. So we read the key ourselves.
 
 use rustls::SignatureScheme;
 use rustls::crypto::WebPkiSupportedAlgorithms;
 
-/// DER tags.
+// The tags of the DER values that we read:
 const INTEGER: u8 = 0x02;
 const BIT_STRING: u8 = 0x03;
 const SEQUENCE: u8 = 0x30;
+/// The tag `[0]`, which marks the version of a certificate. A certificate of version 1 does not contain it.
 const VERSION: u8 = 0xA0;
 
-/// The shortest RSA key that ring accepts, in bytes.
+/// Minimum length in bytes of an RSA key that ring accepts.
 const RSA_MIN: usize = 2048 / 8;
 
-/// A key and its algorithm.
+/// A public key and its algorithm.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct PublicKey<'a> {
-    /// The AlgorithmIdentifier, without its own tag and length.
+    /// The AlgorithmIdentifier, without its DER tag and length.
     algorithm: &'a [u8],
     key: &'a [u8],
 }
 
 impl<'a> PublicKey<'a> {
-    /// Reads the key. `None` if the bytes are not a certificate.
+    /// Reads the key from a certificate. `None` if the bytes are not a certificate.
     ///
-    /// Source: RFC 5280, 4.1. SubjectPublicKeyInfo follows version, serial number, signature, issuer,
-    /// validity and subject.
+    /// Source: RFC 5280, 4.1. The key is in SubjectPublicKeyInfo, which follows version, serial
+    /// number, signature, issuer, validity and subject.
     pub(super) fn of_certificate(der: &'a [u8]) -> Option<Self> {
         let mut certificate = content(&mut { der }, SEQUENCE)?;
         let mut fields = content(&mut certificate, SEQUENCE)?;
@@ -54,7 +56,7 @@ impl<'a> PublicKey<'a> {
         is_known && self.rsa_modulus().is_none_or(|modulus| modulus >= RSA_MIN)
     }
 
-    /// Verifies a signature of a handshake.
+    /// Verifies a signature in the TLS handshake.
     pub(super) fn verify(
         &self,
         algorithms: &WebPkiSupportedAlgorithms,
@@ -77,7 +79,7 @@ impl<'a> PublicKey<'a> {
             })
     }
 
-    /// Length of an RSA key's modulus in bytes; `None` for other keys.
+    /// Length of an RSA key's modulus in bytes; `None` for keys of other kinds.
     fn rsa_modulus(&self) -> Option<usize> {
         let mut fields = content(&mut { self.key }, SEQUENCE)?;
         let modulus = content(&mut fields, INTEGER)?;
@@ -85,7 +87,7 @@ impl<'a> PublicKey<'a> {
     }
 }
 
-/// Takes one value with this tag from the input, and returns its content.
+/// Takes one value with this tag off the front of `input`, and returns the value's content.
 fn content<'a>(input: &mut &'a [u8], tag: u8) -> Option<&'a [u8]> {
     let (found, rest) = input.split_first()?;
     let (first, mut rest) = rest.split_first()?;

@@ -1,4 +1,4 @@
-//! Verifies the server's certificate, as far as `sslmode` requires.
+//! Verifies the server's certificate, as strictly as `sslmode` requires.
 
 use std::sync::Arc;
 
@@ -16,8 +16,8 @@ use super::{TrustedAuthorities, roots, tls_error};
 use crate::connection::target::{SslMode, Target};
 use crate::error::Result;
 
-/// Signature schemes that servers use and that ring cannot verify. We offer them only if the certificate
-/// is not verified either.
+/// Signature schemes that some servers use but that ring cannot verify. We offer them only if `sslmode`
+/// accepts any certificate.
 const UNVERIFIABLE: [SignatureScheme; 5] = [
     SignatureScheme::ECDSA_NISTP521_SHA512,
     SignatureScheme::ED448,
@@ -30,20 +30,23 @@ const UNVERIFIABLE: [SignatureScheme; 5] = [
 /// Verifies the server's certificate according to `sslmode`.
 #[derive(Debug)]
 pub(super) enum Verifier {
-    /// Accepts any certificate. The server must still prove that it owns the key, if ring can verify the
-    /// proof, because the login may be bound to the certificate.
+    /// Accepts any certificate. If ring can verify the proof, the server must still prove that it
+    /// owns the certificate's key, because the login may be bound to the certificate.
     Anything(WebPkiSupportedAlgorithms),
-    /// Requires a certificate of a trusted authority.
+    /// Requires a certificate from a trusted authority.
     Trusted {
         chain: Arc<WebPkiServerVerifier>,
-        /// Certificates that are also trusted as the server's own.
+        /// Certificates that the server may also present as its own, without a chain to an
+        /// authority.
         listed: Vec<CertificateDer<'static>>,
         /// Whether the certificate must name the host.
         names_host: bool,
     },
 }
 
-/// Whether the server must prove that it owns this certificate's key, under every `sslmode`.
+/// Whether ring can verify signatures made with this certificate's key. If it can, the TLS handshake
+/// succeeds only if the server proves that it owns the key, also with an `sslmode` that accepts any
+/// certificate.
 pub(in crate::connection) fn proves_its_key(certificate: &CertificateDer<'_>) -> bool {
     let algorithms = rustls::crypto::ring::default_provider().signature_verification_algorithms;
     PublicKey::of_certificate(certificate).is_some_and(|key| key.is_supported(&algorithms))
@@ -70,8 +73,8 @@ impl Verifier {
         })
     }
 
-    /// Verifies the signature by which the server proves that it owns the key, in TLS 1.2 and 1.3.
-    /// Accepts any signature if ring does not support the key.
+    /// Verifies the signature with which the server proves that it owns the key, in TLS 1.2 and
+    /// 1.3. Accepts any signature if ring does not support the key.
     fn verify_signature(
         algorithms: &WebPkiSupportedAlgorithms,
         message: &[u8],
@@ -108,8 +111,8 @@ impl ServerCertVerifier for Verifier {
             return Ok(ServerCertVerified::assertion());
         };
         if listed.contains(end_entity) {
-            // The server's own certificate is in sslrootcert. webpki would refuse it as a server
-            // certificate if it is an authority.
+            // sslrootcert contains the server's own certificate. If that certificate is an
+            // authority, webpki would refuse it as a server certificate, so do not ask webpki.
             is_in_its_time(end_entity, now)?;
             if *names_host {
                 verify_server_name(&ParsedCertificate::try_from(end_entity)?, server_name)?;
@@ -117,7 +120,7 @@ impl ServerCertVerifier for Verifier {
             return Ok(ServerCertVerified::assertion());
         }
         match chain.verify_server_cert(end_entity, intermediates, server_name, ocsp_response, now) {
-            // webpki checks the name last, so an error about the name means that the chain is valid.
+            // webpki checks the name last, so if only the name is wrong, the chain is valid.
             Err(TlsError::InvalidCertificate(
                 CertificateError::NotValidForName | CertificateError::NotValidForNameContext { .. },
             )) if !names_host => Ok(ServerCertVerified::assertion()),

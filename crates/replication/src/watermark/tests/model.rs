@@ -1,6 +1,6 @@
-//! Compares the confirmable position after every step with the position that a plain list of the
-//! stream gives. The steps contain long open transactions, outcomes that arrive before the Commit
-//! and in any order, several outcomes at a time, and keepalives.
+//! Compares the confirmable position after every step with a simple model, which keeps the whole
+//! stream in a list. The steps contain long open transactions, outcomes that arrive before the
+//! Commit and in any order, several outcomes at once, and keepalives.
 
 use proptest::prelude::*;
 use proptest::sample::Index;
@@ -9,11 +9,11 @@ use super::*;
 
 #[derive(Debug, Clone)]
 enum Step {
-    /// A whole transaction, if none is open.
+    /// A whole transaction; ignored while another one is open.
     Transaction {
         events: u64,
     },
-    /// A Begin, if no transaction is open.
+    /// A Begin; ignored while a transaction is open.
     Begin,
     Event,
     Commit,
@@ -40,7 +40,7 @@ fn step() -> impl Strategy<Value = Step> {
 #[derive(Debug)]
 struct Sent {
     name: u64,
-    /// `None` until its Commit has arrived.
+    /// Position of the Commit's end; `None` until the Commit has arrived.
     end: Option<u64>,
     unresolved: u64,
 }
@@ -55,7 +55,7 @@ impl Sent {
 #[derive(Debug, Default)]
 struct Stream {
     transactions: Vec<Sent>,
-    /// Each position, with the number of transactions that had begun before it.
+    /// Each position of the stream, with the number of transactions that began before it.
     positions: Vec<(u64, usize)>,
 }
 

@@ -10,7 +10,7 @@ enum Step {
         consumer: u64,
         messages: usize,
     },
-    /// The index picks one of all tokens ever given, including tokens of ended leases.
+    /// The index selects one of all tokens ever given, including the tokens of ended leases.
     Acknowledge(prop::sample::Index),
     Nack(prop::sample::Index),
     Extend(prop::sample::Index, u64),
@@ -30,7 +30,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
     vec(step, 1..120)
 }
 
-/// The rules, written out over one list of all messages in the order of publication.
+/// The same rules in a simple form: one list of all messages in the order of publication.
 #[derive(Default)]
 struct Model {
     messages: Vec<ModelMessage>,
@@ -192,15 +192,26 @@ proptest! {
                 prop_assert_eq!(backlog.held(consumer).messages, leased.count());
             }
         }
-        // At the end one consumer gets all remaining messages, and the backlog keeps nothing.
-        backlog.expire(now + Duration::from_secs(3_600));
-        model.expire(now + Duration::from_secs(3_600));
-        let left = model.messages.iter().filter(|m| m.state == ModelState::Waiting).count();
-        let taken = take(&mut backlog, ALICE, now);
-        prop_assert_eq!(taken.len(), left);
-        for (_, token) in taken {
-            backlog.acknowledge(token);
-        }
-        prop_assert!(holds_nothing(&backlog));
+        one_consumer_takes_the_rest(backlog, model, now)?;
     }
+}
+
+/// Lets all leases expire and one consumer take and acknowledge the rest. The backlog must then be
+/// empty.
+fn one_consumer_takes_the_rest(
+    mut backlog: Backlog,
+    mut model: Model,
+    now: Instant,
+) -> Result<(), TestCaseError> {
+    backlog.expire(now + Duration::from_secs(3_600));
+    model.expire(now + Duration::from_secs(3_600));
+    let waits = |message: &&ModelMessage| message.state == ModelState::Waiting;
+    let left = model.messages.iter().filter(waits).count();
+    let taken = take(&mut backlog, ALICE, now);
+    prop_assert_eq!(taken.len(), left);
+    for (_, token) in taken {
+        backlog.acknowledge(token);
+    }
+    prop_assert!(holds_nothing(&backlog));
+    Ok(())
 }

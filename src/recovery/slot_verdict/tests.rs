@@ -23,6 +23,7 @@ pub(crate) fn slot(confirmed: u64) -> Slot {
         conflicting: None,
         invalidation_reason: None,
         inactive_since: None,
+        inactive_for: None,
         failover: None,
         synced: None,
         server_lsn: Some(Lsn::new(1_000)),
@@ -33,8 +34,8 @@ pub(crate) fn slot(confirmed: u64) -> Slot {
 }
 
 /// The row of a relay that last confirmed LSN 500 on the slot.
-pub(crate) fn left(is_final: bool) -> Recorded {
-    Recorded {
+pub(crate) fn left(is_final: bool) -> EarlierSession {
+    EarlierSession {
         origin: DatabaseOrigin {
             system_identifier: SystemIdentifier::new(7),
             database_oid: Some(5),
@@ -49,34 +50,39 @@ pub(crate) fn left(is_final: bool) -> Recorded {
     }
 }
 
+fn cluster(timeline: u32) -> Cluster {
+    Cluster {
+        system_identifier: SystemIdentifier::new(7),
+        timeline,
+        version_num: 150_013,
+        in_recovery: false,
+        database: "shop".to_owned(),
+        database_oid: 5,
+    }
+}
+
 fn judged(
-    earlier: Option<&Recorded>,
+    earlier: Option<&EarlierSession>,
     slot: Option<&Slot>,
     start: Start,
     timeline: u32,
 ) -> SlotVerdict {
-    judge(OpeningFacts {
+    SlotVerdict::of(OpeningFacts {
         earlier,
         slot,
-        cluster: &Cluster {
-            system_identifier: SystemIdentifier::new(7),
-            timeline,
-            version_num: 150_000,
-            in_recovery: false,
-            database: "shop".to_owned(),
-            database_oid: 5,
-        },
+        cluster: &cluster(timeline),
         server_lsn: Lsn::new(1_000),
         start,
         records: RecordKeeping::of(Dispatch::Full, earlier),
         publication: "p2",
         has_new_table: false,
+        has_other_table: false,
         since_lsn: Some(Lsn::new(500)),
         can_continue: true,
     })
 }
 
-fn again(earlier: &Recorded, slot: Option<&Slot>) -> SlotVerdict {
+fn again(earlier: &EarlierSession, slot: Option<&Slot>) -> SlotVerdict {
     judged(Some(earlier), slot, Start::New, 1)
 }
 
@@ -100,7 +106,7 @@ fn a_slot_behind_the_recorded_position_is_streamed() {
 
 #[test]
 fn a_slot_ahead_was_recreated_if_the_position_was_final_and_is_audited_otherwise() {
-    let recreated = Loss::SlotRecreated {
+    let recreated = RecoveryCause::SlotRecreated {
         recorded: Lsn::new(500),
         found: Lsn::new(600),
     };
@@ -116,23 +122,23 @@ fn a_slot_ahead_was_recreated_if_the_position_was_final_and_is_audited_otherwise
 
 #[test]
 fn a_missing_or_lost_slot_is_recovered() {
-    let missing = SlotVerdict::Recover(Loss::SlotMissing);
+    let missing = SlotVerdict::Recover(RecoveryCause::SlotMissing);
     assert_eq!(again(&left(false), None), missing);
     let lost = Slot {
         wal_status: Some(WalStatus::Lost),
         ..slot(500)
     };
-    let expected = SlotVerdict::Recover(Loss::SlotLost(Health::Lost));
+    let expected = SlotVerdict::Recover(RecoveryCause::SlotLost(Health::Lost));
     assert_eq!(again(&left(true), Some(&lost)), expected);
 }
 
 #[test]
 fn a_server_whose_wal_ends_before_the_confirmed_position_was_rolled_back() {
-    let earlier = Recorded {
+    let earlier = EarlierSession {
         confirmed_lsn: Some(Lsn::new(1_500)),
         ..left(true)
     };
-    let rolled_back = Loss::WalMissing {
+    let rolled_back = RecoveryCause::WalMissing {
         recorded: Lsn::new(1_500),
         server: Lsn::new(1_000),
     };
@@ -150,24 +156,25 @@ fn after_a_failover_that_kept_the_slot_everything_is_audited() {
 
 #[test]
 fn an_unfinished_recovery_comes_first_and_runs_even_if_slot_on_loss_is_stop() {
-    let earlier = Recorded {
+    let earlier = EarlierSession {
         recovering: Some("slot-lost".to_owned()),
         ..left(true)
     };
-    let SlotVerdict::Recover(loss) = again(&earlier, Some(&slot(500))) else {
+    let SlotVerdict::Recover(reason) = again(&earlier, Some(&slot(500))) else {
         panic!("the mark was not seen");
     };
-    assert_eq!(loss, Loss::Unfinished("slot-lost".to_owned()));
-    assert!(loss.stops(&"postrider".parse().unwrap()).is_none());
+    assert_eq!(reason, RecoveryCause::Unfinished("slot-lost".to_owned()));
+    assert!(reason.stops(&"postrider".parse().unwrap()).is_none());
 }
 
 /// The row of a relay that has not finished a recovery: it has created the slot and confirmed LSN 500.
-fn unfinished() -> Recorded {
-    Recorded {
+fn unfinished() -> EarlierSession {
+    EarlierSession {
         recovering: Some("slot-lost".to_owned()),
         unfinished: Some(Unfinished {
             consistent_point: Lsn::new(400),
             snapshot: "100:110:103".parse().unwrap(),
+            repeated_before: None,
         }),
         ..left(false)
     }
@@ -182,7 +189,7 @@ fn keeps(restart: u64, confirmed: u64) -> Slot {
 }
 
 fn repeats_the_recovery() -> SlotVerdict {
-    SlotVerdict::Recover(Loss::Unfinished("slot-lost".to_owned()))
+    SlotVerdict::Recover(RecoveryCause::Unfinished("slot-lost".to_owned()))
 }
 
 #[test]
@@ -203,20 +210,36 @@ fn an_unfinished_recovery_continues_with_its_slot() {
     }
 }
 
+fn repeats_with_the_slot(confirmed: u64) -> SlotVerdict {
+    SlotVerdict::Keep {
+        confirmed: Lsn::new(confirmed),
+        reason: RecoveryCause::Unfinished("slot-lost".to_owned()),
+    }
+}
+
 #[test]
-fn an_unfinished_recovery_begins_again_unless_its_slot_is_proven() {
+fn an_unfinished_recovery_takes_a_new_snapshot_unless_its_slot_is_proven() {
     let earlier = unfinished();
     let recreated = keeps(510, 520);
+    assert_eq!(
+        again(&earlier, Some(&recreated)),
+        repeats_with_the_slot(520)
+    );
+    let promoted = judged(Some(&earlier), Some(&keeps(400, 500)), Start::New, 2);
+    assert_eq!(promoted, repeats_with_the_slot(500));
+}
+
+#[test]
+fn an_unfinished_recovery_begins_again_with_a_new_slot_if_its_slot_is_lost() {
+    let earlier = unfinished();
     let lost = Slot {
         wal_status: Some(WalStatus::Lost),
         ..slot(500)
     };
-    for slot in [None, Some(&recreated), Some(&lost)] {
+    for slot in [None, Some(&lost)] {
         assert_eq!(again(&earlier, slot), repeats_the_recovery(), "{slot:?}");
     }
-    let promoted = judged(Some(&earlier), Some(&keeps(400, 500)), Start::New, 2);
-    assert_eq!(promoted, repeats_the_recovery());
-    let rolled_back = Recorded {
+    let rolled_back = EarlierSession {
         confirmed_lsn: Some(Lsn::new(1_100)),
         confirmed_is_final: true,
         ..earlier
@@ -227,7 +250,7 @@ fn an_unfinished_recovery_begins_again_unless_its_slot_is_proven() {
 
 #[test]
 fn a_first_start_publishes_existing_rows_only_with_start_all() {
-    let begins = |start| SlotVerdict::Recover(Loss::FirstStart(start));
+    let begins = |start| SlotVerdict::Recover(RecoveryCause::FirstStart(start));
     let all = begins(Start::All);
     assert_eq!(judged(None, None, Start::All, 1), all);
     assert_eq!(judged(None, Some(&slot(500)), Start::All, 1), all);
@@ -242,12 +265,12 @@ fn a_first_start_publishes_existing_rows_only_with_start_all() {
 fn a_slot_beyond_the_begin_of_capturing_is_not_used_for_a_first_start() {
     let first = |confirmed| judged(None, Some(&slot(confirmed)), Start::New, 1);
     assert_eq!(first(400), streams(400, Audit::Continue));
-    let beyond = Loss::SlotRecreated {
+    let beyond = RecoveryCause::SlotRecreated {
         recorded: Lsn::new(500),
         found: Lsn::new(501),
     };
     assert_eq!(first(501), SlotVerdict::Recover(beyond));
-    // Once a relay has confirmed a position, only that position counts.
+    // Once a relay has confirmed a position, the position at which capturing began no longer matters.
     let earlier = left(false);
     assert_eq!(
         again(&earlier, Some(&slot(501))),
@@ -256,23 +279,17 @@ fn a_slot_beyond_the_begin_of_capturing_is_not_used_for_a_first_start() {
 }
 
 /// Judges with `dispatch = exceptions`, and with the publication of the last audit.
-fn without_records(earlier: &Recorded, slot: &Slot, timeline: u32) -> SlotVerdict {
-    judge(OpeningFacts {
+fn without_records(earlier: &EarlierSession, slot: &Slot, timeline: u32) -> SlotVerdict {
+    SlotVerdict::of(OpeningFacts {
         earlier: Some(earlier),
         slot: Some(slot),
-        cluster: &Cluster {
-            system_identifier: SystemIdentifier::new(7),
-            timeline,
-            version_num: 150_000,
-            in_recovery: false,
-            database: "shop".to_owned(),
-            database_oid: 5,
-        },
+        cluster: &cluster(timeline),
         server_lsn: Lsn::new(1_000),
         start: Start::New,
         records: RecordKeeping::of(Dispatch::Exceptions, Some(earlier)),
         publication: "p1",
         has_new_table: false,
+        has_other_table: false,
         since_lsn: None,
         can_continue: true,
     })
@@ -285,14 +302,17 @@ fn with_dispatch_exceptions_a_slot_ahead_must_be_proven_to_be_the_same() {
         ..slot(600)
     };
     let verdict = |restart, timeline| without_records(&left(false), &ahead(restart), timeline);
-    let unproven = SlotVerdict::Recover(Loss::SlotUnproven {
-        recorded: Lsn::new(500),
-        found: Lsn::new(600),
-    });
+    let unproven = SlotVerdict::Keep {
+        confirmed: Lsn::new(600),
+        reason: RecoveryCause::SlotUnproven {
+            recorded: Lsn::new(500),
+            found: Lsn::new(600),
+        },
+    };
     assert_eq!(verdict(499, 1), streams(600, Audit::Continue));
     assert_eq!(verdict(500, 1), unproven);
     assert_eq!(verdict(499, 2), unproven);
-    let recreated = Loss::SlotRecreated {
+    let recreated = RecoveryCause::SlotRecreated {
         recorded: Lsn::new(500),
         found: Lsn::new(600),
     };
@@ -302,9 +322,12 @@ fn with_dispatch_exceptions_a_slot_ahead_must_be_proven_to_be_the_same() {
 
 #[test]
 fn a_changed_publication_is_recovered_with_exceptions_and_audited_otherwise() {
-    let changed = SlotVerdict::Recover(Loss::PublicationChanged);
+    let changed = SlotVerdict::Keep {
+        confirmed: Lsn::new(500),
+        reason: RecoveryCause::PublicationChanged,
+    };
     for publication in [None, Some("p0".to_owned())] {
-        let earlier = Recorded {
+        let earlier = EarlierSession {
             publication,
             ..left(true)
         };
@@ -313,10 +336,35 @@ fn a_changed_publication_is_recovered_with_exceptions_and_audited_otherwise() {
             again(&earlier, Some(&slot(500))),
             streams(500, Audit::Continue)
         );
-        let before = Recorded {
+        let before = EarlierSession {
             dispatch: Dispatch::Exceptions,
             ..earlier
         };
         assert_eq!(again(&before, Some(&slot(500))), changed);
     }
+}
+
+/// `init` has captured a table, and then the settings name another table of the same partition tree.
+#[test]
+fn a_first_start_with_another_table_of_the_tree_recovers_and_keeps_the_slot() {
+    let slot = slot(500);
+    let facts = OpeningFacts {
+        earlier: None,
+        slot: Some(&slot),
+        cluster: &cluster(1),
+        server_lsn: Lsn::new(1_000),
+        start: Start::New,
+        records: RecordKeeping::COMPLETE,
+        publication: "p1",
+        has_new_table: false,
+        has_other_table: true,
+        since_lsn: Some(Lsn::new(500)),
+        can_continue: false,
+    };
+    let confirmed = Lsn::new(500);
+    let reason = RecoveryCause::OtherTable;
+    assert_eq!(
+        SlotVerdict::of(facts),
+        SlotVerdict::Keep { confirmed, reason }
+    );
 }

@@ -1,0 +1,89 @@
+//! Reports that audits fail. While they fail, nobody notices rows that the stream leaves out, so all views show the
+//! failure.
+
+use std::time::{Duration, Instant};
+
+use super::{AuditState, SOON};
+use crate::error::{Code, Error};
+use crate::store::privileges::{Purpose, name_missing};
+
+/// If audits have not failed for this time, they no longer count as failing, even if none has been completed: an audit
+/// may have to wait for a backlog.
+const FORGOTTEN_AFTER: Duration = Duration::from_secs(60);
+
+/// Audits that fail.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct FailingAudits {
+    since: Instant,
+    last: Instant,
+}
+
+impl FailingAudits {
+    /// Adds a failure to the earlier ones.
+    fn again(earlier: Option<Self>, now: Instant) -> Self {
+        let since = earlier.map_or(now, |earlier| earlier.since);
+        Self { since, last: now }
+    }
+
+    fn is_forgotten(self, now: Instant) -> bool {
+        now.duration_since(self.last) > FORGOTTEN_AFTER
+    }
+}
+
+impl AuditState {
+    /// Reports an error of an audit. The log shows every error. The other views show it once audits have failed for
+    /// [`SOON`], so at least twice, because a retry usually ends a shorter failure.
+    pub(super) async fn failed(&mut self, error: Error) {
+        let (target, tables) = (&self.subject.target, &self.subject.tables);
+        let error = name_missing(error, target, tables, Purpose::Relay).await;
+        tracing::warn!(
+            code = %error.code(), hint = error.hint_text(),
+            "cannot compare the tables with outbox.dispatch, retrying in {SOON:?}: {error}"
+        );
+        if error.code() == Code::TableCaptured {
+            // Both relays would publish the shared rows. If the session has ended already, nobody receives this error.
+            let _ = self.broken.try_send(error);
+            return;
+        }
+        let failing = FailingAudits::again(self.failing, Instant::now());
+        self.failing = Some(failing);
+        if failing.since.elapsed() >= SOON {
+            let has_gap = self.has_trace || self.gap.is_some();
+            let since = failing.since;
+            self.subject.metrics.audit_fails(&error, since, has_gap);
+        }
+    }
+
+    /// Notes that a step of an audit has not failed, although the audit may not be complete.
+    pub(super) fn continues(&mut self) {
+        let now = Instant::now();
+        if self
+            .failing
+            .is_some_and(|failing| failing.is_forgotten(now))
+        {
+            self.succeeded();
+        }
+    }
+
+    /// Notes that audits no longer fail.
+    pub(super) fn succeeded(&mut self) {
+        self.failing = None;
+        self.subject.metrics.audit_succeeded();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn failures_count_from_the_first_one_and_are_forgotten_after_a_minute_without_another() {
+        let start = Instant::now();
+        let at = |seconds| start + Duration::from_secs(seconds);
+        let first = FailingAudits::again(None, start);
+        let second = FailingAudits::again(Some(first), at(50));
+        assert_eq!(second.since, start);
+        assert!(!second.is_forgotten(at(100)));
+        assert!(second.is_forgotten(at(111)));
+    }
+}

@@ -1,0 +1,131 @@
+//! Decides which tables the auditor compares as a whole after a gap, and when the gap is closed.
+//!
+//! The auditor recognises a possible gap by a trace in the catalog, such as a changed publication. A transaction that
+//! was open during the gap may commit rows of the gap later. The `seq` of such a row may be low, because the
+//! transaction drew it early or set it itself. Later audits start at a higher `seq`, so they would miss the row.
+//!
+//! So the auditor notes the next transaction id when it finds the trace. It compares whole tables at once, and again
+//! when all older transactions have ended. Only then does it raise the floors and record the trace as covered. If the
+//! session ends earlier, the next session finds the same trace and starts over.
+
+use super::{AuditState, AuditWait};
+use crate::capture::claim::Captured;
+use crate::error::Result;
+use crate::postgres::{Sql, own_transaction_id};
+use crate::store::relay_row::RecordKeeping;
+
+/// A gap that has left a trace in the catalog.
+#[derive(Debug)]
+pub(super) struct PossibleGap {
+    /// Identifies the trace. A later change in the catalog gives another text.
+    trace: String,
+    /// Whether each table may have rows of the gap, by the index of the table in the settings.
+    tables: Vec<bool>,
+    /// The next transaction id when the trace was found. Transactions from this id on have no rows of the gap.
+    horizon: u64,
+    /// Whether the tables have been compared since the trace was found.
+    pub(super) was_compared: bool,
+}
+
+impl PossibleGap {
+    /// Whether the tables must be compared now: for the first time since the trace was found, or for the last
+    /// time because the transactions that could have rows of the gap have ended.
+    fn is_due(&self, waiting: AuditWait) -> bool {
+        !self.was_compared || waiting.xmin >= self.horizon
+    }
+}
+
+impl AuditState {
+    /// Notes the traces of gaps in the catalog. `change` is the fingerprint of the publication, if a change of the
+    /// publication may have left a gap in every table. A partition that already had rows when it was attached is also
+    /// a trace, because any transaction may have inserted these rows.
+    ///
+    /// Returns true if the audit must begin again: the trace is new, and transactions that were open when the audit
+    /// began may have rows of the gap.
+    ///
+    /// # Errors
+    /// Errors of a statement.
+    pub(super) async fn notes_gap(
+        &mut self,
+        sql: &Sql,
+        change: Option<&str>,
+        captured: &[Captured],
+        records: RecordKeeping,
+        waiting: AuditWait,
+    ) -> Result<bool> {
+        let has_grown = |Captured { record, shape }: &Captured| {
+            let known = record.partitions.as_deref();
+            // If published events may lack records, another check ends the session when a partition with rows is
+            // attached.
+            !records.may_lack_records() && known.is_some_and(|known| shape.has_grown_since(known))
+        };
+        let grown = captured.iter().filter(|captured| has_grown(captured));
+        let grown = grown.map(|captured| captured.shape.partitions.as_str());
+        let traces: Vec<&str> = change.into_iter().chain(grown).collect();
+        if traces.is_empty() {
+            self.gap = None;
+            return Ok(false);
+        }
+        let trace = traces.join(" ");
+        if self.gap.as_ref().is_some_and(|gap| gap.trace == trace) {
+            return Ok(false);
+        }
+        let horizon = own_transaction_id(&**sql).await? + 1;
+        self.gap = Some(PossibleGap {
+            trace,
+            tables: captured
+                .iter()
+                .map(|captured| change.is_some() || has_grown(captured))
+                .collect(),
+            horizon,
+            was_compared: false,
+        });
+        Ok(waiting.xmin < horizon)
+    }
+
+    /// Whether open transactions may still commit rows of the gap.
+    pub(super) fn may_grow(&self, waiting: AuditWait) -> bool {
+        self.gap
+            .as_ref()
+            .is_some_and(|gap| waiting.xmin < gap.horizon)
+    }
+
+    /// Whether this audit compares the whole table with the index `table` in the settings. It does so once when the
+    /// trace of a gap is new, and once more when the gap can no longer grow.
+    pub(super) fn compares_whole(&self, table: usize, waiting: AuditWait) -> bool {
+        self.gap.as_ref().is_some_and(|gap| {
+            gap.is_due(waiting) && gap.tables.get(table).copied().unwrap_or(true)
+        })
+    }
+
+    /// Whether this audit reads the former partitions. While a gap may grow, it reads them only once, because it reads
+    /// all their rows above the floor, and no floor rises.
+    pub(super) fn reads_former(&self, waiting: AuditWait) -> bool {
+        self.gap.as_ref().is_none_or(|gap| gap.is_due(waiting))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use decoder::Lsn;
+
+    use super::*;
+
+    #[test]
+    fn rows_are_looked_for_when_a_gap_is_new_and_when_it_can_no_longer_grow() {
+        let mut gap = PossibleGap {
+            trace: "changed".to_owned(),
+            tables: vec![true],
+            horizon: 100,
+            was_compared: false,
+        };
+        let audit = |xmin| AuditWait {
+            xmin,
+            end: Lsn::new(8),
+        };
+        assert!(gap.is_due(audit(90)));
+        gap.was_compared = true;
+        assert!(!gap.is_due(audit(90)) && !gap.is_due(audit(99)));
+        assert!(gap.is_due(audit(100)));
+    }
+}

@@ -1,0 +1,28 @@
+//! Names what a relay that delivers cannot check.
+
+use serde::{Deserialize, Serialize};
+
+/// What a relay that delivers cannot check.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Unchecked {
+    /// The publication and the slot.
+    Publication,
+    /// Whether the stream leaves out rows. Nothing suggests that it does.
+    Tables,
+    /// Which rows the stream has left out. It may have left out rows, so these rows are not published.
+    Gap,
+}
+
+impl Unchecked {
+    /// Says what the relay cannot do, as the end of a sentence that begins with "the relay".
+    pub(super) fn meaning(self) -> &'static str {
+        match self {
+            Self::Publication => "could not check its publication and its slot",
+            Self::Tables => "could not look for rows that the stream leaves out",
+            Self::Gap => {
+                "could not publish the rows that the stream may have left out, because its audit fails"
+            }
+        }
+    }
+}

@@ -1,0 +1,199 @@
+//! Writes the log lines about failing topics.
+//!
+//! Hundreds of topics may fail for the same reason, so the number of lines about single topics is limited.
+//! The topics beyond the limit share lines that list their names.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use super::Failing;
+use crate::error::Error;
+
+/// Minimum time between two log lines about one failing topic.
+pub(super) const LOG_INTERVAL: Duration = Duration::from_secs(10);
+
+/// Maximum number of lines about single topics per [`LOG_INTERVAL`], counted over all topics.
+const LINES_MAX: u32 = 20;
+
+/// Maximum number of topics that one line lists.
+const LISTED_MAX: usize = 50;
+
+/// Limits the number of lines about single topics to [`LINES_MAX`] per [`LOG_INTERVAL`].
+#[derive(Debug, Default)]
+pub(super) struct LineBudget {
+    began: Option<Instant>,
+    lines: u32,
+}
+
+impl LineBudget {
+    /// Returns whether another line about a single topic may be written now. If so, counts the line.
+    pub(super) fn take(&mut self, now: Instant) -> bool {
+        let is_over = |began: Instant| now.saturating_duration_since(began) >= LOG_INTERVAL;
+        if self.began.is_none_or(is_over) {
+            (self.began, self.lines) = (Some(now), 0);
+        }
+        let fits = self.lines < LINES_MAX;
+        self.lines += u32::from(fits);
+        fits
+    }
+}
+
+impl Failing {
+    /// Logs that the topic fails, if the last line about it is old enough. If the budget is used up, a shared line
+    /// lists the topic later.
+    pub(super) fn log_failure(&mut self, error: &Error, now: Instant, lines: &mut LineBudget) {
+        let (told, at) = self.told;
+        if at.is_some_and(|at| now.saturating_duration_since(at) < LOG_INTERVAL) {
+            return;
+        }
+        let (is_first, since_last) = (told == 0, self.failures - told);
+        self.told = (self.failures, Some(now));
+        self.owes_line = !lines.take(now);
+        if self.owes_line {
+            return;
+        }
+        self.log_says_failing = true;
+        let (code, hint) = (self.trouble.code.name(), &self.trouble.hint);
+        if is_first {
+            tracing::warn!(code, hint, "{error}");
+            return;
+        }
+        tracing::warn!(
+            code,
+            hint,
+            failures = self.failures,
+            since_last,
+            for_s = now.saturating_duration_since(self.trouble.since).as_secs(),
+            waiting_events = self.lanes.events,
+            "{error}"
+        );
+    }
+
+    /// Logs that the topic works again. Logs nothing if no earlier line said that the topic fails.
+    pub(super) fn log_success(&mut self, topic: &str, now: Instant, lines: &mut LineBudget) {
+        self.owes_line = self.log_says_failing && !lines.take(now);
+        if self.owes_line || !std::mem::take(&mut self.log_says_failing) {
+            return;
+        }
+        let lasted = now.saturating_duration_since(self.trouble.since);
+        tracing::info!(
+            topic,
+            failures = self.failures,
+            for_s = lasted.as_secs(),
+            "publishing to the topic works again"
+        );
+    }
+}
+
+/// Lists, in shared lines, the topics whose own lines exceeded the budget.
+pub(super) fn list_the_rest(topics: &mut HashMap<Arc<str>, Failing>) {
+    let mut fail: BTreeMap<_, Vec<&str>> = BTreeMap::new();
+    let mut work = Vec::new();
+    for (topic, failing) in topics.iter_mut().filter(|(_, failing)| failing.owes_line) {
+        failing.owes_line = false;
+        failing.log_says_failing = failing.works_since.is_none();
+        if failing.log_says_failing {
+            let trouble = &failing.trouble;
+            let same = fail.entry((trouble.code.name(), &trouble.hint));
+            same.or_default().push(topic);
+        } else {
+            work.push(&**topic);
+        }
+    }
+    for ((code, hint), mut topics) in fail {
+        topics.sort_unstable();
+        for some in topics.chunks(LISTED_MAX) {
+            let (count, names) = (some.len(), some.join(", "));
+            tracing::warn!(code, hint, topics = count, "publishing fails, too: {names}");
+        }
+    }
+    work.sort_unstable();
+    for some in work.chunks(LISTED_MAX) {
+        let (count, names) = (some.len(), some.join(", "));
+        tracing::info!(topics = count, "publishing works again, too: {names}");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{self, Write};
+    use std::sync::Mutex;
+
+    use super::super::FailingTopics;
+    use super::*;
+    use crate::condition::Troubles;
+    use crate::error::Code;
+    use crate::event::{Event, OrderingKey};
+    use crate::lanes::{Lanes, Load, Serve};
+
+    /// The log that the test captures, as text.
+    #[derive(Clone, Default)]
+    struct Log(Arc<Mutex<Vec<u8>>>);
+
+    impl Write for Log {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            self.0.lock().unwrap().write(bytes)
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn the_log_names_every_topic_that_fails_and_every_topic_that_works_again() {
+        let (log, now) = (Log::default(), Instant::now());
+        let writer = log.clone();
+        let subscriber = tracing_subscriber::fmt()
+            .with_ansi(false)
+            .with_writer(move || writer.clone())
+            .finish();
+        let topics: Vec<Arc<str>> = (0..130).map(|n| format!("topic-{n:03}").into()).collect();
+        let fail_and_recover = || {
+            let mut failing = FailingTopics::new(Troubles::default());
+            let mut lanes = Lanes::new(200);
+            for topic in &topics {
+                let key = OrderingKey::from("k");
+                lanes.push(topic.clone(), key, Event::for_tests(1));
+                let request = lanes.next_request(now, Serve::All).unwrap();
+                let error = Error::new(Code::TopicMissing, format!("{topic} is missing"));
+                failing.failed(topic, &error, now, false);
+                lanes.failed(request, now, Load::Keep);
+            }
+            failing.survey(&lanes);
+            while let Some(request) = lanes.next_request(now, Serve::All) {
+                lanes.finished(&request);
+                failing.published(&request.key.topic);
+            }
+            failing.survey_due = now;
+            failing.survey(&lanes);
+        };
+        // tracing remembers for each log statement whether anybody wants it. A test on another thread may run these
+        // statements for the first time just while this test installs its subscriber, and tracing then remembers that
+        // nobody does. So run them once before.
+        fail_and_recover();
+        tracing::subscriber::with_default(subscriber, fail_and_recover);
+        let text = String::from_utf8(log.0.lock().unwrap().clone()).unwrap();
+        for topic in &topics {
+            let lines: Vec<&str> = text
+                .lines()
+                .filter(|line| line.contains(&**topic))
+                .collect();
+            let [first, last] = lines[..] else {
+                panic!("{topic}: {lines:?}");
+            };
+            assert!(first.contains("WARN") && first.contains("topic-missing"));
+            assert!(last.contains("works again"), "{last}");
+        }
+        assert!(text.lines().count() < 30, "{text}");
+    }
+
+    #[test]
+    fn lines_about_single_topics_are_limited() {
+        let (mut lines, start) = (LineBudget::default(), Instant::now());
+        let written = (0..50).filter(|_| lines.take(start)).count();
+        assert_eq!(written, LINES_MAX as usize);
+        assert!(lines.take(start + LOG_INTERVAL));
+    }
+}

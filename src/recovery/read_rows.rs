@@ -1,0 +1,275 @@
+//! Remembers the event ids of rows that a recovery has read from the tables, so that the relay does not publish them
+//! twice. The relay may find the same row again in two ways: somebody has copied it from a former partition into a
+//! captured table; or the recovery has kept its slot, and the stream contains the row.
+//!
+//! The number of remembered ids is bounded. With full records, the relay recognises a row beyond the bound by
+//! its record, or as an event that has no outcome yet. Without full records, such a row may be published
+//! twice, but no row is left out.
+
+use std::collections::HashSet;
+
+use decoder::Lsn;
+
+use crate::capture::from_table::TableRows;
+use crate::event::EventId;
+use crate::postgres::Snapshot;
+
+/// Maximum number of event ids in one set. A hash table with 2^20 buckets is at most seven eighths full, so it holds
+/// exactly this number of ids. A set takes at most 18 MB, and 27 MB for a moment while it grows.
+const MAX_REMEMBERED: usize = (1 << 20) / 8 * 7;
+
+/// A bounded set of event ids.
+#[derive(Debug, Default)]
+struct RememberedIds {
+    ids: HashSet<[u8; 16], foldhash::fast::RandomState>,
+    /// Whether an id did not fit into the set, so that the set no longer recognises every id.
+    lacks_some: bool,
+}
+
+impl RememberedIds {
+    /// Adds an id, unless the set already has `limit` ids. Returns whether the id was not in the set before.
+    fn add(&mut self, id: [u8; 16], limit: usize) -> bool {
+        if self.ids.len() < limit {
+            return self.ids.insert(id);
+        }
+        let is_new = !self.ids.contains(&id);
+        self.lacks_some |= is_new;
+        is_new
+    }
+}
+
+/// The rows that a recovery has read from the tables.
+#[derive(Debug)]
+pub(super) struct ReadRows {
+    /// The rows of former partitions.
+    former: RememberedIds,
+    /// Whether the rows that are added now come from former partitions.
+    reads_former: bool,
+    /// All rows, because the stream of a kept slot may contain them too. `None` if the slot is new.
+    again: Option<RowsFromTables>,
+}
+
+impl ReadRows {
+    /// Creates the memory of a recovery, without rows.
+    ///
+    /// - `repeated_before`: if the slot was kept, the end of the WAL after the recovery took its snapshot.
+    ///   Rows that the snapshot shows are in the stream only before this position.
+    /// - `recorded`: the snapshot of the recovery, if every event has a record.
+    /// - `resolved_below`: all rows of transactions below this number are resolved. Used only without `recorded`.
+    pub(super) fn new(
+        repeated_before: Option<Lsn>,
+        recorded: Option<&Snapshot>,
+        resolved_below: u64,
+    ) -> Self {
+        let resolved = (resolved_below > 0 && recorded.is_none())
+            .then(|| Snapshot::of_all_below(resolved_below));
+        Self {
+            former: RememberedIds::default(),
+            reads_former: false,
+            again: repeated_before.map(|end| RowsFromTables {
+                ids: RememberedIds::default(),
+                end,
+                recorded: recorded.cloned(),
+                is_recorded: false,
+                resolved,
+                is_resolved: false,
+            }),
+        }
+    }
+
+    /// Sets whether the rows that are added from now on come from former partitions.
+    pub(super) fn reads_former(&mut self, reads_former: bool) {
+        self.reads_former = reads_former;
+    }
+
+    /// Remembers a row. Returns whether the recovery must send the row: false if the row is a copy of a row that was
+    /// read from a former partition.
+    pub(super) fn add(&mut self, id: [u8; 16]) -> bool {
+        if let Some(again) = &mut self.again {
+            again.ids.add(id, MAX_REMEMBERED);
+        }
+        if self.reads_former {
+            self.former.add(id, MAX_REMEMBERED)
+        } else {
+            !self.former.ids.contains(&id)
+        }
+    }
+
+    /// Whether there are more rows of former partitions than the set can hold.
+    pub(super) fn lacks_some_former(&self) -> bool {
+        self.former.lacks_some
+    }
+
+    /// Returns the rows that the stream contains too, for the reader of the stream. `None` if the slot is new, because
+    /// the stream of a new slot contains none of these rows.
+    pub(super) fn take_repeated(&mut self) -> Option<RowsFromTables> {
+        let sent = self.again.take()?;
+        if sent.ids.lacks_some && sent.recorded.is_none() {
+            tracing::warn!(
+                remembered = sent.ids.ids.len(),
+                "recovering: there are more rows than the relay remembers, so it may publish some of \
+                 them a second time from the stream"
+            );
+        }
+        Some(sent)
+    }
+}
+
+/// The rows that the recovery has read from the tables and that the stream of a kept slot may contain too. The relay
+/// skips them in the stream.
+#[derive(Debug)]
+pub(crate) struct RowsFromTables {
+    ids: RememberedIds,
+    /// The stream contains none of the rows after this position.
+    end: Lsn,
+    /// The snapshot of the recovery, if every event has a record.
+    recorded: Option<Snapshot>,
+    /// Whether rows of the current transaction may have a record that the relay finds only by their event id.
+    is_recorded: bool,
+    /// Shows the transactions below all floors, if published events may lack a record. The events of these transactions
+    /// are resolved, so the recovery has not read them from the tables. If the relay published them from the stream,
+    /// they would come after later events of their keys.
+    resolved: Option<Snapshot>,
+    /// Whether all events of the current transaction are resolved.
+    is_resolved: bool,
+}
+
+impl RowsFromTables {
+    /// Notes that a transaction of the stream begins. `xid` is its id in the WAL.
+    pub(crate) fn begin(&mut self, xid: u32) {
+        let shown_by =
+            |snapshot: &Option<Snapshot>| snapshot.as_ref().is_some_and(|it| it.shows_recent(xid));
+        self.is_recorded = shown_by(&self.recorded);
+        self.is_resolved = shown_by(&self.resolved);
+    }
+
+    /// Whether the relay must skip the event: the event is resolved, or this session has read it from a table. `rows`
+    /// knows the events from tables that have no outcome. Such an event has no record yet, and it may be beyond the
+    /// bound of the remembered ids.
+    pub(crate) fn has(&self, event_id: &EventId, rows: &TableRows) -> bool {
+        self.is_resolved || self.ids.ids.contains(&event_id.uuid) || rows.is_unresolved(event_id)
+    }
+
+    /// Whether an earlier session may have published rows of the current transaction from a table. The
+    /// positions in their records differ from the positions in the stream, so the relay must look them up by
+    /// event id.
+    pub(crate) fn may_be_recorded(&self) -> bool {
+        self.is_recorded
+    }
+
+    /// Whether the stream contains none of the rows at `position` or later, so that they can be forgotten.
+    pub(crate) fn ends_before(&self, position: Lsn) -> bool {
+        self.end <= position
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::capture::from_table;
+    use crate::capture::positions::commit_before;
+    use crate::event::EventPosition;
+
+    fn id(n: u32) -> [u8; 16] {
+        u128::from(n).to_be_bytes()
+    }
+
+    fn event_id(n: u32) -> EventId {
+        EventId {
+            uuid: id(n),
+            source_id: None,
+        }
+    }
+
+    #[test]
+    fn a_full_set_still_knows_its_ids_and_takes_every_other_id_for_a_new_one() {
+        let mut ids = RememberedIds::default();
+        assert!(ids.add(id(1), 2) && ids.add(id(2), 2));
+        assert!(!ids.add(id(1), 2) && !ids.add(id(2), 2));
+        assert!(!ids.lacks_some);
+        assert!(ids.add(id(3), 2) && ids.add(id(3), 2));
+        assert!(ids.lacks_some);
+        assert!(!ids.add(id(1), 2));
+    }
+
+    #[test]
+    fn a_set_with_all_the_ids_that_it_may_hold_takes_the_memory_that_is_stated() {
+        let mut ids = RememberedIds::default();
+        for n in 0..=u32::try_from(MAX_REMEMBERED).unwrap() {
+            assert!(ids.add(id(n), MAX_REMEMBERED));
+        }
+        assert_eq!(ids.ids.len(), MAX_REMEMBERED);
+        assert_eq!(ids.ids.capacity(), MAX_REMEMBERED);
+        assert!(ids.lacks_some);
+    }
+
+    #[test]
+    fn only_rows_of_former_partitions_count_as_sent_when_tables_are_read() {
+        let mut rows = ReadRows::new(Some(Lsn::new(80)), None, 0);
+        rows.reads_former(true);
+        assert!(rows.add(id(1)));
+        assert!(!rows.add(id(1)));
+        rows.reads_former(false);
+        assert!(!rows.add(id(1)));
+        assert!(rows.add(id(2)) && rows.add(id(2)));
+        let sent = rows.take_repeated().unwrap();
+        let (_sender, rows) = from_table::channel();
+        let has = |n| sent.has(&event_id(n), &rows);
+        assert!(has(1) && has(2) && !has(3));
+        assert!(!sent.ends_before(Lsn::new(79)) && sent.ends_before(Lsn::new(80)));
+    }
+
+    #[test]
+    fn the_stream_of_a_new_slot_brings_no_row_again() {
+        let mut rows = ReadRows::new(None, None, 0);
+        assert!(rows.add(id(1)) && rows.add(id(1)));
+        assert!(rows.take_repeated().is_none());
+    }
+
+    #[test]
+    fn only_transactions_that_the_snapshot_shows_may_have_records_with_other_positions() {
+        let snapshot = "100:110:103".parse().unwrap();
+        let mut rows = ReadRows::new(Some(Lsn::new(80)), Some(&snapshot), 0);
+        let mut sent = rows.take_repeated().unwrap();
+        for (xid, expected) in [(99, true), (103, false), (104, true), (110, false)] {
+            sent.begin(xid);
+            assert_eq!(sent.may_be_recorded(), expected, "{xid}");
+        }
+        let mut sent = ReadRows::new(Some(Lsn::new(80)), None, 0)
+            .take_repeated()
+            .unwrap();
+        sent.begin(99);
+        assert!(!sent.may_be_recorded());
+    }
+
+    #[test]
+    fn without_records_transactions_below_all_floors_are_resolved() {
+        let mut rows = ReadRows::new(Some(Lsn::new(80)), None, 100);
+        let mut sent = rows.take_repeated().unwrap();
+        let (_sender, rows) = from_table::channel();
+        for (xid, expected) in [(99, true), (100, false), (u32::MAX, true)] {
+            sent.begin(xid);
+            assert_eq!(sent.has(&event_id(1), &rows), expected, "{xid}");
+        }
+    }
+
+    #[test]
+    fn an_event_beyond_the_bound_is_recognised_as_long_as_it_has_no_outcome() {
+        let mut read = ReadRows::new(Some(Lsn::new(80)), Some(&"100:110:103".parse().unwrap()), 0);
+        let (_sender, mut rows) = from_table::channel();
+        let last = u32::try_from(MAX_REMEMBERED).unwrap();
+        for n in 0..=last {
+            assert!(read.add(id(n)));
+        }
+        let at = EventPosition {
+            commit: commit_before(Lsn::new(80)),
+            ordinal: last,
+        };
+        rows.taken(at, &event_id(last));
+        let sent = read.take_repeated().unwrap();
+        assert!(sent.has(&event_id(0), &rows) && sent.has(&event_id(last), &rows));
+        // From now on, the record of the event shows that it was published.
+        rows.resolve(&[at]);
+        assert!(!sent.has(&event_id(last), &rows));
+    }
+}

@@ -1,0 +1,58 @@
+//! The result of a poll of the supervisor.
+
+use crate::error::{Code, Error};
+
+/// The result of a poll.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(in crate::session) enum Supervision {
+    PublicationRight,
+    /// The publication is wrong, or cannot be checked.
+    PublicationUnsure,
+    /// The server is shutting down: it accepts no new sessions or writes, and waits until this
+    /// relay has confirmed the WAL or has disconnected.
+    ServerStopping {
+        /// Whether the publication was right when it was last checked. Nobody can alter it any more.
+        publication_was_right: bool,
+    },
+    /// A captured table shares rows with a table of another slot, so the relay must stop at once.
+    TableCaptured {
+        what: String,
+        hint: String,
+    },
+}
+
+impl Supervision {
+    /// What follows from an error of the check whether another slot has captured one of the tables.
+    ///
+    /// # Errors
+    /// The error, unless it is `table-captured`.
+    pub(super) fn of_another_slot(error: Error) -> Result<Self, Error> {
+        match error.code() {
+            Code::TableCaptured => Ok(Self::TableCaptured {
+                what: error.what().to_owned(),
+                hint: error.hint_text().to_owned(),
+            }),
+            _ => Err(error),
+        }
+    }
+
+    pub(in crate::session) fn publication_is_right(&self) -> bool {
+        match self {
+            Self::PublicationRight => true,
+            Self::PublicationUnsure | Self::TableCaptured { .. } => false,
+            Self::ServerStopping {
+                publication_was_right,
+            } => *publication_was_right,
+        }
+    }
+
+    /// Returns the error with which the session must end now. `None` if the session may continue.
+    pub(in crate::session) fn ends_session(&self) -> Option<Error> {
+        match self {
+            Self::PublicationRight | Self::PublicationUnsure | Self::ServerStopping { .. } => None,
+            Self::TableCaptured { what, hint } => {
+                Some(Error::new(Code::TableCaptured, what.clone()).hint(hint.clone()))
+            }
+        }
+    }
+}

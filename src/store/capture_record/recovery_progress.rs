@@ -1,0 +1,69 @@
+//! How far an unfinished recovery has resolved a captured table. The next recovery leaves out these rows.
+
+use serde::{Deserialize, Serialize};
+use slot_manager::{SlotName, quoted_literal};
+
+use crate::error::{Code, Error, Result};
+use crate::postgres::Sql;
+
+/// The part of a table that an unfinished recovery has resolved. A recovery reads a table in the order of
+/// `seq`, so all rows up to some `seq` are resolved. Only rows of transactions older than `below` count.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct RecoveryProgress {
+    /// A transaction number: only rows of older transactions are resolved. All of these transactions had
+    /// ended before the recovery read the table.
+    pub(crate) below: u64,
+    /// Rows up to this `seq` are resolved. `None` if all rows are resolved, with any `seq`.
+    pub(crate) seq: Option<i64>,
+    /// The name of the column that contains `seq`. If the column has changed since, `seq` is not valid.
+    pub(crate) column: Option<String>,
+    /// The sequence that fills this column. If the sequence has changed since, `seq` is not valid.
+    pub(crate) numbering: Option<String>,
+    /// The OIDs of the partitions (or of the table itself) that the recovery has read, separated by commas.
+    pub(crate) partitions: String,
+}
+
+impl RecoveryProgress {
+    /// Reads the column `recovery_progress`.
+    pub(super) fn read(json: Option<&str>) -> Result<Option<Self>> {
+        let parsed = json.map(serde_json::from_str).transpose();
+        parsed.map_err(|e| {
+            let what = "outbox.capture holds an invalid recovery_progress";
+            Error::new(Code::PostgresStatement, what).caused_by(e)
+        })
+    }
+
+    /// Whether the recovery has read at least as far as it had in `earlier`.
+    pub(crate) fn is_as_far_as(&self, earlier: &Self) -> bool {
+        match (self.seq, earlier.seq) {
+            (None, _) => true,
+            (Some(_), None) => false,
+            (Some(seq), Some(earlier)) => seq >= earlier,
+        }
+    }
+}
+
+/// Records how far a recovery has resolved a table. Does nothing if `walsender` no longer reads the slot, because
+/// another session may then hold the slot. Waits for a lock for at most half a second. Both statements are one
+/// message, so they share an implicit transaction, and the lock timeout applies to nothing else.
+///
+/// # Errors
+/// Errors of the statement.
+pub(crate) async fn write(
+    sql: &Sql,
+    (slot, walsender): (&SlotName, i32),
+    identity: &str,
+    progress: &RecoveryProgress,
+) -> Result<()> {
+    let slot = quoted_literal(slot.as_str());
+    let statements = format!(
+        "SET LOCAL lock_timeout = '500ms'; \
+         UPDATE outbox.capture SET recovery_progress = {progress}::text::jsonb \
+         WHERE identity = {identity} AND slot = {slot} AND EXISTS ( \
+             SELECT FROM pg_catalog.pg_replication_slots s \
+             WHERE s.slot_name = {slot} AND s.active_pid = {walsender})",
+        progress = quoted_literal(&serde_json::json!(progress).to_string()),
+        identity = quoted_literal(identity),
+    );
+    Ok(sql.batch_execute(&statements).await?)
+}

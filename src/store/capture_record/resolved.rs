@@ -1,0 +1,77 @@
+//! Raises the floor of a captured table in its record.
+
+use std::collections::BTreeMap;
+
+use slot_manager::SlotName;
+use tokio_postgres::types::ToSql;
+
+use crate::error::Result;
+use crate::postgres::Sql;
+
+/// Records how far a table is resolved, unless walsender `$6` no longer reads slot `$5`: only the session
+/// that holds the slot may do this. A partition that is no longer in `$4` may still have unresolved rows, so
+/// it is added to `detached`, unless `$8` says that it has none left. The floor of a partition that is not
+/// captured stays as it is until the partition is captured again.
+const RESOLVE: &str = "\
+    UPDATE outbox.capture SET floor = greatest(floor, $2::text::xid8), \
+        floor_seq = CASE WHEN $7::text IS NULL THEN floor_seq ELSE $3 END, \
+        numbering = coalesce($7, numbering), partitions = coalesce($4, partitions), \
+        recovery_progress = NULL, \
+        detached = array( \
+            SELECT DISTINCT o FROM unnest( \
+                detached || coalesce(string_to_array(partitions, ',')::oid[], '{}')) o \
+            WHERE o <> ALL (string_to_array(coalesce($4, partitions, ''), ',')::oid[]) \
+                AND o <> ALL ($8) ORDER BY o), \
+        unread = ($9::text::jsonb || unread) - string_to_array(coalesce($4, ''), ',') - $8::text[], \
+        uncaptured = ($10::text::jsonb || uncaptured) - string_to_array(coalesce($4, ''), ',') \
+    WHERE identity = $1 AND slot = $5 AND EXISTS ( \
+        SELECT FROM pg_catalog.pg_replication_slots s \
+        WHERE s.slot_name = $5 AND s.active_pid = $6)";
+
+/// How far the rows of one table are resolved.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Resolved<'a> {
+    pub(crate) identity: &'a str,
+    pub(crate) floor: u64,
+    /// A `seq` up to which rows usually belong to transactions before the floor, together with the
+    /// sequence that fills the column `seq`.
+    pub(crate) floor_seq: Option<(i64, &'a str)>,
+    pub(crate) partitions: Option<&'a str>,
+    /// Former partitions that have no unresolved rows left, or no longer exist. The record forgets them.
+    pub(crate) left: &'a [u32],
+    /// Former partitions that could not be read, each with the floor from which it must be read later.
+    pub(crate) unread: &'a BTreeMap<u32, u64>,
+    /// Former partitions that are still attached to a table which is not captured, each with its floor.
+    pub(crate) uncaptured: &'a BTreeMap<u32, u64>,
+}
+
+/// Records how far the table's rows are resolved. Does nothing if the session has lost the slot.
+///
+/// # Errors
+/// Errors of a statement.
+pub(crate) async fn resolve(
+    sql: &Sql,
+    slot: &SlotName,
+    walsender: i32,
+    resolved: &Resolved<'_>,
+) -> Result<()> {
+    let floor = resolved.floor.to_string();
+    let slot = slot.as_str();
+    let (floor_seq, numbering) = resolved.floor_seq.unzip();
+    let unread = serde_json::json!(resolved.unread).to_string();
+    let uncaptured = serde_json::json!(resolved.uncaptured).to_string();
+    let parameters: [&(dyn ToSql + Sync); 10] = [
+        &resolved.identity,
+        &floor,
+        &floor_seq,
+        &resolved.partitions,
+        &slot,
+        &walsender,
+        &numbering,
+        &resolved.left,
+        &unread,
+        &uncaptured,
+    ];
+    sql.execute(RESOLVE, &parameters).await?;
+    Ok(())
+}

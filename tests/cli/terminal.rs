@@ -1,0 +1,111 @@
+//! Tests the commands in a real terminal: what the screen shows, what it shows after a change of its
+//! size, and whether the command leaves the terminal as it was before.
+
+mod pseudo;
+mod screen;
+
+use std::os::unix::process::ExitStatusExt;
+
+use crate::support::Database;
+use pseudo::Terminal;
+
+const WATCH: [&str; 4] = ["status", "--watch", "1", "--slot"];
+
+fn watch(database: &Database) -> Terminal {
+    let arguments = [&WATCH[..], &[database.name.as_str()]].concat();
+    Terminal::run(database, &arguments, (24, 80))
+}
+
+/// Checks that the command used the second screen of the terminal and left it, and that the terminal has
+/// its cursor and its modes back.
+fn assert_restored(terminal: &Terminal) {
+    terminal.wait_for_output("the first screen and the cursor are back", |output| {
+        let last = |sequence: &str| output.rfind(sequence);
+        last("\x1b[?1049h").is_some()
+            && last("\x1b[?1049l") > last("\x1b[?1049h")
+            && last("\x1b[?25h") > last("\x1b[?25l")
+    });
+    assert!(terminal.has_its_modes());
+}
+
+#[tokio::test]
+async fn the_live_view_fills_the_terminal_and_follows_its_size() {
+    let database = Database::initialised().await;
+    let mut terminal = watch(&database);
+    terminal.wait_for("the first snapshot", |screen| {
+        screen.row(23).starts_with("q quit") && screen.text().contains(&database.name)
+    });
+    assert!(!terminal.has_its_modes(), "keys are read one by one");
+    for (rows, columns) in [(40, 120), (24, 60), (12, 60), (50, 80)] {
+        terminal.resize(rows, columns);
+        terminal.wait_for("the new size", |screen| {
+            screen.row(rows - 1).starts_with("q quit") && screen.text().contains("database  ")
+        });
+    }
+    terminal.press("q");
+    let ended = terminal.wait();
+    assert!((0..=3).contains(&ended.code().unwrap()), "{ended:?}");
+    assert_restored(&terminal);
+}
+
+#[tokio::test]
+async fn every_way_to_end_the_live_view_restores_the_terminal() {
+    let database = Database::initialised().await;
+    for key in ["q", "\x1b", "\x03"] {
+        let mut terminal = watch(&database);
+        terminal.wait_for("the view", |screen| screen.row(23).starts_with("q quit"));
+        terminal.press(key);
+        let ended = terminal.wait();
+        assert!(ended.code().is_some(), "{key:?}: {ended:?}");
+        assert_restored(&terminal);
+    }
+    let mut terminal = watch(&database);
+    terminal.wait_for("the view", |screen| screen.row(23).starts_with("q quit"));
+    terminal.signal("TERM");
+    assert_eq!(terminal.wait().code(), Some(143));
+    assert_restored(&terminal);
+}
+
+#[tokio::test]
+async fn tail_prints_below_what_is_there_and_ends_with_ctrl_c() {
+    let database = Database::initialised().await;
+    database.emit(3).await;
+    database
+        .execute(
+            "insert into outbox.dispatch (commit_lsn, committed_at, ordinal, attempts, event_id, state, topic, \
+                 ordering_key) \
+             select '0/10', now(), seq, 1, id, 'published', 'projects/p/topics/order.events', aggregateid \
+             from outbox.events",
+        )
+        .await;
+    let id = "select id::text from outbox.events where seq = 3";
+    let id = database.text(id).await;
+    let arguments = ["tail", "--since", "1h"];
+    let mut terminal = Terminal::run(&database, &arguments, (24, 100));
+    terminal.wait_for("the last event", |screen| screen.text().contains(&id));
+    terminal.resize(30, 60);
+    terminal.press("\x03");
+    assert_eq!(terminal.wait().signal(), Some(2));
+    assert!(!terminal.output().contains("\x1b[?1049h"));
+    assert!(terminal.has_its_modes());
+}
+
+#[tokio::test]
+async fn errors_are_wrapped_at_the_width_of_the_terminal() {
+    let database = Database::new().await;
+    for arguments in [
+        &["quarantine", "release"][..],
+        &["event", "--since", "x"],
+        &["status", "--watch", "0"],
+    ] {
+        let mut terminal = Terminal::run(&database, arguments, (24, 60));
+        assert!(!terminal.wait().success(), "{arguments:?}");
+        terminal.wait_for_output("an error", |output| {
+            output.starts_with("error") && output.ends_with('\n')
+        });
+        let output = terminal.output();
+        for line in output.lines() {
+            assert!(line.chars().count() <= 60, "{arguments:?}: {output}");
+        }
+    }
+}

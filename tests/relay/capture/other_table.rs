@@ -1,0 +1,245 @@
+//! Tests a change of the settings from the captured table to another table of the same partition tree,
+//! while rows of the captured table are undelivered.
+
+use super::World;
+use super::table::Kind;
+use crate::harness::{self, eventually};
+
+const EXCEPTIONS: (&str, &str) = ("POSTRIDER_DISPATCH", "exceptions");
+
+/// Attaches the captured table to a new partitioned table, and captures the partitioned table from now on.
+async fn captured_through_a_root(world: &mut World) {
+    let table = world.table.clone();
+    let name = table.rsplit('.').next().unwrap();
+    world
+        .execute(&format!(
+            "BEGIN; ALTER TABLE {table} RENAME TO {name}_old; \
+             CREATE TABLE public.root (LIKE public.{name}_old INCLUDING DEFAULTS) \
+                 PARTITION BY LIST (event_type); \
+             ALTER TABLE public.root ATTACH PARTITION public.{name}_old DEFAULT; \
+             ALTER PUBLICATION postrider SET TABLE public.root; COMMIT"
+        ))
+        .await;
+    world.now_called("public.root");
+}
+
+async fn a_table_becomes_a_partition(
+    kind: Kind,
+    is_lost: bool,
+    more: Option<(&'static str, &str)>,
+) {
+    let mut world = World::new(kind, 20).await;
+    world
+        .more
+        .extend(more.map(|(name, value)| (name, value.to_owned())));
+    let (mut world, relay) = world.serve(40).await;
+    relay.stop().await;
+    world.insert("a", 20).await;
+    captured_through_a_root(&mut world).await;
+    world.insert("a", 20).await;
+    if is_lost {
+        world.database.drop_slot().await;
+    }
+    world.insert("a", 20).await;
+    if more.is_none() {
+        let told = world.run(
+            &["recover", "--dry-run"],
+            &[("GOOGLE_CLOUD_PROJECT", "demo")],
+        );
+        let told = String::from_utf8_lossy(&told.stdout);
+        let reason = if is_lost {
+            "slot-missing"
+        } else {
+            "other-table"
+        };
+        assert!(told.contains(reason) && told.contains("60 rows"), "{told}");
+    }
+    let relay = world.relay();
+    world.insert("a", 20).await;
+    match more {
+        None => world.assert_published_once(relay).await,
+        Some(_) => world.assert_published(relay).await,
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn rows_of_a_table_that_becomes_a_partition_of_the_new_captured_table_are_published() {
+    for kind in [Kind::Numbered, Kind::Uuid] {
+        a_table_becomes_a_partition(kind, false, None).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn rows_of_a_table_that_becomes_a_partition_are_published_after_a_lost_slot() {
+    for kind in [Kind::Numbered, Kind::Uuid] {
+        a_table_becomes_a_partition(kind, true, None).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn rows_of_a_table_that_becomes_a_partition_are_published_without_records() {
+    for is_lost in [false, true] {
+        a_table_becomes_a_partition(Kind::Numbered, is_lost, Some(EXCEPTIONS)).await;
+    }
+}
+
+/// Commits new rows. All rows of a key are in the same partition: the relay publishes the rows of
+/// partitions that are no longer captured before all other rows, so it would not keep the order of a key
+/// with rows in several partitions.
+async fn insert_by_partition(world: &mut World, rows: u32) {
+    let (first, last) = (world.next, world.next + rows - 1);
+    world.next += rows;
+    let insert = format!(
+        "INSERT INTO public.parts (aggregatetype, aggregateid, event_type, payload, day) \
+         SELECT 'order', 'a-' || i % 4, 'New', jsonb_build_object('n', i), \
+             date '2020-01-01' + i % 4 * 366 FROM generate_series({first}, {last}) i"
+    );
+    world.execute(&insert).await;
+}
+
+/// Runs `change`, and captures only one partition from then on. Checks that the relay also publishes the
+/// undelivered rows of the other partitions.
+async fn only_a_partition_is_captured(change: &str, is_lost: bool) {
+    let (mut world, relay) = World::served(Kind::Partitioned, 40).await;
+    relay.stop().await;
+    insert_by_partition(&mut world, 40).await;
+    world.note().await;
+    world.execute(change).await;
+    world
+        .execute("ALTER PUBLICATION postrider SET TABLE public.parts_0")
+        .await;
+    world.now_called("public.parts_0");
+    if is_lost {
+        world.database.drop_slot().await;
+    }
+    world
+        .execute(
+            "INSERT INTO TABLE_NAME (aggregatetype, aggregateid, event_type, payload, day) \
+             SELECT 'order', 'a-0', 'New', jsonb_build_object('n', i), '2020-03-03' \
+             FROM generate_series(1001, 1020) i",
+        )
+        .await;
+    let relay = world.relay();
+    world.assert_published_once(relay).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn rows_of_a_partitioned_table_are_published_if_only_a_partition_is_captured_from_now_on() {
+    for change in [
+        "SELECT 1",
+        "ALTER TABLE public.parts DETACH PARTITION public.parts_0",
+    ] {
+        for is_lost in [false, true] {
+            only_a_partition_is_captured(change, is_lost).await;
+        }
+    }
+}
+
+/// `init --apply` runs with the new settings before the relay does. The relay must still know the earlier
+/// table afterwards.
+#[tokio::test(flavor = "multi_thread")]
+async fn after_init_too_the_rows_of_the_earlier_table_come_before_the_rows_of_the_new_one() {
+    let (mut world, relay) = World::served(Kind::Uuid, 40).await;
+    relay.stop().await;
+    world.insert("a", 20).await;
+    captured_through_a_root(&mut world).await;
+    let config = world.settings.path().display().to_string();
+    let environment = [
+        ("DATABASE_URL", world.database.url.as_str()),
+        ("POSTRIDER_CONFIG", &config),
+    ];
+    let done = harness::postrider(&["init", "--apply"], &environment);
+    let done = { done }.output().unwrap();
+    assert!(done.status.success(), "{done:?}");
+    world.insert("a", 20).await;
+    let relay = world.relay();
+    world.assert_published_once(relay).await;
+}
+
+/// Captures only one partition for a while. New rows arrive in all partitions in the meantime.
+async fn insert_while_a_partition_is_captured(world: &mut World, is_lost: bool) {
+    world.now_called("public.parts_0");
+    world
+        .execute("ALTER PUBLICATION postrider SET TABLE public.parts_0")
+        .await;
+    if is_lost {
+        world.database.drop_slot().await;
+    }
+    let relay = world.relay();
+    relay.wait_for_log("recovered").await;
+    insert_by_partition(world, 40).await;
+    if world
+        .more
+        .contains(&(EXCEPTIONS.0, EXCEPTIONS.1.to_owned()))
+    {
+        let floor = "SELECT count(*) FROM outbox.capture \
+                     WHERE floor > (SELECT max(inserted_xid) FROM public.parts) AND detached = '{}'";
+        eventually("the floor is above all rows", || async {
+            (world.database.number(floor).await == 1).then_some(())
+        })
+        .await;
+    }
+    world.wait_until_compared(&relay).await;
+    relay.stop().await;
+}
+
+/// The settings and the publication name one partition for a while, and then the partitioned table again.
+async fn back_to_the_partitioned_table(dispatch: &'static str, is_lost: bool) {
+    let mut world = World::new(Kind::Partitioned, 20).await;
+    world.more.push(("POSTRIDER_DISPATCH", dispatch.to_owned()));
+    let relay = world.streaming().await;
+    insert_by_partition(&mut world, 40).await;
+    world.note().await;
+    world.wait_until_published(&relay).await;
+    world.wait_until_compared(&relay).await;
+    relay.stop().await;
+    insert_by_partition(&mut world, 20).await;
+    insert_while_a_partition_is_captured(&mut world, is_lost).await;
+    if is_lost {
+        world.database.drop_slot().await;
+    }
+    world.now_called("public.parts");
+    world
+        .execute("ALTER PUBLICATION postrider SET TABLE public.parts")
+        .await;
+    insert_by_partition(&mut world, 20).await;
+    world.note().await;
+    let relay = world.relay();
+    insert_by_partition(&mut world, 20).await;
+    if dispatch == "full" {
+        world.assert_published_once(relay).await;
+    } else {
+        world.assert_published(relay).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn settings_that_named_a_partition_for_a_while_lose_no_row_of_the_other_partitions() {
+    for (dispatch, is_lost) in [("exceptions", false), ("exceptions", true), ("full", false)] {
+        back_to_the_partitioned_table(dispatch, is_lost).await;
+    }
+}
+
+/// The settings name one partition for a while, and then another one.
+#[tokio::test(flavor = "multi_thread")]
+async fn settings_that_named_one_partition_and_then_another_lose_no_row_of_the_other() {
+    let mut world = World::new(Kind::Partitioned, 20).await;
+    world
+        .more
+        .push(("POSTRIDER_DISPATCH", "exceptions".to_owned()));
+    let relay = world.streaming().await;
+    insert_by_partition(&mut world, 40).await;
+    world.note().await;
+    world.wait_until_published(&relay).await;
+    world.wait_until_compared(&relay).await;
+    relay.stop().await;
+    insert_while_a_partition_is_captured(&mut world, false).await;
+    world.now_called("public.parts_1");
+    world
+        .execute("ALTER PUBLICATION postrider SET TABLE public.parts_1")
+        .await;
+    world.note().await;
+    let relay = world.relay();
+    world.wait_until_published(&relay).await;
+    relay.stop().await;
+}

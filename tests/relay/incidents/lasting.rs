@@ -1,0 +1,130 @@
+//! Tests what the views say about an incident that lasts: since when, how old the oldest event is, and what else waits.
+
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+
+use super::desk::Desk;
+use crate::harness::{self, Database, Relay, eventually, postrider};
+
+/// Inserts one event whose topic does not exist. It happened `ago`, an SQL interval.
+async fn insert_gone(desk: &Desk, ago: &str) {
+    let insert = format!(
+        "INSERT INTO outbox.events (aggregatetype, aggregateid, event_type, occurred_at) \
+         VALUES ('gone', 'g-1', 'E', now() - interval '{ago}')"
+    );
+    desk.database.execute(&insert).await;
+}
+
+fn status(desk: &Desk) -> Value {
+    let shown = desk.run(&["status", "--json"]);
+    serde_json::from_slice(&shown.stdout).unwrap_or_default()
+}
+
+/// Waits until `postrider status` prints this text.
+async fn status_says(desk: &Desk, text: &str) {
+    eventually(&format!("status says {text:?}"), || async {
+        let shown = String::from_utf8(desk.run(&["status"]).stdout).unwrap();
+        shown.contains(text).then_some(())
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_relay_that_stops_at_the_same_event_again_and_again_says_since_when() {
+    let database = Database::start().await;
+    let emulator = harness::emulator().await;
+    database
+        .execute(
+            "INSERT INTO outbox.events (aggregatetype, aggregateid, event_type) \
+             VALUES ('order', repeat('k', 2000), 'E')",
+        )
+        .await;
+    let pubsub = emulator.addr().to_string();
+    let stops = || async {
+        let halt = [("POSTRIDER_ON_BAD_EVENT", "halt")];
+        let relay = Relay::start_with(&database, &pubsub, &halt);
+        assert_eq!(relay.wait().await.code(), Some(5));
+    };
+    stops().await;
+    let first = Instant::now();
+    while first.elapsed() < Duration::from_secs(6) {
+        stops().await;
+    }
+    // The views show a shorter time than `first.elapsed()`, because each restart loses the time that it takes to
+    // write the condition.
+    let least = first.elapsed() / 2;
+    let environment = [
+        ("DATABASE_URL", database.url.as_str()),
+        ("POSTRIDER_SLOT", database.slot()),
+    ];
+    let shown = postrider(&["status", "--json"], &environment).output();
+    let shown: Value = serde_json::from_slice(&shown.unwrap().stdout).unwrap();
+    assert_eq!(shown["state"], "broken", "{shown}");
+    let lasts = shown["condition"]["for_seconds"].as_f64().unwrap();
+    assert!(lasts >= least.as_secs_f64(), "{least:?}: {shown}");
+}
+
+/// A service may write any time into `occurred_at`. But the relay knows the time of the commit, so the views use it.
+#[tokio::test(flavor = "multi_thread")]
+async fn all_ages_of_the_same_event_are_since_its_commit() {
+    let desk = Desk::new().await;
+    insert_gone(&desk, "2 hours").await;
+    let shown = eventually("the condition names the topic", || async {
+        let shown = status(&desk);
+        let topic = &shown["condition"]["topics"][0];
+        topic["oldest_seconds"].is_f64().then_some(shown)
+    })
+    .await;
+    assert_eq!(shown["slot"]["lag_seconds_by"], "commit", "{shown}");
+    let lag = shown["slot"]["lag_seconds"].as_f64().unwrap();
+    let oldest = &shown["condition"]["topics"][0]["oldest_seconds"];
+    assert!((lag - oldest.as_f64().unwrap()).abs() < 60.0, "{shown}");
+}
+
+/// Rows that the stream has missed are published by an audit, and no audit runs before the recovery has ended. So these
+/// rows wait for the recovery.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_screens_say_what_waits_for_a_recovery_that_waits_for_a_topic() {
+    let desk = Desk::new().await;
+    insert_gone(&desk, "0").await;
+    status_says(&desk, "BLOCKED ON PUBSUB").await;
+    let asked = desk.run(&["recover", "--yes"]);
+    assert!(asked.status.success(), "{asked:?}");
+    let waits = "it can end only after the failing topics accept their events. Until then no audit runs, so rows \
+                 that the stream has missed wait too";
+    status_says(&desk, waits).await;
+    let slot = String::from_utf8(desk.run(&["slot", "show"]).stdout).unwrap();
+    assert!(slot.contains(waits), "{slot}");
+    let id = "SELECT id::text FROM outbox.events WHERE aggregatetype = 'gone'";
+    let id: String = desk
+        .database
+        .client
+        .query_one(id, &[])
+        .await
+        .unwrap()
+        .get(0);
+    let event = String::from_utf8(desk.run(&["event", &id]).stdout).unwrap();
+    assert!(event.contains("A recovery is due or running"), "{event}");
+    let topic = "projects/demo/topics/gone.events";
+    desk.emulator.create_topic(topic).await.unwrap();
+    desk.sees_all_delivered().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_wrong_publication_is_named_beside_a_missing_topic() {
+    let desk = Desk::new().await;
+    insert_gone(&desk, "0").await;
+    status_says(&desk, "BLOCKED ON PUBSUB").await;
+    let table = "ALTER PUBLICATION postrider DROP TABLE outbox.events";
+    desk.database.execute(table).await;
+    status_says(&desk, "; and rows are not streamed: ").await;
+    status_says(&desk, "alter publication postrider add table").await;
+    assert_eq!(status(&desk)["severity"], "error");
+    assert_eq!(status(&desk)["state"], "blocked-on-pubsub");
+    let table = table.replace("DROP", "ADD");
+    desk.database.execute(&table).await;
+    let topic = "projects/demo/topics/gone.events";
+    desk.emulator.create_topic(topic).await.unwrap();
+    desk.sees_all_delivered().await;
+}

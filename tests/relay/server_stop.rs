@@ -1,0 +1,163 @@
+//! Tests that the relay confirms the rest of the WAL, as far as it can, while PostgreSQL shuts down.
+//! Otherwise `pg_upgrade` would refuse the slot.
+
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use pubsub_emulator::{Action, Fault};
+use scratch_postgres::{ScratchPostgres, StopMode};
+
+use crate::harness::{self, Database, Relay, eventually, insert_orders, signal};
+
+/// The relay's log line when it has noticed the shutdown.
+pub(crate) const NOTICED: &str = "PostgreSQL is shutting down";
+
+/// Upper bound for the bytes of WAL between the last confirmed position and the shutdown checkpoint. In between, the
+/// server can skip the rest of one page.
+const LAST_PAGE: u64 = 8192;
+
+/// Stops the server so that its walsender has to send the WAL of `work` when the relay already knows that the server
+/// is shutting down. Returns how long the shutdown took from then on.
+pub(crate) async fn stop_with_unsent_wal(
+    database: &mut Database,
+    relay: &Relay,
+    work: &str,
+) -> Duration {
+    let walsender =
+        "SELECT active_pid::bigint FROM pg_replication_slots WHERE active_pid IS NOT NULL";
+    let walsender = database.number(walsender).await;
+    signal("STOP", walsender);
+    database.execute(work).await;
+    let noticed = || relay.log().matches(NOTICED).count();
+    let before = noticed();
+    let postmaster = database.server().pid().unwrap();
+    signal("INT", postmaster);
+    eventually("the relay notices the shutdown", || async {
+        (noticed() > before).then_some(())
+    })
+    .await;
+    let began = Instant::now();
+    signal("CONT", walsender);
+    database
+        .server()
+        .stop(StopMode::Fast, harness::PATIENCE)
+        .unwrap();
+    began.elapsed()
+}
+
+fn lsn(text: &str) -> u64 {
+    let (high, low) = text.split_once('/').unwrap();
+    let part = |hex| u64::from_str_radix(hex, 16).unwrap();
+    (part(high) << 32) + part(low)
+}
+
+/// The position of the shutdown checkpoint of a stopped server.
+fn shutdown_checkpoint(server: &ScratchPostgres) -> u64 {
+    let output = Command::new(server.programs().join("pg_controldata"))
+        .env("LC_ALL", "C")
+        .arg(server.data_dir())
+        .output()
+        .unwrap();
+    let text = String::from_utf8(output.stdout).unwrap();
+    let line = |name| text.lines().find_map(|line| line.strip_prefix(name));
+    assert_eq!(
+        line("Database cluster state:").map(str::trim),
+        Some("shut down")
+    );
+    lsn(line("Latest checkpoint location:").unwrap().trim())
+}
+
+/// Waits until a session of the relay is closed, and returns the last position that it confirmed. `sessions` is the
+/// number of sessions before it.
+async fn last_confirmed(relay: &Relay, sessions: usize) -> u64 {
+    let positions = || {
+        let log = relay.log();
+        let lines = log
+            .lines()
+            .filter(|line| line.contains("closing the session"));
+        let positions = lines.map(|line| {
+            let (_, rest) = line.split_once("confirmed=").unwrap();
+            let end = rest.find(|c: char| !c.is_ascii_hexdigit() && c != '/');
+            lsn(&rest[..end.unwrap_or(rest.len())])
+        });
+        positions.collect::<Vec<_>>()
+    };
+    eventually("the session is closed", || async {
+        positions().get(sessions).copied()
+    })
+    .await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_server_that_shuts_down_under_load_has_all_its_wal_confirmed() {
+    let mut database = Database::private().await;
+    database.execute("CREATE TABLE other (n bigint)").await;
+    let emulator = harness::emulator().await;
+    let relay = Relay::start(&database, &emulator);
+    let many =
+        "DO $$ BEGIN FOR i IN 1..3000 LOOP INSERT INTO other VALUES (i); COMMIT; END LOOP; END $$";
+    let large = "INSERT INTO other SELECT generate_series(1, 300000)";
+    for (round, work) in [many, large, many].into_iter().enumerate() {
+        insert_orders(&database, 100, 10).await;
+        database.wait_until_recorded().await;
+        database.wait_until_confirmed().await;
+        stop_with_unsent_wal(&mut database, &relay, work).await;
+        let confirmed = last_confirmed(&relay, round).await;
+        let end = shutdown_checkpoint(database.server());
+        assert!(
+            end.saturating_sub(confirmed) < LAST_PAGE,
+            "round {round}: {confirmed:X} < {end:X}\n{}",
+            relay.log()
+        );
+        database.server().start_again().unwrap();
+        database.reconnect().await;
+    }
+    database.wait_until_confirmed().await;
+    let report = harness::check_streamed(&database, &emulator).await;
+    assert!(
+        report.is_clean() && report.duplicates.is_empty(),
+        "{report}"
+    );
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn with_exceptions_the_last_events_before_a_shutdown_are_delivered_and_confirmed() {
+    let mut database = Database::private().await;
+    let emulator = harness::emulator().await;
+    let host = emulator.addr().to_string();
+    let relay = Relay::start_with(&database, &host, &[("POSTRIDER_DISPATCH", "exceptions")]);
+    insert_orders(&database, 100, 10).await;
+    database.wait_until_confirmed().await;
+    let rows = harness::insert_orders_sql(2_000, 10);
+    stop_with_unsent_wal(&mut database, &relay, &rows).await;
+    let confirmed = last_confirmed(&relay, 0).await;
+    let end = shutdown_checkpoint(database.server());
+    assert!(end.saturating_sub(confirmed) < LAST_PAGE, "{}", relay.log());
+    database.server().start_again().unwrap();
+    database.reconnect().await;
+    database.wait_until_confirmed().await;
+    let report = harness::check_streamed(&database, &emulator).await;
+    // Before version 17, PostgreSQL forgets the last confirmed position when it stops.
+    let has_forgotten = database.server().major_version().unwrap() < 17;
+    assert!(report.is_clean(), "{report}");
+    assert!(report.duplicates.is_empty() || has_forgotten, "{report}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_server_that_shuts_down_does_not_wait_for_events_that_cannot_be_recorded() {
+    let mut database = Database::private().await;
+    let emulator = harness::emulator().await;
+    let relay = Relay::start(&database, &emulator);
+    insert_orders(&database, 100, 10).await;
+    database.wait_until_recorded().await;
+    emulator.faults().inject(Fault::new(Action::NeverAnswer));
+    let rows = harness::insert_orders_sql(100, 10);
+    let waited = stop_with_unsent_wal(&mut database, &relay, &rows).await;
+    assert!(waited < Duration::from_secs(30), "{waited:?}");
+    emulator.faults().lift_all();
+    database.server().start_again().unwrap();
+    database.reconnect().await;
+    database.wait_until_recorded().await;
+    let report = harness::check(&database, &emulator).await;
+    assert!(report.is_clean(), "{report}");
+}
