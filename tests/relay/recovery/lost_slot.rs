@@ -157,7 +157,7 @@ async fn opening_relay(database: &Database, emulator: &RunningEmulator) -> Relay
     let relay = Relay::start_with(database, &host, &patient);
     eventually("the relay waits for the other writer", || async {
         let waiting = "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'postrider' \
-             AND datname = current_database() AND query LIKE '%where application_name = left(%'";
+             AND datname = current_database() AND query LIKE '%count(*) as sessions from%'";
         (database.number(waiting).await == 1).then_some(())
     })
     .await;
