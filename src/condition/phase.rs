@@ -33,7 +33,7 @@ pub struct RelayState {
     phase: Mutex<(Phase, Instant)>,
     /// The trouble that ended the previous relay. `None` once this relay has had a session or was a standby.
     earlier: Mutex<Option<Trouble>>,
-    /// Whether this relay has had a session, or was a standby.
+    /// Whether this relay has streamed, or was a standby.
     has_served: AtomicBool,
 }
 
@@ -62,7 +62,7 @@ impl RelayState {
         *self.earlier() = Some(trouble);
     }
 
-    /// Whether this relay has had a session, or was a standby.
+    /// Whether this relay has streamed, or was a standby.
     pub(crate) fn has_served(&self) -> bool {
         self.has_served.load(Ordering::Relaxed)
     }
@@ -83,6 +83,9 @@ impl RelayState {
             Phase::Streaming | Phase::Recovering | Phase::Standby(_)
         ) {
             *self.earlier() = None;
+        }
+        // A first start is also in the phase `Recovering`, before it knows whether it may capture its tables.
+        if matches!(phase, Phase::Streaming | Phase::Standby(_)) {
             self.has_served.store(true, Ordering::Relaxed);
         }
         let mut current = self.lock();
