@@ -4,6 +4,7 @@ use std::fmt;
 
 use decoder::PgTimestamp;
 use replication::CommitLsn;
+use serde::{Serialize, Serializer};
 
 /// WAL records begin at multiples of this number of bytes. So an LSN between two multiples can be no commit
 /// LSN.
@@ -11,10 +12,11 @@ pub(crate) const RECORD_ALIGNMENT: u64 = 8;
 
 /// The position of an event in the WAL, by which the relay identifies the event. Positions sort in commit
 /// order, which is the order of the stream. A position is also the primary key of the event's row in
-/// `outbox.dispatch`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
+/// `outbox.dispatch`. In JSON it consists of the fields `commit_lsn` and `ordinal`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Serialize)]
 pub struct EventPosition {
     /// LSN of the commit record of the event's transaction.
+    #[serde(rename = "commit_lsn", serialize_with = "as_text")]
     pub commit: CommitLsn,
     /// Number of the insert within that transaction, starting at 1.
     pub ordinal: u32,
@@ -33,6 +35,11 @@ impl EventPosition {
         let commit = CommitLsn::new(decoder::Lsn::new(commit));
         Self { commit, ordinal }
     }
+}
+
+/// Writes the LSN as PostgreSQL does, such as `16/B374D848`.
+fn as_text<S: Serializer>(commit: &CommitLsn, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.collect_str(&commit.lsn())
 }
 
 impl fmt::Display for EventPosition {

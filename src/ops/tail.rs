@@ -111,9 +111,11 @@ impl<'a> Tail<'a> {
             let page = history::page(sql, &self.filter, after, PAGE).await;
             let page = page.map_err(|error| self.query.took_long(error))?;
             if let Some(last) = page.last() {
-                self.catching_up = Some(last.position);
-                self.seen
-                    .extend(page.iter().map(|row| (row.position, row.recorded_micros)));
+                self.catching_up = Some(last.record.position);
+                self.seen.extend(
+                    page.iter()
+                        .map(|row| (row.record.position, row.recorded_micros)),
+                );
                 self.forget();
                 return Ok(page);
             }
@@ -236,7 +238,7 @@ impl MessageReader {
             let Some(values) = rows::find(sql, reader, &event_id).await? else {
                 continue;
             };
-            let event = reader.event(&values, row.position);
+            let event = reader.event(&values, row.record.position);
             return Ok(event.ok().and_then(|event| read(&event.event.message)));
         }
         Ok(None)

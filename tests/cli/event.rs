@@ -64,7 +64,7 @@ async fn an_event_is_shown_from_its_row_to_its_message() {
         ", 40 ms after its commit",
         "topic      projects/p/topics/order.events",
         "key        o-1",
-        "commit     0/10, ordinal 1",
+        "position   commit 0/10, ordinal 1",
         "row        outbox.events, seq 1, transaction ",
     ] {
         assert_contains(&ran.stdout, part);

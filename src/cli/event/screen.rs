@@ -49,8 +49,7 @@ fn detail(event: &EventReport) -> String {
             }
             lines.push(("committed", record.committed_at.clone()));
             lines.push(("recorded", record.recorded_at.clone()));
-            let position = format!("{}, ordinal {}", record.commit_lsn, record.ordinal);
-            lines.push(("commit", position));
+            lines.push(("position", record.position.to_string()));
         }
         None => lines.push(("record", none())),
     }
@@ -141,6 +140,7 @@ fn row(committed: &str, state: &str, key: &str, name: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::event::EventPosition;
     use crate::ops::event::EventOutcome;
     use crate::ops::event::list::RecordKeeping;
 
@@ -158,8 +158,7 @@ mod tests {
             row: None,
             record: Some(EventOutcome {
                 state: "published".into(),
-                commit_lsn: "0/10".into(),
-                ordinal: 1,
+                position: EventPosition::for_tests(0x10, 1),
                 committed_at: "2026-11-27T08:30:00.123Z".into(),
                 recorded_at: "2026-11-27T08:30:00.163Z".into(),
                 took_ms: 40.0,
@@ -220,7 +219,7 @@ mod tests {
         let text = details(&[published("o-1")]);
         for part in [
             "message    17\n",
-            "commit     0/10, ordinal 1\n",
+            "position   commit 0/10, ordinal 1\n",
             "pruned or deleted",
         ] {
             assert!(text.contains(part), "{part}: {text}");

@@ -48,10 +48,7 @@ fn text(shown: &ShownEvent) -> String {
         ("error", shown.error.as_deref().map_or(none(), line)),
         ("topic", shown.topic.as_deref().map_or(none(), line)),
         ("key", shown.ordering_key.as_deref().map_or(none(), line)),
-        (
-            "commit",
-            format!("{}, ordinal {}", shown.commit_lsn, shown.ordinal),
-        ),
+        ("position", shown.position.to_string()),
         ("committed", ago(shown.committed_seconds_ago)),
         ("recorded", ago(shown.dispatched_seconds_ago)),
     ];

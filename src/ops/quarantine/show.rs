@@ -4,6 +4,7 @@ use serde::Serialize;
 
 use super::{seconds, select};
 use crate::error::Result;
+use crate::event::EventPosition;
 use crate::postgres::Sql;
 use crate::store::dispatch::quarantine_commands;
 
@@ -21,8 +22,8 @@ pub(crate) struct ShownEvent {
     /// Number of requests with which Pub/Sub may have stored the event. Requests that Pub/Sub refused do not
     /// count.
     pub(crate) attempts: i32,
-    pub(crate) commit_lsn: String,
-    pub(crate) ordinal: u32,
+    #[serde(flatten)]
+    pub(crate) position: EventPosition,
     pub(crate) committed_seconds_ago: u64,
     pub(crate) dispatched_seconds_ago: u64,
     pub(crate) message_id: Option<String>,
@@ -54,8 +55,7 @@ pub(crate) async fn show(sql: &Sql, id: &str) -> Result<ShownEvent> {
         topic: record.topic,
         ordering_key: record.ordering_key,
         attempts: record.attempts,
-        commit_lsn: event.position.commit.lsn().to_string(),
-        ordinal: event.position.ordinal,
+        position: event.position,
         committed_seconds_ago: seconds(record.committed_seconds_ago),
         dispatched_seconds_ago: seconds(record.dispatched_seconds_ago),
         message_id: record.message_id,

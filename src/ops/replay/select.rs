@@ -128,11 +128,7 @@ async fn one(
                     event.topic.unwrap_or_default(),
                     event.ordering_key.unwrap_or_default(),
                 );
-                let position = EventPosition {
-                    commit: CommitLsn::new(position(&record.commit_lsn)?),
-                    ordinal: record.ordinal.cast_unsigned(),
-                };
-                replay::select_one(sql, name, &group, position).await?;
+                replay::select_one(sql, name, &group, record.position).await?;
             }
         } else if ["quarantined", "released"].contains(&record.state.as_str()) {
             found.in_quarantine += 1;

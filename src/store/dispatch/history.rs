@@ -27,8 +27,8 @@ const SEARCHED: usize = 10_000;
 #[derive(Debug, Clone, Serialize)]
 pub(crate) struct EventOutcome {
     pub(crate) state: String,
-    pub(crate) commit_lsn: String,
-    pub(crate) ordinal: i32,
+    #[serde(flatten)]
+    pub(crate) position: EventPosition,
     pub(crate) committed_at: String,
     pub(crate) recorded_at: String,
     /// Milliseconds from the commit to the outcome. Both times are by the server's clock; the relay estimates
@@ -45,7 +45,6 @@ pub(crate) struct EventOutcome {
 /// A row of `outbox.dispatch`.
 #[derive(Debug, Clone)]
 pub(crate) struct RecordedRow {
-    pub(crate) position: EventPosition,
     /// When the outcome was recorded, in microseconds since 1970.
     pub(crate) recorded_micros: i64,
     pub(crate) event_id: Uuid,
@@ -256,7 +255,6 @@ pub(crate) async fn last_position(sql: &Sql) -> Result<EventPosition> {
 }
 
 fn recorded(row: &Row) -> RecordedRow {
-    let commit: PgLsn = row.get(7);
     let message_id: Option<String> = row.get(5);
     let earlier: Option<&str> = row.get(15);
     let mut earlier: Vec<EarlierMessage> = earlier
@@ -271,7 +269,6 @@ fn recorded(row: &Row) -> RecordedRow {
     };
     let error: Option<String> = row.get(12);
     RecordedRow {
-        position: position::read(row, 7),
         recorded_micros: row.get(13),
         event_id: row.get(0),
         source_id: row.get(1),
@@ -282,8 +279,7 @@ fn recorded(row: &Row) -> RecordedRow {
         earlier_messages: earlier,
         record: EventOutcome {
             state: row.get(2),
-            commit_lsn: commit.to_string(),
-            ordinal: row.get(8),
+            position: position::read(row, 7),
             committed_at: row.get(9),
             recorded_at: row.get(10),
             took_ms: row.get(11),
@@ -349,7 +345,6 @@ pub(crate) mod tests {
     /// Returns the record of a published event.
     pub(crate) fn published(id: Uuid, topic: &str, key: &str, committed_at: &str) -> RecordedRow {
         RecordedRow {
-            position: EventPosition::default(),
             replay: None,
             earlier_messages: Vec::new(),
             recorded_micros: 0,
@@ -360,8 +355,7 @@ pub(crate) mod tests {
             message_id: None,
             record: EventOutcome {
                 state: "published".to_owned(),
-                commit_lsn: String::new(),
-                ordinal: 1,
+                position: EventPosition::default(),
                 committed_at: committed_at.to_owned(),
                 recorded_at: String::new(),
                 took_ms: 0.0,
