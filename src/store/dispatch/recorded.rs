@@ -70,9 +70,9 @@ pub(crate) struct EarlierOutcomes {
     read_to: EventPosition,
     /// Commit LSN of the last row to read. `None` once all rows have been read.
     last: Option<Lsn>,
-    /// `Some` if an event after the slot's position was published from its table: the end of the WAL when the
-    /// session began. After a crash of the server, the slot may be back at a position before a recovery. The
-    /// stream may then deliver such an event again, before this end of the WAL. The record of the event has
+    /// Set if an event after the slot's position was published from its table. The value is the end of the WAL
+    /// when the session began. After a crash of the server, the slot may be back at a position before a
+    /// recovery. The stream may then deliver such an event again, before this end of the WAL. Its record has
     /// another position, so the event can be looked up only by its id.
     from_tables_before: Option<Lsn>,
     records: RecordKeeping,

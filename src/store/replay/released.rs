@@ -20,8 +20,8 @@ const NEXT_EVENTS: &str = "\
 const LOCK_GROUP: &str = "\
     select pg_advisory_xact_lock(pg_catalog.hashtextextended($1::text || chr(10) || $2::text, 1886352239))";
 
-/// Returns whether the key has quarantined or released events. If so, its replay must wait: the relay
-/// would also release the quarantined events, and mix the released events with ours.
+/// Returns whether the key has quarantined or released events. If so, the replay of this key must wait.
+/// Otherwise the relay would mix the released events with ours, and also release the quarantined events.
 const IS_BUSY: &str = "\
     select exists (select from outbox.dispatch d where d.state = 'quarantined' \
             and coalesce(d.topic, '') = $1 and coalesce(d.ordering_key, '') = $2) \
