@@ -67,9 +67,9 @@ impl CaptureMoment {
         Ok(Self { since, tops })
     }
 
-    /// The highest `seq` of the table at index `n`, from which a scan may start. `None` if the table has none,
-    /// or if a transaction that had begun when this `seq` was read might not be visible in `since`: its rows
-    /// must be published, but may have a lower `seq`.
+    /// Returns the highest `seq` of the table at index `n`, from which a scan may start. `None` if the table
+    /// has none. Also `None` if `since` might not show a transaction that was running when the `seq` was read:
+    /// the rows of this transaction must be published, and may have a lower `seq`.
     fn top(&self, n: usize) -> Option<&Top> {
         let have_ended = self.since.xmin() >= self.tops.next_xid;
         self.tops.seqs.get(n)?.as_ref().filter(|_| have_ended)

@@ -229,9 +229,9 @@ impl Shape {
 
     /// The condition that the column `inserted_xid` of a row of `e` holds a possible transaction id. The
     /// condition is needed because the writer of a row can set any value, and because the table may have been
-    /// restored from a server with higher transaction ids. A possible value is not higher than the row's `xmin`.
-    /// (`xmin` is higher if a subtransaction inserted the row, or if the row was moved or updated.) Usually both are
-    /// equal, so the condition tests this first, because the test is the cheapest.
+    /// restored from a server with higher transaction ids. A possible value is not higher than the row's
+    /// `xmin`. (`xmin` is higher if a subtransaction inserted the row, or if the row was moved or updated.)
+    /// Usually both are equal. The condition tests this first, because that test is the cheapest.
     ///
     /// With `is_adopted`, the condition does not compare the value with `xmin`. The record and its restored rows come
     /// from the same earlier server, so their `inserted_xid` counts, but their `xmin` is that of the restore.

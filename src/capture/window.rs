@@ -205,8 +205,8 @@ impl<'a> ScanWindow<'a> {
     }
 }
 
-/// The condition that a row of `e` is in a partition with its own floor below `floor`, and that the row's transaction
-/// is not below this own floor. `None` if there is no such partition.
+/// The condition that a row of `e` is in a partition with its own floor below `floor`, and belongs to a
+/// transaction from this own floor on. `None` if there is no such partition.
 fn own_floors_sql(captured: &Captured, floor: u64) -> Option<String> {
     let xid = captured.inserted_xid_sql();
     let own = captured
@@ -221,8 +221,8 @@ pub(super) fn shown_sql(captured: &Captured, snapshot: &Snapshot) -> String {
     let shown =
         |xid: &str| format!("pg_catalog.pg_visible_in_snapshot({xid}, '{snapshot}'::pg_snapshot)");
     let by_id = shown(&captured.inserted_xid_sql());
-    // In a table with an adopted record, a row may have the id of a transaction that did not insert it. If the row
-    // itself is older than the snapshot, the snapshot shows it all the same.
+    // In a table with an adopted record, `inserted_xid` may be the id of a transaction on another server. So a
+    // row also counts as visible if its `xmin` is visible in the snapshot.
     if captured.record.is_adopted && captured.shape.has_inserted_xid {
         return format!("({by_id} or {})", shown(BY_XMIN));
     }
