@@ -143,9 +143,9 @@ impl RowsFromTables {
         self.is_resolved = shown_by(&self.resolved);
     }
 
-    /// Whether the relay must skip the event: the event is resolved, or this session has read it from a table. `rows`
-    /// knows the events from tables that have no outcome. Such an event has no record yet, and it may be beyond the
-    /// bound of the remembered ids.
+    /// Whether the relay must skip the event, because it is resolved, or because this session has read it from
+    /// a table. `rows` knows the events from tables that have no outcome. It is needed because these events
+    /// have no record yet, and the set of remembered ids may lack some of them.
     pub(crate) fn has(&self, event_id: &EventId, rows: &TableRows) -> bool {
         self.is_resolved || self.ids.ids.contains(&event_id.uuid) || rows.is_unresolved(event_id)
     }

@@ -68,8 +68,8 @@ impl StandbySlots {
     }
 }
 
-/// Returns the wait that follows from the last wait and from what was found at the time `now`. Returns `None` if the
-/// walsender does not wait for standby servers.
+/// Returns the wait at the time `now`, from the wait at the last poll and from what this poll has found.
+/// Returns `None` if the walsender does not wait for standby servers.
 fn next(
     last: Option<StandbySlotsWait>,
     found: Option<&WalsenderWait>,
