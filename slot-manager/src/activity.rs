@@ -112,10 +112,10 @@ pub async fn synchronous_standby_wait(
     Ok(waited.and_then(|seconds| Duration::try_from_secs_f64(seconds).ok()))
 }
 
-/// How many other sessions in this database, with this application name, may be writing. A session of our own role
-/// counts while it runs a statement or has a transaction open. A session of another role counts while it holds
-/// a lock on `table` (a quoted name), if its role is allowed to update that table. So a relay with an earlier role
-/// counts, and a session of any other role does not.
+/// Counts the other sessions in this database, with this application name, that may be writing. A session of
+/// our own role counts while it runs a statement or has a transaction open. A session of another role counts
+/// while it holds a lock on `table` (a quoted name), if that role is allowed to update the table. So a relay
+/// that still runs with an earlier role counts, and a session of an unrelated role does not.
 ///
 /// # Errors
 /// [`SlotError::Database`].

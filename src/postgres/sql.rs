@@ -90,8 +90,8 @@ impl Sql {
 
     /// Makes the commits of this session return without waiting for synchronous standby servers. Otherwise a
     /// missing standby server would block this session, and others would see the old values of its rows. Use
-    /// this only for progress that only grows: after a failover, an older value costs some work, and nothing
-    /// else.
+    /// this only for values that only grow, such as progress: an older value after a failover costs some work,
+    /// but loses nothing.
     ///
     /// # Errors
     /// Errors of a statement.

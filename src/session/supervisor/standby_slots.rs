@@ -24,7 +24,7 @@ pub(super) struct StandbySlots {
 
 #[derive(Debug, Clone, Copy)]
 struct StandbySlotsWait {
-    /// Up to where the walsender has read the WAL. The wait ends when this changes.
+    /// The position up to which the walsender has read the WAL. The wait ends when this position changes.
     sent: Lsn,
     since: Instant,
 }
