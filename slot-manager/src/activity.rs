@@ -38,10 +38,10 @@ pub async fn last_reply(client: &Client, walsender: i32) -> Result<LastReply, Sl
     Ok(sent_at.map_or(LastReply::Hidden, LastReply::SentAt))
 }
 
-/// The `application_name` of the session in which a relay polls the server every few seconds while its
-/// walsender, the server process `walsender`, reads from a slot. Other sessions use the state of this
-/// session to find out whether the relay is alive. (They cannot use `pg_stat_replication.reply_time`, because
-/// it comes from the clock of the relay.)
+/// The `application_name` of the session in which a relay polls the server. The relay polls every few seconds
+/// while its walsender, the server process `walsender`, reads from a slot. Other sessions use the state of the
+/// polling session to find out whether the relay is alive. (They cannot use `pg_stat_replication.reply_time`,
+/// because it comes from the clock of the relay.)
 #[must_use]
 pub fn supervisor_name(walsender: i32) -> String {
     format!("postrider supervisor {walsender}")

@@ -279,8 +279,8 @@ fn lag(slot: &Slot, time: Option<Duration>, thresholds: &Thresholds) -> Lag {
 /// changes.
 const FARTHEST_LOSS: Duration = Duration::from_secs(90 * 86_400);
 
-/// Time until the slot is lost, at the rate at which its room has shrunk since an earlier observation.
-/// `None` when this is unknown, when the room is not shrinking, or when the time is above 90 days.
+/// Time until the slot is lost, if `safe_wal_size` keeps shrinking as fast as since an earlier observation.
+/// `None` when this is unknown, when `safe_wal_size` is not shrinking, or when the time is above 90 days.
 #[must_use]
 pub fn time_to_loss(slot: &Slot, earlier: SlotObservation<'_>) -> Option<Duration> {
     let left = slot.safe_wal_size?;

@@ -89,8 +89,8 @@ impl Captured {
     }
 
     /// Returns the OIDs of the partitions that hold rows and are not in the capture record yet. A table may
-    /// already have rows when it is attached as a partition. So these rows may be unresolved even if they
-    /// belong to transactions below the floor. Returns none if the record does not know the partitions.
+    /// already have rows when it is attached as a partition. Such rows may be unresolved even if their
+    /// transactions are below the floor. Returns nothing if the record does not know the partitions.
     pub(crate) fn new_partitions(&self) -> Vec<&str> {
         let Some(known) = &self.record.partitions else {
             return Vec::new();

@@ -248,9 +248,9 @@ fn refused(error: tokio_postgres::Error, target: &Target) -> Error {
     if error.is_closed() || is_of_the_network {
         return Error::from(unreachable(target)).caused_by(error);
     }
-    // Neither the server nor the network reported an error, so the client gave up. The server requires a
-    // password but none is set, or it requires a login method that is not supported, or it does not
-    // support channel binding.
+    // Neither the server nor the network reported an error, so the client gave up. Possible causes: the server
+    // requires a password but none is set, requires a login method that is not supported, or does not support
+    // channel binding.
     let failed = Error::new(
         Code::PostgresAuthentication,
         format!("cannot log in as {target}"),

@@ -301,7 +301,7 @@ const SUFFIX: &str = "\
         '@' || CASE WHEN adoptions > 0 THEN adoptions || '.' ELSE '' END || table_oid) END";
 
 /// Resets the floors of all records and replaces their OIDs, because the values from another cluster are not
-/// valid here. The next audit or recovery then covers all rows that `since` does not exclude.
+/// valid here. The next audit or recovery then covers all rows except those that `since` excludes.
 ///
 /// # Errors
 /// Errors of a statement.

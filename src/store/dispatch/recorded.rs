@@ -170,8 +170,8 @@ impl EarlierOutcomes {
     }
 
     /// Drops rows before `wal_end`, because the stream has delivered every transaction that was committed
-    /// before `wal_end`. If these rows stayed, rows of events that were published from their table could
-    /// keep [`is_over`](Self::is_over) false until the next event.
+    /// before `wal_end`. Some rows belong to events that were published from their table, and the stream never
+    /// delivers these. If such rows stayed, [`is_over`](Self::is_over) could remain false until the next event.
     pub(crate) fn passed(&mut self, wal_end: Lsn) {
         if self.last.is_some_and(|last| last < wal_end) {
             self.last = None;

@@ -59,9 +59,9 @@ const LEAVE_OUT: &str = "\
     where e.replay = $1 and e.topic = $2 and e.ordering_key = $3 \
       and e.commit_lsn = u.commit_lsn and e.ordinal = u.ordinal and e.dispatched_at is null";
 
-/// Looks up the next 2,000 released events, removes those that now have an outcome, and adds their
-/// outcomes to the totals. An event has an outcome once its record is no longer `released`. If the record
-/// is `published`, a changed `dispatched_at` shows that the relay has sent the event again.
+/// Looks up the next 2,000 released events of a replay. Removes those that now have an outcome, and adds their
+/// outcomes to the totals. An event has an outcome once its record is no longer `released`. If the record is
+/// `published`, a changed `dispatched_at` shows that the relay has sent the event again.
 const SETTLE: &str = "\
     with looked as materialized ( \
         select e.topic, e.ordering_key, e.commit_lsn, e.ordinal, e.dispatched_at \
