@@ -185,8 +185,8 @@ fn no_such_column(table: &QualifiedName, named: &str) -> Error {
 }
 
 impl Shape {
-    /// Whether event ids are computed with the column `inserted_xid`. The intake computes the event ids
-    /// of streamed rows with it, so ids of rows from the table must do the same.
+    /// Whether event ids are computed with the column `inserted_xid`. The intake computes the event ids of
+    /// streamed rows with it, so the event ids of rows from the table must be computed with it too.
     pub(crate) fn has_xid_in_ids(&self) -> bool {
         self.has_inserted_xid || self.unfit_inserted_xid == Some(UnfitColumn::Value)
     }

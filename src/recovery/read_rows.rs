@@ -126,9 +126,9 @@ pub(crate) struct RowsFromTables {
     recorded: Option<Snapshot>,
     /// Whether rows of the current transaction may have a record that the relay finds only by their event id.
     is_recorded: bool,
-    /// Shows the transactions below all floors, if published events may lack a record. The events of these transactions
-    /// are resolved, so the recovery has not read them from the tables. If the relay published them from the stream,
-    /// they would come after later events of their keys.
+    /// A snapshot that shows exactly the transactions below all floors. Set if published events may lack a
+    /// record. The events of these transactions are resolved, so the recovery has not read them from the
+    /// tables. If the relay published them from the stream, they would come after later events of their keys.
     resolved: Option<Snapshot>,
     /// Whether all events of the current transaction are resolved.
     is_resolved: bool,
