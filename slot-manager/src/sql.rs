@@ -22,8 +22,8 @@ pub(crate) mod table;
 /// On a standby server, `pg_current_wal_lsn()` is an error. There the position is the later of the
 /// received and the replayed position, because WAL from an archive is only replayed.
 ///
-/// `holder_silent_seconds` is the time since the session that
-/// [`supervisor_name`](crate::activity::supervisor_name) names last began or ended a statement.
+/// `holder_silent_seconds` is the time since the polling session of the relay last began or ended a statement.
+/// The statement finds this session by its name, [`supervisor_name`](crate::activity::supervisor_name).
 pub(crate) const SLOTS: &str = "
 with server as materialized (
     select case

@@ -129,9 +129,9 @@ select w.waited_seconds, w.relation::regclass::text as relation, b.*
 from waiting w left join blockers b on true
 order by b.age_seconds desc nulls last, b.pid";
 
-/// Parameters: pid of a walsender (int4). Returns no row if there is no such walsender. Otherwise returns one row per
-/// slot in `synchronized_standby_slots` that has not received all WAL, or one row without a slot if there is no such
-/// slot. The names in the setting can have quotes, so the statement removes them.
+/// Parameters: pid of a walsender (int4). Returns no row if there is no such walsender. Otherwise returns one
+/// row for each slot in `synchronized_standby_slots` that has not received all WAL. If every slot has received
+/// it, returns one row without a slot. The names in the setting can have quotes, so the statement removes them.
 pub(crate) const WALSENDER_WAIT: &str = "
 with named as (
     select pg_catalog.btrim(n.name, ' \"') as name

@@ -60,8 +60,8 @@ pub(crate) const SIZE_OF_PARTITIONS: &str = "
 select coalesce(pg_catalog.sum(pg_catalog.pg_relation_size(relid)), 0)::bigint as bytes
 from pg_catalog.pg_partition_tree(pg_catalog.to_regclass($1))";
 
-/// Parameters: schemas, names and privileges (three text[]). Returns one row for each privilege, in the
-/// order of the parameters. Nothing is lacking on a table that does not exist.
+/// Parameters: schemas, names and privileges (three text[]). Returns one row for each privilege, in the order
+/// of the parameters. For a table that does not exist, no privilege counts as lacking.
 pub(crate) const MISSING_PRIVILEGES: &str = "
 select current_user::text as role,
        coalesce(not pg_catalog.has_schema_privilege(n.oid, 'USAGE'), false) as lacks_schema,
