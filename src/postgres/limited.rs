@@ -333,7 +333,7 @@ mod tests {
         assert!(silent_for(&mut session).await > LIMIT / 2);
     }
 
-    /// The client sends the request that closes a statement, and at once the next statement.
+    /// The client closes a statement and sends the next one without waiting for an answer.
     #[tokio::test]
     async fn every_request_that_was_sent_ahead_is_waited_for() {
         let (mut session, mut server) = session().await;
@@ -355,7 +355,7 @@ mod tests {
         assert!(is_patient(&mut session).await);
     }
 
-    /// The server sends one answer to the two Syncs before and after the data.
+    /// The client sends a Sync before the data and another one after it. The server answers only once.
     #[tokio::test]
     async fn a_session_is_idle_after_a_copy() {
         let (mut session, mut server) = session().await;

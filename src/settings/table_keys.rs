@@ -129,7 +129,7 @@ mod tests {
     use super::*;
     use crate::mapping::{ColumnSettings, TableSettings};
 
-    /// A deserializer that fails with the field names of the struct that is read from it.
+    /// A deserializer without data. Its error text lists the field names of the struct that serde asks for.
     struct FieldNames;
 
     impl<'de> Deserializer<'de> for FieldNames {

@@ -79,8 +79,8 @@ async fn the_oldest_waiting_event_is_found_between_the_rows_at_the_ends() {
     assert!((2_490.0..2_700.0).contains(&lag), "{ran}");
 }
 
-/// A sequence with a larger cache, or a restored one, leaves gaps in the numbers. A gap does not show
-/// that the rows before it are delivered, so the search must go on below the gap.
+/// The numbers of rows can have gaps, for example because the sequence has a large cache or was restored.
+/// Rows below a gap may still wait, so the search must continue there.
 #[tokio::test]
 async fn the_oldest_waiting_event_is_found_below_a_gap_in_the_numbers() {
     for gap in ["10_000_000", "1000000000000000"] {
@@ -144,7 +144,7 @@ async fn a_backlog_in_a_large_table_without_an_index_is_critical() {
     assert_eq!(ran.json()["pending_is_lower_bound"], true, "{ran}");
 }
 
-/// A service may write any time into `occurred_at`, so the views say that they use it.
+/// A service may write any value into `occurred_at`. So a view that uses this column must say so.
 #[tokio::test]
 async fn the_age_of_an_event_is_by_its_commit_if_the_server_knows_it_otherwise_by_occurred_at() {
     let insert = "insert into outbox.events (aggregatetype, aggregateid, event_type, occurred_at) \

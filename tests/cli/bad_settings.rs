@@ -1,11 +1,12 @@
-//! Tests that errors name the right source of a wrong setting, or the limit on open files if no setting is wrong.
+//! Tests that the error about a wrong setting names the place where the setting comes from. If no setting is wrong,
+//! the error names the actual cause, such as the limit on open files.
 
 use tokio::process::Command;
 
 use crate::bad_input::{FAST, run, run_without_database};
 use crate::support::{Database, PATIENCE, assert_contains, postrider};
 
-/// The address is one of those that documentation uses (RFC 5737), so no machine has it.
+/// No machine has this address, because it is reserved for documentation (RFC 5737).
 #[tokio::test]
 async fn an_address_that_this_machine_does_not_have() {
     let database = Database::initialised().await;

@@ -1,5 +1,5 @@
-//! Tests that `postrider check` looks at the events that block a relay: those that wait for delivery, also in a table
-//! with many more rows than the sample.
+//! Tests that `postrider check` examines the waiting events, which can block a relay. It must find them even in a
+//! table with many more rows than the sample that it reads.
 
 use pubsub_emulator::{Emulator, RunningEmulator};
 use serde_json::json;

@@ -364,7 +364,8 @@ async fn a_signal_stops_it_between_two_steps_and_the_next_run_continues() {
     assert_eq!(total(&reports, "/dispatch/rows"), 3_000);
 }
 
-/// The slot is behind, but there is no record that prune could delete once the slot has passed the deleted rows.
+/// In the first database the slot is behind, but `prune` must not wait for the slot, because there is no record that
+/// it could delete afterwards.
 #[tokio::test]
 async fn prune_waits_for_the_slot_only_if_there_is_a_record_to_delete_and_says_so() {
     let prune = ["prune", "--older-than", "30d", "--yes"];

@@ -16,8 +16,8 @@ fn watch(database: &Database) -> Terminal {
     Terminal::run(database, &arguments, (24, 80))
 }
 
-/// Checks that the command used the second screen of the terminal and left it, and that the terminal has
-/// its cursor and its modes back.
+/// Checks that the command used the alternate screen of the terminal and left it, and that the terminal
+/// has its cursor and its modes back.
 fn assert_restored(terminal: &Terminal) {
     terminal.wait_for_output("the first screen and the cursor are back", |output| {
         let last = |sequence: &str| output.rfind(sequence);

@@ -84,8 +84,8 @@ fn every_variable_is_one_that_the_relay_reads() {
     let mut seen = BTreeSet::new();
     for (name, text) in texts() {
         for found in variable.find_iter(&text) {
-            // A template or a placeholder completes a name that ends with `_`, so compare the name
-            // without the `_`.
+            // A match ends with `_` if a placeholder follows in the text. Compare the name without the
+            // `_`.
             let found = found.as_str().trim_end_matches('_');
             assert!(is_read_by_the_relay(found), "{name} names {found}");
             seen.insert(found.to_owned());

@@ -64,8 +64,8 @@ fn topic_rules(repeat: &str) -> Value {
     })
 }
 
-/// The JSON Schema of the setting `name`. `may_be_empty` says whether an empty text means "not set" where
-/// only some words are allowed.
+/// The JSON Schema of the setting `name`. With `may_be_empty`, a setting that allows only some words also
+/// allows an empty text, which means "not set".
 fn value_schema(name: &str, kind: SettingKind, may_be_empty: bool) -> Value {
     match kind {
         SettingKind::Text(_) => text_rules(name),

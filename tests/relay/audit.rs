@@ -100,10 +100,9 @@ async fn resting_position(database: &Database) -> i64 {
     .await
 }
 
-/// Runs the SQL `break_it`, which makes the publication wrong or unreadable. Checks that the relay
-/// confirms no position while it is idle, until the SQL `repair` runs, and that it delivers
-/// everything afterwards. `found` is a text that the relay logs at each check of the broken
-/// publication.
+/// Makes the publication wrong or unreadable with the SQL `break_it`, and repairs it with the SQL
+/// `repair`. Checks that the idle relay confirms no position in between, and delivers everything
+/// afterwards. `found` is a text that the relay logs at each check of the broken publication.
 async fn no_idle_position_is_confirmed_between(break_it: &str, found: &str, repair: &str) {
     let database = Database::private().await;
     let emulator = harness::emulator().await;
@@ -120,9 +119,9 @@ async fn no_idle_position_is_confirmed_between(break_it: &str, found: &str, repa
     })
     .await;
     let resting = resting_position(&database).await;
-    // Write WAL that belongs to no transaction, so that the relay could confirm it only as the position
-    // of an idle stream. PostgreSQL 14 streams even a transaction on other tables, as an empty
-    // transaction.
+    // Write WAL that belongs to no transaction. Only a faulty relay confirms this WAL, because its stream
+    // is idle. (A transaction on another table would not do, because PostgreSQL 14 streams it as an
+    // empty transaction.)
     for _ in 0..5 {
         database
             .execute("SELECT pg_logical_emit_message(false, 'filler', repeat('x', 900000))")

@@ -193,7 +193,7 @@ impl ClockedPrograms {
         clocked
     }
 
-    /// Sets the clock, without a moment at which the file is empty.
+    /// Sets the clock. Replaces the file atomically, so that no program reads an empty file.
     fn set(&self, offset: &str) {
         let (next, file) = (
             self.folder.path().join("next"),

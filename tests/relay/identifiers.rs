@@ -11,8 +11,8 @@ use crate::harness::{self, Database, Relay, eventually, postrider};
 /// A name that ends an SQL string, an identifier and a statement, and begins a comment.
 const EVIL: &str = r#"a'b"c; DROP TABLE public.innocent; -- $$ \ , "#;
 
-/// Each id breaks SQL in a different way if it is not quoted correctly. Some ids do so only if a backslash
-/// escapes the next character. With such escapes, a condition with the third id would match every row.
+/// Each id breaks SQL in a different way if it is not quoted correctly. Some ids do so only on servers where
+/// a backslash escapes the next character. There, a condition with the third id would match every row.
 const EVIL_IDS: [&str; 5] = [
     r"a\' or '1'='1",
     "x'; --",

@@ -140,8 +140,8 @@ async fn the_role_can_only_read_the_outbox_and_write_its_own_records() {
     }
 }
 
-/// Runs the SQL `revoke` and starts a relay. `revoke` takes a right from the relay's role that only
-/// a part of the relay's work needs.
+/// Starts a relay whose role lacks a right. The SQL `revoke` takes this right away. Only some of the
+/// relay's work needs it.
 async fn run_without(database: &Database, emulator: &RunningEmulator, revoke: &str) -> Relay {
     let url = login_role(database).await;
     database.execute(revoke).await;

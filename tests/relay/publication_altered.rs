@@ -161,8 +161,8 @@ async fn a_recovery_restarts_when_a_table_is_altered_while_it_reads() {
     })
     .await;
     altering.batch_execute("COMMIT").await.unwrap();
-    // From PostgreSQL 16 on, the relay already waits in its query of the publication, so it reads
-    // the current columns.
+    // From PostgreSQL 16 on, an earlier query of the relay, on the publication, already waits for the
+    // lock. The relay then looks up the columns only after the change.
     if waits_to_read {
         relay
             .wait_for_log("was altered after the relay looked up")

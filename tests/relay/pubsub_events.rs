@@ -239,9 +239,9 @@ async fn front_ends_that_keep_sending_goaway_lose_and_swap_nothing() {
         (world.proxy.accepted() >= connections + 20).then_some(())
     })
     .await;
-    // If a connection closes just when it gets a request, the client does not send the request, and the
-    // relay retries it. But a client that writes to a closed connection may lose the last answers. So
-    // duplicates are allowed if the log shows such a failure.
+    // A client that still writes to a connection while the front end closes it may lose the last
+    // answers. The relay then logs a failure and sends these events again. So allow duplicates if the log
+    // shows such a failure.
     let (report, log) = world.ends_well().await;
     let lost = report.unexplained_duplicates();
     let failed = log.contains("pubsub-unreachable");

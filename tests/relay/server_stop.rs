@@ -12,12 +12,12 @@ use crate::harness::{self, Database, Relay, eventually, insert_orders, signal};
 /// The relay's log line when it has noticed the shutdown.
 pub(crate) const NOTICED: &str = "PostgreSQL is shutting down";
 
-/// Upper bound for the bytes of WAL between the last confirmed position and the shutdown checkpoint. In between, the
-/// server can skip the rest of one page.
+/// Maximum number of bytes of WAL between the last confirmed position and the shutdown checkpoint. PostgreSQL may
+/// leave the rest of a WAL page empty there.
 const LAST_PAGE: u64 = 8192;
 
-/// Stops the server so that its walsender has to send the WAL of `work` when the relay already knows that the server
-/// is shutting down. Returns how long the shutdown took from then on.
+/// Runs the SQL `work` while the walsender is frozen, and stops the server. The walsender can send the WAL of `work`
+/// only after the relay has noticed the shutdown. Returns how long the server took to stop from then on.
 pub(crate) async fn stop_with_unsent_wal(
     database: &mut Database,
     relay: &Relay,

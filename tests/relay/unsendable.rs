@@ -264,8 +264,8 @@ async fn rows_from_before_a_column_was_replaced_are_delivered() {
     altered(alter, "aggregateid = \"customer\"").await;
 }
 
-/// Rows wait in the WAL while an optional column gets its default name, and the settings no longer name it. The rows
-/// from before are published with the column's values.
+/// Rows wait in the WAL while an optional column is renamed to its default name, and its custom name is removed from
+/// the settings. Checks that these rows are published with the column's values.
 async fn an_optional_column_gets_its_default_name(column: &str, value: &str, attribute: &str) {
     let database = Database::private().await;
     let emulator = harness::emulator().await;

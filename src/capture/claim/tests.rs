@@ -118,13 +118,13 @@ fn a_table_takes_over_the_record_of_an_earlier_table_of_its_partition_tree() {
     let leaf = |shape: &mut Shape| shape.partitions = "7,8".to_owned();
     assert_eq!(earlier(with_former, new(leaf)), taken, "by a partition");
     assert_eq!(earlier(record.clone(), new(same)), [None], "no such rows");
-    // A record that a configured table has is not taken over.
+    // The new table does not take over the record of a table that is still in the settings.
     let both = [found("a.x", 1), new(below)];
     let records = [record];
     assert_eq!(identities(&both, &records), [some("a.x"), None]);
 }
 
-/// One record cannot be right for the rows of both earlier tables.
+/// The new table can have only one record, which would be wrong for the rows of the other earlier table.
 #[test]
 fn a_table_with_the_rows_of_several_earlier_tables_is_refused() {
     let slot = "postrider".parse().unwrap();
@@ -162,7 +162,7 @@ fn two_tables_that_swap_their_names_keep_their_identities() {
 }
 
 proptest! {
-    /// Tables with the column `inserted_xid`, tables without it, and tables without it that were created again.
+    /// Covers tables with and without the column `inserted_xid`, and recreated tables without it (suffix `@17`).
     #[test]
     fn different_rows_of_different_tables_have_different_event_ids(
         names in proptest::collection::vec("[ab]\\.[ab]?[:@#%.]?[1b]?[:@]?[17]?", 2..5),

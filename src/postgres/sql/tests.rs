@@ -31,7 +31,7 @@ async fn session() -> (Sql, FaultProxy) {
     (sql.unwrap(), proxy)
 }
 
-/// The client sends the request that closes the first statement, and at once the second statement. So the
+/// The client closes the first statement and sends the second one without waiting for an answer. So the
 /// server answers one request while another is outstanding.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_statement_that_follows_another_one_does_not_wait_for_a_dead_server() {

@@ -278,7 +278,7 @@ fn a_slot_beyond_the_begin_of_capturing_is_not_used_for_a_first_start() {
     );
 }
 
-/// Judges with `dispatch = exceptions`, and with the publication of the last audit.
+/// Judges with `dispatch = exceptions`. The publication is `p1`, as in the row that [`left`] returns.
 fn without_records(earlier: &EarlierSession, slot: &Slot, timeline: u32) -> SlotVerdict {
     SlotVerdict::of(OpeningFacts {
         earlier: Some(earlier),

@@ -317,8 +317,8 @@ async fn rows_whose_id_is_padded_with_blanks_are_recorded_under_the_id_of_their_
     relay.stop().await;
 }
 
-/// Old rows of a key are in the table in an order that differs from the order of insertion, because a poller
-/// deleted rows before them. `init` adds the columns that Postrider needs to the table with these rows.
+/// The last rows of a key are stored before its first rows, because they reuse the space of rows that a
+/// poller has deleted. Then `init` adds the columns that Postrider needs. Checks the order of publication.
 async fn old_rows_keep_their_order(version: &str) {
     let builder = ScratchPostgres::builder().setting("wal_level", "logical");
     let server = builder.start().unwrap();

@@ -63,7 +63,7 @@ async fn old_rows_of_a_restored_table_stay_old_when_the_server_reaches_their_tra
                  (pg_current_xact_id()::text::bigint + 100 + n)::text::xid8 \
              FROM generate_series(1, 20) n";
         world.execute(restore).await;
-        // In a subtransaction, the `xmin` of the rows is not the transaction that inserts them.
+        // After a savepoint, the `xmin` of new rows is a subtransaction, not the transaction itself.
         let in_a_savepoint =
             format!("BEGIN; SELECT pg_current_xact_id(); SAVEPOINT s; {restore}; COMMIT");
         world.execute(&in_a_savepoint).await;
@@ -84,8 +84,8 @@ async fn old_rows_of_a_restored_table_stay_old_when_the_server_reaches_their_tra
     }
 }
 
-/// `inserted_xid` is 50 ids ahead. The server reaches that id while the row waits, and another
-/// relay continues the recovery.
+/// The row's `inserted_xid` is 50 ids ahead of the server. The server reaches this id while the row
+/// waits in a recovery, and then another relay continues the recovery.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_row_of_a_near_future_transaction_keeps_its_place_in_a_continued_recovery() {
     const AHEAD: &str = "(pg_current_xact_id()::text::bigint + 50)::text::xid8";

@@ -114,8 +114,8 @@ async fn a_column_list_may_leave_out_seq() {
     world.assert_published_once(relay).await;
 }
 
-/// An update of all old rows is a usual step of a migration of a table. It changes their `xmin`, by which the relay
-/// dates rows that are older than the column.
+/// Migrations of a table often update all old rows, which changes the `xmin` of the rows. For rows that are older
+/// than the column `inserted_xid`, the relay knows only from `xmin` when they were inserted.
 #[tokio::test(flavor = "multi_thread")]
 async fn old_rows_that_are_updated_after_init_has_added_the_column_are_not_published() {
     for (kind, dispatch) in [

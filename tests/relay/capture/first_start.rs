@@ -11,8 +11,8 @@ use crate::harness::{self, eventually};
 use crate::privileges::login_role;
 
 const HISTORY: u32 = 200_000;
-/// How long the relay may take until it streams. Generous, because machines are shared. With the
-/// bug that this limit detects, the relay took minutes.
+/// How long the relay may take until it streams. Generous, because machines are shared. A relay that
+/// handled each old row would take minutes.
 const STREAMS_WITHIN: Duration = Duration::from_secs(10);
 
 async fn a_long_history_costs_nothing(kind: Kind) {
@@ -56,9 +56,9 @@ async fn a_long_history_in_partitions_costs_nothing_at_the_first_start() {
     a_long_history_costs_nothing(Kind::Partitioned).await;
 }
 
-/// Checks that no old row is published although the slot is dropped twice. The slot is first
-/// dropped before any relay has run (`by_init`), or else right after a first start. Then an
-/// operator requests a recovery. The slot is dropped again after this recovery.
+/// Checks that no old row is published although the slot is dropped twice. The first time is before
+/// any relay has run (`by_init`), or else right after a first start. Then an operator requests a
+/// recovery. The second time is after this recovery.
 async fn no_old_row_is_published_after_a_loss(kind: Kind, by_init: bool) {
     let mut world = World::new(kind, 2_000).await;
     if !by_init {
@@ -110,8 +110,7 @@ async fn no_old_row_of_a_partition_is_published_when_the_slot_is_lost() {
     no_old_row_is_published_after_a_loss(Kind::Partitioned, false).await;
 }
 
-/// The events wait for their missing topic, so none of them has an outcome when the slot is lost. (In an old
-/// version, a single such event kept the first audit from ever finishing.)
+/// The new events wait for their missing topic, so none of them has an outcome when the slot is lost.
 #[tokio::test(flavor = "multi_thread")]
 async fn no_old_row_is_published_when_the_topic_is_missing_and_the_slot_is_lost() {
     let emulator = Emulator::builder().listen("127.0.0.1:0".parse().unwrap());

@@ -162,8 +162,8 @@ async fn rows_missed_during_a_long_transaction_are_published_soon_after_it_ends(
     world.assert_published_once(relay).await;
 }
 
-/// The table has the same partitions as before. The relay can notice only that another transaction has
-/// attached one of them.
+/// A partition is detached, filled and attached again. The table then has the same partitions as before, so
+/// the relay must notice that another transaction has attached one of them.
 #[tokio::test(flavor = "multi_thread")]
 async fn rows_of_a_partition_that_was_filled_while_it_was_detached_are_published_without_a_restart()
 {
@@ -183,7 +183,7 @@ async fn rows_of_a_partition_that_was_filled_while_it_was_detached_are_published
 }
 
 /// A transaction that is open during a gap commits long after the relay has closed the gap. One of its rows
-/// has a number below all earlier rows.
+/// has a lower id than all rows before.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_transaction_that_outlives_the_comparison_of_a_gap_loses_no_row_with_a_low_number() {
     let (mut world, relay) = World::served(Kind::Numbered, 100).await;

@@ -10,8 +10,8 @@ use super::World;
 use super::table::Kind;
 use crate::harness::{Relay, eventually};
 
-/// One event of a transaction waits for its topic, so all rows of this transaction that are moved
-/// later have to wait too. The messages of these rows would need twice the memory budget.
+/// Moves 10,000 rows of a transaction, one of whose events waits for its topic. The moved rows have to
+/// wait too, and their messages would need twice the memory budget. Checks that memory stays low.
 async fn rows_that_wait_for_their_original(world: &World, relay: &Relay) {
     const ROWS: u32 = 10_000;
     world
@@ -62,9 +62,9 @@ async fn moved_rows_that_wait_for_their_original_stay_within_the_budget_and_are_
     relay.stop().await;
 }
 
-/// Like rows from a staging table, the rows name an older transaction in `inserted_xid`. One event
-/// of that transaction waits for its topic, so these rows wait with it, most of them without their
-/// messages in memory. Then they turn out to be new.
+/// New rows have the `inserted_xid` of an older transaction, like rows from a staging table. One event of
+/// that transaction waits for its topic, so the new rows wait too, most of them without their messages
+/// in memory. Once the topic exists, the relay finds out that the rows are new.
 #[tokio::test(flavor = "multi_thread")]
 async fn new_rows_that_have_waited_without_their_messages_are_published_in_order() {
     let mut world = World::new(Kind::Partitioned, 20).await;

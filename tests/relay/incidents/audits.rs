@@ -107,7 +107,7 @@ async fn audits_fail_but_nothing_suggests_a_gap() {
     desk.sees_all_delivered().await;
 }
 
-/// A lock that passes makes an audit wait or fail once, and no view changes.
+/// A single audit may fail, for example because of a short lock. No view changes because of it.
 #[tokio::test(flavor = "multi_thread")]
 async fn one_failed_audit_is_only_a_line_of_the_log() {
     let mut desk = with_a_role().await;

@@ -65,7 +65,8 @@ async fn a_relay_that_stops_at_the_same_event_again_and_again_says_since_when() 
     assert!(lasts >= least.as_secs_f64(), "{least:?}: {shown}");
 }
 
-/// A service may write any time into `occurred_at`. But the relay knows the time of the commit, so the views use it.
+/// The views use the time of the commit, which the relay knows. They do not use `occurred_at`, because a service
+/// may write any value into this column.
 #[tokio::test(flavor = "multi_thread")]
 async fn all_ages_of_the_same_event_are_since_its_commit() {
     let desk = Desk::new().await;

@@ -226,7 +226,7 @@ impl Sight {
             .collect()
     }
 
-    /// Whether the screen of `status` names a topic for which events wait, and says that no event waits.
+    /// Whether `status` says that no event waits, although it lists a topic for which events wait.
     fn contradicts_itself(&self) -> bool {
         let topics = &self.status.json["condition"]["topics"];
         let mut topics = topics.as_array().into_iter().flatten();

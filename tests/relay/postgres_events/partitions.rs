@@ -92,7 +92,8 @@ async fn rows_in_a_partition_before_it_is_attached_are_delivered_from_the_table(
     relay.wait_for_log("publication-gap").await;
 }
 
-/// A foreign table whose rows are in a file of the server. `INSERTS` stands for the statement that wrote the rows.
+/// Attaches a foreign table whose rows are in a file of the server. The test replaces `INSERTS` with the statement
+/// that inserts the rows.
 const ATTACH_FOREIGN: &str = "\
     CREATE TABLE outbox.cold (LIKE outbox.parted INCLUDING DEFAULTS); INSERTS \
     CREATE EXTENSION file_fdw; CREATE SERVER files FOREIGN DATA WRAPPER file_fdw; \
@@ -111,8 +112,9 @@ const DETACH_AND_COPY: &str = "\
 const ATTACH_UNLOGGED: &str = "\
     CREATE UNLOGGED TABLE outbox.parted_2 PARTITION OF outbox.parted FOR VALUES FROM (100) TO (200); INSERTS";
 
-/// A partition with rows that PostgreSQL does not stream is attached; the rows are inserted into the table `into`. The
-/// operator follows the hint of the relay: `repair` does what `hints` say.
+/// Runs the SQL `attach`, which attaches a partition with 50 rows that PostgreSQL does not stream. The rows are
+/// inserted into the table `into`. Waits until the relay logs the texts in `hints`, and follows them with the SQL
+/// `repair`. Checks that all rows are published.
 async fn hint_is_followed(
     dispatch: &str,
     (attach, into): (&str, &str),

@@ -172,8 +172,8 @@ async fn kill_9_before_a_kept_slot_has_passed_the_rows_from_the_tables_repeats_n
         .await;
     insert(&database, 1_001, 50).await;
     let passed = database.current_wal().await;
-    // The slot confirms the ends of commits, but perhaps no position after the last commit above. So insert
-    // one more row: the end of its commit is past `passed`.
+    // Insert one more row, whose commit ends past `passed`. The slot may confirm only positions at which a
+    // commit ends, and the last commit above may end before `passed`.
     insert(&database, 1_051, 1).await;
     // This row is only in the stream, where it waits for its topic. So the slot cannot pass it.
     let waits = "BEGIN; \

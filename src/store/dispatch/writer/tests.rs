@@ -285,7 +285,7 @@ fn record(n: u64, key: &str, events: Vec<EventRef>, publishes: bool) -> Record {
     Record {
         topic: Some("projects/p/topics/t".into()),
         ordering_key: key.into(),
-        // Each outcome has a different time, because an update with the time of the row changes nothing.
+        // Each outcome needs a different time, because the writer skips an update to the same time.
         at: SystemTime::UNIX_EPOCH + Duration::from_secs(2_000_000_000 + n),
         events,
         outcome: if publishes {
