@@ -352,7 +352,7 @@ mod tests {
     }
 
     #[test]
-    fn a_recovery_with_a_new_slot_does_not_read_again_the_rows_without_seq_that_are_resolved() {
+    fn a_recovery_with_a_new_slot_skips_resolved_rows_of_a_table_without_seq() {
         let mut captured = captured(true, None);
         captured.record.recovery_progress = Some(RecoveryProgress {
             below: 95,

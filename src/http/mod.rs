@@ -301,7 +301,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn openmetrics_is_for_those_who_prefer_it() {
+    fn openmetrics_is_sent_only_to_clients_that_prefer_it() {
         for (accept, is_preferred) in [
             ("", false),
             ("*/*", false),

@@ -174,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn while_nothing_reaches_pubsub_attempts_are_a_second_apart_at_last() {
+    fn while_nothing_reaches_pubsub_the_pause_between_attempts_grows_to_a_second() {
         let (mut concurrency, start) = (Concurrency::new(500), Instant::now());
         assert_eq!(concurrency.next_start(), None);
         let mut now = start;

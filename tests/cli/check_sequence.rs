@@ -51,7 +51,7 @@ async fn a_sequence_that_was_set_back_is_found_and_the_remedy_corrects_it() {
 }
 
 #[tokio::test]
-async fn the_last_number_itself_is_behind_and_the_number_after_it_is_not() {
+async fn a_sequence_is_behind_if_its_next_number_is_not_above_the_last_row() {
     let database = Database::initialised().await;
     database.emit(5).await;
     let set = |text: &str| format!("select setval('outbox.events_seq_seq', {text})");
@@ -71,7 +71,7 @@ async fn the_last_number_itself_is_behind_and_the_number_after_it_is_not() {
 }
 
 #[tokio::test]
-async fn the_role_of_the_relay_finds_it_once_a_row_was_inserted() {
+async fn the_relays_role_finds_a_sequence_that_is_behind_once_a_row_was_inserted() {
     let database = Database::initialised().await;
     database.emit(5).await;
     let role = format!("relay_of_{}", database.name);

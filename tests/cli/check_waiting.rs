@@ -149,7 +149,7 @@ async fn with_halt_a_waiting_event_that_cannot_be_sent_stops_the_relay() {
 }
 
 #[tokio::test]
-async fn with_halt_an_event_that_has_just_stopped_the_relay_stops_the_next_one() {
+async fn with_halt_the_event_that_stopped_a_relay_also_stops_the_next_relay() {
     let (_emulator, host) = emulator().await;
     let database = Database::initialised().await;
     condition(&database, &broken("event-refused", "Pub/Sub refuses it")).await;

@@ -323,7 +323,7 @@ async fn numbered_rows_of_a_partitioned_table_are_deleted_through_its_root() {
 }
 
 #[tokio::test]
-async fn a_signal_stops_it_between_two_steps_and_the_next_run_continues() {
+async fn a_signal_stops_prune_between_two_steps_and_the_next_run_continues() {
     let server = server();
     let database = Database::on(&server).await;
     database.run(&["init", "--apply"]).await.assert_status(0);

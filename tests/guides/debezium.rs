@@ -1,5 +1,5 @@
-//! Follows docs/how-to/move-from-debezium.md. A plain slot replaces Debezium, because only
-//! Debezium's confirmed position matters.
+//! Follows docs/how-to/move-from-debezium.md. The test does not run Debezium. It uses a plain slot
+//! instead, because only Debezium's confirmed position matters.
 
 use crate::guide::Guide;
 use crate::playground::Playground;

@@ -52,8 +52,8 @@ fn only_the_store_has_sql_on_our_own_tables() {
     );
 }
 
-/// Functions that do not read the catalog, although their names look like it. Scans of a table
-/// and DDL use them to get a value about a row, its transaction or the current transaction.
+/// Functions whose names begin with `pg_`, but which do not read the catalog. Scans of tables and
+/// DDL need them for facts about a row, its transaction or the current transaction.
 const NOT_OF_THE_CATALOGUE: [&str; 7] = [
     "pg_advisory_xact_lock",
     "pg_column_size",
@@ -157,7 +157,7 @@ fn only_slot_manager_asks_the_catalogue() {
     }
 }
 
-/// `slot-manager/src/sql.rs` says why.
+/// `pg_partition_tree` locks all partitions. `slot-manager/src/sql.rs` explains why this is dangerous.
 #[test]
 fn no_statement_locks_partitions_through_the_catalogue() {
     for file in product().iter().flat_map(|folder| modules_in(folder)) {

@@ -1,3 +1,5 @@
+//! Tests of the memory budget: when the relay stops reading, and when lanes linger.
+
 use super::memory::{LANE, RECORD};
 use super::*;
 
@@ -52,7 +54,7 @@ fn a_full_budget_sends_one_third_and_keeps_the_rest_queued() {
 }
 
 #[test]
-fn when_too_much_waits_three_eighths_of_it_are_sent() {
+fn above_a_quarter_of_the_budget_three_eighths_of_the_queue_are_sent() {
     let event = Event::for_tests(0);
     let mut flow = FlowControl::new(400 * weight(&event));
     let take = |flow: &mut FlowControl, n| (0..n).for_each(|_| flow.take(&event));
@@ -92,7 +94,7 @@ fn when_too_much_waits_three_eighths_of_it_are_sent() {
 }
 
 #[test]
-fn a_queue_that_empties_leaves_its_records_to_their_own_gate() {
+fn after_the_queue_is_empty_only_records_decide_whether_reading_stops() {
     let mut flow = FlowControl::new(80 * RECORD);
     let event = Event::for_tests(0);
     (0..80).for_each(|_| flow.take(&event));
@@ -107,7 +109,7 @@ fn a_queue_that_empties_leaves_its_records_to_their_own_gate() {
 }
 
 #[test]
-fn records_spend_the_budget_at_a_quarter_until_they_take_under_an_eighth() {
+fn records_stop_reading_at_a_quarter_of_the_budget_until_they_use_under_an_eighth() {
     let mut flow = FlowControl::new(80 * RECORD);
     (0..20).for_each(|_| flow.take_record());
     assert!(flow.stops_reading());
@@ -130,7 +132,7 @@ fn messages_that_arrive_while_records_have_spent_the_budget_can_spend_it_too() {
 }
 
 #[test]
-fn beyond_half_of_the_budget_requests_fill_up_only_if_lanes_are_shared() {
+fn above_half_of_the_budget_lanes_linger_only_if_events_share_lanes() {
     let event = Event::for_tests(0);
     let mut flow = after_much(100 * (weight(&event) + LANE - RECORD));
     let mut take = |events, lanes| {

@@ -42,7 +42,7 @@ fn while_requests_cannot_be_sent_all_lanes_pause_together_and_one_success_frees_
 }
 
 #[test]
-fn broken_connections_are_probed_as_slowly_and_count_as_attempts() {
+fn broken_connections_are_probed_slowly_and_each_probe_counts_as_an_attempt() {
     let mut lanes = many_lanes();
     let (failures, now) = ten_seconds_of(Load::Broken, &mut lanes);
     assert!(failures <= 20, "{failures} failed attempts in ten seconds");

@@ -1,3 +1,5 @@
+//! Tests which verdict follows from the slot, the earlier session and the server.
+
 use slot_manager::{DatabaseOrigin, SystemIdentifier, WalStatus};
 
 use super::*;

@@ -208,7 +208,7 @@ async fn init_can_run_again_at_any_time() {
 /// At the first start, the relay's role has no right to read the table, so the relay exits. The next
 /// start must not treat the table as one that a relay has already served.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_first_start_with_all_that_lacks_a_right_begins_again_in_order() {
+async fn after_a_first_start_without_a_right_all_rows_are_published_once_in_order() {
     let mut world = World::new(Kind::Numbered, 0).await.without_slot().await;
     let url = login_role(&world.database).await;
     world.more.push(("DATABASE_URL", url));

@@ -138,7 +138,7 @@ async fn rows_of_a_partitioned_table_are_published_if_only_a_partition_is_captur
 /// `init --apply` runs with the new settings before the relay does. The relay must still know the earlier
 /// table afterwards.
 #[tokio::test(flavor = "multi_thread")]
-async fn after_init_too_the_rows_of_the_earlier_table_come_before_the_rows_of_the_new_one() {
+async fn even_after_init_rows_of_the_earlier_table_come_before_rows_of_the_new_table() {
     let (mut world, relay) = World::served(Kind::Uuid, 40).await;
     relay.stop().await;
     world.insert("a", 20).await;

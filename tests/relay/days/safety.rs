@@ -167,7 +167,7 @@ async fn nobody_locks_a_day_without_the_right_to_delete() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn two_sessions_that_lock_a_day_do_not_keep_each_other_from_dropping_it() {
+async fn a_session_can_drop_a_day_that_another_session_waits_to_lock() {
     let database = daily_database().await;
     let url = login_role(&database).await;
     let past = add_past_day(&database, -20).await;

@@ -36,7 +36,7 @@ async fn wait_until_stored(emulator: &RunningEmulator, id: &str) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn full_records_resume_after_every_transaction_begun_without_them_has_ended() {
+async fn full_records_resume_only_after_all_older_transactions_have_ended() {
     let database = Database::private().await;
     let emulator = harness::emulator().await;
     let relay = start(&database, &emulator);

@@ -1,6 +1,5 @@
 //! Tests a recovery that ends early again and again: its slot is lost, or the relay is killed. Each later
-//! recovery must begin where the earlier one has stopped, and must publish no row again that has been
-//! resolved before.
+//! recovery must begin where the earlier one has stopped, and must not publish resolved rows again.
 
 use std::collections::HashMap;
 use std::time::Duration;

@@ -118,7 +118,7 @@ async fn switching_modes_with_kill_9_in_between_loses_and_swaps_nothing() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn after_full_records_resume_the_auditor_resends_no_row_delivered_without_one() {
+async fn after_a_switch_to_full_records_the_auditor_repeats_no_row_without_a_record() {
     let (database, emulator, relay) = after_some_events(300).await;
     relay.stop().await;
     let relay = Relay::start(&database, &emulator);

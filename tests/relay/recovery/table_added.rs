@@ -154,7 +154,7 @@ async fn a_crash_of_the_server_after_the_recovery_repeats_no_row_of_the_added_ta
 /// The relay is killed when all rows from the tables have their outcome, and the slot has not yet
 /// confirmed the last of these rows in the stream. The next session must recognise them in the stream.
 #[tokio::test(flavor = "multi_thread")]
-async fn kill_9_before_a_kept_slot_has_passed_the_rows_from_the_tables_repeats_none() {
+async fn after_kill_9_a_kept_slot_repeats_no_row_that_came_from_the_tables() {
     let file = settings();
     let path = file.path().display().to_string();
     let (database, emulator, _) = prepared(50).await;

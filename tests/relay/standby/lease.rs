@@ -245,7 +245,7 @@ async fn a_standby_with_a_silent_connection_notices_and_still_takes_over() {
 /// PostgreSQL's last message on the stream arrives late, after a check of the relay has found the slot
 /// free.
 #[tokio::test(flavor = "multi_thread")]
-async fn published_events_are_recorded_even_if_the_free_slot_is_seen_first() {
+async fn published_events_are_recorded_even_if_the_relay_first_finds_the_slot_free() {
     let database = Database::private().await;
     let emulator = harness::emulator().await;
     let (proxy, url) = proxied(&database).await;

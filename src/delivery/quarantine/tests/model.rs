@@ -226,8 +226,8 @@ impl World {
         }
     }
 
-    /// An operator replays the published events of a range. Returns these events; returns none if the key
-    /// has events in quarantine or a release is under way.
+    /// An operator replays the published events of a range. Returns these events. Replays nothing if the
+    /// key has events in quarantine, or if a release is under way.
     pub(super) fn replay(&mut self, range: std::ops::Range<u32>) -> Vec<u32> {
         if self.table.values().any(|row| *row != Row::Published) {
             return Vec::new();

@@ -81,8 +81,8 @@ fn events_that_have_left_the_quarantine_no_longer_count_towards_its_limit() {
         (0..events).try_for_each(|_| quarantine.set_aside(&group(), &origin).map(|_| ()))
     };
     set_aside(&mut quarantine, MAX_BLOCKED - 5).unwrap();
-    // All but ten of the quarantined events are released or discarded, while five more events are set
-    // aside.
+    // An operator has released or discarded all but ten events. While the relay counts the events, five
+    // more go into quarantine.
     quarantine.counting();
     set_aside(&mut quarantine, 5).unwrap();
     quarantine.counted(10);
@@ -109,8 +109,8 @@ fn stuck_releases_do_not_hold_up_others() {
         !quarantine.releases.by_group.contains_key(&nth(groups)),
         "no room"
     );
-    // The pages of half of the releases are read to their end. The other releases have read a full page.
-    // No event is published.
+    // Half of the releases read all their events. The other half read a full page each, so they may have
+    // more events. Pub/Sub stores no event yet.
     for n in 0..groups {
         let events = if n % 2 == 0 { 1 } else { PAGE as u32 };
         let Some(QuarantineQuery::Page(read, _)) = quarantine.command() else {
@@ -132,8 +132,7 @@ fn stuck_releases_do_not_hold_up_others() {
     quarantine.release(nth(groups), false);
     let page = QuarantineQuery::Page(nth(groups), EventPosition::for_tests(0, 0));
     assert_eq!(quarantine.command(), Some(page));
-    // A release whose events wait for Pub/Sub still ends: the first release is forgotten once the outcome
-    // of its event is durable.
+    // The first release is still remembered. It ends once the outcome of its event is durable.
     let record = Record {
         topic: Some(group().topic),
         ordering_key: nth(0).ordering_key,
