@@ -76,7 +76,7 @@ impl ProgressLine {
     pub(super) fn show(&mut self, text: &str) {
         let is_due = |shown: Instant| shown.elapsed() >= PROGRESS_INTERVAL;
         if self.is_terminal && self.shown.is_none_or(is_due) {
-            report::write_part(&format!("\r\x1b[K{text}"));
+            report::write_part(&format!("\r\x1b[K{}", printable(text)));
             self.shown = Some(Instant::now());
         }
     }
@@ -100,9 +100,12 @@ fn text(report: &AuditReport, paint: Paint) -> String {
     let tables = report.tables.iter().map(|table| of_table(table, paint));
     let mut text: String = tables.collect();
     for UnreadableTable { table, why, remedy } in &report.unreadable {
+        let why = format!("cannot be read: {}", printable(why));
         text += &format!(
-            "{table}: {}\n            hint: {remedy}\n",
-            paint.severity(Severity::Warning, &format!("cannot be read: {why}"))
+            "{}: {}\n            hint: {}\n",
+            printable(table),
+            paint.severity(Severity::Warning, &why),
+            printable(remedy)
         );
     }
     let (severity, conclusion) = match report.result {
@@ -135,7 +138,8 @@ fn text(report: &AuditReport, paint: Paint) -> String {
 }
 
 fn of_table(table: &TableAudit, paint: Paint) -> String {
-    let mut text = format!("{}: {}\n", table.table, figures::count(table.rows, "row"));
+    let rows = figures::count(table.rows, "row");
+    let mut text = format!("{}: {rows}\n", printable(&table.table));
     let mut line = |count: &EventCount, severity, what: &str| {
         if count.events == 0 {
             return;

@@ -109,3 +109,33 @@ async fn errors_are_wrapped_at_the_width_of_the_terminal() {
         }
     }
 }
+
+#[tokio::test]
+async fn a_terminal_gets_colours_unless_the_user_turns_them_off() {
+    let database = Database::initialised().await;
+    database.emit(1).await;
+    for arguments in [
+        &["audit"][..],
+        &["check"],
+        &["slot", "show"],
+        &["status"],
+        &["--help"],
+    ] {
+        for (env, is_coloured) in [
+            (("NO_COLOR", ""), true),
+            (("NO_COLOR", "1"), false),
+            (("TERM", "dumb"), false),
+        ] {
+            let size = (24, 80);
+            let mut terminal = Terminal::run_with(&database, arguments, size, &[env]);
+            terminal.wait();
+            terminal.wait_for_output("the whole output", |output| output.ends_with('\n'));
+            let output = terminal.output();
+            assert_eq!(
+                output.contains('\x1b'),
+                is_coloured,
+                "{arguments:?} with {env:?}: {output:?}"
+            );
+        }
+    }
+}

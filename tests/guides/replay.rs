@@ -1,4 +1,4 @@
-//! Follows docs/how-to/replay.md and docs/how-to/recover.md.
+//! Follows docs/how-to/replay.md, docs/how-to/recover.md and docs/how-to/quarantine.md.
 
 use crate::guide::Guide;
 use crate::playground::Playground;
@@ -39,5 +39,43 @@ async fn a_row_with_the_record_of_the_page_is_not_recovered() {
     let relay = stage.relay("postrider run");
     stage.wait_until_published(2).await;
     assert_eq!(stage.stored(), 2);
+    relay.stop();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_commands_of_the_quarantine_release_and_discard_events() {
+    let page = Guide::read("how-to/quarantine.md");
+    let stage = Playground::open().await;
+    stage.shell("postrider init --apply");
+    let relay = stage.relay("postrider run");
+    // The first event of each key has an attribute that is too long for Pub/Sub, and one event waits behind it.
+    let insert = "
+        INSERT INTO outbox.events (id, aggregatetype, aggregateid, event_type, payload, headers)
+        SELECT ('00000000-0000-4000-8000-0000000000' || key || n)::uuid, 'order', 'k' || key, 'E', '{}',
+            CASE n WHEN 1 THEN jsonb_build_object('long', repeat('x', 2000)) END
+        FROM generate_series(1, 4) key, generate_series(1, 2) n ORDER BY key, n";
+    stage.client.batch_execute(insert).await.expect("events");
+    let waiting = "SELECT count(*) FROM outbox.dispatch WHERE state = 'quarantined'";
+    stage.wait_for(waiting, 8).await;
+    let id = |key: u8| format!("00000000-0000-4000-8000-0000000000{key}1");
+    let list = stage.shell(&page.block("sh", "postrider quarantine list"));
+    assert!(list.contains(&id(4)) && list.contains("k4"), "{list}");
+
+    // The event of the fourth key is wrong, so discard it, and release the event behind it.
+    let discard = page.block("sh", "postrider quarantine discard");
+    stage.shell(&discard.replace("ID", &id(4)).replace("KEY", "k4"));
+    stage.wait_until_published(1).await;
+
+    // The cause of the others is fixed: release one by its id, one by its key, and then all.
+    let fix = "UPDATE outbox.events SET headers = NULL WHERE aggregateid <> 'k4'";
+    stage.client.batch_execute(fix).await.expect("an update");
+    let release = page.block("sh", "postrider quarantine release --all");
+    let release = release.replace("ID", &id(1)).replace("KEY", "k2");
+    for (published, command) in [3, 5, 7].into_iter().zip(release.lines()) {
+        stage.shell(command);
+        stage.wait_until_published(published).await;
+    }
+    stage.wait_for(waiting, 0).await;
+    assert_eq!(stage.stored(), 7);
     relay.stop();
 }

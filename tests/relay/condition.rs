@@ -266,6 +266,38 @@ fn the_error_that_ends_the_relay_is_a_line_of_a_json_log() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn every_line_of_a_log_for_cloud_logging_has_severity_time_and_message() {
+    let database = Database::start().await;
+    let emulator = harness::emulator().await;
+    let host = emulator.addr().to_string();
+    let settings = [
+        ("POSTRIDER_LOG_FORMAT", "cloud_logging"),
+        ("POSTRIDER_ON_BAD_EVENT", "halt"),
+        // At this level the libraries log too.
+        ("RUST_LOG", "trace"),
+    ];
+    let relay = Relay::start_with(&database, &host, &settings);
+    insert_orders(&database, 10, 5).await;
+    database.wait_until_recorded().await;
+    let bad = "INSERT INTO outbox.events (aggregatetype, event_type, headers) \
+               VALUES ('order', E'B\na\"d', jsonb_build_object('x', repeat('y', 2000)))";
+    database.execute(bad).await;
+    relay.wait_for_log("\"severity\":\"ERROR\"").await;
+    let log = relay.log();
+    let mut severities = std::collections::BTreeSet::new();
+    for line in log.lines() {
+        let entry: Value = serde_json::from_str(line).unwrap_or_else(|e| panic!("{e}: {line}"));
+        assert!(entry["message"].is_string(), "{line}");
+        let time = entry["time"].as_str().unwrap();
+        assert!(time.starts_with("20") && time.ends_with('Z'), "{line}");
+        severities.insert(entry["severity"].as_str().unwrap().to_owned());
+    }
+    let all = ["DEBUG", "ERROR", "INFO"].map(str::to_owned);
+    assert_eq!(severities, all.into());
+    assert_eq!(relay.wait().await.code(), Some(5), "{log}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_relay_that_was_killed_while_it_was_blocked_is_down_and_not_blocked() {
     let database = Database::start().await;
     let emulator = harness::emulator().await;
