@@ -9,6 +9,9 @@ use crate::support::Database;
 /// Clears the screen, forges a line, and reverses the direction of the text.
 const HOSTILE: &str = "x\u{1b}[2J\r\nforged\u{202e}y";
 
+/// Like [`HOSTILE`], but on one line. The names of tables and databases come from their owners.
+const NAME: &str = "x\u{1b}[2J\u{202e}y";
+
 /// The id of an event of outbox.events that is in quarantine.
 const BAD: &str = "00000000-0000-4000-8000-000000000002";
 
@@ -17,21 +20,20 @@ const BAD: &str = "00000000-0000-4000-8000-000000000002";
 async fn hostile(server: &ScratchPostgres, settings: &std::path::Path) -> Database {
     let database = Database::on(server).await;
     database
-        .execute(&format!("create database \"{HOSTILE}\"; "))
+        .execute(&format!("create database \"{NAME}\""))
         .await;
     let mut other: tokio_postgres::Config = database.url.parse().unwrap();
-    let (other, connection) = other.dbname(HOSTILE).connect(NoTls).await.unwrap();
+    let (other, connection) = other.dbname(NAME).connect(NoTls).await.unwrap();
     tokio::spawn(connection);
     let slot = "select pg_create_logical_replication_slot('of_others', 'pgoutput')";
     crate::support::execute(&other, slot).await;
 
     let table = format!(
-        "create table public.\"{HOSTILE}\" (id text primary key, aggregatetype text not null, \
+        "create table public.\"{NAME}\" (id text primary key, aggregatetype text not null, \
              aggregateid text, event_type text, payload jsonb)"
     );
     database.execute(&table).await;
-    let name = HOSTILE.replace('\u{1b}', "\\u001b");
-    let name = name.replace('\r', "\\r").replace('\n', "\\n");
+    let name = NAME.replace('\u{1b}', "\\u001b");
     let toml = format!(
         "[[tables]]\ntable = 'outbox.events'\n[[tables]]\ntable = \"public.\\\"{name}\\\"\"\n"
     );
@@ -41,7 +43,7 @@ async fn hostile(server: &ScratchPostgres, settings: &std::path::Path) -> Databa
     init.assert_status(0);
 
     let rows = format!(
-        "insert into public.\"{HOSTILE}\" values ('{HOSTILE}', 'order', '{HOSTILE}', 'E', '{{}}'), \
+        "insert into public.\"{NAME}\" values ('{HOSTILE}', 'order', '{HOSTILE}', 'E', '{{}}'), \
              ('2', '{HOSTILE}', 'k', 'E', '{{}}'); \
          insert into outbox.events (id, aggregatetype, aggregateid, event_type) \
          select ('00000000-0000-4000-8000-00000000000' || n)::uuid, 'order', '{HOSTILE}', '{HOSTILE}' \
