@@ -89,8 +89,11 @@ async fn no_command_prints_control_characters_from_the_database() {
     ] {
         let config = settings.path().to_str().unwrap();
         let all = [arguments, &["--config", config]].concat();
-        let project = [("PUBSUB_PROJECT_ID", "p")];
-        let ran = database.run_with(&all, &project).await;
+        let pubsub = [
+            ("PUBSUB_PROJECT_ID", "p"),
+            ("PUBSUB_EMULATOR_HOST", "127.0.0.1:1"),
+        ];
+        let ran = database.run_with(&all, &pubsub).await;
         let said = format!("{}{}", ran.stdout, ran.stderr);
         let is_raw = |c: char| c.is_control() && c != '\n' || c == '\u{202e}';
         assert!(!said.contains(is_raw), "{arguments:?}: {said:?}");

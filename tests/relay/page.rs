@@ -203,20 +203,7 @@ async fn a_browser_shows_state_graphs_topics_and_quarantine_without_running_what
         "Publication</dt><dd>covers all rows",
     ];
     wait_for_html(&mut browser, &parts);
-    for (id, parts) in [
-        (
-            "errors",
-            &["pubsub-permission, ", "grant roles/pubsub.publisher"][..],
-        ),
-        ("facts", &["MB, in about ", " at the present rate"]),
-    ] {
-        for part in parts {
-            let part = serde_json::json!(part);
-            browser.wait_for(&format!(
-                "document.getElementById('{id}').innerText.includes({part})"
-            ));
-        }
-    }
+    shows_errors_and_the_time_to_a_loss(&mut browser);
     if let Some(folder) = std::env::var_os("POSTRIDER_SCREENSHOTS") {
         screenshots(&mut browser, Path::new(&folder));
     }
@@ -245,6 +232,24 @@ async fn never_shows_payloads(addr: &str, key: &str) {
         assert!(!answer.contains(PAYLOAD), "{path}: {answer}");
     }
     assert!(found.contains("event-invalid"), "{found}");
+}
+
+/// Waits until the page shows the recent error with its hint, and how long it takes until the slot is lost.
+fn shows_errors_and_the_time_to_a_loss(browser: &mut Browser) {
+    for (id, parts) in [
+        (
+            "errors",
+            &["pubsub-permission, ", "grant roles/pubsub.publisher"][..],
+        ),
+        ("facts", &["MB, in about ", " at the present rate"]),
+    ] {
+        for part in parts {
+            let part = serde_json::json!(part);
+            browser.wait_for(&format!(
+                "document.getElementById('{id}').innerText.includes({part})"
+            ));
+        }
+    }
 }
 
 /// Waits until the HTML of the page contains each of `parts`, and checks that the page ran no script of a

@@ -112,6 +112,16 @@ async fn insert_traced_for_debezium(database: &Database, id: &str) {
     database.execute(&sql).await;
 }
 
+/// Checks that the message of the event belongs to the trace [`TRACE`].
+fn assert_message_is_traced(messages: &[PubsubMessage], id: &str) {
+    let is_wanted = |message: &&PubsubMessage| attributes(message)["event_id"] == id;
+    let attributes = attributes(messages.iter().find(is_wanted).unwrap());
+    let parent = format!("00-{TRACE}-{PARENT}-01");
+    assert_eq!(attributes["traceparent"], parent);
+    assert_eq!(attributes["tracestate"], "a=1");
+    assert!(!attributes.contains_key("tracingspancontext"));
+}
+
 const SAMPLED: &str = "5a246b35-2bea-4931-9cfc-3e071ccb09c0";
 const NOT_SAMPLED: &str = "5a246b35-2bea-4931-9cfc-3e071ccb09c1";
 const REFUSED: &str = "5a246b35-2bea-4931-9cfc-3e071ccb09c2";
@@ -159,12 +169,7 @@ async fn each_event_of_a_sampled_trace_gets_one_span_and_others_get_none() {
         assert_eq!(hex(&span.trace_id), TRACE);
         assert_eq!(hex(&span.parent_span_id), PARENT);
         assert_eq!(span.trace_state, "a=1");
-        let is_wanted = |message: &&PubsubMessage| attributes(message)["event_id"] == id;
-        let attributes = attributes(messages.iter().find(is_wanted).unwrap());
-        let parent = format!("00-{TRACE}-{PARENT}-01");
-        assert_eq!(attributes["traceparent"], parent);
-        assert_eq!(attributes["tracestate"], "a=1");
-        assert!(!attributes.contains_key("tracingspancontext"));
+        assert_message_is_traced(&messages, id);
     }
     let (span, _) = of_event(SAMPLED);
     assert_eq!(span.name, "send order.events");
