@@ -47,7 +47,8 @@ impl Failing {
         if at.is_some_and(|at| now.saturating_duration_since(at) < LOG_INTERVAL) {
             return;
         }
-        let (is_first, since_last) = (told == 0, self.failures - told);
+        // As in all log lines, `since_last` is the number of failures without a line.
+        let (is_first, since_last) = (told == 0, (self.failures - told).saturating_sub(1));
         self.told = (self.failures, Some(now));
         self.owes_line = !lines.take(now);
         if self.owes_line {
@@ -232,7 +233,7 @@ mod tests {
             "{text}"
         );
         for (line, failures, for_s) in [(second, 41, 10), (third, 81, 20)] {
-            let counts = format!("failures={failures} since_last=40 for_s={for_s} ");
+            let counts = format!("failures={failures} since_last=39 for_s={for_s} ");
             assert!(line.contains("WARN") && line.contains(&counts), "{text}");
         }
         let worked = "works again topic=\"topic-7\" failures=100";
