@@ -47,7 +47,7 @@ async fn peak_rss_kib(database: &Database) -> u64 {
     let path = format!("/proc/{}/status", audit.id().unwrap());
     let mut peak = 0;
     loop {
-        // A process that has ended has no memory any more, and then the file has no such line.
+        // After the process has ended, the file has no line `VmHWM`.
         let status = std::fs::read_to_string(&path).unwrap_or_default();
         let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
         if let Some(kib) = line.and_then(|line| line.trim().strip_suffix(" kB")) {

@@ -309,7 +309,7 @@ async fn without_the_right_to_see_other_sessions_the_remedy_of_a_transaction_say
         assert_contains(&shown, &part);
     }
     assert!(!shown.contains("pg_cancel_backend"), "{shown}");
-    // A role that sees the age of the transaction does not mention a short one.
+    // With this right, the command sees that the transaction is young, and does not mention it.
     database
         .execute(&format!("grant pg_read_all_stats to {role}"))
         .await;

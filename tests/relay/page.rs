@@ -210,7 +210,7 @@ async fn a_browser_shows_state_graphs_topics_and_quarantine_without_running_what
     finds_events(&mut browser, &database, &url, script).await;
 }
 
-/// Checks that no answer of the port has the payload or the headers of an event.
+/// Checks that no answer of the port contains the payload or the headers of an event.
 async fn never_shows_payloads(addr: &str, key: &str) {
     let key: String = key.bytes().map(|byte| format!("%{byte:02x}")).collect();
     let by_key = format!("/events?key={key}");
@@ -234,7 +234,7 @@ async fn never_shows_payloads(addr: &str, key: &str) {
     assert!(found.contains("event-invalid"), "{found}");
 }
 
-/// Waits until the page shows the recent error with its hint, and how long it takes until the slot is lost.
+/// Waits until the page shows the recent error with its hint, and the estimated time until the slot is lost.
 fn shows_errors_and_the_time_to_a_loss(browser: &mut Browser) {
     for (id, parts) in [
         (

@@ -1,6 +1,6 @@
 //! Checks the plans of the statements that read a captured table: a first start, an audit and a recovery must read
-//! a table of 100,000,000 rows only by its indexes. Without a column `seq`, a recovery reads the whole table. The test table has fewer rows, but fake statistics that
-//! say 100,000,000.
+//! a table of 100,000,000 rows only by its indexes. The exception is a recovery of a table without a column `seq`,
+//! which reads the whole table. The test table has fewer rows, but fake statistics that say 100,000,000.
 
 use std::collections::HashSet;
 
