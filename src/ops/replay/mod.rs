@@ -67,12 +67,12 @@ pub(crate) enum ReplayStep {
     },
 }
 
-/// What a replay waits for that has made no progress for a while.
+/// What a replay waits for.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum ReplayWait {
     /// The replay makes progress.
     None,
-    /// No relay publishes the released events.
+    /// The relay has published no released event for a while.
     Relay,
     /// All keys that are left have events that somebody else has released: other replays by name, and `None` for the
     /// quarantine.

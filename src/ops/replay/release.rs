@@ -72,7 +72,7 @@ impl<'a> Releasing<'a> {
         self.counts = found.counts;
         self.settle_after = found.next;
         self.settled_at = Instant::now();
-        if found.settled > 0 || (self.released == 0 && self.waits_for.is_empty()) {
+        if found.settled > 0 || self.released == 0 {
             self.progressed = Instant::now();
         }
         Ok(())
@@ -89,10 +89,12 @@ impl<'a> Releasing<'a> {
         ReplayStep::Sending {
             sent,
             of: sent + quarantined + self.waiting(),
-            wait: match self.progressed.elapsed() >= STALLED {
-                false => ReplayWait::None,
-                true if self.waits_for.is_empty() => ReplayWait::Relay,
-                true => ReplayWait::Others(self.waits_for.clone()),
+            wait: if !self.waits_for.is_empty() {
+                ReplayWait::Others(self.waits_for.clone())
+            } else if self.progressed.elapsed() >= STALLED {
+                ReplayWait::Relay
+            } else {
+                ReplayWait::None
             },
         }
     }
@@ -113,6 +115,9 @@ impl<'a> Releasing<'a> {
     async fn release(&mut self, group: &ReplayGroup) -> Result<u64> {
         let (left, released) = replay::release(self.sql, self.name, group).await?;
         self.selected = self.selected.saturating_sub(left);
+        if left > 0 {
+            self.waits_for.clear();
+        }
         self.released += released;
         if released > 0 {
             self.progressed = Instant::now();
