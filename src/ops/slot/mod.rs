@@ -282,6 +282,9 @@ async fn capture_records(sql: &Sql) -> Result<Vec<CaptureRecord>> {
     }
 }
 
+/// Maximum number of tables that a warning names.
+const TABLES_NAMED: usize = 5;
+
 /// Warns if the slot is older than the publication of a table: its confirmed position is before the position at which
 /// the capture of the table began. Names these tables.
 pub(crate) fn before_publication(slot: &Slot, records: &[CaptureRecord]) -> Option<Finding> {
@@ -292,8 +295,15 @@ pub(crate) fn before_publication(slot: &Slot, records: &[CaptureRecord]) -> Opti
     let mut later: Vec<_> = since.filter(|(since, _)| at < *since).collect();
     later.sort();
     let (since, _) = later.last()?;
-    let tables: Vec<&str> = later.iter().map(|(_, table)| table.as_str()).collect();
-    let tables = tables.join(", ");
+    let named: Vec<&str> = later
+        .iter()
+        .map(|(_, table)| table.as_str())
+        .take(TABLES_NAMED)
+        .collect();
+    let tables = match later.len() - named.len() {
+        0 => named.join(", "),
+        more => format!("{} and {more} more tables", named.join(", ")),
+    };
     Some(Finding {
         code: "slot-before-publication",
         severity: Severity::Warning,
