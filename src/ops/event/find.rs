@@ -79,11 +79,9 @@ pub(crate) async fn find(sql: &Sql, settings: &Settings, id: &str) -> Result<Vec
     }
     let mut records = recorded(sql, &tables, &found, id).await?;
     if let Some(named) = named {
-        let of_table = |record: &RecordedRow| {
-            let source_id = record.source_id.as_ref();
-            source_id.is_none_or(|id| id.starts_with(&named.prefix(settings)))
-        };
-        records.retain(of_table);
+        let identity = &captured[named.number].record.identity;
+        let mut source_ids = records.iter().filter_map(|one| one.source_id.as_deref());
+        source_ids.try_for_each(|source_id| named.check(settings, identity, source_id))?;
     }
     for record in &records {
         let is_found = |row: &FoundRow| row.event_id == record.event_id;
@@ -142,12 +140,16 @@ fn of_named_table(
     let (of_table, others): (Vec<_>, Vec<_>) =
         found.into_iter().partition(|row| row.table == named.number);
     match others.first() {
-        Some(other) if of_table.is_empty() => Err(named.of_another(settings, &other.row.table)),
+        Some(other) if of_table.is_empty() => {
+            let table = &other.row.table;
+            Err(named.of_another(settings, table, &format!("{table}:{}", named.uuid)))
+        }
         _ => Ok(of_table),
     }
 }
 
-/// Checks that an event with a uuid can belong to the named table. It can if the row is gone from all tables.
+/// Checks that an event with a uuid can belong to the named table. It can if the row is gone from all tables. Returns
+/// the table's identity.
 ///
 /// # Errors
 /// `setting-invalid` if only other tables have such a row; database errors.
@@ -155,15 +157,16 @@ pub(crate) async fn check_named_table(
     sql: &Sql,
     settings: &Settings,
     named: NamedTable<'_>,
-) -> Result<()> {
-    let captured =
+) -> Result<String> {
+    let mut captured =
         claim::as_if_claimed(sql, &settings.slot, &settings.tables, settings.start).await?;
     let mut found = Vec::new();
     for (n, (table, captured)) in settings.tables.iter().zip(&captured).enumerate() {
         let table = searched(sql, settings, table, captured).await?;
         found.extend(rows_of(sql, n, &table, named.uuid).await?);
     }
-    of_named_table(settings, named, found).map(|_| ())
+    of_named_table(settings, named, found)?;
+    Ok(captured.swap_remove(named.number).record.identity)
 }
 
 /// Returns the records of the found rows, and of the event with this uuid. If there are neither such

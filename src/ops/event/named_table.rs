@@ -4,7 +4,7 @@
 
 use uuid::Uuid;
 
-use crate::error::{Code, Error};
+use crate::error::{Code, Error, Result};
 use crate::settings::Settings;
 
 /// A captured table, as an index into `Settings::tables`, and the uuid of one of its events.
@@ -43,16 +43,29 @@ pub(crate) fn unknown(settings: &Settings, id: &str) -> Option<Error> {
 }
 
 impl NamedTable<'_> {
-    /// Returns the error if the event belongs to another table.
-    pub(crate) fn of_another(self, settings: &Settings, other: &str) -> Error {
+    /// Returns the error if the event belongs to another table. `right` is the id with the right table.
+    pub(crate) fn of_another(self, settings: &Settings, other: &str, right: &str) -> Error {
         let (uuid, table) = (self.uuid, &settings.tables[self.number].table);
         let what = format!("{uuid} is an event of {other}, not of {table}");
-        Error::new(Code::SettingInvalid, what).hint(format!("give {other}:{uuid}"))
+        Error::new(Code::SettingInvalid, what).hint(format!("give {right}"))
     }
 
-    /// The prefix of the source ids of the table: `schema.table:`.
-    pub(crate) fn prefix(self, settings: &Settings) -> String {
-        format!("{}:", settings.tables[self.number].table)
+    /// Checks that the source id of an event belongs to the table. A renamed table keeps its `identity`, with which its
+    /// source ids begin.
+    ///
+    /// # Errors
+    /// `setting-invalid` if the source id belongs to another table.
+    pub(crate) fn check(self, settings: &Settings, identity: &str, source_id: &str) -> Result<()> {
+        let name = settings.tables[self.number].table.to_string();
+        let begins_with = |table: &str| {
+            let rest = source_id.strip_prefix(table);
+            rest.is_some_and(|rest| rest.starts_with([':', '@']))
+        };
+        if begins_with(identity) || begins_with(&name) {
+            return Ok(());
+        }
+        let other = source_id.split([':', '@']).next().unwrap_or(source_id);
+        Err(self.of_another(settings, other, source_id))
     }
 }
 

@@ -94,15 +94,11 @@ async fn rows_of_table(
     settings: &Settings,
     named: NamedTable<'_>,
 ) -> Result<Vec<EventRow>> {
-    find::check_named_table(sql, settings, named).await?;
+    let identity = find::check_named_table(sql, settings, named).await?;
     let rows = rows_with(sql, named.uuid).await?;
-    let source_id = rows.iter().find_map(|row| row.source_id.as_deref());
-    match source_id.and_then(|id| id.split_once(':')) {
-        Some((table, _)) if format!("{table}:") != named.prefix(settings) => {
-            Err(named.of_another(settings, table))
-        }
-        _ => Ok(rows),
-    }
+    let mut source_ids = rows.iter().filter_map(|row| row.source_id.as_deref());
+    source_ids.try_for_each(|source_id| named.check(settings, &identity, source_id))?;
+    Ok(rows)
 }
 
 fn not_in_quarantine(what: String) -> Error {
