@@ -173,7 +173,7 @@ async fn insert_while_a_partition_is_captured(world: &mut World, is_lost: bool) 
         .contains(&(EXCEPTIONS.0, EXCEPTIONS.1.to_owned()))
     {
         let floor = "SELECT count(*) FROM outbox.capture \
-                     WHERE floor > (SELECT max(inserted_xid) FROM public.parts) AND detached = '{}'";
+                     WHERE floor::text::bigint > (SELECT max(inserted_xid::text::bigint) FROM public.parts) AND detached = '{}'";
         eventually("the floor is above all rows", || async {
             (world.database.number(floor).await == 1).then_some(())
         })
