@@ -38,10 +38,10 @@ pub async fn last_reply(client: &Client, walsender: i32) -> Result<LastReply, Sl
     Ok(sent_at.map_or(LastReply::Hidden, LastReply::SentAt))
 }
 
-/// The `application_name` of the session in which a relay polls the server every few seconds while its
-/// walsender, the server process `walsender`, reads from a slot. Other sessions use the state of this
-/// session to find out whether the relay is alive. (They cannot use `pg_stat_replication.reply_time`, because
-/// it comes from the clock of the relay.)
+/// The `application_name` of the session in which a relay polls the server. The relay polls every few seconds
+/// while its walsender, the server process `walsender`, reads from a slot. Other sessions use the state of the
+/// polling session to find out whether the relay is alive. (They cannot use `pg_stat_replication.reply_time`,
+/// because it comes from the clock of the relay.)
 #[must_use]
 pub fn supervisor_name(walsender: i32) -> String {
     format!("postrider supervisor {walsender}")
@@ -112,10 +112,10 @@ pub async fn synchronous_standby_wait(
     Ok(waited.and_then(|seconds| Duration::try_from_secs_f64(seconds).ok()))
 }
 
-/// How many other sessions in this database, with this application name, may be writing. A session of our own role
-/// counts while it runs a statement or has a transaction open. A session of another role counts while it holds
-/// a lock on `table` (a quoted name), if its role is allowed to update that table. So a relay with an earlier role
-/// counts, and a session of any other role does not.
+/// Counts the other sessions in this database, with this application name, that may be writing. A session of
+/// our own role counts while it runs a statement or has a transaction open. A session of another role counts
+/// while it holds a lock on `table` (a quoted name), if that role is allowed to update the table. So a relay
+/// that still runs with an earlier role counts, and a session of an unrelated role does not.
 ///
 /// # Errors
 /// [`SlotError::Database`].

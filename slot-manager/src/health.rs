@@ -63,10 +63,10 @@ pub struct RecordedPosition {
     pub origin: DatabaseOrigin,
     /// The confirmed position; `None` if no relay has served the slot yet.
     pub confirmed_lsn: Option<Lsn>,
-    /// Whether the relay has certainly confirmed nothing since this record, because the relay has the
-    /// record in memory, or wrote it as the last step of a graceful shutdown. If this is false, the slot
-    /// can be ahead of the record: while the database is idle, the relay confirms positions without
-    /// recording each of them at once.
+    /// Whether the relay has certainly confirmed nothing since this record. True if the relay has the record in
+    /// memory, or wrote it as the last step of a graceful shutdown. If this is false, the slot can be ahead of
+    /// the record: while the database is idle, the relay confirms positions without recording each of them at
+    /// once.
     pub is_final: bool,
 }
 
@@ -88,14 +88,13 @@ impl RecordedPosition {
 pub struct Thresholds {
     /// Warning if at least this much WAL is unconfirmed.
     pub warn_lag_bytes: u64,
-    /// Error if at least this much WAL is unconfirmed; `None` for no limit. One case needs a limit
-    /// anyway: if no relay reads the slot and the age of its events is unknown, `None` stands for
-    /// `warn_lag_bytes`.
+    /// Error if at least this much WAL is unconfirmed; `None` for no limit. If no relay reads the slot and the
+    /// age of its events is unknown, the limit `warn_lag_bytes` replaces `None`.
     pub error_lag_bytes: Option<u64>,
     /// Warning if the oldest unconfirmed event is at least this old.
     pub warn_lag: Duration,
-    /// Error if the oldest unconfirmed event is at least this old; `None` for no limit. If no relay
-    /// reads the slot, `None` stands for `warn_lag`, because nothing delivers these events.
+    /// Error if the oldest unconfirmed event is at least this old; `None` for no limit. If no relay reads the
+    /// slot, the limit `warn_lag` replaces `None`, because nothing delivers these events.
     pub error_lag: Option<Duration>,
 }
 
@@ -280,8 +279,8 @@ fn lag(slot: &Slot, time: Option<Duration>, thresholds: &Thresholds) -> Lag {
 /// changes.
 const FARTHEST_LOSS: Duration = Duration::from_secs(90 * 86_400);
 
-/// Time until the slot is lost, at the rate at which its room has shrunk since an earlier observation.
-/// `None` when this is unknown, when the room is not shrinking, or when the time is above 90 days.
+/// Time until the slot is lost, if `safe_wal_size` keeps shrinking as fast as since an earlier observation.
+/// `None` when this is unknown, when `safe_wal_size` is not shrinking, or when the time is above 90 days.
 #[must_use]
 pub fn time_to_loss(slot: &Slot, earlier: SlotObservation<'_>) -> Option<Duration> {
     let left = slot.safe_wal_size?;

@@ -355,10 +355,14 @@ impl PublicationState {
         &self.fingerprint
     }
 
-    /// Whether somebody altered, dropped or recreated the publication or the membership of a captured table
-    /// since `earlier`, or dropped, recreated, renamed or moved a captured table, even if everything looks
-    /// the same again. Rows written in between can be missing from the stream. Other changes to a table, such
-    /// as a new column, do not count.
+    /// Whether somebody changed something since `earlier`, even if everything looks the same again. These
+    /// changes count:
+    ///
+    /// - The publication, or the membership of a captured table in it, was altered, dropped or recreated.
+    /// - A captured table was dropped, recreated, renamed or moved to another schema.
+    ///
+    /// Rows written in between can be missing from the stream. Other changes to a table, such as a new column,
+    /// do not count.
     ///
     /// Both states must come from the same arguments. Membership through `FOR TABLES IN SCHEMA` has no
     /// catalog row per table, so a change to it leaves no trace here.

@@ -157,9 +157,9 @@ impl fmt::Display for WalHolder {
     }
 }
 
-/// Lists what keeps WAL for `slot`. First come the transactions that have been open for at least
-/// `older_than`, oldest first. Then come transactions whose age our role is not allowed to see, and other
-/// slots that keep older WAL than `slot`.
+/// Lists the transactions and slots that keep WAL for `slot`. First come the transactions that have been open
+/// for at least `older_than`, oldest first. Then come transactions whose age our role is not allowed to see,
+/// and other slots that keep older WAL than `slot`.
 ///
 /// # Errors
 /// [`SlotError::Database`].

@@ -69,8 +69,8 @@ pub struct Slot {
     pub failover: Option<bool>,
     /// Whether the slot was synchronised from a primary.
     pub synced: Option<bool>,
-    /// How far the server has got: the end of the written WAL, or on a standby server, of the
-    /// received WAL.
+    /// How far the server has got: the end of the written WAL, or on a standby server the end of the WAL that
+    /// was received or replayed.
     #[serde(serialize_with = "lsn_text")]
     pub server_lsn: Option<Lsn>,
     /// `server_lsn - confirmed_flush_lsn`: WAL that the reader has not confirmed.

@@ -7,6 +7,10 @@
 //! in the `search_path` can replace them. For operators and functions without a schema, such as
 //! `count`, the caller pins `search_path`.
 //!
+//! The statements find partitions in `pg_inherits`, not by `pg_partition_tree`. That function locks all partitions,
+//! but not their parent, until the transaction ends. So it would wait for every DDL statement on a partition, and
+//! could deadlock with a DROP of a partition, which locks the parent first.
+//!
 //! Times to be displayed are returned as text in UTC (RFC 3339). Times for arithmetic are returned as an
 //! age in seconds, so the clocks of the server and the client need not agree.
 
@@ -22,8 +26,8 @@ pub(crate) mod table;
 /// On a standby server, `pg_current_wal_lsn()` is an error. There the position is the later of the
 /// received and the replayed position, because WAL from an archive is only replayed.
 ///
-/// `holder_silent_seconds` is the time since the session that
-/// [`supervisor_name`](crate::activity::supervisor_name) names last began or ended a statement.
+/// `holder_silent_seconds` is the time since the polling session of the relay last began or ended a statement.
+/// The statement finds this session by its name, [`supervisor_name`](crate::activity::supervisor_name).
 pub(crate) const SLOTS: &str = "
 with server as materialized (
     select case
@@ -143,10 +147,14 @@ select p.oid, p.puballtables, p.pubinsert, p.pubupdate, p.pubdelete, p.pubtrunca
        w.nth,
        c.oid as table_oid,
        coalesce(c.relkind = 'p', false) as partitioned,
-       array(select pg_catalog.concat_ws(':', t.relid::oid, i.xmin)
-             from pg_catalog.pg_partition_tree(c.oid) t
-             join pg_catalog.pg_inherits i on i.inhrelid = t.relid
-             where c.relkind = 'p' and t.relid <> c.oid order by t.relid::oid) as partitions,
+       array(with recursive tree (oid) as (
+                 select c.oid union all
+                 select i.inhrelid from tree join pg_catalog.pg_inherits i
+                     on i.inhparent = tree.oid and not i.inhdetachpending
+                 where c.relkind = 'p')
+             select pg_catalog.concat_ws(':', i.inhrelid, i.xmin)
+             from tree join pg_catalog.pg_inherits i on i.inhrelid = tree.oid
+             where tree.oid <> c.oid order by i.inhrelid) as partitions,
        array(select a.attname::text from pg_catalog.pg_attribute a
              where a.attrelid = c.oid and a.attnum > 0 and not a.attisdropped) as table_columns,
        array(select a.attname::text from pg_catalog.pg_attribute a
@@ -277,12 +285,10 @@ pub(crate) const BACKEND_PID: &str = "select pg_catalog.pg_backend_pid()";
 
 /// Parameters: quoted table names (text[]).
 pub(crate) const INSERTED_ROWS: &str = "
-with named as (
-    select pg_catalog.to_regclass(name) as table_oid from pg_catalog.unnest($1) name
-), tables as (
-    select table_oid::oid as oid from named where table_oid is not null
+with recursive tables (oid) as (
+    select pg_catalog.to_regclass(name)::oid from pg_catalog.unnest($1) name
     union
-    select part.relid::oid from named, pg_catalog.pg_partition_tree(table_oid) part
+    select i.inhrelid from tables join pg_catalog.pg_inherits i on i.inhparent = tables.oid
 )
 select coalesce(pg_catalog.sum(pg_catalog.pg_stat_get_tuples_inserted(oid)), 0)::bigint as rows
 from tables";

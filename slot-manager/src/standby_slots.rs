@@ -13,10 +13,11 @@ use crate::{SlotError, query, sql};
 /// What a walsender does at one moment.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct WalsenderWait {
-    /// Up to where it has read the WAL. Does not move while the walsender waits for standby servers.
+    /// The position up to which the walsender has read the WAL (`sent_lsn`). It does not change while the
+    /// walsender waits for standby servers.
     pub sent: Lsn,
-    /// Whether it waits for the standby servers. `None` if it waits for nothing at the moment. This says little,
-    /// because a walsender that waits for standby servers wakes up again and again.
+    /// Whether the walsender waits for the standby servers. `None` if it waits for nothing at this moment. Then
+    /// it may still be held up, because a walsender that waits for standby servers wakes up again and again.
     pub is_for_standbys: Option<bool>,
     /// The slots that have not received all WAL.
     pub behind: Vec<SlotBehind>,
@@ -59,8 +60,8 @@ impl fmt::Display for SlotBehind {
     }
 }
 
-/// Finds out what the walsender with this pid waits for, and which slots are behind. `None` if it does
-/// not exist.
+/// Finds out what the walsender with this pid waits for, and which slots are behind. `None` if there is no such
+/// walsender.
 ///
 /// # Errors
 /// [`SlotError::Database`].

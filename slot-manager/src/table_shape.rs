@@ -14,8 +14,7 @@ use crate::{QualifiedName, SlotError, query};
 pub struct ShapeColumns<'a> {
     /// The columns that can give the order of insertion, in order of preference.
     pub seq: &'a [&'a str],
-    /// The one column of `seq` that counts only if a sequence fills it; empty if all columns count
-    /// anyway.
+    /// The one column of `seq` that is used only if a sequence fills it; empty if there is no such column.
     pub only_if_numbered: &'a str,
     /// The column with the version of an event's aggregate.
     pub version: &'a str,
@@ -45,8 +44,8 @@ pub struct TableShape {
     pub attached: String,
     /// Number of blocks of the largest partition, or of the table.
     pub blocks: u32,
-    /// The first column of [`ShapeColumns::seq`] that the table has, that holds whole numbers, and
-    /// that counts.
+    /// The first of the columns [`ShapeColumns::seq`] that the table has and that holds whole numbers. The
+    /// column [`ShapeColumns::only_if_numbered`] is skipped if no sequence fills it.
     pub seq: Option<SeqColumn>,
     /// Whether a subscription of logical replication writes into the table or one of its partitions.
     pub is_subscribed: bool,
@@ -95,9 +94,9 @@ pub struct ColumnSequence {
     pub next: i64,
 }
 
-/// Reads the sequence that fills a column. Returns `None` if the column has no sequence, or if our role may not see
-/// which number is next. A role that may use the sequence, but not read it, sees the next
-/// number only once a number has been drawn.
+/// Reads the sequence that fills a column. Returns `None` if the column has no sequence, or if our role may not
+/// see which number is next. A role that may use the sequence, but not read it, sees the next number only once
+/// a number has been drawn.
 ///
 /// # Errors
 /// [`SlotError::Database`].

@@ -1,12 +1,13 @@
 //! Decides for a recovery which rows of a blocked key come before the key's first quarantined event.
 //!
-//! A recovery publishes every unrecorded row. It publishes rows that come before the first quarantined
-//! event of their key immediately. Rows after that event wait behind it in quarantine. A row does not
-//! show its position in the WAL, but the recovery reads the rows of each aggregate in the order of
-//! their inserts. So if the aggregate is the ordering key, every row that is read before the first
-//! quarantined event was also committed before that event. All rows of a key count as coming after the
-//! event if the event is not among the rows that are read, or if several aggregates share an ordering
-//! key.
+//! A recovery publishes every unrecorded row. A row that comes before the first quarantined event of its key is
+//! published immediately. A row that comes after that event waits behind it in quarantine.
+//!
+//! A row does not show its position in the WAL, but the recovery reads the rows of each aggregate in the order
+//! of their inserts. So if the aggregate is the ordering key, every row that is read before the first
+//! quarantined event was also committed before that event. Two cases have no such order: several aggregates
+//! share an ordering key, or the event is not among the rows that are read. Then all rows of the key count as
+//! coming after the event.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;

@@ -39,10 +39,10 @@ impl Captured {
         same_numbers.then_some(progress)
     }
 
-    /// Returns the progress to record for a recovery that has read all rows up to `seq` (`None`: all rows).
-    /// Of these rows, the rows of transactions below `below` are resolved. `leaves` has the OIDs of the
-    /// present partitions: a partition that is not among them is left out. Returns `None` if an earlier
-    /// recovery has got further, or if `seq` is set although no sequence fills an indexed column `seq`.
+    /// Returns the progress to record for a recovery that has read all rows up to `seq` (`None`: all rows). Of
+    /// these rows, the rows of transactions below `below` are resolved. The progress covers only the partitions
+    /// in `leaves`, the OIDs of the present partitions. Returns `None` if an earlier recovery has got further,
+    /// or if `seq` is set although no sequence fills an indexed column `seq`.
     pub(crate) fn recovery_progress_at(
         &self,
         below: u64,
@@ -74,9 +74,9 @@ impl Captured {
         self.shape.numbered().and_then(|seq| seq.numbering.clone())
     }
 
-    /// Returns the partitions that have their own floor below `floor`, each with this own floor. Such a partition was
-    /// not captured, or could not be read, for a while. So its rows of transactions from its own floor up to `floor`
-    /// may be unresolved.
+    /// Returns the partitions with a floor of their own that is below `floor`, each with its own floor. For
+    /// some time, such a partition was not captured or could not be read. So its rows of transactions from its
+    /// own floor up to `floor` may be unresolved.
     pub(crate) fn with_own_floors(&self, floor: u64) -> impl Iterator<Item = (u32, u64)> {
         let CaptureRecord {
             uncaptured, unread, ..
@@ -89,8 +89,8 @@ impl Captured {
     }
 
     /// Returns the OIDs of the partitions that hold rows and are not in the capture record yet. A table may
-    /// already have rows when it is attached as a partition. So these rows may be unresolved even if they
-    /// belong to transactions below the floor. Returns none if the record does not know the partitions.
+    /// already have rows when it is attached as a partition. Such rows may be unresolved even if their
+    /// transactions are below the floor. Returns nothing if the record does not know the partitions.
     pub(crate) fn new_partitions(&self) -> Vec<&str> {
         let Some(known) = &self.record.partitions else {
             return Vec::new();

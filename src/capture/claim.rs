@@ -67,9 +67,9 @@ impl CaptureMoment {
         Ok(Self { since, tops })
     }
 
-    /// The highest `seq` of the table at index `n`, from which a scan may start. `None` if the table has none,
-    /// or if a transaction that had begun when this `seq` was read might not be visible in `since`: its rows
-    /// must be published, but may have a lower `seq`.
+    /// Returns the highest `seq` of the table at index `n`, from which a scan may start. `None` if the table
+    /// has none. Also `None` if `since` might not show a transaction that was running when the `seq` was read:
+    /// the rows of this transaction must be published, and may have a lower `seq`.
     fn top(&self, n: usize) -> Option<&Top> {
         let have_ended = self.since.xmin() >= self.tops.next_xid;
         self.tops.seqs.get(n)?.as_ref().filter(|_| have_ended)
@@ -358,10 +358,10 @@ async fn bring_up_to_date(
     Ok(())
 }
 
-/// Returns an identity for a new table. Event ids are computed from the identity, so it differs from
-/// the identity of every other table. It contains neither `:` nor `@`, which follow the identity in the texts from
-/// which event ids are computed. Otherwise the row `b:7` of a table `a` and the row `7` of a table `a:b` would get
-/// the same event id.
+/// Returns an identity for a new table. It differs from the identity of every other table, because event ids
+/// are computed from it. In the text from which an event id is computed, `:` or `@` follows the identity. So
+/// the identity itself contains neither. Otherwise the row `b:7` of a table `a` and the row `7` of a table
+/// `a:b` would get the same event id.
 fn identity(table: &QualifiedName, records: &[CaptureRecord]) -> String {
     let name = format!("{}.{}", table.schema, table.name);
     let name = name.replace(':', "%3A").replace('@', "%40");

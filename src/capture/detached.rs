@@ -25,7 +25,8 @@ pub(crate) struct DetachedTable {
     pub(crate) oid: u32,
     /// Whether running transactions may still write to this table through the captured table.
     pub(crate) is_pending: bool,
-    /// Whether it still is a partition of a table that no record captures, because the settings now name another table.
+    /// Whether the table is still a partition, but of a table that is no longer captured, because the settings
+    /// now name another table.
     pub(crate) is_uncaptured: bool,
     pub(crate) state: DetachedState,
 }
@@ -195,8 +196,8 @@ async fn state(
     }
 }
 
-/// Returns an error if a partition was detached (also if it was attached again), or the table itself was renamed
-/// or replaced, since `before`. A scan of the table may then have missed rows.
+/// Returns an error if a partition was detached since `before`, even if it was attached again, or if the table
+/// itself was renamed or replaced. A scan of the table may then have missed rows.
 ///
 /// # Errors
 /// `slot-busy` when rows may be missing; errors of a statement.

@@ -21,8 +21,7 @@ pub(crate) struct LookedUp {
     pub(crate) found: Lookup,
     /// The position to use for the event.
     pub(crate) position: EventPosition,
-    /// Whether the event was looked up by its id. A look-up by position does not find a record at another
-    /// position.
+    /// Whether the event was looked up by its id. Only such a look-up finds a record at another position.
     pub(crate) by_id: bool,
 }
 

@@ -54,12 +54,12 @@ pub(crate) enum IntakeStep {
     /// Rows of this captured table cannot be mapped until [`Intake::learn`] gets the types of its
     /// columns.
     TypesUnknown(Oid),
-    /// The rows of this relation belong to a table that this session has not claimed. If it is the
-    /// current table of this name, a new session must claim the table first. Otherwise it is an earlier
-    /// table of this name, and its rows can be mapped.
+    /// The rows of this relation belong to a table that this session has not claimed. If the relation is the
+    /// current table of its name, a new session must claim the table first. Otherwise it is an earlier table of
+    /// this name, and its rows can be mapped.
     TableUnknown(Oid),
-    /// The rows of this relation lack a column that is used if the table has it, and they may be older than a
-    /// renaming of the column. So [`Intake::refuse_renamed`] must compare the relation with the present columns.
+    /// The rows of this relation lack an optional column, perhaps because they are older than a rename of the
+    /// column. [`Intake::refuse_renamed`] must compare the relation with the present columns to find out.
     ColumnUnknown(Oid),
 }
 

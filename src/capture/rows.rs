@@ -24,8 +24,8 @@ const MAX_ROWS: usize = 512;
 /// Size in bytes at which a portion ends, to bound memory. The relay drops the rest of the server's
 /// answer and asks for those rows again.
 const PORTION_BYTES: usize = 4 << 20;
-/// A value with at least this stored size may need more memory than the server has: compression makes a value of
-/// 64 MB about this small, and PostgreSQL needs several copies of it.
+/// A value with at least this stored size may need more memory than the server has. Compressed, a value of 64
+/// MB can be about this small, and PostgreSQL needs several copies of the uncompressed value.
 const LARGE_VALUE_BYTES: u64 = 256 << 10;
 
 /// A row as it was read, with the state of its event in outbox.dispatch.
@@ -261,8 +261,8 @@ async fn around(sql: &Sql, reader: &TableReader, condition: &str) -> Result<Opti
 }
 
 /// Whether the server, and not the value, is the cause of this error. A server that lacks memory or room for
-/// locks reports the same SQLSTATEs as a value that is too large. If the server is the cause, a statement
-/// without the value fails too, or the value is too small to need much memory.
+/// locks reports the same SQLSTATEs as a value that is too large. The server is the cause if a statement
+/// without the value fails too, or if the value is too small to need much memory.
 async fn is_of_the_server(
     sql: &Sql,
     reader: &TableReader,

@@ -185,8 +185,8 @@ fn no_such_column(table: &QualifiedName, named: &str) -> Error {
 }
 
 impl Shape {
-    /// Whether event ids are computed with the column `inserted_xid`. The intake computes the event ids
-    /// of streamed rows with it, so ids of rows from the table must do the same.
+    /// Whether event ids are computed with the column `inserted_xid`. The intake computes the event ids of
+    /// streamed rows with it, so the event ids of rows from the table must be computed with it too.
     pub(crate) fn has_xid_in_ids(&self) -> bool {
         self.has_inserted_xid || self.unfit_inserted_xid == Some(UnfitColumn::Value)
     }
@@ -229,9 +229,9 @@ impl Shape {
 
     /// The condition that the column `inserted_xid` of a row of `e` holds a possible transaction id. The
     /// condition is needed because the writer of a row can set any value, and because the table may have been
-    /// restored from a server with higher transaction ids. A possible value is not higher than the row's `xmin`.
-    /// (`xmin` is higher if a subtransaction inserted the row, or if the row was moved or updated.) Usually both are
-    /// equal, so the condition tests this first, because the test is the cheapest.
+    /// restored from a server with higher transaction ids. A possible value is not higher than the row's
+    /// `xmin`. (`xmin` is higher if a subtransaction inserted the row, or if the row was moved or updated.)
+    /// Usually both are equal. The condition tests this first, because that test is the cheapest.
     ///
     /// With `is_adopted`, the condition does not compare the value with `xmin`. The record and its restored rows come
     /// from the same earlier server, so their `inserted_xid` counts, but their `xmin` is that of the restore.

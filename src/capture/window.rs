@@ -100,10 +100,10 @@ impl<'a> ScanWindow<'a> {
         is_needed.then(|| format!("e.tableoid = any ('{{{}}}'::oid[])", new.join(",")))
     }
 
-    /// The condition that a row of `e` may have been in a partition before the partition was attached,
-    /// so that the stream might not have contained the row. Such a row is in a partition that was added
-    /// since the floor was raised, and either belongs to a transaction before `from_xid` or was written
-    /// before the partition was attached. `None` in the same cases as `new_partitions`.
+    /// The condition that the stream might not have contained a row of `e`, because the row may have been in
+    /// its partition before the partition was attached. The partition was added since the floor was raised. The
+    /// row either belongs to a transaction before `from_xid`, or was written before the partition was attached.
+    /// `None` in the same cases as `new_partitions`.
     pub(crate) fn overlooked(&self) -> Option<String> {
         let new = self.new_partitions()?;
         let any = Self {
@@ -120,8 +120,8 @@ impl<'a> ScanWindow<'a> {
     /// The condition that an unfinished recovery has resolved a row of `e`. `None` if there is no such recovery, or if
     /// every event has a record, because the records then say the same.
     ///
-    /// A row that was written again since, for example because it was moved, does not count as resolved: its `xmin` is
-    /// a later transaction.
+    /// A row that was written again afterwards, for example because it was moved, does not count as resolved,
+    /// because its `xmin` is a later transaction.
     pub(crate) fn recovered(&self) -> Option<String> {
         let progress = self.captured.recovery_progress();
         let progress = progress.filter(|_| self.records.may_lack_records())?;
@@ -205,8 +205,8 @@ impl<'a> ScanWindow<'a> {
     }
 }
 
-/// The condition that a row of `e` is in a partition with its own floor below `floor`, and that the row's transaction
-/// is not below this own floor. `None` if there is no such partition.
+/// The condition that a row of `e` is in a partition with its own floor below `floor`, and belongs to a
+/// transaction from this own floor on. `None` if there is no such partition.
 fn own_floors_sql(captured: &Captured, floor: u64) -> Option<String> {
     let xid = captured.inserted_xid_sql();
     let own = captured
@@ -221,8 +221,8 @@ pub(super) fn shown_sql(captured: &Captured, snapshot: &Snapshot) -> String {
     let shown =
         |xid: &str| format!("pg_catalog.pg_visible_in_snapshot({xid}, '{snapshot}'::pg_snapshot)");
     let by_id = shown(&captured.inserted_xid_sql());
-    // In a table with an adopted record, a row may have the id of a transaction that did not insert it. If the row
-    // itself is older than the snapshot, the snapshot shows it all the same.
+    // In a table with an adopted record, `inserted_xid` may be the id of a transaction on another server. So a
+    // row also counts as visible if its `xmin` is visible in the snapshot.
     if captured.record.is_adopted && captured.shape.has_inserted_xid {
         return format!("({by_id} or {})", shown(BY_XMIN));
     }

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use printable::printable;
 use slot_manager::Severity;
 
-use super::paint::Paint;
+use super::paint::{self, Paint};
 use super::{block_on, figures, output, report};
 use crate::error::Result;
 use crate::ops::audit::{self, AuditReport, AuditResult, EventCount, TableAudit, UnreadableTable};
@@ -56,9 +56,9 @@ pub(super) fn run(settings: &Settings, args: &AuditArgs) -> Result<ExitCode> {
     })
 }
 
-/// A progress line on standard error that is rewritten in place, on a terminal only.
+/// A progress line on standard error that is rewritten in place, on a terminal that can do this.
 pub(super) struct ProgressLine {
-    is_terminal: bool,
+    can_rewrite: bool,
     shown: Option<Instant>,
     is_noted: bool,
 }
@@ -66,7 +66,7 @@ pub(super) struct ProgressLine {
 impl ProgressLine {
     pub(super) fn new() -> Self {
         Self {
-            is_terminal: std::io::stderr().is_terminal(),
+            can_rewrite: std::io::stderr().is_terminal() && !paint::is_dumb(),
             shown: None,
             is_noted: false,
         }
@@ -75,15 +75,15 @@ impl ProgressLine {
     /// Replaces the line, unless it was replaced within [`PROGRESS_INTERVAL`].
     pub(super) fn show(&mut self, text: &str) {
         let is_due = |shown: Instant| shown.elapsed() >= PROGRESS_INTERVAL;
-        if self.is_terminal && self.shown.is_none_or(is_due) {
-            report::write_part(&format!("\r\x1b[K{text}"));
+        if self.can_rewrite && self.shown.is_none_or(is_due) {
+            report::write_part(&format!("\r\x1b[K{}", printable(text)));
             self.shown = Some(Instant::now());
         }
     }
 
-    /// Writes this text once, as a line of its own, if standard error is no terminal.
+    /// Writes this text once, as a line of its own, if the progress is not shown.
     pub(super) fn note_once(&mut self, text: &str) {
-        if !self.is_terminal && !std::mem::replace(&mut self.is_noted, true) {
+        if !self.can_rewrite && !std::mem::replace(&mut self.is_noted, true) {
             report::write(text);
         }
     }
@@ -100,9 +100,12 @@ fn text(report: &AuditReport, paint: Paint) -> String {
     let tables = report.tables.iter().map(|table| of_table(table, paint));
     let mut text: String = tables.collect();
     for UnreadableTable { table, why, remedy } in &report.unreadable {
+        let why = format!("cannot be read: {}", printable(why));
         text += &format!(
-            "{table}: {}\n            hint: {remedy}\n",
-            paint.severity(Severity::Warning, &format!("cannot be read: {why}"))
+            "{}: {}\n            hint: {}\n",
+            printable(table),
+            paint.severity(Severity::Warning, &why),
+            printable(remedy)
         );
     }
     let (severity, conclusion) = match report.result {
@@ -135,7 +138,8 @@ fn text(report: &AuditReport, paint: Paint) -> String {
 }
 
 fn of_table(table: &TableAudit, paint: Paint) -> String {
-    let mut text = format!("{}: {}\n", table.table, figures::count(table.rows, "row"));
+    let rows = figures::count(table.rows, "row");
+    let mut text = format!("{}: {rows}\n", printable(&table.table));
     let mut line = |count: &EventCount, severity, what: &str| {
         if count.events == 0 {
             return;

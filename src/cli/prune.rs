@@ -137,7 +137,7 @@ fn text(report: &PruneReport) -> String {
 }
 
 fn of_table(table: &PrunedTable, is_dry_run: bool) -> String {
-    let mut text = format!("{:>10}  {}", table.rows, table.table);
+    let mut text = format!("{:>10}  {}", table.rows, printable(&table.table));
     if let Some(oldest) = &table.oldest {
         text += &format!(", the oldest from {oldest}");
     }
@@ -149,12 +149,13 @@ fn of_table(table: &PrunedTable, is_dry_run: bool) -> String {
     };
     for PrunedDay { day, rows } in &table.days {
         text += &format!(
-            "            {day}: {whole}, {}\n",
+            "            {}: {whole}, {}\n",
+            printable(day),
             figures::count(*rows, "row")
         );
     }
     for day in &table.days_added {
-        text += &format!("            {day}: partition added\n");
+        text += &format!("            {}: partition added\n", printable(day));
     }
     for note in &table.notes {
         text += &format!("            note: {}\n", printable(note));

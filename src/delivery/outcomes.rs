@@ -122,7 +122,9 @@ impl EventOutcomes {
                 self.recorder.resolved.extend(resolved);
                 if std::mem::take(&mut self.recorder.cannot_record) {
                     self.metrics.troubles.can_record();
-                    tracing::info!("outcomes are recorded again");
+                    if std::mem::take(&mut self.recorder.log_says_failing) {
+                        tracing::info!("outcomes are recorded again");
+                    }
                 }
                 Ok(())
             }
@@ -130,6 +132,7 @@ impl EventOutcomes {
                 self.recorder.cannot_record = true;
                 self.metrics.troubles.cannot_record(&error);
                 if let Some(since_last) = self.log.due(error.code()) {
+                    self.recorder.log_says_failing = true;
                     tracing::warn!(
                         code = %error.code(), hint = error.hint_text(), since_last,
                         "cannot write outbox.dispatch, retrying: {error}"

@@ -27,6 +27,8 @@ pub(super) struct Recorder {
     pub(super) resolved: ResolvedEvents,
     /// Whether the writer's last attempt has failed.
     pub(super) cannot_record: bool,
+    /// Whether the last log line about the writer says that it fails.
+    pub(super) log_says_failing: bool,
 }
 
 impl Recorder {
@@ -39,6 +41,7 @@ impl Recorder {
             keeping: RecordKeeping::of(settings.dispatch, None),
             resolved: ResolvedEvents::default(),
             cannot_record: false,
+            log_says_failing: false,
         }
     }
 

@@ -141,7 +141,11 @@ fn prefers_openmetrics(accept: &str) -> bool {
         let weights = accept.split(',').filter_map(|range| {
             let mut parts = range.split(';').map(str::trim);
             let is_wanted = parts.next()?.eq_ignore_ascii_case(wanted);
-            let weight = parts.find_map(|part| part.strip_prefix("q=")?.parse().ok());
+            let weight = parts.find_map(|part| {
+                let (name, weight) = part.split_once('=')?;
+                name.eq_ignore_ascii_case("q")
+                    .then(|| weight.parse().ok())?
+            });
             is_wanted.then(|| weight.unwrap_or(1.0))
         });
         weights.fold(0.0, f64::max)

@@ -1,6 +1,7 @@
 //! Tests how the metrics are exported, and which of them are absent without a session.
 
 use super::*;
+use crate::error::Code;
 
 fn encoded(metrics: &Metrics, slot: &str) -> String {
     let condition = metrics.condition(&RelayState::default());
@@ -103,4 +104,68 @@ fn every_event_in_quarantine_is_a_warning() {
     assert!(
         before < slot_manager::Severity::Warning && severity() == slot_manager::Severity::Warning
     );
+}
+
+/// Rows can choose their topic, so each topic could have its own series. At the limit, further topics share the
+/// series `(others)`.
+#[test]
+fn the_series_of_topics_are_bounded_and_their_sum_counts_every_failure() {
+    let metrics = Metrics::default();
+    let topic = |n: usize| -> Arc<str> { format!("projects/p/topics/t{n:03}").into() };
+    let codes = [Code::TopicMissing, Code::PubsubPermission];
+    let count = |topics: std::ops::Range<usize>| {
+        for (n, code) in topics.flat_map(|n| codes.map(|code| (n, code))) {
+            metrics.topic_failures.count(&topic(n), code);
+        }
+    };
+    let value = |of: &str| -> u64 {
+        let text = encoded(&metrics, "s");
+        let lines = text.lines().filter(|line| {
+            line.starts_with("postrider_topic_publish_failures_total{") && line.contains(of)
+        });
+        let values = lines.map(|line| line.rsplit(' ').next().unwrap().parse::<u64>().unwrap());
+        values.sum()
+    };
+    count(0..50);
+    assert_eq!(
+        (value("(others)"), value("topic=")),
+        (0, 100),
+        "at the limit"
+    );
+    count(0..130);
+    assert_eq!(value("t049\""), 4, "a topic with a series keeps it");
+    assert_eq!(value("t050\""), 0);
+    assert_eq!(value("(others)"), 160);
+    assert_eq!(value("topic=\"(others)\",code=\"topic-missing\""), 80);
+    assert_eq!(value("topic="), 360);
+    let text = encoded(&metrics, "s");
+    let series = text
+        .matches("postrider_topic_publish_failures_total{")
+        .count();
+    assert_eq!(series, 51 * codes.len());
+}
+
+#[test]
+fn the_gauges_of_failing_topics_are_bounded_and_their_number_is_not() {
+    let metrics = Metrics::default();
+    let since = Instant::now().checked_sub(Duration::from_secs(60)).unwrap();
+    let failing = (0..30).map(|n| crate::condition::FailingTopic {
+        topic: format!("projects/p/topics/t{n:02}").into(),
+        trouble: crate::condition::Trouble::of(&Error::new(Code::TopicMissing, "no topic"), since),
+        failures: 1,
+        waiting_events: 7,
+        oldest_commit: None,
+        keys: Vec::new(),
+    });
+    metrics.troubles.set_topics(failing.collect());
+    let condition = metrics.condition(&RelayState::default());
+    let text = metrics.encode("s", &condition).unwrap();
+    assert!(
+        text.contains("postrider_failing_topics{slot=\"s\"} 30"),
+        "{text}"
+    );
+    for name in ["failing_seconds", "waiting_events"] {
+        let series = text.matches(&format!("postrider_topic_{name}{{")).count();
+        assert_eq!(series, 20, "{name}");
+    }
 }

@@ -90,8 +90,8 @@ impl Sql {
 
     /// Makes the commits of this session return without waiting for synchronous standby servers. Otherwise a
     /// missing standby server would block this session, and others would see the old values of its rows. Use
-    /// this only for progress that only grows: after a failover, an older value costs some work, and nothing
-    /// else.
+    /// this only for values that only grow, such as progress: an older value after a failover costs some work,
+    /// but loses nothing.
     ///
     /// # Errors
     /// Errors of a statement.
@@ -248,9 +248,9 @@ fn refused(error: tokio_postgres::Error, target: &Target) -> Error {
     if error.is_closed() || is_of_the_network {
         return Error::from(unreachable(target)).caused_by(error);
     }
-    // Neither the server nor the network reported an error, so the client gave up. The server requires a
-    // password but none is set, or it requires a login method that is not supported, or it does not
-    // support channel binding.
+    // Neither the server nor the network reported an error, so the client gave up. Possible causes: the server
+    // requires a password but none is set, requires a login method that is not supported, or does not support
+    // channel binding.
     let failed = Error::new(
         Code::PostgresAuthentication,
         format!("cannot log in as {target}"),

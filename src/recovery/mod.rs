@@ -110,8 +110,8 @@ pub(crate) async fn start(
     let recorded = !subject.records.may_lack_records();
     let floors = subject.captured.iter().flat_map(|captured| {
         let record = &captured.record;
-        // A floor that was never raised only shows where capturing began. It says nothing about the outcome of
-        // streamed rows, so use 0 instead.
+        // A floor that was never raised shows only where capturing began. It says nothing about the outcome of
+        // rows from the stream, so use 0 instead.
         let begins_at = record.since.as_ref().map(Snapshot::xmin);
         let floor = Some(record.floor).filter(|floor| Some(*floor) != begins_at);
         let of_partitions = captured.with_own_floors(record.floor).map(|(_, own)| own);

@@ -126,9 +126,9 @@ pub(crate) struct RowsFromTables {
     recorded: Option<Snapshot>,
     /// Whether rows of the current transaction may have a record that the relay finds only by their event id.
     is_recorded: bool,
-    /// Shows the transactions below all floors, if published events may lack a record. The events of these transactions
-    /// are resolved, so the recovery has not read them from the tables. If the relay published them from the stream,
-    /// they would come after later events of their keys.
+    /// A snapshot that shows exactly the transactions below all floors. Set if published events may lack a
+    /// record. The events of these transactions are resolved, so the recovery has not read them from the
+    /// tables. If the relay published them from the stream, they would come after later events of their keys.
     resolved: Option<Snapshot>,
     /// Whether all events of the current transaction are resolved.
     is_resolved: bool,
@@ -143,9 +143,9 @@ impl RowsFromTables {
         self.is_resolved = shown_by(&self.resolved);
     }
 
-    /// Whether the relay must skip the event: the event is resolved, or this session has read it from a table. `rows`
-    /// knows the events from tables that have no outcome. Such an event has no record yet, and it may be beyond the
-    /// bound of the remembered ids.
+    /// Whether the relay must skip the event, because it is resolved, or because this session has read it from
+    /// a table. `rows` knows the events from tables that have no outcome. It is needed because these events
+    /// have no record yet, and the set of remembered ids may lack some of them.
     pub(crate) fn has(&self, event_id: &EventId, rows: &TableRows) -> bool {
         self.is_resolved || self.ids.ids.contains(&event_id.uuid) || rows.is_unresolved(event_id)
     }

@@ -76,11 +76,10 @@ impl RecoverySlot {
     }
 }
 
-/// Whether the table may have rows that must be published and that the slot does not stream. There are no
-/// such rows if capturing began with the snapshot of this slot: the slot streams every row that the
-/// snapshot does not show, and every other row was committed before capturing began. The exception is a
-/// table without `inserted_xid`: some of its older rows count as new, and must be published before the
-/// stream is read.
+/// Whether the table may have rows that must be published and that the slot does not stream. There are none if
+/// capturing began with the snapshot of this slot. The slot then streams every row that the snapshot does not
+/// show, and every other row was committed before capturing began. The exception is a table without
+/// `inserted_xid`: some of its older rows count as new, and must be published before the stream is read.
 pub(super) fn may_miss_rows(point: &Unfinished, Captured { record, shape }: &Captured) -> bool {
     let began_with_slot = record.since.as_ref() == Some(&point.snapshot);
     !began_with_slot || !shape.tells_top_level_transactions(&record.added_xids)
@@ -115,8 +114,8 @@ pub(crate) async fn continued(
     })
 }
 
-/// Keeps the slot, which streams every commit after `confirmed`. Waits until all transactions that are open
-/// now have ended. The stream may leave out some of their rows, because PostgreSQL uses for each row the
+/// Keeps the slot, which streams every commit after `confirmed`. Waits until all transactions that are open now
+/// have ended, because the stream may leave out some of their rows: PostgreSQL uses for each row the
 /// publication as it was when the row was inserted. The stream contains all rows of every later transaction.
 ///
 /// # Errors

@@ -11,10 +11,10 @@
 //! Meanwhile `opening` reports what the session waits for. Then `pipeline` runs the session's loop, with
 //! `supervisor` alongside, and `run` ends the session. `parts` builds the input of each part of a session.
 //!
-//! When a session ends with an error, the error's code decides whether another session follows. There are
-//! two exceptions: a wrong publication does not stop the relay if this process has found it right before, and a
-//! table that shares rows with a table of another slot does not stop it if this process has streamed before.
-//! `stuck` decides whether the next session needs a new slot.
+//! When a session ends with an error, the error's code decides whether another session follows. There are two
+//! exceptions. A wrong publication does not stop the relay if this process has found it right before. A table
+//! that shares rows with a table of another slot does not stop the relay if this process has already run a
+//! session or been a standby. `stuck` decides whether the next session needs a new slot.
 //!
 //! `mapped_stream` is a session without delivery, for benchmarks.
 //!
@@ -68,8 +68,8 @@ use crate::traces::Traces;
 const FIRST_PAUSE: Duration = Duration::from_millis(200);
 const LAST_PAUSE: Duration = Duration::from_secs(5);
 
-/// Time after which a relay without a stream writes an unchanged condition again. Short, because the commands
-/// recognise only by these writes that such a relay still runs.
+/// Time after which a relay without a stream writes an unchanged condition again. Short, because these writes
+/// are the only sign for the commands that such a relay still runs.
 const REWRITE_AFTER: Duration = Duration::from_secs(5);
 
 /// Time limit for recording in `outbox.relay` why there is no session. Short, because the next session begins
@@ -250,10 +250,11 @@ impl SessionRunner {
     }
 }
 
-/// Whether another session follows after an error. A wrong publication stops the relay only if this
-/// process has never found it right, not even as a standby. If the publication was right before, somebody
-/// is probably altering it, and it will soon be right again. In the same way, a table of another slot that somebody
-/// has attached to a captured table stops the relay only if this process has neither streamed nor been a standby.
+/// Whether another session follows after an error. A wrong publication stops the relay only if this process has
+/// never found it right, not even as a standby. If the publication was right before, somebody is probably
+/// altering it, and it will soon be right again. Similarly, a captured table that shares rows with a table of
+/// another slot stops the relay only if this process has neither run a session nor been a standby. Otherwise
+/// somebody has attached one of the tables to the other in the meantime, and may detach it again.
 fn comes_back(code: Code, publication_was_right: bool, has_served: bool) -> bool {
     match code {
         Code::PublicationMissing | Code::PublicationDrift if publication_was_right => true,

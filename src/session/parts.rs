@@ -47,9 +47,9 @@ pub(super) fn streamed(
 }
 
 /// Returns a fingerprint that the publication had when the capture of a table began. The capture records
-/// contain these fingerprints. Prefers a fingerprint that differs from the current one: then the publication
-/// has changed since, and the first session audits the tables. Returns the current fingerprint if none
-/// differs.
+/// contain these fingerprints. If one of them differs from the current fingerprint, the publication has changed
+/// since, and the first session must audit the tables. So this function prefers such a fingerprint, and
+/// otherwise returns the current one.
 pub(super) fn as_captured<'a>(captured: &'a [Captured], now: &'a PublicationState) -> &'a str {
     let mut before = captured
         .iter()
@@ -140,9 +140,9 @@ impl SessionRunner {
     }
 }
 
-/// Builds the quarantine, with the keys that are blocked from the beginning. Under every policy, these are the
-/// keys whose first released event is being replayed, if they have no event in quarantine. If `on_bad_event` is
-/// `quarantine_key`, all other keys with quarantined or released events are blocked too.
+/// Builds the quarantine, with the keys that are blocked from the beginning. A key is always blocked if its
+/// first released event is being replayed and it has no event in quarantine. If `on_bad_event` is
+/// `quarantine_key`, every other key with quarantined or released events is blocked too.
 pub(super) async fn quarantine(
     sql: &Sql,
     on_bad_event: OnBadEvent,

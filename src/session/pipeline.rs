@@ -156,8 +156,8 @@ impl Pipeline {
         }
     }
 
-    /// Sends the queued events before the session ends, because they came before the event that ends the
-    /// session.
+    /// Sends the queued events before the session ends with an error. These events came before the event that
+    /// has caused the error.
     fn send_what_came_before(&mut self) {
         let now = Instant::now();
         if !self.source.lease_is_over() {
@@ -335,8 +335,9 @@ impl Pipeline {
         }
     }
 
-    /// Returns an error, which ends the session, if the relation describes rows from before an optional column was
-    /// renamed. Only the table has these rows with the present name of the column.
+    /// Returns an error, which ends the session, if the relation describes rows from before an optional column
+    /// was renamed. In the stream these rows have the old name of the column, so only the table can provide
+    /// them under the new name.
     async fn refuse_renamed(&self, relation: Oid) -> Result<()> {
         let Some(table) = self.intake.table_of(relation) else {
             return Ok(());

@@ -130,10 +130,10 @@ fn is_at_its_first_start(earlier: &EarlierSession) -> bool {
     earlier.confirmed_lsn.is_none() && earlier.recovering.as_deref() == Some(first_start)
 }
 
-/// Whether the unfinished recovery can continue. A recovery finds rows by the transaction that inserted
-/// them, so every table must have had the column `inserted_xid` since before that recovery. Also, every
-/// outcome must have a record. Otherwise the recovery could not distinguish rows that the stream has
-/// already delivered from new rows.
+/// Whether the unfinished recovery can continue. A recovery finds rows by the transaction that inserted them,
+/// so every table must have had the column `inserted_xid` since before that recovery. Every outcome must also
+/// have a record. Without records, the recovery could not distinguish new rows from rows that the stream has
+/// already delivered.
 fn can_continue(
     earlier: Option<&EarlierSession>,
     records: RecordKeeping,

@@ -49,9 +49,9 @@ impl StuckPositions {
         }
     }
 
-    /// Returns whether PostgreSQL failed to decode, and not at the same position as the last time. Remembers
-    /// the position. A single internal error may be temporary, so the relay only retries after the first
-    /// failure at a position.
+    /// Whether PostgreSQL failed to decode, and at another position than the last time. Remembers the position.
+    /// A single internal error may be temporary, so after the first failure at a position the relay only
+    /// retries.
     pub(super) fn is_new(&self, ended: &Error, confirmed: Lsn) -> bool {
         let confirmed = confirmed.as_u64();
         ended.code() == Code::SlotStuck

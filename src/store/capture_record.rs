@@ -33,8 +33,8 @@ const INSERT: &str = "\
         $13, $14, $15::text::jsonb) \
     ON CONFLICT DO NOTHING";
 
-/// Updates the name and the OID of a table whose recorded OID is still `$7`. If it is not, another session
-/// has already updated the row.
+/// Updates the table's name and OID if the recorded OID is still `$7`. Otherwise another session has already
+/// updated the row.
 const MOVE: &str = "\
     UPDATE outbox.capture SET schema_name = $2, table_name = $3, table_oid = $4, \
         partitions = CASE WHEN table_oid = $4 THEN partitions END, \
@@ -45,8 +45,8 @@ const ADD_XIDS: &str = "\
     UPDATE outbox.capture SET has_inserted_xid = true, added_xids = $2::text[]::xid8[] \
     WHERE identity = $1";
 
-/// Gives tables to slot `$2`. If the previous owner did not record published events, raises `recorded_from`
-/// to the floor. The new owner then knows that rows below the floor may have been published without a record.
+/// Gives tables to slot `$2`. If the previous owner did not record published events, rows below the floor may
+/// have no record. The statement then raises `recorded_from` to the floor, so that the new owner knows this.
 const TAKE_OVER: &str = "\
     UPDATE outbox.capture c SET slot = $2, since_lsn = NULL, \
         recorded_from = CASE WHEN EXISTS ( \
@@ -87,8 +87,8 @@ pub(crate) struct CaptureRecord {
     /// The values of `inserted_xid` in rows that are older than the column. Empty unless the column was
     /// added after the capture began.
     pub(crate) added_xids: Vec<u64>,
-    /// A transaction number. All rows of older transactions are resolved. Some of them may have been
-    /// published without a record, so a missing record says nothing about them.
+    /// A transaction number. All rows of older transactions are resolved, but some of them may have been
+    /// published without a record. So a missing record says nothing about these rows.
     pub(crate) recorded_from: u64,
     /// Fingerprint of the publication when the capture began. `None` if an older version of Postrider
     /// wrote the record.
@@ -97,16 +97,16 @@ pub(crate) struct CaptureRecord {
     /// position streams all rows that we must publish. `None` if a relay or an older version of Postrider
     /// began the capture, and after the table was given to another slot or adopted.
     pub(crate) since_lsn: Option<Lsn>,
-    /// The parts of event ids that distinguish the tables that have had this identity.
+    /// The suffixes in event ids, which distinguish the physical tables that have had this identity.
     pub(crate) id_suffixes: IdSuffixes,
-    /// The OIDs of tables that were partitions or the table itself before, and may still have unresolved
-    /// rows.
+    /// The OIDs of former partitions, and of physical tables that were the captured table before. They may
+    /// still have unresolved rows.
     pub(crate) detached: Vec<u32>,
     /// The tables of `detached` that a recovery or the auditor could not read, each with the floor from which
     /// it must be read later.
     pub(crate) unread: BTreeMap<u32, u64>,
-    /// The OIDs of partitions of an earlier captured table that are still attached, but that the settings no longer
-    /// name, each with its floor.
+    /// The OIDs of tables that are no longer captured, because the settings now name another table, but are
+    /// still partitions. Each has its own floor.
     pub(crate) uncaptured: BTreeMap<u32, u64>,
     /// Whether the record was adopted on a server to which a dump was restored. The `xmin` of the restored rows
     /// then says nothing about when they were inserted.
@@ -285,10 +285,9 @@ pub(crate) async fn take_over(
     Ok(())
 }
 
-/// An SQL expression for the OID of a record's table, when the records come from another cluster. A
-/// restored dump has other OIDs, so the expression looks for the table with the recorded name. If there
-/// is none, the recorded OID stays, unless it now belongs to the table of another record; then the OID is
-/// 0.
+/// An SQL expression for the OID of a record's table, for records that come from another cluster. A restored
+/// dump has other OIDs, so the expression looks up the table by the recorded name. If no table has this name,
+/// the result is the recorded OID, or 0 if that OID now belongs to the table of another record.
 const OID_HERE: &str = "\
     coalesce(pg_catalog.to_regclass(pg_catalog.format('%I.%I', c.schema_name, c.table_name))::oid, \
         CASE WHEN c.table_oid NOT IN ( \
@@ -302,7 +301,7 @@ const SUFFIX: &str = "\
         '@' || CASE WHEN adoptions > 0 THEN adoptions || '.' ELSE '' END || table_oid) END";
 
 /// Resets the floors of all records and replaces their OIDs, because the values from another cluster are not
-/// valid here. The next audit or recovery then covers all rows that `since` does not exclude.
+/// valid here. The next audit or recovery then covers all rows except those that `since` excludes.
 ///
 /// # Errors
 /// Errors of a statement.
@@ -336,7 +335,7 @@ pub(crate) async fn read_as_adopted(sql: &impl GenericClient) -> Result<Vec<Capt
     Ok(records.collect())
 }
 
-/// Reads floors by the OIDs of their tables.
+/// Parses a JSON object that maps the OIDs of tables to their floors.
 fn floors(json: &str) -> Result<BTreeMap<u32, u64>> {
     serde_json::from_str(json).map_err(|e| {
         let what = "outbox.capture holds an invalid list of floors";

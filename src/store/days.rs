@@ -106,8 +106,8 @@ pub(crate) enum AddedDay {
     NameTaken,
     /// Rows of that day are in the default partition.
     RowsInDefault,
-    /// The default partition is larger than 16 MB, or is not a plain table: inserts would wait while
-    /// PostgreSQL reads the whole partition.
+    /// The default partition is larger than 16 MB, or is not a plain table. PostgreSQL would have to read all
+    /// of it, and inserts would wait meanwhile.
     LargeDefault,
 }
 
@@ -178,8 +178,8 @@ pub(crate) async fn has_quarantined(sql: &Sql, is_record_of_row: &str) -> Result
     Ok(sql.query_one(&statement, &[]).await?.get(0))
 }
 
-/// Drops a locked day, and commits. Both are sent in one message, so that no insert waits for a network
-/// round trip.
+/// Drops a locked day, and commits. The statements are sent in one message, so that no insert waits for a
+/// network round trip.
 ///
 /// # Errors
 /// Errors of a statement, for example because another session holds a lock. The day then stays locked

@@ -140,7 +140,7 @@ pub(crate) async fn name_missing_on(
     )
 }
 
-/// Whether the error only says that some privilege is missing.
+/// Whether the error says that a privilege is missing, but has no hint that says which one.
 fn lacks_a_grant(error: &Error) -> bool {
     error.code() == Code::PrivilegeMissing && !error.has_own_hint()
 }

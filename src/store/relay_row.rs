@@ -34,11 +34,14 @@ const SELECT: &str = "\
         recovery_repeated_before \
     FROM outbox.relay WHERE slot = $1";
 
-/// Makes the mode `exceptions` durable before anything is delivered. Only the auditor or a recovery switches
-/// back to `full`, once all events delivered without a row are below the floor. `$6` is true if the slot may
-/// have missed events. The statement then clears `audited_publication`, so that the auditor compares all
-/// rows. The value `''` notes that the publication was found wrong. The statement changes the note to
-/// `'wrong'`, so that the recovery of this session removes this note, but not one that is made later.
+/// Records that this relay serves the slot. If the mode is `exceptions`, makes this durable before anything is
+/// delivered. Only the auditor or a recovery switches back to `full`, once all events delivered without a row
+/// are below the floor.
+///
+/// `$6` is true if the slot may have missed events. The statement then clears `audited_publication`, so that
+/// the auditor compares all rows. Otherwise it replaces the value `''`, which notes that the publication was
+/// found wrong, by `'wrong'`. The recovery of this session removes `'wrong'`, but keeps a new `''` that is
+/// noted meanwhile.
 const TAKE: &str = "\
     INSERT INTO outbox.relay (slot, system_identifier, timeline, confirmed_lsn, instance, \
         dispatch, audited_publication, database_oid) \
@@ -71,11 +74,10 @@ const WRITE_LEFT: &str = "\
         confirmed_is_final = confirmed_is_final OR dispatch = 'exceptions' \
     WHERE slot = $1 AND confirmed_lsn IS NOT NULL";
 
-/// Writes the condition if the row is still ours, or if no other relay reads the slot: a relay that cannot
-/// open its first session must also be able to say why. The reader is our own session if its
+/// Writes the condition if the row is still ours, or if no other relay reads the slot. In the second case, a
+/// relay that cannot open its first session can still say why. The reader is our own session if its
 /// `application_name` ends like `$2`. (PostgreSQL replaces some characters of a host name, so only the end is
-/// compared.) A relay with nothing to report passes NULL. NULL over NULL changes nothing, so such a relay
-/// does not write the row again and again.
+/// compared.) A relay with nothing to report passes NULL. If the row already has NULL, nothing is written.
 const WRITE_CONDITION: &str = "\
     UPDATE outbox.relay SET condition = $3::text::jsonb, condition_at = now() \
     WHERE slot = $1 AND (condition IS NOT NULL OR $3::text IS NOT NULL) AND (instance = $2 \

@@ -1,7 +1,9 @@
 //! Tests of `postrider audit` without a relay: how the command compares rows with dispatch rows,
 //! and its exit codes.
 
-use crate::support::{Database, assert_contains};
+use std::time::Duration;
+
+use crate::support::{Database, Ran, assert_contains, command};
 
 /// Records the first `count` events as published, at a position that the slot has passed.
 async fn record(database: &Database, count: i64) {
@@ -28,15 +30,53 @@ async fn advance(database: &Database) {
 
 /// Advances the slot to the end of the WAL and runs the audit. Tries again if other tests have
 /// written WAL between these two steps.
-async fn after_advance(database: &Database) -> serde_json::Value {
+async fn after_advance(database: &Database) -> Ran {
     for _ in 0..100 {
         advance(database).await;
-        let json = database.run(&["audit", "--json"]).await.json();
-        if json["slot_has_passed"] == true {
-            return json;
+        let ran = database.run(&["audit", "--json"]).await;
+        if ran.json()["slot_has_passed"] == true {
+            return ran;
         }
     }
     panic!("the slot never reached the end of the WAL");
+}
+
+/// Runs the audit, and returns its peak resident memory in KiB.
+async fn peak_rss_kib(database: &Database) -> u64 {
+    let mut audit = command(&["audit"], &database.env()).spawn().unwrap();
+    let path = format!("/proc/{}/status", audit.id().unwrap());
+    let mut peak = 0;
+    loop {
+        // A process that has ended has no memory any more, and then the file has no such line.
+        let status = std::fs::read_to_string(&path).unwrap_or_default();
+        let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
+        if let Some(kib) = line.and_then(|line| line.trim().strip_suffix(" kB")) {
+            peak = kib.parse().unwrap();
+        }
+        if let Some(ended) = audit.try_wait().unwrap() {
+            assert_eq!(ended.code(), Some(1), "the rows wait");
+            return peak;
+        }
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+}
+
+#[tokio::test]
+async fn the_memory_of_an_audit_does_not_grow_with_the_table() {
+    let database = Database::initialised().await;
+    let insert = |count| {
+        format!(
+            "alter table outbox.events disable trigger user; \
+             insert into outbox.events (aggregatetype, aggregateid, event_type) \
+             select 'order', n::text, 'E' from generate_series(1, {count}) n"
+        )
+    };
+    database.execute(&insert(6_000)).await;
+    let small = peak_rss_kib(&database).await;
+    database.execute(&insert(94_000)).await;
+    let large = peak_rss_kib(&database).await;
+    // The ids of the additional rows alone are 3 MB of text.
+    assert!(large < small + 2_048, "{small} KiB, then {large} KiB");
 }
 
 #[tokio::test]
@@ -51,7 +91,9 @@ async fn rows_without_a_record_wait_until_the_slot_has_passed_them() {
     assert_contains(&ran.stdout, "        20  waiting for the relay");
     assert_contains(&ran.stdout, "The slot has not yet passed the newest rows");
 
-    let json = after_advance(&database).await;
+    let ran = after_advance(&database).await;
+    ran.assert_status(2);
+    let json = ran.json();
     let table = &json["tables"][0];
     assert_eq!(json["result"], "missing");
     assert_eq!(table["missing"]["events"], 20);

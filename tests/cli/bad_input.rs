@@ -148,25 +148,26 @@ fn object(ran: &Ran) -> serde_json::Value {
 
 #[tokio::test]
 async fn with_a_json_log_every_error_that_ends_run_is_a_json_line() {
-    let json = ("POSTRIDER_LOG_FORMAT", "json");
-    for (arguments, more, code) in [
-        (&["run"][..], ("RUST_LOG", "nosuch"), "setting-invalid"),
-        (&["run", "--nosuch"], ("LANG", "C"), "setting-unknown"),
-        (&["run", "extra"], ("LANG", "C"), "setting-invalid"),
-        (
-            &["run"],
-            ("POSTRIDER_SLOT_ON_LOSS", "nosuch"),
-            "setting-invalid",
-        ),
-    ] {
-        let ran = postrider(arguments, &[json, more]).await;
-        ran.assert_status(2);
-        let line = object(&ran);
-        assert_eq!(line["code"], code, "{ran}");
-        assert!(
-            line["hint"].is_string() && line["level"] == "ERROR",
-            "{ran}"
-        );
+    for (format, level) in [("json", "level"), ("cloud_logging", "severity")] {
+        for (arguments, more, code) in [
+            (&["run"][..], ("RUST_LOG", "nosuch"), "setting-invalid"),
+            (&["run", "--nosuch"], ("LANG", "C"), "setting-unknown"),
+            (&["run", "extra"], ("LANG", "C"), "setting-invalid"),
+            (
+                &["run"],
+                ("POSTRIDER_SLOT_ON_LOSS", "nosuch"),
+                "setting-invalid",
+            ),
+        ] {
+            let ran = postrider(arguments, &[("POSTRIDER_LOG_FORMAT", format), more]).await;
+            ran.assert_status(2);
+            let line = object(&ran);
+            assert_eq!(line["code"], code, "{ran}");
+            assert!(
+                line["hint"].is_string() && line["message"].is_string() && line[level] == "ERROR",
+                "{ran}"
+            );
+        }
     }
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("relay.toml");

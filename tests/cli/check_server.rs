@@ -39,3 +39,23 @@ async fn check_warns_of_records_that_a_crash_would_delete() {
     let ran = check(&database, &host, &[]).await;
     assert_eq!(ran.finding("dispatch-table")["severity"], "ok");
 }
+
+#[tokio::test]
+async fn a_sample_that_cannot_be_read_is_reported_with_the_servers_reason() {
+    let database = Database::initialised().await;
+    let role = format!("sampler_{}", database.name);
+    let policy = format!(
+        "create role {role} login replication; grant postrider_relay to {role}; \
+         alter table outbox.events enable row level security; \
+         create policy all_rows on outbox.events using (true)"
+    );
+    database.execute(&policy).await;
+    database.emit(1).await;
+    let url = database.url_as(&role);
+    let environment = [("DATABASE_URL", url.as_str())];
+    let ran = database.run_with(&["check", "--json"], &environment).await;
+    let finding = ran.finding("events-not-sampled");
+    let what = finding["what"].as_str().unwrap();
+    assert_contains(what, "no sample of outbox.events could be read");
+    assert_contains(what, "row-level security policy for table");
+}

@@ -17,6 +17,7 @@ mod delivery;
 mod event;
 mod explain;
 mod help;
+mod hostile_text;
 mod init;
 mod misplaced_secrets;
 mod named_table;

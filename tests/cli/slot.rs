@@ -292,3 +292,36 @@ async fn a_slot_older_than_the_publication_is_reported_until_it_has_passed_the_p
         assert!(!shown.stdout.contains(CODE), "{shown}");
     }
 }
+
+#[tokio::test]
+async fn without_the_right_to_see_other_sessions_the_remedy_of_a_transaction_says_so() {
+    let database = Database::initialised().await;
+    let role = format!("blind_{}", database.name);
+    let create = format!("create role {role} login replication; grant postrider_relay to {role}");
+    database.execute(&create).await;
+    let other = connect(&database.url).await;
+    execute(&other, "begin; select pg_current_xact_id()").await;
+    let pid = "select pg_backend_pid()";
+    let pid: i32 = other.query_one(pid, &[]).await.unwrap().get(0);
+
+    let url = database.url_as(&role);
+    let environment = [
+        ("DATABASE_URL", url.as_str()),
+        ("POSTRIDER_SLOT", &database.name),
+    ];
+    let shown = postrider(&["slot", "show"], &environment).await.stdout;
+    for part in [
+        format!("transaction of server process {pid}"),
+        format!("end it as a superuser: `select pg_terminate_backend({pid})`"),
+        "`grant pg_read_all_stats to` our role".to_owned(),
+    ] {
+        assert_contains(&shown, &part);
+    }
+    assert!(!shown.contains("pg_cancel_backend"), "{shown}");
+    // A role that sees the age of the transaction does not mention a short one.
+    database
+        .execute(&format!("grant pg_read_all_stats to {role}"))
+        .await;
+    let shown = postrider(&["slot", "show"], &environment).await.stdout;
+    assert!(!shown.contains(&pid.to_string()), "{shown}");
+}

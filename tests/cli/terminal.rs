@@ -109,3 +109,34 @@ async fn errors_are_wrapped_at_the_width_of_the_terminal() {
         }
     }
 }
+
+#[tokio::test]
+async fn a_terminal_gets_colours_unless_the_user_turns_them_off() {
+    let database = Database::initialised().await;
+    database.emit(1).await;
+    for arguments in [&["audit"][..], &["slot", "show"], &["--help"]] {
+        for (env, is_coloured, has_sequences) in [
+            (("NO_COLOR", ""), true, true),
+            // The line that shows the progress of `audit` is still rewritten in place.
+            (("NO_COLOR", "1"), false, arguments == ["audit"]),
+            (("TERM", "dumb"), false, false),
+        ] {
+            let size = (24, 80);
+            let mut terminal = Terminal::run_with(&database, arguments, size, &[env]);
+            terminal.wait();
+            terminal.wait_for_output("the whole output", |output| output.ends_with('\n'));
+            let output = terminal.output();
+            let mut sequences = output.split('\x1b').skip(1).map(|after| {
+                after.trim_start_matches(|c: char| c == '[' || c == ';' || c.is_ascii_digit())
+            });
+            assert_eq!(
+                (
+                    sequences.any(|end| end.starts_with('m')),
+                    output.contains('\x1b')
+                ),
+                (is_coloured, has_sequences),
+                "{arguments:?} with {env:?}: {output:?}"
+            );
+        }
+    }
+}

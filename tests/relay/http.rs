@@ -53,6 +53,37 @@ pub(crate) async fn wait_for(addr: &str, path: &str, code: u16) -> String {
     .await
 }
 
+/// Accept headers, and whether the answer to each is in the OpenMetrics format. The first one is that of
+/// Prometheus.
+const ACCEPT: [(&str, bool); 10] = [
+    (
+        "Accept: application/openmetrics-text;version=1.0.0;q=0.5,\
+         application/openmetrics-text;version=0.0.1;q=0.4,text/plain;version=0.0.4;q=0.3,*/*;q=0.2\r\n",
+        true,
+    ),
+    ("", false),
+    ("Accept: */*\r\n", false),
+    ("Accept: text/plain\r\n", false),
+    ("Accept: Application/OpenMetrics-Text, text/plain\r\n", true),
+    (
+        "Accept: application/openmetrics-text;q=0.5, text/plain;q=0.6\r\n",
+        false,
+    ),
+    (
+        "Accept: application/openmetrics-text; Q=0.5, text/plain; Q=0.6\r\n",
+        false,
+    ),
+    ("Accept: application/openmetrics-text;q=0\r\n", false),
+    (
+        "Accept: text/plain;q=0.1\r\nAccept: application/openmetrics-text;q=0.2\r\n",
+        true,
+    ),
+    (
+        "Accept: application/openmetrics-text-2, text/html\r\n",
+        false,
+    ),
+];
+
 #[tokio::test(flavor = "multi_thread")]
 async fn the_port_shows_phase_lag_and_counts_and_a_pubsub_outage_leaves_the_relay_alive() {
     let database = Database::start().await;
@@ -68,11 +99,21 @@ async fn the_port_shows_phase_lag_and_counts_and_a_pubsub_outage_leaves_the_rela
         "# TYPE postrider_events_published counter\n",
     );
     assert!(metrics.contains(as_text) && !metrics.contains("# EOF"));
-    // Prometheus sends a header like this one to ask for the OpenMetrics format.
-    let accept = "Accept: application/openmetrics-text;version=1.0.0,text/plain;q=0.5\r\n";
-    let (_, openmetrics) = ask(&addr, "/metrics", &format!("Host: x\r\n{accept}")).await;
-    assert!(openmetrics.contains("content-type: application/openmetrics-text; version=1.0.0"));
-    assert!(openmetrics.contains(as_openmetrics) && openmetrics.contains("# EOF"));
+    for (accept, is_openmetrics) in ACCEPT {
+        let (_, answer) = ask(&addr, "/metrics", &format!("Host: x\r\n{accept}")).await;
+        let (head, body) = answer.split_once("\r\n\r\n").unwrap();
+        let (content_type, part) = if is_openmetrics {
+            (
+                "application/openmetrics-text; version=1.0.0",
+                as_openmetrics,
+            )
+        } else {
+            ("text/plain; version=0.0.4", as_text)
+        };
+        assert!(head.contains(&format!("content-type: {content_type}; charset=utf-8")));
+        assert!(body.contains(part), "{accept}: {answer}");
+        assert_eq!(body.ends_with("# EOF\n"), is_openmetrics, "{accept}");
+    }
     let slot = database.slot();
     for (name, value) in [("events_published_total", 50), ("holds_slot", 1)] {
         let line = format!("postrider_{name}{{slot=\"{slot}\"}} {value}\n");

@@ -28,6 +28,7 @@ mod incidents;
 mod inherited;
 mod limits;
 mod load;
+mod log;
 mod lost_answers;
 mod mapping;
 mod new_snapshot;

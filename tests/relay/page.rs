@@ -11,6 +11,7 @@ use std::ffi::OsString;
 use std::path::Path;
 
 use pubsub_emulator::{Action, Fault};
+use scratch_postgres::ScratchPostgres;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tonic::Code;
@@ -121,6 +122,9 @@ async fn one_search_at_a_time(database: &Database, addr: &str, headers: &str) {
     assert_eq!(ask(addr, "/events?key=a", headers).await.0, 200);
 }
 
+/// A text in the payload and in the headers of an event.
+const PAYLOAD: &str = "s3cret-payload";
+
 /// The program of Chromium.
 fn program() -> OsString {
     std::env::var_os("POSTRIDER_CHROMIUM").unwrap_or_else(|| "chromium".into())
@@ -139,7 +143,8 @@ fn profile_folder() -> std::path::PathBuf {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_browser_shows_state_graphs_topics_and_quarantine_without_running_what_rows_contain() {
-    let database = Database::start().await;
+    let server = ScratchPostgres::builder().setting("max_slot_wal_keep_size", "1GB");
+    let database = Database::on(server.start().unwrap()).await;
     let emulator = harness::emulator().await;
     let (addr, host) = (free_addr(), emulator.addr().to_string());
     let _relay = Relay::start_with(&database, &host, &[("POSTRIDER_HTTP_ADDR", &addr)]);
@@ -148,8 +153,9 @@ async fn a_browser_shows_state_graphs_topics_and_quarantine_without_running_what
     // Insert a bad event whose key is a script.
     let script = "<script>document.title=\"owned\"</script>";
     let bad = format!(
-        "INSERT INTO outbox.events (aggregatetype, aggregateid, event_type, headers) \
-         VALUES ('order', '{script}', 'Bad', jsonb_build_object('x', repeat('y', 2000)))"
+        "INSERT INTO outbox.events (aggregatetype, aggregateid, event_type, payload, headers) \
+         VALUES ('order', '{script}', 'Bad', '\"{PAYLOAD}\"', \
+             jsonb_build_object('x', '{PAYLOAD}' || repeat('y', 2000)))"
     );
     database.execute(&bad).await;
     let refused = Fault::new(Action::Fail(Code::PermissionDenied)).on_topic("order.events");
@@ -168,11 +174,15 @@ async fn a_browser_shows_state_graphs_topics_and_quarantine_without_running_what
             .then_some(())
     })
     .await;
-    eventually("the graphs have a line", || async {
+    // The slot keeps the WAL that this writes, because the relay is blocked.
+    let fill = "SELECT pg_logical_emit_message(false, 'filler', repeat('x', 100000))";
+    eventually("the time until the slot is lost is known", || async {
+        database.execute(fill).await;
         let (_, body) = ask(&addr, "/history", "Host: localhost\r\n").await;
-        (body.matches("\"lag_bytes\"").count() >= 2).then_some(())
+        (!body.contains("\"loss_in_seconds\":null")).then_some(())
     })
     .await;
+    never_shows_payloads(&addr, script).await;
     let url = format!("http://{addr}/");
     let Some(mut browser) = Browser::start() else {
         println!("SKIPPED: there is no Chromium (apt-get install chromium)");
@@ -188,15 +198,58 @@ async fn a_browser_shows_state_graphs_topics_and_quarantine_without_running_what
         "roles/pubsub.publisher",
         "&lt;script&gt;",
         "event-invalid",
-        "Recent errors",
         "<polyline",
+        "WAL until the slot is lost",
         "Publication</dt><dd>covers all rows",
     ];
     wait_for_html(&mut browser, &parts);
+    shows_errors_and_the_time_to_a_loss(&mut browser);
     if let Some(folder) = std::env::var_os("POSTRIDER_SCREENSHOTS") {
         screenshots(&mut browser, Path::new(&folder));
     }
     finds_events(&mut browser, &database, &url, script).await;
+}
+
+/// Checks that no answer of the port has the payload or the headers of an event.
+async fn never_shows_payloads(addr: &str, key: &str) {
+    let key: String = key.bytes().map(|byte| format!("%{byte:02x}")).collect();
+    let by_key = format!("/events?key={key}");
+    let (_, found) = ask(addr, &by_key, "Host: localhost\r\n").await;
+    let (_, rest) = found.split_once("\"event_id\":\"").expect("an event");
+    let by_id = format!("/events?id={}", &rest[..36]);
+    for path in [
+        "/overview",
+        "/errors",
+        "/history",
+        "/status",
+        "/metrics",
+        "/readyz",
+        &by_key,
+        &by_id,
+    ] {
+        let (code, answer) = ask(addr, path, "Host: localhost\r\n").await;
+        assert!([200, 503].contains(&code), "{path}: {answer}");
+        assert!(!answer.contains(PAYLOAD), "{path}: {answer}");
+    }
+    assert!(found.contains("event-invalid"), "{found}");
+}
+
+/// Waits until the page shows the recent error with its hint, and how long it takes until the slot is lost.
+fn shows_errors_and_the_time_to_a_loss(browser: &mut Browser) {
+    for (id, parts) in [
+        (
+            "errors",
+            &["pubsub-permission, ", "grant roles/pubsub.publisher"][..],
+        ),
+        ("facts", &["MB, in about ", " at the present rate"]),
+    ] {
+        for part in parts {
+            let part = serde_json::json!(part);
+            browser.wait_for(&format!(
+                "document.getElementById('{id}').innerText.includes({part})"
+            ));
+        }
+    }
 }
 
 /// Waits until the HTML of the page contains each of `parts`, and checks that the page ran no script of a

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use axum::Router;
 use axum::body::Bytes;
 use axum::routing::post;
+use googleapis_tonic_google_pubsub_v1::google::pubsub::v1::PubsubMessage;
 use opentelemetry_proto::tonic::collector::trace::v1::ExportTraceServiceRequest;
 use opentelemetry_proto::tonic::common::v1::{KeyValue, any_value};
 use opentelemetry_proto::tonic::trace::v1::{Span, status::StatusCode};
@@ -16,6 +17,7 @@ use tonic::Code;
 
 use crate::harness::{self, Database, Relay, eventually, insert_orders};
 use crate::http::{free_addr, metric};
+use crate::mapping::{Subscriber, attributes};
 
 const ENDPOINT: &str = "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT";
 const TRACE: &str = "0af7651916cd43dd8448eb211c80319c";
@@ -100,9 +102,30 @@ async fn insert_with_a_wrong_context(database: &Database) {
     }
 }
 
+/// Inserts an event whose trace context is in the column of Debezium, as Debezium writes it.
+async fn insert_traced_for_debezium(database: &Database, id: &str) {
+    let sql = format!(
+        "insert into outbox.events (id, aggregatetype, aggregateid, event_type, payload, tracingspancontext)
+         values ('{id}', 'order', 'good', 'Placed', '{{}}',
+             E'#Wed Nov 25 10:00:00 UTC 2026\ntraceparent=00-{TRACE}-{PARENT}-01\ntracestate=a\\\\=1\n')"
+    );
+    database.execute(&sql).await;
+}
+
+/// Checks that the message of the event belongs to the trace [`TRACE`].
+fn assert_message_is_traced(messages: &[PubsubMessage], id: &str) {
+    let is_wanted = |message: &&PubsubMessage| attributes(message)["event_id"] == id;
+    let attributes = attributes(messages.iter().find(is_wanted).unwrap());
+    let parent = format!("00-{TRACE}-{PARENT}-01");
+    assert_eq!(attributes["traceparent"], parent);
+    assert_eq!(attributes["tracestate"], "a=1");
+    assert!(!attributes.contains_key("tracingspancontext"));
+}
+
 const SAMPLED: &str = "5a246b35-2bea-4931-9cfc-3e071ccb09c0";
 const NOT_SAMPLED: &str = "5a246b35-2bea-4931-9cfc-3e071ccb09c1";
 const REFUSED: &str = "5a246b35-2bea-4931-9cfc-3e071ccb09c2";
+const OF_DEBEZIUM: &str = "5a246b35-2bea-4931-9cfc-3e071ccb09c3";
 
 #[tokio::test(flavor = "multi_thread")]
 async fn each_event_of_a_sampled_trace_gets_one_span_and_others_get_none() {
@@ -120,25 +143,35 @@ async fn each_event_of_a_sampled_trace_gets_one_span_and_others_get_none() {
     ];
     let refusal = Fault::new(Action::Fail(Code::InvalidArgument)).on_ordering_key("bad");
     emulator.faults().inject(refusal);
+    let mut orders = Subscriber::new(&emulator, "order.events").await;
+    let column = "alter table outbox.events add column tracingspancontext text";
+    database.execute(column).await;
     let relay = Relay::start_with(&database, &emulator.addr().to_string(), &settings);
     insert_orders(&database, 20, 3).await;
     insert_traced(&database, NOT_SAMPLED, "good", "00").await;
     insert_with_a_wrong_context(&database).await;
     insert_traced(&database, SAMPLED, "good", "01").await;
+    insert_traced_for_debezium(&database, OF_DEBEZIUM).await;
     insert_traced(&database, REFUSED, "bad", "01").await;
 
-    let spans = collector.wait_for_spans(2).await;
+    let spans = collector.wait_for_spans(3).await;
     let of_event = |id: &str| {
         let mut found = spans
             .iter()
             .filter(|span| text(&span.attributes, "postrider.event_id") == id);
         (found.next().unwrap(), found.count())
     };
-    let (span, more) = of_event(SAMPLED);
-    assert_eq!(more, 0, "{spans:?}");
-    assert_eq!(hex(&span.trace_id), TRACE);
-    assert_eq!(hex(&span.parent_span_id), PARENT);
-    assert_eq!(span.trace_state, "a=1");
+    // Twenty orders, one event that is not sampled, six with a wrong context, and two with a good one.
+    let messages = orders.take(29).await;
+    for id in [SAMPLED, OF_DEBEZIUM] {
+        let (span, more) = of_event(id);
+        assert_eq!(more, 0, "{spans:?}");
+        assert_eq!(hex(&span.trace_id), TRACE);
+        assert_eq!(hex(&span.parent_span_id), PARENT);
+        assert_eq!(span.trace_state, "a=1");
+        assert_message_is_traced(&messages, id);
+    }
+    let (span, _) = of_event(SAMPLED);
     assert_eq!(span.name, "send order.events");
     let topic = text(&span.attributes, "messaging.destination.name");
     assert_eq!(topic, "order.events");
@@ -165,7 +198,7 @@ async fn each_event_of_a_sampled_trace_gets_one_span_and_others_get_none() {
     assert_eq!(text(&resource, "service.name"), "postrider");
     assert_eq!(text(&resource, "deployment.environment.name"), "test");
     relay.stop().await;
-    assert_eq!(collector.spans().len(), 2, "no span of other events");
+    assert_eq!(collector.spans().len(), 3, "no span of other events");
 }
 
 #[tokio::test(flavor = "multi_thread")]

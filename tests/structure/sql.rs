@@ -157,6 +157,16 @@ fn only_slot_manager_asks_the_catalogue() {
     }
 }
 
+/// `slot-manager/src/sql.rs` says why.
+#[test]
+fn no_statement_locks_partitions_through_the_catalogue() {
+    for file in product().iter().flat_map(|folder| modules_in(folder)) {
+        let mut literals = literals(&file.code).into_iter();
+        let locks = literals.any(|literal| literal.contains("pg_partition_tree"));
+        assert!(!locks, "{} calls pg_partition_tree", shown(&file.path));
+    }
+}
+
 #[test]
 fn a_catalogue_query_is_recognised() {
     for query in [

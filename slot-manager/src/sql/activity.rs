@@ -77,13 +77,17 @@ limit 1";
 
 /// Parameters: quoted table name (text).
 pub(crate) const TABLE_LOCK_HOLDER: &str = "
+with recursive tree (oid) as (
+    select pg_catalog.to_regclass($1)::oid
+    union all
+    select i.inhrelid from tree join pg_catalog.pg_inherits i on i.inhparent = tree.oid
+)
 select l.pid, a.usename::text as role
 from pg_catalog.pg_locks l left join pg_catalog.pg_stat_activity a on a.pid = l.pid
 where l.granted and l.pid is distinct from pg_catalog.pg_backend_pid()
   and l.database = (select d.oid from pg_catalog.pg_database d
                     where d.datname = pg_catalog.current_database())
-  and (l.relation = pg_catalog.to_regclass($1) or l.relation in (
-      select t.relid from pg_catalog.pg_partition_tree(pg_catalog.to_regclass($1)) t))
+  and l.relation in (select oid from tree)
 order by a.xact_start
 limit 1";
 
@@ -129,9 +133,9 @@ select w.waited_seconds, w.relation::regclass::text as relation, b.*
 from waiting w left join blockers b on true
 order by b.age_seconds desc nulls last, b.pid";
 
-/// Parameters: pid of a walsender (int4). Returns no row if there is no such walsender. Otherwise returns one row per
-/// slot in `synchronized_standby_slots` that has not received all WAL, or one row without a slot if there is no such
-/// slot. The names in the setting can have quotes, so the statement removes them.
+/// Parameters: pid of a walsender (int4). Returns no row if there is no such walsender. Otherwise returns one
+/// row for each slot in `synchronized_standby_slots` that has not received all WAL. If every slot has received
+/// it, returns one row without a slot. The names in the setting can have quotes, so the statement removes them.
 pub(crate) const WALSENDER_WAIT: &str = "
 with named as (
     select pg_catalog.btrim(n.name, ' \"') as name

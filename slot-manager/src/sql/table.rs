@@ -57,11 +57,16 @@ where i.indrelid = pg_catalog.to_regclass($1) and not i.indisvalid
 
 /// Parameters: quoted table name (text).
 pub(crate) const SIZE_OF_PARTITIONS: &str = "
-select coalesce(pg_catalog.sum(pg_catalog.pg_relation_size(relid)), 0)::bigint as bytes
-from pg_catalog.pg_partition_tree(pg_catalog.to_regclass($1))";
+with recursive tree (oid) as (
+    select c.oid from pg_catalog.pg_class c where c.oid = pg_catalog.to_regclass($1) and c.relkind = 'p'
+    union all
+    select i.inhrelid from tree join pg_catalog.pg_inherits i on i.inhparent = tree.oid
+    where not i.inhdetachpending
+)
+select coalesce(pg_catalog.sum(pg_catalog.pg_relation_size(oid)), 0)::bigint as bytes from tree";
 
-/// Parameters: schemas, names and privileges (three text[]). Returns one row for each privilege, in the
-/// order of the parameters. Nothing is lacking on a table that does not exist.
+/// Parameters: schemas, names and privileges (three text[]). Returns one row for each privilege, in the order
+/// of the parameters. For a table that does not exist, no privilege counts as lacking.
 pub(crate) const MISSING_PRIVILEGES: &str = "
 select current_user::text as role,
        coalesce(not pg_catalog.has_schema_privilege(n.oid, 'USAGE'), false) as lacks_schema,
@@ -135,15 +140,19 @@ from made_from m where m.typtype <> 'd'";
 /// `attmissingval` is the value of a column in rows that are older than the column. Each partition
 /// has its own value.
 pub(crate) const SHAPE: &str = "
-with root as (
+with recursive root as (
     select c.oid, c.relkind from pg_catalog.pg_class c
     join pg_catalog.pg_namespace n on n.oid = c.relnamespace
     where n.nspname = $1 and c.relname = $2 and c.relkind in ('r', 'p')
-), leaf as (
-    select root.oid from root where relkind = 'r'
+), tree as (
+    select root.oid, root.relkind from root
     union all
-    select t.relid::oid from root, pg_catalog.pg_partition_tree(root.oid) t
-    where root.relkind = 'p' and t.isleaf
+    select c.oid, c.relkind from tree
+    join pg_catalog.pg_inherits i on i.inhparent = tree.oid and not i.inhdetachpending
+    join pg_catalog.pg_class c on c.oid = i.inhrelid
+    where tree.relkind = 'p'
+), leaf as (
+    select tree.oid from tree where relkind <> 'p'
 ), whole_number as (
     with recursive made_from as (
         select a.attnum, t.oid, t.typtype, t.typbasetype
@@ -199,22 +208,20 @@ select root.oid,
        (select pg_catalog.string_agg(leaf.oid::text, ',' order by leaf.oid) from leaf)
            as partitions,
        array(select leaf.oid from leaf where pg_catalog.pg_relation_size(leaf.oid) > 0) as filled,
-       array(select t.relid::oid from pg_catalog.pg_partition_tree(root.oid) t
-           where t.relid <> root.oid) as below,
+       array(select tree.oid from tree where tree.oid <> root.oid) as below,
        array(select a.relid::oid from pg_catalog.pg_partition_ancestors(root.oid) a
            where a.relid <> root.oid) as above,
        (select pg_catalog.string_agg(
            leaf.oid || ':' || pg_catalog.pg_relation_filenode(leaf.oid), ',') from leaf) as files,
        (select pg_catalog.string_agg(i.inhrelid || ':' || i.xmin, ',')
-           from pg_catalog.pg_inherits i join pg_catalog.pg_partition_tree(root.oid) t
-               on i.inhrelid = t.relid where i.inhrelid <> root.oid) as attached,
+           from pg_catalog.pg_inherits i join tree on i.inhrelid = tree.oid
+           where i.inhrelid <> root.oid) as attached,
        (select max(pg_catalog.pg_relation_size(leaf.oid))
            / pg_catalog.current_setting('block_size')::bigint from leaf) as blocks,
        seq.attname::text as seq_column, seq.is_numbered, seq.seqcache, seq.is_indexed,
        seq.is_nullable, seq.numbering,
        exists (select from pg_catalog.pg_subscription_rel r
-           where r.srrelid = root.oid or r.srrelid in (
-               select t.relid from pg_catalog.pg_partition_tree(root.oid) t)) as is_subscribed,
+           where r.srrelid in (select tree.oid from tree)) as is_subscribed,
        exists (select from pg_catalog.pg_attribute a where a.attrelid = root.oid
            and a.attname = 'seq' and not a.attisdropped) as has_column_seq,
        exists (select from pg_catalog.pg_attribute a where a.attrelid = root.oid

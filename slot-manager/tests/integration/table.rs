@@ -2,11 +2,12 @@
 
 use decoder::Oid;
 use slot_manager::privileges::{self, TableNeed};
+use slot_manager::publication::{self, CapturedTable};
 use slot_manager::table_shape::{self, InsertedXid, ShapeColumns, TableShape};
-use slot_manager::{QualifiedName, column_types, table};
+use slot_manager::{QualifiedName, activity, column_types, statistics, table};
 use tokio_postgres::Client;
 
-use crate::support::{new_database, run};
+use crate::support::{connect, new_database, run, shared_server};
 
 fn events() -> QualifiedName {
     QualifiedName::new("shop", "Events")
@@ -54,6 +55,57 @@ async fn a_shape_says_which_columns_identify_and_order_the_rows() {
     let seq = by_seq.seq.expect("a column seq");
     assert!(seq.column == "seq" && !seq.is_steady && !seq.is_indexed && seq.is_nullable);
     assert_eq!(seq.numbering, None);
+}
+
+/// A session that locks partitions without their parent can deadlock with a DROP of a partition, which locks the
+/// parent first.
+#[tokio::test]
+async fn our_queries_wait_for_no_lock_on_a_partition_and_keep_none() {
+    let (database, client) = new_database().await;
+    run(
+        &client,
+        "create schema shop; \
+         create table shop.\"Events\" (id int, seq bigint) partition by range (id); \
+         create table shop.one partition of shop.\"Events\" for values from (0) to (9); \
+         create table shop.rest partition of shop.\"Events\" default; \
+         create publication p for table shop.\"Events\" with (publish_via_partition_root); \
+         set statement_timeout = '10s'",
+    )
+    .await;
+    let captured = CapturedTable {
+        name: events(),
+        columns: vec!["id".to_owned()],
+        optional_columns: Vec::new(),
+    };
+    let locks = async || -> i64 {
+        let count = "select count(*) from pg_locks l join pg_class c on c.oid = l.relation \
+                     where l.pid = pg_backend_pid() and c.relnamespace = 'shop'::regnamespace";
+        client.query_one(count, &[]).await.expect("locks").get(0)
+    };
+    let owner = connect(&shared_server().url(&database)).await;
+    run(
+        &owner,
+        "begin; lock table only shop.one in access exclusive mode",
+    )
+    .await;
+    run(&client, "begin").await;
+    let state = publication::inspect(&client, "p", &[captured])
+        .await
+        .expect("publication");
+    assert_eq!(state.problems(), []);
+    statistics::inserted_rows(&client, &[events()])
+        .await
+        .expect("statistics");
+    let holder = activity::table_lock_holder(&client, "shop.\"Events\"").await;
+    assert!(holder.expect("locks").is_some());
+    assert_eq!(locks().await, 0);
+    // The size of a partition cannot be read while it is locked like this.
+    run(&owner, "rollback").await;
+    assert_eq!(shape(&client).await.expect("a table").below.len(), 2);
+    table::size_of_partitions(&client, &events())
+        .await
+        .expect("size");
+    assert_eq!(locks().await, 0);
 }
 
 #[tokio::test]

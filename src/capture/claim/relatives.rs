@@ -1,10 +1,10 @@
-//! Finds the capture records of earlier tables that a newly configured table takes over.
+//! Finds the capture record of an earlier table that a newly configured table takes over.
 //!
-//! The settings may change from one table to another table of the same partition tree: from a table to the
-//! partitioned table to which it was attached, or from a partitioned table to one of its partitions, which may be
-//! detached by then. Rows of the earlier table may be undelivered. If the new table got a new record, these rows would
-//! count as older than the start of capturing, and would never be published. So the new table takes over the record of
-//! the earlier table.
+//! The settings may change from one table to another table of the same partition tree. The new table can be the
+//! partitioned table to which the earlier table was attached, or a partition of the earlier table, which may be
+//! detached by then. Rows of the earlier table may be undelivered. If the new table got a new record, these
+//! rows would count as older than the start of capturing, and would never be published. So the new table takes
+//! over the record of the earlier table.
 
 use slot_manager::SlotName;
 
@@ -29,8 +29,9 @@ pub(super) fn of<'r>(
         .collect()
 }
 
-/// Whether the two tables share rows: the recorded table is `found`, a table above it or a table below it, or a
-/// partition that belongs or belonged to the recorded table is now part of `found`.
+/// Whether the two tables share rows. They do if the recorded table is `found`, or a table above or below it in
+/// the partition tree. They also do if `found` contains a partition that belongs or belonged to the recorded
+/// table.
 fn share_rows(found: &FoundTable, record: &CaptureRecord) -> bool {
     let shape = &found.shape;
     let now: Vec<u32> = shape

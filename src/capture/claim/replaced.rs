@@ -7,10 +7,10 @@
 //! published rows. A restored backup has the same problem: it lacks the latest rows, so new rows get the
 //! ids of the lost rows.
 //!
-//! So this module looks for the rows of the newest dispatch rows. In a copy, each of these rows exists,
-//! with the same key and topic, and with a time that is not later than the commit time in the dispatch
-//! row. If in doubt, the rows get other event ids, because sending events again is better than losing
-//! them.
+//! So this module takes the newest dispatch rows, and looks for the table rows to which they belong. In a copy,
+//! each of these table rows exists, with the same key and topic, and with a time that is not later than the
+//! commit time in the dispatch row. If in doubt, the rows get other event ids, because sending events again is
+//! better than losing them.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -61,8 +61,8 @@ impl fmt::Display for RowOrigin {
     }
 }
 
-/// Returns the updated record for the table that was found. Also returns the origin of its rows, if their
-/// event ids depend on the origin.
+/// Returns the record with the present name and OID of the table, and with the event id suffixes that follow.
+/// Also returns the origin of the table's rows, if their event ids depend on it.
 ///
 /// # Errors
 /// Errors of a statement and of [`TableReader::resolve`].
@@ -166,8 +166,8 @@ async fn origin(
     Ok(Some(judge(&rows, &records)))
 }
 
-/// Keeps only the records whose event ids are the ids that the rows have if the table is a copy. The
-/// other records belong to rows with `inserted_xid`, or to earlier tables.
+/// Keeps only the records whose event ids the rows would have if the table is a copy. The other records belong
+/// to rows with `inserted_xid`, or to earlier tables.
 fn of_event_ids(
     records: Vec<RecordedRow>,
     reader: &TableReader,
@@ -180,7 +180,7 @@ fn of_event_ids(
     records.into_iter().filter(is_of_table).collect()
 }
 
-/// The ids in the source ids of these records.
+/// Returns the id of each record's row, which is a part of the source id.
 fn ids<'r>(records: &'r [RecordedRow], reader: &TableReader) -> Vec<&'r str> {
     let source_ids = records
         .iter()

@@ -17,8 +17,8 @@ pub(crate) struct Streamed {
     /// The table's current OID.
     pub(crate) oid: Oid,
     pub(crate) identity: TableIdentity,
-    /// The suffixes in the event ids of earlier tables of this name. `None` if rows of earlier tables get
-    /// event ids without a suffix of their own, as in a benchmark.
+    /// The suffixes in the event ids of earlier tables of this name. `None` if these event ids need no suffix,
+    /// as in a benchmark.
     pub(crate) id_suffixes: Option<IdSuffixes>,
     /// Whether every row has a value in `inserted_xid`, so that event ids may depend on that value.
     pub(crate) always_has_inserted_xid: bool,
@@ -38,9 +38,10 @@ impl Streamed {
         }
     }
 
-    /// Whether an optional column may have been renamed since the rows of this description were inserted: the
-    /// description lacks a column that the settings use if the table has it, and has a column that the table did not
-    /// have when the session began.
+    /// Whether an optional column may have been renamed since the rows of this description were inserted. An
+    /// optional column is one that the settings use if the table has it. A rename is possible if the
+    /// description lacks an optional column, and has a column that the table did not have when the session
+    /// began.
     pub(super) fn may_be_renamed(&self, relation: &OwnedRelation) -> bool {
         let optional = self.settings.optional_columns();
         relation.oid == self.oid
@@ -51,13 +52,14 @@ impl Streamed {
                 .all(|column| self.columns.contains(&column.name))
     }
 
-    /// Returns an error if the rows of this description were inserted before somebody renamed an optional column.
-    /// `now` has the columns that the table has now. Without the error, such rows would be published without the
-    /// renamed column.
+    /// Returns an error if the rows of this description were inserted before somebody renamed an optional
+    /// column. Without the error, such rows would be published without the renamed column. `now` has the
+    /// columns that the table has now.
     ///
-    /// A rename keeps the type and the place of the column. So an optional column that the description lacks was
-    /// renamed if, in the description, a column of the same type that is gone now stands behind the same column.
-    /// Otherwise the optional column was added, and is missing from the older rows rightly.
+    /// A rename keeps the type and the place of the column. So a missing optional column was renamed if the
+    /// description has a column of the same type at the same place, and that column no longer exists. Two
+    /// columns are at the same place if they follow the same unchanged column. Otherwise the optional column
+    /// was added later, so the older rows rightly lack it.
     pub(super) fn refuse_renamed(
         &self,
         relation: &OwnedRelation,
@@ -86,8 +88,8 @@ impl Streamed {
         Err(Error::new(Code::ColumnMissing, what))
     }
 
-    /// Whether it is known which identity the event ids of this relation's rows must have. This matters
-    /// only if the ids are not uuids.
+    /// Whether the identity in the event ids of this relation's rows is known for certain. This matters only if
+    /// the ids are not uuids.
     pub(super) fn is_certain(&self, relation: &OwnedRelation) -> bool {
         relation.oid == self.oid
             || index_of_inserted_xid(relation).is_some()
@@ -99,7 +101,8 @@ impl Streamed {
 }
 
 impl Intake {
-    /// The present name of the captured table to which the relation belongs, if it is one.
+    /// Returns the present name of the captured table to which the relation belongs. `None` if it belongs to
+    /// none.
     pub(crate) fn table_of(&self, relation: Oid) -> Option<&QualifiedName> {
         let (_, streamed) = self.captured(self.relations.get(relation)?)?;
         Some(&streamed.settings.table)

@@ -26,8 +26,8 @@ impl TableReader {
     }
 
     /// Returns the condition that a row of `e` has one of these ids, or an equal id with another text. The
-    /// condition can use an index on the id column. Call [`finds_ids_by_index`](Self::finds_ids_by_index)
-    /// before, because the condition needs a type with an order.
+    /// condition can use an index on the id column. It needs a type with an order, so call
+    /// [`finds_ids_by_index`](Self::finds_ids_by_index) first.
     pub(crate) fn has_any_id_sql(&self, ids: &[&str]) -> String {
         let ids: Vec<String> = ids.iter().map(|id| quoted_literal(id)).collect();
         format!("{} in ({})", self.id, ids.join(", "))

@@ -38,6 +38,10 @@ fn entry(event: &Event<'_>, time: String) -> Map<String, Value> {
     event.record(&mut fields);
     let mut entry = fields.0;
     let metadata = event.metadata();
+    // Some lines of libraries have fields only. The name says where in the code the line comes from.
+    entry
+        .entry("message")
+        .or_insert_with(|| metadata.name().into());
     // Insert the special fields last, so that no field of an event replaces a special field.
     entry.insert("severity".into(), severity(*metadata.level()).into());
     entry.insert("time".into(), time.into());

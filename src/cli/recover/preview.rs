@@ -21,7 +21,8 @@ pub(super) fn text(preview: &RecoveryPreview<'_>, situation: &Situation) -> Stri
     }
     text += "Rows without a record in outbox.dispatch, which a recovery would publish now:\n";
     for table in &preview.tables {
-        text += &format!("\n{}: {}\n", table.table, figures::count(table.rows, "row"));
+        let rows = figures::count(table.rows, "row");
+        text += &format!("\n{}: {rows}\n", printable(&table.table));
         for (name, topic) in &table.topics {
             text += &topic_text(name, topic);
         }

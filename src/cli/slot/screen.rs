@@ -8,7 +8,7 @@ use printable::printable;
 use slot_manager::{Severity, Slot, WalStatus};
 
 use crate::cli::figures;
-use crate::cli::paint::Paint;
+use crate::cli::paint::{self, Paint};
 use crate::cli::wrap::wrapped;
 use crate::condition::{State, TopicCondition, Verdict};
 use crate::ops::pending::AgeClock;
@@ -158,9 +158,9 @@ pub(in crate::cli) fn warning(
     ]
 }
 
-/// Returns the text, preceded by an escape code that clears the screen if standard output is a terminal.
+/// Returns the text, preceded by an escape code that clears the screen if standard output is a terminal that can do this.
 pub(in crate::cli) fn replacing(text: &str) -> String {
-    if std::io::stdout().is_terminal() {
+    if std::io::stdout().is_terminal() && !paint::is_dumb() {
         format!("\x1b[H\x1b[2J{text}")
     } else {
         format!("{text}\n")

@@ -47,7 +47,8 @@ impl Failing {
         if at.is_some_and(|at| now.saturating_duration_since(at) < LOG_INTERVAL) {
             return;
         }
-        let (is_first, since_last) = (told == 0, self.failures - told);
+        // As in all log lines, `since_last` is the number of failures without a line.
+        let (is_first, since_last) = (told == 0, (self.failures - told).saturating_sub(1));
         self.told = (self.failures, Some(now));
         self.owes_line = !lines.take(now);
         if self.owes_line {
@@ -187,6 +188,56 @@ mod tests {
             assert!(last.contains("works again"), "{last}");
         }
         assert!(text.lines().count() < 30, "{text}");
+    }
+
+    /// A topic fails four times a second for 25 seconds, and then works again.
+    #[test]
+    fn a_failing_topic_has_one_line_in_ten_seconds_and_each_counts_the_failures_since_the_last() {
+        let (log, start) = (Log::default(), Instant::now());
+        let writer = log.clone();
+        let subscriber = tracing_subscriber::fmt()
+            .with_ansi(false)
+            .with_writer(move || writer.clone())
+            .finish();
+        let run = || {
+            let mut failing = FailingTopics::new(Troubles::default());
+            let mut lanes = Lanes::new(200);
+            let topic: Arc<str> = "topic-7".into();
+            lanes.push(topic.clone(), OrderingKey::from("k"), Event::for_tests(1));
+            for n in 0..100 {
+                let at = start + Duration::from_millis(250) * n;
+                let request = lanes.next_request(at, Serve::All).unwrap();
+                let error = Error::new(Code::TopicMissing, "topic-7 is missing");
+                failing.failed(&topic, &error, at, false);
+                lanes.failed(request, at, Load::Keep);
+            }
+            let later = start + Duration::from_secs(60);
+            while let Some(request) = lanes.next_request(later, Serve::All) {
+                lanes.finished(&request);
+                failing.published(&topic);
+            }
+            failing.survey_due = start;
+            failing.survey(&lanes);
+            failing.survey_due = start;
+            failing.survey(&lanes);
+        };
+        run(); // See the comment in the test above.
+        tracing::subscriber::with_default(subscriber, run);
+        let text = String::from_utf8(log.0.lock().unwrap().clone()).unwrap();
+        let lines: Vec<&str> = text.lines().collect();
+        let [first, second, third, last] = lines[..] else {
+            panic!("{text}");
+        };
+        assert!(
+            first.contains("WARN") && !first.contains("since_last"),
+            "{text}"
+        );
+        for (line, failures, for_s) in [(second, 41, 10), (third, 81, 20)] {
+            let counts = format!("failures={failures} since_last=39 for_s={for_s} ");
+            assert!(line.contains("WARN") && line.contains(&counts), "{text}");
+        }
+        let worked = "works again topic=\"topic-7\" failures=100";
+        assert!(last.contains("INFO") && last.contains(worked), "{text}");
     }
 
     #[test]

@@ -67,9 +67,9 @@ impl Pipeline {
         Ok(())
     }
 
-    /// Delivers a moved row, unless its event has an outcome already, or was moved before in this session
-    /// and is being sent. In the second case, the earlier move keeps the position from being confirmed until
-    /// the event has its outcome.
+    /// Delivers a moved row. Skips it if its event has an outcome already, or if this session is already
+    /// sending the event because of an earlier move. In the second case, the position of the earlier move is
+    /// not confirmed before the event has its outcome.
     async fn take_moved(&mut self, MovedRow { moved, row }: MovedRow) -> Result<()> {
         let commit = row.commit();
         let watermark = &self.watermark;

@@ -60,10 +60,10 @@ impl ServerStop {
         self.sent = self.sent.max(wal_end);
     }
 
-    /// Returns when the session has to end. `None` while the server is not shutting down, and while the server does
-    /// not wait for this session. In the second case the server ends the stream itself, and if the server has died,
-    /// the session ends when it loses its lease. `has_pending` says whether the session has something that has no
-    /// outcome yet.
+    /// Returns when the session has to end. `None` while the server is not shutting down. Also `None` while the
+    /// server does not wait for this session. In that case the server ends the stream itself, or the session
+    /// loses its lease if the server has died. `has_pending` says whether the session has something without an
+    /// outcome.
     fn ends_at(&mut self, confirmable: Lsn, has_pending: bool, now: Instant) -> Option<Instant> {
         let (before, since) = self.last.as_mut()?;
         let progress = StopProgress {

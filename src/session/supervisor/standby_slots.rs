@@ -24,7 +24,7 @@ pub(super) struct StandbySlots {
 
 #[derive(Debug, Clone, Copy)]
 struct StandbySlotsWait {
-    /// Up to where the walsender has read the WAL. The wait ends when this changes.
+    /// The position up to which the walsender has read the WAL. The wait ends when this position changes.
     sent: Lsn,
     since: Instant,
 }
@@ -68,8 +68,8 @@ impl StandbySlots {
     }
 }
 
-/// Returns the wait that follows from the last wait and from what was found at the time `now`. Returns `None` if the
-/// walsender does not wait for standby servers.
+/// Returns the wait at the time `now`, from the wait at the last poll and from what this poll has found.
+/// Returns `None` if the walsender does not wait for standby servers.
 fn next(
     last: Option<StandbySlotsWait>,
     found: Option<&WalsenderWait>,

@@ -22,7 +22,8 @@ pub(in crate::session) enum Supervision {
 }
 
 impl Supervision {
-    /// What follows from an error of the check whether another slot has captured one of the tables.
+    /// Converts an error of the check whether another slot has captured one of the tables to the result of a
+    /// poll.
     ///
     /// # Errors
     /// The error, unless it is `table-captured`.

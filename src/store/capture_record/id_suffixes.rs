@@ -20,12 +20,12 @@ pub(crate) struct IdSuffixes {
     /// The recorded suffixes. A table without an entry has no suffix if its OID is below `plain_before`,
     /// otherwise the suffix of [`own`](Self::own).
     known: BTreeMap<u32, String>,
-    /// Number of times that the table moved to another server. New suffixes contain this number, because on
-    /// each server the same OID belongs to another table.
+    /// Number of times that the table moved to another server. New suffixes contain this number, because the
+    /// same OID may belong to different tables on different servers.
     adoptions: u32,
-    /// Tables with a lower OID have no suffix. Set if an older version of Postrider wrote the record, because
-    /// that version used no suffixes. Rows of earlier tables, which have lower OIDs, may still be in the WAL.
-    /// Otherwise `None`.
+    /// Set if an older version of Postrider wrote the record, otherwise `None`. That version used no suffixes,
+    /// so tables with a lower OID than this value have none. Rows of these earlier tables may still be in the
+    /// WAL.
     plain_before: Option<u32>,
 }
 
@@ -105,15 +105,14 @@ impl IdSuffixes {
         }
     }
 
-    /// Gives the table `new`, which replaces the table `before`, its own suffix. Earlier tables without a
-    /// record keep an empty suffix only if `before` is the table that an older version of Postrider
-    /// recorded.
+    /// Gives the table `new`, which replaces the table `before`, its own suffix. If an older version of
+    /// Postrider recorded the table `before`, earlier tables without a recorded suffix stay without one.
+    /// Otherwise each of them has its own suffix from now on.
     #[must_use]
     pub(crate) fn with_new(&self, new: u32, before: u32) -> Self {
         let mut changed = self.clone();
         if self.plain_before.is_some() {
-            // Record the suffix, because the new OID may be lower than `plain_before`: OIDs start again
-            // after the highest one.
+            // Record the suffix. OIDs wrap around, so the new OID may be lower than `plain_before`.
             changed.known.insert(new, self.own(new));
         }
         changed.plain_before = self.plain_before.filter(|plain| *plain == before);

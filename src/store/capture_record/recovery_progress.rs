@@ -43,9 +43,9 @@ impl RecoveryProgress {
     }
 }
 
-/// Records how far a recovery has resolved a table. Does nothing if `walsender` no longer reads the slot, because
-/// another session may then hold the slot. Waits for a lock for at most half a second. Both statements are one
-/// message, so they share an implicit transaction, and the lock timeout applies to nothing else.
+/// Records how far a recovery has resolved a table. Does nothing if `walsender` no longer reads the slot,
+/// because another session may then hold the slot. Waits for a lock for at most half a second. Both statements
+/// are sent in one message and share an implicit transaction, so the lock timeout ends with them.
 ///
 /// # Errors
 /// Errors of the statement.

@@ -8,11 +8,11 @@ use tokio_postgres::types::ToSql;
 use crate::error::Result;
 use crate::postgres::Sql;
 
-/// Records how far a table is resolved, unless walsender `$6` no longer reads slot `$5`: only the session
-/// that holds the slot may do this. A partition that is no longer in `$4` may still have unresolved rows, so
-/// it is added to `detached`, unless `$8` says that it has none left. The floor of a partition that is not
-/// captured stays as it is until the partition is captured again. The record forgets a partition that no longer exists,
-/// because PostgreSQL may give its OID to another table.
+/// Records how far a table is resolved. Does nothing unless walsender `$6` reads slot `$5`, because only the
+/// session that holds the slot may do this. A partition that is missing from `$4` may still have unresolved
+/// rows. It is added to `detached`, unless it is in `$8`, the list of resolved former partitions. A floor that
+/// is already in `unread` or `uncaptured` does not change. It is removed when `$4` contains its table again, and from
+/// `uncaptured` also when the table no longer exists, because PostgreSQL may give its OID to another table.
 const RESOLVE: &str = "\
     UPDATE outbox.capture SET floor = greatest(floor, $2::text::xid8), \
         floor_seq = CASE WHEN $7::text IS NULL THEN floor_seq ELSE $3 END, \

@@ -260,8 +260,8 @@ fn recorded(row: &Row) -> RecordedRow {
     let mut earlier: Vec<EarlierMessage> = earlier
         .and_then(|json| serde_json::from_str(json).ok())
         .unwrap_or_default();
-    // If the last replay has released the event but not published it again, `earlier_messages` also has the
-    // last message, with the name of the replay that published it.
+    // From the moment when a replay releases the event until the relay publishes it again, the current message
+    // is also in `earlier_messages`. That entry names the replay that published the message.
     let is_current = |known: &EarlierMessage| Some(&known.message_id) == message_id.as_ref();
     let replay = match earlier.iter().position(is_current) {
         Some(index) => earlier.remove(index).replay,

@@ -23,9 +23,9 @@ const POLL_INTERVAL: Duration = Duration::from_millis(50);
 /// may be published twice.
 const END_LIMIT: Duration = Duration::from_secs(2);
 
-/// Every transaction of a writer first reads this table, to check who serves the slot. So the transaction holds a lock
-/// on the table until it ends. Only the roles of relays are allowed to update the table, so this right tells them from
-/// other roles.
+/// Every transaction of a writer first reads this table, to check who serves the slot. So the transaction holds
+/// a lock on the table until it ends. Only the roles of relays may update the table, so this privilege
+/// distinguishes them from other roles.
 const CHECKED: &str = "outbox.relay";
 
 /// Maximum length of an `application_name`, in bytes: PostgreSQL truncates longer names.

@@ -3,10 +3,11 @@
 use crate::event::EventPosition;
 use decoder::Lsn;
 
-/// The verdict on a record or an outbox row that may be deleted.
+/// The verdict that a record or an outbox row may be deleted.
 pub(crate) const GO: &str = "go";
 
-/// Selects one captured table that exists and has none of these identities, or no row if there is none.
+/// Selects the name of one captured table that exists and whose identity is not in `$1`. Returns no row if
+/// there is no such table.
 pub(crate) const OTHER_TABLES: &str = "\
     select pg_catalog.format('%I.%I', c.schema_name, c.table_name) from outbox.capture c \
     where c.identity <> all ($1) and ( \

@@ -46,8 +46,8 @@ impl EventRow {
     }
 }
 
-/// A condition for the events in quarantine with this ordering key, with this topic, or with both. Without
-/// key and topic, it selects all of them. A topic can be given without its project.
+/// Selects events in quarantine by ordering key, by topic, or by both. Without key and topic, it selects all of
+/// them. A topic can be given without its project.
 pub(crate) struct QuarantineFilter {
     sql: String,
     texts: Vec<String>,

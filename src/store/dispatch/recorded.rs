@@ -70,9 +70,9 @@ pub(crate) struct EarlierOutcomes {
     read_to: EventPosition,
     /// Commit LSN of the last row to read. `None` once all rows have been read.
     last: Option<Lsn>,
-    /// `Some` if an event after the slot's position was published from its table: the end of the WAL when the
-    /// session began. After a crash of the server, the slot may be back at a position before a recovery. The
-    /// stream may then deliver such an event again, before this end of the WAL. The record of the event has
+    /// Set if an event after the slot's position was published from its table. The value is the end of the WAL
+    /// when the session began. After a crash of the server, the slot may be back at a position before a
+    /// recovery. The stream may then deliver such an event again, before this end of the WAL. Its record has
     /// another position, so the event can be looked up only by its id.
     from_tables_before: Option<Lsn>,
     records: RecordKeeping,
@@ -170,8 +170,8 @@ impl EarlierOutcomes {
     }
 
     /// Drops rows before `wal_end`, because the stream has delivered every transaction that was committed
-    /// before `wal_end`. If these rows stayed, rows of events that were published from their table could
-    /// keep [`is_over`](Self::is_over) false until the next event.
+    /// before `wal_end`. Some rows belong to events that were published from their table, and the stream never
+    /// delivers these. If such rows stayed, [`is_over`](Self::is_over) could remain false until the next event.
     pub(crate) fn passed(&mut self, wal_end: Lsn) {
         if self.last.is_some_and(|last| last < wal_end) {
             self.last = None;

@@ -10,8 +10,8 @@ use super::{RelayMode, ServedSlot, Unfinished, names, outdated};
 use crate::error::{Code, Error, Result};
 use crate::postgres::Sql;
 
-/// Marks the slot for recovery, unless a relay reads it. That relay has already recovered, and our mark would
-/// cause another recovery.
+/// Marks the slot for recovery, unless a relay reads it. A relay that reads the slot has already recovered, and
+/// our mark would cause another recovery.
 const MARK_RECOVERING: &str = "\
     INSERT INTO outbox.relay (slot, system_identifier, timeline, instance, recovering, \
         database_oid) \
@@ -23,10 +23,10 @@ const MARK_RECOVERING: &str = "\
     WHERE NOT EXISTS ( \
         SELECT FROM pg_catalog.pg_replication_slots s WHERE s.slot_name = $1 AND s.active)";
 
-/// Marks the slot for recovery with a new slot, unless another relay reads it. That relay finds out on its
-/// own whether it can read the slot. The statement replaces the reason of an older mark, because with the
-/// older reason the recovery might keep the stuck slot. But `first-start` stays, because it says that no
-/// relay has served the slot yet.
+/// Marks the slot for recovery with a new slot, unless another relay reads it. That relay finds out on its own
+/// whether it can read the slot. Replaces the reason of an older mark, because a recovery for the older reason
+/// might keep the stuck slot. Only the reason `first-start` stays, because it says that no relay has served the
+/// slot yet.
 const MARK_STUCK: &str = "\
     INSERT INTO outbox.relay (slot, system_identifier, timeline, instance, recovering, \
         database_oid) \

@@ -20,8 +20,8 @@ const NEXT_EVENTS: &str = "\
 const LOCK_GROUP: &str = "\
     select pg_advisory_xact_lock(pg_catalog.hashtextextended($1::text || chr(10) || $2::text, 1886352239))";
 
-/// Returns whether the key has quarantined or released events. If so, its replay must wait: the relay
-/// would also release the quarantined events, and mix the released events with ours.
+/// Returns whether the key has quarantined or released events. If so, the replay of this key must wait.
+/// Otherwise the relay would mix the released events with ours, and also release the quarantined events.
 const IS_BUSY: &str = "\
     select exists (select from outbox.dispatch d where d.state = 'quarantined' \
             and coalesce(d.topic, '') = $1 and coalesce(d.ordering_key, '') = $2) \
@@ -59,9 +59,9 @@ const LEAVE_OUT: &str = "\
     where e.replay = $1 and e.topic = $2 and e.ordering_key = $3 \
       and e.commit_lsn = u.commit_lsn and e.ordinal = u.ordinal and e.dispatched_at is null";
 
-/// Looks up the next 2,000 released events, removes those that now have an outcome, and adds their
-/// outcomes to the totals. An event has an outcome once its record is no longer `released`. If the record
-/// is `published`, a changed `dispatched_at` shows that the relay has sent the event again.
+/// Looks up the next 2,000 released events of a replay. Removes those that now have an outcome, and adds their
+/// outcomes to the totals. An event has an outcome once its record is no longer `released`. If the record is
+/// `published`, a changed `dispatched_at` shows that the relay has sent the event again.
 const SETTLE: &str = "\
     with looked as materialized ( \
         select e.topic, e.ordering_key, e.commit_lsn, e.ordinal, e.dispatched_at \

@@ -38,6 +38,16 @@ fn window((rows, columns): (u16, u16)) -> Winsize {
 impl Terminal {
     /// Runs the command on this database, in a terminal with this number of rows and columns.
     pub(super) fn run(database: &Database, arguments: &[&str], size: (u16, u16)) -> Self {
+        Self::run_with(database, arguments, size, &[])
+    }
+
+    /// Like `run`, with the additional variables `env`.
+    pub(super) fn run_with(
+        database: &Database,
+        arguments: &[&str],
+        size: (u16, u16),
+        env: &[(&str, &str)],
+    ) -> Self {
         let flags = OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC;
         let ours = openpt(flags).unwrap();
         grantpt(&ours).unwrap();
@@ -57,6 +67,7 @@ impl Terminal {
             .env("PATH", std::env::var_os("PATH").unwrap_or_default())
             .env("TERM", "xterm-256color")
             .envs(database.env())
+            .envs(env.iter().copied())
             .stdin(side())
             .stdout(side())
             .stderr(side())

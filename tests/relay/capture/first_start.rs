@@ -7,21 +7,38 @@ use pubsub_emulator::Emulator;
 
 use super::table::Kind;
 use super::{World, assert_done};
-use crate::harness::{self, eventually};
+use crate::harness::{self, Relay, eventually};
 use crate::privileges::login_role;
 
 const HISTORY: u32 = 200_000;
-/// How long the relay may take until it streams. Generous, because machines are shared. With the
-/// bug that this limit detects, the relay took minutes.
-const STREAMS_WITHIN: Duration = Duration::from_secs(10);
+/// How long the relay may take until it streams.
+const STREAMS_WITHIN: Duration = Duration::from_secs(2);
+
+/// How often a first start may take longer because the machine is busy.
+const SLOW_STARTS: usize = 4;
+
+/// Starts a relay for the first time, and checks how long it takes until it streams.
+async fn started_quickly(mut world: World) -> (World, Relay) {
+    for _ in 0..=SLOW_STARTS {
+        let began = Instant::now();
+        let relay = world.streaming().await;
+        let took = began.elapsed();
+        println!(
+            "{:?}: streaming after {took:?} on {HISTORY} old rows",
+            world.kind
+        );
+        if took < STREAMS_WITHIN {
+            return (world, relay);
+        }
+        relay.stop().await;
+        world = world.without_slot().await;
+    }
+    panic!("no first start took less than {STREAMS_WITHIN:?}");
+}
 
 async fn a_long_history_costs_nothing(kind: Kind) {
-    let mut world = World::new(kind, HISTORY).await.without_slot().await;
-    let began = Instant::now();
-    let relay = world.streaming().await;
-    let took = began.elapsed();
-    println!("{kind:?}: streaming after {took:?} on {HISTORY} old rows");
-    assert!(took < STREAMS_WITHIN, "{took:?}\n{}", relay.log());
+    let world = World::new(kind, HISTORY).await.without_slot().await;
+    let (mut world, relay) = started_quickly(world).await;
     world.insert("new", 100).await;
     world.note().await;
     world.wait_until_published(&relay).await;

@@ -27,6 +27,26 @@ impl World {
     }
 }
 
+/// Checks that no session of the relay has a transaction open while the creation of the slot has been waiting for a
+/// second. Such a transaction would hold up vacuum and other slots.
+async fn assert_holds_no_transaction(world: &World) {
+    let sessions = |condition: &str| {
+        format!(
+            "SELECT count(*) FROM pg_stat_activity \
+             WHERE xact_start < clock_timestamp() - interval '1 s' AND {condition}"
+        )
+    };
+    let creating = sessions("backend_type = 'walsender' AND query LIKE 'CREATE_REPLICATION_SLOT%'");
+    eventually("the slot has waited for a second", || async {
+        (world.database.number(&creating).await == 1).then_some(())
+    })
+    .await;
+    let others = "backend_type <> 'walsender' AND application_name LIKE 'postrider%'";
+    assert_eq!(world.database.number(&sessions(others)).await, 0);
+    let with_xid = sessions("backend_type = 'walsender' AND backend_xid IS NOT NULL");
+    assert_eq!(world.database.number(&with_xid).await, 0);
+}
+
 /// PostgreSQL creates a slot only when all open transactions have ended, so rows can be committed while
 /// PostgreSQL waits.
 #[tokio::test(flavor = "multi_thread")]
@@ -38,6 +58,9 @@ async fn rows_committed_while_the_first_slot_is_made_are_never_published() {
         slow.batch_execute(&row).await.unwrap();
         let relay = world.relay();
         wait_until_waited_for(&world.database, &xid).await;
+        if kind == Kind::Events {
+            assert_holds_no_transaction(&world).await;
+        }
         world.insert_old(100).await;
         slow.batch_execute("COMMIT").await.unwrap();
         relay.wait_for_log("streaming").await;

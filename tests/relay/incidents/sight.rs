@@ -169,6 +169,20 @@ impl Sight {
                 shown(Some(events)),
             );
         }
+        if let Some(port) = &self.port {
+            let severity = |view: &Value| text(&view["severity"]);
+            let page = shown(self.page.as_ref().map(severity));
+            is("the severity on the page", page, severity(port));
+            for (name, member) in [
+                ("failing_topics", "failing_topics"),
+                ("events_in_quarantine", "events_in_quarantine"),
+                ("blocked_keys", "blocked_keys"),
+                ("events_published_total", "events_published"),
+            ] {
+                let metric = self.value_of(name);
+                is(name, shown(metric), shown(port[member].as_f64()));
+            }
+        }
         faults.extend(self.missing(expected));
         if self.contradicts_itself() {
             faults.push("status says that events wait, and that none does".to_owned());
@@ -190,6 +204,14 @@ impl Sight {
             line.starts_with("postrider_condition{") && value == Some(1.0)
         })?;
         Some(line.split("kind=\"").nth(1)?.split('"').next()?.to_owned())
+    }
+
+    /// The value of a metric that has no label except `slot`. `None` if the metric is absent.
+    fn value_of(&self, name: &str) -> Option<f64> {
+        let name = format!("postrider_{name}{{");
+        let mut lines = self.metrics.as_ref()?.lines();
+        let line = lines.find(|line| line.starts_with(&name))?;
+        line.rsplit(' ').next()?.parse().ok()
     }
 
     /// Lists the expected texts that are missing in a view.

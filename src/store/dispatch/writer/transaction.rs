@@ -21,8 +21,8 @@ use crate::postgres::{Sql, WatchedSession, connect};
 use crate::store::{position, relay_row};
 
 const STATEMENT_TIMEOUT: Duration = Duration::from_secs(30);
-/// Maximum number of attempts to write a batch. An attempt fails if rows of the batch exist already; the
-/// next one leaves these rows out.
+/// Maximum number of attempts to write a batch. An attempt fails if some rows of the batch exist already. The
+/// next attempt leaves these rows out.
 const MAX_CONFLICTS: u32 = 3;
 const HAS_SUCCESSOR: &str = "another session has taken over the slot: events in flight are not \
     recorded by this session, and the next session on the slot publishes them again";
@@ -176,9 +176,8 @@ async fn attempt(
 /// Returns the positions of the batch's new events that already have a row.
 ///
 /// # Errors
-/// `internal` if the row with an event's commit LSN and ordinal belongs to another event, since such a
-/// row must not make the event count as recorded. The next session looks up the events of such a
-/// transaction by their ids.
+/// `internal` if a row has the position of an event, but belongs to another event. Such a row must not make the
+/// event count as recorded. The next session looks up the events of this transaction by their ids.
 async fn rows_that_are_there(sql: &Sql, batch: &Batch) -> Result<HashSet<EventPosition>> {
     let events = batch.records.iter().flat_map(|record| &record.events);
     let new = events.filter(|event| event.standing == Standing::New);

@@ -1,0 +1,114 @@
+//! Tests of the form of the relay's log, and of the line that says what runs and where.
+
+use std::collections::BTreeSet;
+
+use serde_json::Value;
+
+use crate::harness::{self, Database, Relay, eventually, insert_orders};
+use crate::http::free_addr;
+
+#[test]
+fn the_error_that_ends_the_relay_is_a_line_of_a_json_log() {
+    let run = |settings: &[(&str, &str)]| {
+        let environment = [&[("POSTRIDER_LOG_FORMAT", "json")], settings].concat();
+        let ran = harness::postrider(&["run"], &environment).output().unwrap();
+        let log = String::from_utf8(ran.stderr).unwrap();
+        let last = log.lines().last().unwrap_or_default();
+        let line: Value = serde_json::from_str(last).unwrap_or_else(|e| panic!("{e}: {log}"));
+        (ran.status.code(), line)
+    };
+    let url = "postgres://nobody@127.0.0.1:1/x";
+    let (code, line) = run(&[("DATABASE_URL", url), ("POSTRIDER_HTTP_ADDR", "off")]);
+    assert_eq!(
+        (code, &line["code"]),
+        (Some(2), &"project-missing".into()),
+        "{line}"
+    );
+    assert!(
+        line["hint"].as_str().unwrap().contains("PUBSUB_PROJECT_ID"),
+        "{line}"
+    );
+    let (code, line) = run(&[("DATABASE_URL", url), ("POSTRIDER_SLOT", "Not A Slot")]);
+    assert_eq!(
+        (code, &line["code"]),
+        (Some(2), &"setting-invalid".into()),
+        "{line}"
+    );
+    assert_eq!(line["level"], "ERROR");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn every_line_of_a_log_for_cloud_logging_has_severity_time_and_message() {
+    let database = Database::start().await;
+    let emulator = harness::emulator().await;
+    let host = emulator.addr().to_string();
+    let settings = [
+        ("POSTRIDER_LOG_FORMAT", "cloud_logging"),
+        ("POSTRIDER_ON_BAD_EVENT", "halt"),
+        // At this level the libraries log too.
+        ("RUST_LOG", "trace"),
+    ];
+    let relay = Relay::start_with(&database, &host, &settings);
+    insert_orders(&database, 10, 5).await;
+    database.wait_until_recorded().await;
+    let bad = "INSERT INTO outbox.events (aggregatetype, event_type, headers) \
+               VALUES ('order', E'B\na\"d', jsonb_build_object('x', repeat('y', 2000)))";
+    database.execute(bad).await;
+    relay.wait_for_log("\"severity\":\"ERROR\"").await;
+    let log = relay.log();
+    let mut severities = BTreeSet::new();
+    for line in log.lines() {
+        let entry: Value = serde_json::from_str(line).unwrap_or_else(|e| panic!("{e}: {line}"));
+        assert!(entry["message"].is_string(), "{line}");
+        let time = entry["time"].as_str().unwrap();
+        assert!(time.starts_with("20") && time.ends_with('Z'), "{line}");
+        severities.insert(entry["severity"].as_str().unwrap().to_owned());
+    }
+    let all = ["DEBUG", "ERROR", "INFO"].map(str::to_owned);
+    assert_eq!(severities, all.into());
+    assert_eq!(relay.wait().await.code(), Some(5), "{log}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_log_says_once_what_runs_and_where() {
+    let database = Database::start().await;
+    let emulator = harness::emulator().await;
+    let addr = free_addr();
+    let host = emulator.addr().to_string();
+    let relay = Relay::start_with(&database, &host, &[("POSTRIDER_HTTP_ADDR", &addr)]);
+    insert_orders(&database, 10, 5).await;
+    database.wait_until_recorded().await;
+    let end_session = format!(
+        "SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots WHERE slot_name = '{}'",
+        database.slot()
+    );
+    database.execute(&end_session).await;
+    insert_orders(&database, 10, 5).await;
+    database.wait_until_recorded().await;
+    let of = |log: &str, text: &str| log.lines().filter(|line| line.contains(text)).count();
+    eventually("a second session streams", || async {
+        (of(&relay.log(), "streaming slot=") == 2).then_some(())
+    })
+    .await;
+    let log = relay.log();
+    assert_eq!(of(&log, "postrider starts"), 1, "{log}");
+    assert_eq!(of(&log, "connected to PostgreSQL"), 1, "{log}");
+    let line = log
+        .lines()
+        .find(|line| line.contains("connected to PostgreSQL"));
+    let line = line.unwrap();
+    let server = "SELECT split_part(current_setting('server_version'), ' ', 1)";
+    let name = "SELECT current_database()::text";
+    for part in [
+        format!("version=\"{}\"", env!("CARGO_PKG_VERSION")),
+        "commit=\"".to_owned(),
+        format!("database=\"{}\"", database.text(name).await),
+        format!("server=\"{}\"", database.text(server).await),
+        format!("slot={}", database.slot()),
+        "tables=\"outbox.events\"".to_owned(),
+        "topics=\"{aggregatetype}.events\"".to_owned(),
+        format!("http_addr=\"{addr}\""),
+    ] {
+        assert!(line.contains(&part), "{part} in {line}");
+    }
+}
