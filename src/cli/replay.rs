@@ -11,7 +11,7 @@ use super::report::refuse;
 use super::{block_on, figures, output, signals};
 use crate::error::{Code, Error, Result};
 use crate::ops::replay::{
-    self, ReplayCriteria, ReplayReport, ReplayRow, ReplaySelection, ReplayStep,
+    self, ReplayCriteria, ReplayReport, ReplayRow, ReplaySelection, ReplayStep, ReplayWait,
 };
 use crate::ops::since::Since;
 use crate::postgres::{Sql, connect_patiently};
@@ -98,7 +98,13 @@ pub(super) fn run(settings: &Settings, args: &ReplayArgs) -> Result<ExitCode> {
         let mut line = ProgressLine::new();
         let mut on_step = |step: &ReplayStep| {
             line.show(&progress(step));
-            if matches!(step, ReplayStep::Sending { stalled: true, .. }) {
+            if !matches!(
+                step,
+                ReplayStep::Sending {
+                    wait: ReplayWait::None,
+                    ..
+                } | ReplayStep::Selecting { .. }
+            ) {
                 line.note_once(&progress(step));
             }
             !is_stopped.load(Ordering::Relaxed)
@@ -181,17 +187,34 @@ fn progress(step: &ReplayStep) -> String {
         ReplayStep::Selecting { examined, selected } => {
             format!("{selected} events match, {examined} records read")
         }
-        ReplayStep::Sending { sent, of, stalled } => {
+        ReplayStep::Sending { sent, of, wait } => {
             let filled = if *of == 0 { BAR } else { sent * BAR / of };
             let bar = "#".repeat(filled as usize) + &".".repeat((BAR - filled) as usize);
-            let waits = if *stalled {
-                "; waiting for a relay to publish them: start `postrider run`, or see `postrider status`"
-            } else {
-                ""
+            let waits = match wait {
+                ReplayWait::None => String::new(),
+                ReplayWait::Relay => {
+                    "; waiting for a relay to publish them: start `postrider run`, or see \
+                                      `postrider status`"
+                        .to_owned()
+                }
+                ReplayWait::Others(others) => format!(
+                    "; waiting until the relay has published the events of the same keys that {} released: see \
+                     `postrider status`",
+                    others_named(others)
+                ),
             };
             format!("[{bar}] {sent} of {of} events published again{waits}")
         }
     }
+}
+
+/// Names replays, and the quarantine.
+fn others_named(others: &[Option<String>]) -> String {
+    let named = others.iter().map(|other| match other {
+        Some(replay) => format!("the replay {replay}"),
+        None => "`postrider quarantine release`".to_owned(),
+    });
+    named.collect::<Vec<_>>().join(" and ")
 }
 
 fn preview(found: &ReplaySelection, json: bool) -> ExitCode {
@@ -289,16 +312,18 @@ mod tests {
 
     #[test]
     fn the_bar_shows_how_many_events_are_published_again() {
-        let step = |sent, stalled| ReplayStep::Sending {
-            sent,
-            of: 40,
-            stalled,
-        };
+        let step = |sent, wait| ReplayStep::Sending { sent, of: 40, wait };
         assert_eq!(
-            progress(&step(10, false)),
+            progress(&step(10, ReplayWait::None)),
             "[#####...............] 10 of 40 events published again"
         );
-        assert!(progress(&step(40, true)).ends_with("see `postrider status`"));
+        assert!(progress(&step(40, ReplayWait::Relay)).contains("start `postrider run`"));
+        let others = ReplayWait::Others(vec![Some("r1".to_owned()), None]);
+        let waits = progress(&step(40, others));
+        assert!(
+            waits.contains("that the replay r1 and `postrider quarantine release` released"),
+            "{waits}"
+        );
     }
 
     #[test]

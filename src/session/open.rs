@@ -356,6 +356,7 @@ impl SessionRunner {
         let subject = self.audit_subject(&reader, bounds.clone(), records)?;
         let (auditor, broken) = audit::start(subject, audit, stream.hasten, rows);
         let (target, budget) = (reader.target().clone(), settings.in_flight_bytes);
+        let attempt = (!records.records_published()).then_some(settings.publish_timeout);
         let pipeline = Pipeline {
             source: stream.source,
             intake,
@@ -366,7 +367,7 @@ impl SessionRunner {
             earlier: OutcomeLookup::new(recorded, sql, metrics.clone()),
             moved: MovedRows::new(target, bounds, records, budget, metrics.clone()),
             supervision: stream.supervision,
-            server_stop: ServerStop::default(),
+            server_stop: ServerStop::new(attempt),
             from_table,
             seam,
             broken,

@@ -166,6 +166,9 @@ impl Pipeline {
     }
 
     async fn on_resolved(&mut self, resolved: ResolvedEvents) -> Result<()> {
+        if !resolved.is_empty() {
+            self.server_stop.advances();
+        }
         if !resolved.from_tables.is_empty() {
             self.from_table.resolve(&resolved.from_tables);
         }
@@ -218,6 +221,7 @@ impl Pipeline {
                 } => {
                     (sent_at, keepalive) = (Some(at), false);
                     last_sent_at = Some(at);
+                    self.server_stop.advances();
                     let step = self.intake.message(payload)?;
                     self.progress.message(wal_start, &step);
                     self.on_message(step).await?;

@@ -12,7 +12,7 @@ use tokio_postgres::error::SqlState;
 use tokio_postgres::types::PgLsn;
 
 pub(crate) use released::{
-    ReplayCounts, count_waiting, next_group, others_are_released, release, settle,
+    ReplayCounts, count_waiting, next_group, release, released_by_others, settle,
 };
 
 use super::dispatch::history::{QueryParameters, RecordFilter};

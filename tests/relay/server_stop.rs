@@ -161,3 +161,22 @@ async fn a_server_that_shuts_down_does_not_wait_for_events_that_cannot_be_record
     let report = harness::check(&database, &emulator).await;
     assert!(report.is_clean(), "{report}");
 }
+
+/// The test takes longer than the limit of 5 seconds without progress, which is not enough for a slow Pub/Sub.
+#[tokio::test(flavor = "multi_thread")]
+async fn with_exceptions_a_slow_pubsub_leaves_no_wal_of_a_large_transaction_unconfirmed() {
+    let mut database = Database::private().await;
+    let emulator = harness::emulator().await;
+    let host = emulator.addr().to_string();
+    let relay = Relay::start_with(&database, &host, &[("POSTRIDER_DISPATCH", "exceptions")]);
+    insert_orders(&database, 100, 10).await;
+    database.wait_until_confirmed().await;
+    let slow = Action::Delay(Duration::from_millis(6_500));
+    emulator.faults().inject(Fault::new(slow));
+    let rows = "INSERT INTO outbox.events (aggregatetype, aggregateid, event_type, version, payload) \
+                SELECT 'order', 'o-' || i % 10, 'OrderPlaced', i, '{}' FROM generate_series(1, 2000) i";
+    stop_with_unsent_wal(&mut database, &relay, rows).await;
+    let confirmed = last_confirmed(&relay, 0).await;
+    let end = shutdown_checkpoint(database.server());
+    assert!(end.saturating_sub(confirmed) < LAST_PAGE, "{}", relay.log());
+}

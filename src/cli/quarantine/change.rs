@@ -122,7 +122,7 @@ pub(super) async fn discard(settings: &Settings, args: &DiscardArgs) -> Result<E
     let sql = session(settings).await?;
     let which = &args.which;
     let request = match &which.id {
-        Some(id) => DiscardRequest::event(&sql, id).await?,
+        Some(id) => DiscardRequest::event(&sql, settings, id).await?,
         None => DiscardRequest::Selection(which.selection()),
     };
     if !args.yes {

@@ -25,7 +25,7 @@ pub(super) struct QuarantineShowArgs {
 
 pub(super) async fn run(settings: &Settings, args: &QuarantineShowArgs) -> Result<ExitCode> {
     let sql = session(settings).await?;
-    let shown = quarantine::show::show(&sql, &args.id).await?;
+    let shown = quarantine::show::show(&sql, settings, &args.id).await?;
     if args.json {
         output::write_json(&shown)
     } else {

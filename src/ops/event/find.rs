@@ -6,6 +6,7 @@ use slot_manager::cluster;
 use tokio_postgres::error::SqlState;
 use uuid::Uuid;
 
+use super::named_table::{self, NamedTable};
 use super::state::{EventState, UnrecordedFacts};
 use super::{EventReport, EventTableRow};
 use crate::capture::claim::{self, Captured};
@@ -56,26 +57,32 @@ struct FoundRow {
 /// several tables.
 ///
 /// # Errors
-/// `postgres-timeout` when a search takes too long; database errors.
+/// `setting-invalid` when the id names a table to which the event does not belong; `postgres-timeout` when a
+/// search takes too long; database errors.
 pub(crate) async fn find(sql: &Sql, settings: &Settings, id: &str) -> Result<Vec<EventReport>> {
-    let id = without_table(settings, id.trim());
+    let whole = id.trim();
+    let named = named_table::read(settings, whole);
+    let id = named.map_or(whole, |named| named.uuid);
     let captured =
         claim::as_if_claimed(sql, &settings.slot, &settings.tables, settings.start).await?;
     let mut tables = Vec::new();
     for (table, captured) in settings.tables.iter().zip(&captured) {
-        let project = settings.project().unwrap_or("none");
-        tables.push(SearchedTable {
-            settings: table,
-            captured,
-            reader: TableReader::resolve(sql, table, project, captured).await?,
-        });
+        tables.push(searched(sql, settings, table, captured).await?);
     }
     let mut found = Vec::new();
     for (n, table) in tables.iter().enumerate() {
         let id = table.reader.id_in(id).unwrap_or(id);
         found.extend(rows_of(sql, n, table, id).await?);
     }
+    if let Some(named) = named {
+        found = of_named_table(settings, named, found)?;
+    }
     let mut records = recorded(sql, &tables, &found, id).await?;
+    if let Some(named) = named {
+        let identity = &captured[named.number].record.identity;
+        let mut source_ids = records.iter().filter_map(|one| one.source_id.as_deref());
+        source_ids.try_for_each(|source_id| named.check(settings, identity, source_id))?;
+    }
     for record in &records {
         let is_found = |row: &FoundRow| row.event_id == record.event_id;
         if let Some(source_id) = record
@@ -101,17 +108,65 @@ pub(crate) async fn find(sql: &Sql, settings: &Settings, id: &str) -> Result<Vec
         });
     }
     reports.extend(records.into_iter().map(|record| of_record(record, None)));
-    Ok(reports)
+    match named_table::unknown(settings, whole) {
+        Some(error) if reports.is_empty() => Err(error),
+        _ => Ok(reports),
+    }
 }
 
-/// Returns the uuid in `schema.table:uuid`, or else the whole text.
-fn without_table<'a>(settings: &Settings, id: &'a str) -> &'a str {
-    let mut tables = settings.tables.iter();
-    let uuid = tables.find_map(|table| {
-        let id = id.strip_prefix(&format!("{}:", table.table))?;
-        Uuid::parse_str(id).is_ok().then_some(id)
-    });
-    uuid.unwrap_or(id)
+async fn searched<'a>(
+    sql: &Sql,
+    settings: &Settings,
+    table: &'a TableSettings,
+    captured: &'a Captured,
+) -> Result<SearchedTable<'a>> {
+    let project = settings.project().unwrap_or("none");
+    Ok(SearchedTable {
+        settings: table,
+        captured,
+        reader: TableReader::resolve(sql, table, project, captured).await?,
+    })
+}
+
+/// Returns those of the rows that belong to the named table.
+///
+/// # Errors
+/// `setting-invalid` if only other tables have such rows.
+fn of_named_table(
+    settings: &Settings,
+    named: NamedTable<'_>,
+    found: Vec<FoundRow>,
+) -> Result<Vec<FoundRow>> {
+    let (of_table, others): (Vec<_>, Vec<_>) =
+        found.into_iter().partition(|row| row.table == named.number);
+    match others.first() {
+        Some(other) if of_table.is_empty() => {
+            let table = &other.row.table;
+            Err(named.of_another(settings, table, &format!("{table}:{}", named.uuid)))
+        }
+        _ => Ok(of_table),
+    }
+}
+
+/// Checks that an event with a uuid can belong to the named table. It can if the row is gone from all tables. Returns
+/// the table's identity.
+///
+/// # Errors
+/// `setting-invalid` if only other tables have such a row; database errors.
+pub(crate) async fn check_named_table(
+    sql: &Sql,
+    settings: &Settings,
+    named: NamedTable<'_>,
+) -> Result<String> {
+    let mut captured =
+        claim::as_if_claimed(sql, &settings.slot, &settings.tables, settings.start).await?;
+    let mut found = Vec::new();
+    for (n, (table, captured)) in settings.tables.iter().zip(&captured).enumerate() {
+        let table = searched(sql, settings, table, captured).await?;
+        found.extend(rows_of(sql, n, &table, named.uuid).await?);
+    }
+    of_named_table(settings, named, found)?;
+    Ok(captured.swap_remove(named.number).record.identity)
 }
 
 /// Returns the records of the found rows, and of the event with this uuid. If there are neither such

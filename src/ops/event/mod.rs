@@ -10,6 +10,7 @@
 
 pub(crate) mod find;
 pub(crate) mod list;
+pub(crate) mod named_table;
 mod state;
 
 use serde::Serialize;

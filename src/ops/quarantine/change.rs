@@ -31,7 +31,7 @@ pub(crate) async fn release_event(
     settings: &Settings,
     id: &str,
 ) -> Result<ReleasedEvent> {
-    let event = select::in_quarantine(sql, id).await?;
+    let event = select::in_quarantine(sql, settings, id).await?;
     let (before, behind) = quarantine_commands::neighbours(sql, &event).await?;
     let blocks = settings.on_bad_event == OnBadEvent::QuarantineKey;
     let key = || event.key.clone();
@@ -81,8 +81,8 @@ impl DiscardRequest<'_> {
     ///
     /// # Errors
     /// The errors of [`select::in_quarantine`].
-    pub(crate) async fn event(sql: &Sql, id: &str) -> Result<Self> {
-        Ok(Self::Event(select::in_quarantine(sql, id).await?))
+    pub(crate) async fn event(sql: &Sql, settings: &Settings, id: &str) -> Result<Self> {
+        Ok(Self::Event(select::in_quarantine(sql, settings, id).await?))
     }
 
     /// Returns how many events the request would discard.

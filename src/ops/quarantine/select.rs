@@ -5,7 +5,10 @@ use uuid::Uuid;
 
 use crate::error::{Code, Error, Result};
 use crate::event::SHOWN_CHARS;
+use crate::ops::event::find;
+use crate::ops::event::named_table::{self, NamedTable};
 use crate::postgres::Sql;
+use crate::settings::Settings;
 use crate::store::dispatch::quarantine_commands::{self, EventRow, QuarantineFilter};
 
 /// The events in quarantine with this ordering key, with this topic, or with both. Without key and topic, all
@@ -44,22 +47,16 @@ pub(super) fn name(source_id: Option<&str>, uuid: Uuid) -> String {
 /// quarantine, returns all its rows.
 ///
 /// # Errors
-/// `not-in-quarantine` when the event has no row; `setting-invalid` when several events have this id.
-pub(super) async fn rows_of(sql: &Sql, id: &str) -> Result<Vec<EventRow>> {
+/// `not-in-quarantine` when the event has no row; `setting-invalid` when several events have this id, or when it names
+/// a table to which the event does not belong.
+pub(super) async fn rows_of(sql: &Sql, settings: &Settings, id: &str) -> Result<Vec<EventRow>> {
     let id = id.trim();
-    // A uuid may be given as `schema.table:uuid`, like the ids that are not uuids.
-    let uuid = id.rsplit_once(':').map(|(_, uuid)| uuid);
-    let uuid = uuid.filter(|uuid| Uuid::parse_str(uuid).is_ok());
-    let mut rows = Vec::new();
-    for id in [Some(id), uuid].into_iter().flatten() {
-        rows = quarantine_commands::rows_in_quarantine(sql, id).await?;
-        if rows.is_empty() {
-            // A search by `source_id` reads the whole table, but there is no other way: the uuid cannot be
-            // computed from the id, because it also depends on the transaction.
-            rows = quarantine_commands::all_rows(sql, id).await?;
-        }
-        if !rows.is_empty() {
-            break;
+    let mut rows = rows_with(sql, id).await?;
+    if rows.is_empty() {
+        // A uuid may be given as `schema.table:uuid`, like the ids that are not uuids.
+        match named_table::read(settings, id) {
+            Some(named) => rows = rows_of_table(sql, settings, named).await?,
+            None => named_table::unknown(settings, id).map_or(Ok(()), Err)?,
         }
     }
     let mut uuids: Vec<Uuid> = rows.iter().map(|row| row.uuid).collect();
@@ -77,6 +74,33 @@ pub(super) async fn rows_of(sql: &Sql, id: &str) -> Result<Vec<EventRow>> {
     }
 }
 
+/// Returns the rows with this uuid or source id.
+async fn rows_with(sql: &Sql, id: &str) -> Result<Vec<EventRow>> {
+    let rows = quarantine_commands::rows_in_quarantine(sql, id).await?;
+    if !rows.is_empty() {
+        return Ok(rows);
+    }
+    // A search by `source_id` reads the whole table, but there is no other way: the uuid cannot be
+    // computed from the id, because it also depends on the transaction.
+    quarantine_commands::all_rows(sql, id).await
+}
+
+/// Returns the rows with this uuid.
+///
+/// # Errors
+/// `setting-invalid` if the event belongs to another table.
+async fn rows_of_table(
+    sql: &Sql,
+    settings: &Settings,
+    named: NamedTable<'_>,
+) -> Result<Vec<EventRow>> {
+    let identity = find::check_named_table(sql, settings, named).await?;
+    let rows = rows_with(sql, named.uuid).await?;
+    let mut source_ids = rows.iter().filter_map(|row| row.source_id.as_deref());
+    source_ids.try_for_each(|source_id| named.check(settings, &identity, source_id))?;
+    Ok(rows)
+}
+
 fn not_in_quarantine(what: String) -> Error {
     Error::new(Code::NotInQuarantine, what)
 }
@@ -85,8 +109,8 @@ fn not_in_quarantine(what: String) -> Error {
 ///
 /// # Errors
 /// The errors of [`rows_of`]; `not-in-quarantine` if the event has another state.
-pub(super) async fn in_quarantine(sql: &Sql, id: &str) -> Result<EventRow> {
-    let first = rows_of(sql, id).await?.swap_remove(0);
+pub(super) async fn in_quarantine(sql: &Sql, settings: &Settings, id: &str) -> Result<EventRow> {
+    let first = rows_of(sql, settings, id).await?.swap_remove(0);
     if first.is_in_quarantine() {
         Ok(first)
     } else {

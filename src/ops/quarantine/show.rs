@@ -6,6 +6,7 @@ use super::{seconds, select};
 use crate::error::Result;
 use crate::event::EventPosition;
 use crate::postgres::Sql;
+use crate::settings::Settings;
 use crate::store::dispatch::quarantine_commands;
 
 /// The output of `quarantine show --json`; programs depend on it.
@@ -36,10 +37,11 @@ pub(crate) struct ShownEvent {
 /// Reads the record of one event.
 ///
 /// # Errors
-/// `not-in-quarantine` when the event has no row; `setting-invalid` when several events have this id.
-pub(crate) async fn show(sql: &Sql, id: &str) -> Result<ShownEvent> {
+/// `not-in-quarantine` when the event has no row; `setting-invalid` when several events have this id, or when it
+/// names a table to which the event does not belong.
+pub(crate) async fn show(sql: &Sql, settings: &Settings, id: &str) -> Result<ShownEvent> {
     // If the event is in quarantine, show its first row, otherwise its latest row.
-    let mut rows = select::rows_of(sql, id).await?;
+    let mut rows = select::rows_of(sql, settings, id).await?;
     let event = if rows[0].is_in_quarantine() {
         rows.swap_remove(0)
     } else {

@@ -59,9 +59,24 @@ pub(crate) struct ReplayCriteria {
 pub(crate) enum ReplayStep {
     /// The numbers of records read and of events selected so far.
     Selecting { examined: u64, selected: u64 },
-    /// The relay has published `sent` of the `of` selected events again. `stalled` means that it has made
-    /// no progress for a while.
-    Sending { sent: u64, of: u64, stalled: bool },
+    /// The relay has published `sent` of the `of` selected events again.
+    Sending {
+        sent: u64,
+        of: u64,
+        wait: ReplayWait,
+    },
+}
+
+/// What a replay waits for.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum ReplayWait {
+    /// The replay makes progress.
+    None,
+    /// The relay has published no released event for a while.
+    Relay,
+    /// All keys that are left have events that somebody else has released: other replays by name, and `None` for the
+    /// quarantine.
+    Others(Vec<Option<String>>),
 }
 
 /// A function that receives the progress of the replay. It returns false to stop the replay.

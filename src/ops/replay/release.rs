@@ -3,7 +3,7 @@
 
 use std::time::{Duration, Instant};
 
-use super::{OnReplayStep, ReplayReport, ReplayStep};
+use super::{OnReplayStep, ReplayReport, ReplayStep, ReplayWait};
 use crate::error::Result;
 use crate::event::EventPosition;
 use crate::postgres::Sql;
@@ -42,8 +42,9 @@ struct Releasing<'a> {
     settle_after: Option<EventPosition>,
     /// When the relay last made progress, or had no released event to publish.
     progressed: Instant,
-    /// Whether all events that are left wait for released events of other replays.
-    waits_for_others: bool,
+    /// Who has released the events for which all events that are left wait: other replays by name, and `None` for the
+    /// quarantine.
+    waits_for: Vec<Option<String>>,
 }
 
 impl<'a> Releasing<'a> {
@@ -58,7 +59,7 @@ impl<'a> Releasing<'a> {
             settled_at: Instant::now(),
             settle_after: None,
             progressed: Instant::now(),
-            waits_for_others: false,
+            waits_for: Vec::new(),
         };
         releasing.settle().await?;
         Ok(releasing)
@@ -71,7 +72,7 @@ impl<'a> Releasing<'a> {
         self.counts = found.counts;
         self.settle_after = found.next;
         self.settled_at = Instant::now();
-        if found.settled > 0 || (self.released == 0 && !self.waits_for_others) {
+        if found.settled > 0 || self.released == 0 {
             self.progressed = Instant::now();
         }
         Ok(())
@@ -88,7 +89,13 @@ impl<'a> Releasing<'a> {
         ReplayStep::Sending {
             sent,
             of: sent + quarantined + self.waiting(),
-            stalled: self.progressed.elapsed() >= STALLED,
+            wait: if !self.waits_for.is_empty() {
+                ReplayWait::Others(self.waits_for.clone())
+            } else if self.progressed.elapsed() >= STALLED {
+                ReplayWait::Relay
+            } else {
+                ReplayWait::None
+            },
         }
     }
 
@@ -108,6 +115,9 @@ impl<'a> Releasing<'a> {
     async fn release(&mut self, group: &ReplayGroup) -> Result<u64> {
         let (left, released) = replay::release(self.sql, self.name, group).await?;
         self.selected = self.selected.saturating_sub(left);
+        if left > 0 {
+            self.waits_for.clear();
+        }
         self.released += released;
         if released > 0 {
             self.progressed = Instant::now();
@@ -165,9 +175,12 @@ pub(super) async fn run(
         }
         // The round over all keys is complete. A key that was busy may be free in the next round.
         let has_progress = in_round > 0 || releasing.released > 0;
-        releasing.waits_for_others =
-            !has_progress && replay::others_are_released(sql, name).await?;
-        fruitless = if has_progress || releasing.waits_for_others {
+        releasing.waits_for = if has_progress {
+            Vec::new()
+        } else {
+            replay::released_by_others(sql, name).await?
+        };
+        fruitless = if has_progress || !releasing.waits_for.is_empty() {
             0
         } else {
             fruitless + 1

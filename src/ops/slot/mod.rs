@@ -282,19 +282,34 @@ async fn capture_records(sql: &Sql) -> Result<Vec<CaptureRecord>> {
     }
 }
 
-/// Warns if the slot is older than the publication: its confirmed position is before the position
-/// at which the capture of the tables began.
+/// Maximum number of tables that a warning names.
+const TABLES_NAMED: usize = 5;
+
+/// Warns if the slot is older than the publication of a table: its confirmed position is before the position at which
+/// the capture of the table began. Names these tables.
 pub(crate) fn before_publication(slot: &Slot, records: &[CaptureRecord]) -> Option<Finding> {
     let name = &slot.slot_name;
+    let at = slot.confirmed_flush_lsn?;
     let of_slot = records.iter().filter(|known| known.slot == *name);
-    let since = of_slot.filter_map(|known| known.since_lsn).max()?;
-    let at = slot.confirmed_flush_lsn.filter(|at| *at < since)?;
+    let since = of_slot.filter_map(|known| Some((known.since_lsn?, known.table.to_string())));
+    let mut later: Vec<_> = since.filter(|(since, _)| at < *since).collect();
+    later.sort();
+    let (since, _) = later.last()?;
+    let named: Vec<&str> = later
+        .iter()
+        .map(|(_, table)| table.as_str())
+        .take(TABLES_NAMED)
+        .collect();
+    let tables = match later.len() - named.len() {
+        0 => named.join(", "),
+        more => format!("{} and {more} more tables", named.join(", ")),
+    };
     Some(Finding {
         code: "slot-before-publication",
         severity: Severity::Warning,
         what: format!(
-            "slot {name} begins at {at}, but the publication and capturing began at {since}: the relay \
-             does not deliver rows that were committed in between"
+            "slot {name} begins at {at}, but the publication and capturing of {tables} began at {since}: the relay \
+             does not deliver rows of {tables} that were committed in between"
         ),
         remedy: Some(
             "if these rows must be delivered, set `start = all` for the first start: the relay then \

@@ -13,19 +13,48 @@ use super::Pipeline;
 use crate::error::{Code, Error};
 use crate::session::supervisor::Supervision;
 
-/// Maximum time that the server has to wait for this session while the session confirms no further position.
+/// Maximum time that the server has to wait for this session without progress. A server that shuts down writes a
+/// limited amount of WAL, so the progress ends, and so does the shutdown.
 const LIMIT: Duration = Duration::from_secs(5);
 
+/// How far a session has got. A large transaction moves the confirmable position only at its end, so its messages and
+/// the outcomes of its events count too. Keepalives do not count, because the server may repeat them for ever.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+struct StopProgress {
+    confirmable: Lsn,
+    /// Number of messages received and of times that events got an outcome.
+    steps: u64,
+}
+
 /// What a session remembers about the shutdown of its server.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(in crate::session) struct ServerStop {
+    limit: Duration,
     /// The position up to which the server has sent its WAL: the highest `wal_end` of its keepalives.
     sent: Lsn,
-    /// The position that may be confirmed, and since when it has not changed. `None` until the server shuts down.
-    confirmed: Option<(Lsn, Instant)>,
+    steps: u64,
+    /// How far the session had got, and since when it has not got further. `None` until the server shuts down.
+    last: Option<(StopProgress, Instant)>,
 }
 
 impl ServerStop {
+    /// `attempt` is the longest time of one publish attempt, if an event needs no record. Such an event can still get
+    /// its outcome, so the session does not give up while a slow attempt may succeed.
+    pub(in crate::session) fn new(attempt: Option<Duration>) -> Self {
+        let limit = attempt.map_or(LIMIT, |attempt| attempt + LIMIT);
+        Self {
+            limit,
+            sent: Lsn::default(),
+            steps: 0,
+            last: None,
+        }
+    }
+
+    /// Notes that a message came, or that events got an outcome.
+    pub(super) fn advances(&mut self) {
+        self.steps += 1;
+    }
+
     /// Notes the `wal_end` of a keepalive.
     pub(super) fn sent(&mut self, wal_end: Lsn) {
         self.sent = self.sent.max(wal_end);
@@ -36,11 +65,15 @@ impl ServerStop {
     /// loses its lease if the server has died. `has_pending` says whether the session has something without an
     /// outcome.
     fn ends_at(&mut self, confirmable: Lsn, has_pending: bool, now: Instant) -> Option<Instant> {
-        let (confirmed, since) = self.confirmed.as_mut()?;
-        if *confirmed != confirmable || (!has_pending && confirmable >= self.sent) {
-            (*confirmed, *since) = (confirmable, now);
+        let (before, since) = self.last.as_mut()?;
+        let progress = StopProgress {
+            confirmable,
+            steps: self.steps,
+        };
+        if *before != progress || (!has_pending && confirmable >= self.sent) {
+            (*before, *since) = (progress, now);
         }
-        (has_pending || confirmable < self.sent).then_some(*since + LIMIT)
+        (has_pending || confirmable < self.sent).then_some(*since + self.limit)
     }
 }
 
@@ -51,12 +84,12 @@ impl Pipeline {
         let found = self.supervision.borrow_and_update().clone();
         if found == Supervision::PublicationRight {
             // The server goes on after all, or another server has answered.
-            self.server_stop.confirmed = None;
+            self.server_stop.last = None;
         } else if matches!(found, Supervision::ServerStopping { .. })
-            && self.server_stop.confirmed.is_none()
+            && self.server_stop.last.is_none()
         {
             tracing::info!("PostgreSQL is shutting down: confirming the rest of its WAL");
-            self.server_stop.confirmed = Some((self.confirmable().lsn(), Instant::now()));
+            self.server_stop.last = Some((StopProgress::default(), Instant::now()));
         }
         found.ends_session()
     }
@@ -79,26 +112,44 @@ pub(super) fn server_waits_in_vain() -> Error {
 mod tests {
     use super::*;
 
+    fn at(start: Instant, seconds: u64) -> Instant {
+        start + Duration::from_secs(seconds)
+    }
+
     #[test]
     fn a_session_ends_once_the_server_has_waited_5_s_for_it_without_progress() {
         let start = Instant::now();
-        let at = |seconds| start + Duration::from_secs(seconds);
         let lsn = Lsn::new;
-        let mut stop = ServerStop::default();
+        let mut stop = ServerStop::new(None);
         stop.sent(lsn(100));
-        assert_eq!(stop.ends_at(lsn(10), true, at(0)), None, "no shutdown");
-        stop.confirmed = Some((lsn(10), at(0)));
-        let mut ends_at = |confirmable, has_pending, seconds| {
-            stop.ends_at(lsn(confirmable), has_pending, at(seconds))
+        assert_eq!(stop.ends_at(lsn(10), true, start), None, "no shutdown");
+        stop.last = Some((StopProgress::default(), start));
+        let mut ends_at = |confirmable, has_pending, seconds, advances: bool| {
+            if advances {
+                stop.advances();
+            }
+            let end = stop.ends_at(lsn(confirmable), has_pending, at(start, seconds));
+            end.map(|end| end.duration_since(start).as_secs())
         };
-        assert_eq!(ends_at(10, true, 1), Some(at(5)));
-        // Progress extends the limit.
-        assert_eq!(ends_at(20, true, 4), Some(at(9)));
+        assert_eq!(ends_at(10, true, 0, false), Some(5));
+        assert_eq!(ends_at(10, true, 1, false), Some(5));
+        // Progress extends the limit: a confirmed position, or an outcome within a large transaction.
+        assert_eq!(ends_at(20, true, 4, false), Some(9));
+        assert_eq!(ends_at(20, true, 7, true), Some(12));
         // No event is pending, but the session cannot confirm all WAL that the server has sent.
-        assert_eq!(ends_at(20, false, 8), Some(at(9)));
-        assert_eq!(ends_at(100, false, 8), None);
+        assert_eq!(ends_at(20, false, 8, false), Some(12));
+        assert_eq!(ends_at(100, false, 8, false), None);
         // While the server itself has work to do, the session waits for as long as that takes.
-        assert_eq!(ends_at(100, false, 1_000), None);
-        assert_eq!(ends_at(100, true, 1_001), Some(at(1_005)));
+        assert_eq!(ends_at(100, false, 1_000, false), None);
+        assert_eq!(ends_at(100, true, 1_001, false), Some(1_005));
+    }
+
+    #[test]
+    fn an_attempt_that_may_still_succeed_has_time_to_end() {
+        let start = Instant::now();
+        let mut stop = ServerStop::new(Some(Duration::from_secs(10)));
+        stop.last = Some((StopProgress::default(), start));
+        let end = stop.ends_at(Lsn::default(), true, start);
+        assert_eq!(end, Some(at(start, 15)));
     }
 }

@@ -11,7 +11,8 @@ use crate::postgres::Sql;
 /// Records how far a table is resolved. Does nothing unless walsender `$6` reads slot `$5`, because only the
 /// session that holds the slot may do this. A partition that is missing from `$4` may still have unresolved
 /// rows. It is added to `detached`, unless it is in `$8`, the list of resolved former partitions. A floor that
-/// is already in `unread` or `uncaptured` does not change. It is removed when `$4` contains its table again.
+/// is already in `unread` or `uncaptured` does not change. It is removed when `$4` contains its table again, and from
+/// `uncaptured` also when the table no longer exists, because PostgreSQL may give its OID to another table.
 const RESOLVE: &str = "\
     UPDATE outbox.capture SET floor = greatest(floor, $2::text::xid8), \
         floor_seq = CASE WHEN $7::text IS NULL THEN floor_seq ELSE $3 END, \
@@ -23,7 +24,10 @@ const RESOLVE: &str = "\
             WHERE o <> ALL (string_to_array(coalesce($4, partitions, ''), ',')::oid[]) \
                 AND o <> ALL ($8) ORDER BY o), \
         unread = ($9::text::jsonb || unread) - string_to_array(coalesce($4, ''), ',') - $8::text[], \
-        uncaptured = ($10::text::jsonb || uncaptured) - string_to_array(coalesce($4, ''), ',') \
+        uncaptured = ( \
+            SELECT coalesce(jsonb_object_agg(u.key, u.value), '{}') FROM jsonb_each( \
+                ($10::text::jsonb || uncaptured) - string_to_array(coalesce($4, ''), ',')) u \
+            WHERE EXISTS (SELECT FROM pg_catalog.pg_class c WHERE c.oid = u.key::oid)) \
     WHERE identity = $1 AND slot = $5 AND EXISTS ( \
         SELECT FROM pg_catalog.pg_replication_slots s \
         WHERE s.slot_name = $5 AND s.active_pid = $6)";

@@ -116,18 +116,22 @@ pub(crate) async fn count_waiting(sql: &Sql, name: &str) -> Result<(u64, u64)> {
     Ok((count(&row, 0), count(&row, 1)))
 }
 
-/// Whether a key for which this replay waits has released events of another replay or of the quarantine. The relay
-/// is going to publish these events, and then the key is free.
+/// Returns who else has released events of the keys for which this replay waits: the names of replays, and `None` for
+/// the quarantine. At most three. The relay is going to publish these events, and then the keys are free.
 ///
 /// # Errors
 /// Database errors.
-pub(crate) async fn others_are_released(sql: &Sql, name: &str) -> Result<bool> {
-    let statement = "select exists (select from outbox.dispatch d join outbox.replay_event e \
-                         on e.topic = coalesce(d.topic, '') \
-                         and e.ordering_key = coalesce(d.ordering_key, '') \
+pub(crate) async fn released_by_others(sql: &Sql, name: &str) -> Result<Vec<Option<String>>> {
+    let statement = "select distinct case when d.message_id is not null then d.replay end as replay \
+                     from outbox.dispatch d \
                      where d.state = 'released' and d.replay is distinct from $1 \
-                       and e.replay = $1 and e.dispatched_at is null)";
-    Ok(sql.query_one(statement, &[&name]).await?.get(0))
+                       and exists (select from outbox.replay_event e \
+                         where e.replay = $1 and e.dispatched_at is null \
+                           and e.topic = coalesce(d.topic, '') \
+                           and e.ordering_key = coalesce(d.ordering_key, '')) \
+                     order by 1 limit 3";
+    let rows = sql.query(statement, &[&name]).await?;
+    Ok(rows.iter().map(|row| row.get(0)).collect())
 }
 
 /// The result of one poll of the released events.

@@ -1,0 +1,75 @@
+//! Reads an id that names its table: `schema.table:uuid`.
+//!
+//! The records of events with a uuid do not name a table. So the rows decide whether the table is the right one.
+
+use uuid::Uuid;
+
+use crate::error::{Code, Error, Result};
+use crate::settings::Settings;
+
+/// A captured table, as an index into `Settings::tables`, and the uuid of one of its events.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct NamedTable<'a> {
+    pub(crate) number: usize,
+    pub(crate) uuid: &'a str,
+}
+
+/// Reads `schema.table:uuid`. Returns `None` if the text does not have this form or the table is not captured.
+pub(crate) fn read<'a>(settings: &Settings, id: &'a str) -> Option<NamedTable<'a>> {
+    let (name, uuid) = parts(id)?;
+    let mut tables = settings.tables.iter();
+    let number = tables.position(|table| table.table.to_string() == name)?;
+    Some(NamedTable { number, uuid })
+}
+
+/// Returns the error for an id `name:uuid` that nothing has been found for. `None` if the id has another form, or names
+/// a captured table.
+pub(crate) fn unknown(settings: &Settings, id: &str) -> Option<Error> {
+    let (name, uuid) = parts(id)?;
+    let tables: Vec<String> = settings
+        .tables
+        .iter()
+        .map(|t| t.table.to_string())
+        .collect();
+    if tables.iter().any(|table| table == name) {
+        return None;
+    }
+    let what = format!("the event {id} names no captured table");
+    let hint = format!(
+        "the captured tables are {}; or give only the uuid {uuid}",
+        tables.join(", ")
+    );
+    Some(Error::new(Code::SettingInvalid, what).hint(hint))
+}
+
+impl NamedTable<'_> {
+    /// Returns the error if the event belongs to another table. `right` is the id with the right table.
+    pub(crate) fn of_another(self, settings: &Settings, other: &str, right: &str) -> Error {
+        let (uuid, table) = (self.uuid, &settings.tables[self.number].table);
+        let what = format!("{uuid} is an event of {other}, not of {table}");
+        Error::new(Code::SettingInvalid, what).hint(format!("give {right}"))
+    }
+
+    /// Checks that the source id of an event belongs to the table. A renamed table keeps its `identity`, with which its
+    /// source ids begin.
+    ///
+    /// # Errors
+    /// `setting-invalid` if the source id belongs to another table.
+    pub(crate) fn check(self, settings: &Settings, identity: &str, source_id: &str) -> Result<()> {
+        let name = settings.tables[self.number].table.to_string();
+        let begins_with = |table: &str| {
+            let rest = source_id.strip_prefix(table);
+            rest.is_some_and(|rest| rest.starts_with([':', '@']))
+        };
+        if begins_with(identity) || begins_with(&name) {
+            return Ok(());
+        }
+        let other = source_id.split([':', '@']).next().unwrap_or(source_id);
+        Err(self.of_another(settings, other, source_id))
+    }
+}
+
+fn parts(id: &str) -> Option<(&str, &str)> {
+    let (name, uuid) = id.rsplit_once(':')?;
+    Uuid::parse_str(uuid).is_ok().then_some((name, uuid))
+}
