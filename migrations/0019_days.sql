@@ -251,11 +251,11 @@ begin
             using errcode = 'object_not_in_prerequisite_state';
     end if;
     select d.name into strict known from outbox.days() d where d.partition = drop_day.partition;
-    -- A session that waits for the partition already has a lock on outbox.events, for which DROP would
-    -- wait: a deadlock. If that session noticed the deadlock first, PostgreSQL would end its transaction.
-    -- A session that begins to wait later looks for deadlocks after deadlock_timeout (1 s), when DROP has
-    -- given up. Another session in outbox.lock_day (share row exclusive) has no other lock, so it does
-    -- not count.
+    -- Refuse if another session waits for the partition. That session already has a lock on outbox.events,
+    -- and DROP would wait for this lock: a deadlock, for which PostgreSQL could end the other session's
+    -- transaction. A session that begins to wait after this check is safe. It looks for deadlocks only after
+    -- deadlock_timeout (1 s), and DROP gives up sooner (lock_timeout). A session that waits in
+    -- outbox.lock_day (share row exclusive) has no other lock, so it does not count.
     if exists (select from pg_catalog.pg_locks l
                where l.locktype = 'relation' and l.relation = drop_day.partition and not l.granted
                  and l.mode <> 'ShareRowExclusiveLock'

@@ -61,7 +61,7 @@ pub(super) struct FailingTopics {
 struct Failing {
     trouble: Trouble,
     failures: u64,
-    /// The number of failures at the last time when a log line was due, and that time.
+    /// The number of failures when the last log line was due, and the time at which it was due.
     told: (u64, Option<Instant>),
     /// Whether the last log line about the topic says that publishing fails.
     log_says_failing: bool,
@@ -90,8 +90,8 @@ struct LanesOfTopic {
     oldest: Option<PgTimestamp>,
     /// Lanes with a failed request.
     failing: u64,
-    /// The keys whose first event is oldest, at most [`KEYS_NAMED`]: that event's commit time, the key, and the
-    /// number of its events. Oldest first.
+    /// The keys with the oldest first events, at most [`KEYS_NAMED`], oldest first. Each entry has the commit
+    /// time of the first event, the key, and the number of the key's events.
     keys: Vec<(PgTimestamp, OrderingKey, u64)>,
 }
 

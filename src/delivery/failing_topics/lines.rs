@@ -169,9 +169,9 @@ mod tests {
             failing.survey_due = now;
             failing.survey(&lanes);
         };
-        // tracing remembers for each log statement whether anybody wants it. A test on another thread may run these
-        // statements for the first time just while this test installs its subscriber, and tracing then remembers that
-        // nobody does. So run them once before.
+        // Run the log statements once before this test installs its subscriber. At the first run of a
+        // statement, tracing remembers whether any subscriber wants its lines. If a test on another thread
+        // ran the statement first, at the wrong moment, tracing would remember that no subscriber wants them.
         fail_and_recover();
         tracing::subscriber::with_default(subscriber, fail_and_recover);
         let text = String::from_utf8(log.0.lock().unwrap().clone()).unwrap();

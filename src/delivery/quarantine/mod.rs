@@ -341,8 +341,9 @@ impl Quarantine {
         (groups.collect(), self.durable)
     }
 
-    /// Unblocks a key that had no row left in the table when the first `durable` records were durable.
-    /// Returns false if the key stays blocked, because it has newer records or is being released.
+    /// Unblocks a key that has no row left in the table. `durable` is the number of records that were durable
+    /// when the table was read. Returns false if the key stays blocked, because it has newer records or is
+    /// being released.
     pub(crate) fn vanished(&mut self, group: &Group, durable: u64) -> bool {
         let blocked = self.keys.by_group.get(group);
         blocked.is_some_and(|blocked| blocked.is_recorded(durable))
