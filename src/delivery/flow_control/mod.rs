@@ -38,8 +38,8 @@ pub(in crate::delivery) use memory::weight;
 /// Low watermark of undelivered events: the queue gate opens below it.
 const QUEUE_LOW: Share = Share(2, 3);
 
-/// Share of the budget down to which lanes send queued events while the queue gate is closed. It is a
-/// little less than [`QUEUE_LOW`], so that the gate opens even if one answer is late.
+/// While the queue gate is closed, lanes send events until the queued events use only this share of the
+/// budget. It is a little less than [`QUEUE_LOW`], so that the gate opens even if one answer is late.
 const QUEUE_SENDS_TO: Share = Share(5, 8);
 
 /// High watermark of delivered events whose dispatch rows are not durable yet. The rest of the budget

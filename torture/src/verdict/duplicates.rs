@@ -237,8 +237,8 @@ pub(super) fn blame(evidence: &Evidence, fault: &Fault) -> Option<Cause> {
         Fault::TerminateWalsender | Fault::SlotLost(..) if evidence.relays > 1 => {
             Some(Cause::TakenOver)
         }
-        // Without records, not even a clean stop can confirm the events of a transaction that is only
-        // partly delivered.
+        // With `dispatch = exceptions`, not even a clean stop can confirm the events of a transaction that is
+        // only partly delivered.
         Fault::Stop(_)
         | Fault::TerminateWalsender
         | Fault::TerminateSql

@@ -1,10 +1,10 @@
 //! Judges events that the relay read from their table, because the stream did not deliver them (guarantee
 //! G9).
 //!
-//! The position in an event's dispatch row shows whether the event was read from its table. This is
-//! allowed only if the plan makes the stream omit rows, or if a relay without records has recovered. It
-//! is not allowed for an event whose transaction ended before the first gap in the publication, unless
-//! the slot had to be recreated.
+//! The position in an event's dispatch row shows whether the event was read from its table. This is allowed
+//! only if the plan makes the stream omit rows, or if a relay without records (`dispatch = exceptions`) has
+//! recovered. If the plan has gaps in the publication, only events whose transaction ended after the
+//! beginning of the first gap may come from a table. After a recovery, this limit does not apply.
 
 use std::collections::{HashMap, HashSet};
 use std::time::Duration;
@@ -50,7 +50,7 @@ pub(super) fn check(evidence: &Evidence) -> Vec<Violation> {
                 what: what.to_owned(),
             });
         };
-        // Without records, a relay may have to recover after any crash.
+        // With `dispatch = exceptions`, a relay may have to recover after any crash.
         let recovered = evidence.exceptions && evidence.log.recoveries() > 0;
         if evidence.from_table == FromTable::Never && !recovered {
             complain("it was read from its table, although the stream has delivered everything");

@@ -77,7 +77,7 @@ fn before_stored(evidence: &Evidence, mut samples: Vec<Sample>) -> Vec<Violation
             continue;
         }
         let by_writer = evidence.committed_by.get(&event.transaction).copied();
-        // Without records, nothing shows which events of a gap the stream omitted.
+        // With `dispatch = exceptions`, nothing shows which events of a gap the stream omitted.
         let gap = evidence.first_gap().filter(|_| evidence.exceptions);
         if gap.is_some_and(|gap| by_writer.is_none_or(|ended| ended > gap)) {
             continue;
