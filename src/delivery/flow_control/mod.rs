@@ -63,9 +63,9 @@ const BACKLOG_LOW: Share = Share(5, 8);
 /// Share of the budget at which lanes stop lingering if hardly any two messages share a lane.
 const UNSHARED_HIGH: Share = Share(1, 2);
 
-/// High watermark of events that are released from quarantine and queued, while reading is stopped. Above
-/// it no more released events are taken, so that events that cannot be sent do not use up the memory that
-/// the stream needs.
+/// High watermark of events that are released from quarantine and queued, while reading is stopped. Above it
+/// the relay takes no more released events. Otherwise released events that cannot be sent would use up the
+/// memory that the stream needs.
 const RELEASED_HIGH: Share = Share(1, 2);
 
 /// A fraction of a number of bytes: the numerator and the denominator.
