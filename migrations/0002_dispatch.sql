@@ -63,8 +63,8 @@ comment on column outbox.dispatch.message_id is 'Pub/Sub''s id of the message.';
 comment on column outbox.dispatch.source_id is 'schema.table:id where the id is not a uuid; else null.';
 comment on column outbox.dispatch.error is 'Why the event is not published.';
 
--- One row per slot. The relay uses the row to notice that something is wrong with the slot, and operators
--- can look at it. It never decides the position to resume from: only the slot's confirmed_flush_lsn does.
+-- One row per slot. The relay uses the row to notice that something is wrong with the slot, and operators can
+-- look at it. The row never decides where the relay resumes: only the slot's confirmed_flush_lsn does.
 create table if not exists outbox.relay (
     slot                  text        primary key,
     system_identifier     text        not null,

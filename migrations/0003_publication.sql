@@ -1,6 +1,7 @@
 -- Creates the publication that the relay streams. The publication must exist before the slot. PostgreSQL
--- looks a publication up as it was at the WAL position that it decodes, so rows that were inserted before
--- the publication existed fail to decode, and PostgreSQL 18 skips them silently.
+-- looks a publication up as it was at the WAL position that it decodes. So decoding fails at rows that were
+-- inserted before the publication existed. PostgreSQL 18 does not fail: it skips these rows with only a
+-- warning.
 --
 -- Needs ownership of the tables and CREATE on the database. The publication is created only if it is
 -- missing, because dropping and recreating it would lose the rows in between. To capture another table:

@@ -55,8 +55,8 @@ revoke all on function outbox.emit from public;
 do $$
 begin
     if exists (select from pg_catalog.pg_roles where rolname = 'postrider_writer') then
-        -- Grant only once. After another grant, a relay would think that the schema was renamed, and
-        -- compare its tables.
+        -- Grant only once. Another grant would write the schema's row in pg_namespace again. To a relay this
+        -- looks like a renamed schema, so it would compare its tables.
         if not has_schema_privilege('postrider_writer', 'outbox', 'usage') then
             grant usage on schema outbox to postrider_writer;
         end if;

@@ -15,8 +15,8 @@ begin
         where conrelid = 'outbox.dispatch'::regclass and conname = 'dispatch_state'
           and pg_catalog.pg_get_constraintdef(oid) like '%released%'
     ) then
-        -- NOT VALID, because all existing rows already satisfy the narrower constraint, so PostgreSQL
-        -- need not read the table under a lock.
+        -- NOT VALID saves PostgreSQL from reading the table under a lock. All existing rows satisfy the old
+        -- constraint, which is narrower, so they satisfy this one too.
         alter table outbox.dispatch
             drop constraint if exists dispatch_state,
             add constraint dispatch_state

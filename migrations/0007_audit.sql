@@ -1,4 +1,4 @@
--- Adds columns for how far the relay has compared the captured tables with outbox.dispatch.
+-- Adds columns that record how far the relay has compared the captured tables with outbox.dispatch.
 --
 -- Plain SQL for PostgreSQL 14 to 18; running it again changes nothing.
 

@@ -63,9 +63,9 @@ comment on column outbox.relay.audited_at is
 -- Drop the earlier version of the function below, which had no parameter `inserted_xid`.
 drop function if exists outbox.event_uuid(text, text);
 
--- Returns the MD5 hash of the text in UTF-8, for a database with another encoding. The relay hashes the
--- same bytes. A text that cannot be converted to UTF-8 is hashed unchanged: its row cannot be published, but
--- it must not make the statement fail.
+-- Returns the MD5 hash of the text in UTF-8, for a database with another encoding. The relay hashes the same
+-- bytes. A text that cannot be converted to UTF-8 is hashed unchanged, so that the statement does not fail.
+-- The relay never publishes the row of such a text.
 create or replace function outbox.utf8_md5(text) returns uuid
 language plpgsql immutable parallel safe
 set search_path = pg_catalog, pg_temp

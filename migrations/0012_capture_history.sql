@@ -1,5 +1,5 @@
--- Adds to a capture record what happened earlier: up to which transaction events may lack a record, and
--- what the publication was like when the capture began.
+-- Adds two columns to the capture records: the transaction before which events may lack a dispatch row, and a
+-- fingerprint of the publication at the beginning of the capture.
 --
 -- Plain SQL for PostgreSQL 14 to 18; running it again changes nothing.
 

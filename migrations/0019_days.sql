@@ -88,8 +88,9 @@ $$;
 comment on function outbox.missing_days() is
     'The days from today (UTC) to seven days ahead that no partition of outbox.events covers. Always empty if the newest partition is not a day, or does not have the name that outbox.add_day gives it.';
 
--- Refuses to run with the rights of any role except the owner of outbox.events, because adding and
--- dropping partitions may run code of that owner, such as the functions of a constraint.
+-- Fails unless it runs with the rights of the owner of outbox.events. Adding and dropping partitions may run
+-- code of that owner, such as the functions of a constraint, and this code must not get the rights of another
+-- role.
 create or replace function outbox.require_days_owner() returns void
 language plpgsql
 set search_path = pg_catalog, pg_temp
@@ -118,9 +119,9 @@ comment on function outbox.require_days_owner() is
 --     rows      rows of that day are in the default partition
 --     large     the default partition is larger than 16 MiB, or is not a plain table
 --
--- ATTACH reads the default partition while inserts into it wait, so the default partition must be small.
--- If a CHECK constraint excluded the day from the default partition, ATTACH would not read that partition.
--- But then inserts of that day would fail until the new partition is attached.
+-- ATTACH reads the default partition while inserts into it wait, so the default partition must be small. A
+-- CHECK constraint that excludes the day would save the reading, but inserts of that day would then fail
+-- until the new partition is attached.
 create or replace function outbox.add_day(day date) returns text
 language plpgsql security definer
 set search_path = pg_catalog, pg_temp
@@ -251,11 +252,11 @@ begin
             using errcode = 'object_not_in_prerequisite_state';
     end if;
     select d.name into strict known from outbox.days() d where d.partition = drop_day.partition;
-    -- A session that waits for the partition already has a lock on outbox.events, for which DROP would
-    -- wait: a deadlock. If that session noticed the deadlock first, PostgreSQL would end its transaction.
-    -- A session that begins to wait later looks for deadlocks after deadlock_timeout (1 s), when DROP has
-    -- given up. Another session in outbox.lock_day (share row exclusive) has no other lock, so it does
-    -- not count.
+    -- Refuse if another session waits for the partition. That session already has a lock on outbox.events,
+    -- and DROP would wait for this lock: a deadlock, for which PostgreSQL could end the other session's
+    -- transaction. A session that begins to wait after this check is safe. It looks for deadlocks only after
+    -- deadlock_timeout (1 s), and DROP gives up sooner (lock_timeout). A session that waits in
+    -- outbox.lock_day (share row exclusive) has no other lock, so it does not count.
     if exists (select from pg_catalog.pg_locks l
                where l.locktype = 'relation' and l.relation = drop_day.partition and not l.granted
                  and l.mode <> 'ShareRowExclusiveLock'

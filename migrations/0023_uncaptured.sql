@@ -1,4 +1,5 @@
--- Adds a column that says which partitions of an earlier captured table the settings no longer name.
+-- Adds a column with the partitions of a table that was captured earlier and that the settings no longer
+-- name.
 --
 -- Plain SQL for PostgreSQL 14 to 18; running it again changes nothing.
 

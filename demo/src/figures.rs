@@ -13,7 +13,7 @@ pub(crate) fn grouped(number: u64) -> String {
     text
 }
 
-/// Formats a size in bytes, or from 1,024 bytes on in kB of 1,024 bytes, as PostgreSQL does.
+/// Formats a size: in bytes below 1,024 bytes, otherwise in kB. As in PostgreSQL, a kB has 1,024 bytes.
 pub(crate) fn size(bytes: u64) -> String {
     if bytes < 1024 {
         format!("{bytes} B")

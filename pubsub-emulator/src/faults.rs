@@ -24,7 +24,7 @@ pub enum Action {
     Fail(Code),
     /// Like [`Action::Fail`], with Google's reason in the error details (`google.rpc.ErrorInfo`). If the
     /// fault is not limited to an ordering key, `GetTopic` and `TestIamPermissions` for the topic fail in the
-    /// same way. These two do not count as uses of the fault.
+    /// same way. Only publish requests count as uses of the fault.
     FailWithReason {
         /// The code of the answer.
         code: Code,

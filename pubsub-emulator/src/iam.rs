@@ -2,9 +2,8 @@
 //!
 //! The emulator has no access control: every caller has every permission on a topic that exists. The only
 //! exception is the permission to publish, which callers lack while a fault answers all publishes to the
-//! topic with PERMISSION_DENIED. If a fault answers them with a reason, this method returns the same error.
-//! As in the service, the answer for a resource that does not exist is an empty list of permissions, not an
-//! error.
+//! topic with PERMISSION_DENIED. If the fault gives a reason, this method fails with the same error. As in
+//! the service, the answer for a resource that does not exist is an empty list of permissions, not an error.
 
 use std::sync::Arc;
 

@@ -200,8 +200,8 @@ impl EventOutcomes {
         }
     }
 
-    /// Whether the bad event is new, and its key is being released. Such an event is recorded as released,
-    /// although it is bad: so the release tries it again after the earlier events of the key, in order.
+    /// Whether the bad event arrived while its key is being released. The relay then records the event as
+    /// released, although it is bad. So the release tries it again after the earlier events of the key.
     fn joins_a_release(&self, about: &Letter) -> bool {
         about.origin.standing == Standing::New
             && self.quarantine.keys.blocks(&about.group)

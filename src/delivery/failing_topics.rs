@@ -1,12 +1,13 @@
 //! Tracks the topics to which publishing fails: since when, why, and how many events wait.
 //!
 //! The relay's log says when a topic begins to fail, then at most every ten seconds how many requests have
-//! failed, and when the topic works again (`lines`). Usually a topic works again once a request was published
-//! after the last failure, even if other requests of the topic still wait for their retry after an outage. If
-//! some requests of a topic fail while others succeed, the topic fails in part. It works again only once none
-//! of its lanes has a failed request, or once nothing has failed for a while ([`QUIET_AFTER`]). The topic is
-//! remembered for at least ten seconds more, so that a topic that fails now and then does not get a line for
-//! every failure.
+//! failed, and when the topic works again (`lines`).
+//!
+//! Usually a topic works again once a request was published after the last failure, even if other requests of
+//! the topic still wait for their retry after an outage. If some requests of a topic fail while others
+//! succeed, the topic fails in part. It works again only once none of its lanes has a failed request, or once
+//! nothing has failed for a while ([`QUIET_AFTER`]). A topic that works again is remembered for at least ten
+//! seconds, so that a topic that fails now and then does not get a line for every failure.
 //!
 //! Tracking costs nothing while no topic fails. While a topic fails, [`FailingTopics::survey`] visits all
 //! lanes about once per second.
@@ -61,7 +62,7 @@ pub(super) struct FailingTopics {
 struct Failing {
     trouble: Trouble,
     failures: u64,
-    /// The number of failures at the last time when a log line was due, and that time.
+    /// The number of failures when the last log line was due, and the time at which it was due.
     told: (u64, Option<Instant>),
     /// Whether the last log line about the topic says that publishing fails.
     log_says_failing: bool,
@@ -90,8 +91,8 @@ struct LanesOfTopic {
     oldest: Option<PgTimestamp>,
     /// Lanes with a failed request.
     failing: u64,
-    /// The keys whose first event is oldest, at most [`KEYS_NAMED`]: that event's commit time, the key, and the
-    /// number of its events. Oldest first.
+    /// The keys with the oldest first events, at most [`KEYS_NAMED`], oldest first. Each entry has the commit
+    /// time of the first event, the key, and the number of the key's events.
     keys: Vec<(PgTimestamp, OrderingKey, u64)>,
 }
 

@@ -13,8 +13,8 @@ use crate::settings::Settings;
 use crate::store::dispatch::{DispatchWriter, ResolvedEvents, SlotReader, WriterEvent};
 use crate::store::relay_row::RecordKeeping;
 
-/// Minimum time for writing dispatch rows when a session ends, unless the limit of the drain is shorter.
-/// It gives the outcomes known so far time to be recorded even if the last answer never arrives.
+/// Minimum time that a drain leaves for writing dispatch rows, even if it has waited for the last answers
+/// until its limit. A drain with a shorter limit leaves as much time as its limit.
 const WRITER_LIMIT: Duration = Duration::from_secs(3);
 
 /// The writer of `outbox.dispatch`, and the events that are resolved.

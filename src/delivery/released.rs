@@ -24,8 +24,8 @@ const POLL_INTERVAL: Duration = Duration::from_secs(2);
 /// if the relay knows of none.
 const COUNT_INTERVAL: Duration = Duration::from_secs(30);
 
-/// If fewer events than this were in quarantine at the last count, and the relay knows of any, it counts at
-/// every poll, because the count is then cheap.
+/// While the last count is below this number, a count is cheap. The relay then counts at every poll, provided
+/// that it knows of an event in quarantine.
 const CHEAP_COUNT: i64 = 1_000;
 
 /// Pause after a failed query.

@@ -38,8 +38,8 @@ pub(super) struct Lane {
     /// A failed request, retried unchanged before everything else. Boxed, because there are many
     /// lanes and few of them have a failed request.
     again: Option<Box<Request>>,
-    /// Number of events at the front of `queue` that include at least one that Pub/Sub refuses; 0 when no
-    /// bisection is under way.
+    /// Number of suspects: events at the front of `queue` of which at least one is bad. 0 when no bisection is
+    /// under way.
     suspects: usize,
     /// Number of events in the request in flight.
     in_flight: u32,

@@ -19,8 +19,8 @@ pub(super) const MESSAGE_FRAMING: usize = 6;
 /// size, a message costs hardly more than in the largest request.
 pub(super) const WORTHWHILE_MESSAGES: usize = 100;
 
-/// Bytes of messages that make a lane worth serving while more input is available: copying this many
-/// bytes costs several times as much as the request itself, so a larger request would save little.
+/// Bytes of messages that make a lane worth serving while more input is available: copying this many bytes
+/// costs several times as much as the rest of a request, so a larger request would save little.
 pub(super) const WORTHWHILE_BYTES: usize = 64 << 10;
 
 /// Approximate memory of a waiting event without its message, including the dispatch row that will be

@@ -339,8 +339,8 @@ impl Lanes {
     }
 
     /// When the next retry is due, or when the pause between attempts ends. `None` if no lane waits for a
-    /// retry, or if the global limit allows no request, because a retry then has to wait for an answer
-    /// first.
+    /// retry. Also `None` if the global limit allows no request, because then every retry has to wait for an
+    /// answer first.
     pub fn next_due(&self) -> Option<Instant> {
         if self.in_flight >= self.concurrency.limit() {
             return None;

@@ -1,8 +1,9 @@
 //! Collects the attributes of a message, and writes them in wire format as they are added.
 //!
-//! This module checks Pub/Sub's limits on attributes. A row with a value that is too long is refused; only a
-//! value of Debezium's trace context is left out instead. No value is truncated. If two attributes have the
-//! same name, the first one wins. The caller adds the fixed attributes first, so no header can replace them.
+//! This module checks Pub/Sub's limits on attributes. No value is truncated. A value that is too long makes
+//! the mapping refuse the row, except in Debezium's trace context, where the mapping leaves the value out. If
+//! two attributes have the same name, the first one wins. The caller adds the fixed attributes first, so no
+//! header can replace them.
 
 use std::ops::Range;
 
@@ -23,7 +24,7 @@ pub(super) struct Attributes {
     wire: Vec<u8>,
     /// The attributes that [`add_fixed`](Self::add_fixed) has added.
     fixed: FixedSet,
-    /// All other attributes. They include an attribute with a name of [`FIXED`] whose column is null.
+    /// All other attributes. If the row has no value for a fixed attribute, one of these may have its name.
     entries: Vec<Entry>,
 }
 

@@ -124,7 +124,8 @@ impl Finder<'_> {
         })
     }
 
-    /// Finds the column that a template names. `name` is the name of a role, or otherwise of a column.
+    /// Finds the column that a template names. `name` is the name of a [`ColumnRole`]. If no role has this
+    /// name, it is the name of a column.
     pub(super) fn in_template(&self, name: &str) -> Result<MappedColumn, MapError> {
         match ColumnRole::ALL.into_iter().find(|role| role.name() == name) {
             // If no topic column is configured, `{topic}` in a template means a column called `topic`.
@@ -360,8 +361,8 @@ impl EventColumns {
         iter::once(&self.id).chain(others.into_iter().flatten())
     }
 
-    /// Returns the event type of a row, or an empty text if the event type is null. `needed_for` says for
-    /// what the envelope needs the event type; `None` if it does not need one.
+    /// Returns the event type of a row, or an empty text if the event type is null. `needed_for` says why the
+    /// envelope needs the event type. It is `None` if the envelope needs none.
     ///
     /// # Errors
     /// [`EventFault::Null`] if the envelope needs the event type, but it is null or empty.

@@ -1,5 +1,5 @@
-//! Finds settings of a table that contradict each other or Pub/Sub's rules, whatever columns the table has. So such
-//! settings are refused without a connection.
+//! Finds settings of a table that contradict each other or Pub/Sub's rules. Such settings cannot work with
+//! any table, so they are refused without a connection.
 
 use decoder::{Oid, OwnedColumn, OwnedRelation, ReplicaIdentity};
 
@@ -23,7 +23,8 @@ impl TableSettings {
         Mapper::resolve(&ideal, &types, self, &self.identity(), ANY_PROJECT).map(drop)
     }
 
-    /// The table that fits the settings best: it has every column that they name, of the best type.
+    /// A table that fits the settings as well as any table can: it has every column that they name, with a
+    /// type that causes no error.
     fn ideal_table(&self) -> OwnedRelation {
         let mut columns: Vec<OwnedColumn> = Vec::new();
         let mut add = |name: &str, type_oid: Oid| {

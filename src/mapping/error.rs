@@ -131,8 +131,8 @@ pub struct FaultyRow {
 }
 
 impl EventFault {
-    /// Whether the fault concerns only this row. All other faults lie in the table, its settings or the
-    /// server. Such a fault affects every row, so the relay must not quarantine the rows.
+    /// Whether the fault concerns only this row. Any other fault lies in the table, its settings or the
+    /// server, and affects every row. The relay must not quarantine rows because of such a fault.
     pub fn is_of_the_row(&self) -> bool {
         match self {
             Self::Null { .. }
@@ -334,8 +334,9 @@ impl SettingFault {
 impl EventError {
     fn hint(&self) -> String {
         let table = &self.table;
-        // An event without a readable id is identified by its position. If an operator corrected the row,
-        // its event would have another identity, so the relay could not release this event.
+        // Do not advise to correct the row. Without a readable id, the relay identifies the event by its
+        // position. The event of a corrected row would have another identity, so the relay could not release
+        // this event.
         if self.event_id.is_none() && self.fault.is_of_the_row() {
             return format!(
                 "insert the event again into {table}, with an id that can be read, and discard this one"

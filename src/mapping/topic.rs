@@ -221,8 +221,8 @@ impl TopicResolver {
         !self.rules.is_empty()
     }
 
-    /// The topic column, and the columns that the template names. Does not add the column of the aggregate type,
-    /// on which the rules depend.
+    /// The topic column, and the columns that the template names. Omits the column of the aggregate type,
+    /// which selects a rule.
     pub(super) fn columns(&self) -> impl Iterator<Item = &MappedColumn> {
         let pieces = match &self.pattern {
             Pattern::Fixed(_) | Pattern::Nothing(_) => &[],

@@ -173,8 +173,8 @@ impl Fault {
             | Fault::Network(_, _, span) => *span,
             // Long enough for the relay to read the row twice and then create a new slot.
             Fault::TooLong | Fault::Undecodable(_) => Duration::from_secs(30),
-            // These faults last only a moment, or the harness waits until they are over. (The judges do not
-            // need the end of `Publish`, because this fault explains no duplicate.)
+            // These faults last only a moment, or the harness waits until they are over. Only `Publish` may
+            // last longer. Its end does not matter, because this fault explains no duplicate.
             Fault::Kill(_)
             | Fault::Stop(_)
             | Fault::Freeze(_)

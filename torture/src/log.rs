@@ -4,8 +4,8 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-/// Log lines which show that a relay streams: the first says that it reads from the slot, the
-/// second that it has delivered all rows that it had to read from the tables first.
+/// Log lines which show that a relay streams. The relay logs the first line when it reads from the slot, and
+/// the second when a recovery has delivered all rows from the tables.
 const STREAMS: [&str; 2] = ["streaming slot=", "recovered: every row"];
 /// Log lines of a relay that begins to deliver rows from the tables.
 const RECOVERS: [&str; 2] = [

@@ -190,9 +190,8 @@ impl Plan {
         }
         let table = TablePlan::draw(fault_family, &mut beside);
         let mut workload = WorkloadPlan::draw(fault_family, has_poison, &mut random);
-        // Rows are not moved with `exceptions`, because without records the relay cannot find out
-        // whether a moved row was delivered. Rows are not moved either if the stream omits rows, because
-        // the relay may mistake an omitted row for a moved one.
+        // Move rows only if the relay can handle them. With `exceptions` no record says whether a moved row
+        // was delivered. If the stream omits rows, the relay may mistake an omitted row for a moved one.
         let can_move = !exceptions && !fault_family.writes_beside_faults();
         let late = |step: &Step| step.fault.leaves_late_rows();
         let can_move = can_move && !steps.iter().any(late);

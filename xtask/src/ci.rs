@@ -16,8 +16,8 @@ use crate::instructions;
 /// try a change before tidying it.
 const DENY_WARNINGS: [&str; 2] = ["-D", "warnings"];
 
-/// The command that checks the dependencies. It does not check advisories, because they come from
-/// the network, and a new advisory would fail code that did not change.
+/// The command that checks the dependencies. It leaves out advisories. They come from the network, and a new
+/// advisory would make the check fail although the code is the same.
 const DEPENDENCIES: [&str; 6] = [
     "deny",
     "check",

@@ -41,8 +41,8 @@ impl TableIdentity {
         }
     }
 
-    /// Adds the transactions that added the column `inserted_xid` to the table. In rows that are older than
-    /// the column, PostgreSQL shows one of these transactions as the column's value, so the transaction that
+    /// Names the transactions that added the column `inserted_xid` to the table. PostgreSQL shows one of them
+    /// as the value of the column in all rows that are older than the column. So the transaction that really
     /// inserted such a row is unknown.
     #[must_use]
     pub fn with_added_xids(self, added_xids: &[u64]) -> Self {
@@ -52,10 +52,9 @@ impl TableIdentity {
         }
     }
 
-    /// Sets the text that follows `schema.table` when the id of a row without a known `inserted_xid` is
-    /// hashed. Each physical table has its own text, such as `@16402`, or an empty text if it was the first
-    /// captured table of this name. So the rows of a table that was created again get new uuids, even if that
-    /// table numbers its rows from 1 again.
+    /// Sets a suffix that is hashed after `schema.table`, for rows whose `inserted_xid` is unknown. The first
+    /// captured table of this name has an empty suffix. A table that was dropped and created again has a
+    /// suffix such as `@16402`, so its rows get new uuids even if it numbers them from 1 again.
     #[must_use]
     pub fn with_suffix(self, suffix: &str) -> Self {
         Self {

@@ -4,8 +4,8 @@
 /// login, `user:password@host` without a scheme, or `name=value` pairs with a password.
 ///
 /// If a setting for something else, such as a table, has such a value, somebody has put a connection string
-/// into the wrong setting. The caller must refuse this value, because every message that names the table
-/// would show the password.
+/// into the wrong setting. The caller must refuse this value, because messages that show the setting would
+/// show the password.
 pub fn may_contain_password(text: &str) -> bool {
     let text = text.to_ascii_lowercase();
     has_password_pair(&text) || is_url_with_login(&text) || is_login_without_scheme(&text)

@@ -22,8 +22,8 @@ use super::details::{Details, INFRASTRUCTURE};
 /// How the caller should react to a failure.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Class {
-    /// The failure may be temporary, and Pub/Sub might have stored the messages if they have arrived
-    /// ([`Failure::may_have_arrived`]): retry the same batch, in the same order, without limit.
+    /// The failure may be temporary: retry the same batch, in the same order, without limit. Pub/Sub may have
+    /// stored the messages, unless [`Failure::may_have_arrived`] is false.
     UnknownOutcome,
     /// Pub/Sub asks to slow down: retry the same batch, with fewer concurrent requests.
     Throttled,
@@ -77,19 +77,19 @@ impl Failure {
         Self::without_code(Class::UnknownOutcome, FailedStep::Answer, message)
     }
 
-    /// A failure because no connection was opened in time.
+    /// The failure when no connection could be opened in time.
     pub(crate) fn not_connected(message: impl Into<String>) -> Self {
         Self::without_code(Class::UnknownOutcome, FailedStep::Connect, message)
     }
 
-    /// A failure because no access token was there after this time.
+    /// The failure when no access token arrived within `time`.
     pub fn no_token_in(time: Duration) -> Self {
         let what = format!("Google's servers gave no access token in {time:?}");
         Self::credentials(what, true)
     }
 
-    /// A failure because there is no access token at the moment. `is_transient` means that another
-    /// attempt may succeed without an operator.
+    /// The failure when there is no access token. If `is_transient`, a later attempt may succeed without help
+    /// from an operator.
     pub(crate) fn credentials(message: impl Into<String>, is_transient: bool) -> Self {
         let class = if is_transient {
             Class::UnknownOutcome

@@ -151,8 +151,8 @@ impl Publisher {
     /// to send.
     ///
     /// # Errors
-    /// A [`Failure`] with its class. With any class except [`Class::Content`] and [`Class::Environment`], the
-    /// messages might have been stored despite the failure, unless [`Failure::may_have_arrived`] is false.
+    /// A [`Failure`] with its class. With [`Class::UnknownOutcome`] and [`Class::Throttled`], Pub/Sub might
+    /// have stored the messages, unless [`Failure::may_have_arrived`] is false.
     pub async fn publish<'a>(
         &self,
         topic: &str,

@@ -111,9 +111,9 @@ impl TopicAdmin {
         Ok(!page.await?.subscriptions.is_empty())
     }
 
-    /// Whether we may publish to the topic. `None` if the server does not support this call, as some
-    /// emulators do not, or says that the topic does not exist. Pub/Sub says so only to callers with a
-    /// further permission. To other callers it grants nothing on a missing topic, so the result is false.
+    /// Whether we may publish to the topic. `None` if the server says that the topic does not exist, or does
+    /// not support this call, like some emulators. Pub/Sub says that a topic does not exist only to callers
+    /// with a further permission. For other callers the result for a missing topic is `false`.
     ///
     /// # Errors
     /// A [`Failure`], for example because Pub/Sub does not answer.

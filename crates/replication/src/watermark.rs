@@ -1,30 +1,29 @@
 //! The watermark: the position up to which every event has a durable outcome. Only this module
 //! creates positions that may be confirmed to PostgreSQL.
 //!
-//! PostgreSQL guarantees the following (manual, "Logical Decoding" and "Streaming
-//! Replication Protocol"):
+//! PostgreSQL gives two guarantees (manual, "Logical Decoding" and "Streaming Replication Protocol"):
 //!
 //! - With protocol 1, transactions arrive whole and in commit order. If we confirm the `end_lsn` of
 //!   a Commit, PostgreSQL never sends that transaction, or an earlier one, again. If we confirmed
 //!   its `commit_lsn` instead, PostgreSQL would send the transaction again.
 //! - A keepalive's `wal_end` says that the server has sent everything before this position. We may
 //!   confirm `wal_end` only if nothing earlier in the stream is still pending.
-//! - So each transaction keeps its *floor*: the position that was safe to confirm just before its
-//!   Begin. The watermark is the floor of the first unresolved transaction, or the last position of
-//!   the stream if everything is resolved.
 //!
-//! A [`Watermark`] keeps the unresolved transactions, and not many more resolved ones than unresolved ones
-//! (see `KEPT`). So one stuck event costs little memory, no matter how many transactions follow it.
-//! Transactions arrive in commit order, so a queue is enough to hold them. This module does no IO and reads
-//! no clock.
+//! So each transaction keeps its *floor*: the position that was safe to confirm just before its Begin.
+//! The watermark is the floor of the first unresolved transaction, or the last position of the stream
+//! if everything is resolved.
+//!
+//! A [`Watermark`] stores every unresolved transaction, but only a limited surplus of resolved ones (see
+//! `KEPT`). So one stuck event costs little memory, no matter how many transactions follow it. Transactions
+//! arrive in commit order, so a queue is enough to hold them. This module does no IO and reads no clock.
 
 use std::collections::VecDeque;
 
 use decoder::{Lsn, PgTimestamp};
 
 /// Number of entries for which an empty [`Watermark`] keeps memory, because freeing so little memory is not
-/// worth the work. Before resolved entries are removed from the middle of the queue, there may be up to twice
-/// this number more of them than unresolved entries.
+/// worth the work. Twice this number also limits the surplus of resolved entries over unresolved entries in
+/// the queue.
 const KEPT: usize = 64;
 
 /// A position that may be reported to PostgreSQL as flushed. It is either the slot's own position,
@@ -211,9 +210,10 @@ impl Watermark {
         self.last_resolved_commit_time = self.last_resolved_commit_time.max(Some(commit_time));
     }
 
-    /// Removes resolved entries: entries at the front at once, and the other entries when there are more than
-    /// 2 × [`KEPT`] more of them than unresolved ones. So the queue stays short behind a stuck transaction.
-    /// The average cost per entry is constant in every order in which transactions may be resolved.
+    /// Removes resolved entries. Those at the front go at once. The others go together, when resolved entries
+    /// outnumber unresolved entries by more than 2 × [`KEPT`]. So the queue stays short behind a stuck
+    /// transaction. The average cost per entry is constant in every order in which transactions may be
+    /// resolved.
     #[inline]
     fn take_resolved_away(&mut self) {
         while self

@@ -4,7 +4,7 @@
 
 use decoder::frame::decode_frame;
 
-/// Panics if the code has a fault with this input.
+/// Panics if one of these checks fails.
 pub(crate) fn check_input(body: &[u8]) {
     match decode_frame(body) {
         Ok(frame) => assert_eq!(crate::encoder::encode_frame(&frame), body),

@@ -4,7 +4,7 @@
 
 use crate::encoder::OwnedMessage;
 
-/// Panics if the code has a fault with this input.
+/// Panics if one of these checks fails.
 pub(crate) fn check_input(payload: &[u8]) {
     match decoder::decode(payload) {
         Ok(message) => {

@@ -8,7 +8,7 @@ use std::collections::HashMap;
 
 use decoder::{CacheChange, Message, OwnedRelation, RelationCache, decode};
 
-/// Panics if the code has a fault with this input.
+/// Panics if the cache and the map differ.
 pub(crate) fn check_input(input: &[u8]) {
     let mut cache = RelationCache::new();
     let mut model = HashMap::new();

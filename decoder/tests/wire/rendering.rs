@@ -1,6 +1,5 @@
-//! Renders messages as text for snapshots. The text has nothing that differs between servers: it omits
-//! the server's positions, times and transaction ids, and has names instead of the OIDs of relations and
-//! of types that are not built in.
+//! Renders messages as text for snapshots. The text is the same for every server. It omits positions, times
+//! and transaction ids. It shows a relation or a type that is not built in by its name, not by its OID.
 
 use std::collections::HashMap;
 use std::fmt::Write;

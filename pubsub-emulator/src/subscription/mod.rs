@@ -291,9 +291,8 @@ impl Subscription {
         Ok(())
     }
 
-    /// Drops the backlog, and from now on drops every message that is published before `time`.
-    /// `time` must not be in the past: the emulator keeps no acknowledged messages, so it cannot deliver
-    /// them again.
+    /// Drops the backlog, and from now on drops every message that is published before `time`. The caller
+    /// refuses a `time` in the past, because the emulator keeps no acknowledged messages to deliver again.
     pub(crate) fn seek(&self, time: SystemTime) -> Result<(), Status> {
         let mut state = self.state();
         self.check_present(&state)?;

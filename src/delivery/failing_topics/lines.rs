@@ -170,9 +170,9 @@ mod tests {
             failing.survey_due = now;
             failing.survey(&lanes);
         };
-        // Run the log statements once before. At the first run of a statement, tracing stores whether a subscriber
-        // wants its lines. A test on another thread could otherwise be first, just while this test installs its
-        // subscriber, and tracing would store that no subscriber does.
+        // Run the log statements once before this test installs its subscriber. At the first run of a
+        // statement, tracing remembers whether any subscriber wants its lines. If a test on another thread
+        // ran the statement first, at the wrong moment, tracing would remember that no subscriber wants them.
         fail_and_recover();
         tracing::subscriber::with_default(subscriber, fail_and_recover);
         let text = String::from_utf8(log.0.lock().unwrap().clone()).unwrap();

@@ -6,12 +6,14 @@
 //! for an efficient request. Lanes stop lingering when more events would not make requests larger
 //! (`flow_control`), or when a pause shows that the stream has caught up.
 //!
-//! After a keepalive a short pause is enough, because the server sends a keepalive before it waits for
-//! more WAL. But the server also sends keepalives within a backlog (`WalSndWaitForWal` and
-//! `WalSndUpdateProgress` in its walsender.c), so a keepalive alone does not prove that the stream has
-//! caught up. While reading is stopped, nothing can arrive, so only a much longer pause shows that the stream
-//! has caught up. The age of a transaction is the difference of two times of the server's clock, so the clock
-//! of the relay does not matter.
+//! The length of the pause depends on the situation. After a keepalive a short pause is enough, because the
+//! server sends a keepalive before it waits for more WAL. But the server also sends keepalives within a
+//! backlog (`WalSndWaitForWal` and `WalSndUpdateProgress` in its walsender.c), so a keepalive alone does not
+//! prove that the stream has caught up. While reading is stopped, nothing can arrive, so only a much longer
+//! pause shows that the stream has caught up.
+//!
+//! The age of a transaction is the difference of two times of the server's clock, so the clock of the relay
+//! does not matter.
 
 use std::time::{Duration, Instant};
 

@@ -14,16 +14,16 @@
 //!
 //! **Linger.** A lane sends its events at once, unless the stream is behind or a table is read ([`backlog`]).
 //! Then a lane lingers until it has a worthwhile request, or for at most a second (`lanes`). There are three
-//! exceptions, listed below. While an exception holds, the lanes that have waited longest send first. As soon as
-//! it no longer holds, the other lanes continue to fill. If all lanes were emptied instead, requests would have
-//! half as many messages. Lanes do not linger in these cases:
+//! exceptions, in which lanes do not linger. During an exception, the lanes that have waited longest send
+//! first. When the exception ends, the remaining lanes linger again: if all lanes were emptied each time,
+//! requests would have half as many messages. The exceptions:
 //!
 //! - The queue gate is closed. This exception ends when queued events have fallen to [`QUEUE_SENDS_TO`], a little
 //!   less than the gate's low watermark, so that the gate opens even if one answer is late.
-//! - Queued events have exceeded a limit: [`BACKLOG_HIGH`] of the budget, or [`BACKLOG_SHARE`] of this backlog,
-//!   whichever is larger. This exception ends when they have fallen to [`BACKLOG_LOW`] of the limit. Events that
-//!   are still queued at the end of the backlog delay its end. The exception does not apply while lanes wait for
-//!   a retry or for a throttled topic.
+//! - Queued events have exceeded a limit: [`BACKLOG_HIGH`] of the budget, or [`BACKLOG_SHARE`] of this
+//!   backlog, whichever is larger. This exception ends when they have fallen to [`BACKLOG_LOW`] of the limit.
+//!   The limit exists because queued events delay the end of the backlog. The exception does not apply while
+//!   lanes wait for a retry or for a throttled topic.
 //! - Messages use [`UNSHARED_HIGH`], and hardly any two share a lane: lingering would not fill requests.
 //!
 //! All shares except [`BACKLOG_SHARE`] and [`BACKLOG_LOW`] are shares of the budget.
@@ -38,8 +38,8 @@ pub(in crate::delivery) use memory::weight;
 /// Low watermark of undelivered events: the queue gate opens below it.
 const QUEUE_LOW: Share = Share(2, 3);
 
-/// Share of the budget down to which lanes send queued events while the queue gate is closed. It is a
-/// little less than [`QUEUE_LOW`], so that the gate opens even if one answer is late.
+/// While the queue gate is closed, lanes send events until the queued events use only this share of the
+/// budget. It is a little less than [`QUEUE_LOW`], so that the gate opens even if one answer is late.
 const QUEUE_SENDS_TO: Share = Share(5, 8);
 
 /// High watermark of delivered events whose dispatch rows are not durable yet. The rest of the budget
@@ -63,9 +63,9 @@ const BACKLOG_LOW: Share = Share(5, 8);
 /// Share of the budget at which lanes stop lingering if hardly any two messages share a lane.
 const UNSHARED_HIGH: Share = Share(1, 2);
 
-/// High watermark of events that are released from quarantine and queued, while reading is stopped. Above
-/// it no more released events are taken, so that events that cannot be sent do not use up the memory that
-/// the stream needs.
+/// High watermark of events that are released from quarantine and queued, while reading is stopped. Above it
+/// the relay takes no more released events. Otherwise released events that cannot be sent would use up the
+/// memory that the stream needs.
 const RELEASED_HIGH: Share = Share(1, 2);
 
 /// A fraction of a number of bytes: the numerator and the denominator.
@@ -247,9 +247,9 @@ impl FlowControl {
         self.queue.is_closed
     }
 
-    /// Whether lanes may linger. `all_may_go` is false if lanes wait for a retry or for a throttled topic. Then the
-    /// size of the backlog does not matter, because the events of the waiting lanes could keep the backlog large,
-    /// however many events the other lanes send.
+    /// Whether lanes may linger. `all_may_go` is false if lanes wait for a retry or for a throttled topic. In
+    /// that case the number of queued bytes does not matter, because the waiting lanes alone may keep it
+    /// high.
     pub(super) fn may_linger(&self, all_may_go: bool) -> bool {
         let memory = &self.memory;
         let opens_queue = self.queue.is_closed && memory.queued() > QUEUE_SENDS_TO.of(self.budget);

@@ -36,8 +36,8 @@ impl BlockedState {
         }
     }
 
-    /// Whether all records of this key are among the first `durable` records. False while a dead letter of
-    /// the key is in flight, because its event has no record yet.
+    /// Whether all records of this key are durable. `durable` is the number of durable records of the
+    /// session. False while a dead letter of the key is in flight, because its event has no record yet.
     pub(super) fn is_recorded(&self, durable: u64) -> bool {
         self.letters == 0 && self.last_record <= durable
     }

@@ -12,9 +12,9 @@
 //!    from here.
 //! 2. *Paging.* The relay reads the released rows page by page, in commit order, and puts their events
 //!    into their lane.
-//! 3. *Handover*, once a page is empty. Events that arrive from now on are held in memory. The handover
-//!    ends once all earlier records are durable and a page requested after that is empty: the held events
-//!    go into the lane, behind all released events, and the key is no longer blocked.
+//! 3. *Handover*, once a page is empty. Events that arrive from now on are held in memory. Once all earlier
+//!    records are durable, the relay requests one more page. If this page is empty, the handover ends: the
+//!    held events go into the lane, behind all released events, and the key is no longer blocked.
 //! 4. *Ended*. The release is forgotten once the outcome of every released event is durable.
 //!
 //! If an event fails again, the release has *failed*: the key stays blocked, and all its rows go back
@@ -341,8 +341,9 @@ impl Quarantine {
         (groups.collect(), self.durable)
     }
 
-    /// Unblocks a key that had no row left in the table when the first `durable` records were durable.
-    /// Returns false if the key stays blocked, because it has newer records or is being released.
+    /// Unblocks a key that has no row left in the table. `durable` is the number of records that were durable
+    /// when the table was read. Returns false if the key stays blocked, because it has newer records or is
+    /// being released.
     pub(crate) fn vanished(&mut self, group: &Group, durable: u64) -> bool {
         let blocked = self.keys.by_group.get(group);
         blocked.is_some_and(|blocked| blocked.is_recorded(durable))

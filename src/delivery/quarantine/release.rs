@@ -80,7 +80,7 @@ impl Release {
         )
     }
 
-    /// Returns the next query on the table, if one is due while the first `durable` records are durable.
+    /// Returns the next query on the table, if one is due. `durable` is the number of durable records.
     pub(super) fn command(
         &mut self,
         group: &Group,
@@ -116,8 +116,8 @@ impl Release {
         QuarantineQuery::Page(group.clone(), self.after)
     }
 
-    /// Whether all events that were read have a durable outcome. If so, every row that is still released
-    /// was released later, by another replay, and may come before the rows already read.
+    /// Whether all events that were read have a durable outcome. If so, the next page starts from the
+    /// beginning: a later replay may have released rows that come before the rows already read.
     fn is_idle(&self, durable: u64) -> bool {
         self.in_lanes == 0 && durable >= self.last_record
     }

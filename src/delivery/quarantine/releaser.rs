@@ -270,9 +270,9 @@ impl Worker {
     }
 }
 
-/// Whether the error concerns only this event. If so, the event stays in quarantine and does not hold up
-/// the others. `slot-busy` counts only with new readers: from an older reader it can mean that the table
-/// was altered after the reader was made.
+/// Whether the error concerns only this event. If so, the event stays in quarantine and does not hold up the
+/// others. The error `slot-busy` counts only if the readers are new. From an older reader, it can mean that
+/// the table was altered after the reader was made.
 fn is_of_one_event(error: &Error, readers_are_new: bool) -> bool {
     match error.code() {
         Code::PostgresStatement => true,

@@ -43,8 +43,8 @@ impl ReleaseTurns {
         release.is_some_and(Release::is_releasing)
     }
 
-    /// Returns the next query on the table, if one is due while the first `durable` records are durable.
-    /// The releases take turns.
+    /// Returns the next query on the table, if one is due. `durable` is the number of durable records. The
+    /// releases take turns.
     pub(super) fn command(&mut self, keys: &BlockedKeys, durable: u64) -> Option<QuarantineQuery> {
         for _ in 0..self.turns.len() {
             let group = self.turns.pop_front()?;

@@ -13,7 +13,8 @@ use crate::mapping::event_id::id_of_position;
 use crate::mapping::{limits, payload};
 
 impl EventError {
-    /// Says what is wrong without the event's id and position, for a record, which has them already.
+    /// Describes the fault for a dispatch row. Omits the event's id and position, which the row has in other
+    /// columns.
     pub(crate) fn without_id(&self) -> String {
         format!("{} (table {})", self.fault, self.table)
     }

@@ -180,9 +180,9 @@ fn draw_replacement(random: &mut Random) -> Vec<Fault> {
     }
 }
 
-/// Makes every replaced table keep its rows. Without records, a recreated table starts a recovery.
-/// Rows that were dropped before they were delivered are then lost, as docs/explanation/recovery.md
-/// says.
+/// Makes every replaced table keep its rows, for schedules with `dispatch = exceptions`. With this setting a
+/// recreated table starts a recovery, and rows that were dropped before their delivery are lost
+/// (docs/explanation/recovery.md).
 pub(super) fn keep_undelivered_rows(steps: &mut [Step]) {
     for step in steps {
         if let Fault::Replaced(_, how) = &mut step.fault {

@@ -144,8 +144,8 @@ fn cause(
         .or(succeeded.then_some(Cause::Succeeded))
 }
 
-/// Whether a fault that ended a walsender explains why a relay noticed at the time `found` that it had
-/// lost its slot, and whether `found` is before the second attempt.
+/// Whether a fault ended the walsender of the relay that noticed at the time `found` that it had lost its
+/// slot. Always false if `found` is after the second attempt.
 fn is_ended_walsender(
     evidence: &Evidence,
     before: &Attempt,
@@ -237,8 +237,8 @@ pub(super) fn blame(evidence: &Evidence, fault: &Fault) -> Option<Cause> {
         Fault::TerminateWalsender | Fault::SlotLost(..) if evidence.relays > 1 => {
             Some(Cause::TakenOver)
         }
-        // Without records, not even a clean stop can confirm the events of a transaction that is only
-        // partly delivered.
+        // With `dispatch = exceptions`, not even a clean stop can confirm the events of a transaction that is
+        // only partly delivered.
         Fault::Stop(_)
         | Fault::TerminateWalsender
         | Fault::TerminateSql

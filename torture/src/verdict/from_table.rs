@@ -1,10 +1,10 @@
 //! Judges events that the relay read from their table, because the stream did not deliver them (guarantee
 //! G9).
 //!
-//! The position in an event's dispatch row shows whether the event was read from its table. This is
-//! allowed only if the plan makes the stream omit rows, or if a relay without records has recovered. It
-//! is not allowed for an event whose transaction ended before the first gap in the publication, unless
-//! the slot had to be recreated.
+//! The position in an event's dispatch row shows whether the event was read from its table. This is allowed
+//! only if the plan makes the stream omit rows, or if a relay without records (`dispatch = exceptions`) has
+//! recovered. If the plan has gaps in the publication, only events whose transaction ended after the
+//! beginning of the first gap may come from a table. After a recovery, this limit does not apply.
 
 use std::collections::{HashMap, HashSet};
 use std::time::Duration;
@@ -50,7 +50,7 @@ pub(super) fn check(evidence: &Evidence) -> Vec<Violation> {
                 what: what.to_owned(),
             });
         };
-        // Without records, a relay may have to recover after any crash.
+        // With `dispatch = exceptions`, a relay may have to recover after any crash.
         let recovered = evidence.exceptions && evidence.log.recoveries() > 0;
         if evidence.from_table == FromTable::Never && !recovered {
             complain("it was read from its table, although the stream has delivered everything");
@@ -93,10 +93,10 @@ fn left_out(evidence: &Evidence) -> HashSet<&str> {
     left_out.map(|overtaken| &*overtaken.event.id).collect()
 }
 
-/// Whether the violation is a skip after a recovery without records, in which the relay skipped only events
-/// that it may have vouched for. The relay vouches for rows by the age of their transaction id. A long
-/// transaction has an older id than transactions that committed before it, so the relay may have vouched for
-/// the long transaction and not for the others (docs/adr/0013-exceptions.md).
+/// Whether the violation is an allowed skip: with `dispatch = exceptions`, a recovery does not repeat events
+/// that the relay has vouched for. The relay vouches for all transactions with an id below a limit. A long
+/// transaction has a lower id than shorter transactions that committed before it. So the relay may have
+/// vouched for the long transaction and not for the others (docs/adr/0013-exceptions.md).
 pub(super) fn leaves_out_what_is_vouched_for(
     evidence: &Evidence,
     found: &checks::Violation,
@@ -158,11 +158,11 @@ fn was_open(evidence: &Evidence, event: &Event) -> bool {
     })
 }
 
-/// Returns events that the relay may publish again from their table, each with the time from which it
-/// counts as omitted by the stream. If a transaction was open while the publication was altered,
-/// PostgreSQL may send fewer of its rows when it decodes the transaction again. If the first session
-/// published those rows but ended before it recorded them, the relay later reads them from their table,
-/// together with the rows that no session streamed.
+/// Returns events that the relay may publish again from their table, each with the time from which it counts
+/// as omitted by the stream. If a transaction was open while the publication was altered, PostgreSQL may send
+/// a row of it to one session and omit the row in the next session. If the first session published the row
+/// but did not record it, the relay later reads the row from its table, together with the rows that no
+/// session streamed.
 pub(super) fn repeated_from_table(evidence: &Evidence) -> HashMap<&str, Duration> {
     let mut copies: HashMap<&str, (Duration, Duration)> = HashMap::new();
     for attempt in evidence

@@ -9,8 +9,8 @@
 //! - `records`: the dispatch table is correct.
 //! - `quarantine`: only refused events and the later events of their keys are set aside.
 //! - `from_table`: only events that the stream could not deliver are read from a table.
-//! - `duplicates`: the plan has a reason for every duplicate.
-//! - `senders`: no relay sends an event that it must know to be recorded.
+//! - `duplicates`: a fault of the plan explains every duplicate.
+//! - `senders`: no relay sends an event whose dispatch row it must have read or written.
 //! - `stragglers`: requests that a dead client left in flight do not count as errors of living
 //!   clients.
 //! - `connections`: when each connection was opened, and when it was last used.

@@ -82,8 +82,8 @@ fn check_attempts(evidence: &Evidence, attempts: &[Attempt]) -> Report {
     report
 }
 
-/// The wanted events that must have been published, per key and sorted by version: all events that are
-/// not set aside in the end. (`quarantine` checks whether there was a reason to set an event aside.)
+/// The wanted events that must have been published, per key and sorted by version. Leaves out events that are
+/// set aside in the end: the module `quarantine` judges these.
 fn expected(evidence: &Evidence, wanted: impl Fn(&str) -> bool) -> Expected {
     let unpublished: HashSet<&str> = evidence
         .records

@@ -42,9 +42,10 @@ fn is_of_a_lost_slot(evidence: &Evidence, at: Duration) -> bool {
     })
 }
 
-/// Whether the confirmed position proves nothing at this time, because a relay is recovering.
-/// Without records, nothing shows which events the relay reads from the tables during a recovery.
-/// With records, this concerns only a relay that replaces a slot which cannot deliver a row.
+/// Whether the judges ignore the confirmed position at this time, because a relay is recovering. They do so
+/// in schedules with `dispatch = exceptions`, where no record shows which events the relay reads from the
+/// tables. They also do so in schedules with a row that the slot cannot deliver, because the relay then
+/// replaces the slot.
 fn is_of_a_recovery(evidence: &Evidence, at: Duration) -> bool {
     let lives = evidence.log.lives.iter();
     let streams: Vec<Duration> = lives.flat_map(|life| life.streams.clone()).collect();
@@ -76,7 +77,7 @@ fn before_stored(evidence: &Evidence, mut samples: Vec<Sample>) -> Vec<Violation
             continue;
         }
         let by_writer = evidence.committed_by.get(&event.transaction).copied();
-        // Without records, nothing shows which events of a gap the stream omitted.
+        // With `dispatch = exceptions`, nothing shows which events of a gap the stream omitted.
         let gap = evidence.first_gap().filter(|_| evidence.exceptions);
         if gap.is_some_and(|gap| by_writer.is_none_or(|ended| ended > gap)) {
             continue;

@@ -80,11 +80,10 @@ fn messages(evidence: &Evidence) -> HashSet<(&str, u64)> {
     messages
 }
 
-/// Checks the positions of events in the WAL, which a restarting relay uses to skip delivered events.
-/// Within a key the positions must grow with the version. A position must not be at or past the known
-/// end of the event's transaction. An event read from its table gets the position at which the relay
-/// read it, so the second rule does not apply to it. With [`FromTable::Late`], neither rule applies to
-/// events from the table.
+/// Checks the positions of events in the WAL, which a restarting relay uses to skip delivered events. Within
+/// a key the positions must grow with the version. A position must be before the known end of the event's
+/// transaction, unless the relay read the event from its table: such an event gets the position at which the
+/// relay read it. With [`FromTable::Late`], events from the table are not checked at all.
 fn out_of_order(evidence: &Evidence, events: &HashMap<&str, &Event>) -> Vec<Violation> {
     let mut violations = Vec::new();
     let mut last: HashMap<(&str, &str), (i64, &Record)> = HashMap::new();

@@ -1,4 +1,4 @@
-//! Checks that no relay sends an event that it must know to be recorded (guarantee G3).
+//! Checks that no relay sends an event whose dispatch row it must know (guarantee G3).
 //!
 //! Before a relay streams, it reads the dispatch rows of events after the slot's position once. So
 //! a process must know the rows that existed when it started, and the rows of its own requests. It

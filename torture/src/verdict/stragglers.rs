@@ -20,10 +20,9 @@ fn is_the_end_of_a_client(cause: Cause) -> bool {
     matches!(cause, Cause::Killed | Cause::Cut | Cause::TakenOver)
 }
 
-/// Whether a frozen relay had this request in its buffers and sent it when it woke up. In that case
-/// an earlier request has arrived over the same connection, but no other request of this lane since
-/// the freeze began. (The emulator may read requests from before the freeze during the freeze, so
-/// the earlier request may arrive until the freeze ends.)
+/// Whether a frozen relay had this request in its buffers and sent it when it woke up. The request must
+/// arrive right after the freeze, over a connection that already existed. No other request of its lane may
+/// have arrived over this connection since the freeze began.
 pub(super) fn lay_in_a_frozen_relay(evidence: &Evidence, attempt: &Attempt) -> bool {
     let is_of_peer =
         |other: &&Attempt| attempt.peer.is_some() && connection(other) == connection(attempt);
@@ -81,9 +80,9 @@ pub(super) fn are_under_way_together(evidence: &Evidence, found: &Violation) -> 
             .any(is_the_end_of_a_client))
 }
 
-/// Returns the attempts without stragglers. Here a straggler is an attempt whose connection may have been
-/// ended by a fault, and which was stored late: for each of its events, a connection that was opened after
-/// the fault began had already stored a copy.
+/// Returns the attempts without stragglers. An attempt is a straggler if a fault may have ended its
+/// connection, and if all its events had been stored before over connections that were opened after the fault
+/// began.
 pub(super) fn without(evidence: &Evidence, attempts: &[Attempt]) -> Vec<Attempt> {
     let connections = Connections::of(attempts);
     let opened = |peer: &Connection| connections.opened(*peer).unwrap_or_default();

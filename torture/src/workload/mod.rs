@@ -209,8 +209,8 @@ async fn run(
             let prepare = format!("{batch}; PREPARE TRANSACTION '{gid}'");
             client.batch_execute(&prepare).await?;
             tokio::time::sleep(*pause).await;
-            // Send this statement alone. In a message with several statements it would be inside a
-            // transaction block, where PostgreSQL does not allow it.
+            // Send `COMMIT PREPARED` or `ROLLBACK PREPARED` alone. PostgreSQL runs several statements in one
+            // message as a transaction block, and refuses these two statements there.
             let end = if *commit { "COMMIT" } else { "ROLLBACK" };
             client
                 .batch_execute(&format!("{end} PREPARED '{gid}'"))

@@ -15,10 +15,9 @@ use x509_cert::der::oid::db::rfc5912::{
 
 use super::tls::proves_its_key;
 
-/// Computes the hash of `certificate`. Returns `None` if the list below does not contain the
-/// signature algorithm (Ed25519, for example, names no hash function), or if the server did not
-/// have to prove that it owns the certificate's key. Without that proof, anybody could present the
-/// certificate.
+/// Computes the hash of `certificate`. Returns `None` if `hash` does not know the signature algorithm, for
+/// example Ed25519, which names no hash function. Also returns `None` if the TLS handshake does not prove
+/// that the server owns the certificate's key, because then anybody could present the certificate.
 pub(super) fn of(certificate: &CertificateDer<'_>) -> Option<Vec<u8>> {
     if !proves_its_key(certificate) {
         return None;

@@ -29,8 +29,8 @@ use standard_error::while_logging;
 /// has any of these bits.
 const OTHERS: u32 = 0o077;
 
-/// How long the command may run, unless three quarters of `connect_timeout` are shorter. The limit is shorter
-/// than the default limit for connecting, so that the error names the command as the cause.
+/// How long the command may run. If three quarters of `connect_timeout` are shorter, they are the limit. Both
+/// limits are shorter than the time limit for connecting, so that the error names the command as the cause.
 const COMMAND_LIMIT: Duration = Duration::from_secs(8);
 
 /// Maximum length in bytes of the first line that the command prints. Passwords and tokens are much

@@ -53,8 +53,8 @@ pub(crate) fn client_config(target: &Target) -> Result<ClientConfig> {
     Ok(config)
 }
 
-/// Converts the host to a TLS server name. If no certificate can contain the host's name, this is
-/// an error only if `sslmode` requires that the name is verified.
+/// Converts the host to a TLS server name. A name that no certificate can contain is an error only if
+/// `sslmode` verifies the name.
 ///
 /// # Errors
 /// `Tls`.

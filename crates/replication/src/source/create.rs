@@ -65,7 +65,7 @@ impl CreatedSlot {
     }
 }
 
-/// Creates the slot. Returns `None` if running transactions delayed it beyond the limit.
+/// Creates the slot. Returns `None` if PostgreSQL had to wait longer than the limit for running transactions.
 ///
 /// # Errors
 /// `SlotRefused` (42710 if a slot of this name exists or is being created, 53400 if no slot is

@@ -18,10 +18,9 @@ const STATUS_INTERVAL: Duration = Duration::from_millis(20);
 /// Maximum time between two checks of the lease in a session with traffic.
 pub(super) const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
-/// How long the server must be silent before [`QUIET_INTERVAL`] applies. If the server is idle, nothing that
-/// we report is urgent. But the server is also silent while the walsender decodes changes that it does not
-/// send. Then the walsender reads no status messages, and a Unix socket has room for only a few hundred of
-/// them.
+/// How long the server must be silent before we report less often ([`QUIET_INTERVAL`]). Either the server is
+/// idle, and no report is urgent. Or its walsender is decoding changes that it does not send. Such a
+/// walsender does not read our messages, and a Unix socket has room for only a few hundred of them.
 const QUIET_AFTER: Duration = Duration::from_secs(1);
 /// Replaces [`STATUS_INTERVAL`] and [`POLL_INTERVAL`] while the server is silent.
 const QUIET_INTERVAL: Duration = Duration::from_millis(250);
@@ -88,10 +87,10 @@ impl Feedback {
         self.lease.proven(sent_at);
     }
 
-    /// Records that our walsender held the slot at the time `at`. This is weak evidence, because a
-    /// walsender keeps the slot for a while without hearing from us. So it counts only while
-    /// reading is held back, because then the stream gives no better evidence. It no longer counts
-    /// once the server has reported that it does not hear us.
+    /// Records that our walsender held the slot at the time `at`. This is weak evidence, because a walsender
+    /// keeps the slot for a while without hearing from us. So it counts only while reading is held back and
+    /// the stream gives no better evidence. It does not count if the server's last keepalive says that the
+    /// server does not hear us.
     pub(super) fn has_slot(&mut self, at: Instant, reading: ReadState) {
         match reading {
             ReadState::HeldBack if !self.lease.is_unheard() => self.lease.proven(at),

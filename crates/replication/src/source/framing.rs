@@ -38,8 +38,8 @@ pub(super) struct FrameScan {
 /// What follows the run of CopyData frames.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum AfterFrames {
-    /// An incomplete frame. The number is the frame's total length in bytes (or a header's, if the
-    /// length is not known yet).
+    /// An incomplete frame, with its total length in bytes. If the frame's header is incomplete too, the
+    /// number is the length of a header.
     More(usize),
     /// A complete frame that is not CopyData: its tag, and its length in bytes.
     Other(u8, usize),

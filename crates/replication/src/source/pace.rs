@@ -49,7 +49,7 @@ impl Pace {
         self.window_bytes += bytes;
         let elapsed = now.saturating_duration_since(self.window_began);
         if elapsed >= WINDOW {
-            // If the window lasted longer, the rate is high only with proportionally more bytes.
+            // A longer window needs proportionally more bytes to count as a high rate.
             self.busy = self.window_bytes as f64
                 >= MUCH_BYTES as f64 * elapsed.as_secs_f64() / WINDOW.as_secs_f64();
             *self = Self {

@@ -1,7 +1,7 @@
 //! Chooses how to log in by SCRAM-SHA-256: bound to the TLS channel where possible.
 //!
-//! A bound login proves to both sides that no man in the middle terminates the TLS connections of
-//! both. Source: manual, "SCRAM-SHA-256 Authentication"; RFC 5802, section 6.
+//! A bound login proves to both sides that they share one TLS connection, without a man in the middle.
+//! Source: manual, "SCRAM-SHA-256 Authentication"; RFC 5802, section 6.
 
 use postgres_protocol::authentication::sasl::{self, SCRAM_SHA_256, SCRAM_SHA_256_PLUS};
 
@@ -12,8 +12,9 @@ use crate::connection::ChannelBinding;
 pub(super) enum Binding {
     /// Bound to this hash of the server's certificate.
     Bound(Vec<u8>),
-    /// Not bound, because the server does not offer binding. We tell the server that we could bind,
-    /// so the server detects a third party that removed its offer.
+    /// Not bound, because the server does not offer binding. We tell the server that we could bind. If the
+    /// server did offer binding, it then knows that a third party has removed the offer, and refuses the
+    /// login.
     NotOffered,
     /// Not bound, because we cannot bind or because `channel_binding=disable` forbids it.
     Unbound,

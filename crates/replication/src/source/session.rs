@@ -239,10 +239,9 @@ impl ReplicationSession {
         }
     }
 
-    /// Finds out why PostgreSQL released the slot. PostgreSQL sends the reason at the end of the
-    /// stream, or no reason at all if it no longer hears us or cannot write to us. This session
-    /// drops the data before the reason, because PostgreSQL sends that data again to the next
-    /// session.
+    /// Finds out why PostgreSQL released the slot. PostgreSQL sends the reason at the end of the stream. It
+    /// sends no reason if it has stopped hearing us, or cannot write to us. This session drops the data
+    /// before the reason, because PostgreSQL sends that data again to the next session.
     async fn last_word(&mut self) -> ReplicationError {
         let reading = async {
             loop {

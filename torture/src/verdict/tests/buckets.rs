@@ -57,7 +57,7 @@ fn an_event_in_a_wrong_bucket_is_found() {
     let mut evidence = shared();
     evidence.attempts[0].ordering_key = "bucket-1".into();
     assert_eq!(judge(&evidence).lost(), 3);
-    // Without records, only the requests show the wrong bucket.
+    // With `dispatch = exceptions`, no record shows the wrong bucket, only the requests do.
     let mut evidence = shared();
     evidence.exceptions = true;
     evidence.records.clear();

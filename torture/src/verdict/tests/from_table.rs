@@ -139,7 +139,7 @@ fn omitted_rows_of_an_open_transaction_may_come_with_the_next_session() {
     );
 }
 
-/// The stream omitted e2. e3 was streamed, but not recorded, and the next session omitted e3 too.
+/// The first session streams e3 but not e2, and ends before e3 is recorded. The next session streams neither.
 #[test]
 fn an_event_that_is_streamed_and_then_left_out_may_be_repeated_after_earlier_rows_of_the_gap() {
     let mut evidence = evidence();

@@ -30,8 +30,8 @@ const UNVERIFIABLE: [SignatureScheme; 5] = [
 /// Verifies the server's certificate according to `sslmode`.
 #[derive(Debug)]
 pub(super) enum Verifier {
-    /// Accepts any certificate. If ring can verify the proof, the server must still prove that it
-    /// owns the certificate's key, because the login may be bound to the certificate.
+    /// Accepts any certificate. But the server must still prove that it owns the certificate's key, because
+    /// the login may be bound to the certificate. The proof is not checked if ring does not support the key.
     Anything(WebPkiSupportedAlgorithms),
     /// Requires a certificate from a trusted authority.
     Trusted {
@@ -44,9 +44,8 @@ pub(super) enum Verifier {
     },
 }
 
-/// Whether ring can verify signatures made with this certificate's key. If it can, the TLS handshake
-/// succeeds only if the server proves that it owns the key, also with an `sslmode` that accepts any
-/// certificate.
+/// Whether ring can verify signatures made with this certificate's key. If it can, the TLS handshake succeeds
+/// only if the server proves that it owns the key, even if `sslmode` accepts any certificate.
 pub(in crate::connection) fn proves_its_key(certificate: &CertificateDer<'_>) -> bool {
     let algorithms = rustls::crypto::ring::default_provider().signature_verification_algorithms;
     PublicKey::of_certificate(certificate).is_some_and(|key| key.is_supported(&algorithms))
@@ -120,7 +119,7 @@ impl ServerCertVerifier for Verifier {
             return Ok(ServerCertVerified::assertion());
         }
         match chain.verify_server_cert(end_entity, intermediates, server_name, ocsp_response, now) {
-            // webpki checks the name last, so if only the name is wrong, the chain is valid.
+            // webpki checks the name last. So an error about the name means that the chain is valid.
             Err(TlsError::InvalidCertificate(
                 CertificateError::NotValidForName | CertificateError::NotValidForNameContext { .. },
             )) if !names_host => Ok(ServerCertVerified::assertion()),
