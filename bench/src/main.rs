@@ -22,6 +22,7 @@ mod process;
 mod report;
 mod sample;
 mod scenario;
+mod server_cost;
 mod start;
 
 use std::process::ExitCode;

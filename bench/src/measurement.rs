@@ -20,6 +20,7 @@ use crate::latency::{self, Pace};
 use crate::memory::{self, load::Load};
 use crate::report::{self, Line};
 use crate::scenario::{self, Scenario};
+use crate::server_cost::{self, Shape};
 use crate::{idle, peers, process, start};
 
 #[derive(Debug, Args)]
@@ -78,6 +79,7 @@ enum Measurement {
     Latency(Pace),
     Memory(Load),
     Insert(Writer),
+    ServerCost(Shape),
     Idle,
     Start,
 }
@@ -90,6 +92,7 @@ impl Measurement {
             .chain(Pace::ALL.map(Self::Latency))
             .chain(Load::ALL.map(Self::Memory))
             .chain(Writer::ALL.map(Self::Insert))
+            .chain(Shape::ALL.map(Self::ServerCost))
             .chain([Self::Idle, Self::Start])
             .collect()
     }
@@ -100,6 +103,7 @@ impl Measurement {
             Self::Latency(pace) => pace.name(),
             Self::Memory(load) => format!("memory-{}", load.name()),
             Self::Insert(writer) => writer.name().into(),
+            Self::ServerCost(shape) => shape.name().into(),
             Self::Idle => "idle".into(),
             Self::Start => "start".into(),
         }
@@ -110,6 +114,7 @@ impl Measurement {
         let (full_only, needs) = match self {
             Self::Drain(scenario) => (scenario.full_only, scenario.needs),
             Self::Memory(_) => (true, None),
+            Self::ServerCost(_) => return Ok(server_cost::left_out()),
             Self::Latency(_) | Self::Insert(_) | Self::Idle | Self::Start => (false, None),
         };
         if full_only && !full {
@@ -188,6 +193,7 @@ fn chosen(args: &BenchArgs, events: u64) -> Result<Vec<Measurement>, String> {
             Measurement::Latency(_)
             | Measurement::Memory(_)
             | Measurement::Insert(_)
+            | Measurement::ServerCost(_)
             | Measurement::Idle
             | Measurement::Start => None,
         };
@@ -275,6 +281,7 @@ async fn measure(
         Measurement::Latency(pace) => latency::measure(*pace, runs, extent.steady).await,
         Measurement::Memory(load) => memory::measure(*load, extent.events * 5, runs).await,
         Measurement::Insert(writer) => insert::measure(*writer, runs, extent.events / 20).await,
+        Measurement::ServerCost(shape) => server_cost::measure(*shape, runs, extent.events).await,
         Measurement::Idle => idle::measure(runs, extent.idle).await,
         Measurement::Start => start::measure(runs).await,
     }
