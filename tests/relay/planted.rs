@@ -225,7 +225,7 @@ async fn no_command_and_no_relay_calls_planted_objects() {
         // Pretend that the database has moved to another server, whose WAL is behind the records.
         database
             .execute(
-                "UPDATE outbox.relay SET system_identifier = system_identifier + 1; \
+                "UPDATE outbox.relay SET system_identifier = '1'; \
                  UPDATE outbox.dispatch SET commit_lsn = pg_current_wal_lsn() + 100000000 \
                  WHERE event_id IN (SELECT event_id FROM outbox.dispatch LIMIT 1)",
             )

@@ -27,6 +27,7 @@ async fn with_standby() -> (ScratchPostgres, Standby) {
     primary.stop(StopMode::Fast, harness::PATIENCE).unwrap();
     let standby = ScratchPostgres::builder()
         .standby_of(&primary)
+        .setting("max_prepared_transactions", "10")
         .setting("primary_slot_name", "standby")
         .setting("hot_standby_feedback", "on")
         .setting("wal_receiver_status_interval", "1s")

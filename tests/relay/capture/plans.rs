@@ -21,8 +21,8 @@ const NEW: u32 = 100;
 const READ_AT_MOST: f64 = 1_000.0;
 /// Number of rows that the recovery publishes: several pages.
 const UNRECORDED: u32 = 12_000;
-/// Maximum number of rows that one node of a plan of the recovery may read: a page of 5,000 rows, and one row.
-const PAGE: f64 = 5_001.0;
+/// Maximum number of rows that one node of a plan of the recovery may read: a page of 5,000 rows and a few others.
+const PAGE: f64 = 5_100.0;
 
 /// Starts a server that logs the plan of each statement.
 fn explaining_server() -> ScratchPostgres {
@@ -176,7 +176,8 @@ async fn every_plan_is_bounded(
             }
         });
         walk(&plan["Plan"], &mut |node| {
-            if reads_the_table && node["Node Type"] == "Sort" {
+            let sorts = node["Node Type"].as_str().unwrap().ends_with("Sort");
+            if reads_the_table && sorts {
                 assert!(rows_read(node) <= at_most, "{plan:#}");
             }
         });
