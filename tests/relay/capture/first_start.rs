@@ -49,6 +49,16 @@ async fn light_first_start(world: &World) -> Result<Relay, String> {
     let took = began.elapsed();
     // The relay compares the tables soon after its start.
     world.wait_until_compared(&relay).await;
+    // Watch the transactions that are open now until each has ended or is old enough to be noticed.
+    let now = world.database.text("SELECT clock_timestamp()::text").await;
+    let young = format!(
+        "SELECT count(*) FROM pg_stat_activity WHERE application_name LIKE 'postrider%' \
+         AND xact_start <= '{now}' AND xact_start > clock_timestamp() - interval '1.5 s'"
+    );
+    eventually("no young transaction is open", || async {
+        (world.database.number(&young).await == 0).then_some(())
+    })
+    .await;
     end.send(()).unwrap();
     let kept = watch.await.unwrap();
     println!(
