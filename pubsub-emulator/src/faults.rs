@@ -22,6 +22,13 @@ use crate::connections::Connections;
 pub enum Action {
     /// Answers with the code and stores nothing.
     Fail(Code),
+    /// Like [`Action::Fail`], with a message of the test.
+    FailSaying {
+        /// The code of the answer.
+        code: Code,
+        /// The message of the answer.
+        message: &'static str,
+    },
     /// Like [`Action::Fail`], with Google's reason in the error details (`google.rpc.ErrorInfo`). If the
     /// fault is not limited to an ordering key, `GetTopic` and `TestIamPermissions` for the topic fail in the
     /// same way. Only publish requests count as uses of the fault.

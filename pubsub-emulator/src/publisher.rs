@@ -163,6 +163,9 @@ impl PublisherService {
             Verdict::StoreThenFail(code) => Then::Fail(code),
             Verdict::StoreThenNeverAnswer => Then::Never,
             Verdict::Fail(code) => return refuse(entry, injected(code)),
+            Verdict::FailSaying(code, message) => {
+                return refuse(entry, Status::new(code, message));
+            }
             Verdict::FailWithReason(reason) => return refuse(entry, reason.into()),
             Verdict::NeverAnswer => return future::pending().await,
         };

@@ -29,10 +29,12 @@ const MAX_COLLECTED: usize = 100_000;
 
 /// Planner settings that keep the cost of a statement proportional to the rows it reads, even with wrong
 /// statistics: with these settings PostgreSQL reads the rows along the index, and looks up their records
-/// one by one.
+/// one by one. It sorts rows with the same `seq` (`enable_incremental_sort`), and otherwise only the rows of
+/// one page. With `enable_sort`, PostgreSQL would sort all rows after the page too, if the statistics are
+/// older than these rows.
 const PLAN: &str = "\
     SET enable_seqscan = off; SET enable_hashjoin = off; SET enable_mergejoin = off; \
-    SET enable_sort = on; SET jit = off";
+    SET enable_sort = off; SET enable_incremental_sort = on; SET jit = off";
 
 /// A row that may have to be published, and its location in the table.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -62,15 +62,18 @@ pub(crate) async fn tops(sql: &Sql, tables: &[FoundTable]) -> Result<Tops> {
 /// Returns the highest committed `seq`, or `None` if the table is empty.
 ///
 /// The index that `init` creates contains only the rows with a `seq`. If the column is `NOT NULL`, PostgreSQL
-/// 17 and newer do not use this index for `max` alone, and read the whole table. So the statement has a
-/// condition that every `seq` meets.
+/// 17 and newer do not use this index without a condition, and read the whole table. So the statement has a
+/// condition that every `seq` meets. And it does not call `max`: with statistics from before the rows had a
+/// `seq`, PostgreSQL reads the whole index for `max`.
 async fn largest(
     sql: &Sql,
     table: &QualifiedName,
     column: &str,
 ) -> Result<Option<i64>, tokio_postgres::Error> {
     let column = quoted_identifier(column);
-    let statement =
-        format!("SELECT max(e.{column})::bigint FROM {table} e WHERE e.{column} >= {LOWEST_SEQ}");
-    Ok(sql.query_one(&statement, &[]).await?.get(0))
+    let statement = format!(
+        "SELECT e.{column}::bigint FROM {table} e WHERE e.{column} >= {LOWEST_SEQ} \
+         ORDER BY e.{column} DESC LIMIT 1"
+    );
+    Ok(sql.query_opt(&statement, &[]).await?.map(|row| row.get(0)))
 }

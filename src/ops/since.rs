@@ -129,8 +129,10 @@ impl SinceTime {
         };
         let column = format!("e.{}", quoted_identifier(&seq.column));
         let table = reader.table_sql();
+        // Not `min` and `max`: with old statistics, PostgreSQL reads the whole index for them.
+        let rows = format!("select {column}::bigint from {table} e where {column} >= {LOWEST_SEQ}");
         let ends = format!(
-            "select min({column})::bigint, max({column})::bigint from {table} e where {column} >= {LOWEST_SEQ}"
+            "select ({rows} order by {column} limit 1), ({rows} order by {column} desc limit 1)"
         );
         let ends = sql.query_one(&ends, &[]).await?;
         let (low, high): (Option<i64>, Option<i64>) = (ends.get(0), ends.get(1));

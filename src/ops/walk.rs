@@ -27,10 +27,12 @@ const ROWS_IN_A_BLOCK: u32 = 50;
 
 /// Makes the cost of a page proportional to its rows, even with wrong statistics. With these options
 /// PostgreSQL has only one plan: find the rows along an index and their records one by one, and use
-/// a hash join for the rows to delete.
+/// a hash join for the rows to delete. It sorts only rows with the same `seq` (`enable_incremental_sort`),
+/// and the rows of one page.
 const PLAN: &str = "\
     SET enable_seqscan = off; SET enable_mergejoin = off; SET enable_nestloop = off; \
-    SET enable_hashjoin = on; SET enable_sort = on; SET jit = off";
+    SET enable_hashjoin = on; SET enable_sort = off; SET enable_incremental_sort = on; \
+    SET jit = off";
 
 /// What a walk does with its rows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

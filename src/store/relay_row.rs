@@ -7,6 +7,7 @@
 //! (`audits`). Commands read the row with `shown`. `record_keeping` combines the settings and the row, and
 //! knows which published events have a record.
 
+mod ascii_json;
 pub(crate) mod audits;
 pub(crate) mod mark;
 pub(crate) mod record_keeping;
@@ -23,6 +24,7 @@ use crate::condition::{Condition, PruneRun};
 use crate::error::{Code, Error, Result};
 use crate::postgres::{Snapshot, Sql};
 use crate::settings::{Dispatch, Settings};
+use ascii_json::AsciiJson;
 pub(crate) use record_keeping::RecordKeeping;
 
 /// Nobody uses the values of the column `pruned_at` and of the subquery on `outbox.capture`. They make the
@@ -79,7 +81,8 @@ const WRITE_LEFT: &str = "\
 /// `application_name` ends like `$2`. (PostgreSQL replaces some characters of a host name, so only the end is
 /// compared.) A relay with nothing to report passes NULL. If the row already has NULL, nothing is written.
 const WRITE_CONDITION: &str = "\
-    UPDATE outbox.relay SET condition = $3::text::jsonb, condition_at = now() \
+    UPDATE outbox.relay SET condition_at = now(), condition = (CASE \
+        WHEN getdatabaseencoding() = 'UTF8' THEN $3::text ELSE $4::text END)::jsonb \
     WHERE slot = $1 AND (condition IS NOT NULL OR $3::text IS NOT NULL) AND (instance = $2 \
         OR NOT EXISTS ( \
             SELECT FROM pg_catalog.pg_replication_slots s \
@@ -90,7 +93,8 @@ const WRITE_CONDITION: &str = "\
 /// Writes the result of a pruning run. Does not check the instance, because a relay that prunes holds the
 /// slot or lost it a moment ago. At worst the row shows the pruning run of the previous relay.
 const WRITE_PRUNING: &str = "\
-    UPDATE outbox.relay SET pruning = $2::text::jsonb, pruned_at = now() WHERE slot = $1";
+    UPDATE outbox.relay SET pruned_at = now(), pruning = (CASE \
+        WHEN getdatabaseencoding() = 'UTF8' THEN $2::text ELSE $3::text END)::jsonb WHERE slot = $1";
 
 /// Writes the final confirmed position. Changes nothing if the row belongs to another relay by now, because
 /// that relay may have taken the slot in the meantime.
@@ -316,11 +320,12 @@ pub(crate) async fn write_condition(
     instance: &str,
     condition: Option<&Condition>,
 ) -> Result<()> {
-    let json = condition.map(|condition| {
-        serde_json::to_string(condition).expect("invariant: a condition has a JSON form")
-    });
-    sql.execute(WRITE_CONDITION, &[&slot.as_str(), &instance, &json])
-        .await?;
+    let (exact, readable) = condition
+        .map(AsciiJson::of)
+        .map(|it| (it.exact, it.readable))
+        .unzip();
+    let values: [&(dyn ToSql + Sync); 4] = [&slot.as_str(), &instance, &exact, &readable];
+    sql.execute(WRITE_CONDITION, &values).await?;
     Ok(())
 }
 
@@ -329,8 +334,9 @@ pub(crate) async fn write_condition(
 /// # Errors
 /// Database errors.
 pub(crate) async fn write_pruning(sql: &Sql, slot: &SlotName, run: &PruneRun) -> Result<()> {
-    let json = serde_json::to_string(run).expect("invariant: a run has a JSON form");
-    sql.execute(WRITE_PRUNING, &[&slot.as_str(), &json]).await?;
+    let AsciiJson { exact, readable } = AsciiJson::of(run);
+    sql.execute(WRITE_PRUNING, &[&slot.as_str(), &exact, &readable])
+        .await?;
     Ok(())
 }
 

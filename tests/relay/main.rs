@@ -47,6 +47,7 @@ mod recovery;
 mod referee;
 mod replay;
 mod restart;
+mod retyped;
 mod role_settings;
 mod secrets;
 mod server_stop;

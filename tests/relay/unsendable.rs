@@ -2,8 +2,9 @@
 //! UTF-8, rows with values larger than any message, and rows from before a column was altered. The relay
 //! recovers automatically and reads such rows from the table.
 
-use pubsub_emulator::RunningEmulator;
+use pubsub_emulator::{Action, Fault, RunningEmulator};
 use scratch_postgres::ScratchPostgres;
+use tonic::Code;
 
 use crate::harness::{self, Database, Relay, eventually};
 use crate::mapping::{Subscriber, settings};
@@ -135,6 +136,50 @@ async fn in_sql_ascii_a_row_that_is_not_utf8_is_quarantined() {
     assert_eq!(
         states(&database).await,
         "published 1, quarantined 1",
+        "{}",
+        relay.log()
+    );
+    relay.stop().await;
+}
+
+/// The errors of Pub/Sub contain a character that WIN1252 lacks. The relay stores them in a readable form: the
+/// reason in the record of the quarantined event, and the condition of the relay.
+#[tokio::test(flavor = "multi_thread")]
+async fn errors_that_the_encoding_of_the_database_cannot_store_are_stored_escaped() {
+    let database = in_encoding("WIN1252").await;
+    let emulator = harness::emulator().await;
+    for (key, code) in [
+        ("refused", Code::InvalidArgument),
+        ("denied", Code::PermissionDenied),
+    ] {
+        let message = "key \u{2192} caf\u{e9}";
+        let says = Fault::new(Action::FailSaying { code, message });
+        emulator.faults().inject(says.on_ordering_key(key));
+    }
+    let relay = Relay::start(&database, &emulator);
+    insert(&database, "refused", "'1'").await;
+    insert(&database, "denied", "'2'").await;
+    insert(&database, "good", "'3'").await;
+    let escaped = |text: &str| text.contains("key \\u{2192} caf\\u{e9}");
+    let reason = "SELECT coalesce(max(error), '') FROM outbox.dispatch WHERE state = 'quarantined'";
+    eventually("the reason of the quarantine is stored", || async {
+        escaped(&database.text(reason).await).then_some(())
+    })
+    .await;
+    let condition = "SELECT coalesce(max(condition::text), '') FROM outbox.relay";
+    eventually("the condition of the relay is stored", || async {
+        let condition: String = database.text(condition).await;
+        let json: serde_json::Value = serde_json::from_str(&condition).ok()?;
+        escaped(json["what"].as_str()?).then_some(())
+    })
+    .await;
+    emulator.faults().lift_all();
+    eventually("the other events are published", || async {
+        (states(&database).await == "published 2, quarantined 1").then_some(())
+    })
+    .await;
+    assert!(
+        relay.log().contains("key \u{2192} caf\u{e9}"),
         "{}",
         relay.log()
     );

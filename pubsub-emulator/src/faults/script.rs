@@ -43,6 +43,7 @@ pub(crate) struct Request<'a> {
 pub(crate) enum Verdict {
     Proceed,
     Fail(Code),
+    FailSaying(Code, &'static str),
     FailWithReason(Reason),
     StoreThenFail(Code),
     Delay(Duration),
@@ -213,6 +214,7 @@ impl Injected {
         }
         match &self.fault.action {
             Action::Fail(code) => Some(Verdict::Fail(*code)),
+            Action::FailSaying { code, message } => Some(Verdict::FailSaying(*code, message)),
             Action::FailWithReason { .. } => {
                 self.fault.action.reason().map(Verdict::FailWithReason)
             }

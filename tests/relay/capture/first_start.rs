@@ -1,9 +1,11 @@
 //! Tests of the first start on a table with old rows. The relay does not publish the old rows and
 //! writes no records for them. The relay delivers new rows at once.
 
+use std::collections::HashSet;
 use std::time::{Duration, Instant};
 
 use pubsub_emulator::Emulator;
+use tokio::sync::oneshot;
 
 use super::table::Kind;
 use super::{World, assert_done};
@@ -13,32 +15,74 @@ use crate::privileges::login_role;
 const HISTORY: u32 = 200_000;
 /// How long the relay may take until it streams.
 const STREAMS_WITHIN: Duration = Duration::from_secs(2);
+/// How many first starts may fail, because another program keeps the machine busy.
+const BUSY_STARTS: u32 = 5;
 
-/// How often a first start may take longer because the machine is busy.
-const SLOW_STARTS: usize = 4;
-
-/// Starts a relay for the first time, and checks how long it takes until it streams.
-async fn started_quickly(mut world: World) -> (World, Relay) {
-    for _ in 0..=SLOW_STARTS {
-        let began = Instant::now();
-        let relay = world.streaming().await;
-        let took = began.elapsed();
-        println!(
-            "{:?}: streaming after {took:?} on {HISTORY} old rows",
-            world.kind
-        );
-        if took < STREAMS_WITHIN {
-            return (world, relay);
+/// Returns the transactions that a session of the relay has kept open for more than a second, while the relay
+/// starts and for a moment afterwards. Each of them keeps vacuum from removing rows.
+async fn kept_open(url: String, until: oneshot::Receiver<()>) -> HashSet<String> {
+    const OPEN: &str = "\
+        SELECT concat_ws(' ', application_name, state, 'xid', backend_xid, 'xmin', backend_xmin, query) \
+        FROM pg_stat_activity WHERE application_name LIKE 'postrider%' \
+            AND (backend_xmin IS NOT NULL OR backend_xid IS NOT NULL OR state LIKE 'idle in%') \
+            AND coalesce(xact_start, query_start) < clock_timestamp() - interval '1 s'";
+    let client = harness::connect(&url).await;
+    let mut kept = HashSet::new();
+    let mut until = std::pin::pin!(until);
+    loop {
+        let rows = client.query(OPEN, &[]).await.unwrap();
+        kept.extend(rows.iter().map(|row| row.get::<_, String>(0)));
+        let pause = Duration::from_millis(20);
+        if tokio::time::timeout(pause, &mut until).await.is_ok() {
+            return kept;
         }
-        relay.stop().await;
-        world = world.without_slot().await;
     }
-    panic!("no first start took less than {STREAMS_WITHIN:?}");
+}
+
+/// Starts a relay without a slot. Returns it if it streams in time and keeps no transaction open. Otherwise
+/// returns the reason.
+async fn light_first_start(world: &World) -> Result<Relay, String> {
+    let (end, until) = oneshot::channel();
+    let watch = tokio::spawn(kept_open(world.database.url.clone(), until));
+    let began = Instant::now();
+    let relay = world.streaming().await;
+    let took = began.elapsed();
+    // The relay compares the tables soon after its start.
+    world.wait_until_compared(&relay).await;
+    // Watch the transactions that are open now until each has ended or is old enough to be noticed.
+    let now = world.database.text("SELECT clock_timestamp()::text").await;
+    let young = format!(
+        "SELECT count(*) FROM pg_stat_activity WHERE application_name LIKE 'postrider%' \
+         AND xact_start <= '{now}' AND xact_start > clock_timestamp() - interval '1.5 s'"
+    );
+    eventually("no young transaction is open", || async {
+        (world.database.number(&young).await == 0).then_some(())
+    })
+    .await;
+    end.send(()).unwrap();
+    let kept = watch.await.unwrap();
+    println!(
+        "{:?}: streaming after {took:?} on {HISTORY} old rows",
+        world.kind
+    );
+    if took < STREAMS_WITHIN && kept.is_empty() {
+        return Ok(relay);
+    }
+    let log = relay.log();
+    relay.stop().await;
+    Err(format!("{took:?} {kept:?}\n{log}"))
 }
 
 async fn a_long_history_costs_nothing(kind: Kind) {
-    let world = World::new(kind, HISTORY).await.without_slot().await;
-    let (mut world, relay) = started_quickly(world).await;
+    let mut world = World::new(kind, HISTORY).await.without_slot().await;
+    let mut started = light_first_start(&world).await;
+    for _ in 1..BUSY_STARTS {
+        if started.is_err() {
+            world = world.without_slot().await;
+            started = light_first_start(&world).await;
+        }
+    }
+    let relay = started.unwrap();
     world.insert("new", 100).await;
     world.note().await;
     world.wait_until_published(&relay).await;
@@ -73,9 +117,9 @@ async fn a_long_history_in_partitions_costs_nothing_at_the_first_start() {
     a_long_history_costs_nothing(Kind::Partitioned).await;
 }
 
-/// Checks that no old row is published although the slot is dropped twice. The first time is before
-/// any relay has run (`by_init`), or else right after a first start. Then an operator requests a
-/// recovery. The second time is after this recovery.
+/// Checks that no old row is published although the slot is dropped twice. The slot is first
+/// dropped before any relay has run (`by_init`), or else right after a first start. Then an
+/// operator requests a recovery. The slot is dropped again after this recovery.
 async fn no_old_row_is_published_after_a_loss(kind: Kind, by_init: bool) {
     let mut world = World::new(kind, 2_000).await;
     if !by_init {
@@ -127,7 +171,8 @@ async fn no_old_row_of_a_partition_is_published_when_the_slot_is_lost() {
     no_old_row_is_published_after_a_loss(Kind::Partitioned, false).await;
 }
 
-/// The new events wait for their missing topic, so none of them has an outcome when the slot is lost.
+/// The events wait for their missing topic, so none of them has an outcome when the slot is lost. (In an old
+/// version, a single such event kept the first audit from ever finishing.)
 #[tokio::test(flavor = "multi_thread")]
 async fn no_old_row_is_published_when_the_topic_is_missing_and_the_slot_is_lost() {
     let emulator = Emulator::builder().listen("127.0.0.1:0".parse().unwrap());
@@ -225,7 +270,7 @@ async fn init_can_run_again_at_any_time() {
 /// At the first start, the relay's role has no right to read the table, so the relay exits. The next
 /// start must not treat the table as one that a relay has already served.
 #[tokio::test(flavor = "multi_thread")]
-async fn after_a_first_start_without_a_right_all_rows_are_published_once_in_order() {
+async fn a_first_start_with_all_that_lacks_a_right_begins_again_in_order() {
     let mut world = World::new(Kind::Numbered, 0).await.without_slot().await;
     let url = login_role(&world.database).await;
     world.more.push(("DATABASE_URL", url));

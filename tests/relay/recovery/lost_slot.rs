@@ -77,19 +77,22 @@ async fn a_clean_stop_and_start_recovers_nothing() {
 }
 
 /// Starts a server that invalidates a slot after a few megabytes of WAL.
-async fn impatient() -> Database {
-    let server = ScratchPostgres::builder()
+pub(crate) fn impatient_server() -> ScratchPostgres {
+    ScratchPostgres::builder()
         .initdb_arg("--wal-segsize=1")
         .setting("max_slot_wal_keep_size", "1MB")
         .setting("min_wal_size", "2MB")
         .setting("max_wal_size", "4MB")
         .start()
-        .unwrap();
-    Database::on(server).await
+        .unwrap()
+}
+
+async fn impatient() -> Database {
+    Database::on(impatient_server()).await
 }
 
 /// Writes WAL until the server invalidates the slot.
-async fn invalidate_slot(database: &Database) {
+pub(crate) async fn invalidate_slot(database: &Database) {
     eventually("the slot is lost", || async {
         database
             .execute("SELECT pg_logical_emit_message(false, 'filler', repeat('x', 900000))")

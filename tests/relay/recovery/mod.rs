@@ -4,7 +4,7 @@
 mod copies;
 mod from_table;
 mod interrupted;
-mod lost_slot;
+pub(crate) mod lost_slot;
 mod other_server;
 mod table_added;
 mod upgrade;

@@ -268,7 +268,8 @@ pub(super) fn blame(evidence: &Evidence, fault: &Fault) -> Option<Cause> {
             // how long it took, so the fault itself explains nothing here.
             Action::StoreThenFail(_) | Action::FewerIds => None,
             Action::StoreThenNeverAnswer | Action::NeverAnswer | Action::Delay(_) => None,
-            Action::Fail(_) | Action::FailWithReason { .. } => None,
+            Action::Fail(_) | Action::FailSaying { .. } => None,
+            Action::FailWithReason { .. } => None,
             Action::Throttle { .. } | Action::Poison { .. } => None,
         },
         Fault::TopicGone(..) => None,

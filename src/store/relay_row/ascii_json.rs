@@ -1,0 +1,46 @@
+//! JSON that can be stored in a database of any encoding. It may contain an error text of Pub/Sub, and an
+//! encoding such as WIN1252 lacks most characters.
+
+use serde::Serialize;
+
+/// A value as JSON, with only ASCII characters.
+pub(super) struct AsciiJson {
+    /// The exact value, with escapes such as `\u2192`. A database whose encoding lacks the character refuses
+    /// this form as `jsonb`.
+    pub(super) exact: String,
+    /// The value with readable text instead of each other character, such as `\u{2192}`.
+    pub(super) readable: String,
+}
+
+impl AsciiJson {
+    pub(super) fn of(value: &impl Serialize) -> Self {
+        let json = serde_json::to_string(value).expect("invariant: our values have a JSON form");
+        let escaped = |escape: fn(char) -> String| {
+            let escape = |c: char| if c.is_ascii() { c.into() } else { escape(c) };
+            json.chars().map(escape).collect()
+        };
+        Self {
+            exact: escaped(|c| {
+                let units = c.encode_utf16(&mut [0; 2]).to_vec();
+                units.iter().map(|unit| format!("\\u{unit:04x}")).collect()
+            }),
+            readable: escaped(|c| format!("\\{}", c.escape_unicode())),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn both_forms_are_ascii_and_one_has_the_exact_value() {
+        let text = "a\\u{e9} → \"é\" 😀";
+        let json = AsciiJson::of(&text);
+        assert!(json.exact.is_ascii() && json.readable.is_ascii());
+        let exact: String = serde_json::from_str(&json.exact).unwrap();
+        assert_eq!(exact, text);
+        let readable: String = serde_json::from_str(&json.readable).unwrap();
+        assert_eq!(readable, "a\\u{e9} \\u{2192} \"\\u{e9}\" \\u{1f600}");
+    }
+}
