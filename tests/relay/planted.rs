@@ -164,12 +164,7 @@ async fn no_command_and_no_relay_calls_planted_objects() {
         let run = || Relay::start_with(&database, &host, &[("DATABASE_URL", url.as_str())]);
         let relay = run();
         insert_orders(&database, 50, 5).await;
-        database
-            .execute(
-                "INSERT INTO outbox.events (aggregatetype, aggregateid, event_type, payload, headers) \
-                 VALUES ('order', 'o-1', 'Bad', '{}', jsonb_build_object('long', repeat('x', 2000)))",
-            )
-            .await;
+        commands::insert_bad_event(&database).await;
         database.wait_until_recorded().await;
         database.wait_until_audited().await;
         let environment = [

@@ -25,3 +25,13 @@ pub(super) async fn pretend_to_have_moved(database: &Database) {
         )
         .await;
 }
+
+/// Inserts an event that cannot become a message.
+pub(super) async fn insert_bad_event(database: &Database) {
+    database
+        .execute(
+            "INSERT INTO outbox.events (aggregatetype, aggregateid, event_type, payload, headers) \
+             VALUES ('order', 'o-1', 'Bad', '{}', jsonb_build_object('long', repeat('x', 2000)))",
+        )
+        .await;
+}
