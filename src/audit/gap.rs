@@ -98,8 +98,8 @@ impl AuditState {
         })
     }
 
-    /// Whether this audit reads the former partitions. While a gap may grow, it reads them only once, because it reads
-    /// all their rows above the floor, and no floor rises.
+    /// Whether this audit reads the former partitions. While a gap may grow, only the first audit does. Later
+    /// audits would read the same rows again, because no floor rises meanwhile.
     pub(super) fn reads_former(&self, waiting: AuditWait) -> bool {
         self.gap.as_ref().is_none_or(|gap| gap.is_due(waiting))
     }

@@ -95,7 +95,7 @@ async fn for_command(error: Error, settings: &Settings, purpose: Purpose) -> Err
     rights::named(error, settings, purpose).await.for_command()
 }
 
-/// Adapts the hint of an error that ends a command to this command. Leaves an error of `run` unchanged.
+/// Adapts the hint of the error that ends `command`. Leaves an error of `run` unchanged.
 fn ended_with(error: Error, load: impl Fn() -> Result<Settings>, command: CommandPurpose) -> Error {
     match (load(), command) {
         (_, CommandPurpose::Relay) => error,

@@ -84,8 +84,8 @@ impl RelayState {
         ) {
             *self.earlier() = None;
         }
-        // `Recovering` does not count, because a first start enters it before it knows whether it may capture the
-        // tables.
+        // The phase `Recovering` does not count as serving, because a first start enters it before it knows whether
+        // it may capture the tables.
         if matches!(phase, Phase::Streaming | Phase::Standby(_)) {
             self.has_served.store(true, Ordering::Relaxed);
         }

@@ -85,7 +85,7 @@ impl Verdict {
         }
     }
 
-    /// Adds that the publication is wrong too. For the verdict on a relay that is held up for another reason.
+    /// Adds to the verdict that the publication is wrong too, although the relay is held up for another reason.
     fn also_not_streamed(&mut self, what: &str, remedy: &str) {
         self.severity = Severity::Error;
         self.meaning += &format!("; and rows are not streamed: {what}");

@@ -5,12 +5,13 @@
 //! table, is neither resolved nor older than the capture. If published events may lack a record, such
 //! an event may have been delivered already, so the result is known only if no event waits.
 //!
-//! If there is an index on `seq` and the relay has stored `floor_seq`, only rows with a `seq` above
-//! `floor_seq` are read. So the count misses a waiting event that has a lower `seq`, although its transaction
-//! is newer. If there are more than [`MOST_ROWS`] rows, `ends` reads only the first and the last of them, and
-//! searches for the oldest waiting event in between. Without such an index, the whole table is read if it is
-//! not larger than [`LARGEST_BYTES`]; of a larger table, only the first and the last blocks. For a larger
-//! partitioned table, the number is unknown.
+//! If there is an index on `seq` and the relay has stored `floor_seq`, the count reads only rows with a `seq` above
+//! `floor_seq`. So the count misses a waiting event that has a lower `seq`, although its transaction is newer. If
+//! there are more than [`MOST_ROWS`] rows, `ends` reads only the first and the last of them, and searches for the
+//! oldest waiting event in between.
+//!
+//! Without such an index, the count reads the whole table up to a size of [`LARGEST_BYTES`]. Of a larger table, it
+//! reads only the first and the last blocks. For a larger partitioned table, the number is unknown.
 
 mod ends;
 

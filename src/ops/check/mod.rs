@@ -156,8 +156,8 @@ async fn check_database(sql: &Sql, settings: &Settings) -> Result<(Vec<Finding>,
         .iter()
         .any(|found| found.code == Code::TableCaptured.name())
     {
-        // Remove the finding that `postrider run` would create the slot, because it would stop at this error
-        // before.
+        // Remove the finding that `postrider run` would create the slot, because the relay would stop at this error
+        // first.
         let promises = |found: &Finding| {
             found.code == Code::SlotMissing.name() && found.severity == Severity::Info
         };

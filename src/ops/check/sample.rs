@@ -34,8 +34,8 @@ const SAMPLE_TIMEOUT: &str = "set statement_timeout = '2s'";
 #[derive(Debug, Default)]
 pub(super) struct TableSample {
     pub(super) rows: Vec<SampledRow>,
-    /// Rows with only the columns that determine the topic. The waiting rows have each combination of values
-    /// in these columns, which occurs here once.
+    /// Rows with only the columns that determine the topic. There is one row for each combination of values that
+    /// occurs among the waiting rows.
     pub(super) topics: Vec<SampledRow>,
     /// The error that prevented reading the waiting rows; `None` if they were read.
     pub(super) waiting_unread: Option<tokio_postgres::Error>,

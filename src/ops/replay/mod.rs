@@ -74,8 +74,8 @@ pub(crate) enum ReplayWait {
     None,
     /// The relay has published no released event for a while.
     Relay,
-    /// Keys that are left wait until the relay has published events that were released earlier, by another replay
-    /// or from quarantine. The list has the names of these replays, and `None` for the quarantine.
+    /// The remaining keys have events that another replay or the operator has released, and that the relay
+    /// publishes first. The list names these replays; `None` stands for a release from quarantine.
     Others(Vec<Option<String>>),
 }
 

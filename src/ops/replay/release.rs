@@ -42,8 +42,8 @@ struct Releasing<'a> {
     settle_after: Option<EventPosition>,
     /// When the relay last made progress, or had no released event to publish.
     progressed: Instant,
-    /// What the events that are left wait for: the names of other replays that have released events of the
-    /// same keys, and `None` for events released from quarantine.
+    /// What the remaining events wait for. Names the other replays that have released events of the same keys;
+    /// `None` stands for a release from quarantine.
     waits_for: Vec<Option<String>>,
 }
 
