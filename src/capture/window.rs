@@ -26,7 +26,8 @@ pub(crate) struct ScanWindow<'a> {
     pub(crate) below_xid: Option<u64>,
     /// Rows that are not visible in this snapshot are left out.
     pub(crate) shown_by: Option<&'a Snapshot>,
-    /// Rows that are not visible in this snapshot belong to another captured table, and are left out.
+    /// Only for a detached table whose rows another captured table now contains: that table's `since`. Rows that are
+    /// not visible in this snapshot are published from that table, so they are left out here.
     pub(crate) not_of_another: Option<&'a Snapshot>,
     /// Whether rows without a `seq` are included.
     pub(crate) with_unnumbered: bool,
