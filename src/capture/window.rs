@@ -19,8 +19,8 @@ pub(crate) struct ScanWindow<'a> {
     pub(crate) captured: &'a Captured,
     /// Rows of transactions before this transaction are left out; 0 for no bound.
     pub(crate) from_xid: u64,
-    /// Rows up to this `seq` are skipped, because they usually belong to transactions before `from_xid`.
-    /// Audits of the whole table find the others.
+    /// Rows with a `seq` up to this one are skipped, because they usually belong to transactions before `from_xid`.
+    /// Such a row of a later transaction is found only by an audit of the whole table.
     pub(crate) from_seq: Option<i64>,
     /// Rows of this transaction and of later transactions are left out.
     pub(crate) below_xid: Option<u64>,
