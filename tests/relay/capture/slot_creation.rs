@@ -30,21 +30,19 @@ impl World {
 /// Checks that no session of the relay has a transaction open while the creation of the slot has been waiting for a
 /// second. Such a transaction would hold up vacuum and other slots.
 async fn assert_holds_no_transaction(world: &World) {
-    let sessions = |condition: &str| {
-        format!(
-            "SELECT count(*) FROM pg_stat_activity \
-             WHERE xact_start < clock_timestamp() - interval '1 s' AND {condition}"
-        )
-    };
-    let creating = sessions("backend_type = 'walsender' AND query LIKE 'CREATE_REPLICATION_SLOT%'");
+    let sessions =
+        |condition: &str| format!("SELECT count(*) FROM pg_stat_activity WHERE {condition}");
+    let creating = "backend_type = 'walsender' AND query LIKE 'CREATE_REPLICATION_SLOT%' \
+                    AND query_start < clock_timestamp() - interval '1 s'";
     eventually("the slot has waited for a second", || async {
-        (world.database.number(&creating).await == 1).then_some(())
+        (world.database.number(&sessions(creating)).await == 1).then_some(())
     })
     .await;
-    let others = "backend_type <> 'walsender' AND application_name LIKE 'postrider%'";
+    let has_xid = format!("{creating} AND backend_xid IS NOT NULL");
+    assert_eq!(world.database.number(&sessions(&has_xid)).await, 0);
+    let others = "backend_type <> 'walsender' AND application_name LIKE 'postrider%' \
+                  AND xact_start < clock_timestamp() - interval '1 s'";
     assert_eq!(world.database.number(&sessions(others)).await, 0);
-    let with_xid = sessions("backend_type = 'walsender' AND backend_xid IS NOT NULL");
-    assert_eq!(world.database.number(&with_xid).await, 0);
 }
 
 /// PostgreSQL creates a slot only when all open transactions have ended, so rows can be committed while
