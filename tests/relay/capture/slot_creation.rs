@@ -10,6 +10,7 @@ use super::table::Kind;
 use crate::harness::{self, Relay, eventually};
 use crate::http::{free_addr, metric};
 use crate::new_snapshot::{begin, wait_until_waited_for};
+use crate::recovery::lost_slot::{impatient_server, invalidate_slot};
 
 const KINDS: [Kind; 4] = [Kind::Events, Kind::Numbered, Kind::Uuid, Kind::Partitioned];
 
@@ -197,6 +198,41 @@ async fn a_crash_between_the_slot_and_the_capture_record_publishes_no_old_row() 
         world.insert_old(50).await;
         let relay = world.streaming().await;
         world.insert("a", 50).await;
+        world.assert_published_once(relay).await;
+    }
+}
+
+/// PostgreSQL invalidates the new slot before the capture record is durable, or before the position of the slot is
+/// recorded. Rows that are committed after that are published.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_slot_that_is_invalidated_during_the_first_start_costs_no_row() {
+    for (kind, table) in [
+        (Kind::Events, "outbox.capture"),
+        (Kind::Numbered, "outbox.relay"),
+        (Kind::Partitioned, "outbox.relay"),
+    ] {
+        let emulator = harness::emulator().await;
+        let world = World::on(impatient_server(), kind, 2_000, emulator).await;
+        let mut world = world.without_slot().await;
+        let lock = stop_writes(&world, table).await;
+        let relay = world.relay();
+        wait_until_a_write_waits(&world, table).await;
+        if table == "outbox.relay" {
+            world.insert("a", 30).await;
+        }
+        let shown = world.database.text("SELECT coalesce(string_agg(s::text, ' '), 'none') FROM pg_replication_slots s").await;
+        println!("{kind:?} {table} {shown}");
+        invalidate_slot(&world.database).await;
+        lock.batch_execute("ROLLBACK").await.unwrap();
+        relay.wait_for_log("streaming").await;
+        world.insert("b", 30).await;
+        eventually("the new rows are published", || async {
+            (world.emulator.journal().counts().stored_messages >= 30).then_some(())
+        })
+        .await;
+        // The log has the error of the lost slot, so only a later relay may be searched for errors.
+        relay.stop().await;
+        let relay = world.streaming().await;
         world.assert_published_once(relay).await;
     }
 }
