@@ -34,18 +34,22 @@ async fn assert_holds_no_transaction(world: &World) {
     let sessions = |condition: &str| {
         format!(
             "SELECT count(*) FROM pg_stat_activity \
-             WHERE xact_start < clock_timestamp() - interval '1 s' AND {condition}"
+             WHERE application_name LIKE 'postrider%' AND {condition}"
         )
     };
-    let creating = sessions("backend_type = 'walsender' AND query LIKE 'CREATE_REPLICATION_SLOT%'");
+    let creating = sessions(
+        "query LIKE 'CREATE_REPLICATION_SLOT%' \
+         AND query_start < clock_timestamp() - interval '1 s'",
+    );
     eventually("the slot has waited for a second", || async {
         (world.database.number(&creating).await == 1).then_some(())
     })
     .await;
-    let others = "backend_type <> 'walsender' AND application_name LIKE 'postrider%'";
-    assert_eq!(world.database.number(&sessions(others)).await, 0);
-    let with_xid = sessions("backend_type = 'walsender' AND backend_xid IS NOT NULL");
-    assert_eq!(world.database.number(&with_xid).await, 0);
+    let open =
+        sessions("xact_start < clock_timestamp() - interval '1 s' AND backend_type <> 'walsender'");
+    assert_eq!(world.database.number(&open).await, 0);
+    let held = sessions("(backend_xid IS NOT NULL OR state LIKE 'idle in%')");
+    assert_eq!(world.database.number(&held).await, 0);
 }
 
 /// PostgreSQL creates a slot only when all open transactions have ended, so rows can be committed while
