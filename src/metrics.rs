@@ -239,8 +239,8 @@ impl Metrics {
     }
 
     /// Age in seconds of the oldest event without an outcome: 0 if there is none, `None` if unknown. The age is
-    /// unknown while the publication is wrong or cannot be checked, and while an audit cannot find rows that the
-    /// stream may have left out, because the relay does not see these rows.
+    /// unknown while the relay may not see all rows: while the publication is wrong or cannot be checked, and while
+    /// audits cannot find the rows that the stream may have left out.
     pub(crate) fn lag_seconds(&self) -> Option<f64> {
         let has_gap = self.troubles.auditing().is_some_and(|audit| audit.has_gap);
         if has_gap || self.troubles.publication().is_some() {

@@ -195,8 +195,8 @@ impl Exporting {
     }
 }
 
-/// Counts exported and failed spans, and logs a failure at most once every ten seconds, because a log line
-/// for every failed batch would be too many.
+/// Counts exported and failed spans. Logs at most one failure every ten seconds, because one log line per failed
+/// batch would be too many.
 #[derive(Debug)]
 struct CountingExporter<E> {
     inner: E,

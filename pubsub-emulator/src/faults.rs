@@ -198,8 +198,8 @@ impl Faults {
         self.any() && self.script().denies_publishing(topic)
     }
 
-    /// The error for `GetTopic` and `TestIamPermissions`, if a fault with a reason applies to all publishes
-    /// to the topic.
+    /// If a fault gives the same error reason (`Action::FailWithReason`) to every publish to the topic, returns the
+    /// error with which `GetTopic` and `TestIamPermissions` fail too.
     pub(crate) fn refusal(&self, topic: &str) -> Option<Status> {
         let reason = self.any().then(|| self.script().reason(topic))??;
         Some(reason.into())

@@ -48,7 +48,7 @@ pub struct SlotObservation<'a> {
 /// The party that asks for the judgement.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Viewer {
-    /// An operator or a monitoring system. Any relay may read the slot.
+    /// An operator or a monitoring system, not a relay. For this viewer it is in order that some relay reads the slot.
     Outside,
     /// The relay that streams from the slot.
     Streaming,

@@ -56,7 +56,8 @@ impl AuditState {
             let window = if self.compares_whole(n, waiting) {
                 ScanWindow::whole(captured)
             } else if waiting.xmin <= record.floor.max(self.compared_to) {
-                // The oldest running transaction is still the same, so no row is left to compare.
+                // The floor or an earlier comparison already covers all transactions that have ended, so no row is
+                // left to compare.
                 continue;
             } else {
                 ScanWindow::recent(captured)
@@ -106,8 +107,8 @@ impl AuditState {
         };
         let sending = from_table::hand_over(unrecorded, &mut self.events, next, takes, |_, _| {});
         let sent = sending.await;
-        // Wait even if reading has failed. Otherwise the next attempt would find the same rows still
-        // unrecorded and send them again.
+        // Wait for the outcomes even if reading has failed. Otherwise the next attempt would find the rows still
+        // unrecorded, and send them again.
         let settled = self.events.settled().await;
         let sent = match (sent, settled) {
             (Err(Interrupted::Failed(error)), _) => return Err(error),
@@ -131,8 +132,8 @@ impl AuditState {
         publication: &str,
         earlier: &AuditHistory,
     ) -> Result<()> {
-        // Once all transactions that may have rows up to the highest `seq` of a table have ended, record
-        // that `seq`, so that later scans start there.
+        // Record the highest `seq` of each table once all transactions that may have rows up to this `seq` have
+        // ended. Later scans then start at this `seq`.
         let tops = self.tops.take_if(|tops| waiting.xmin >= tops.next_xid);
         for (n, captured) in captured.iter().enumerate() {
             let top = tops.as_ref().and_then(|tops| tops.seqs.get(n)?.as_ref());

@@ -7,8 +7,8 @@ use super::{AuditState, SOON};
 use crate::error::{Code, Error};
 use crate::store::privileges::{Purpose, name_missing};
 
-/// If audits have not failed for this time, they no longer count as failing, even if none has been completed: an audit
-/// may have to wait for a backlog.
+/// Time after the last failure at which audits no longer count as failing. An audit need not have succeeded since
+/// then, because an audit may have to wait for a backlog.
 const FORGOTTEN_AFTER: Duration = Duration::from_secs(60);
 
 /// Audits that fail.
@@ -19,7 +19,7 @@ pub(super) struct FailingAudits {
 }
 
 impl FailingAudits {
-    /// Adds a failure to the earlier ones.
+    /// Notes one more failure.
     fn again(earlier: Option<Self>, now: Instant) -> Self {
         let since = earlier.map_or(now, |earlier| earlier.since);
         Self { since, last: now }
@@ -31,8 +31,8 @@ impl FailingAudits {
 }
 
 impl AuditState {
-    /// Reports an error of an audit. The log shows every error. The other views show it once audits have failed for
-    /// [`SOON`], so at least twice, because a retry usually ends a shorter failure.
+    /// Reports an error of an audit. The log shows every error. The other views show an error only if audits have
+    /// failed for at least [`SOON`], because a shorter failure usually ends with the next attempt.
     pub(super) async fn failed(&mut self, error: Error) {
         let (target, tables) = (&self.subject.target, &self.subject.tables);
         let error = name_missing(error, target, tables, Purpose::Relay).await;
@@ -41,7 +41,8 @@ impl AuditState {
             "cannot compare the tables with outbox.dispatch, retrying in {SOON:?}: {error}"
         );
         if error.code() == Code::TableCaptured {
-            // Both relays would publish the shared rows. If the session has ended already, nobody receives this error.
+            // Another slot also captures rows of our tables, and both relays would publish these rows. So end the
+            // session. If it has ended already, nobody receives this error.
             let _ = self.broken.try_send(error);
             return;
         }
@@ -54,7 +55,7 @@ impl AuditState {
         }
     }
 
-    /// Notes that a step of an audit has not failed, although the audit may not be complete.
+    /// Notes that a step of an audit has succeeded. The audit itself may not be complete yet.
     pub(super) fn continues(&mut self) {
         let now = Instant::now();
         if self

@@ -28,17 +28,17 @@ pub(super) struct PossibleGap {
 }
 
 impl PossibleGap {
-    /// Whether the tables must be compared now: for the first time since the trace was found, or for the last
-    /// time because the transactions that could have rows of the gap have ended.
+    /// Whether the tables must be compared now. There are two comparisons: one when the trace was found, and a last
+    /// one when all transactions that could have rows of the gap have ended.
     fn is_due(&self, waiting: AuditWait) -> bool {
         !self.was_compared || waiting.xmin >= self.horizon
     }
 }
 
 impl AuditState {
-    /// Notes the traces of gaps in the catalog. `change` is the fingerprint of the publication, if a change of the
-    /// publication may have left a gap in every table. A partition that already had rows when it was attached is also
-    /// a trace, because any transaction may have inserted these rows.
+    /// Notes the traces of gaps in the catalog. `change` is the fingerprint of the publication, if its change may
+    /// have left a gap in every table. A partition that had rows when it was attached is also a trace, because the
+    /// stream may not have contained these rows.
     ///
     /// Returns true if the audit must begin again: the trace is new, and transactions that were open when the audit
     /// began may have rows of the gap.
@@ -55,8 +55,8 @@ impl AuditState {
     ) -> Result<bool> {
         let has_grown = |Captured { record, shape }: &Captured| {
             let known = record.partitions.as_deref();
-            // If published events may lack records, another check ends the session when a partition with rows is
-            // attached.
+            // If published events may lack records, the auditor ends the session when a partition with rows is
+            // attached (`any_overlooked`).
             !records.may_lack_records() && known.is_some_and(|known| shape.has_grown_since(known))
         };
         let grown = captured.iter().filter(|captured| has_grown(captured));
@@ -98,8 +98,8 @@ impl AuditState {
         })
     }
 
-    /// Whether this audit reads the former partitions. While a gap may grow, it reads them only once, because it reads
-    /// all their rows above the floor, and no floor rises.
+    /// Whether this audit reads the former partitions. While a gap may grow, only the first audit does. Later
+    /// audits would read the same rows again, because no floor rises meanwhile.
     pub(super) fn reads_former(&self, waiting: AuditWait) -> bool {
         self.gap.as_ref().is_none_or(|gap| gap.is_due(waiting))
     }

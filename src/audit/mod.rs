@@ -61,13 +61,12 @@ use crate::store::relay_row::audits::{self, AuditHistory};
 use failing::FailingAudits;
 use gap::PossibleGap;
 
-/// Time between two audits when every event has a record. Long, because these audits only look for the
-/// rare gaps that have left no trace in the catalog.
+/// Time between two audits when every event has a record. It is long, because these audits only look for the rare
+/// gaps that have left no trace in the catalog.
 const INTERVAL: Duration = Duration::from_secs(300);
-/// Time between two audits when published events may lack a record. Short, because a recovery then
-/// publishes all events since the last audit again. Also the pause before a retry, the pause while
-/// the publication is wrong, and the time between two audits while the auditor waits for older
-/// transactions to end.
+/// Time between two audits when published events may lack a record. It is short, because a recovery then publishes
+/// all events since the last audit again. The auditor also pauses this long before a retry, while the publication
+/// is wrong, and while it waits for older transactions to end.
 const SOON: Duration = Duration::from_secs(10);
 /// Time between two polls of a slot that has not confirmed the awaited position yet. Also the pause after
 /// an audit has found a new trace of a gap.
@@ -97,11 +96,11 @@ pub(crate) struct AuditSubject {
 /// How the first audit of a session begins.
 #[derive(Debug)]
 pub(crate) struct FirstAudit {
-    /// Compare whole tables, even if the publication is unchanged, because the slot may have left events
+    /// Whether to compare whole tables even if the publication is unchanged, because the slot may have left events
     /// out.
     pub(crate) everything: bool,
-    /// Gets a message when the running recovery is over, for which the first audit waits. `None` if no
-    /// recovery runs.
+    /// Gets a message when the running recovery is over, so that the first audit can begin. `None` if no recovery
+    /// runs.
     pub(crate) after: Option<oneshot::Receiver<()>>,
 }
 
@@ -145,7 +144,7 @@ pub(crate) fn start(
             compared_to: 0,
             began_before: None,
             detached_before: BTreeMap::new(),
-            // Until the first audit has compared the publication, nobody knows.
+            // Assume a trace until the first audit has compared the publication.
             has_trace: true,
             failing: None,
             broken,
@@ -177,8 +176,8 @@ struct AuditState {
     subject: AuditSubject,
     events: TableSender,
     everything: bool,
-    /// What the present audit waits for: the position that the slot must confirm before the comparison.
-    /// `None` between two audits.
+    /// The position that the slot must confirm before the present audit can compare the tables. `None` between two
+    /// audits.
     waiting: Option<AuditWait>,
     tops: Option<Tops>,
     /// Number of delivered events when the last audit began.
@@ -198,7 +197,7 @@ struct AuditState {
     /// The next transaction id when this session first found a former partition detached, by the OID of
     /// the partition. All rows of the partition belong to older transactions.
     detached_before: BTreeMap<u32, u64>,
-    /// Whether the stream may have left out rows, because the publication or a table has changed.
+    /// Whether the stream may have left out rows, for example because the publication or a table has changed.
     has_trace: bool,
     /// The audits that have failed since the last success. `None` if there are none.
     failing: Option<FailingAudits>,
@@ -223,8 +222,8 @@ async fn open(target: &Target) -> Result<Sql> {
     Ok(sql)
 }
 
-/// Whether a partition was attached that has rows below the floor of its table, or rows that were written
-/// before it was attached.
+/// Whether a partition was attached whose rows the stream may have missed: rows below the floor of its table, or
+/// rows that were written before the partition was attached.
 async fn any_overlooked(
     sql: &Sql,
     tables: &[TableSettings],
@@ -240,9 +239,9 @@ async fn any_overlooked(
     Ok(false)
 }
 
-/// Whether the floor can rise to `xmin`, and is not yet above a transaction that added the column `inserted_xid`.
-/// Until the floor is above that transaction, the `xmin` of an old row decides whether the row is old. So an update
-/// makes the row look new.
+/// Whether the floor should rise to `xmin`, because the transaction that added the column `inserted_xid` is not
+/// below the floor yet. Until the floor is above this transaction, the relay judges old rows by their `xmin`, so an
+/// update makes an old row look new.
 fn has_new_column(captured: &Captured, xmin: u64) -> bool {
     let floor = captured.record.floor;
     let mut added = captured.record.added_xids.iter();

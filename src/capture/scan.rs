@@ -53,8 +53,8 @@ pub(crate) struct Candidate {
 pub(crate) enum DispatchState {
     /// The event has no record.
     Nothing,
-    /// The event was published, and may have to be published again because events around it have no
-    /// record.
+    /// The event has a record as published. If other events of its key may lack records, the relay publishes the
+    /// whole key again in order, including this event.
     Published,
     /// The event is in quarantine, or discarded, or an unfinished recovery has resolved it.
     SetAside,

@@ -39,7 +39,7 @@ pub(crate) async fn tops(sql: &Sql, tables: &[FoundTable]) -> Result<Tops> {
             continue;
         };
         let top = match largest(sql, table, &seq.column).await {
-            // The table is empty, so every later `seq` is at least as high.
+            // The table is empty, so the lowest number is a lower bound of every later `seq`.
             Ok(largest) => largest.unwrap_or(i64::MIN),
             // The role that creates a slot need not have the right to read the tables. Later scans then
             // start without this hint.

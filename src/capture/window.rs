@@ -19,14 +19,15 @@ pub(crate) struct ScanWindow<'a> {
     pub(crate) captured: &'a Captured,
     /// Rows of transactions before this transaction are left out; 0 for no bound.
     pub(crate) from_xid: u64,
-    /// Rows up to this `seq` are skipped, because they usually belong to transactions before `from_xid`.
-    /// Audits of the whole table find the others.
+    /// Rows with a `seq` up to this one are skipped, because they usually belong to transactions before `from_xid`.
+    /// Such a row of a later transaction is found only by an audit of the whole table.
     pub(crate) from_seq: Option<i64>,
     /// Rows of this transaction and of later transactions are left out.
     pub(crate) below_xid: Option<u64>,
     /// Rows that are not visible in this snapshot are left out.
     pub(crate) shown_by: Option<&'a Snapshot>,
-    /// Rows that are not visible in this snapshot belong to another captured table, and are left out.
+    /// Only for a detached table whose rows another captured table now contains: that table's `since`. Rows that are
+    /// not visible in this snapshot are published from that table, so they are left out here.
     pub(crate) not_of_another: Option<&'a Snapshot>,
     /// Whether rows without a `seq` are included.
     pub(crate) with_unnumbered: bool,

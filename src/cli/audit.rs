@@ -56,7 +56,7 @@ pub(super) fn run(settings: &Settings, args: &AuditArgs) -> Result<ExitCode> {
     })
 }
 
-/// A progress line on standard error that is rewritten in place, on a terminal that can do this.
+/// A progress line on standard error, which is rewritten in place. It appears only on a terminal that can do this.
 pub(super) struct ProgressLine {
     can_rewrite: bool,
     shown: Option<Instant>,
@@ -81,7 +81,7 @@ impl ProgressLine {
         }
     }
 
-    /// Writes this text once, as a line of its own, if the progress is not shown.
+    /// If the progress line cannot be shown, writes this text instead, but only once.
     pub(super) fn note_once(&mut self, text: &str) {
         if !self.can_rewrite && !std::mem::replace(&mut self.is_noted, true) {
             report::write(text);

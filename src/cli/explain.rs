@@ -15,7 +15,7 @@ use crate::error::{Code, Error, Result};
 /// name several codes.
 const CHECKS: &str = include_str!("../../docs/reference/checks.md");
 
-/// The headings of the list of all codes, each with the exit code of its group.
+/// The groups in the list of all codes: exit code and heading.
 const GROUPS: [(u8, &str); 5] = [
     (2, "Settings and usage"),
     (3, "PostgreSQL"),

@@ -38,8 +38,8 @@ pub(super) fn count(number: u64, one: &str) -> String {
     format!("{number} {one}{}", if number == 1 { "" } else { "s" })
 }
 
-/// Returns the line about repeated requests for an event in the state `state`. `attempts` is the number of
-/// requests with which Pub/Sub may have stored the event. `None` if every request had a definite answer.
+/// Returns the line about repeated requests for an event in the state `state`. `attempts` counts the requests after
+/// which Pub/Sub may have stored the event. `None` if all of them had a definite answer.
 pub(super) fn requests(attempts: i32, state: &str) -> Option<(&'static str, String)> {
     let without_an_answer = attempts - i32::from(state == "published");
     (without_an_answer > 0).then(|| {
@@ -53,7 +53,7 @@ pub(super) fn at_least(is_lower_bound: bool) -> &'static str {
     if is_lower_bound { "at least " } else { "" }
 }
 
-/// Formats a number of further things with a verb: `1 more event is`, `3 more events are`.
+/// Formats the number of further items with a verb: `1 more event is`, `3 more events are`.
 pub(super) fn count_more(number: u64, one: &str) -> String {
     match number {
         1 => format!("1 more {one} is"),

@@ -89,13 +89,13 @@ fn purpose(command: &Command) -> CommandPurpose {
     })
 }
 
-/// Makes the hint of an error fit a command, which does not retry as the relay does. Names the GRANT if a
-/// privilege is missing.
+/// Adapts the hint of an error to a command, which does not retry as the relay does. If a privilege is missing, the
+/// hint names the GRANT.
 async fn for_command(error: Error, settings: &Settings, purpose: Purpose) -> Error {
     rights::named(error, settings, purpose).await.for_command()
 }
 
-/// Makes the hint of the error that ends a command fit that command. Leaves an error of `run` unchanged.
+/// Adapts the hint of the error that ends `command`. Leaves an error of `run` unchanged.
 fn ended_with(error: Error, load: impl Fn() -> Result<Settings>, command: CommandPurpose) -> Error {
     match (load(), command) {
         (_, CommandPurpose::Relay) => error,
@@ -132,7 +132,8 @@ fn dispatch(command: Command, load: impl Fn() -> Result<Settings>) -> Result<Exi
 /// Minimum number of files that a command must be able to open at once.
 const FILES: usize = 16;
 
-/// Checks that the process can open this number of files. If it cannot open enough files, the runtime panics.
+/// Checks that the process can open this number of files. Without this check, the runtime would panic instead of
+/// returning an error.
 fn require_files(count: usize) -> Result<()> {
     let opened = (0..count).map(|_| File::open("/dev/null"));
     let opened: std::io::Result<Vec<File>> = opened.collect();

@@ -2,8 +2,8 @@
 
 use std::ffi::OsString;
 
-/// Removes `--help` and `-h` after the command `help`, because clap has no help for `help`: `postrider help
-/// --help` is the same as `postrider help`.
+/// Removes `--help` and `-h` after the command `help`, because clap refuses them there. So `postrider help --help`
+/// does the same as `postrider help`.
 pub(super) fn without_help_of_help(
     mut command: clap::Command,
     mut arguments: impl Iterator<Item = OsString>,
@@ -29,8 +29,8 @@ pub(super) fn without_help_of_help(
     kept
 }
 
-/// Hides in clap's error text the arguments that are not plain words. Clap repeats an unexpected argument, or
-/// the value of a flag. Both may be a URL with a password, or a part of such a URL.
+/// Hides in clap's error text the arguments that are not plain words. Clap quotes an unexpected argument or the
+/// value of a flag, which may be a URL with a password, or a part of such a URL.
 pub(super) fn without_secrets(text: &str, arguments: impl Iterator<Item = OsString>) -> String {
     let arguments: Vec<String> = arguments
         .skip(1)

@@ -3,8 +3,8 @@
 //! By default the report is text for the operator. `postrider run` with a JSON log format writes a line of
 //! that log, so that log collectors can parse it. Other commands with `--json` write one JSON object.
 //!
-//! The error may be a mistake in the command line or in the settings file, which the usual parsers then
-//! cannot read. So this module itself searches both for the flag or setting that chooses the form.
+//! The error may be a mistake in the command line or in the settings file, and then the usual parsers fail. So this
+//! module has its own search for the flag or setting that chooses the form.
 
 use std::io::Write;
 use std::path::Path;
@@ -95,7 +95,8 @@ pub(super) fn wrong_usage(text: &str) -> Error {
         .hint("correct the command line; `--help` after the command shows how it is used")
 }
 
-/// Ends the command, because its arguments do not say what to do. `what` says what to add.
+/// Ends the command with a usage error, because its arguments do not say what to do. `what` says which arguments to
+/// add.
 pub(super) fn refuse(what: &str) -> ! {
     match ReportForm::of_process() {
         ReportForm::Text => write(&wrap::lines(&format!("error: {what}"), wrap::error_width())),

@@ -12,7 +12,7 @@ use crate::settings::{KEYS, SettingKey, SettingKind};
 /// The settings that every command with a database connection uses.
 const DATABASE: &[&str] = &["database_url", "password_command"];
 
-/// The settings with which a command reads outbox rows and their records.
+/// The settings of a command that reads outbox rows and their records.
 const EVENTS: &[&str] = &[
     "slot",
     "dispatch",
@@ -23,7 +23,7 @@ const EVENTS: &[&str] = &[
     "time_zone",
 ];
 
-/// The settings with which a command creates a slot.
+/// The settings of a command that creates a slot.
 const NEW_SLOT: &[&str] = &["slot", "publication", "slot_failover", "start", "table"];
 
 /// The setting that tells `init` whether to grant the relay the right to delete.

@@ -29,15 +29,15 @@ pub(super) fn error_width() -> Option<usize> {
     columns()
 }
 
-/// Returns the width of the terminal in columns. `None` if the terminal reports 0 columns, because it then
-/// does not know its size.
+/// Returns the width of the terminal in columns. `None` if the terminal reports 0 columns, which means that it does
+/// not know its size.
 fn columns() -> Option<usize> {
     let (columns, _) = terminal::size().ok()?;
     (columns > 0).then_some(columns.into())
 }
 
-/// Wraps each line that is too long. The rest of a long line continues under its second column. If the line
-/// has no second column, or only one in the right half of the terminal, the rest has the line's own indent.
+/// Wraps each line that is too long. The rest of the line continues under its second column. If the line has no
+/// second column, or if it begins in the right half of the terminal, the rest has the line's own indent.
 pub(super) fn lines(text: &str, width: Option<usize>) -> String {
     let Some(columns) = width else {
         return text.to_owned();

@@ -1,11 +1,10 @@
 //! Decides the state of the relay and its slot: is the relay delivering, and if not, why? All views
 //! show this one answer: the relay's log, the HTTP port, the page, the metrics and the command line.
 //!
-//! [`judge`] derives the [`Condition`] from the [`RelayFacts`] that a running relay knows. While delivery is
-//! held up or late, or the relay cannot check its publication, the relay also writes its condition to
-//! `outbox.relay`, for commands that cannot reach the HTTP port. [`decide`] combines the condition with the
-//! health of the slot into the [`Verdict`] that every view shows. Both are pure functions. [`State`] lists
-//! all states.
+//! [`judge`] derives the [`Condition`] from the [`RelayFacts`] that a running relay knows. While delivery is held
+//! up or late, or while the relay cannot make a check, the relay also writes its condition to `outbox.relay`, for
+//! commands that cannot reach the HTTP port. [`decide`] combines the condition with the health of the slot into the
+//! [`Verdict`] that every view shows. Both are pure functions. [`State`] lists all states.
 //!
 //! Causes have precedence over symptoms. For example, a relay that cannot record its outcomes is blocked by
 //! the database, even if publishing to a topic fails too.
@@ -61,14 +60,14 @@ pub struct Condition {
     pub state: State,
     /// How long the condition has lasted, in seconds.
     pub for_seconds: f64,
-    /// The code of the error that blocks or breaks the relay, or because of which the relay cannot make a check
-    /// (`unchecked`). `None` if there is no such error.
+    /// The code of the error that blocks or breaks the relay, or that prevents a check (`unchecked`). `None` if
+    /// there is no such error.
     pub code: Option<String>,
     /// What happened; `None` if there is no error.
     pub what: Option<String>,
     /// What to do about the error; `None` if there is no error.
     pub hint: Option<String>,
-    /// What the relay cannot check, although it delivers. `None` if it can check everything, or does not deliver.
+    /// What a relay that delivers cannot check. `None` if it can check everything, or if it does not deliver.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub unchecked: Option<Unchecked>,
     /// Seconds until the relay has caught up, at the present rate. `None` if it is not catching up, or if the
@@ -128,13 +127,13 @@ pub struct RelayFacts {
     pub topics: Vec<FailingTopic>,
     /// The error that keeps outcomes from being recorded, if there is one.
     pub recording: Option<Trouble>,
-    /// The fault of the publication, or the error because of which the relay cannot check it.
+    /// The fault of the publication, or the error that prevents the check of the publication.
     pub publication: Option<Trouble>,
-    /// The reason why PostgreSQL sends nothing to the relay, if it holds the stream back.
+    /// The reason why PostgreSQL sends nothing to the relay; `None` if PostgreSQL does not hold the stream back.
     pub stream: Option<Trouble>,
-    /// The error because of which audits fail, if they fail.
+    /// The error of the failing audits; `None` if audits do not fail.
     pub auditing: Option<AuditTrouble>,
-    /// The reason why the session that is being opened has to wait, if it waits.
+    /// The reason why the opening of the session has to wait; `None` if it does not wait.
     pub opening: Option<Trouble>,
     /// WAL beyond the confirmed position, in bytes, if known.
     pub lag_bytes: Option<u64>,
@@ -212,8 +211,8 @@ pub fn judge(facts: &RelayFacts, now: Instant) -> Condition {
     }
 }
 
-/// Returns what a relay that delivers cannot check, and why. `publication` is the error because of which the relay
-/// cannot check its publication. A possible gap comes first, because then committed rows are not delivered.
+/// Returns what a relay that delivers cannot check, and why. `publication` is the error that prevents the check of
+/// the publication. A possible gap has precedence, because committed rows are then not delivered.
 fn what_is_unchecked<'a>(
     publication: Option<&'a Trouble>,
     auditing: Option<&'a AuditTrouble>,
@@ -259,7 +258,7 @@ fn is_of_the_database(code: Code) -> bool {
     )
 }
 
-/// Whether a check failed because PostgreSQL does not answer or cannot work. Then the stream probably hangs
+/// Whether a failed check shows that PostgreSQL does not answer or cannot work, so that the stream probably hangs
 /// too.
 fn is_silence(code: Code) -> bool {
     matches!(
@@ -359,9 +358,9 @@ impl Condition {
         self.topics.iter().map(|topic| topic.waiting_events).sum()
     }
 
-    /// Whether the relay delivers at least some topics, or is a standby. `last_published` is how long ago
-    /// Pub/Sub last stored a request. A blocked relay still delivers to other topics if Pub/Sub stored a
-    /// request after the relay became blocked.
+    /// Whether the relay delivers to at least some topics, or is a standby. `last_published` is how long ago
+    /// Pub/Sub last stored a request. If this was after a topic blocked the relay, the relay still delivers to
+    /// other topics.
     pub fn is_ready(&self, last_published: Option<Duration>) -> bool {
         match self.state {
             State::Streaming | State::CatchingUp | State::Recovering | State::Standby => true,
@@ -372,9 +371,9 @@ impl Condition {
         }
     }
 
-    /// Whether the two conditions differ only in figures, so that it is not necessary to log or write the
-    /// condition again. Both must have the same state, code and topics. Either both or neither must have an
-    /// estimated time until the relay has caught up.
+    /// Whether the two conditions are the same apart from figures, so that the relay need not log or write the
+    /// second one. They must agree in state, code, failed checks and topics, and in whether the time until the
+    /// relay has caught up is known.
     pub fn is_like(&self, other: &Self) -> bool {
         let names = |condition: &Self| {
             let topics = condition.topics.iter();

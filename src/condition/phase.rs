@@ -84,7 +84,8 @@ impl RelayState {
         ) {
             *self.earlier() = None;
         }
-        // A first start is also in the phase `Recovering`, before it knows whether it may capture its tables.
+        // The phase `Recovering` does not count as serving, because a first start enters it before it knows whether
+        // it may capture the tables.
         if matches!(phase, Phase::Streaming | Phase::Standby(_)) {
             self.has_served.store(true, Ordering::Relaxed);
         }

@@ -34,7 +34,7 @@ impl Trouble {
     }
 }
 
-/// An error because of which the auditor cannot look for rows that the stream has left out.
+/// An error that prevents the auditor from finding rows that the stream has left out.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct AuditTrouble {
     /// The error.
@@ -139,14 +139,14 @@ impl Troubles {
         self.lock().recording = None;
     }
 
-    /// The fault of the publication, or the error because of which the relay cannot check it. `None` if there
-    /// is neither.
+    /// The fault of the publication, or the error that prevents the check of the publication. `None` if there is
+    /// neither.
     pub fn publication(&self) -> Option<Trouble> {
         self.lock().publication.clone()
     }
 
-    /// Sets the fault of the publication, or the error because of which the relay cannot check it. `None`
-    /// means that the publication is correct. Until then the start time stays the same, even if the error
+    /// Sets the fault of the publication, or the error that prevents the check of the publication. `None` means
+    /// that the publication is correct. The start time stays the same until the next `None`, even if the error
     /// changes.
     pub fn set_publication(&self, error: Option<&Error>) {
         let mut board = self.lock();
@@ -158,7 +158,7 @@ impl Troubles {
         board.publication = trouble;
     }
 
-    /// The reason why PostgreSQL sends nothing to the relay, if it holds the stream back.
+    /// The reason why PostgreSQL sends nothing to the relay; `None` if PostgreSQL does not hold the stream back.
     pub fn stream(&self) -> Option<Trouble> {
         self.lock().stream.clone()
     }
@@ -173,7 +173,7 @@ impl Troubles {
         board.stream = trouble;
     }
 
-    /// The error because of which audits fail, if they fail.
+    /// The error of the failing audits; `None` if audits do not fail.
     pub fn auditing(&self) -> Option<AuditTrouble> {
         self.lock().auditing.clone()
     }
@@ -193,12 +193,12 @@ impl Troubles {
         self.lock().auditing = None;
     }
 
-    /// The reason why the session that is being opened has to wait, if it waits.
+    /// The reason why the opening of the session has to wait; `None` if it does not wait.
     pub fn opening(&self) -> Option<Trouble> {
         self.lock().opening.clone()
     }
 
-    /// Sets the reason why the session that is being opened has to wait. The wait began at `since`.
+    /// Sets the reason why the opening of the session has to wait. The wait began at `since`.
     pub fn set_opening(&self, error: &Error, since: Instant) {
         let mut board = self.lock();
         let trouble = Trouble::of(error, since);
@@ -223,8 +223,8 @@ impl Troubles {
         self.lock().recent.iter().cloned().collect()
     }
 
-    /// Leaves the condition to the writer of dispatch rows, which has an SQL session, because the supervisor
-    /// has none at the moment. `None` withdraws the condition.
+    /// Passes the condition to the writer of dispatch rows, which then writes it to `outbox.relay`. The supervisor
+    /// does this while it has no SQL session of its own. `None` withdraws the condition.
     pub(crate) fn leave_to_write(&self, condition: Option<Condition>) {
         self.unwritten.send_replace(condition);
     }

@@ -8,9 +8,10 @@ use serde::{Deserialize, Serialize};
 pub enum Unchecked {
     /// The publication and the slot.
     Publication,
-    /// Whether the stream leaves out rows. Nothing suggests that it does.
+    /// Whether the stream leaves out rows. Nothing suggests that it has done so.
     Tables,
-    /// Which rows the stream has left out. It may have left out rows, so these rows are not published.
+    /// Which rows the stream has left out. There may be such rows, and they are not published until an audit
+    /// succeeds.
     Gap,
 }
 

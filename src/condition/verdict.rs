@@ -36,8 +36,8 @@ pub struct StateFacts<'a> {
     pub publication: Option<(&'a str, &'a str)>,
     /// Whether events wait in quarantine.
     pub has_quarantine: bool,
-    /// Whether `outbox.relay` has no row for the slot, although the slot has moved since capturing began. So
-    /// somebody has deleted the row, or has moved the slot before the first start of a relay.
+    /// Whether the row of the relay in `outbox.relay` is missing, although the slot has moved since capturing
+    /// began. So somebody has deleted the row, or has moved the slot before the first start of a relay.
     pub lacks_row: bool,
 }
 
@@ -85,7 +85,7 @@ impl Verdict {
         }
     }
 
-    /// Says that the publication is wrong, although something else is the first reason why nothing is delivered.
+    /// Adds to the verdict that the publication is wrong too, although the relay is held up for another reason.
     fn also_not_streamed(&mut self, what: &str, remedy: &str) {
         self.severity = Severity::Error;
         self.meaning += &format!("; and rows are not streamed: {what}");
@@ -112,10 +112,10 @@ impl Verdict {
 
     /// Returns the condition for the HTTP port, which anyone may read, with the state that all views show.
     ///
-    /// Replaces PostgreSQL's messages by the meaning of their code, because such a message may name roles and
-    /// addresses. Keeps Pub/Sub's messages, because they name only topics. Keeps the holder of the slot,
-    /// because `condition::public` has already left out the holder's role and address. Removes the ordering
-    /// keys, because they may be personal data.
+    /// Replaces a message of PostgreSQL by the meaning of its code, because the message may name roles and
+    /// addresses. Keeps Pub/Sub's messages, because they name only topics. Keeps the holder of the slot, because
+    /// `condition::public` has already left out the holder's role and address. Removes the ordering keys, because
+    /// they may be personal data.
     pub fn public(&self, mut condition: Condition) -> Condition {
         if !matches!(condition.state, State::BlockedOnPubsub | State::Down) {
             let code: Option<Code> = condition.code.as_deref().and_then(|code| code.parse().ok());
@@ -232,7 +232,8 @@ fn from_slot_and_relay(seen: StateFacts<'_>, said: Option<&Condition>) -> Verdic
     }
 }
 
-/// The precedence of a state of the slot over the condition of the relay.
+/// How bad a state of the slot is. The rank decides whether the slot or the condition of the relay determines the
+/// verdict.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Rank {
     /// The relay cannot continue with the slot, because the slot is missing, lost, invalid or moved, or
@@ -292,8 +293,8 @@ pub(crate) fn speaks(said: &Condition, seen: &StateFacts<'_>) -> bool {
     }
 }
 
-/// Whether the relay reports that it recovers from the loss of the slot, or that something other than the
-/// slot prevents the recovery. Then the report says more than the state of the slot.
+/// Whether the report says more than the state of the slot: the relay recovers from the loss of the slot, or
+/// something other than the slot prevents the recovery.
 fn explains_the_slot(said: &Condition) -> bool {
     let code: Option<Code> = said.code.as_deref().and_then(|code| code.parse().ok());
     let is_about_the_slot = matches!(
@@ -350,7 +351,7 @@ fn held_up(said: &Condition, health: Option<&Health>) -> Verdict {
     }
 }
 
-/// The severity of the slot's lag, or of the remaining room for WAL, whether or not anybody reads the slot.
+/// The severity of the slot's lag, or of the remaining room for WAL. Does not count that nobody reads the slot.
 fn slot_severity(health: Option<&Health>) -> Severity {
     match health {
         Some(

@@ -48,7 +48,7 @@ pub(super) struct Releases {
     next_count: Instant,
     /// Events in quarantine at the last count.
     counted: i64,
-    /// After a failed query: the time before which no request is sent.
+    /// After a failed query: the releaser is not asked again before this time.
     not_before: Option<Instant>,
     /// Number of blocked keys checked so far in this round of polls.
     keys_checked: usize,

@@ -60,8 +60,8 @@ impl Error {
         }
     }
 
-    /// Creates the error for a call of the operating system that needs nothing but a file descriptor, and failed.
-    /// Only the limit on open files is expected as the reason, so for any other reason the code is `internal`.
+    /// Creates the error for a failed system call that normally fails only at the limit on open files. For any
+    /// other cause, the code is `internal`.
     pub(crate) fn of_system(what: impl Into<String>, error: std::io::Error) -> Self {
         let code = if is_open_files_limit(&error) {
             Code::OpenFilesLimit
@@ -104,17 +104,17 @@ impl Error {
         self.hint(hint)
     }
 
-    /// Puts the place of the mistake before the text.
+    /// Puts the place of the mistake, such as file and line, before the text.
     #[must_use]
     pub(crate) fn at(mut self, place: &str) -> Self {
         self.what = format!("{place}: {}", self.what);
         self
     }
 
-    /// Replaces the name of `variable` in the text by the place from which the value really comes.
+    /// Replaces the name of `variable` in the text by the actual source of the value.
     #[must_use]
     pub(crate) fn at_place(mut self, variable: &str, place: &str) -> Self {
-        // Drop an underlying error with the same text. It would still name the variable.
+        // Drop an underlying error with the same text, because its text would still name the variable.
         if let Some(source) = self.source.take()
             && source.to_string() != self.what
         {

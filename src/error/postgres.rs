@@ -4,8 +4,8 @@ use tokio_postgres::error::{Error as PgError, SqlState};
 
 use super::{Code, Error};
 
-/// The hint for SQLSTATE 53400 on an SQL session. If creating a slot fails with 53400, other code has
-/// already converted the error to `replication-slots-used-up`.
+/// The hint for SQLSTATE 53400 on an SQL session. The same SQLSTATE from the creation of a slot means
+/// `replication-slots-used-up`, and does not get here.
 const TEMP_FILES: &str = "raise temp_file_limit for the relay's role, as a superuser: ALTER ROLE \
     <relay user> SET temp_file_limit = ...; or raise work_mem, so that it needs fewer temporary files";
 

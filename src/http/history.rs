@@ -65,8 +65,8 @@ impl Default for Samples {
 pub(super) struct HistoryJson {
     hour: Vec<Sample>,
     day: Vec<Sample>,
-    /// Seconds until the slot is lost, at the rate of the last five minutes. `None` if the room that is left
-    /// for the slot's WAL does not shrink or is unknown.
+    /// Seconds until the slot is lost, at the rate of the last five minutes. `None` if the room for the slot's WAL
+    /// is unknown, or does not shrink.
     loss_in_seconds: Option<f64>,
 }
 

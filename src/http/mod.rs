@@ -178,7 +178,7 @@ async fn livez(Shared(port): Shared<Port>) -> (StatusCode, String) {
     }
 }
 
-/// Answers 200 if the relay delivers at least some topics, or is a standby for another relay.
+/// Answers 200 if the relay delivers to at least some topics, or is a standby for another relay.
 async fn readyz(Shared(port): Shared<Port>) -> (StatusCode, String) {
     let (condition, verdict) = port.condition();
     let mut text = verdict.state.name().to_owned();

@@ -40,8 +40,8 @@ const STYLE: &str = include_str!("page/page.css");
 const CONTENT_SECURITY_POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; \
     connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
 
-/// How long the relay answers `/overview` with the result of an earlier query. So one query serves all
-/// visitors of this period.
+/// How long the relay answers `/overview` with the result of an earlier query, so that one query serves all
+/// visitors in this time.
 const OVERVIEW_AGE: Duration = Duration::from_secs(5);
 
 const STATEMENT_TIMEOUT: Duration = Duration::from_secs(5);
@@ -49,7 +49,7 @@ const STATEMENT_TIMEOUT: Duration = Duration::from_secs(5);
 /// Maximum length of an id or key in a search, in characters. Ordering keys have at most 1,024 bytes.
 const SEARCH_CHARS: usize = 1_100;
 
-/// Maximum time for a search. The port closes every connection after 10 seconds, so there is time left for
+/// Maximum time for a search. The port closes every connection after 10 seconds, so this leaves 2 seconds to send
 /// the answer.
 const SEARCH_TIME: Duration = Duration::from_secs(8);
 
@@ -126,7 +126,7 @@ async fn how_to_open() -> (StatusCode, &'static str) {
     )
 }
 
-/// Lets a request for data pass if its sender may see the data.
+/// Refuses a request for data unless its sender may see the data.
 async fn guard(
     Shared((access, settings)): Shared<(Access, Arc<Settings>)>,
     request: Request,

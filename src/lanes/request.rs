@@ -11,7 +11,8 @@ pub struct LaneKey {
     pub topic: Arc<str>,
     /// Ordering key; empty for messages without order.
     pub ordering_key: OrderingKey,
-    /// Number of the lane among the topic's lanes for messages without order; otherwise 0.
+    /// If the ordering key is empty: the index of the lane among the topic's lanes for such messages. With an ordering
+    /// key always 0.
     pub(super) unordered: u32,
 }
 

@@ -46,8 +46,8 @@ impl EventIds {
         }
     }
 
-    /// Whether the event's identity depends on the transaction that inserted the row, if the table records
-    /// this transaction.
+    /// Whether event ids are also computed from the row's `inserted_xid`. If the table has no such column, they are
+    /// computed without it.
     pub(super) fn need_xid(&self) -> bool {
         matches!(self, Self::Hashed { .. })
     }

@@ -3,8 +3,8 @@
 //! A row without a record *waits* if the slot may still stream it, and is *missing* if the slot has
 //! passed it. The slot has passed a row in two cases:
 //!
-//! - Its transaction is below the floor of its table, so the relay has already resolved or compared the
-//!   row.
+//! - Its transaction is below the floor of its table. The relay raises the floor above a row only after it
+//!   has resolved the row, or has looked for the row's record.
 //! - Its transaction had ended when the audit began, and the slot has confirmed the position at which
 //!   the WAL ended at that moment. The relay confirms a position only after all records up to it are
 //!   durable (guarantee G4). This case does not apply while a recovery is due or running, because the
@@ -35,8 +35,8 @@ use crate::store::relay_row::{self, RecordKeeping};
 
 const PAGE_ROWS: u32 = 5_000;
 
-/// How long to wait until the slot has passed the rows that exist when the audit begins. If it has not, rows
-/// without a record count as waiting, unless their transactions are below the floor.
+/// How long the audit waits until the slot has passed the rows that existed when the audit began. After this
+/// time, rows without a record count as waiting if their transactions are not below the floor.
 const WAIT: Duration = Duration::from_secs(10);
 
 /// The result of an audit. Programs depend on its JSON form.
@@ -122,8 +122,8 @@ struct Passed {
     records: RecordKeeping,
 }
 
-/// Compares all captured tables. Calls `progress` after each page with the table's name and the
-/// number of its rows compared so far.
+/// Compares all captured tables. After each page, calls `progress` with the table's name and the number of
+/// rows of this table that were compared so far.
 ///
 /// # Errors
 /// `publication-drift` if a table is missing; `column-missing`; database errors.
@@ -149,7 +149,7 @@ pub(crate) async fn run(
     let current = current.map(|(table, captured)| (table, captured, None));
     let mut tables = Vec::new();
     for (table, captured, only) in current.chain(former) {
-        // The audit does not use the topics of the rows, so any project will do.
+        // Only topic names contain the project, and the audit does not use topics.
         let project = settings.project().unwrap_or("none");
         let reader = TableReader::resolve(sql, table, project, captured).await?;
         let mut walk = TableWalk::new(

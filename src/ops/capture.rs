@@ -1,6 +1,6 @@
-//! Refuses tables that another slot captures, and writes the capture records after a command has
-//! created the slot. With `start = new`, rows that were committed before the slot existed are not
-//! captured, so the relay never publishes them. The slot streams every later row.
+//! Refuses tables that another slot captures, and writes the capture records after a command has created the slot.
+//! The slot streams every row that is committed from then on. With `start = new`, older rows are not captured, so
+//! the relay never publishes them.
 
 use decoder::Lsn;
 use slot_manager::publication;

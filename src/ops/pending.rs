@@ -5,12 +5,13 @@
 //! table, is neither resolved nor older than the capture. If published events may lack a record, such
 //! an event may have been delivered already, so the result is known only if no event waits.
 //!
-//! If there is an index on `seq` and the relay has stored `floor_seq`, only rows with a higher `seq` are
-//! read. An event whose `seq` is lower, although its transaction is newer, is not counted. If there are more
-//! than [`MOST_ROWS`] rows, `ends` reads only the first and the last of them, and searches for the oldest
-//! waiting event in between. Without such an index, the whole table is read if it is not larger than
-//! [`LARGEST_BYTES`]; of a larger table, only the first and the last blocks. For a larger partitioned table,
-//! the number is unknown.
+//! If there is an index on `seq` and the relay has stored `floor_seq`, the count reads only rows with a `seq` above
+//! `floor_seq`. So the count misses a waiting event that has a lower `seq`, although its transaction is newer. If
+//! there are more than [`MOST_ROWS`] rows, `ends` reads only the first and the last of them, and searches for the
+//! oldest waiting event in between.
+//!
+//! Without such an index, the count reads the whole table up to a size of [`LARGEST_BYTES`]. Of a larger table, it
+//! reads only the first and the last blocks. For a larger partitioned table, the number is unknown.
 
 mod ends;
 
@@ -40,7 +41,7 @@ const MOST_ROWS: u32 = 200_000;
 /// PostgreSQL's default block size, used by nearly every server.
 const BLOCK_BYTES: u64 = 8_192;
 
-/// The clock by which the age of an event is measured.
+/// The time from which the age of an event is measured.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum AgeClock {
@@ -70,11 +71,11 @@ impl EventAge {
 pub(crate) struct PendingEvents {
     /// Events without a record.
     pub(crate) events: u64,
-    /// Age of the oldest event. The age is measured by the event's commit if the server records the times of commits
-    /// (`track_commit_timestamp`) or if the relay has reported the age, and otherwise by `occurred_at`. Zero if no
-    /// event waits. `None` if a table with waiting events has no such column either.
+    /// Age of the oldest event; zero if no event waits. The age counts from the event's commit if the server
+    /// records commit times (`track_commit_timestamp`) or if the relay has reported the age. Otherwise it
+    /// counts from `occurred_at`. `None` if a table with waiting events has neither.
     pub(crate) oldest: Option<EventAge>,
-    /// Whether only a part of a table was read: there may be more events, and older ones.
+    /// Whether only a part of a table was read, so that there may be more events, and older ones.
     pub(crate) is_lower_bound: bool,
 }
 
@@ -125,7 +126,8 @@ async fn read_all(sql: &Sql, settings: &Settings) -> Result<Option<PendingEvents
         }
     }
     all.is_lower_bound |= !is_known;
-    // If no event waits in the part that was read, this says nothing about the rest.
+    // If no event waits in the part that was read, events may still wait in the rest, so the result is
+    // unknown.
     let says_nothing = all.events == 0 && all.is_lower_bound;
     if says_nothing || (all.events > 0 && records.may_lack_records()) {
         return Ok(None);
@@ -133,8 +135,8 @@ async fn read_all(sql: &Sql, settings: &Settings) -> Result<Option<PendingEvents
     Ok(Some(all))
 }
 
-/// Counts the waiting events of one table. Returns `None` if the table is partitioned, too large to be read
-/// completely, and without a usable index.
+/// Counts the waiting events of one table. Returns `None` for a partitioned table that has no usable index
+/// and is too large to be read completely.
 async fn read_table(
     sql: &Sql,
     settings: &Settings,
@@ -142,7 +144,7 @@ async fn read_table(
     captured: &Captured,
 ) -> Result<Option<PendingEvents>> {
     let window = ScanWindow::recent(captured);
-    // The count does not use the topics of the rows, so any project will do.
+    // Only topic names contain the project, and the count does not use topics.
     let project = settings.project().unwrap_or("none");
     let reader = TableReader::resolve(sql, table, project, captured).await?;
     let rows = CountedRows {
@@ -171,7 +173,7 @@ struct CountedRows<'a> {
 }
 
 impl CountedRows<'_> {
-    /// Counts the waiting events among the rows of `e` that meet the condition `bound`.
+    /// Counts the waiting events among the rows that meet `bound`, an SQL condition on the row `e`.
     async fn count(&self, bound: &str) -> Result<PendingEvents> {
         let id = self.reader.event_id_sql();
         let (by_commit, by_occurred_at) = self.reader.oldest_ages_sql();

@@ -2,9 +2,9 @@
 //!
 //! The task uses the rules and statements of the command ([`prune`]), and decides only *when* to prune:
 //!
-//! - It prunes while this relay holds the slot. A standby does not prune, and a relay that loses its
-//!   session stops within [`LOOK`]. So during a takeover two relays may prune at the same time for a
-//!   moment. That is as safe as running the command next to a relay.
+//! - It prunes while this relay holds the slot. A standby does not prune, and a relay that loses its session
+//!   stops within [`LOOK`]. So for a moment during a takeover, two relays may prune at the same time. This is
+//!   as safe as running the command next to a relay.
 //! - Delivery comes first: the task stops while the relay is catching up, and it has a connection of
 //!   its own.
 //! - An error ends one run, never the session. The next run follows after a pause that grows with each
@@ -30,8 +30,8 @@ const STATEMENT_TIMEOUT: Duration = Duration::from_secs(60);
 /// How often the task checks whether it may prune.
 const LOOK: Duration = Duration::from_secs(1);
 
-/// Minimum pause between two runs. The pause is a tenth of the retention, within this minimum and the
-/// maximum [`LONGEST_PAUSE`].
+/// Minimum pause between two runs. The pause is a tenth of the retention, but at least this long and at most
+/// [`LONGEST_PAUSE`].
 const SHORTEST_PAUSE: Duration = Duration::from_secs(1);
 /// Maximum pause between two runs, also after errors.
 const LONGEST_PAUSE: Duration = Duration::from_secs(600);
@@ -66,7 +66,7 @@ pub(crate) async fn run(settings: Arc<Settings>, metrics: Metrics, state: Arc<Re
         }
         let ended = tokio::select! {
             ended = pruner.prune() => ended,
-            // Dropping a run closes its connection; the server finishes at most one chunk.
+            // Dropping the run closes its connection, so the server finishes at most one more chunk.
             () = pruner.has_to_stop() => continue,
         };
         let pause = match ended {

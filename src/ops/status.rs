@@ -19,7 +19,7 @@ pub(crate) use crate::store::relay_row::shown::ShownPruning;
 pub(crate) struct RelayStatus {
     pub(crate) slot: SlotSnapshot,
     pub(crate) tables: Vec<String>,
-    /// The rates of the last seconds. `None` in the first snapshot, and if the statistics were reset.
+    /// The rates of the last seconds. `None` in the first snapshot, and after a reset of the statistics.
     pub(crate) rates: Option<EventRates>,
     /// The counts of the previous snapshots within [`AVERAGED`], and of this one. Never empty.
     counts: Vec<RowCounts>,
@@ -150,7 +150,7 @@ impl EventRates {
 mod tests {
     use super::*;
 
-    /// The statistics grow by 100 rows at every other snapshot.
+    /// A server process reports late, so the counts grow only at every other snapshot, by 100 rows.
     #[test]
     fn a_rate_is_steady_although_the_statistics_are_late() {
         let began = Instant::now();

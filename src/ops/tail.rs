@@ -1,10 +1,10 @@
 //! Follows outbox.dispatch: returns each record soon after the relay has written it.
 //!
-//! Records of streamed events do not appear in commit order, because keys do not wait for each other.
-//! But the slot confirms a position only when all streamed events before it are resolved. So each poll
-//! reads the records from the previous poll's confirmed position on, and leaves out the records that
-//! were already returned. A poll reads only the newest [`WINDOW`] records, so that memory does not grow
-//! while a failing topic holds the confirmed position back.
+//! Records of streamed events do not appear in commit order, because keys do not wait for each other. But the
+//! slot confirms a position only when all streamed events before this position are resolved. So each poll
+//! reads the records from the confirmed position of the previous poll on, and leaves out the records that
+//! were already returned. A poll reads only the newest [`WINDOW`] records, so that memory does not grow while
+//! a failing topic holds the confirmed position back.
 //!
 //! Each poll may use a new connection, so that the command survives a lost connection.
 //!
@@ -51,10 +51,11 @@ pub(crate) struct Tail<'a> {
     catching_up: Option<EventPosition>,
     /// The position at which the next poll starts.
     from: EventPosition,
-    /// Records already returned, from `from` on, with the time they were recorded (microseconds).
+    /// The records from `from` on that were already returned, each with the time at which it was recorded
+    /// (microseconds).
     seen: BTreeMap<EventPosition, i64>,
-    /// Whether `seen` has all records that were written before the start. A record that is not in
-    /// `seen` is then new.
+    /// Whether `seen` contains all records that were written before the start. If so, a record that is not in
+    /// `seen` is new.
     is_live: bool,
     notes: Vec<&'static str>,
     noted: HashSet<&'static str>,

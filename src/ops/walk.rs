@@ -25,10 +25,10 @@ const NAME_CHARS: usize = 200;
 /// Assumed number of rows in a block, from which the number of blocks in a page is computed.
 const ROWS_IN_A_BLOCK: u32 = 50;
 
-/// Makes the cost of a page proportional to its rows, even with wrong statistics. With these options
-/// PostgreSQL has only one plan: find the rows along an index and their records one by one, and use
-/// a hash join for the rows to delete. It sorts only rows with the same `seq` (`enable_incremental_sort`),
-/// and the rows of one page.
+/// Makes the cost of a page proportional to its rows, even if PostgreSQL's statistics are wrong. With these
+/// options only one plan is left: find the rows along an index, look up their records one by one, and find
+/// the rows to delete with a hash join. The only sorts are those of rows with the same `seq`
+/// (`enable_incremental_sort`), and of the rows of one page.
 const PLAN: &str = "\
     SET enable_seqscan = off; SET enable_mergejoin = off; SET enable_nestloop = off; \
     SET enable_hashjoin = on; SET enable_sort = off; SET enable_incremental_sort = on; \
@@ -96,14 +96,14 @@ pub(super) struct TableWalk<'a> {
     /// Number of rows in a page.
     rows: u32,
     verdict: String,
-    /// A condition on the rows of `e`, followed by `and`; empty if the walk covers all rows.
+    /// An SQL condition on the row `e`, followed by `and`; empty if the walk covers all rows.
     only: String,
     action: WalkAction,
     position: WalkPosition,
 }
 
-/// Sets the planner options for walks. Checks our own schema first: if one of its objects is missing, a walk would
-/// report that a captured table was altered.
+/// Sets the planner options for walks. First checks that our own tables and functions exist. Without this
+/// check, a walk would mistake a missing one for a captured table that was altered.
 pub(super) async fn prepare(sql: &Sql) -> Result<()> {
     check_readable(sql).await?;
     Ok(sql.batch_execute(PLAN).await?)
@@ -134,13 +134,12 @@ impl<'a> TableWalk<'a> {
         }
     }
 
-    /// Leaves out the rows of `e` that do not satisfy this condition. Only for walks that do not
-    /// delete.
+    /// Restricts the walk to the rows `e` that meet this SQL condition. Only for walks that do not delete.
     pub(super) fn restrict_to(&mut self, condition: &str) {
         self.only = format!("{condition} and ");
     }
 
-    /// Begins at the rows with this `seq`, and leaves out the rows with a lower `seq`.
+    /// Begins the walk at this `seq`, without the rows that have a lower `seq`.
     pub(super) fn skip_to_seq(&mut self, seq: i64) {
         self.position = WalkPosition::Numbered(seq, 0, "(0,0)".to_owned());
     }
@@ -241,8 +240,8 @@ impl<'a> TableWalk<'a> {
         self.page_sql("null::bigint", &format!("{}{range}", self.only), &range)
     }
 
-    /// Returns the statement of one page. `which` selects the rows to compare. `again` is a wider
-    /// condition with which the delete finds these rows again through an index.
+    /// Returns the statement of one page. `which` selects the rows to compare. The delete uses `again`, a
+    /// wider condition, to find these rows again through an index.
     fn page_sql(&self, seq: &str, which: &str, again: &str) -> String {
         let delete = match self.action {
             WalkAction::Read | WalkAction::Count => "select 1 where false".to_owned(),
@@ -321,8 +320,8 @@ impl<'a> TableWalk<'a> {
     }
 }
 
-/// Returns an SQL condition on a row `e`: the relay must publish the row. Rows that were inserted before the
-/// capture of the table began do not meet the condition.
+/// Returns the SQL condition that the relay must publish the row `e`. The condition excludes rows that were
+/// inserted before the capture of the table began.
 pub(super) fn ours_sql(captured: &Captured) -> String {
     let ours = ScanWindow {
         from_xid: 0,
@@ -331,8 +330,8 @@ pub(super) fn ours_sql(captured: &Captured) -> String {
     ours.condition()
 }
 
-/// Returns an SQL condition on a row `e`: the row is in a table or partition that the relay has not compared
-/// yet. Such rows may still be waiting although their transactions are old.
+/// Returns the SQL condition that the row `e` is in a table or partition that the relay has not compared with
+/// its records yet. Such a row may still wait, even if its transaction is old.
 pub(super) fn uncompared_sql(captured: &Captured) -> String {
     let Captured { record, shape } = captured;
     match &record.partitions {

@@ -136,8 +136,8 @@ impl SessionRunner {
     /// Runs until `shutdown` is true, or until an error that an operator must fix.
     ///
     /// # Errors
-    /// The error that stops the relay. `postgres-unreachable` stops the relay only if PostgreSQL has not
-    /// answered once within `start_timeout_s`.
+    /// The error that stops the relay. `postgres-unreachable` stops the relay only if PostgreSQL has never answered
+    /// since the start of the process, and `start_timeout_s` is over.
     pub async fn run(&self, mut shutdown: watch::Receiver<bool>) -> Result<()> {
         let began = Instant::now();
         let (mut pause, mut probation) = (FIRST_PAUSE, Duration::ZERO);

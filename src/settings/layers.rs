@@ -24,8 +24,8 @@ const OTHER_VARIABLES: &[&str] = &[
     "POSTRIDER_COMMIT_DATE",
 ];
 
-/// Settings whose values may contain a password, or look like a connection string. They are exempt from the
-/// check for misplaced connection strings.
+/// Settings whose values may contain a password, or may look like a connection string. The check for misplaced
+/// connection strings does not apply to them.
 const MAY_CONTAIN_PASSWORDS: &[&str] = &[
     "database_url",
     "password_command",
@@ -167,8 +167,8 @@ impl Layers {
         }
     }
 
-    /// Whether the setting has a value. Only before [`add_defaults`](Self::add_defaults) does this mean that
-    /// the user has set it.
+    /// Whether the setting has a value. Before [`add_defaults`](Self::add_defaults), a value means that the user
+    /// has set it. Later it may be the default.
     pub(super) fn is_set(&self, name: &str) -> bool {
         self.values.contains_key(name)
     }
@@ -281,7 +281,8 @@ pub(super) fn misplaced_password(setting: &str) -> Error {
 /// The error for an unknown name at the top of the file or in a variable.
 pub(super) fn unknown(name: &str, place: &str) -> Error {
     if may_contain_password(name) {
-        // Leave out `place`, because it may be the environment variable with this name.
+        // Leave out `place`, because the connection string may be the name of an environment variable, which
+        // `place` then contains.
         return misplaced_password("the name of a setting or of an environment variable");
     }
     let error = Error::new(

@@ -250,9 +250,8 @@ fn database(layers: &Layers, env: &Environment) -> Result<Option<Servers>> {
     Ok(servers)
 }
 
-/// Returns the project, or an empty text if none is set. Checks the project, because Pub/Sub answers a
-/// malformed project with the same error as a bad message. Without this check the relay would quarantine good
-/// events.
+/// Returns the project, or an empty text if none is set. Refuses a malformed project here, because Pub/Sub answers
+/// it with the same error as a bad message, and the relay would quarantine good events.
 fn project(layers: &Layers) -> Result<String> {
     let text = layers.text("project");
     if text.is_empty() || crate::mapping::limits::is_project_id(text) {
@@ -317,7 +316,7 @@ fn prune_after(layers: &Layers) -> Result<Option<Duration>> {
     }
 }
 
-/// Minimum length of `http_token`, in characters. With a shorter one, somebody could try all tokens.
+/// Minimum length of `http_token`, in characters. An attacker could try all tokens of a shorter length.
 const TOKEN_CHARS: usize = 16;
 
 fn http_token(layers: &Layers) -> Result<AccessToken> {

@@ -129,7 +129,8 @@ mod tests {
     use super::*;
     use crate::mapping::{ColumnSettings, TableSettings};
 
-    /// A deserializer without data. Its error text lists the field names of the struct that serde asks for.
+    /// A deserializer without data. It fails with an error whose text lists the fields of the struct to be
+    /// deserialized.
     struct FieldNames;
 
     impl<'de> Deserializer<'de> for FieldNames {

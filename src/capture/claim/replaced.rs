@@ -37,7 +37,8 @@ const COMPARED: usize = 1_000;
 /// Whether the rows of a table that replaced a captured table were copied from that captured table.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum RowOrigin {
-    /// The table is a copy: it contains the rows of this many records, which are the newest records.
+    /// The table is a copy: it contains the outbox rows of the newest records. The number is the number of these
+    /// records.
     Copy(usize),
     /// The rows are new, or nothing proves that they are copies. The text says why.
     New(String),

@@ -67,7 +67,8 @@ pub(crate) struct TableReader {
     id: String,
     /// Whether ids can be compared with PostgreSQL's own operators, for which there may be an index.
     id_has_order: bool,
-    /// Aggregate expressions for the age in seconds of the oldest event among the rows.
+    /// Two aggregate expressions for the age in seconds of the oldest event among the rows: since its commit, and since
+    /// its `occurred_at`. An expression is `null` if no row has this time.
     oldest_ages: (String, String),
     /// `schema.table:` in front of ids that are not uuids. `None` if the ids are uuids.
     source_prefix: Option<String>,

@@ -28,8 +28,8 @@ const LOCK: i64 = 0x706f_7374_7269_6465;
 /// statement timeout, so that the error can name the session that holds the lock.
 const LOCK_TIMEOUT_S: u32 = 20;
 
-/// Version of the first migration that names the captured tables. Before this migration, `init` checks that
-/// the user's own tables exist.
+/// Version of the first migration that names the captured tables. `init` checks that the user's own tables exist
+/// before it applies this migration.
 const FIRST_WITH_TABLES: i32 = 3;
 
 /// Applies the migrations that are not applied yet.
@@ -99,8 +99,8 @@ async fn apply(sql: &mut Sql, migration: &Migration) -> Result<&'static str> {
     Ok(if known { "already done" } else { "applied" })
 }
 
-/// Returns the error for an advisory lock that was not free. Any role can hold this lock, so the error
-/// names the session that does.
+/// Returns the error for an advisory lock that was not free. Any role can take this lock, so the error names the
+/// session that holds it.
 async fn locked_by(sql: &Sql, error: tokio_postgres::Error) -> Error {
     if error.code() != Some(&SqlState::LOCK_NOT_AVAILABLE) {
         return error.into();
@@ -149,8 +149,8 @@ async fn tables_exist(sql: &Sql, settings: &Settings) -> Result<()> {
     Ok(())
 }
 
-/// Maximum number of rounds in which `init` inspects and changes the publication. There are several,
-/// because a change may reveal the next problem.
+/// Maximum number of times that `init` inspects and changes the publication. One change may reveal the next
+/// problem.
 const PUBLICATION_LOOKS: usize = 3;
 
 /// Adds missing tables to the publication, makes it send the generated columns that are needed, and
@@ -192,9 +192,9 @@ fn drift(problem: &Problem) -> Finding {
     finding_with_remedy(Severity::Error, "publication-drift", what, remedy)
 }
 
-/// Returns two texts for a problem that `init` corrects: one if the correction fails, one if it succeeds.
-/// `None` if `init` leaves the problem to the operator, because a correction could take something away from
-/// other readers of the publication.
+/// Returns two texts for a problem that `init` corrects: one if the correction fails, one if it succeeds. `None`
+/// for a problem that `init` leaves to the operator, because the correction could affect other readers of the
+/// publication.
 fn change(problem: &Problem) -> Option<(String, String)> {
     match problem {
         Problem::TableNotPublished { publication, table } => Some((

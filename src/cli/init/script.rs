@@ -54,8 +54,8 @@ const UNCAPTURED: &str = include_str!("../../../migrations/0023_uncaptured.sql")
 const DEFAULT_PUBLICATION: &str = "postrider";
 const DEFAULT_TABLE: &str = "outbox.events";
 
-/// Makes every name without a schema refer to PostgreSQL's own function, operator, type or table. In every
-/// migration this is the first statement.
+/// The first statement of every migration. It makes every name without a schema refer to PostgreSQL's own function,
+/// operator, type or table.
 const PIN: &str = "set local search_path = pg_catalog, pg_temp;\n";
 
 /// Creates the table of applied migrations. `init --apply` runs these statements before each migration; the
@@ -104,12 +104,11 @@ pub(super) fn migrations(settings: &Settings, new_table: NewTable) -> Vec<Migrat
     ]
 }
 
-/// Returns the statements that add the columns which identify and order the rows of a captured table,
-/// if they are missing. Adding the columns does not rewrite the table. If the table is captured
-/// already, its capture record stores the transaction id that `inserted_xid` has in all old rows,
-/// because a later rewrite of the table erases this id from the catalog. A table without a numbered id
-/// gets a column `seq`. Every writer may use the sequence of `seq`, because column defaults run with
-/// the writer's rights.
+/// Returns the statements that add the columns which identify and order the rows of a captured table, if they are
+/// missing. Adding the columns does not rewrite the table. If the table is captured already, the statements also
+/// store in its capture record the `inserted_xid` that all old rows get, because a later rewrite of the table
+/// erases it from the catalog. A table without a numbered id gets a column `seq`. Every writer may use the sequence
+/// of `seq`, because column defaults run with the writer's rights.
 pub(super) fn columns(table: &TableSettings) -> String {
     let name = &table.table;
     let oid = format!("{}::regclass", quoted_literal(&name.to_string()));

@@ -19,9 +19,9 @@ use crate::store::relay_row::shown::served_before;
 /// How long the creation of the slot may wait for running transactions to end.
 const CREATE_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Creates the slot unless it exists. Does not recreate a slot that a relay has lost, because the relay does
-/// this itself. `new_publication` says whether this run created the publication. If so, an existing slot can
-/// stream only rows that are committed from now on.
+/// Creates the slot unless it exists. Does not recreate a slot that a relay has lost, because the relay does this
+/// itself. `new_publication` says whether this run created the publication. If so, even an existing slot can stream
+/// only rows that are committed from now on.
 pub(super) async fn ensure(
     sql: &Sql,
     settings: &Settings,
@@ -31,8 +31,8 @@ pub(super) async fn ensure(
     let name = &settings.slot;
     if let Some(slot) = slots::find(sql, name).await? {
         slot.require_ours()?;
-        // An earlier run may have ended after it created the slot and before it wrote the capture
-        // records, so write them now.
+        // An earlier run may have created the slot and ended before it wrote the capture records, so write them
+        // now.
         let since_lsn = if new_publication {
             Some(cluster::written_wal_end(sql).await?)
         } else {

@@ -38,7 +38,8 @@ fn entry(event: &Event<'_>, time: String) -> Map<String, Value> {
     event.record(&mut fields);
     let mut entry = fields.0;
     let metadata = event.metadata();
-    // Some lines of libraries have fields only. The name says where in the code the line comes from.
+    // Some log events of libraries have no message. Use the name of the event instead, which contains its place in
+    // the code.
     entry
         .entry("message")
         .or_insert_with(|| metadata.name().into());

@@ -29,8 +29,8 @@ pub(super) fn start(format: LogFormat) -> Result<()> {
     Ok(())
 }
 
-/// Installs the logger with the default filter, if there is no logger yet: for an error that comes before
-/// the relay runs, such as one in `RUST_LOG`.
+/// Installs the logger with the default filter, if there is no logger yet. An error that occurs before the relay
+/// runs, such as one in `RUST_LOG`, is then logged too.
 pub(super) fn start_by_default(format: LogFormat) {
     install(format, EnvFilter::new(DEFAULT_FILTER));
 }
@@ -39,8 +39,9 @@ pub(super) fn start_by_default(format: LogFormat) {
 fn install(format: LogFormat, filter: EnvFilter) {
     let builder = tracing_subscriber::fmt()
         .with_env_filter(filter)
-        // A line that cannot be written is dropped. Otherwise tracing-subscriber would print that fact to the
-        // same standard error, and panic: events must be delivered even if the disk of the log is full.
+        // Drop a line that cannot be written, because the relay must deliver events even if the disk of the log is
+        // full. Otherwise tracing-subscriber would print an error to the same standard error, and panic when this
+        // fails too.
         .log_internal_errors(false)
         .with_writer(std::io::stderr);
     let _ = match format {

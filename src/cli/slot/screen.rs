@@ -130,7 +130,7 @@ fn lines(snapshot: &SlotSnapshot) -> Vec<(&'static str, String)> {
 }
 
 /// Returns the line about a recovery that is due or running. If topics are failing, the line also says that the
-/// recovery waits for them, and that missed rows wait for the recovery.
+/// recovery waits for these topics, and that the rows that the stream missed wait for the recovery.
 pub(in crate::cli) fn recovery(snapshot: &SlotSnapshot) -> Option<(&'static str, String)> {
     let relay = snapshot.relay.as_ref()?;
     let why = relay.recovering.as_deref()?;
@@ -193,7 +193,8 @@ pub(in crate::cli) fn lag(snapshot: &SlotSnapshot, slot: &Slot) -> String {
     let least = figures::at_least(pending.is_lower_bound);
     let events = figures::count(pending.events, "event");
     match pending.oldest {
-        // The events that wait for topics have a record already, because the relay publishes them again.
+        // No event without a record waits. So the events that wait for failing topics already have a record: the
+        // relay publishes them again.
         _ if pending.events == 0 && snapshot.waiting_for_topics() > 0 => {
             text += "; every event in the tables has a record";
         }

@@ -89,7 +89,8 @@ pub(super) async fn run(observer: &mut Observer<'_>, interval: Duration) -> Resu
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     let ended = 'view: loop {
         let observed = {
-            // If the server hangs, the snapshot hangs too. The keys must still work, so wait for both.
+            // Wait for a key and for the snapshot at the same time, because the keys must work even if the server
+            // hangs.
             let observing = async {
                 ticks.tick().await;
                 observer.observe().await

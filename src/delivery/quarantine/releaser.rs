@@ -56,9 +56,12 @@ pub(crate) enum QuarantineAnswer {
         durable: u64,
         count: Option<i64>,
     },
+    /// The quarantined events of the group are now marked as released.
     Marked(Group),
-    /// The group was not marked, because all its released events are replayed ones.
+    /// There was nothing to mark: all released events of the group belong to a replay, so none was in quarantine.
     OnlyReplayed(Group),
+    /// The released events of the group are in quarantine again, or count as published again if they belong to a
+    /// replay.
     SentBack(Group),
     /// The event of one row of the group's page.
     Event {

@@ -187,7 +187,8 @@ pub(crate) async fn sequence(
         table: table.table.clone(),
         shape: shape.clone(),
     };
-    // Read the sequence last, because it is always at least as high as the `seq` of a committed row.
+    // Read the sequence after the rows. In the other order, a row that is inserted in between would make the
+    // sequence look as if it were behind.
     let tops = tops::tops(sql, &[found]).await?;
     let Some(top) = tops.seqs.first().and_then(Option::as_ref) else {
         return Ok(None);
@@ -218,8 +219,8 @@ pub(crate) async fn sequence(
     )))
 }
 
-/// Returns a finding if the slot is older than the publication. Ignores errors, because other checks
-/// report missing tables.
+/// Returns a finding if the slot is older than the publication. Ignores errors of the statements, because
+/// other checks report missing tables.
 async fn slot_start(sql: &Sql, slot: &SlotName) -> Option<Finding> {
     let slot = slots::find(sql, slot).await.ok()??;
     let records = capture_record::read(&**sql).await.ok()?;

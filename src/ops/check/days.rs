@@ -10,7 +10,7 @@ use crate::postgres::Sql;
 use crate::settings::Settings;
 use crate::store::days;
 
-/// Maximum number of missing partitions among today's and the next seven. If more are missing, several
+/// How many of the partitions of today and the next seven days may be missing. If more are missing, several
 /// runs in a row have failed to add them.
 const MISSING_MAX: usize = 3;
 

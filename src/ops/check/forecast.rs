@@ -1,6 +1,6 @@
-//! Predicts from the findings of a check what `postrider run` would do: start, wait, recover
-//! automatically, or stop. The code of an error decides, because the relay waits for errors that can go
-//! away and stops at all others.
+//! Predicts from the findings of a check what `postrider run` would do: start, wait, recover automatically,
+//! or stop. The code of each finding decides. The relay waits if the error can go away by itself, and stops
+//! at most other errors.
 
 use serde::Serialize;
 use slot_manager::{Finding, Severity};
@@ -14,13 +14,14 @@ use crate::settings::{OnBadEvent, OnLoss, Settings};
 pub(crate) struct Forecast {
     /// Codes of the findings that would stop the relay.
     pub(crate) stops: Vec<&'static str>,
-    /// Codes of the findings for which the relay would wait. It continues automatically once they are
+    /// Codes of the findings that would make the relay wait. The relay continues automatically once they are
     /// corrected.
     pub(crate) waits: Vec<&'static str>,
     /// Maximum time in seconds that the relay would wait for PostgreSQL before it exits. `None` if
     /// PostgreSQL answers.
     pub(crate) start_timeout_seconds: Option<f64>,
-    /// Codes of the losses from which the relay would recover automatically.
+    /// Codes of the findings about a missing, lost or recreated slot after which the relay would recover
+    /// automatically.
     pub(crate) recovers: Vec<&'static str>,
     /// Whether the relay would be a standby, because another session reads from the slot.
     pub(crate) stands_by: bool,
@@ -121,7 +122,7 @@ fn effect(finding: &Finding, settings: &Settings) -> Effect {
             }
         }
         (Severity::Warning, _) => Effect::None,
-        // A bad event goes into quarantine, unless the relay has to halt.
+        // The relay puts a bad event into quarantine, unless `on_bad_event` tells it to halt.
         (_, Some(Code::EventInvalid | Code::EventTooLarge | Code::EventRefused)) => {
             match settings.on_bad_event {
                 OnBadEvent::Halt => Effect::Stops,
@@ -132,7 +133,8 @@ fn effect(finding: &Finding, settings: &Settings) -> Effect {
             Disposition::Retry => Effect::Waits,
             Disposition::Stop | Disposition::Bug => Effect::Stops,
         },
-        // PostgreSQL streams nothing until the standby server has the changes, so the relay would wait.
+        // PostgreSQL streams a change only after the servers in `synchronized_standby_slots` have received
+        // it, so the relay would wait for them.
         (_, None) if finding.code == "synchronized-standby-slots-stalled" => Effect::Waits,
         (_, None) if is_error && finding.code == "slot-in-danger" => Effect::None,
         (_, None) => Effect::Stops,

@@ -20,8 +20,7 @@ use crate::ops::finding::{finding, finding_with_remedy, from_error};
 use crate::postgres::Sql;
 use crate::settings::{OnBadEvent, Settings};
 
-/// Value of the project in topic names when no project is set. The check then does not look the topics
-/// up.
+/// The project in topic names if no project is set. The check then does not look the topics up.
 const NO_PROJECT: &str = "no-project";
 
 /// The findings and topics of one table. The topics have their full names.
@@ -129,8 +128,8 @@ fn not_sampled(what: String, error: tokio_postgres::Error) -> Finding {
     )
 }
 
-/// Warns if two rows can have the same id, because the relay records outcomes by id. The second row would
-/// look recorded once the first one is.
+/// Warns if two rows can have the same id. The relay records outcomes by id, so the record of the first row
+/// would also count as the record of the second.
 async fn not_unique(sql: &Sql, settings: &TableSettings, id: &str) -> Result<Option<Finding>> {
     let table = &settings.table;
     let is_unique = is_unique(sql, table, id).await?;

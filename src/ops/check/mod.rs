@@ -1,11 +1,10 @@
 //! Checks that PostgreSQL and Pub/Sub have everything that the relay needs.
 //!
-//! Changes nothing. Every problem is a finding, even an unreachable database; only invalid settings
-//! are errors, and these end a command before it can check anything. `slot_manager::preflight` checks
-//! the database, and `mapping` checks the settings of the tables with a `sample` of their rows. [`capture`]
-//! checks the columns that identify and order rows, `days` the daily partitions, `slots` the slots that nobody
-//! reads, and `pubsub` topics and credentials. [`forecast`] predicts from the findings what `postrider run`
-//! would do.
+//! Changes nothing. Every problem is a finding, even an unreachable database. Only invalid settings are
+//! errors, which end the command before the first check. `slot_manager::preflight` checks the database, and
+//! `mapping` checks the settings of the tables with a `sample` of their rows. [`capture`] checks the columns
+//! that identify and order rows, `days` the daily partitions, `slots` the slots that nobody reads, and
+//! `pubsub` topics and credentials. [`forecast`] predicts from the findings what `postrider run` would do.
 //!
 //! Not here: the output and the exit code (`cli`).
 
@@ -157,7 +156,8 @@ async fn check_database(sql: &Sql, settings: &Settings) -> Result<(Vec<Finding>,
         .iter()
         .any(|found| found.code == Code::TableCaptured.name())
     {
-        // `postrider run` would stop at this error, so remove the finding that it would create the slot.
+        // Remove the finding that `postrider run` would create the slot, because the relay would stop at this error
+        // first.
         let promises = |found: &Finding| {
             found.code == Code::SlotMissing.name() && found.severity == Severity::Info
         };
@@ -184,7 +184,7 @@ async fn mappings(
     let failing = said.iter().flat_map(|condition| &condition.topics);
     let mut waiting: Vec<String> = failing.map(|topic| topic.topic.clone()).collect();
     let mut others = Vec::new();
-    // Without its capture record, it is unknown which rows of a table wait.
+    // The capture records say which rows of the tables wait. Without them, this stays unknown.
     let captured = claim::known(sql, &settings.slot, &settings.tables).await;
     let captured = captured.unwrap_or_default();
     for (n, table) in settings.tables.iter().enumerate() {
@@ -207,7 +207,8 @@ async fn mappings(
     Ok((findings, topics))
 }
 
-/// Returns a finding if a relay has stopped at a bad event a moment ago, and the sample does not have that event.
+/// Returns a finding if the relay's last condition in `outbox.relay` says that the relay stopped at a bad event.
+/// Returns none if an error in `found` has the same code.
 fn halted(said: &Condition, settings: &Settings, found: &[Finding]) -> Option<Finding> {
     let code: Code = said.code.as_deref()?.parse().ok()?;
     let is_of_an_event = matches!(
@@ -231,10 +232,10 @@ fn halted(said: &Condition, settings: &Settings, found: &[Finding]) -> Option<Fi
     })
 }
 
-/// If the role lacks rights, makes sure that a finding has the statements that grant them. A check that fails
-/// because of a missing right does not know which right is missing, so its finding is completed or removed.
-/// If a right is missing but no check has failed, adds only a warning, because the relay can deliver events
-/// without that right.
+/// If the role lacks rights, makes sure that one finding names the GRANT statements. A check that fails
+/// because of a missing right cannot name this right itself. So this function adds the statements to the
+/// finding of such a check, and removes further findings of this kind. If no check has failed, the new
+/// finding is only a warning, because the relay can deliver events without the right.
 async fn name_grants(sql: &Sql, settings: &Settings, findings: &mut Vec<Finding>) -> Result<()> {
     let code = Code::PrivilegeMissing;
     let is_vague =
@@ -282,8 +283,8 @@ async fn pruning(sql: &Sql, settings: &Settings) -> Option<Finding> {
     }
 }
 
-/// Adds the finding about a lost slot. Removes a milder finding with the same code: `preflight`
-/// reports any missing slot, because a slot may be missing before the first start.
+/// Adds the finding about a lost slot. Replaces a milder finding with the same code, because `preflight`
+/// cannot tell a lost slot from a slot that a first start has yet to create.
 fn with_a_lost_slot(findings: &mut Vec<Finding>, lost: Option<Finding>) {
     let Some(lost) = lost else { return };
     let is_milder = |known: &Finding| known.code == lost.code && known.severity < lost.severity;
@@ -293,16 +294,16 @@ fn with_a_lost_slot(findings: &mut Vec<Finding>, lost: Option<Finding>) {
     }
 }
 
-/// Checks that the server accepts a replication session. Skips the check if a relay reads from the slot: that
-/// relay already has such a session, and there may be no free walsender for a second session. Also skips the
-/// check if an earlier finding already says why it would fail.
+/// Checks that the server accepts a replication session. Skips the check if a relay reads from the slot,
+/// because that relay already has such a session and may use the last free walsender. Also skips the check if
+/// an earlier finding already says why the check would fail.
 async fn replication_session(sql: &Sql, known: &[Finding]) -> Option<Finding> {
     let reasons = [
         Code::SlotHeld,
         Code::ReplicationRight,
         Code::WalSendersUsedUp,
     ];
-    // `known` also has findings of passed checks, under the same codes. Ignore those.
+    // Ignore the findings of passed checks, which have the same codes.
     let mut problems = known
         .iter()
         .filter(|finding| finding.severity != Severity::Ok);

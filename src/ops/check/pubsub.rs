@@ -123,7 +123,7 @@ async fn endpoint(client: &TopicAdmin, project: &str) -> Finding {
             ),
             ..from_error(&error)
         },
-        // Only the project in the probe's name can be malformed, so the project is wrong.
+        // The last part of the probe's name is valid, so Pub/Sub must have refused the project in the name.
         Code::EventRefused => finding_with_remedy(
             Severity::Error,
             "setting-invalid",
@@ -248,7 +248,7 @@ async fn subscriptions(client: &TopicAdmin, topic: &str) -> Result<Finding> {
     ))
 }
 
-/// Waits for the result of a call about this topic, for at most [`CALL_TIMEOUT`].
+/// Waits for the answer to a question about this topic, for at most [`CALL_TIMEOUT`].
 async fn in_time<T>(topic: &str, question: impl Future<Output = Result<T, Failure>>) -> Result<T> {
     match tokio::time::timeout(CALL_TIMEOUT, question).await {
         Ok(answer) => answer.map_err(|failure| Error::pubsub(&failure, topic)),

@@ -1,9 +1,11 @@
-//! Reads a sample of a table's rows, with which `mapping` checks the settings of the table.
+//! Reads a sample of a table's rows. `mapping` checks the settings of the table with this sample.
 //!
-//! The sample has the rows with the highest ids (or any rows if PostgreSQL cannot sort the ids), and the first of the
-//! rows that wait for delivery. A row that blocks the relay waits, but it need not be one of the newest rows. The
-//! sample also has the topics of the waiting rows, up to a limit, because a row whose topic is missing need not be
-//! one of the first. The sample contains no payloads.
+//! The sample has three parts, none of which contains a payload:
+//!
+//! - the newest rows, which are the rows with the highest ids, or any rows if PostgreSQL cannot sort the ids;
+//! - the first of the rows that wait for delivery, because an old row may block the relay;
+//! - the topics of the waiting rows, up to a limit, because a later row may be the one whose topic is
+//!   missing.
 
 use std::collections::HashMap;
 
@@ -21,7 +23,7 @@ use crate::store::dispatch::has_no_row_sql;
 /// Maximum number of newest rows, and also of waiting rows. Enough to include every usual kind of event.
 const SAMPLE: usize = 500;
 
-/// Maximum number of combinations of the columns that give the topic.
+/// Maximum number of combinations of values in the columns that determine the topic.
 const TOPICS: usize = 200;
 
 /// Statement timeout for reading the sample. It is short because the sample is optional, and sorting a
@@ -32,10 +34,10 @@ const SAMPLE_TIMEOUT: &str = "set statement_timeout = '2s'";
 #[derive(Debug, Default)]
 pub(super) struct TableSample {
     pub(super) rows: Vec<SampledRow>,
-    /// Rows that have only the columns from which the topic comes: one for each combination of their values among
-    /// the waiting rows.
+    /// Rows with only the columns that determine the topic. There is one row for each combination of values that
+    /// occurs among the waiting rows.
     pub(super) topics: Vec<SampledRow>,
-    /// The error because of which the waiting rows could not be read.
+    /// The error that prevented reading the waiting rows; `None` if they were read.
     pub(super) waiting_unread: Option<tokio_postgres::Error>,
 }
 
@@ -66,8 +68,8 @@ pub(super) struct SampledTable<'a> {
     relation: &'a OwnedRelation,
     settings: &'a TableSettings,
     mapper: &'a Mapper,
-    /// The condition that a row of `e` waits for delivery, and the order in which such rows are read. `None` if that
-    /// is unknown.
+    /// Two parts of an SQL statement: the condition that the row `e` waits for delivery, and the `order by`
+    /// for such rows. `None` if it is unknown which rows wait.
     waiting: Option<(String, String)>,
 }
 
@@ -140,8 +142,8 @@ impl<'a> SampledTable<'a> {
         }
     }
 
-    /// Reads rows, each with its place in the table. `waits` is the condition that a row of `e` waits, and `end` is
-    /// the end of the statement, which says which rows are read.
+    /// Reads rows, each with its place in the table. `waits` is the SQL condition that the row `e` waits for
+    /// delivery. `end` is the rest of the statement, which selects the rows.
     async fn rows(
         &self,
         waits: &str,
@@ -189,8 +191,9 @@ impl<'a> SampledTable<'a> {
         Ok(rows.into_iter().map(row).collect())
     }
 
-    /// The expressions for the values of a row of `e` as text, in the order of the table's description. Null instead
-    /// of the payload, and instead of columns that are not in `used`.
+    /// SQL expressions for the values of the row `e` as text, in the order of the table's description. With
+    /// `used`, only the columns in `used` have their values. Without it, all columns do except the payload.
+    /// The other expressions are null.
     fn values(&self, used: Option<&[usize]>) -> String {
         let payload = self.settings.columns.payload.as_deref();
         let payload = payload.unwrap_or("payload");
@@ -212,14 +215,15 @@ impl<'a> SampledTable<'a> {
     }
 }
 
-/// Returns the condition that a row of `e` waits for delivery, and the order in which such rows are read.
+/// Returns two parts of an SQL statement: the condition that the row `e` waits for delivery, and the `order
+/// by` for such rows.
 async fn waiting(
     sql: &Sql,
     settings: &TableSettings,
     captured: &Captured,
 ) -> Option<(String, String)> {
     let window = ScanWindow::recent(captured);
-    // The condition does not depend on topics, so any project will do.
+    // Only topic names contain the project, and the condition does not use topics.
     let reader = TableReader::resolve(sql, settings, "none", captured).await;
     let reader = reader.ok()?;
     let id = reader.event_id_sql();

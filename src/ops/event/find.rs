@@ -32,7 +32,7 @@ const WAIT: Duration = Duration::from_secs(2);
 /// once if the id is not its primary key.
 const ROWS_SHOWN: usize = 20;
 
-/// What an event without a record may wait for while a recovery is due or running.
+/// The note about an event without a record while a recovery is due or running.
 const RECOVERING: &str = "A recovery is due or running: if the stream has missed the row, the relay publishes it after \
     the recovery, which may wait for failing topics";
 
@@ -148,11 +148,11 @@ fn of_named_table(
     }
 }
 
-/// Checks that an event with a uuid can belong to the named table. It can if the row is gone from all tables. Returns
-/// the table's identity.
+/// Checks that the event with this uuid can belong to the named table. If no table has a row with this uuid
+/// any more, the event may have belonged to any table. Returns the table's identity.
 ///
 /// # Errors
-/// `setting-invalid` if only other tables have such a row; database errors.
+/// `setting-invalid` if the row is in another table; database errors.
 pub(crate) async fn check_named_table(
     sql: &Sql,
     settings: &Settings,
@@ -333,7 +333,7 @@ async fn unrecorded(
         (_, is_passed) = progress::wait_until_confirmed(sql, &settings.slot, end, WAIT).await?;
         // A recovery publishes rows from the tables even if the slot has passed them.
         is_passed &= !is_recovering;
-        // The relay may have written the record during the wait.
+        // The relay may have written the record while we waited.
         if let Some(found) = history::of_events(sql, &[row.event_id]).await?.pop() {
             return Ok(of_record(found, Some(row.row)));
         }

@@ -1,10 +1,10 @@
 //! Lists the newest events of a key, of a topic, or since a time.
 //!
-//! The list has two parts: first the waiting events, which are read from the tables, then the events
-//! with a record, which are read from outbox.dispatch along its primary key. If published events may
-//! lack a record, the list leaves out the first part, because a waiting event looks like a published
-//! event without a record. The list then contains only the events that were quarantined, and the events
-//! that were published while `dispatch` was `full`.
+//! The list has two parts: first the waiting events, which are read from the tables, then the events with a
+//! record, which are read from outbox.dispatch along its primary key. If published events may lack a record,
+//! the list leaves out the first part, because nothing tells a waiting event from a published event without a
+//! record. The list then contains only the events that were quarantined, and the events that were published
+//! while `dispatch` was `full`.
 
 use super::find::of_record_alone;
 use super::state::EventState;

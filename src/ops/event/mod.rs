@@ -5,8 +5,8 @@
 //!
 //! Every statement uses an index or has a time limit. In outbox.dispatch there is an index on the event id,
 //! and the id of a captured table is usually its primary key. Two searches may read all of outbox.dispatch: a
-//! list with few matches, and the search for a deleted row whose id is not a uuid. In the second case the
-//! event id cannot be computed from the row's id, because the event id also depends on the row's transaction.
+//! list with few matches, and the search for a deleted row whose id is not a uuid. The event id of such a row
+//! cannot be computed from the row's id alone, because it also depends on the row's transaction.
 
 pub(crate) mod find;
 pub(crate) mod list;

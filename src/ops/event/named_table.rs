@@ -1,6 +1,7 @@
 //! Reads an id that names its table: `schema.table:uuid`.
 //!
-//! The records of events with a uuid do not name a table. So the rows decide whether the table is the right one.
+//! The record of an event with a uuid does not name the event's table. So only the row itself shows whether
+//! the named table is the right one.
 
 use uuid::Uuid;
 
@@ -22,8 +23,8 @@ pub(crate) fn read<'a>(settings: &Settings, id: &'a str) -> Option<NamedTable<'a
     Some(NamedTable { number, uuid })
 }
 
-/// Returns the error for an id `name:uuid` that nothing has been found for. `None` if the id has another form, or names
-/// a captured table.
+/// Returns the error for an id `name:uuid` that matches no event. `None` if the id has another form, or if
+/// `name` is a captured table.
 pub(crate) fn unknown(settings: &Settings, id: &str) -> Option<Error> {
     let (name, uuid) = parts(id)?;
     let tables: Vec<String> = settings
@@ -43,15 +44,15 @@ pub(crate) fn unknown(settings: &Settings, id: &str) -> Option<Error> {
 }
 
 impl NamedTable<'_> {
-    /// Returns the error if the event belongs to another table. `right` is the id with the right table.
+    /// Returns the error for an event that belongs to the table `other`. `right` is the id with this table.
     pub(crate) fn of_another(self, settings: &Settings, other: &str, right: &str) -> Error {
         let (uuid, table) = (self.uuid, &settings.tables[self.number].table);
         let what = format!("{uuid} is an event of {other}, not of {table}");
         Error::new(Code::SettingInvalid, what).hint(format!("give {right}"))
     }
 
-    /// Checks that the source id of an event belongs to the table. A renamed table keeps its `identity`, with which its
-    /// source ids begin.
+    /// Checks that the source id of an event belongs to the table. Source ids begin with the table's
+    /// `identity`, which stays the same when the table is renamed.
     ///
     /// # Errors
     /// `setting-invalid` if the source id belongs to another table.

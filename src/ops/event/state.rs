@@ -10,8 +10,8 @@ use crate::store::relay_row::RecordKeeping;
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum EventState {
     Published,
-    /// The event has no record, but the slot has passed it, and published events may lack a record. So
-    /// it counts as published.
+    /// The event has no record, but the slot has passed it. Published events may lack a record, so the event
+    /// counts as published.
     PublishedWithoutRecord,
     Quarantined,
     /// An operator has released the event, from quarantine or for a replay, and the relay has not published
@@ -70,7 +70,7 @@ impl EventState {
         }
     }
 
-    /// Whether the event may still be published without an operator.
+    /// Whether the relay may still publish the event by itself.
     pub(super) fn waits(self) -> bool {
         matches!(
             self,

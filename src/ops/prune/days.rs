@@ -26,8 +26,8 @@ use crate::postgres::Sql;
 use crate::store::days::{self, AddedDay, DayPartition};
 use crate::store::dispatch::pruning::GO;
 
-/// Maximum number of attempts to drop a partition. The drop needs a lock that waits for every
-/// transaction on the table, so each attempt can delay inserts by its lock timeout.
+/// Maximum number of attempts to drop a partition. The drop waits for every transaction on the table, and new
+/// inserts queue behind it. So each attempt can delay inserts by its lock timeout.
 const DROP_ATTEMPTS: u32 = 5;
 
 /// Pause between two attempts to drop a partition, in which the delayed inserts finish.
@@ -90,7 +90,7 @@ pub(crate) async fn add_ahead(sql: &Sql) -> Result<AddedDays> {
                 done.notes.push(what.to_owned());
                 break;
             }
-            // Adding the other days would need the same lock or right, so it would fail too.
+            // Do not try the other days, because adding them needs the same lock or right.
             Err(error) => {
                 let what = format!("no partition was added for {day}");
                 done.notes.push(note(&what, error)?);
@@ -189,7 +189,7 @@ pub(super) async fn prune(
             // Do not try the other days, because each attempt would delay inserts again.
             Ok(OldDay::InUse(error)) => pruned.add_note(&day, error, false)?,
             Err(error) => {
-                // Dropping the other days would need the same right, so do not try it.
+                // Do not try the other days, because dropping them needs the same right.
                 let is_refused = error.code() == Some(&SqlState::INSUFFICIENT_PRIVILEGE);
                 pruned.add_note(&day, error, !is_refused)?
             }
@@ -204,7 +204,7 @@ pub(super) async fn prune(
     Ok(true)
 }
 
-/// What is needed to decide whether the rows of a day may be deleted.
+/// Decides whether the rows of a day may be deleted.
 struct DayJudge<'a> {
     context: &'a PruneContext<'a>,
     captured: &'a Captured,
@@ -212,8 +212,8 @@ struct DayJudge<'a> {
 }
 
 impl DayJudge<'_> {
-    /// Drops a day if all its rows may be deleted. `has_row` is an SQL condition on a record: its row
-    /// is in this day.
+    /// Drops a day if all its rows may be deleted. `has_row` is the SQL condition that the row of a record
+    /// belongs to this day.
     async fn drop_day(
         &self,
         day: &DayPartition,
@@ -280,9 +280,8 @@ impl DayJudge<'_> {
     }
 }
 
-/// Drops a locked day. Returns false if the day stays because `postrider replay` has released one of
-/// its events: the rows were judged page by page, and a row of an early page may have been released
-/// since.
+/// Drops a locked day. Returns false if the day stays because `postrider replay` has released one of its
+/// events. This can happen after the verdict on the event's row, because the rows are judged page by page.
 async fn drop_locked(sql: &Sql, day: &DayPartition, has_row: &str) -> Result<bool, PgError> {
     let mut attempt = 1;
     loop {
@@ -300,14 +299,15 @@ async fn drop_locked(sql: &Sql, day: &DayPartition, has_row: &str) -> Result<boo
     }
 }
 
-/// Whether another session waits for the lock on the partition. That session may itself hold a lock
-/// that the drop needs, so another attempt would only prolong its wait.
+/// Whether the drop was refused because another session waits for our lock on the partition. That session may
+/// itself hold a lock that the drop needs, so another attempt would only prolong its wait.
 fn is_waited_for(error: &PgError) -> bool {
     error.code() == Some(&SqlState::OBJECT_IN_USE)
 }
 
 impl PrunedTable {
-    /// Notes that a day was not dropped. Returns `goes_on`, which says whether later days are tried.
+    /// Notes that a day was not dropped. `goes_on` says whether the run still tries later days, and is also
+    /// the result.
     fn add_note(&mut self, day: &DayPartition, error: PgError, goes_on: bool) -> Result<bool> {
         let later = if goes_on {
             ""

@@ -12,9 +12,9 @@
 //!   record may have been published with `dispatch = exceptions`. Such a row may be deleted if its
 //!   transaction is below the floor of its table and the event itself is older than the retention.
 //! - Its commit is below the confirmed position, and its transaction below the floor. A recovery with
-//!   `dispatch = exceptions` publishes everything from the floor on again, so it needs all these
-//!   rows. If every event has a record and the position of the slot proves nothing, for example because
-//!   the slot is lost, the record alone is enough.
+//!   `dispatch = exceptions` publishes everything from the floor on again, so it needs all these rows. There
+//!   is one exception: if every event has a record and the slot's position proves nothing, for example
+//!   because the slot is lost, the record alone is enough.
 //!
 //! **A record may be deleted** when nothing needs it any longer:
 //!
@@ -24,9 +24,9 @@
 //! - Its commit is below `restart_lsn`, which is at most the confirmed position. A crash of PostgreSQL
 //!   loses newer confirmed positions, and PostgreSQL then sends the events after an older position
 //!   again.
-//! - The slot has confirmed the end of the WAL at a time when the row was already gone. The slot
-//!   streams a row once more after the row was moved between partitions, and only the record shows that
-//!   it was published.
+//! - The slot has confirmed the end of the WAL at a time when the row was already gone. An update that moves
+//!   a row to another partition makes the slot stream the row once more. Only the record then shows that the
+//!   row was published.
 //!
 //! The reasons are in docs/adr/0032-pruning.md and, for partitions, docs/adr/0037-daily-partitions.md.
 
@@ -238,9 +238,9 @@ pub(crate) async fn run(
     Ok(report)
 }
 
-/// Returns why the records have to stay if no old row of a table has a record. If every published event has a
-/// record, each old row should have one. If none has, this command may compute other event ids than the
-/// relay. Every record would then look as if its row were gone.
+/// Returns why the records have to stay if no old row of a table has a record; otherwise `None`. If every published
+/// event has a record, the old rows should have records. If none of them has one, the settings of this command may
+/// lead to other event ids than those of the relay. Then every record would look as if its row were gone.
 fn unknown_rows(context: &PruneContext<'_>, tables: &[PrunedTable]) -> Option<String> {
     let PruneProof::Slot { repeats: false, .. } = context.proof else {
         return None;
@@ -267,14 +267,14 @@ fn never_captured(error: Error) -> Error {
     }
 }
 
-/// A counter of the failed attempts of one chunk. A retry function that takes a closure is not possible,
-/// because the future of an async closure cannot be sent to another task.
+/// Counts the failed attempts of one chunk. This is not a retry function that takes a closure, because the
+/// future of an async closure cannot be sent to another task.
 #[derive(Debug, Default)]
 struct FailedAttempts(u32);
 
 impl FailedAttempts {
-    /// Waits and returns if a lock or another session's change stopped the chunk, so that the caller can try
-    /// the chunk again. Returns any other error, and the error of the last attempt.
+    /// Returns `Ok` after a pause if the caller should try the chunk again, because a lock or a change of
+    /// another session stopped it. Returns an error after the last attempt, and for any other failure.
     async fn again(&mut self, error: PgError) -> Result<()> {
         if !is_in_the_way(&error) {
             return Err(crate::capture::table::altered_since(error));

@@ -1,5 +1,5 @@
-//! Finds out what proves that an event is published: the position of the slot and the records, or only
-//! the records.
+//! Finds out what proves that an event is published: the position of the slot together with the records, or
+//! only the records.
 //!
 //! [`find`] reads the facts, and [`decide`] decides without IO.
 
@@ -30,7 +30,7 @@ pub(super) enum PruneProof {
     RecordsOnly { why: String },
 }
 
-/// The facts from which [`decide`] decides.
+/// The facts that [`decide`] needs.
 struct PruneFacts<'a> {
     name: &'a SlotName,
     slot: Option<&'a Slot>,

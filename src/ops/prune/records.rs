@@ -47,7 +47,8 @@ pub(super) async fn prune(
             return Ok((pruned, true));
         }
     };
-    // Make PostgreSQL find each record by its key, instead of reading the whole table for a hash join.
+    // Make PostgreSQL look each record up by its key. It might otherwise read the whole table for a hash
+    // join.
     context
         .sql
         .batch_execute("SET enable_nestloop = on; SET enable_hashjoin = off")
@@ -165,8 +166,9 @@ impl RecordChunk {
     }
 }
 
-/// Returns an SQL condition that the row of a record `w` is in a captured table. In a dry run, rows that a
-/// real run would delete do not count. The inner error says why no such condition can be given.
+/// Returns the SQL condition that the row of the record `w` is in a captured table. In a dry run, rows that a
+/// real run would delete do not count. The inner error says why the condition cannot be formed, so that all
+/// records have to stay.
 async fn has_row_sql(
     context: &PruneContext<'_>,
     captured: &[Captured],
@@ -177,7 +179,7 @@ async fn has_row_sql(
         .collect();
     let sql = context.sql;
     // Look for a table that was captured before, and is not in the settings. If a relay captured the table
-    // again, the relay would publish its rows without a record again.
+    // later, it would publish the rows without a record again.
     if let Some(row) = sql.query_opt(pruning::OTHER_TABLES, &[&identities]).await? {
         return Ok(Err(format!(
             "table {} was captured and is not in the settings, so nothing shows whether a record \
@@ -212,9 +214,9 @@ async fn has_row_sql(
     Ok(Ok(format!("({})", conditions.join(" or "))))
 }
 
-/// Returns an SQL condition that the row of a record `w` is in this table and fulfils a condition on `e`.
-/// `offset 0` makes PostgreSQL look up each row, instead of reading the whole table at once. The inner error
-/// says that the lookup has no index.
+/// Returns the SQL condition that the row of the record `w` is in this table and meets `condition`, an SQL
+/// condition on the row `e`. `offset 0` makes PostgreSQL look up each row, instead of reading the whole table
+/// at once. The inner error says that there is no index for the lookup.
 pub(super) async fn exists_sql(
     sql: &Sql,
     captured: &Captured,
@@ -269,8 +271,8 @@ pub(super) async fn exists_sql(
         id_type if TEXTS.contains(&id_type) => {
             format!("{is_of_table} and {}", exists(&text))
         }
-        // An index on this column cannot be used to look up the text of an id, so the records of the
-        // table stay.
+        // The records have ids as text, and an index on a column of this type cannot find a text. So all
+        // records of the table stay.
         _ => is_of_table,
     };
     Ok(Ok(format!("coalesce({condition}, false)")))

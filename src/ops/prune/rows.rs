@@ -19,7 +19,7 @@ pub(super) async fn prune(
     on_step: &mut OnPruneStep<'_>,
 ) -> Result<bool> {
     let (sql, request) = (context.sql, context.request);
-    // Pruning does not use the topics of the rows, so any project will do.
+    // Only topic names contain the project, and pruning does not use topics.
     let project = context.settings.project().unwrap_or("none");
     let reader = TableReader::resolve(sql, table, project, captured).await?;
     let action = if request.is_dry_run() {
@@ -63,8 +63,8 @@ pub(super) async fn prune(
     }
 }
 
-/// Whether the walk has reached rows that are younger than the retention. One young row is not enough:
-/// old rows whose topic was missing for a long time have young records.
+/// Whether the walk has reached the rows that are younger than the retention. One young record does not prove
+/// this, because an old row also has a young record if its topic was missing for a long time.
 fn is_young(page: &WalkedPage) -> bool {
     page.count(GO) == 0 && page.count("young") * 2 > page.rows
 }
@@ -74,8 +74,9 @@ pub(super) fn verdict_sql(context: &PruneContext<'_>, captured: &Captured) -> St
     let record = &captured.record;
     let cutoff = context.cutoff.sql();
     let floor = record.floor;
-    // Rows below `without_record` may have been published without a record. A repeat may still need a row
-    // whose event is at or above the confirmed position, or whose transaction is at or above the floor.
+    // Rows of transactions below `without_record` may have been published without a record. The relay may
+    // still publish a row again if its event is at or above the confirmed position, or if its transaction is
+    // at or above the floor.
     let (without_record, is_unconfirmed, is_above_floor) = match &context.proof {
         PruneProof::Slot {
             confirmed, repeats, ..
@@ -105,8 +106,8 @@ pub(super) fn verdict_sql(context: &PruneContext<'_>, captured: &Captured) -> St
     )
 }
 
-/// Returns an SQL condition for a row `e` whose record `w` is old and has a final outcome. The condition is
-/// true if [`verdict_sql`] keeps the row all the same.
+/// Returns the SQL condition that [`verdict_sql`] keeps a row `e`, although its record `w` is old and has a
+/// final outcome.
 pub(super) fn stays_sql(context: &PruneContext<'_>, captured: &Captured) -> String {
     let PruneProof::Slot { confirmed, .. } = &context.proof else {
         return "false".to_owned();

@@ -43,12 +43,12 @@ pub(super) fn name(source_id: Option<&str>, uuid: Uuid) -> String {
         .map_or_else(|| uuid.to_string(), str::to_owned)
 }
 
-/// Returns the rows of an event that are in quarantine, in commit order. If none of its rows is in
-/// quarantine, returns all its rows.
+/// Returns the dispatch rows of an event that are in quarantine, in commit order. If none of its dispatch rows is
+/// in quarantine, returns all of them.
 ///
 /// # Errors
-/// `not-in-quarantine` when the event has no row; `setting-invalid` when several events have this id, or when it names
-/// a table to which the event does not belong.
+/// `not-in-quarantine` when the event has no dispatch row; `setting-invalid` when several events have this id, or
+/// when it names a table to which the event does not belong.
 pub(super) async fn rows_of(sql: &Sql, settings: &Settings, id: &str) -> Result<Vec<EventRow>> {
     let id = id.trim();
     let mut rows = rows_with(sql, id).await?;
@@ -74,18 +74,18 @@ pub(super) async fn rows_of(sql: &Sql, settings: &Settings, id: &str) -> Result<
     }
 }
 
-/// Returns the rows with this uuid or source id.
+/// Returns the dispatch rows with this uuid or source id.
 async fn rows_with(sql: &Sql, id: &str) -> Result<Vec<EventRow>> {
     let rows = quarantine_commands::rows_in_quarantine(sql, id).await?;
     if !rows.is_empty() {
         return Ok(rows);
     }
-    // A search by `source_id` reads the whole table, but there is no other way: the uuid cannot be
-    // computed from the id, because it also depends on the transaction.
+    // A search by `source_id` reads all of outbox.dispatch. There is no other way, because the uuid also depends on
+    // the transaction, so it cannot be computed from the id.
     quarantine_commands::all_rows(sql, id).await
 }
 
-/// Returns the rows with this uuid.
+/// Returns the dispatch rows with this uuid.
 ///
 /// # Errors
 /// `setting-invalid` if the event belongs to another table.
@@ -105,7 +105,7 @@ fn not_in_quarantine(what: String) -> Error {
     Error::new(Code::NotInQuarantine, what)
 }
 
-/// Returns the first row of an event in quarantine.
+/// Returns the first dispatch row of an event that is in quarantine.
 ///
 /// # Errors
 /// The errors of [`rows_of`]; `not-in-quarantine` if the event has another state.

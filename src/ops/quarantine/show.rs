@@ -37,10 +37,10 @@ pub(crate) struct ShownEvent {
 /// Reads the record of one event.
 ///
 /// # Errors
-/// `not-in-quarantine` when the event has no row; `setting-invalid` when several events have this id, or when it
-/// names a table to which the event does not belong.
+/// `not-in-quarantine` when the event has no dispatch row; `setting-invalid` when several events have this id, or
+/// when it names a table to which the event does not belong.
 pub(crate) async fn show(sql: &Sql, settings: &Settings, id: &str) -> Result<ShownEvent> {
-    // If the event is in quarantine, show its first row, otherwise its latest row.
+    // If the event is in quarantine, show its first dispatch row, otherwise its latest one.
     let mut rows = select::rows_of(sql, settings, id).await?;
     let event = if rows[0].is_in_quarantine() {
         rows.swap_remove(0)

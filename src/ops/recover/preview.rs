@@ -62,8 +62,8 @@ pub(crate) struct TopicPreview {
 /// Lists the rows that a recovery would publish now. Changes nothing.
 ///
 /// # Errors
-/// `project-missing`; `foreign-cluster` when the cluster's transaction ids are lower than those of the rows;
-/// errors of a statement.
+/// `project-missing`; `foreign-cluster` if the cluster's transaction ids are lower than the transaction ids
+/// in the rows; errors of a statement.
 pub(crate) async fn read<'a>(
     situation: &'a Situation,
     settings: &'a Settings,
@@ -84,7 +84,7 @@ pub(crate) async fn read<'a>(
 /// # Errors
 /// Errors of a statement.
 pub(super) async fn any_row_waits(situation: &Situation, settings: &Settings) -> Result<bool> {
-    // The rows are only counted, so the project does not matter.
+    // Only topic names contain the project, and this count does not show topics.
     let project = settings.project().unwrap_or("no-project");
     let tables = tables(situation, settings, project, 1).await?;
     Ok(tables.iter().any(|table| table.rows > 0))

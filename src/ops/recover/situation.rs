@@ -23,8 +23,8 @@ pub(crate) struct Situation {
     pub(super) records: RecordKeeping,
     /// Fingerprint of the publication.
     pub(super) publication: String,
-    /// The slot's confirmed position, if nobody reads the slot and a relay could simply continue to stream
-    /// from there.
+    /// The slot's confirmed position, if nobody reads the slot and a relay could continue to stream from this
+    /// position without a recovery.
     pub(super) usable_from: Option<Lsn>,
     /// Why a relay would recover at its next session; `None` if it would only stream.
     pub(crate) why: Option<RecoveryReason>,
@@ -46,7 +46,8 @@ impl Situation {
     /// # Errors
     /// `postgres-standby` on a standby; `slot-foreign` when the slot is physical, or belongs to another
     /// output plugin or another database; `publication-drift` when a table is missing; `table-captured` when
-    /// a table of another slot has only some rows in common with ours; errors of a statement.
+    /// a table of another slot and one of our tables have only a part of their rows in common; errors of a
+    /// statement.
     pub(crate) async fn read(sql: &Sql, settings: &Settings) -> Result<Self> {
         let name = &settings.slot;
         let cluster = cluster::inspect(sql).await?;
@@ -97,12 +98,13 @@ impl Situation {
             has_new_table: known.iter().any(Option::is_none),
             has_other_table: claim::has_taken_over(&found, &known),
             since_lsn: captures::since_lsn(&records, name),
-            // Ignore an unfinished recovery: if the relay continued it, it would publish the same rows.
+            // A relay may be able to continue an unfinished recovery. This makes no difference here, because
+            // a new recovery would publish the same rows.
             can_continue: false,
         };
         let why = situation.why(name, facts);
-        // Without the column `inserted_xid`, a relay does not recognise rows that were restored after
-        // the slot was created, so it cannot simply continue.
+        // Without the column `inserted_xid`, a relay does not recognise rows that were restored from a dump
+        // after the slot was created, so it needs a recovery.
         let tells_restored_rows = found.iter().all(|found| found.shape.has_inserted_xid);
         let usable_from = usable_from(facts).filter(|_| tells_restored_rows);
         situation.why = why;
@@ -171,8 +173,9 @@ fn is_foreign(earlier: Option<&EarlierSession>, cluster: &Cluster) -> bool {
     earlier.is_some_and(|row| !row.origin.matches(cluster.origin()))
 }
 
-/// Returns the slot's confirmed position if nobody reads the slot, and a relay could simply continue
-/// to stream from there. The check assumes that the relay stopped at this position, on this cluster.
+/// Returns the slot's confirmed position, if nobody reads the slot and a relay could continue to stream from
+/// this position without a recovery. The check assumes that the relay stopped at this position, on this
+/// cluster.
 fn usable_from(facts: OpeningFacts<'_>) -> Option<Lsn> {
     let slot = facts.slot.filter(|slot| !slot.active)?;
     let left_here = EarlierSession {

@@ -47,8 +47,9 @@ pub(super) async fn refuse_lower(sql: &Sql, settings: &Settings) -> Result<()> {
     )))
 }
 
-/// No cluster reaches this transaction id: at 100,000 transactions per second it would need 89 years. A row
-/// with such an `inserted_xid` was inserted with an explicit value, so the row's `xmin` decides instead.
+/// No cluster reaches this transaction id: at 100,000 transactions per second it would need 89 years. If a
+/// row has such an `inserted_xid`, somebody inserted it with an explicit value. The comparison then uses the
+/// row's `xmin`.
 const IMPOSSIBLE: u64 = 1 << 48;
 
 /// How many transactions one file of `pg_xact` covers: 32 pages of 8 KiB, 2 bits each.
@@ -73,8 +74,8 @@ fn next_xid_to_set(now: u64, wanted: u64) -> u64 {
     if next.wrapping_sub(now) % EPOCH <= FARTHEST {
         return next;
     }
-    // `next` is too far away. Keep the lower 32 bits just after `now`, and raise the epoch until
-    // the id is not before `wanted`.
+    // `next` is too far away. Keep the lower 32 bits just after `now`, and raise the epoch until the id is at
+    // least `wanted`.
     let epochs = (next - after_now).div_ceil(EPOCH);
     let next = after_now + epochs * EPOCH;
     if next.is_multiple_of(EPOCH) {

@@ -74,8 +74,8 @@ pub(crate) enum ReplayWait {
     None,
     /// The relay has published no released event for a while.
     Relay,
-    /// All keys that are left have events that somebody else has released: other replays by name, and `None` for the
-    /// quarantine.
+    /// The remaining keys have events that another replay or the operator has released, and that the relay
+    /// publishes first. The list names these replays; `None` stands for a release from quarantine.
     Others(Vec<Option<String>>),
 }
 
@@ -86,7 +86,7 @@ pub(crate) type OnReplayStep<'a> = dyn FnMut(&ReplayStep) -> bool + 'a;
 #[derive(Debug, PartialEq, Eq, Serialize)]
 pub(crate) struct ReplayReport {
     pub(crate) name: String,
-    /// False if the replay was stopped, or if events are left because their keys have events in
+    /// False if the replay was stopped. Also false if events are left, because their keys have events in
     /// quarantine or in another replay.
     pub(crate) finished: bool,
     /// Events of this replay that the relay has published again, since the replay began.
@@ -136,7 +136,7 @@ pub(crate) async fn begin(
         }
     };
     let mut criteria = criteria.clone();
-    // Make durations absolute: "1h ago" would mean another time when the replay is resumed.
+    // Store durations as absolute times, because "1h ago" would mean another time when the replay is resumed.
     let times = [&mut criteria.since, &mut criteria.until];
     for text in times.into_iter().flatten() {
         *text = read_time(text)?.fixed(sql).await?;

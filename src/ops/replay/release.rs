@@ -9,8 +9,8 @@ use crate::event::EventPosition;
 use crate::postgres::Sql;
 use crate::store::replay::{self, ReplayCounts, ReplayGroup};
 
-/// The command releases no further key while at least this many released events have no outcome. There can be
-/// more, because all events of a key are released at once.
+/// The command releases no further key while at least this many released events have no outcome. The number
+/// can exceed this limit, because all events of a key are released at once.
 const RELEASED_AT_ONCE: u64 = 2_000;
 
 /// Poll interval for the relay's progress.
@@ -19,10 +19,10 @@ const POLL_INTERVAL: Duration = Duration::from_millis(250);
 /// How long the relay may make no progress before the command reports that it is stalled.
 const STALLED: Duration = Duration::from_secs(10);
 
-/// Maximum number of fruitless rounds in a row; the command gives up at the next one. A round goes over all
-/// keys. It is fruitless if no event left the selection in it, and no event of this replay or of anything else is
-/// in the state `released`. The command does not give up at the first fruitless round, because another replay may
-/// hold a key for a moment.
+/// Maximum number of fruitless rounds in a row. The command gives up at the next fruitless round. A round visits
+/// every key that is left. It is fruitless if no event left the selection, and if the relay has no released events
+/// to publish that could free a key. One fruitless round is not enough to give up, because another replay may hold
+/// a key for a moment.
 const FRUITLESS_ROUNDS: u32 = 10;
 /// Pause after a fruitless round.
 const ROUND_PAUSE: Duration = Duration::from_secs(1);
@@ -42,8 +42,8 @@ struct Releasing<'a> {
     settle_after: Option<EventPosition>,
     /// When the relay last made progress, or had no released event to publish.
     progressed: Instant,
-    /// Who has released the events for which all events that are left wait: other replays by name, and `None` for the
-    /// quarantine.
+    /// What the remaining events wait for. Names the other replays that have released events of the same keys;
+    /// `None` stands for a release from quarantine.
     waits_for: Vec<Option<String>>,
 }
 
@@ -110,8 +110,8 @@ impl<'a> Releasing<'a> {
         }
     }
 
-    /// Releases the events of a group. Returns how many events left the selection, including events
-    /// that are no longer published and were not released.
+    /// Releases the selected events of a topic and key. Returns how many events left the selection. This
+    /// number includes events that could not be released, because their state is no longer `published`.
     async fn release(&mut self, group: &ReplayGroup) -> Result<u64> {
         let (left, released) = replay::release(self.sql, self.name, group).await?;
         self.selected = self.selected.saturating_sub(left);
@@ -163,7 +163,7 @@ pub(super) async fn run(
         if let Some(group) = replay::next_group(sql, name, after.as_ref()).await? {
             let left = releasing.release(&group).await?;
             in_round += left;
-            // A group without a key is released in portions, so it may have more events.
+            // Events without a key are released in portions, so this group may have more of them.
             if !group.1.is_empty() || left == 0 {
                 after = Some(group);
             }

@@ -1,4 +1,4 @@
-//! Finds the events of a replay, with one walk over the records or by one id.
+//! Finds the events of a replay: by one walk over the records, or by the id of one event.
 
 use decoder::Lsn;
 use replication::CommitLsn;

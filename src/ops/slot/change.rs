@@ -15,8 +15,8 @@ use crate::settings::Settings;
 use crate::store::relay_row;
 use crate::store::relay_row::shown::served_before;
 
-/// The events and WAL that are not streamed after a drop or an advance. The output of `slot drop --json` and
-/// `slot advance --json`; programs depend on it.
+/// How much a drop or an advance leaves out: events and WAL that the slot then does not stream. The output of
+/// `slot drop --json` and `slot advance --json`; programs depend on it.
 #[derive(Debug, Serialize)]
 pub(crate) struct LeftOut {
     pub(crate) slot_name: String,
@@ -33,7 +33,7 @@ pub(crate) struct LeftOut {
 }
 
 /// Creates the slot, and records that its relay captures the tables. Returns the position at which the slot
-/// begins. `although_lost` means: create the slot even if the relay has lost an earlier slot of this name.
+/// begins. With `although_lost`, creates the slot even if the relay has lost an earlier slot of this name.
 ///
 /// # Errors
 /// `postgres-standby`; `publication-missing`; `slot-missing` if an earlier slot is lost; `slot-exists`;
@@ -145,8 +145,8 @@ impl SlotAdvance {
         let Self { mut left_out, to } = self;
         let left = PgLsn::from(left_out.confirmed_flush_lsn.as_u64());
         slots::can_advance(sql, &settings.slot, to).await?;
-        // Record the position before advancing. Otherwise a relay with `dispatch = exceptions` could
-        // not notice the advance.
+        // First record the position before the advance. A relay with `dispatch = exceptions` notices the
+        // advance only by comparing the slot with this position.
         relay_row::write_left(sql, &settings.slot, left).await?;
         left_out.confirmed_flush_lsn = slots::advance(sql, &settings.slot, to).await?;
         Ok(left_out)

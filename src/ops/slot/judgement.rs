@@ -41,8 +41,8 @@ impl CommandFacts<'_> {
                 .pending
                 .and_then(|pending| pending.oldest_against(limit)),
             origin: self.origin,
-            // The row is missing, so nobody knows where the last relay left the slot. Do not call the slot
-            // recreated while a relay reads it: that relay has checked the slot itself.
+            // Without the row, nothing shows where the last relay left the slot. But while a relay reads the
+            // slot, do not call the slot recreated, because that relay has checked the slot itself.
             recorded: recorded.as_ref().filter(|_| !(lacks_row && is_read)),
         };
         let health = health::judge(&observation, thresholds);
@@ -68,9 +68,10 @@ impl CommandFacts<'_> {
     }
 }
 
-/// Returns the limit below which a lower bound of the oldest event's age says too little, so that the age
-/// counts as unknown. The limit is `error_lag` if no relay has read the slot for that long, because the
-/// events may then be that old. Otherwise the limit is the smaller one of `warn_lag` and `error_lag`.
+/// Returns the limit for an age of the oldest event that is only a lower bound. Below this limit, the lower
+/// bound says too little, and the age counts as unknown. The limit is `error_lag` if no relay has read the
+/// slot for at least `error_lag`, because events may then be that old. Otherwise it is the smaller one of
+/// `warn_lag` and `error_lag`.
 fn age_limit(slot: Option<&Slot>, thresholds: &Thresholds) -> Duration {
     let error_lag = thresholds.error_lag.unwrap_or(thresholds.warn_lag);
     let unread = slot.filter(|slot| !health::is_read_by_relay(slot));
@@ -105,7 +106,8 @@ mod tests {
     use crate::ops::pending::EventAge;
     use crate::recovery::slot_verdict::tests::slot;
 
-    /// 200,000 rows that wait are at least 10 minutes old, and nobody has read the slot for two hours.
+    /// Of 200,000 counted rows, the oldest is 10 minutes old, and older rows may wait. Nobody has read the
+    /// slot for two hours in the first case, and for 30 minutes in the second.
     #[test]
     fn a_lower_bound_of_the_age_does_not_hide_that_the_slot_is_unread_for_long() {
         let minutes = |n: u64| Duration::from_secs(n * 60);

@@ -26,8 +26,8 @@ use crate::settings::Settings;
 use crate::store::capture_record::{self as captures, CaptureRecord};
 use crate::store::relay_row::shown::{self, RelayRow};
 
-/// Minimum age of a transaction that is reported. Younger transactions also hold back WAL, but not for
-/// long.
+/// Minimum age of a transaction that the snapshot reports. Younger transactions also hold back WAL, but
+/// usually not for long.
 const HOLDERS_OLDER_THAN: Duration = Duration::from_secs(30);
 
 /// How long a snapshot waits for a lock.
@@ -257,9 +257,9 @@ impl SlotSnapshot {
     }
 }
 
-/// The age of the oldest undelivered event, as the relay has recently recorded it. `None` if the relay has read no such
-/// event. Also `None` during a recovery, because the relay then does not know the commit times of the rows that it
-/// reads from the tables.
+/// The age of the oldest undelivered event, as the relay has recently recorded it. `None` if the relay has
+/// read no such event. Also `None` during a recovery, because the relay does not know when the rows that it
+/// reads from the tables were committed.
 fn known_age(relay: &RelayRow) -> Option<Duration> {
     let said = relay.condition.as_ref();
     let said = said.filter(|said| said.state != State::Recovering && relay.recovering.is_none());
@@ -285,8 +285,8 @@ async fn capture_records(sql: &Sql) -> Result<Vec<CaptureRecord>> {
 /// Maximum number of tables that a warning names.
 const TABLES_NAMED: usize = 5;
 
-/// Warns if the slot is older than the publication of a table: its confirmed position is before the position at which
-/// the capture of the table began. Names these tables.
+/// Warns if the slot is older than the publication of a table, and names these tables. The slot is older if
+/// its confirmed position is before the position at which the capture of the table began.
 pub(crate) fn before_publication(slot: &Slot, records: &[CaptureRecord]) -> Option<Finding> {
     let name = &slot.slot_name;
     let at = slot.confirmed_flush_lsn?;

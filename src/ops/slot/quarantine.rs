@@ -14,7 +14,8 @@ const KEYS_NAMED: i64 = 5;
 pub(crate) struct QuarantineStatus {
     /// Bad events and the events behind them, counted up to a million.
     pub(crate) events: u64,
-    /// The blocked keys whose first event is oldest: at most 5, among the first 1,000 by name.
+    /// The blocked keys with the oldest first events: at most 5. Only the first 1,000 keys by name are
+    /// compared.
     pub(crate) keys: Vec<BlockedKeyStatus>,
 }
 

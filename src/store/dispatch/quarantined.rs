@@ -187,9 +187,9 @@ pub(crate) struct WaitingGroup {
     pub(crate) oldest_seconds: f64,
 }
 
-/// Returns the `limit` keys whose first quarantined event was committed first. Looks only at the first
-/// [`SEARCHED_KEYS`] keys in the order of topic and key. Events without an ordering key count as one key per
-/// topic.
+/// Returns the `limit` keys that have waited longest since the commit of their first quarantined event. Looks only at
+/// the first [`SEARCHED_KEYS`] keys in the order of topic and key. Events without an ordering key count as one key
+/// per topic.
 ///
 /// # Errors
 /// Database errors.

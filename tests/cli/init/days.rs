@@ -78,7 +78,7 @@ async fn a_table_that_exists_is_not_converted_but_can_be_replaced() {
     assert_eq!(database.number(published).await, 1);
 }
 
-/// The SQL of the guide that replaces the table (`nth` is 0) or repeats its grants (`nth` is 1).
+/// The SQL of the guide: the statements that replace the table (`nth` is 0), or that repeat its grants (`nth` is 1).
 fn guide_sql(nth: usize) -> &'static str {
     let guide = include_str!("../../../docs/how-to/operations.md");
     let mut sections = guide.split("To replace an unpartitioned one");

@@ -239,8 +239,8 @@ async fn wait_until_noted(world: &World, partition: &str) {
     .await;
 }
 
-/// The stream contains all rows of a partition that was empty when it was created, so the relay
-/// repeats no row.
+/// Unlike an attached table, a partition that `CREATE TABLE ... PARTITION OF` creates is empty at first. So the stream
+/// contains all its rows, and the relay publishes none of them again from the table.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_partition_that_is_created_empty_repeats_nothing_without_records() {
     let (mut world, relay) = served(Kind::Partitioned).await;

@@ -55,7 +55,8 @@ fn is_of_a_recovery(evidence: &Evidence, at: Duration) -> bool {
     (evidence.exceptions || evidence.occurrences.iter().any(gives_up))
         && evidence.log.recovers.iter().any(|begun| {
             let over = streams.iter().filter(|said| *said > begun).min();
-            // The harness reads a log line a little later than the relay writes it, so `LATE` is added.
+            // `begun` is the time at which the harness read the log line. The recovery began a little earlier, so
+            // samples up to `LATE` before `begun` count as part of it.
             at + LATE >= *begun && over.is_none_or(|over| at <= *over)
         })
 }

@@ -47,7 +47,7 @@ pub(in crate::cli::init) async fn columns(sql: &Sql, settings: &Settings) -> Res
             if before.is_some_and(|before| !before.has_inserted_xid) && shape.has_inserted_xid {
                 findings.extend(new_column(sql, table, shape.oid).await?);
             }
-            // The table is prepared already. If the sequence cannot be looked at now, `check` reports why.
+            // `init` has finished this table, so ignore an error here. `postrider check` reports it later.
             let behind = check::capture::sequence(sql, table, &shape).await;
             findings.extend(behind.ok().flatten());
         }
@@ -55,8 +55,9 @@ pub(in crate::cli::init) async fn columns(sql: &Sql, settings: &Settings) -> Res
     Ok(findings)
 }
 
-/// Says so if `init` has added `inserted_xid` to a table that is already captured. All rows that the table had then get
-/// the same value. Until the floor is above that value, an update makes such an old row look new.
+/// Returns a note if `init` has added `inserted_xid` to a table that is already captured. All old rows of the table
+/// get the same `inserted_xid`. Until the floor is above it, the relay judges these rows by their `xmin`, so an
+/// update makes an old row look new.
 async fn new_column(sql: &Sql, table: &TableSettings, oid: u32) -> Result<Option<Finding>> {
     let records = capture_record::read(&**sql).await?;
     let is_captured = records.iter().any(|record| record.oid == oid);
@@ -77,8 +78,8 @@ const INDEX_LOCK: i64 = 0x706f_7374_7269_6466;
 /// Pause between two attempts to get [`INDEX_LOCK`].
 const INDEX_LOCK_PAUSE: Duration = Duration::from_millis(200);
 
-/// Waits until no other `init` creates an index. Polls the lock, because a session that waits for
-/// it in one statement would hold up the `create index concurrently` of the other `init`.
+/// Waits until no other `init` creates an index. Polls the lock: `create index concurrently` waits for other
+/// sessions' statements, so a statement of ours that waits for the lock would block the other `init`.
 async fn lock_indexes(sql: &Sql) -> Result<()> {
     let mut waits = 0;
     while !activity::try_advisory_lock(sql, INDEX_LOCK).await? {
@@ -103,9 +104,9 @@ async fn index(sql: &Sql, table: &TableSettings) -> Result<()> {
     }
 }
 
-/// If the table has a column `seq` without an index, and `init` may create the index, returns whether the
-/// table is partitioned; otherwise `None`. On a large partitioned table `init` must not create the index,
-/// because that would hold up the writers.
+/// Returns `None` if there is no index for `init` to create. Otherwise the column `seq` has no index yet, and the
+/// result says whether the table is partitioned. On a large partitioned table `init` does not create the index,
+/// because writers would have to wait.
 async fn lacks_index(sql: &Sql, table: &TableSettings) -> Result<Option<bool>> {
     let Some(shape) = shape::read(sql, table).await? else {
         return Ok(None);

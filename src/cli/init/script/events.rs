@@ -26,7 +26,7 @@ pub(in crate::cli) enum Partition {
     Daily,
 }
 
-/// Two parts of the migration, each with its replacement for a partitioned table: the primary key, and the
+/// Parts of the migration that differ for a partitioned table, each with its replacement: the primary key, and the
 /// end of the list of columns.
 const DAILY: [(&str, &str); 2] = [
     (
