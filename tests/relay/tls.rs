@@ -126,27 +126,27 @@ fn certificates_of_an_authority() -> Vec<Case> {
             excluded_subtrees: Vec::new(),
         });
     });
-    let signed = |change: fn(&mut CertificateParams), mode, expected| {
+    let case = |certificate, mode, expected| {
         let root = authority.cert_pem.clone();
-        (authority.sign(change), mode, root, expected)
+        (certificate, mode, root, expected)
+    };
+    let signed = |change: fn(&mut CertificateParams), mode, expected| {
+        case(authority.sign(change), mode, expected)
     };
     let mut cases = vec![
-        (
+        case(
             made(&["localhost"], |_| {}),
             "verify-full",
-            authority.cert_pem.clone(),
             "signed by no authority in",
         ),
-        (
+        case(
             made(&["localhost"], is_authority),
             "verify-ca",
-            authority.cert_pem.clone(),
             "is the certificate of an authority",
         ),
-        (
+        case(
             namesake.sign(|_| {}),
             "verify-full",
-            authority.cert_pem.clone(),
             "although one has the name of its issuer",
         ),
         (
@@ -180,9 +180,8 @@ fn certificates_of_an_authority() -> Vec<Case> {
         ),
     ];
     if let Some(p521) = by_openssl(&P521, &["-sha512"]) {
-        let root = authority.cert_pem.clone();
         let expected = "no cipher, curve or signature algorithm in common";
-        cases.push((p521, "verify-ca", root, expected));
+        cases.push(case(p521, "verify-ca", expected));
     }
     if let Some((certificate, root)) = signed_with_p521() {
         let expected = "has a signature or key with an unsupported algorithm";

@@ -131,6 +131,7 @@ async fn rows_before_and_after_the_wraparound(kind: Kind, dispatch: &str) {
     );
     pass_it(&world).await;
     world.insert("after", 50).await;
+    assert!(!relay.log().contains("recovering"), "{}", relay.log());
     world.execute("CREATE TABLE public.another (id int); ALTER PUBLICATION postrider ADD TABLE public.another").await;
     world
         .execute("ALTER PUBLICATION postrider DROP TABLE TABLE_NAME")
