@@ -4,15 +4,13 @@
 
 mod certificates;
 
-use rcgen::{
-    CertificateParams, ExtendedKeyUsagePurpose, GeneralSubtree, NameConstraints, date_time_ymd,
-};
+use rcgen::{CertificateParams, ExtendedKeyUsagePurpose, GeneralSubtree, NameConstraints};
 use scratch_postgres::{ScratchPostgres, StopMode, Tls};
 use tempfile::TempDir;
 
 use self::certificates::{
     Authority, Certificate, P521, RSA, by_openssl, has_an_unknown_critical_extension, has_expired,
-    is_authority, made, signed_with_p521,
+    is_authority, is_not_valid_yet, made, signed_with_p521,
 };
 use crate::harness::{self, postrider};
 
@@ -165,14 +163,7 @@ fn certificates_of_an_authority() -> Vec<Case> {
             "verify-full",
             "has a critical extension that is not supported",
         ),
-        signed(
-            |params| {
-                params.not_before = date_time_ymd(2200, 1, 1);
-                params.not_after = date_time_ymd(2201, 1, 1);
-            },
-            "verify-ca",
-            "is not valid yet",
-        ),
+        signed(is_not_valid_yet, "verify-ca", "is not valid yet"),
         signed(
             |params| params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ClientAuth],
             "verify-ca",

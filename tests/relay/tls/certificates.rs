@@ -74,6 +74,11 @@ pub(super) fn has_expired(params: &mut CertificateParams) {
     params.not_after = date_time_ymd(2002, 1, 1);
 }
 
+pub(super) fn is_not_valid_yet(params: &mut CertificateParams) {
+    params.not_before = date_time_ymd(2200, 1, 1);
+    params.not_after = date_time_ymd(2201, 1, 1);
+}
+
 pub(super) fn has_an_unknown_critical_extension(params: &mut CertificateParams) {
     let mut odd = CustomExtension::from_oid_content(&[1, 2, 3, 4], vec![5, 0]);
     odd.set_criticality(true);
