@@ -2,88 +2,17 @@
 //! any certificate, as in libpq. The modes `verify-ca` and `verify-full` report what is wrong with the
 //! certificate. The tests run `postrider check`, which opens an SQL session and a replication session.
 
-use std::process::Command;
+mod certificates;
 
-use rcgen::{
-    BasicConstraints, CertificateParams, CustomExtension, DistinguishedName, DnType, IsCa, KeyPair,
-    date_time_ymd,
-};
+use rcgen::{CertificateParams, ExtendedKeyUsagePurpose, GeneralSubtree, NameConstraints};
 use scratch_postgres::{ScratchPostgres, StopMode, Tls};
 use tempfile::TempDir;
 
+use self::certificates::{
+    Authority, Certificate, P521, RSA, by_openssl, has_an_unknown_critical_extension, has_expired,
+    is_authority, is_not_valid_yet, made, signed_with_p521,
+};
 use crate::harness::{self, postrider};
-
-/// A self-signed certificate and its key.
-struct Certificate {
-    cert_pem: String,
-    key_pem: String,
-}
-
-fn made(names: &[&str], change: impl FnOnce(&mut CertificateParams)) -> Certificate {
-    let names: Vec<String> = names.iter().map(|name| (*name).into()).collect();
-    let mut params = CertificateParams::new(names).unwrap();
-    let mut name = DistinguishedName::new();
-    name.push(DnType::CommonName, "localhost");
-    params.distinguished_name = name;
-    change(&mut params);
-    let key = KeyPair::generate().unwrap();
-    Certificate {
-        cert_pem: params.self_signed(&key).unwrap().pem(),
-        key_pem: key.serialize_pem(),
-    }
-}
-
-/// Creates a self-signed certificate with a key or version that rcgen does not support. Returns `None`
-/// if openssl is not installed.
-fn by_openssl(key: &[&str], make: &[&str]) -> Option<Certificate> {
-    let files = TempDir::new().unwrap();
-    let run = |arguments: &[&str]| {
-        let ran = Command::new("openssl")
-            .args(arguments)
-            .current_dir(files.path())
-            .output();
-        let Ok(ran) = ran else {
-            eprintln!("SKIPPED: openssl is not installed");
-            return None;
-        };
-        assert!(
-            ran.status.success(),
-            "{}",
-            String::from_utf8_lossy(&ran.stderr)
-        );
-        Some(())
-    };
-    let genpkey = [&["genpkey", "-out", "key.pem"], key].concat();
-    run(&genpkey)?;
-    run(&[
-        "req",
-        "-new",
-        "-key",
-        "key.pem",
-        "-subj",
-        "/CN=localhost",
-        "-out",
-        "request.pem",
-    ])?;
-    let sign = [
-        "x509",
-        "-req",
-        "-in",
-        "request.pem",
-        "-signkey",
-        "key.pem",
-        "-days",
-        "30",
-        "-out",
-        "cert.pem",
-    ];
-    run(&[&sign, make].concat())?;
-    let read = |name: &str| std::fs::read_to_string(files.path().join(name)).unwrap();
-    Some(Certificate {
-        cert_pem: read("cert.pem"),
-        key_pem: read("key.pem"),
-    })
-}
 
 fn server(certificate: &Certificate, settings: &[(&str, &str)]) -> ScratchPostgres {
     let mut builder = ScratchPostgres::builder().tls(Tls {
@@ -117,34 +46,17 @@ fn is_let_in(said: &str) -> bool {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn without_verification_any_certificate_is_accepted() {
-    let p521 = ["-algorithm", "EC", "-pkeyopt", "ec_paramgen_curve:P-521"];
-    let rsa = ["-algorithm", "RSA", "-pkeyopt", "rsa_keygen_bits:2048"];
     let certificates = [
-        (
-            "expired",
-            Some(made(&["localhost"], |params| {
-                params.not_before = date_time_ymd(2001, 1, 1);
-                params.not_after = date_time_ymd(2002, 1, 1);
-            })),
-        ),
+        ("expired", Some(made(&["localhost"], has_expired))),
         (
             "unknown critical extension",
-            Some(made(&["localhost"], |params| {
-                let mut odd = CustomExtension::from_oid_content(&[1, 2, 3, 4], vec![5, 0]);
-                odd.set_criticality(true);
-                params.custom_extensions.push(odd);
-            })),
+            Some(made(&["localhost"], has_an_unknown_critical_extension)),
         ),
         ("common name only", Some(made(&[], |_| {}))),
-        (
-            "of an authority",
-            Some(made(&["localhost"], |params| {
-                params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
-            })),
-        ),
+        ("of an authority", Some(made(&["localhost"], is_authority))),
         ("another host", Some(made(&["db.example"], |_| {}))),
-        ("P-521", by_openssl(&p521, &["-sha512"])),
-        ("X.509 version 1", by_openssl(&rsa, &[])),
+        ("P-521", by_openssl(&P521, &["-sha512"])),
+        ("X.509 version 1", by_openssl(&RSA, &[])),
         ("Ed25519", by_openssl(&["-algorithm", "ED25519"], &[])),
         ("RSA-PSS", by_openssl(&["-algorithm", "RSA-PSS"], &[])),
     ];
@@ -163,74 +75,134 @@ async fn without_verification_any_certificate_is_accepted() {
     }
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn the_verifying_modes_say_what_is_wrong_with_a_certificate() {
-    let authority = made(&["authority"], |params| {
-        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
-    });
-    let files = TempDir::new().unwrap();
-    let write = |name: &str, text: &str| {
-        let path = files.path().join(name);
-        std::fs::write(&path, text).unwrap();
-        path.display().to_string()
+/// A server's certificate, what the client verifies, the PEM in `sslrootcert`, and what the error says. No error is
+/// expected if this text is empty.
+type Case = (Certificate, &'static str, String, &'static str);
+
+/// Cases in which `sslrootcert` is the server's certificate itself.
+fn listed_certificates() -> Vec<Case> {
+    let own = |certificate: Certificate, mode, expected| {
+        let root = certificate.cert_pem.clone();
+        (certificate, mode, root, expected)
     };
-    let other = write("other.pem", &authority.cert_pem);
-    let rsa = ["-algorithm", "RSA", "-pkeyopt", "rsa_keygen_bits:2048"];
-    let p521 = ["-algorithm", "EC", "-pkeyopt", "ec_paramgen_curve:P-521"];
-    let good = made(&["localhost"], |_| {});
-    let expired = made(&["localhost"], |params| {
-        params.not_before = date_time_ymd(2001, 1, 1);
-        params.not_after = date_time_ymd(2002, 1, 1);
-    });
-    let named = made(&["db.example"], |_| {});
-    let unnamed = made(&[], |_| {});
-    let of_authority = made(&["localhost"], |params| {
-        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
-    });
     let mut cases = vec![
-        (good, "verify-full", None, "signed by no authority in"),
-        (expired, "verify-ca", Some("expired.pem"), "has expired"),
-        (
-            named,
+        own(
+            made(&["localhost"], has_expired),
+            "verify-ca",
+            "has expired",
+        ),
+        own(
+            made(&["db.example"], |_| {}),
             "verify-full",
-            Some("named.pem"),
             "is for another host",
         ),
-        (
-            unnamed,
+        own(
+            made(&[], |_| {}),
             "verify-full",
-            Some("unnamed.pem"),
             "names no host in subjectAltName",
         ),
-        (of_authority, "verify-full", Some("authority.pem"), ""),
-    ];
-    if let Some(v1) = by_openssl(&rsa, &[]) {
-        cases.push((v1, "verify-ca", None, "X.509 version 1"));
-    }
-    if let Some(p521) = by_openssl(&p521, &["-sha512"]) {
-        cases.push((
-            p521,
+        own(made(&["localhost"], is_authority), "verify-full", ""),
+        own(
+            made(&["localhost"], has_an_unknown_critical_extension),
             "verify-ca",
-            None,
-            "no cipher, curve or signature algorithm in common",
-        ));
+            "has a critical extension that is not supported",
+        ),
+    ];
+    if let Some(v1) = by_openssl(&RSA, &[]) {
+        cases.push(own(v1, "verify-ca", "X.509 version 1"));
     }
-    for (certificate, mode, root, expected) in cases {
-        let server = server(&certificate, &[]);
-        let root = root.map_or(other.clone(), |name| write(name, &certificate.cert_pem));
-        let said = check(
-            &server,
-            "localhost",
-            &format!("sslmode={mode}&sslrootcert={root}"),
-        );
-        if expected.is_empty() {
-            assert!(is_let_in(&said), "{mode}:\n{said}");
-            continue;
-        }
-        let flat = said.split_whitespace().collect::<Vec<_>>().join(" ");
-        for part in ["postgres-tls", expected, "->"] {
-            assert!(flat.contains(part), "{part}:\n{said}");
-        }
+    cases
+}
+
+/// Cases in which `sslrootcert` has an authority.
+fn certificates_of_an_authority() -> Vec<Case> {
+    let authority = Authority::new(|_| {});
+    let namesake = Authority::new(|_| {});
+    let narrow = Authority::new(|params| {
+        params.name_constraints = Some(NameConstraints {
+            permitted_subtrees: vec![GeneralSubtree::DnsName("example".into())],
+            excluded_subtrees: Vec::new(),
+        });
+    });
+    let case = |certificate, mode, expected| {
+        let root = authority.cert_pem.clone();
+        (certificate, mode, root, expected)
+    };
+    let signed = |change: fn(&mut CertificateParams), mode, expected| {
+        case(authority.sign(change), mode, expected)
+    };
+    let mut cases = vec![
+        case(
+            made(&["localhost"], |_| {}),
+            "verify-full",
+            "signed by no authority in",
+        ),
+        case(
+            made(&["localhost"], is_authority),
+            "verify-ca",
+            "is the certificate of an authority",
+        ),
+        case(
+            namesake.sign(|_| {}),
+            "verify-full",
+            "although one has the name of its issuer",
+        ),
+        (
+            narrow.sign(|_| {}),
+            "verify-full",
+            narrow.cert_pem.clone(),
+            "breaks a constraint of an authority",
+        ),
+        signed(
+            is_authority,
+            "verify-full",
+            "is the certificate of an authority",
+        ),
+        signed(
+            has_an_unknown_critical_extension,
+            "verify-full",
+            "has a critical extension that is not supported",
+        ),
+        signed(is_not_valid_yet, "verify-ca", "is not valid yet"),
+        signed(
+            |params| params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ClientAuth],
+            "verify-ca",
+            "is not meant for servers",
+        ),
+    ];
+    if let Some(p521) = by_openssl(&P521, &["-sha512"]) {
+        let expected = "no cipher, curve or signature algorithm in common";
+        cases.push(case(p521, "verify-ca", expected));
+    }
+    if let Some((certificate, root)) = signed_with_p521() {
+        let expected = "has a signature or key with an unsupported algorithm";
+        cases.push((certificate, "verify-full", root, expected));
+    }
+    cases
+}
+
+fn says_what_is_wrong((certificate, mode, root, expected): &Case) {
+    let server = server(certificate, &[]);
+    let file = tempfile::NamedTempFile::new().unwrap();
+    std::fs::write(file.path(), root).unwrap();
+    let root = file.path().display();
+    let parameters = format!("sslmode={mode}&sslrootcert={root}");
+    let said = check(&server, "localhost", &parameters);
+    if expected.is_empty() {
+        assert!(is_let_in(&said), "{mode}:\n{said}");
+        return;
+    }
+    let flat = said.split_whitespace().collect::<Vec<_>>().join(" ");
+    for part in ["postgres-tls", expected, "->"] {
+        assert!(flat.contains(part), "{part}:\n{said}");
+    }
+}
+
+#[test]
+fn the_verifying_modes_say_what_is_wrong_with_a_certificate() {
+    let cases = [listed_certificates(), certificates_of_an_authority()].concat();
+    for case in &cases {
+        says_what_is_wrong(case);
     }
 }
 

@@ -142,11 +142,17 @@ async fn in_sql_ascii_a_row_that_is_not_utf8_is_quarantined() {
     relay.stop().await;
 }
 
-/// The errors of Pub/Sub contain a character that WIN1252 lacks. The relay stores them in a readable form: the
-/// reason in the record of the quarantined event, and the condition of the relay.
 #[tokio::test(flavor = "multi_thread")]
 async fn errors_that_the_encoding_of_the_database_cannot_store_are_stored_escaped() {
-    let database = in_encoding("WIN1252").await;
+    for encoding in ["WIN1252", "SQL_ASCII"] {
+        errors_are_stored_escaped(encoding).await;
+    }
+}
+
+/// The errors of Pub/Sub contain a character that the encoding lacks. The relay stores them in a readable form:
+/// the reason in the record of the quarantined event, and the condition of the relay.
+async fn errors_are_stored_escaped(encoding: &str) {
+    let database = in_encoding(encoding).await;
     let emulator = harness::emulator().await;
     for (key, code) in [
         ("refused", Code::InvalidArgument),

@@ -1,14 +1,18 @@
 //! Runs random histories and checks them against a simple model: the relay publishes every row that a
 //! committed transaction inserted since capturing began, and no other row. Rows of each key are published
-//! in order. Rows of gaps have keys of their own. `POSTRIDER_HISTORY_SEED` replays one history.
+//! in order. Rows of gaps have keys of their own. One history has a new seed in each run. The output names
+//! the seed of each history, and `POSTRIDER_HISTORY_SEED` replays one history.
 //!
 //! Rows that PostgreSQL cannot send go to quarantine (`unsendable`). Partitions come and go
-//! (`partitions`), and tables are created again (`tables`).
+//! (`partitions`), transactions end in many ways (`transactions`), and tables are created again (`tables`).
 
 mod partitions;
 mod random;
 mod tables;
+mod transactions;
 mod unsendable;
+
+use std::hash::{BuildHasher, RandomState};
 
 use pubsub_emulator::checks::Violation;
 use tokio_postgres::Client;
@@ -19,7 +23,7 @@ use tables::Setup;
 use unsendable::Encoding;
 
 use super::table::Kind;
-use super::{World, write_settings};
+use super::{World, wraparound, write_settings};
 use crate::harness::{self, Relay, eventually};
 
 const STEPS: u32 = 150;
@@ -48,7 +52,9 @@ struct History {
 impl History {
     async fn run(setup: Setup, seed: u64) {
         println!("POSTRIDER_HISTORY_SEED={seed} ({setup:?})");
-        let mut world = setup.world().await;
+        let Some(mut world) = setup.world().await else {
+            return;
+        };
         // Create another table, which `take_out_of_the_settings` captures instead.
         let other = "CREATE TABLE public.other (LIKE outbox.events INCLUDING ALL); \
                      ALTER PUBLICATION postrider ADD TABLE public.other";
@@ -70,6 +76,10 @@ impl History {
             history.step = step;
             history.step().await;
         }
+        if setup.is_across_the_wraparound {
+            wraparound::pass_it(&history.world).await;
+            history.insert().await;
+        }
         history.end().await;
     }
 
@@ -78,7 +88,7 @@ impl History {
     }
 
     async fn step(&mut self) {
-        match self.random.below(25) {
+        match self.random.below(26) {
             0..=4 => self.insert().await,
             5 => self.insert_and_roll_back().await,
             6 => self.insert_with_savepoints().await,
@@ -97,6 +107,7 @@ impl History {
             19 => self.attach_again().await,
             20 => self.insert_into_a_partition().await,
             21 => self.insert_unsendable().await,
+            22 => self.use_up_transaction_ids().await,
             _ => self.start_or_stop().await,
         }
     }
@@ -108,68 +119,6 @@ impl History {
             0 => self.world.insert(&self.keys, rows).await,
             _ => self.world.insert_at_once(&self.keys, rows).await,
         }
-    }
-
-    async fn insert_and_roll_back(&mut self) {
-        self.say("insert and roll back");
-        let sql = format!("BEGIN; {}; ROLLBACK", self.world.row_sql("o-1"));
-        self.world.execute(&sql).await;
-    }
-
-    async fn insert_with_savepoints(&mut self) {
-        self.say("insert with savepoints");
-        let mut sql = String::from("BEGIN;");
-        for _ in 0..3 {
-            let end = ["RELEASE s", "ROLLBACK TO s", "RELEASE s"][self.random.below(3) as usize];
-            sql += &format!(
-                "SAVEPOINT s; {}; {end};",
-                self.world.row_sql(&format!("{}-2", self.keys))
-            );
-        }
-        self.world.execute(&(sql + "COMMIT")).await;
-    }
-
-    async fn prepare(&mut self) {
-        self.say("prepare");
-        let name = format!("p{}", self.step);
-        let row = self.world.row_sql(&name);
-        let sql = format!("BEGIN; {row}; PREPARE TRANSACTION '{name}'");
-        self.world.execute(&sql).await;
-        self.prepared.push(name);
-    }
-
-    async fn end_prepared(&mut self) {
-        let Some(name) = self.prepared.pop() else {
-            return;
-        };
-        let end = ["COMMIT", "ROLLBACK"][self.random.below(2) as usize];
-        self.say(&format!("{end} PREPARED {name}"));
-        self.world
-            .execute(&format!("{end} PREPARED '{name}'"))
-            .await;
-    }
-
-    async fn begin_slow(&mut self) {
-        if self.slow.is_some() {
-            return;
-        }
-        self.say("begin a slow transaction");
-        let client = harness::connect(&self.world.database.url).await;
-        let row = self.world.row_sql(&format!("slow-{}", self.step));
-        client
-            .batch_execute(&format!("BEGIN; {row}"))
-            .await
-            .unwrap();
-        self.slow = Some(client);
-    }
-
-    async fn end_slow(&mut self) {
-        let Some(client) = self.slow.take() else {
-            return;
-        };
-        let end = ["COMMIT", "ROLLBACK"][self.random.below(2) as usize];
-        self.say(&format!("{end} the slow transaction"));
-        client.batch_execute(end).await.unwrap();
     }
 
     async fn start_or_stop(&mut self) {
@@ -282,14 +231,6 @@ impl History {
         self.has_gap = true;
     }
 
-    /// Ends all open transactions, which hold locks on the table.
-    async fn end_all(&mut self) {
-        self.end_slow().await;
-        while !self.prepared.is_empty() {
-            self.end_prepared().await;
-        }
-    }
-
     /// Waits until everything that is committed has been published.
     async fn settle(&mut self) {
         self.say("wait until everything is published");
@@ -328,10 +269,15 @@ impl History {
     }
 }
 
+/// The seed in `POSTRIDER_HISTORY_SEED`.
+fn asked_seed() -> Option<u64> {
+    let asked = std::env::var("POSTRIDER_HISTORY_SEED").ok()?;
+    Some(asked.parse().expect("POSTRIDER_HISTORY_SEED is a number"))
+}
+
 /// Runs one history per seed in `seeds`, or only the history of the seed in `POSTRIDER_HISTORY_SEED`.
 async fn histories(setup: Setup, seeds: &[u64]) {
-    let asked = std::env::var("POSTRIDER_HISTORY_SEED");
-    match asked.ok().and_then(|seed| seed.parse().ok()) {
+    match asked_seed() {
         Some(seed) => History::run(setup, seed).await,
         None => {
             for seed in seeds {
@@ -375,4 +321,22 @@ async fn a_random_history_with_rows_that_are_not_utf8_publishes_what_the_model_s
     histories(in_encoding(Kind::Numbered, Encoding::SqlAscii), &[11]).await;
     let without_records = in_encoding(Kind::Events, Encoding::Win1252).without_records();
     histories(without_records, &[12]).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_random_history_across_the_wraparound_publishes_what_the_model_says() {
+    let across = |kind| Setup::of(kind).across_the_wraparound();
+    histories(across(Kind::Numbered), &[13]).await;
+    histories(across(Kind::Events).without_records(), &[14]).await;
+}
+
+/// The seed also decides about the table and the mode. CI plays the same histories in each run, so it plays none with a
+/// new seed.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_random_history_with_a_new_seed_publishes_what_the_model_says() {
+    if asked_seed().is_none() && std::env::var_os("CI").is_some() {
+        return;
+    }
+    let seed = asked_seed().unwrap_or_else(|| u64::from(RandomState::new().hash_one(()) as u32));
+    History::run(Setup::random(&mut Random(!seed)), seed).await;
 }

@@ -10,6 +10,7 @@ use super::table::Kind;
 use crate::harness::{self, Relay, eventually};
 use crate::http::{free_addr, metric};
 use crate::new_snapshot::{begin, wait_until_waited_for};
+use crate::recovery::lost_slot::{impatient_server, invalidate_slot};
 
 const KINDS: [Kind; 4] = [Kind::Events, Kind::Numbered, Kind::Uuid, Kind::Partitioned];
 
@@ -30,19 +31,25 @@ impl World {
 /// Checks that no session of the relay has a transaction open while the creation of the slot has been waiting for a
 /// second. Such a transaction would hold up vacuum and other slots.
 async fn assert_holds_no_transaction(world: &World) {
-    let sessions =
-        |condition: &str| format!("SELECT count(*) FROM pg_stat_activity WHERE {condition}");
-    let creating = "backend_type = 'walsender' AND query LIKE 'CREATE_REPLICATION_SLOT%' \
-                    AND query_start < clock_timestamp() - interval '1 s'";
+    let sessions = |condition: &str| {
+        format!(
+            "SELECT count(*) FROM pg_stat_activity \
+             WHERE application_name LIKE 'postrider%' AND {condition}"
+        )
+    };
+    let creating = sessions(
+        "query LIKE 'CREATE_REPLICATION_SLOT%' \
+         AND query_start < clock_timestamp() - interval '1 s'",
+    );
     eventually("the slot has waited for a second", || async {
         (world.database.number(&sessions(creating)).await == 1).then_some(())
     })
     .await;
-    let has_xid = format!("{creating} AND backend_xid IS NOT NULL");
-    assert_eq!(world.database.number(&sessions(&has_xid)).await, 0);
-    let others = "backend_type <> 'walsender' AND application_name LIKE 'postrider%' \
-                  AND xact_start < clock_timestamp() - interval '1 s'";
-    assert_eq!(world.database.number(&sessions(others)).await, 0);
+    let open =
+        sessions("xact_start < clock_timestamp() - interval '1 s' AND backend_type <> 'walsender'");
+    assert_eq!(world.database.number(&open).await, 0);
+    let held = sessions("(backend_xid IS NOT NULL OR state LIKE 'idle in%')");
+    assert_eq!(world.database.number(&held).await, 0);
 }
 
 /// PostgreSQL creates a slot only when all open transactions have ended, so rows can be committed while
@@ -179,15 +186,33 @@ async fn kill_while_it_waits(world: &World, relay: Relay) {
     harness::wait_until_killed_relays_are_gone(&world.database, &world.emulator).await;
 }
 
+/// Starts a relay, which stops when it has created its slot and writes its capture record. Returns the relay, and
+/// the session whose lock stops it.
+async fn stopped_before_its_capture_record(world: &World) -> (Relay, Client) {
+    let lock = stop_writes(world, "outbox.capture").await;
+    let relay = world.relay();
+    wait_until_a_write_waits(world, "outbox.capture").await;
+    (relay, lock)
+}
+
+/// Lets the relay write its capture record, and stops it before it records the position of its slot. Returns the
+/// session whose lock stops it.
+async fn stop_after_the_capture_record(world: &World, lock: Client) -> Client {
+    let row = stop_writes(world, "outbox.relay").await;
+    lock.batch_execute("ROLLBACK").await.unwrap();
+    wait_until_a_write_waits(world, "outbox.relay").await;
+    let captured = "SELECT count(*) FROM outbox.capture";
+    assert_eq!(world.database.number(captured).await, 1);
+    row
+}
+
 /// The slot exists, but no capture record says yet when capturing began. So the next relay must repeat
 /// the first start with another slot.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_crash_between_the_slot_and_the_capture_record_publishes_no_old_row() {
     for kind in KINDS {
         let mut world = World::new(kind, 100).await.without_slot().await;
-        let lock = stop_writes(&world, "outbox.capture").await;
-        let relay = world.relay();
-        wait_until_a_write_waits(&world, "outbox.capture").await;
+        let (relay, lock) = stopped_before_its_capture_record(&world).await;
         kill_while_it_waits(&world, relay).await;
         lock.batch_execute("ROLLBACK").await.unwrap();
         let captured = "SELECT count(*) FROM outbox.capture";
@@ -195,6 +220,38 @@ async fn a_crash_between_the_slot_and_the_capture_record_publishes_no_old_row() 
         world.insert_old(50).await;
         let relay = world.streaming().await;
         world.insert("a", 50).await;
+        world.assert_published_once(relay).await;
+    }
+}
+
+/// PostgreSQL invalidates the new slot before the capture record is durable, or before the position of the slot is
+/// recorded. Rows that are committed after that are published.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_slot_that_is_invalidated_during_the_first_start_costs_no_row() {
+    for (kind, has_record) in [
+        (Kind::Events, false),
+        (Kind::Numbered, true),
+        (Kind::Partitioned, true),
+    ] {
+        let emulator = harness::emulator().await;
+        let world = World::on(impatient_server(), kind, 2_000, emulator).await;
+        let mut world = world.without_slot().await;
+        let (relay, mut lock) = stopped_before_its_capture_record(&world).await;
+        if has_record {
+            lock = stop_after_the_capture_record(&world, lock).await;
+            world.insert("a", 30).await;
+        }
+        invalidate_slot(&world.database).await;
+        lock.batch_execute("ROLLBACK").await.unwrap();
+        relay.wait_for_log("streaming").await;
+        world.insert("b", 30).await;
+        eventually("the new rows are published", || async {
+            (world.emulator.journal().counts().stored_messages >= 30).then_some(())
+        })
+        .await;
+        // The log has the error of the lost slot, so only a later relay may be searched for errors.
+        relay.stop().await;
+        let relay = world.streaming().await;
         world.assert_published_once(relay).await;
     }
 }
@@ -210,14 +267,8 @@ async fn a_crash_after_the_capture_record_loses_no_row() {
     ] {
         let mut world = World::new(kind, 100).await.without_slot().await;
         world.more.push(("POSTRIDER_DISPATCH", dispatch.to_owned()));
-        let capture = stop_writes(&world, "outbox.capture").await;
-        let relay = world.relay();
-        wait_until_a_write_waits(&world, "outbox.capture").await;
-        let row = stop_writes(&world, "outbox.relay").await;
-        capture.batch_execute("ROLLBACK").await.unwrap();
-        wait_until_a_write_waits(&world, "outbox.relay").await;
-        let captured = "SELECT count(*) FROM outbox.capture";
-        assert_eq!(world.database.number(captured).await, 1);
+        let (relay, lock) = stopped_before_its_capture_record(&world).await;
+        let row = stop_after_the_capture_record(&world, lock).await;
         world.insert("a", 50).await;
         kill_while_it_waits(&world, relay).await;
         row.batch_execute("ROLLBACK").await.unwrap();

@@ -2,9 +2,11 @@
 
 use scratch_postgres::ScratchPostgres;
 
+use super::random::Random;
 use super::unsendable::Encoding;
 use super::{History, IN};
 use crate::capture::table::Kind;
+use crate::capture::wraparound::near_the_wraparound;
 use crate::capture::{World, replaced};
 use crate::harness;
 
@@ -16,6 +18,8 @@ pub(super) struct Setup {
     /// Whether the table has the columns that `init` adds.
     has_columns: bool,
     pub(super) encoding: Option<Encoding>,
+    /// Whether the transaction ids wrap around during the history.
+    pub(super) is_across_the_wraparound: bool,
 }
 
 impl Setup {
@@ -27,6 +31,33 @@ impl Setup {
             dispatch: "full",
             has_columns: true,
             encoding: None,
+            is_across_the_wraparound: false,
+        }
+    }
+
+    /// Returns one of the setups that the histories with fixed seeds have.
+    pub(super) fn random(random: &mut Random) -> Self {
+        let kinds = [
+            Kind::Events,
+            Kind::Numbered,
+            Kind::Partitioned,
+            Kind::Timed,
+            Kind::Uuid,
+        ];
+        let kind = kinds[random.below(5) as usize];
+        let setup = match kind {
+            Kind::Timed | Kind::Uuid => return Self::of(kind).without_columns(),
+            _ => Self::of(kind),
+        };
+        let setup = match random.below(3) {
+            0 => setup.without_records(),
+            _ => setup,
+        };
+        match (kind, random.below(5)) {
+            (Kind::Events | Kind::Numbered, 0) => setup.in_encoding(Encoding::Win1252),
+            (Kind::Numbered, 1) => setup.in_encoding(Encoding::SqlAscii),
+            (_, 2) => setup.across_the_wraparound(),
+            _ => setup,
         }
     }
 
@@ -51,8 +82,17 @@ impl Setup {
         }
     }
 
-    /// Creates the server, the slot, and the table with 200 rows from before it was captured.
-    pub(super) async fn world(self) -> World {
+    pub(super) fn across_the_wraparound(self) -> Self {
+        Self {
+            is_across_the_wraparound: true,
+            ..self
+        }
+    }
+
+    async fn server(self) -> Option<ScratchPostgres> {
+        if self.is_across_the_wraparound {
+            return near_the_wraparound().await;
+        }
         let mut builder = ScratchPostgres::builder()
             .setting("wal_level", "logical")
             .setting("max_prepared_transactions", "10");
@@ -61,8 +101,14 @@ impl Setup {
                 .initdb_arg(&format!("--encoding={}", encoding.name()))
                 .initdb_arg("--locale=C");
         }
+        Some(builder.start().unwrap())
+    }
+
+    /// Creates the server, the slot, and the table with 200 rows from before it was captured. Returns `None` if this
+    /// PostgreSQL cannot be brought near the wraparound.
+    pub(super) async fn world(self) -> Option<World> {
         let emulator = harness::emulator().await;
-        let mut world = World::on(builder.start().unwrap(), self.kind, 200, emulator).await;
+        let mut world = World::on(self.server().await?, self.kind, 200, emulator).await;
         if !self.has_columns {
             let drop = "ALTER TABLE TABLE_NAME DROP COLUMN IF EXISTS inserted_xid, \
                         DROP COLUMN IF EXISTS seq";
@@ -74,7 +120,7 @@ impl Setup {
         world
             .more
             .push(("POSTRIDER_DISPATCH", self.dispatch.to_owned()));
-        world
+        Some(world)
     }
 }
 

@@ -97,10 +97,6 @@ fn of_certificate(error: &CertificateError, target: &Target) -> (String, String)
             "the server's certificate has a signature or key with an unsupported algorithm".into(),
             SUPPORTED.into(),
         ),
-        CertificateError::UnhandledCriticalExtension => (
-            "the server's certificate has an unsupported critical extension".into(),
-            NEW_CERTIFICATE.into(),
-        ),
         CertificateError::InvalidPurpose | CertificateError::InvalidPurposeContext { .. } => (
             "the server's certificate is not meant for servers".into(),
             "create a certificate with the extended key usage serverAuth".into(),
@@ -120,23 +116,30 @@ fn of_certificate(error: &CertificateError, target: &Target) -> (String, String)
 /// Explains those errors of webpki for which rustls has no variant. We have only their names,
 /// because webpki is not a direct dependency.
 fn of_webpki(name: &str) -> (String, String) {
-    if name.contains("UnsupportedCertVersion") {
-        return (
-            "the server's certificate is of X.509 version 1, which cannot be verified".into(),
-            "create a certificate of version 3".into(),
-        );
-    }
-    if name.contains("CaUsedAsEndEntity") {
-        return (
-            "the server's certificate is the certificate of an authority".into(),
-            "set sslrootcert to the PEM file of this certificate, or create one without CA:TRUE"
-                .into(),
-        );
-    }
-    (
-        "the server's certificate is refused".into(),
-        SUPPORTED.into(),
-    )
+    let (why, hint) = match name {
+        "UnsupportedCertVersion" => (
+            "is of X.509 version 1, which cannot be verified",
+            "create a certificate of version 3",
+        ),
+        "CaUsedAsEndEntity" => (
+            "is the certificate of an authority",
+            "set sslrootcert to the PEM file of this certificate, or create one without CA:TRUE",
+        ),
+        "EndEntityUsedAsCa" => (
+            "is signed with a certificate that is not of an authority",
+            "create the signing certificate with CA:TRUE, or set sslrootcert to the server's certificate",
+        ),
+        "UnsupportedCriticalExtension" => (
+            "has a critical extension that is not supported",
+            "create a certificate without this extension, or with the extension not critical",
+        ),
+        "NameConstraintViolation" | "PathLenConstraintViolated" => (
+            "breaks a constraint of an authority in its chain",
+            "create a certificate that the name constraints and the path length of the authority allow",
+        ),
+        _ => ("is refused", SUPPORTED),
+    };
+    (format!("the server's certificate {why}"), hint.into())
 }
 
 fn of_alert(alert: AlertDescription) -> (String, String) {
