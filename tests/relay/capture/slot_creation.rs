@@ -42,13 +42,16 @@ async fn assert_holds_no_transaction(world: &World) {
          AND query_start < clock_timestamp() - interval '1 s'",
     );
     eventually("the slot has waited for a second", || async {
-        (world.database.number(&sessions(creating)).await == 1).then_some(())
+        (world.database.number(&creating).await == 1).then_some(())
     })
     .await;
     let open =
         sessions("xact_start < clock_timestamp() - interval '1 s' AND backend_type <> 'walsender'");
     assert_eq!(world.database.number(&open).await, 0);
-    let held = sessions("(backend_xid IS NOT NULL OR state LIKE 'idle in%')");
+    let held = sessions(
+        "state_change < clock_timestamp() - interval '1 s' \
+         AND (backend_xid IS NOT NULL OR state LIKE 'idle in%')",
+    );
     assert_eq!(world.database.number(&held).await, 0);
 }
 
