@@ -93,10 +93,3 @@ async fn a_recovery_with_a_blocked_key_reads_page_by_page_without_an_index_on_th
                    CREATE UNIQUE INDEX ON public.numbered (seq)";
     a_recovery_with_a_blocked_key_reads_page_by_page(prepare).await;
 }
-
-/// Without any index, the recovery reads the table by ranges of blocks.
-#[tokio::test(flavor = "multi_thread")]
-async fn a_recovery_with_a_blocked_key_reads_page_by_page_without_any_index() {
-    let prepare = "ALTER TABLE public.numbered DROP CONSTRAINT numbered_pkey";
-    a_recovery_with_a_blocked_key_reads_page_by_page(prepare).await;
-}
