@@ -84,15 +84,9 @@ pub(crate) async fn find(sql: &Sql, settings: &Settings, id: &str) -> Result<Vec
     let mut records = recorded(sql, of_tables, &found, id).await?;
     if let Some(named) = named {
         let identity = &captured[named.number].record.identity;
-        let check = |record: &RecordedRow| {
-            let source_id = record.source_id.as_deref();
-            source_id.map_or(Ok(()), |id| named.check(settings, identity, id))
-        };
-        let refused = records.iter().find_map(|record| check(record).err());
-        records.retain(|record| check(record).is_ok());
-        match refused {
-            Some(error) if found.is_empty() && records.is_empty() => return Err(error),
-            _ => {}
+        let refused = named.keep_own(settings, identity, &mut records);
+        if found.is_empty() && records.is_empty() {
+            refused?;
         }
     }
     for record in &records {

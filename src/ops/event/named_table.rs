@@ -7,6 +7,7 @@ use uuid::Uuid;
 
 use crate::error::{Code, Error, Result};
 use crate::settings::Settings;
+use crate::store::dispatch::history::RecordedRow;
 
 /// A captured table, as an index into `Settings::tables`, and the uuid of one of its events.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -49,6 +50,27 @@ impl NamedTable<'_> {
         let (uuid, table) = (self.uuid, &settings.tables[self.number].table);
         let what = format!("{uuid} is an event of {other}, not of {table}");
         Error::new(Code::SettingInvalid, what).hint(format!("give {right}"))
+    }
+
+    /// Removes the records whose source ids belong to other tables.
+    ///
+    /// # Errors
+    /// The error of [`Self::check`] for the first removed record.
+    pub(crate) fn keep_own(
+        self,
+        settings: &Settings,
+        identity: &str,
+        records: &mut Vec<RecordedRow>,
+    ) -> Result<()> {
+        let mut first = Ok(());
+        records.retain(|record| {
+            let source_id = record.source_id.as_deref();
+            let checked = source_id.map_or(Ok(()), |id| self.check(settings, identity, id));
+            let is_own = checked.is_ok();
+            first = std::mem::replace(&mut first, Ok(())).and(checked);
+            is_own
+        });
+        first
     }
 
     /// Checks that the source id of an event belongs to the table. Source ids begin with the table's
