@@ -17,7 +17,15 @@ async fn filled() -> (Database, tempfile::NamedTempFile) {
     database
         .execute("create table public.bills (like outbox.events including all)")
         .await;
+    // Ids of text: the row with the text `GONE` is another event than the recorded one.
+    database
+        .execute(
+            "create table public.notes (like outbox.events including all); \
+             alter table public.notes alter id drop default, alter id type text",
+        )
+        .await;
     for (table, id) in [
+        ("public.notes", GONE),
         ("outbox.events", ORDER),
         ("public.bills", BILL),
         ("outbox.events", BOTH),
@@ -54,7 +62,8 @@ async fn filled() -> (Database, tempfile::NamedTempFile) {
     database.execute("delete from outbox.capture").await;
     database.execute(record).await;
     let file = tempfile::NamedTempFile::new().unwrap();
-    let settings = "[[tables]]\ntable = 'outbox.events'\n[[tables]]\ntable = 'public.bills'\n";
+    let settings = "[[tables]]\ntable = 'outbox.events'\n[[tables]]\ntable = 'public.bills'\n\
+                    [[tables]]\ntable = 'public.notes'\n";
     std::fs::write(file.path(), settings).unwrap();
     (database, file)
 }
@@ -89,7 +98,7 @@ async fn an_id_with_the_wrong_table_is_refused_by_every_command_and_changes_noth
         ran.assert_error("setting-invalid", 2);
         assert_contains(
             &ran.stderr,
-            "captured tables are outbox.events, public.bills",
+            "captured tables are outbox.events, public.bills, public.notes",
         );
         let ran = run(&database, &file, &[command, &[&of_another]].concat()).await;
         ran.assert_error("setting-invalid", 2);

@@ -174,7 +174,7 @@ with recursive root as (
                join pg_catalog.pg_class ic on ic.oid = i.indexrelid
                join pg_catalog.pg_am am on am.oid = ic.relam
                where i.indrelid = root.oid and i.indisvalid and am.amname = 'btree'
-                 and i.indkey[0] = a.attnum
+                 and i.indkey[0] = a.attnum and i.indoption[0] in (0, 3)
                  and (i.indpred is null or pg_catalog.pg_get_expr(i.indpred, i.indrelid)
                       = pg_catalog.format('(%I IS NOT NULL)', a.attname))) as is_indexed
     from root

@@ -55,6 +55,14 @@ async fn a_shape_says_which_columns_identify_and_order_the_rows() {
     let seq = by_seq.seq.expect("a column seq");
     assert!(seq.column == "seq" && !seq.is_steady && !seq.is_indexed && seq.is_nullable);
     assert_eq!(seq.numbering, None);
+
+    // An index with the other order of NULLs does not return the rows in the order that the relay reads.
+    for (order, is_indexed) in [("desc nulls last", false), ("desc", true)] {
+        let index = format!("create index on shop.\"Events\" (seq {order})");
+        run(&client, &index).await;
+        let seq = shape(&client).await.expect("a table").seq.expect("seq");
+        assert_eq!(seq.is_indexed, is_indexed, "{order}");
+    }
 }
 
 /// A session that locks partitions without their parent can deadlock with a DROP of a partition, which locks the

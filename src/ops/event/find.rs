@@ -77,11 +77,23 @@ pub(crate) async fn find(sql: &Sql, settings: &Settings, id: &str) -> Result<Vec
     if let Some(named) = named {
         found = of_named_table(settings, named, found)?;
     }
-    let mut records = recorded(sql, &tables, &found, id).await?;
+    let of_tables = match named {
+        Some(named) => &tables[named.number..=named.number],
+        None => &tables[..],
+    };
+    let mut records = recorded(sql, of_tables, &found, id).await?;
     if let Some(named) = named {
         let identity = &captured[named.number].record.identity;
-        let mut source_ids = records.iter().filter_map(|one| one.source_id.as_deref());
-        source_ids.try_for_each(|source_id| named.check(settings, identity, source_id))?;
+        let check = |record: &RecordedRow| {
+            let source_id = record.source_id.as_deref();
+            source_id.map_or(Ok(()), |id| named.check(settings, identity, id))
+        };
+        let refused = records.iter().find_map(|record| check(record).err());
+        records.retain(|record| check(record).is_ok());
+        match refused {
+            Some(error) if found.is_empty() && records.is_empty() => return Err(error),
+            _ => {}
+        }
     }
     for record in &records {
         let is_found = |row: &FoundRow| row.event_id == record.event_id;
@@ -131,7 +143,8 @@ async fn searched<'a>(
 /// Returns those of the rows that belong to the named table.
 ///
 /// # Errors
-/// `setting-invalid` if only other tables have such rows.
+/// `setting-invalid` if the event of this uuid is in another table. A row of another table that only has the same text as
+/// its id belongs to another event.
 fn of_named_table(
     settings: &Settings,
     named: NamedTable<'_>,
@@ -139,7 +152,8 @@ fn of_named_table(
 ) -> Result<Vec<FoundRow>> {
     let (of_table, others): (Vec<_>, Vec<_>) =
         found.into_iter().partition(|row| row.table == named.number);
-    match others.first() {
+    let uuid = Uuid::parse_str(named.uuid).ok();
+    match others.iter().find(|other| Some(other.event_id) == uuid) {
         Some(other) if of_table.is_empty() => {
             let table = &other.row.table;
             Err(named.of_another(settings, table, &format!("{table}:{}", named.uuid)))

@@ -17,6 +17,10 @@ use crate::session::supervisor::Supervision;
 /// limited amount of WAL, so the progress ends, and so does the shutdown.
 const LIMIT: Duration = Duration::from_secs(5);
 
+/// Maximum time without a higher confirmable position. If an event never gets an outcome, the position stays, although
+/// messages and outcomes of other events keep arriving.
+const LONGEST: Duration = Duration::from_secs(30);
+
 /// How far a session has got. A large transaction moves the confirmable position only at its end, so its messages and
 /// the outcomes of its events count too. Keepalives do not count, because the server may repeat them for ever.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -35,6 +39,8 @@ pub(in crate::session) struct ServerStop {
     steps: u64,
     /// How far the session had got, and since when it has not got further. `None` until the server shuts down.
     last: Option<(StopProgress, Instant)>,
+    /// Since when the confirmable position has not moved, while the server shuts down.
+    moved: Option<Instant>,
 }
 
 impl ServerStop {
@@ -47,6 +53,7 @@ impl ServerStop {
             sent: Lsn::default(),
             steps: 0,
             last: None,
+            moved: None,
         }
     }
 
@@ -66,14 +73,20 @@ impl ServerStop {
     /// outcome.
     fn ends_at(&mut self, confirmable: Lsn, has_pending: bool, now: Instant) -> Option<Instant> {
         let (before, since) = self.last.as_mut()?;
+        let moved = self.moved.get_or_insert(*since);
         let progress = StopProgress {
             confirmable,
             steps: self.steps,
         };
-        if *before != progress || (!has_pending && confirmable >= self.sent) {
+        let is_done = !has_pending && confirmable >= self.sent;
+        if is_done || before.confirmable != confirmable {
+            *moved = now;
+        }
+        if is_done || *before != progress {
             (*before, *since) = (progress, now);
         }
-        (has_pending || confirmable < self.sent).then_some(*since + self.limit)
+        let end = (*since + self.limit).min(*moved + LONGEST.max(self.limit));
+        (!is_done).then_some(end)
     }
 }
 
@@ -84,7 +97,7 @@ impl Pipeline {
         let found = self.supervision.borrow_and_update().clone();
         if found == Supervision::PublicationRight {
             // The server goes on after all, or another server has answered.
-            self.server_stop.last = None;
+            (self.server_stop.last, self.server_stop.moved) = (None, None);
         } else if matches!(found, Supervision::ServerStopping { .. })
             && self.server_stop.last.is_none()
         {
@@ -142,6 +155,11 @@ mod tests {
         // While the server itself has work to do, the session waits for as long as that takes.
         assert_eq!(ends_at(100, false, 1_000, false), None);
         assert_eq!(ends_at(100, true, 1_001, false), Some(1_005));
+        // An event at this position never gets an outcome, although others do.
+        for seconds in (1_004..1_024).step_by(4) {
+            assert_eq!(ends_at(100, true, seconds, true), Some(seconds + 5));
+        }
+        assert_eq!(ends_at(100, true, 1_028, true), Some(1_030));
     }
 
     #[test]

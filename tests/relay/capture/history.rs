@@ -330,9 +330,13 @@ async fn a_random_history_across_the_wraparound_publishes_what_the_model_says() 
     histories(across(Kind::Events).without_records(), &[14]).await;
 }
 
-/// The seed also decides about the table and the mode.
+/// The seed also decides about the table and the mode. CI plays the same histories in each run, so it plays none with a
+/// new seed.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_random_history_with_a_new_seed_publishes_what_the_model_says() {
+    if asked_seed().is_none() && std::env::var_os("CI").is_some() {
+        return;
+    }
     let seed = asked_seed().unwrap_or_else(|| u64::from(RandomState::new().hash_one(()) as u32));
     History::run(Setup::random(&mut Random(!seed)), seed).await;
 }

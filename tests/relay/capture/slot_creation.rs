@@ -48,7 +48,10 @@ async fn assert_holds_no_transaction(world: &World) {
     let open =
         sessions("xact_start < clock_timestamp() - interval '1 s' AND backend_type <> 'walsender'");
     assert_eq!(world.database.number(&open).await, 0);
-    let held = sessions("(backend_xid IS NOT NULL OR state LIKE 'idle in%')");
+    let held = sessions(
+        "state_change < clock_timestamp() - interval '1 s' \
+         AND (backend_xid IS NOT NULL OR state LIKE 'idle in%')",
+    );
     assert_eq!(world.database.number(&held).await, 0);
 }
 
