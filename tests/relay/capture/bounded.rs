@@ -13,6 +13,10 @@ const ROWS: u32 = 20_000;
 /// `src/capture/scan.rs`.
 const PAGE_ROWS: i64 = 5_000;
 
+/// Maximum number of rows that one statement may read if the table has no index: eight rows, each about 1 kB large, in
+/// each of 2,048 blocks. (This number of blocks is `RANGE_BLOCKS` in `src/capture/scan.rs`.)
+const RANGE_ROWS: i64 = 8 * 2_048;
+
 /// Replaces the function that computes event ids with a function that also records the statement of
 /// each call.
 const COUNT_CALLS: &str = "\
@@ -24,10 +28,10 @@ const COUNT_CALLS: &str = "\
             md5(identity || ':' || id || coalesce(':' || inserted_xid::text, ''))::uuid END; \
     END $$";
 
-/// Checks that no statement of a recovery reads more than `PAGE_ROWS` rows while a key is blocked.
+/// Checks that no statement of a recovery reads more than `at_most` rows while a key is blocked.
 /// Published events have no records here, so the recovery must read the rows of the blocked key and
 /// `ROWS` other rows. The SQL `prepare` runs first.
-async fn a_recovery_with_a_blocked_key_reads_page_by_page(prepare: &str) {
+async fn a_recovery_with_a_blocked_key_is_bounded(prepare: &str, at_most: i64) {
     let mut world = World::new(Kind::Numbered, 20).await;
     world.execute(prepare).await;
     let more = ("POSTRIDER_DISPATCH", "exceptions".to_owned());
@@ -64,7 +68,7 @@ async fn a_recovery_with_a_blocked_key_reads_page_by_page(prepare: &str) {
                 GROUP BY process, statement) s";
     let most = world.database.number(most).await;
     assert!(most > 0, "the recovery has read the table");
-    assert!(most <= PAGE_ROWS, "one statement has read {most} rows");
+    assert!(most <= at_most, "one statement has read {most} rows");
     // The recovery publishes the key's rows before the bad row again. The bad row and the ten rows
     // after it stay in quarantine.
     let waiting = "SELECT outbox.event_uuid('public.numbered', id::text, inserted_xid)::text \
@@ -84,12 +88,20 @@ async fn a_recovery_with_a_blocked_key_reads_page_by_page(prepare: &str) {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_recovery_with_a_blocked_key_reads_page_by_page_along_the_ids() {
-    a_recovery_with_a_blocked_key_reads_page_by_page("SELECT 1").await;
+    a_recovery_with_a_blocked_key_is_bounded("SELECT 1", PAGE_ROWS).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_recovery_with_a_blocked_key_reads_page_by_page_without_an_index_on_the_ids() {
     let prepare = "ALTER TABLE public.numbered DROP CONSTRAINT numbered_pkey, ADD seq bigserial; \
                    CREATE UNIQUE INDEX ON public.numbered (seq)";
-    a_recovery_with_a_blocked_key_reads_page_by_page(prepare).await;
+    a_recovery_with_a_blocked_key_is_bounded(prepare, PAGE_ROWS).await;
+}
+
+/// Without any index, the recovery reads the table by ranges of blocks.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_recovery_with_a_blocked_key_reads_ranges_of_blocks_without_any_index() {
+    let prepare = "ALTER TABLE public.numbered DROP CONSTRAINT numbered_pkey, \
+                   ADD filler text DEFAULT repeat('x', 950)";
+    a_recovery_with_a_blocked_key_is_bounded(prepare, RANGE_ROWS).await;
 }
