@@ -4,7 +4,7 @@
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use pubsub_emulator::{Action, Fault};
+use pubsub_emulator::{Action, Fault, RunningEmulator};
 use scratch_postgres::{ScratchPostgres, StopMode};
 
 use crate::harness::{self, Database, Relay, eventually, insert_orders, signal};
@@ -120,14 +120,20 @@ async fn a_server_that_shuts_down_under_load_has_all_its_wal_confirmed() {
     );
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn with_exceptions_the_last_events_before_a_shutdown_are_delivered_and_confirmed() {
-    let mut database = Database::private().await;
+/// Starts a relay with `dispatch = exceptions`, which has delivered some events.
+async fn serving_without_records() -> (Database, RunningEmulator, Relay) {
+    let database = Database::private().await;
     let emulator = harness::emulator().await;
     let host = emulator.addr().to_string();
     let relay = Relay::start_with(&database, &host, &[("POSTRIDER_DISPATCH", "exceptions")]);
     insert_orders(&database, 100, 10).await;
     database.wait_until_confirmed().await;
+    (database, emulator, relay)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn with_exceptions_the_last_events_before_a_shutdown_are_delivered_and_confirmed() {
+    let (mut database, emulator, relay) = serving_without_records().await;
     let rows = harness::insert_orders_sql(2_000, 10);
     stop_with_unsent_wal(&mut database, &relay, &rows).await;
     let confirmed = last_confirmed(&relay, 0).await;
@@ -165,12 +171,7 @@ async fn a_server_that_shuts_down_does_not_wait_for_events_that_cannot_be_record
 /// The test takes longer than the limit of 5 seconds without progress, which is not enough for a slow Pub/Sub.
 #[tokio::test(flavor = "multi_thread")]
 async fn with_exceptions_a_slow_pubsub_leaves_no_wal_of_a_large_transaction_unconfirmed() {
-    let mut database = Database::private().await;
-    let emulator = harness::emulator().await;
-    let host = emulator.addr().to_string();
-    let relay = Relay::start_with(&database, &host, &[("POSTRIDER_DISPATCH", "exceptions")]);
-    insert_orders(&database, 100, 10).await;
-    database.wait_until_confirmed().await;
+    let (mut database, emulator, relay) = serving_without_records().await;
     let slow = Action::Delay(Duration::from_millis(6_500));
     emulator.faults().inject(Fault::new(slow));
     let rows = "INSERT INTO outbox.events (aggregatetype, aggregateid, event_type, version, payload) \

@@ -50,16 +50,21 @@ async fn rows_that_wait_for_their_original(world: &World, relay: &Relay) {
     assert!(grown < 24 << 10, "grew by {grown} KiB");
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn moved_rows_that_wait_for_their_original_stay_within_the_budget_and_are_published_once() {
-    let (world, relay) = World::served(Kind::Partitioned, 20).await;
-    rows_that_wait_for_their_original(&world, &relay).await;
+/// Creates the topic for which an event waits, and checks that each event is stored once.
+async fn assert_stored_once(world: &World, relay: Relay) {
     let topic = "projects/demo/topics/missing.events";
     world.emulator.create_topic(topic).await.unwrap();
     world.database.wait_until_confirmed().await;
     let copies = super::stored(&world.emulator);
     assert!(copies.values().all(|copies| *copies == 1));
     relay.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn moved_rows_that_wait_for_their_original_stay_within_the_budget_and_are_published_once() {
+    let (world, relay) = World::served(Kind::Partitioned, 20).await;
+    rows_that_wait_for_their_original(&world, &relay).await;
+    assert_stored_once(&world, relay).await;
 }
 
 /// New rows have the `inserted_xid` of an older transaction, like rows from a staging table. One event of
@@ -141,12 +146,7 @@ async fn a_moved_row_with_a_record_stops_no_other_key_while_a_recovery_waits() {
     world.insert("a", 20).await;
     world.note().await;
     world.wait_until_published(&relay).await;
-    let topic = "projects/demo/topics/missing.events";
-    world.emulator.create_topic(topic).await.unwrap();
-    world.database.wait_until_confirmed().await;
-    let copies = super::stored(&world.emulator);
-    assert!(copies.values().all(|copies| *copies == 1));
-    relay.stop().await;
+    assert_stored_once(&world, relay).await;
 }
 
 /// Rows without a record are moved several times while their first request is in flight. Some of these

@@ -53,6 +53,17 @@ impl Inserted {
 
     /// Checks that the rows that are still in the table were published in order, and that no other events
     /// were published except the deleted rows.
+    /// Waits until all noted rows are delivered, and checks their order.
+    async fn arrive_in_order(
+        &mut self,
+        database: &Database,
+        emulator: &RunningEmulator,
+        relay: &Relay,
+    ) {
+        self.wait_until_delivered(database, emulator).await;
+        self.assert_in_order(database, emulator, &relay.log()).await;
+    }
+
     async fn assert_in_order(&self, database: &Database, emulator: &RunningEmulator, log: &str) {
         let mut report = check(database, emulator).await;
         report.violations.retain(|violation| {
@@ -85,10 +96,7 @@ async fn changed_while_down(change: &[&str], removal: &str, more: &[(&str, &str)
     database.execute(removal).await;
     insert(&database, 151, 50).await;
     let relay = start_with(&database, &emulator, more);
-    inserted.wait_until_delivered(&database, &emulator).await;
-    inserted
-        .assert_in_order(&database, &emulator, &relay.log())
-        .await;
+    inserted.arrive_in_order(&database, &emulator, &relay).await;
     assert_kept(&relay);
     // Check that a later session streams without a recovery, and publishes no event again.
     let before = emulator.journal().counts().stored_messages;
@@ -155,10 +163,7 @@ async fn rows_of_a_gap_come_from_the_table_and_deleted_rows_from_the_stream() {
     database.execute(IN).await;
     insert(&database, 201, 50).await;
     let relay = start(&database, &emulator);
-    inserted.wait_until_delivered(&database, &emulator).await;
-    inserted
-        .assert_in_order(&database, &emulator, &relay.log())
-        .await;
+    inserted.arrive_in_order(&database, &emulator, &relay).await;
     assert_kept(&relay);
 }
 
@@ -211,10 +216,7 @@ async fn deleted_rows_are_delivered_if_a_change_meets_a_relay_that_cannot_publis
         relay.wait_for_log(KEEPS).await;
         insert(&database, 151, 50).await;
         emulator.faults().refuse_connections(false);
-        inserted.wait_until_delivered(&database, &emulator).await;
-        inserted
-            .assert_in_order(&database, &emulator, &relay.log())
-            .await;
+        inserted.arrive_in_order(&database, &emulator, &relay).await;
     }
 }
 
@@ -237,10 +239,7 @@ async fn deleted_rows_that_wait_for_their_topic_are_delivered_after_a_change() {
     relay.wait_for_log("topic-missing").await;
     let topic = "projects/demo/topics/nowhere.events";
     emulator.create_topic(topic).await.unwrap();
-    inserted.wait_until_delivered(&database, &emulator).await;
-    inserted
-        .assert_in_order(&database, &emulator, &relay.log())
-        .await;
+    inserted.arrive_in_order(&database, &emulator, &relay).await;
 }
 
 /// For each row, PostgreSQL uses the publication as it was when the row was inserted. So the relay waits for
@@ -302,10 +301,7 @@ async fn a_kept_slot_whose_stream_is_stuck_is_replaced() {
     insert(&database, 151, 50).await;
     let relay = start(&database, &emulator);
     let mut inserted = Inserted::default();
-    inserted.wait_until_delivered(&database, &emulator).await;
-    inserted
-        .assert_in_order(&database, &emulator, &relay.log())
-        .await;
+    inserted.arrive_in_order(&database, &emulator, &relay).await;
     let log = relay.log();
     let version = "SELECT current_setting('server_version_num')::bigint";
     let is_stuck = database.number(version).await < 180_000;

@@ -10,25 +10,30 @@ use super::*;
 const ATTACH_AGAIN: &str = "ALTER TABLE public.parts ATTACH PARTITION public.parts_2 \
      FOR VALUES FROM ('2022-01-01') TO ('2023-01-01')";
 
-/// The partition is detached while a recovery reads the table, and attached again before the recovery has read the whole
-/// table. The partitions are then the same at the start and at the end, so comparing them does not show the gap.
-#[tokio::test(flavor = "multi_thread")]
-async fn rows_of_a_partition_that_is_away_for_a_part_of_a_recovery_are_published() {
+/// Starts a recovery of a table with `rows` unpublished rows, while Pub/Sub refuses connections. The relay cannot hold
+/// all of these rows in memory, so the recovery has not read all of them yet.
+async fn recovering(dispatch: &str, rows: u32) -> (World, Relay) {
     let mut world = World::new(Kind::Partitioned, 20).await;
-    world
-        .more
-        .push(("POSTRIDER_DISPATCH", "exceptions".to_owned()));
+    world.more.push(("POSTRIDER_DISPATCH", dispatch.to_owned()));
     world.more.push(("POSTRIDER_IN_FLIGHT_MIB", "1".to_owned()));
     let relay = world.streaming().await;
     insert(&mut world, "before", 40).await;
     world.note().await;
     world.wait_until_published(&relay).await;
     relay.stop().await;
-    insert_many(&mut world, 40_000).await;
+    insert_many(&mut world, rows).await;
     world.database.drop_slot().await;
     world.emulator.faults().refuse_connections(true);
     let relay = world.relay();
     relay.wait_for_log("pubsub-unreachable").await;
+    (world, relay)
+}
+
+/// The partition is detached while a recovery reads the table, and attached again before the recovery has read the whole
+/// table. The partitions are then the same at the start and at the end, so comparing them does not show the gap.
+#[tokio::test(flavor = "multi_thread")]
+async fn rows_of_a_partition_that_is_away_for_a_part_of_a_recovery_are_published() {
+    let (world, relay) = recovering("exceptions", 40_000).await;
     world.execute(DETACH).await;
     let slow = Action::Delay(Duration::from_millis(200));
     world.emulator.faults().inject(Fault::new(slow));
@@ -67,21 +72,7 @@ async fn insert_many(world: &mut World, rows: u32) {
 #[tokio::test(flavor = "multi_thread")]
 async fn rows_of_a_partition_that_is_detached_during_a_recovery_are_published() {
     for mode in ["full", "exceptions"] {
-        let mut world = World::new(Kind::Partitioned, 20).await;
-        world.more.push(("POSTRIDER_DISPATCH", mode.to_owned()));
-        world.more.push(("POSTRIDER_IN_FLIGHT_MIB", "1".to_owned()));
-        let relay = world.streaming().await;
-        insert(&mut world, "before", 40).await;
-        world.note().await;
-        world.wait_until_published(&relay).await;
-        relay.stop().await;
-        // More rows than the relay holds in memory, so that the recovery has not read all of them when
-        // the partition is detached.
-        insert_many(&mut world, 20_000).await;
-        world.database.drop_slot().await;
-        world.emulator.faults().refuse_connections(true);
-        let relay = world.relay();
-        relay.wait_for_log("pubsub-unreachable").await;
+        let (world, relay) = recovering(mode, 20_000).await;
         assert!(!relay.log().contains("finished reading"), "{}", relay.log());
         world.execute(DETACH).await;
         world.emulator.faults().refuse_connections(false);

@@ -27,10 +27,7 @@ async fn rows_that_are_deleted_in_the_middle_of_a_recovery_are_delivered_after_k
         emulator.faults().refuse_connections(false);
     }
     let relay = start(&database, &emulator);
-    inserted.wait_until_delivered(&database, &emulator).await;
-    inserted
-        .assert_in_order(&database, &emulator, &relay.log())
-        .await;
+    inserted.arrive_in_order(&database, &emulator, &relay).await;
     assert_kept(&relay);
 }
 
@@ -91,10 +88,7 @@ async fn a_second_change_during_a_recovery_loses_nothing() {
         (relay.log().matches(KEEPS).count() == 2).then_some(())
     })
     .await;
-    inserted.wait_until_delivered(&database, &emulator).await;
-    inserted
-        .assert_in_order(&database, &emulator, &relay.log())
-        .await;
+    inserted.arrive_in_order(&database, &emulator, &relay).await;
 }
 
 /// An interrupted recovery begins again while a transaction is open that has inserted a row before the
