@@ -1,4 +1,4 @@
-//! Measures what PostgreSQL pays for a reader of the outbox: the CPU time of all server processes, and the
+//! Measures the cost of a reader of the outbox for PostgreSQL: the CPU time of all server processes, and the
 //! bytes of WAL that the server writes, per event. The relay is compared with Debezium's engine.
 //!
 //! Each drain has its own slot, which is created before its backlog is written. So the walsender reads the
@@ -21,7 +21,7 @@ use crate::process::{self, Running, Usage, cpu_of_single_thread};
 use crate::report::{Aim, Line};
 use crate::sample::median;
 
-/// Maximum CPU time of the server, as a multiple of what it pays for Debezium.
+/// Maximum CPU time of the server, as a multiple of its CPU time for Debezium.
 const AIM: f64 = 1.25;
 
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
