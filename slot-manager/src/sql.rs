@@ -9,7 +9,8 @@
 //!
 //! The statements find partitions in `pg_inherits`, not by `pg_partition_tree`. That function locks all partitions,
 //! but not their parent, until the transaction ends. So it would wait for every DDL statement on a partition, and
-//! could deadlock with a DROP of a partition, which locks the parent first.
+//! could deadlock with a DROP of a partition, which locks the parent first. Only the size of a partition
+//! (`pg_relation_size`) still waits for such a statement, and its lock is free again at once.
 //!
 //! Times to be displayed are returned as text in UTC (RFC 3339). Times for arithmetic are returned as an
 //! age in seconds, so the clocks of the server and the client need not agree.

@@ -9,6 +9,12 @@ use super::{Code, Error};
 const TEMP_FILES: &str = "raise temp_file_limit for the relay's role, as a superuser: ALTER ROLE \
     <relay user> SET temp_file_limit = ...; or raise work_mem, so that it needs fewer temporary files";
 
+/// The hint for a text that cannot be converted between UTF-8 and the encoding of the database. The SQLSTATE is the same
+/// for an argument of a command and for a text in a row.
+const OTHER_ENCODING: &str = "a character has no equivalent in UTF-8 or in the encoding of the database (`SHOW \
+    server_encoding`): if it is in an argument of the command, no row contains it, so search for something else; \
+    otherwise correct the row";
+
 /// Returns the code for a failure that the server reported with `sqlstate`.
 ///
 /// Source: PostgreSQL's Appendix A, and the errors that the walsender's source code raises.
@@ -99,8 +105,13 @@ impl From<PgError> for Error {
                 db.message(),
                 db.code().code()
             );
-            if *db.code() == SqlState::CONFIGURATION_LIMIT_EXCEEDED {
-                return Error::new(Code::PostgresStatement, what).hint(TEMP_FILES);
+            let special = match *db.code() {
+                SqlState::CONFIGURATION_LIMIT_EXCEEDED => Some(TEMP_FILES),
+                SqlState::UNTRANSLATABLE_CHARACTER => Some(OTHER_ENCODING),
+                _ => None,
+            };
+            if let Some(hint) = special {
+                return Error::new(Code::PostgresStatement, what).hint(hint);
             }
             return match db.hint() {
                 Some(hint) if *db.code() != SqlState::INSUFFICIENT_PRIVILEGE => {

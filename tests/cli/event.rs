@@ -317,6 +317,37 @@ async fn a_uuid_is_found_with_the_table_before_it_and_with_blanks_around_it() {
     ran.assert_status(0);
 }
 
+#[tokio::test]
+async fn a_text_that_the_encoding_of_the_database_lacks_is_refused_with_a_hint() {
+    let database = Database::new().await;
+    let name = database
+        .text("select current_database() || '_win1252'")
+        .await;
+    let create = format!("create database {name} encoding 'WIN1252' template template0");
+    database.execute(&create).await;
+    let (server, _) = database.url.rsplit_once('/').unwrap();
+    let url = format!("{server}/{name}");
+    let url = [("DATABASE_URL", url.as_str())];
+    let init = database
+        .run_with(&["init", "--apply", "--no-slot"], &url)
+        .await;
+    init.assert_status(0);
+    for command in [
+        &["event"][..],
+        &["quarantine", "list"],
+        &["replay", "--dry-run"],
+    ] {
+        let ran = database
+            .run_with(&[command, &["--key", "日本"]].concat(), &url)
+            .await;
+        ran.assert_error("postgres-statement", 3);
+        assert_contains(
+            &ran.stderr,
+            "if it is in an argument of the command, no row contains it",
+        );
+    }
+}
+
 /// As in the commands on the quarantine, an empty key means the events without a key.
 #[tokio::test]
 async fn an_empty_key_lists_the_events_without_a_key() {
