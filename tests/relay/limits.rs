@@ -2,7 +2,10 @@
 //! limit has its own error code, and the relay continues automatically once there is room. The relay uses
 //! no more connections than the docs say.
 
+use std::time::Duration;
+
 use pubsub_emulator::RunningEmulator;
+use replication::{Confirmable, Environment, Source, StreamOptions, Target};
 use scratch_postgres::{ScratchPostgres, StopMode};
 use tokio_postgres::Client;
 
@@ -113,38 +116,37 @@ async fn one_slot_one_walsender_and_six_connections_are_enough_for_the_relay() {
     relay.stop().await;
 }
 
+/// Another program that streams the slot `other`, and so has the only walsender. It ends when the value
+/// is dropped.
+async fn stream_of_another_program(database: &Database, url: &str) -> Source {
+    let create = "SELECT lsn::text FROM pg_create_logical_replication_slot('other', 'pgoutput')";
+    let created = database.client.query_one(create, &[]).await.unwrap();
+    let start: String = created.get(0);
+    let target = Target::from_settings(url, &Environment::new()).unwrap();
+    let options = StreamOptions {
+        target: target.unwrap(),
+        slot: "other".into(),
+        publication: "postrider".into(),
+        application_name: "another program".into(),
+        wal_sender_timeout: Duration::from_secs(60),
+        confirmed: Confirmable::by_slot(start.parse().unwrap()),
+    };
+    Source::open(options, || {}).await.unwrap()
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_relay_waits_for_a_free_walsender_and_check_reports_the_limit() {
     let (database, emulator, url) = server_with(&[("max_wal_senders", "1")]).await;
-    database
-        .execute("SELECT pg_create_logical_replication_slot('other', 'pgoutput')")
-        .await;
-    // Make the other relay's slot the owner of the table.
-    database
-        .execute("UPDATE outbox.capture SET slot = 'other'")
-        .await;
-    let other = Relay::start_with(
-        &database,
-        &emulator.addr().to_string(),
-        &[("POSTRIDER_SLOT", "other"), ("DATABASE_URL", &url)],
-    );
-    eventually("the other relay streams", || async {
-        let active = "SELECT count(*) FROM pg_replication_slots WHERE active";
-        (database.number(active).await == 1).then_some(())
-    })
-    .await;
+    let other = stream_of_another_program(&database, &url).await;
     let checked = check(&url);
     assert_eq!(
         severity(&checked, "wal-senders-used-up").as_deref(),
         Some("error"),
         "{checked}"
     );
-    database
-        .execute("UPDATE outbox.capture SET slot = 'postrider'")
-        .await;
     let relay = start(&database, &emulator, &url);
     relay.wait_for_log("wal-senders-used-up").await;
-    other.stop().await;
+    drop(other);
     insert_orders(&database, 20, 5).await;
     database.wait_until_recorded().await;
     relay.stop().await;
