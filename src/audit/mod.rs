@@ -58,6 +58,7 @@ use crate::postgres::{Sql, Target, connect_patiently, current_snapshot};
 use crate::recovery::slot_verdict::RecoveryCause;
 use crate::store::relay_row::RecordKeeping;
 use crate::store::relay_row::audits::{self, AuditHistory};
+use crate::throttled_log::ThrottledLog;
 use failing::FailingAudits;
 use gap::PossibleGap;
 
@@ -147,6 +148,7 @@ pub(crate) fn start(
             // Assume a trace until the first audit has compared the publication.
             has_trace: true,
             failing: None,
+            log: ThrottledLog::default(),
             broken,
         };
         let mut sql = None;
@@ -201,6 +203,7 @@ struct AuditState {
     has_trace: bool,
     /// The audits that have failed since the last success. `None` if there are none.
     failing: Option<FailingAudits>,
+    log: ThrottledLog,
     broken: mpsc::Sender<Error>,
 }
 

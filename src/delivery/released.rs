@@ -302,10 +302,12 @@ impl EventOutcomes {
         if !self.quarantine.read(group, origin.position) {
             return;
         }
-        tracing::error!(
-            code = %error.code(), event = origin.event_id.shown(), hint = error.hint_text(),
-            "cannot release an event from quarantine: {error}"
-        );
+        if let Some(since_last) = self.log.due(error.code()) {
+            tracing::error!(
+                code = %error.code(), event = origin.event_id.shown(), hint = error.hint_text(), since_last,
+                "cannot release an event from quarantine: {error}"
+            );
+        }
         let kind = error.code().name();
         let quarantined = &self.metrics.events_quarantined;
         quarantined.get_or_create(&KindLabel { kind }).inc();

@@ -150,6 +150,15 @@ impl<'a> TableWalk<'a> {
         matches!(self.position, WalkPosition::Blocks(_))
     }
 
+    /// The `seq` of the last row of the pages so far. `None` before the first page, and when the rows with a `seq`
+    /// have ended.
+    pub(super) fn last_seq(&self) -> Option<i64> {
+        match self.position {
+            WalkPosition::Numbered(seq, ..) if seq > i64::MIN => Some(seq),
+            _ => None,
+        }
+    }
+
     /// Ends the part with the rows that have a `seq`. Continues with the rows without a `seq`, if
     /// there may be any.
     pub(super) fn end_numbered(&mut self) {

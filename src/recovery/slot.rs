@@ -159,7 +159,9 @@ pub(crate) async fn keep(
                 return Err(error);
             }
             metrics.troubles.set_opening(&error, began);
-            tracing::warn!(code = %error.code(), hint = error.hint_text(), "{error}");
+            tracing::warn!(
+                code = %error.code(), hint = error.hint_text(), waited_s = began.elapsed().as_secs(), "{error}"
+            );
         }
         tokio::time::sleep(POLL_INTERVAL).await;
     }
@@ -257,7 +259,9 @@ pub(crate) async fn create(
             () = tokio::time::sleep(BLOCKERS_NAMED_AFTER) => {
                 let error = blocked(sql, slot, began.elapsed()).await?;
                 metrics.troubles.set_opening(&error, began);
-                tracing::warn!(code = %error.code(), hint = error.hint_text(), "{error}");
+                tracing::warn!(
+                code = %error.code(), hint = error.hint_text(), waited_s = began.elapsed().as_secs(), "{error}"
+            );
             }
         }
     };

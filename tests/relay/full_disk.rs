@@ -132,13 +132,16 @@ async fn a_stream_that_fails_at_its_first_record_does_not_count_as_streaming() {
         serde_json::from_str(&body).unwrap()
     };
     // The first session may confirm the WAL before the record, so it makes progress. Wait until later
-    // sessions fail too.
-    let closed = || relay.log().matches("closing the session").count();
-    eventually("three sessions fail", async || {
-        (closed() >= 3).then_some(())
+    // sessions fail too. The second line about them counts those without a line, and the pauses between
+    // sessions grow, so they are few.
+    let unlogged = eventually("a second line about failed sessions", async || {
+        let log = relay.log();
+        let mut lines = log.lines().filter(|line| line.contains("session ended"));
+        let (_, count) = lines.nth(1)?.rsplit_once("since_last=")?;
+        Some(count.trim().parse::<u32>().unwrap())
     })
     .await;
-    let sessions = closed();
+    assert!((2..=20).contains(&unlogged), "{}", relay.log());
     let begin = Instant::now();
     while begin.elapsed() < Duration::from_secs(5) {
         let now = status().await;
@@ -149,8 +152,6 @@ async fn a_stream_that_fails_at_its_first_record_does_not_count_as_streaming() {
     let lasts = status().await["for_seconds"].as_f64().unwrap();
     // The port may show a state that is a second old, so require only 3 of the 5 seconds.
     assert!(lasts >= 3.0, "{lasts}");
-    let more = closed() - sessions;
-    assert!(more <= 6, "{more} sessions in 5 s");
     disk.make_room();
     database.wait_until_recorded().await;
     eventually("the relay streams", async || {
