@@ -170,7 +170,7 @@ pub(crate) async fn measure(shape: Shape, runs: u32, events: u64) -> Result<Vec<
         .collect())
 }
 
-/// The line with the CPU time and the line with the WAL.
+/// Returns two lines of the report: one compares CPU time, the other WAL.
 fn lines(shape: Shape, reader: Reader, debezium: &[Paid], ours: &[Paid]) -> [Line; 2] {
     let line = |unit, figure: fn(&Paid) -> f64, ratio, aim| Line {
         scenario: format!("{} {}", shape.name(), reader.name()),

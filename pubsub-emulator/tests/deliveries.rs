@@ -212,7 +212,7 @@ async fn a_stream_never_holds_more_messages_than_its_flow_control_allows() {
         let received = stream.messages(1).await;
         assert!(received.len() <= 3, "{}", received.len());
         seen.extend(received.iter().map(data));
-        // Acknowledge alternately over the stream and by a unary call.
+        // Acknowledge some messages over the stream, and others with a unary call.
         if seen.len().is_multiple_of(2) {
             stream.acknowledge(ack_ids(&received)).await;
         } else {

@@ -115,9 +115,9 @@ impl Drop for Auditor {
     }
 }
 
-/// Starts the auditor. `hasten` wakes the auditor before its next audit is due. The auditor sends the
-/// rows that it finds to `events`. The returned receiver gets an error if the session has to end, and
-/// closes if the task has died.
+/// Starts the auditor. A notification of `hasten` starts the next audit early. The auditor sends the missing
+/// rows to `events`. The returned receiver gets an error if the session has to end, and closes if the
+/// task has died.
 pub(crate) fn start(
     subject: AuditSubject,
     start: FirstAudit,
@@ -189,7 +189,7 @@ struct AuditState {
     goal: Option<u64>,
     /// The last floor that this session has recorded.
     floor: u64,
-    /// The gap that has left a trace. `None` if there is no trace.
+    /// A gap that may exist, because the auditor has found a trace of it in the catalog. `None` without a trace.
     gap: Option<PossibleGap>,
     /// This session has compared all rows of transactions below this id.
     compared_to: u64,

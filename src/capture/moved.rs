@@ -84,7 +84,7 @@ impl MappedRow {
         }
     }
 
-    /// The commit LSN of the transaction in the stream that contains the row.
+    /// The commit LSN of the transaction that moved the row, not of the transaction that first inserted it.
     pub(crate) fn commit(&self) -> CommitLsn {
         match self {
             Self::Event { event, .. } => event.origin.position.commit,
@@ -146,7 +146,7 @@ pub(crate) struct MovedRows {
     waiting_bytes: usize,
     /// The size in bytes of the messages of the rows in `waiting`.
     message_bytes: usize,
-    /// Upper bound of `message_bytes`.
+    /// Limit on `message_bytes`. Once it is reached, further waiting rows lose their messages.
     kept_bytes: usize,
     /// Moved rows that wait for the end of a recovery. The pipeline does not read the stream while there
     /// are any.

@@ -204,9 +204,9 @@ async fn read_portion(
     Ok((rows, candidates.len()))
 }
 
-/// Returns the index in `rest` of the candidate that matches this row. The rows of the candidates before
-/// that index were deleted in the meantime. The id alone is not enough for a match, because ids might not
-/// be unique.
+/// Returns the index in `rest` of the candidate that matches this row. The query returns the rows in the order
+/// of the candidates, so the rows of all earlier candidates are gone. The id alone is not enough for a match,
+/// because ids might not be unique.
 fn index_of(row: &SimpleQueryRow, reader: &TableReader, rest: &[Candidate]) -> Option<usize> {
     let (id, seq) = (reader.id_of(row)?, reader.seq_of(row));
     rest.iter().position(|candidate| {

@@ -56,7 +56,7 @@ pub(crate) struct Shape {
     pub(crate) above: Vec<u32>,
     /// `oid:file number` of each partition. A new file number means that the table was rewritten.
     pub(crate) files: String,
-    /// `oid:transaction` of each partition at every level: the transaction that has attached it.
+    /// `oid:xid` of each partition at every level, where `xid` is the transaction that attached the partition.
     pub(crate) attached: String,
     /// Number of blocks of the largest partition, or of the table if it has no partitions.
     pub(crate) blocks: u32,

@@ -176,7 +176,7 @@ pub fn judge(facts: &RelayFacts, now: Instant) -> Condition {
                 (None, None, Some(trouble)) if is_of_the_publication(trouble.code) => {
                     (State::Broken, Some(trouble))
                 }
-                // The relay delivers.
+                // Nothing holds up delivery.
                 (None, None, publication) => {
                     let state = if *phase == Phase::Recovering {
                         State::Recovering

@@ -40,8 +40,8 @@ const SURVEY_SHARE: u32 = 100;
 /// part.
 const PARTLY_WITHIN: Duration = Duration::from_secs(3);
 
-/// How long a topic that fails in part must have no failure before it counts as working again. Longer than
-/// the longest pause before a retry, so the failed requests have usually been sent again by then.
+/// A topic that fails in part works again after this long without a failure. This is longer than the longest
+/// pause before a retry, so the failed requests have usually been sent again by then.
 const QUIET_AFTER: Duration = Duration::from_secs(15);
 
 /// Maximum number of keys that are named for each failing topic.

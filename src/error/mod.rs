@@ -111,7 +111,7 @@ impl Error {
         self
     }
 
-    /// Replaces the name of `variable` in the text by the actual source of the value.
+    /// Replaces the name of `variable` in the text with `place`, the actual source of the value.
     #[must_use]
     pub(crate) fn at_place(mut self, variable: &str, place: &str) -> Self {
         // Drop an underlying error with the same text, because its text would still name the variable.
@@ -124,8 +124,8 @@ impl Error {
         self
     }
 
-    /// Replaces a general hint for the relay by a hint for a command, because a command does not retry. Also replaces
-    /// a hint that only says that the relay will try again.
+    /// Replaces a general hint for the relay with a hint for a command, because a command does not retry. Also
+    /// replaces a hint that only says that the relay will try again.
     #[must_use]
     pub(crate) fn for_command(self) -> Self {
         if self.has_own_hint() {

@@ -199,7 +199,7 @@ impl Finder<'_> {
     }
 }
 
-/// The columns that every envelope uses.
+/// The columns that the mapper reads from every row, whatever the envelope.
 #[derive(Debug, Clone)]
 pub(super) struct EventColumns {
     pub(super) id: MappedColumn,

@@ -233,7 +233,8 @@ impl Mapper {
 }
 
 impl Inputs {
-    /// Reads the headers and the time of a row. Returns the time if it is a point in time.
+    /// Reads the headers and the time of a row. Returns the time, unless it is missing, not a timestamp, or has
+    /// no known UTC offset.
     fn read(
         &mut self,
         columns: &EventColumns,

@@ -160,7 +160,7 @@ pub(super) enum ColumnRole {
 pub(super) enum Choice<'a> {
     /// The table must have a column of this name.
     Must(&'a str),
-    /// The table may have a column of this name.
+    /// The column of this name is used if the table has one.
     May(&'a str),
     /// The column is not used.
     Off,

@@ -75,7 +75,7 @@ pub(crate) enum AuditResult {
     Missing,
 }
 
-/// The numbers of rows of one table, by their state.
+/// The number of rows in one table, and the number of rows in each state.
 #[derive(Debug, Default, Serialize)]
 pub(crate) struct TableAudit {
     pub(crate) table: String,

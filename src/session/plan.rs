@@ -24,9 +24,9 @@ use crate::store::relay_row::{EarlierSession, RecordKeeping};
 #[derive(Debug)]
 pub(super) struct SlotFacts<'a> {
     pub(super) cluster: &'a Cluster,
-    /// The slot, which nobody reads from. `None` if the slot does not exist.
+    /// The slot, from which no walsender reads. `None` if the slot does not exist.
     pub(super) slot: Option<&'a Slot>,
-    /// Fingerprint of the publication, which has passed its check.
+    /// Fingerprint of the publication. An earlier step has checked the publication.
     pub(super) publication: &'a str,
     /// The relay's row as an earlier session left it. `None` if no relay has served the slot.
     pub(super) earlier: Option<EarlierSession>,

@@ -321,7 +321,8 @@ impl Watcher {
         }
     }
 
-    /// Whether the relay's row already contains the condition `now`.
+    /// Whether `now` need not be written, because it is close enough to the condition that was last written. For a
+    /// look, state and code must be the same. For a poll, only figures may differ, and the last write must be recent.
     fn has_said(&self, now: Option<&Condition>, occasion: Occasion) -> bool {
         let Some((said, at)) = &self.said else {
             return false;

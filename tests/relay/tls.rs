@@ -26,7 +26,7 @@ fn server(certificate: &Certificate, settings: &[(&str, &str)]) -> ScratchPostgr
     builder.start().unwrap()
 }
 
-/// Runs `check --all`, which opens both kinds of session. Returns stdout followed by stderr.
+/// Runs `check --all`, which opens SQL sessions and a replication session. Returns stdout followed by stderr.
 fn check(server: &ScratchPostgres, host: &str, parameters: &str) -> String {
     let port = server.port();
     let url = format!("postgres://postgres@{host}:{port}/postgres?{parameters}");

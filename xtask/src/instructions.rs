@@ -113,7 +113,7 @@ fn compare(counts: &BTreeMap<String, f64>, held: &BTreeMap<String, f64>) -> Resu
     }
 }
 
-/// A message of cargo about an artifact that cargo has built.
+/// Cargo's JSON message about one built artifact.
 #[derive(Deserialize)]
 struct Built {
     target: Target,

@@ -62,10 +62,10 @@ pub(crate) struct TableReader {
     /// server does not know the commit time, the expression returns the current time.
     committed: String,
     event_id: String,
-    /// The `seq` column, by which rows are found again. `None` if the table has none.
+    /// The `seq` column, which identifies a row when the relay reads it again. `None` if the table has none.
     seq: Option<String>,
     id: String,
-    /// Whether ids can be compared with PostgreSQL's own operators, for which there may be an index.
+    /// Whether the type of the ids has a sort order in PostgreSQL, so that a look-up by id can use an index.
     id_has_order: bool,
     /// Two aggregate expressions for the age in seconds of the oldest event among the rows: since its commit, and since
     /// its `occurred_at`. An expression is `null` if no row has this time.

@@ -14,8 +14,8 @@ const QUEUED_OVERHEAD: usize = EVENT_OVERHEAD - RECORD;
 /// are small, lanes use a large part of all memory, so they must count.
 pub(super) const LANE: usize = 300;
 
-/// Memory of an event until it is recorded: ids, times, Pub/Sub's message id. Long ids, keys and errors
-/// are counted separately (`text_bytes`) once the event's message has left memory.
+/// Memory of an event until it is recorded, in addition to its message: ids, times, Pub/Sub's message id. Long
+/// ids, keys and errors are counted separately (`text_bytes`) once the event's message has left memory.
 pub(super) const RECORD: usize = 200;
 
 /// Number of bytes that an event counts as, from its arrival until Pub/Sub has stored it.

@@ -185,7 +185,7 @@ impl FlowControl {
         self.update();
     }
 
-    /// Sets the memory of the moved rows that wait.
+    /// Sets the number of bytes of the moved rows that wait for the outcome of their original insert.
     pub(super) fn weigh_waiting(&mut self, bytes: usize) {
         self.memory.waiting = bytes;
         self.update();

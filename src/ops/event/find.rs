@@ -218,7 +218,7 @@ async fn recorded(
     }
 }
 
-/// Returns the rows of one table that have this id.
+/// Returns rows of one table that have this id, at most [`ROWS_SHOWN`].
 async fn rows_of(
     sql: &Sql,
     n: usize,

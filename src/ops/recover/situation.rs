@@ -103,8 +103,9 @@ impl Situation {
             can_continue: false,
         };
         let why = situation.why(name, facts);
-        // Without the column `inserted_xid`, a relay does not recognise rows that were restored from a dump
-        // after the slot was created, so it needs a recovery.
+        // A dump may have been restored after the slot was created. The slot then streams the restored rows as
+        // inserts. Without the column `inserted_xid`, the relay would take them for new events and publish them
+        // again. So such a table needs a recovery with a new slot.
         let tells_restored_rows = found.iter().all(|found| found.shape.has_inserted_xid);
         let usable_from = usable_from(facts).filter(|_| tells_restored_rows);
         situation.why = why;

@@ -16,7 +16,7 @@ const RELEASED_AT_ONCE: u64 = 2_000;
 /// Poll interval for the relay's progress.
 const POLL_INTERVAL: Duration = Duration::from_millis(250);
 
-/// How long the relay may make no progress before the command reports that it is stalled.
+/// After this long without progress, the command reports that the relay has stalled.
 const STALLED: Duration = Duration::from_secs(10);
 
 /// Maximum number of fruitless rounds in a row. The command gives up at the next fruitless round. A round visits

@@ -41,8 +41,8 @@ impl Pipeline {
         }
     }
 
-    /// Whether the event must be skipped, because it is resolved or this session has read it from a table. Counts
-    /// skipped events.
+    /// Whether the event must be skipped, because it is resolved or this session has read it from a table. If so,
+    /// counts it in the metric of skipped events.
     pub(super) fn was_read_from_a_table(&self, event_id: &EventId) -> bool {
         let sent = self.read_rows.as_ref();
         let was_read_from_a_table = sent.is_some_and(|sent| sent.has(event_id, &self.from_table));

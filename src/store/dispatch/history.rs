@@ -96,9 +96,9 @@ pub(crate) async fn of_events(sql: &Sql, ids: &[Uuid]) -> Result<Vec<RecordedRow
     Ok(one_per_event(rows.iter().map(recorded).collect()))
 }
 
-/// Returns one record for each event with one of these source ids. First searches the quarantined and
-/// released records, for which there is an index. Only if none matches, searches the whole table without
-/// an index. Reads at most 100 records.
+/// Returns one record for each event with one of these source ids, from at most 100 matching records. First
+/// searches the quarantined and released records, which have an index on the source id. If none of them
+/// matches, searches all records, which scans the whole table.
 pub(crate) async fn of_source_ids(sql: &Sql, source_ids: &[String]) -> Result<Vec<RecordedRow>> {
     for which in ["d.state in ('quarantined', 'released')", "true"] {
         let statement = format!(

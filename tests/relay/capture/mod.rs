@@ -288,8 +288,9 @@ impl World {
         self.database.wait_until_confirmed().await;
     }
 
-    /// Checks that the relay publishes every expected row and every new row now in the table once and
-    /// in order, and no other row. Restarts the relay before this check, and stops it afterwards.
+    /// Checks that the relay publishes each expected row exactly once and in order, and no other row. The new
+    /// rows that the table contains now are expected too. Restarts the relay before the check, and stops the
+    /// relay afterwards.
     async fn assert_published_once(&mut self, relay: Relay) {
         let relay = self.published_all(relay).await;
         let report = self.report();

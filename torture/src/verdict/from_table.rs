@@ -1,10 +1,14 @@
 //! Judges events that the relay read from their table, because the stream did not deliver them (guarantee
 //! G9).
 //!
-//! The position in an event's dispatch row shows whether the event was read from its table. This is allowed
-//! only if the plan makes the stream omit rows, or if a relay without records (`dispatch = exceptions`) has
-//! recovered. If the plan has gaps in the publication, only events whose transaction ended after the
-//! beginning of the first gap may come from a table. After a recovery, this limit does not apply.
+//! The position in an event's dispatch row shows whether the event was read from its table. The relay may read
+//! events from a table only in these cases:
+//!
+//! - The plan loses the slot, or makes the stream omit rows ([`FromTable`]).
+//! - A relay with `dispatch = exceptions` has recovered.
+//!
+//! If the plan has gaps in the publication, only events whose transaction ended after the beginning of the
+//! first gap may come from a table. After a recovery, this limit does not apply.
 
 use std::collections::{HashMap, HashSet};
 use std::time::Duration;

@@ -37,7 +37,7 @@ pub use wire::{Liveness, Wire, open, unreachable, within_connect_timeout};
 use crate::error::{ErrorKind, ReplicationError, Result};
 
 /// Refuses a standby server if `target_session_attrs` requires a primary. `in_hot_standby` is the
-/// value of the parameter that the server reports under this name.
+/// value that the server reports for its parameter of the same name.
 ///
 /// # Errors
 /// `Standby`.

@@ -1,4 +1,5 @@
-//! The replication session: from START_REPLICATION to chunks of whole CopyData frames.
+//! Runs a replication session: connects, starts the stream, and cuts it into chunks of whole CopyData
+//! frames.
 //!
 //! The session runs on its own thread. So nothing in the caller can delay the status messages,
 //! which keep the walsender alive and the slot ours. The caller receives [`Chunk`]s through a short

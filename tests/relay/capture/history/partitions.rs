@@ -3,7 +3,7 @@
 use super::History;
 use crate::capture::table::Kind;
 
-/// A partition for one year, from 2030 on.
+/// A partition with the rows of one year, which is 2030 or later.
 #[derive(Debug)]
 pub(super) struct Partition {
     year: usize,
@@ -12,8 +12,8 @@ pub(super) struct Partition {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum State {
-    /// Attached after the relay last compared the table. The history detaches such a partition only after
-    /// the next comparison, because until then the relay does not know the partition.
+    /// Attached after the relay last compared the table, so the relay does not know the partition yet. The
+    /// history detaches it only after the next comparison.
     New,
     Known,
     Detached,
