@@ -91,8 +91,8 @@ struct LanesOfTopic {
     oldest: Option<PgTimestamp>,
     /// Lanes with a failed request.
     failing: u64,
-    /// The keys with the oldest first events, at most [`KEYS_NAMED`], oldest first. Each entry has the commit
-    /// time of the first event, the key, and the number of the key's events.
+    /// The keys whose first event was committed earliest, in this order, at most [`KEYS_NAMED`]. Each entry has
+    /// the commit time of the first event, the key, and the number of the key's events.
     keys: Vec<(PgTimestamp, OrderingKey, u64)>,
 }
 

@@ -170,7 +170,7 @@ impl Delivery {
             return Ok(resolved);
         }
         if self.outcomes.flow.queue_is_full() || !self.outcomes.flow.has_room() {
-            // Held events are not sent. Record them, because otherwise they would keep the budget in use.
+            // Record the held events. They are not sent, so they would keep the budget in use.
             self.outcomes.unhold();
         }
         self.ask();

@@ -13,8 +13,8 @@ use crate::settings::Settings;
 use crate::store::dispatch::{DispatchWriter, ResolvedEvents, SlotReader, WriterEvent};
 use crate::store::relay_row::RecordKeeping;
 
-/// Minimum time that a drain leaves for writing dispatch rows, even if it has waited for the last answers
-/// until its limit. A drain with a shorter limit leaves as much time as its limit.
+/// Minimum time that a drain gives the writer for the last dispatch rows, even if the drain's limit has passed.
+/// If the limit is shorter than this, the writer gets as much time as the limit.
 const WRITER_LIMIT: Duration = Duration::from_secs(3);
 
 /// The writer of `outbox.dispatch`, and the events that are resolved.

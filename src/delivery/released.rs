@@ -20,12 +20,12 @@ use crate::store::dispatch::{Outcome, Record};
 /// after about this time.
 const POLL_INTERVAL: Duration = Duration::from_secs(2);
 
-/// Time between two counts of the events in quarantine if there are many, because such a count is expensive, or
-/// if the relay knows of none.
+/// Time between two counts of the events in quarantine if the count is expensive ([`CHEAP_COUNT`]), or if the
+/// relay knows of no event in quarantine.
 const COUNT_INTERVAL: Duration = Duration::from_secs(30);
 
-/// While the last count is below this number, a count is cheap. The relay then counts at every poll, provided
-/// that it knows of an event in quarantine.
+/// If the last count is below this number, the next count is cheap. So the relay counts at every poll if it knows
+/// of an event in quarantine.
 const CHEAP_COUNT: i64 = 1_000;
 
 /// Pause after a failed query.

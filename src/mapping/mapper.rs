@@ -74,7 +74,7 @@ pub struct Mapper {
 #[derive(Debug, Clone, Default)]
 struct Inputs {
     headers: Headers,
-    /// The value of `occurred_at` in RFC 3339. Not used if the value is null or not a point in time.
+    /// The value of `occurred_at` in RFC 3339. Not used if the column has no time with a known UTC offset.
     occurred_at: String,
 }
 

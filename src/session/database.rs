@@ -16,7 +16,7 @@ use crate::postgres::{Sql, WatchedSession, connect, on_standby};
 use crate::settings::Settings;
 use crate::store::relay_row::{self, EarlierSession};
 
-/// The database of our slot, which has passed the checks.
+/// The database of our slot, after it has passed the checks.
 pub(super) struct OurDatabase {
     pub(super) sql: Sql,
     pub(super) cluster: Cluster,

@@ -199,7 +199,7 @@ impl SessionRunner {
         kept_from: Option<Lsn>,
     ) -> Result<(RecoverySlot, CaptureMoment)> {
         let (settings, metrics) = (&self.settings, &self.metrics);
-        // Set the phase first, because the next steps may wait for open transactions for minutes.
+        // Set the phase first, because the next steps may wait minutes for open transactions.
         self.state.set(Phase::Recovering);
         let tops = tops::tops(sql, &facts.found).await?;
         let slot = if kept_from.is_some() {
@@ -251,9 +251,8 @@ impl SessionRunner {
         mark::mark_recovering(sql, self.served(cluster), reason.name()).await
     }
 
-    /// Opens the stream, and checks that the slot is still the slot for which the decision was made. The
-    /// check is necessary because another relay can replace the slot by a new slot of the same name until
-    /// our stream has begun.
+    /// Opens the stream, and checks that the slot is still the slot for which the decision was made. Until our
+    /// stream has begun, another relay can replace the slot with a new slot of the same name.
     async fn open_stream(
         &self,
         OurDatabase { sql, cluster, .. }: &OurDatabase,

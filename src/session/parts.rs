@@ -46,10 +46,10 @@ pub(super) fn streamed(
         .collect()
 }
 
-/// Returns a fingerprint that the publication had when the capture of a table began. The capture records
-/// contain these fingerprints. If one of them differs from the current fingerprint, the publication has changed
-/// since, and the first session must audit the tables. So this function prefers such a fingerprint, and
-/// otherwise returns the current one.
+/// Returns the fingerprint with which the first session compares the publication. Each capture record contains
+/// the fingerprint from the time when the capture of its table began. If one of them differs from the current
+/// fingerprint, this function returns the old one, so that the session audits the tables. Otherwise it returns
+/// the current one.
 pub(super) fn as_captured<'a>(captured: &'a [Captured], now: &'a PublicationState) -> &'a str {
     let mut before = captured
         .iter()

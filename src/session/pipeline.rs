@@ -346,8 +346,8 @@ impl Pipeline {
         self.intake.refuse_renamed(relation, &now)
     }
 
-    /// Returns an error, which ends the session, if the relation is the present table of this name and not a
-    /// dropped one. The next session claims the table, and thereby decides which event ids its rows get.
+    /// Returns an error, which ends the session, if the relation is the table that has this name now, and not a
+    /// dropped one. The next session claims the new table, and thereby decides which event ids its rows get.
     async fn refuse_unclaimed(&self, relation: Oid) -> Result<()> {
         let (described, _) = self.intake.described(relation)?;
         if !table::is_current_apart(self.source.target(), described).await? {

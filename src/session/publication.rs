@@ -68,7 +68,7 @@ impl PublicationCheck {
 }
 
 /// Returns an error if a table is published only through its schema. If published events get no record, the
-/// relay cannot notice that the publication did not contain such a table for a while.
+/// relay would not notice that the publication left such a table out for a while.
 pub(crate) fn untraced(state: &PublicationState) -> Option<Error> {
     let table = state.untraced().next()?;
     let publication = slot_manager::quoted_identifier(&state.name);

@@ -30,7 +30,7 @@ const QUERY_TIMEOUT: Duration = Duration::from_secs(5);
 pub(super) struct FreeSlot {
     /// `None` if the slot does not exist.
     pub(super) slot: Option<Slot>,
-    /// The publication, which has passed its check.
+    /// The publication. It was checked after the slot became free.
     pub(super) publication: PublicationState,
 }
 

@@ -39,8 +39,8 @@ use lag_trend::LagTrend;
 use standby_slots::StandbySlots;
 pub(super) use supervision::Supervision;
 
-/// Pause between two polls, or less if `wal_sender_timeout` is below 40 s. Rows that are inserted while the
-/// publication is wrong must later be read from the table. A short pause keeps their number small.
+/// Pause between two polls. The pause is shorter if `wal_sender_timeout` is below 40 s. Rows that are inserted
+/// while the publication is wrong must later be read from the table. A short pause keeps their number small.
 const INTERVAL: Duration = Duration::from_secs(5);
 
 /// Time between two checks whether the state has changed. The HTTP port shows a change at once, and the
@@ -74,8 +74,8 @@ pub(super) struct WatchSubject {
     pub(super) state: Arc<RelayState>,
 }
 
-/// Starts the supervisor. `state` is the state of the publication, which has just passed its check. If the
-/// publication, a table or its partitions have changed, the supervisor wakes the auditor through `audit`.
+/// Starts the supervisor. `state` is the state of the publication, which the session has just checked. If the
+/// publication, a table or its partitions change, the supervisor wakes the auditor through `audit`.
 pub(super) fn start(
     subject: WatchSubject,
     state: PublicationState,

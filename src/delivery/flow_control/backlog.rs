@@ -34,9 +34,9 @@ const PAUSE: Duration = Duration::from_millis(40);
 /// enough, because a server that only lacks CPU time sends no keepalive.
 const SHORT_PAUSE: Duration = Duration::from_millis(5);
 
-/// How long lanes linger while reading is stopped or while a task reads a table, if nothing arrives. Usually
-/// something arrives sooner. Pub/Sub answers or the writer records outcomes, which frees memory, so that
-/// reading resumes. Or the task sends its next rows.
+/// How long lanes linger if nothing arrives while reading is stopped, or while a task reads a table. Usually
+/// they linger for less time: answers and recorded outcomes free memory, so that reading resumes, or the task
+/// sends its next rows.
 const LONG_PAUSE: Duration = Duration::from_millis(250);
 
 #[derive(Debug, Default)]

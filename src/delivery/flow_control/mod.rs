@@ -13,17 +13,17 @@
 //! | unrecorded | delivered, unrecorded events use [`UNRECORDED_HIGH`] | such events use less than [`UNRECORDED_LOW`] |
 //!
 //! **Linger.** A lane sends its events at once, unless the stream is behind or a table is read ([`backlog`]).
-//! Then a lane lingers until it has a worthwhile request, or for at most a second (`lanes`). There are three
-//! exceptions, in which lanes do not linger. During an exception, the lanes that have waited longest send
-//! first. When the exception ends, the remaining lanes linger again: if all lanes were emptied each time,
-//! requests would have half as many messages. The exceptions:
+//! Then a lane lingers until it has a worthwhile request, or for at most a second (`lanes`). Even then lanes do
+//! not linger in three exceptions. During an exception, the lanes that have waited longest send first. When it
+//! ends, the remaining lanes linger again. If every exception emptied all lanes, requests would have half as
+//! many messages. The exceptions:
 //!
 //! - The queue gate is closed. This exception ends when queued events have fallen to [`QUEUE_SENDS_TO`], a little
 //!   less than the gate's low watermark, so that the gate opens even if one answer is late.
 //! - Queued events have exceeded a limit: [`BACKLOG_HIGH`] of the budget, or [`BACKLOG_SHARE`] of this
 //!   backlog, whichever is larger. This exception ends when they have fallen to [`BACKLOG_LOW`] of the limit.
-//!   The limit exists because queued events delay the end of the backlog. The exception does not apply while
-//!   lanes wait for a retry or for a throttled topic.
+//!   The limit exists because the relay has caught up only when the queued events are sent too. The exception
+//!   does not apply while lanes wait for a retry or for a throttled topic.
 //! - Messages use [`UNSHARED_HIGH`], and hardly any two share a lane: lingering would not fill requests.
 //!
 //! All shares except [`BACKLOG_SHARE`] and [`BACKLOG_LOW`] are shares of the budget.
@@ -63,9 +63,9 @@ const BACKLOG_LOW: Share = Share(5, 8);
 /// Share of the budget at which lanes stop lingering if hardly any two messages share a lane.
 const UNSHARED_HIGH: Share = Share(1, 2);
 
-/// High watermark of events that are released from quarantine and queued, while reading is stopped. Above it
-/// the relay takes no more released events. Otherwise released events that cannot be sent would use up the
-/// memory that the stream needs.
+/// While reading is stopped, the relay takes no more released events from quarantine if the queued ones use this
+/// share of the budget. Otherwise released events that cannot be sent would use up the memory that the stream
+/// needs.
 const RELEASED_HIGH: Share = Share(1, 2);
 
 /// A fraction of a number of bytes: the numerator and the denominator.
@@ -97,7 +97,7 @@ pub(super) struct FlowControl {
     memory: EventMemory,
     queue: Gate,
     unrecorded: Gate,
-    /// Closed while more bytes are queued than a backlog of this size needs (`backlog_bytes`). While it is
+    /// Closed while too many bytes are queued for a backlog of this size (`backlog_bytes`). While the gate is
     /// closed, lanes do not linger, unless some lanes wait for a retry or for a throttled topic.
     backlog: Gate,
     /// Weight of everything that arrived since the stream last caught up.

@@ -8,7 +8,7 @@
 //! | `source` | the setting `source` |
 //! | `type` | `event_type` |
 //! | `subject` | `aggregateid`, unless null or empty |
-//! | `time` | `occurred_at`, or the commit time if `occurred_at` is not a point in time |
+//! | `time` | `occurred_at`, or the commit time if `occurred_at` has no time with a known UTC offset |
 //! | `datacontenttype` | the header `content-type`, or derived from the type of the payload column |
 
 use base64::Engine;

@@ -35,7 +35,8 @@ pub(super) struct EventContext<'a> {
     /// CloudEvents' `source`.
     pub(super) source: &'a str,
     pub(super) headers: &'a Headers,
-    /// The column `occurred_at`, if it is a point in time, and its RFC 3339 form.
+    /// The time in the column `occurred_at`, and its RFC 3339 form. `None` if the column has no time with a known
+    /// UTC offset.
     pub(super) occurred_at: Option<(CivilTime, &'a str)>,
     pub(super) at: CommittedAt,
 }

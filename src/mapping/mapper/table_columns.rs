@@ -28,7 +28,7 @@ pub enum TimeKind {
     Instant,
     /// `timestamp without time zone`, in UTC.
     Utc,
-    /// The values are not points in time, or it is unknown whether they are.
+    /// Another type, or a time zone that the relay does not know. SQL cannot compare the values with now.
     Unknown,
 }
 

@@ -44,8 +44,8 @@ pub(in crate::session) struct ServerStop {
 }
 
 impl ServerStop {
-    /// `attempt` is the longest time of one publish attempt, if an event needs no record. Such an event can still get
-    /// its outcome, so the session does not give up while a slow attempt may succeed.
+    /// `attempt` is the longest time of a publish attempt if events can get an outcome without a record, otherwise
+    /// `None`. With it, the session waits until a slow attempt has had time to succeed.
     pub(in crate::session) fn new(attempt: Option<Duration>) -> Self {
         let limit = attempt.map_or(LIMIT, |attempt| attempt + LIMIT);
         Self {
