@@ -7,8 +7,8 @@ use super::{AuditState, SOON};
 use crate::error::{Code, Error};
 use crate::store::privileges::{Purpose, name_missing};
 
-/// Time after the last failure at which audits no longer count as failing. An audit need not have succeeded since
-/// then, because an audit may have to wait for a backlog.
+/// Audits no longer count as failing this long after the last failure, even if none has succeeded since. An audit
+/// may have to wait for a backlog before it can succeed.
 const FORGOTTEN_AFTER: Duration = Duration::from_secs(60);
 
 /// Audits that fail.
@@ -31,8 +31,9 @@ impl FailingAudits {
 }
 
 impl AuditState {
-    /// Reports an error of an audit. The log has at most one line per code and ten seconds. The other views show an error only if audits have
-    /// failed for at least [`SOON`], because a shorter failure usually ends with the next attempt.
+    /// Reports an error of an audit. The log has at most one line per code in ten seconds. The other views show an
+    /// error only if audits have failed for at least [`SOON`], because a shorter failure usually ends with the next
+    /// attempt.
     pub(super) async fn failed(&mut self, error: Error) {
         let (target, tables) = (&self.subject.target, &self.subject.tables);
         let error = name_missing(error, target, tables, Purpose::Relay).await;

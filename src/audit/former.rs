@@ -1,5 +1,5 @@
-//! Decides when a former partition, which was detached from a captured table, is resolved. The auditor then removes
-//! the partition from the list in the capture record.
+//! Decides when all rows of a former partition are resolved, which is a partition that was detached from a captured
+//! table. The auditor then removes the partition from the list in the capture record.
 //!
 //! All rows of a former partition belong to transactions that ended before the partition was detached.
 //! These rows are resolved once the floor is above these transactions. A partition that the relay cannot
@@ -58,9 +58,9 @@ pub(super) fn any_became_readable(captured: &[Captured], detached: &[DetachedTab
 }
 
 impl AuditState {
-    /// Decides which of the former partitions `detached` are resolved. The caller has looked for former partitions
-    /// after this audit began. `is_brought` says whether the stream has contained every row of the transactions
-    /// below `waiting.xmin`.
+    /// Decides which of the former partitions `detached` are resolved. The caller must have read this list after the
+    /// audit began. `is_brought` says whether the stream has contained every row of the transactions below
+    /// `waiting.xmin`.
     pub(super) async fn former(
         &mut self,
         sql: &Sql,

@@ -242,9 +242,9 @@ async fn any_overlooked(
     Ok(false)
 }
 
-/// Whether the floor should rise to `xmin`, because the transaction that added the column `inserted_xid` is not
-/// below the floor yet. Until the floor is above this transaction, the relay judges old rows by their `xmin`, so an
-/// update makes an old row look new.
+/// Whether the floor should rise to the transaction id `xmin`, to get above the transaction that added the column
+/// `inserted_xid`. Until then the relay judges older rows by PostgreSQL's system column `xmin`, so an update makes
+/// an old row look new.
 fn has_new_column(captured: &Captured, xmin: u64) -> bool {
     let floor = captured.record.floor;
     let mut added = captured.record.added_xids.iter();

@@ -204,7 +204,7 @@ fn progress(step: &ReplayStep) -> String {
     }
 }
 
-/// Names replays, and the quarantine.
+/// Names the other replays that have released events, and `quarantine release` for `None`.
 fn others_named(others: &[Option<String>]) -> String {
     let named = others.iter().map(|other| match other {
         Some(replay) => format!("the replay {replay}"),

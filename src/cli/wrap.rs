@@ -36,8 +36,8 @@ fn columns() -> Option<usize> {
     (columns > 0).then_some(columns.into())
 }
 
-/// Wraps each line that is too long. The rest of the line continues under its second column. If the line has no
-/// second column, or if it begins in the right half of the terminal, the rest has the line's own indent.
+/// Wraps each line that is too long. The rest of the line continues under the line's second column. If there is no
+/// second column, or if that column begins in the right half of the terminal, the rest has the line's own indent.
 pub(super) fn lines(text: &str, width: Option<usize>) -> String {
     let Some(columns) = width else {
         return text.to_owned();

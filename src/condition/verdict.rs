@@ -112,7 +112,7 @@ impl Verdict {
 
     /// Returns the condition for the HTTP port, which anyone may read, with the state that all views show.
     ///
-    /// Replaces a message of PostgreSQL by the meaning of its code, because the message may name roles and
+    /// Replaces a message of PostgreSQL with the meaning of its code, because the message may name roles and
     /// addresses. Keeps Pub/Sub's messages, because they name only topics. Keeps the holder of the slot, because
     /// `condition::public` has already left out the holder's role and address. Removes the ordering keys, because
     /// they may be personal data.
@@ -153,8 +153,8 @@ pub fn general_hint(code: Option<&str>) -> Option<String> {
 
 /// Decides the state. The first item in this list that applies decides:
 ///
-/// - a slot with which the relay cannot continue, unless the relay reports that it recovers, or that
-///   something else prevents the recovery;
+/// - a slot with which the relay cannot continue, unless the relay reports that it recovers, or that something
+///   other than the slot prevents the recovery;
 /// - a slot that may be lost at any moment;
 /// - a relay that is held up;
 /// - a relay that recovers while nobody reads the slot;

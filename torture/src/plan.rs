@@ -220,9 +220,9 @@ impl Plan {
         self.fault_family.loses_rows()
     }
 
-    /// Whether rows that the stream omits are late: the relay delivers them after later rows of their key.
-    /// With `exceptions` a lost slot does not cause this, because without records the relay notices that the
-    /// slot was recreated before it reads from the slot.
+    /// Whether rows that the stream omits are late: the relay delivers them after later rows of their key. With
+    /// `exceptions` a lost slot leaves no late rows: the relay notices that the slot was recreated before it reads
+    /// from the slot, and publishes the rows from the tables first.
     pub(crate) fn leaves_late_rows(&self) -> bool {
         let late = |step: &Step| match step.fault {
             Fault::SlotLost(..) if self.relay.exceptions => false,

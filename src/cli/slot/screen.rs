@@ -158,7 +158,7 @@ pub(in crate::cli) fn warning(
     ]
 }
 
-/// Returns the text, preceded by an escape code that clears the screen if standard output is a terminal that can do this.
+/// Returns the text. If standard output is a terminal that can clear its screen, the escape code for this comes first.
 pub(in crate::cli) fn replacing(text: &str) -> String {
     if std::io::stdout().is_terminal() && !paint::is_dumb() {
         format!("\x1b[H\x1b[2J{text}")
@@ -193,8 +193,8 @@ pub(in crate::cli) fn lag(snapshot: &SlotSnapshot, slot: &Slot) -> String {
     let least = figures::at_least(pending.is_lower_bound);
     let events = figures::count(pending.events, "event");
     match pending.oldest {
-        // No event without a record waits. So the events that wait for failing topics already have a record: the
-        // relay publishes them again.
+        // Every event in the tables has a record. So the events that wait for failing topics have one too: the relay
+        // publishes them again.
         _ if pending.events == 0 && snapshot.waiting_for_topics() > 0 => {
             text += "; every event in the tables has a record";
         }

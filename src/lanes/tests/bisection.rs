@@ -100,8 +100,8 @@ proptest! {
                 break;
             }
         }
-        // Each request contains at least one event. Each bad event adds up to two requests per halving,
-        // plus the requests that begin and end its bisection.
+        // Without bad events, there is at most one request per event. Each bad event adds at most two requests per
+        // halving, and the requests that begin and end its bisection.
         let most = pushed + bad.len() * (2 * (pushed.max(2).ilog2() as usize + 1) + 2);
         prop_assert!(judged <= most, "{} requests, {} at most", judged, most);
         prop_assert_eq!(found, expected);

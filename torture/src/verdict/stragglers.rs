@@ -56,9 +56,11 @@ fn is_of_lane(one: &Attempt, other: &Attempt) -> bool {
 }
 
 /// Returns true if the violation says that two requests of one key were in flight together, and the relay
-/// could not prevent it. That is the case if the requests arrived over two connections and the sender of
-/// the first request was dead, had seen its connection break, or had lost the slot. It is also the case
-/// if one request was in the buffers of a frozen relay.
+/// could not prevent it. The relay could not prevent it in two cases:
+///
+/// - The requests arrived over two connections, and the sender of the first request was dead, had seen its
+///   connection break, or had lost the slot.
+/// - One request was in the buffers of a frozen relay.
 pub(super) fn are_under_way_together(evidence: &Evidence, found: &Violation) -> bool {
     let Violation::InFlightTogether { first, second, .. } = found else {
         return false;

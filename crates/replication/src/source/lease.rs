@@ -14,8 +14,8 @@
 //! - `pg_stat_replication.reply_time`, which returns the send time that we put into a status
 //!   message. This is the only proof while we read nothing from the stream, or read only old data.
 //!
-//! The lease cannot be shorter than three quarters of the timeout: while a walsender decodes a
-//! large transaction without sending it, it reads our messages only once per half of its timeout.
+//! The lease cannot be shorter than three quarters of the timeout. A walsender that decodes a large transaction
+//! without sending it reads our messages only once per half of the timeout.
 
 use std::time::{Duration, Instant};
 
