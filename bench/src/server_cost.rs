@@ -29,7 +29,7 @@ const POLL_INTERVAL: Duration = Duration::from_millis(20);
 /// Maximum duration of a drain. A drain that takes longer counts as failed.
 const LIMIT: Duration = Duration::from_secs(600);
 
-/// Empties the outbox. Its trigger refuses TRUNCATE.
+/// Empties the outbox. Disables its trigger for a moment, because the trigger refuses TRUNCATE.
 const EMPTY: &str = "\
     ALTER TABLE outbox.events DISABLE TRIGGER USER; TRUNCATE outbox.events; \
     ALTER TABLE outbox.events ENABLE TRIGGER USER";

@@ -12,7 +12,7 @@ use crate::error::Error;
 /// The phase of the relay.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Phase {
-    /// The relay has had no session yet.
+    /// The relay opens its first session, or a session after another program held the slot.
     Connecting,
     /// Another relay holds the slot. The text describes the session of that relay.
     Standby(String),
@@ -31,7 +31,8 @@ pub enum Phase {
 #[derive(Debug)]
 pub struct RelayState {
     phase: Mutex<(Phase, Instant)>,
-    /// The trouble that ended the previous relay. `None` once this relay has had a session or was a standby.
+    /// The trouble that ended the previous relay. `None` once this relay has streamed, begun a recovery, or been a
+    /// standby.
     earlier: Mutex<Option<Trouble>>,
     /// Whether this relay has streamed, or was a standby.
     has_served: AtomicBool,
@@ -56,8 +57,8 @@ impl RelayState {
         self.earlier.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Notes the trouble that ended the previous relay. If this relay ends with the same trouble before it has had a
-    /// session, the trouble keeps its start time.
+    /// Notes the trouble that ended the previous relay. If this relay has the same trouble before its first session,
+    /// the trouble keeps its start time.
     pub(crate) fn ended_before(&self, trouble: Trouble) {
         *self.earlier() = Some(trouble);
     }

@@ -351,7 +351,7 @@ fn held_up(said: &Condition, health: Option<&Health>) -> Verdict {
     }
 }
 
-/// The severity of the slot's lag, or of the remaining room for WAL. Does not count that nobody reads the slot.
+/// The severity of the slot's lag, or of the remaining room for WAL, whether or not somebody reads the slot.
 fn slot_severity(health: Option<&Health>) -> Severity {
     match health {
         Some(

@@ -1,7 +1,6 @@
-//! Tests of a first start and of an adoption while a standby server holds back the xmin horizon of the
-//! primary server: with `hot_standby_feedback` for an open query, or with its physical slot. PostgreSQL then
-//! keeps old row versions, but the relay must not mistake an old row for a new one, or a new row for an old
-//! one.
+//! Tests of a first start while a standby server holds back the xmin horizon of the primary server: with
+//! `hot_standby_feedback` for an open query, or with its physical slot. PostgreSQL then keeps old row versions,
+//! but the relay must not mistake an old row for a new one, or a new row for an old one.
 
 use scratch_postgres::{ScratchPostgres, StopMode};
 
@@ -59,7 +58,7 @@ async fn assert_horizon_is_held(world: &World) {
     assert_eq!(world.database.number(&held).await, 1);
 }
 
-/// A first start is without the slot that `init` creates. An adoption is with this slot.
+/// With `is_first_start`, the relay creates the slot and captures the table. Otherwise `init` has done both.
 async fn new_rows_are_told_from_old_ones(kind: Kind, is_first_start: bool) {
     let (primary, mut standby) = with_standby().await;
     let emulator = harness::emulator().await;

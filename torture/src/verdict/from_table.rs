@@ -82,7 +82,7 @@ pub(super) fn late(evidence: &Evidence) -> HashSet<&str> {
 }
 
 /// Events that the stream may have omitted, if published events have no records. The only sign of such an
-/// event is that later events of its key were published before it. This is allowed only for events whose
+/// event is that later events of its key were published before it. The judges allow this only for events whose
 /// transaction ended after the publication was altered.
 fn left_out(evidence: &Evidence) -> HashSet<&str> {
     let Some(gap) = evidence.first_gap() else {
