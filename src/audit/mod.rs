@@ -18,14 +18,19 @@
 //!   have left no trace.
 //!
 //! While the publication is wrong, no floor moves. So a later audit always covers the gap. Transactions that
-//! were open during the gap may commit further rows of it, with any `seq`. So after a trace is found, no floor
-//! moves until all these transactions have ended and the tables were compared after that (`gap`).
+//! were open during the gap may commit further rows of it, with any `seq`. So after the auditor has found a
+//! trace, it waits until these transactions have ended, and compares the tables again. Only then do floors move
+//! (`gap`).
 //!
-//! When published events may lack a record, there is nothing to compare with. The auditor then raises
-//! the floors as long as it finds no new trace. It ends the session if the publication or a table has
-//! changed, if a partition is attached that holds older rows, or if the relay can now read a former
-//! partition that it could not read before. The next session begins with a recovery, which publishes every
-//! row from the floor on and keeps the slot if possible.
+//! When published events may lack a record, there is nothing to compare with. The auditor then raises the floors
+//! as long as it finds no new trace. It ends the session in these cases:
+//!
+//! - The publication or a table has changed.
+//! - A partition with older rows was attached.
+//! - The relay can now read a former partition that it could not read before.
+//!
+//! The next session begins with a recovery, which publishes every row from the floor on and keeps the slot if
+//! possible.
 //!
 //! Not here: watching the publication (`session`), a lost slot (`recovery`), and finding the unrecorded
 //! rows of a table (`capture`).

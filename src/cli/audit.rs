@@ -56,7 +56,7 @@ pub(super) fn run(settings: &Settings, args: &AuditArgs) -> Result<ExitCode> {
     })
 }
 
-/// A progress line on standard error, which is rewritten in place. It appears only on a terminal that can do this.
+/// A progress line on standard error, which is rewritten in place. Shown only on a terminal that can rewrite a line.
 pub(super) struct ProgressLine {
     can_rewrite: bool,
     shown: Option<Instant>,

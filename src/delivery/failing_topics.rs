@@ -5,9 +5,9 @@
 //!
 //! Usually a topic works again once a request was published after the last failure, even if other requests of
 //! the topic still wait for their retry after an outage. If some requests of a topic fail while others
-//! succeed, the topic fails in part. It works again only once none of its lanes has a failed request, or once
-//! nothing has failed for a while ([`QUIET_AFTER`]). A topic that works again is remembered for at least ten
-//! seconds, so that a topic that fails now and then does not get a line for every failure.
+//! succeed, the topic fails in part. Such a topic works again only when no lane of it has a failed request any
+//! longer, or when nothing has failed for a while ([`QUIET_AFTER`]). A topic that works again is remembered for
+//! at least ten seconds, so that a topic that fails now and then does not get a line for every failure.
 //!
 //! Tracking costs nothing while no topic fails. While a topic fails, [`FailingTopics::survey`] visits all
 //! lanes about once per second.

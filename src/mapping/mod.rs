@@ -13,7 +13,7 @@
 //!    names the row ([`MapError`]).
 //! 5. The message is encoded once (`wire`). Retries send the same bytes.
 //!
-//! If two attributes have the same name, the first one wins. They are added in this order:
+//! The attributes are added in this order. If two have the same name, the first one wins:
 //!
 //! 1. the fixed attributes: `event_id`, `source_id` if the id is not a uuid, `event_type`,
 //!    `aggregate_type`, `aggregate_id`, `version`, `schema_version`, `occurred_at`, each left out if null;

@@ -251,7 +251,7 @@ impl SessionRunner {
 }
 
 /// Whether another session follows after an error. A wrong publication stops the relay only if this process has
-/// never found it right, not even as a standby. If the publication was right before, somebody is probably
+/// never found it right, in a session or as a standby. If the publication was right before, somebody is probably
 /// altering it, and it will soon be right again. Similarly, a captured table that shares rows with a table of
 /// another slot stops the relay only if this process has neither run a session nor been a standby. After a
 /// session, somebody has probably just attached one of the tables to the other, and may detach it again.

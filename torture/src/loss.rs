@@ -72,8 +72,8 @@ impl Stage<'_> {
     /// Drops, recreates or invalidates the slot without telling the relay.
     pub(crate) async fn lose_slot(&mut self, down: Down, loss: Loss) -> Result<(), String> {
         if down == Down::Stopped {
-            // Wait until a relay streams, because a relay that does not stream yet records no final
-            // position when it is stopped.
+            // Wait until a relay streams, because only a relay that streams records a final position when it
+            // is stopped.
             self.streams().await?;
         }
         let seat = self.take_down(down).await?;

@@ -195,8 +195,8 @@ impl Relay {
         self.ended().await
     }
 
-    /// Sends SIGTERM and waits until the process has ended. Returns an error if the relay does not exit
-    /// with success, unless the signal came before the relay had installed its signal handlers.
+    /// Sends SIGTERM and waits until the process has ended. Returns an error if the relay exits with a failure. If
+    /// the signal ends the process before the relay has installed its signal handlers, that is no error.
     pub(crate) async fn stop(mut self) -> Result<(), String> {
         self.signal("TERM").await?;
         let waited = tokio::time::timeout(STOP_LIMIT, self.child.wait()).await;

@@ -1,5 +1,5 @@
-//! Renders messages as text for snapshots. The text is the same for every server. It omits positions, times
-//! and transaction ids. It shows a relation or a type that is not built in by its name, not by its OID.
+//! Renders messages as text for snapshots. The text is the same for every server: it omits positions, times and
+//! transaction ids, and shows names instead of OIDs for relations and for types that are not built in.
 
 use std::collections::HashMap;
 use std::fmt::Write;

@@ -1,5 +1,5 @@
 //! Tests in which a captured table is recreated, swapped with a copy of itself, or restored. The relay
-//! loses no event, and publishes no event with a record again.
+//! loses no event, and repeats no event that has a record.
 
 use super::World;
 use super::table::Kind;

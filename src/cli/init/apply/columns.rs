@@ -21,9 +21,9 @@ use crate::store::capture_record;
 /// blocks writers, but at this size only for a moment.
 const SMALL_BYTES: u64 = 64 << 20;
 
-/// Adds missing columns and the index on `seq` to the captured tables, and reports the result. Adds no
-/// columns to a table if a column list of the publication would leave out `inserted_xid`, because a running
-/// relay would then wait until an operator has corrected the list.
+/// Adds missing columns and the index on `seq` to the captured tables, and reports the result. A table gets no
+/// columns if the publication's column list for it would leave out `inserted_xid`. Otherwise a running relay
+/// would have to wait until an operator has corrected the list.
 pub(in crate::cli::init) async fn columns(sql: &Sql, settings: &Settings) -> Result<Vec<Finding>> {
     let captured = settings.captured();
     let published = publication::inspect(sql, &settings.publication, &captured).await?;
