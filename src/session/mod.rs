@@ -250,11 +250,12 @@ impl SessionRunner {
     }
 }
 
-/// Whether another session follows after an error. A wrong publication stops the relay only if this process has
-/// never found it right, in a session or as a standby. If the publication was right before, somebody is probably
-/// altering it, and it will soon be right again. Similarly, a captured table that shares rows with a table of
-/// another slot stops the relay only if this process has neither run a session nor been a standby. After a
-/// session, somebody has probably just attached one of the tables to the other, and may detach it again.
+/// Whether another session follows after an error. Usually the error's code decides. In two cases another session
+/// follows although the code stops a relay that has just started:
+///
+/// - The publication is wrong, but this process has found it right before. Somebody is probably altering it.
+/// - A captured table shares rows with a table of another slot, but this process has run a session or been a
+///   standby. Somebody has attached one of the tables to the other, and may detach it again.
 fn comes_back(code: Code, publication_was_right: bool, has_served: bool) -> bool {
     match code {
         Code::PublicationMissing | Code::PublicationDrift if publication_was_right => true,

@@ -28,8 +28,8 @@ const PROBATION_LOOK: Duration = Duration::from_millis(50);
 /// A session that lasts less than this time, and confirms nothing, counts as one that failed at once.
 const LONG_SESSION: Duration = Duration::from_secs(10);
 
-/// Shortest probation after a session that failed at once, and of the first session after a relay that stopped with an
-/// error.
+/// Shortest probation of a session. It applies after a session that failed at once, and to the first session if the
+/// previous relay stopped with an error.
 pub(super) const SHORTEST_PROBATION: Duration = Duration::from_secs(2);
 
 /// What [`SessionRunner::run`] must know about a session that has ended.

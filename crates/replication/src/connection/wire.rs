@@ -139,8 +139,8 @@ async fn connect(
     if !target.may_use_tls() {
         return Ok(Wire::plain(stream));
     }
-    // Read the TLS files before the handshake. An unreadable file must be an error here: a failed
-    // handshake can cause a fallback to plain text.
+    // Read the TLS files before the handshake, so that an unreadable file is an error. If it made the
+    // handshake fail instead, the connection could fall back to plain text.
     let connector = TlsConnector::from(Arc::new(tls::client_config(target)?));
     let may_be_plain =
         target.ssl_mode == SslMode::Prefer && target.channel_binding != ChannelBinding::Require;
