@@ -44,7 +44,7 @@ const LOG_INTERVAL: Duration = Duration::from_secs(10);
 pub(crate) struct MovedMark {
     /// Index of the captured table in the settings.
     pub(crate) table: usize,
-    /// The transaction that wrote the row first.
+    /// The row's `inserted_xid`: the transaction that inserted the row originally.
     pub(crate) inserted_xid: u64,
 }
 
@@ -279,7 +279,8 @@ impl MovedRows {
         self.look_up_by_id(event_id).await
     }
 
-    /// Logs skipped rows. Skipped rows get no dispatch row, so the log line is the only trace of them.
+    /// Counts a skipped row, and logs the number of such rows at most once per [`LOG_INTERVAL`]. Skipped rows
+    /// get no dispatch row, so only this log line names an event that was skipped.
     fn log_skipped(&mut self, moved: MovedMark, event_id: &EventId) {
         self.skipped += 1;
         let is_due = |logged: Instant| logged.elapsed() >= LOG_INTERVAL;

@@ -75,7 +75,8 @@ const POLL_INTERVAL: Duration = Duration::from_millis(500);
 pub(crate) struct RecoverySubject {
     pub(crate) target: Target,
     pub(crate) slot: SlotName,
-    /// Fingerprint of the publication when the slot was free, before the session created a slot.
+    /// Fingerprint of the publication, read while no relay held the slot, and before this session created a
+    /// slot.
     pub(crate) publication: String,
     pub(crate) tables: Vec<TableSettings>,
     pub(crate) project: String,

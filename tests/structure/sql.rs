@@ -64,8 +64,9 @@ const NOT_OF_THE_CATALOGUE: [&str; 7] = [
     "pg_xact_commit_timestamp",
 ];
 
-/// Matches a statement that reads the catalog: a catalog table or a statistics view, a function
-/// that reads them, a cast that looks up a name, or SHOW.
+/// Matches a statement that reads the catalogue or the state of the server. Such a statement names a
+/// catalogue table or a statistics view, calls a function that reads one, looks up a name with a cast such as
+/// `::regclass`, or is a SHOW.
 static OF_THE_CATALOGUE: LazyLock<Regex> = LazyLock::new(|| {
     const TABLE: &str = r"(?:from|join|,)[\s\\]+(?:pg_catalog\.)?pg_\w+\b|\binformation_schema\.";
     const FUNCTION: &str = r"\b(pg_\w+|current_setting|current_database|format_type|to_reg\w+|has_\w+_privilege|row_security_active)\(";
