@@ -188,8 +188,8 @@ impl MovedRows {
         }
     }
 
-    /// Keeps a row until the transaction that wrote it first is resolved. Drops the row's message if the
-    /// messages of all waiting rows would exceed their share of the budget.
+    /// Keeps a row until its original insert, in the transaction `first`, is resolved. Drops the row's
+    /// message if the messages of all waiting rows would exceed their share of the budget.
     pub(crate) fn wait_for(&mut self, first: CommitLsn, mut row: MovedRow) {
         if self.message_bytes + row.row.message_bytes() > self.kept_bytes {
             row.row = row.row.without_message();
@@ -239,7 +239,8 @@ impl MovedRows {
         self.sent_ids.contains(&event_id.uuid)
     }
 
-    /// Forgets the events of the oldest transactions that are resolved: these events have a record.
+    /// Forgets the events of the oldest transactions, up to the first transaction that is not resolved. The
+    /// forgotten events have a record.
     pub(crate) fn forget_sent(&mut self, is_resolved: impl Fn(CommitLsn) -> bool) {
         while let Some(oldest) = self.sent.first_entry()
             && is_resolved(*oldest.key())

@@ -18,8 +18,8 @@ pub enum Phase {
     Standby(String),
     /// A program that is not a relay holds the slot.
     HeldByStranger(Trouble),
-    /// The relay recovers: it publishes rows from the tables, because the stream of its slot does not contain
-    /// them all. The slot is new, a healthy slot that the relay keeps, or the slot of an unfinished recovery.
+    /// The relay recovers: it publishes rows from the tables that the stream of its slot may lack. The slot
+    /// is a new slot, a healthy slot that the relay keeps, or the slot of an unfinished recovery.
     Recovering,
     /// The relay streams from the slot.
     Streaming,

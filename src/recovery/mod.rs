@@ -111,8 +111,8 @@ pub(crate) async fn start(
     let recorded = !subject.records.may_lack_records();
     let floors = subject.captured.iter().flat_map(|captured| {
         let record = &captured.record;
-        // A floor that was never raised shows only where capturing began. It says nothing about the outcome of
-        // rows from the stream, so use 0 instead.
+        // A floor that was never raised is still the start of capturing. It does not show that streamed rows
+        // below it are resolved, so use 0 instead.
         let begins_at = record.since.as_ref().map(Snapshot::xmin);
         let floor = Some(record.floor).filter(|floor| Some(*floor) != begins_at);
         let of_partitions = captured.with_own_floors(record.floor).map(|(_, own)| own);
@@ -233,8 +233,9 @@ impl Recovery {
     }
 
     /// Waits until the slot, which was kept, has confirmed the position `end`. After that position the stream
-    /// contains no row that the recovery has read from the tables. If the recovery ended earlier, the next session
-    /// could publish some of these rows again from the stream, without the rows that the stream has left out.
+    /// contains no row that the recovery has read from the tables. If the recovery ended earlier, the next
+    /// session could repeat some of these rows from the stream, but not the rows between them that the stream
+    /// has left out.
     async fn wait_until_confirmed(&self, sql: &Sql, end: Lsn) -> Result<()> {
         let (slot, walsender) = (&self.subject.slot, self.subject.walsender);
         loop {

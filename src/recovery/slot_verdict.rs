@@ -17,7 +17,8 @@ use crate::store::relay_row::{Audit, EarlierSession, RecordKeeping, Unfinished};
 /// The name of [`RecoveryCause::Unfinished`].
 pub(crate) const UNFINISHED: &str = "recovery-unfinished";
 
-/// Names of the reasons for which the slot can still be used. The recovery then keeps the slot if it can.
+/// Names of the reasons that make a recovery necessary although the slot itself is fine. Such a recovery
+/// keeps the slot if it can.
 const REASONS_NOT_ABOUT_THE_SLOT: [&str; 4] =
     [TABLE_ADDED, OTHER_TABLE, PUBLICATION_CHANGED, SLOT_UNPROVEN];
 const TABLE_ADDED: &str = "table-added";

@@ -105,8 +105,8 @@ pub(crate) struct CaptureRecord {
     /// The tables of `detached` that a recovery or the auditor could not read, each with the floor from which
     /// it must be read later.
     pub(crate) unread: BTreeMap<u32, u64>,
-    /// Partitions that were captured until the settings named another table, by OID. Each has the floor that
-    /// it had then, so that a relay that captures it again publishes its rows from this floor on.
+    /// Partitions that were captured until the settings named another table: the OID of each, and its floor
+    /// at that time. A relay that captures such a partition again publishes its rows from this floor on.
     pub(crate) uncaptured: BTreeMap<u32, u64>,
     /// Whether the record was adopted on a server to which a dump was restored. The `xmin` of the restored rows
     /// then says nothing about when they were inserted.
