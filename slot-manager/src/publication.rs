@@ -1,11 +1,11 @@
 //! Checks whether a publication publishes every row of the captured tables.
 //!
-//! PostgreSQL decodes each WAL position with the publication as it was at that position. Rows
-//! written while the publication did not exist, or did not include the table, are never streamed.
-//! PostgreSQL does not report such rows. (PostgreSQL 18 reports a missing publication, but only as
-//! a warning.) So the relay checks the publication every few seconds, with one cheap statement, and
-//! confirms nothing while there is a [`Problem`]. [`PublicationState::has_changed_since`] also
-//! finds a change that was undone between two checks.
+//! PostgreSQL decodes each WAL position with the publication as it was at that position. PostgreSQL never
+//! streams a row that was inserted while the publication did not exist or did not include the table, and does
+//! not report such rows. (PostgreSQL 18 reports a missing publication, but only as a warning.) So the relay
+//! checks the publication every few seconds, with one cheap statement, and confirms nothing while there is a
+//! [`Problem`]. [`PublicationState::has_changed_since`] also finds a change that was undone between two
+//! checks.
 //!
 //! See <https://www.postgresql.org/docs/current/sql-createpublication.html>.
 

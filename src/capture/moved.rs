@@ -151,8 +151,8 @@ pub(crate) struct MovedRows {
     /// Moved rows that wait for the end of a recovery. The pipeline does not read the stream while there
     /// are any.
     for_recovery: Vec<MovedRow>,
-    /// The events of moved rows that this session sends, by the transaction of the move, until this and all
-    /// earlier transactions in the map are resolved. At most [`MAX_SENT`] events.
+    /// The events of moved rows that this session is sending, by the transaction of the move. An entry stays
+    /// until its transaction and all earlier ones in the map are resolved. At most [`MAX_SENT`] events.
     sent: BTreeMap<CommitLsn, Vec<[u8; 16]>>,
     sent_ids: HashSet<[u8; 16]>,
     metrics: Metrics,

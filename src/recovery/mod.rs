@@ -16,8 +16,8 @@
 //! - The stream of a kept slot may contain rows that the recovery has read from the tables. The pipeline skips
 //!   these rows in the stream, and confirms no position until all of them have an outcome
 //!   (docs/adr/0041-recoveries-that-keep-the-slot.md).
-//! - The tables are read in short statements. The recovery sends only rows whose inserting transaction
-//!   the slot's snapshot shows, no matter when the rows are read.
+//! - The tables are read in short statements. Whenever a row is read, the recovery sends it only if the
+//!   slot's snapshot shows the transaction that inserted it.
 //! - A first start that creates its slot is also a recovery. With `start = new` it usually reads no table,
 //!   because capturing begins with the slot's snapshot (docs/adr/0040-capturing-begins-with-the-slot.md).
 //!

@@ -85,11 +85,10 @@ fn refused(other: &CaptureRecord, slot: &SlotName, root: Option<&QualifiedName>)
     ))
 }
 
-/// Refuses a table that shares rows with a table of another slot, if this relay cannot take over all rows of
-/// the other table. This is the case if one of the two tables is a partition of the other, and our table does
-/// not belong to our slot yet. Our table would get a new record, which treats rows that the other relay has not
-/// delivered as older than the start of capturing. These rows would never be published. Also refuses a table
-/// that would have to take over several records.
+/// Refuses a table that does not belong to our slot yet, if it is a partition of a table of another slot, or
+/// contains such a table as a partition. Our table would get a new record. Shared rows that the other relay
+/// has not delivered would then count as older than the start of capturing, and would never be published.
+/// Also refuses a table that would have to take over several records.
 ///
 /// If each of the two tables already belonged to its slot before one was attached to the other,
 /// [`refuse_others`] refuses the relay of the partitioned table. The relay of the partition continues: it owns
