@@ -233,7 +233,7 @@ impl WalStatus {
     }
 }
 
-/// Reads a column of one of our own statements. An error means that a server's catalog has changed.
+/// Reads a column of one of our own statements. An error means that a server's catalogue has changed.
 pub(crate) fn get<'a, T: tokio_postgres::types::FromSql<'a>>(
     row: &'a Row,
     column: &str,

@@ -1,4 +1,4 @@
-//! A captured table, as the other modules see it: its shape in the catalog, and its capture record.
+//! A captured table, as the other modules see it: its shape in the catalogue, and its capture record.
 
 use outbox_event::TableIdentity;
 

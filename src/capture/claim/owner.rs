@@ -47,7 +47,7 @@ pub(crate) fn refuse_others(
 
 /// Returns an error if another slot has captured one of the session's tables, or a table that is now one of
 /// their partitions. `state` has the tables of the session and their partitions. Unlike [`refuse_others`],
-/// reads no catalog, because the supervisor calls this every few seconds.
+/// reads no catalogue, because the supervisor calls this every few seconds.
 ///
 /// # Errors
 /// `table-captured`; errors of a statement.

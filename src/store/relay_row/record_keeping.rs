@@ -99,7 +99,7 @@ impl RecordKeeping {
         self.may_lack_records()
     }
 
-    /// Whether each change of the publication must leave a trace in the catalog. If this session records no
+    /// Whether each change of the publication must leave a trace in the catalogue. If this session records no
     /// published events, this trace is the only sign that the stream may have left out events.
     pub(crate) fn needs_traces(self) -> bool {
         !self.records_published()
