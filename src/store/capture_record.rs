@@ -84,8 +84,8 @@ pub(crate) struct CaptureRecord {
     pub(crate) partitions: Option<String>,
     /// Whether the table has the column `inserted_xid` by now.
     pub(crate) has_inserted_xid: bool,
-    /// The values of `inserted_xid` in rows that are older than the column. Empty unless the column was
-    /// added after the capture began.
+    /// The values of `inserted_xid` in rows that are older than the column: the transactions that added it.
+    /// Empty unless the column was added after the capture began.
     pub(crate) added_xids: Vec<u64>,
     /// A transaction number. All rows of older transactions are resolved, but some of them may have been
     /// published without a record. So a missing record says nothing about these rows.

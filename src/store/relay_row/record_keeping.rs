@@ -92,9 +92,9 @@ impl RecordKeeping {
         self.records_published() && self.may_lack_records()
     }
 
-    /// Whether events with a `published` record are published again after a crash. If records may be missing,
-    /// the events around them are published again too, and the repeated events of a key must be complete and
-    /// in order.
+    /// Whether events with a `published` record are published again after a crash. They are if records may be
+    /// missing: the events around them are then repeated, and the repeated events of a key must be complete
+    /// and in order.
     pub(crate) fn repeats_published(self) -> bool {
         self.may_lack_records()
     }
