@@ -1,37 +1,45 @@
-//! Limits a frequent log line to one line per error code every ten seconds.
+//! Limits a frequent log line to one line per subject every ten seconds. The subject is an error code in most places.
 
 use std::collections::HashMap;
+use std::hash::Hash;
 use std::time::{Duration, Instant};
 
 use crate::error::Code;
 
 const INTERVAL: Duration = Duration::from_secs(10);
 
-/// When a line was last logged for each code, and how many lines were suppressed since then.
-#[derive(Debug, Default)]
-pub(crate) struct ThrottledLog {
-    last: HashMap<Code, (Instant, u64)>,
+/// When a line was last logged for each subject, and how many lines were suppressed since then.
+#[derive(Debug)]
+pub(crate) struct ThrottledLog<S = Code> {
+    last: HashMap<S, (Instant, u64)>,
 }
 
-impl ThrottledLog {
+impl<S> Default for ThrottledLog<S> {
+    fn default() -> Self {
+        let last = HashMap::new();
+        Self { last }
+    }
+}
+
+impl<S: Eq + Hash> ThrottledLog<S> {
     /// Returns the number of lines suppressed since the last line, or `None` if no line is due.
-    pub(crate) fn due(&mut self, code: Code) -> Option<u64> {
-        self.due_at(code, Instant::now())
+    pub(crate) fn due(&mut self, subject: S) -> Option<u64> {
+        self.due_at(subject, Instant::now())
     }
 
-    fn due_at(&mut self, code: Code, now: Instant) -> Option<u64> {
-        match self.last.get_mut(&code) {
+    fn due_at(&mut self, subject: S, now: Instant) -> Option<u64> {
+        match self.last.get_mut(&subject) {
             Some((last, left_out)) if now.saturating_duration_since(*last) < INTERVAL => {
                 *left_out += 1;
                 None
             }
             Some((_, left_out)) => {
                 let left_out = *left_out;
-                self.last.insert(code, (now, 0));
+                self.last.insert(subject, (now, 0));
                 Some(left_out)
             }
             None => {
-                self.last.insert(code, (now, 0));
+                self.last.insert(subject, (now, 0));
                 Some(0)
             }
         }

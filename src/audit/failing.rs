@@ -31,15 +31,17 @@ impl FailingAudits {
 }
 
 impl AuditState {
-    /// Reports an error of an audit. The log shows every error. The other views show an error only if audits have
+    /// Reports an error of an audit. The log has at most one line per code and ten seconds. The other views show an error only if audits have
     /// failed for at least [`SOON`], because a shorter failure usually ends with the next attempt.
     pub(super) async fn failed(&mut self, error: Error) {
         let (target, tables) = (&self.subject.target, &self.subject.tables);
         let error = name_missing(error, target, tables, Purpose::Relay).await;
-        tracing::warn!(
-            code = %error.code(), hint = error.hint_text(),
-            "cannot compare the tables with outbox.dispatch, retrying in {SOON:?}: {error}"
-        );
+        if let Some(since_last) = self.log.due(error.code()) {
+            tracing::warn!(
+                code = %error.code(), hint = error.hint_text(), since_last,
+                "cannot compare the tables with outbox.dispatch, retrying in {SOON:?}: {error}"
+            );
+        }
         if error.code() == Code::TableCaptured {
             // Another slot also captures rows of our tables, and both relays would publish these rows. So end the
             // session. If it has ended already, nobody receives this error.

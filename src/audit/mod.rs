@@ -10,7 +10,7 @@
 //!
 //! The stream misses a row when the publication does not contain the row's table at the row's position in
 //! the WAL. PostgreSQL does not report such rows. But each change of the publication or of a captured
-//! table leaves a trace in the catalog, and so does attaching or detaching a partition:
+//! table leaves a trace in the catalogue, and so does attaching or detaching a partition:
 //!
 //! - If the publication or a table has changed since the last audit, the auditor compares all rows of the
 //!   tables. If a partition with rows was attached, the auditor compares all rows of that table.
@@ -58,11 +58,12 @@ use crate::postgres::{Sql, Target, connect_patiently, current_snapshot};
 use crate::recovery::slot_verdict::RecoveryCause;
 use crate::store::relay_row::RecordKeeping;
 use crate::store::relay_row::audits::{self, AuditHistory};
+use crate::throttled_log::ThrottledLog;
 use failing::FailingAudits;
 use gap::PossibleGap;
 
 /// Time between two audits when every event has a record. It is long, because these audits only look for the rare
-/// gaps that have left no trace in the catalog.
+/// gaps that have left no trace in the catalogue.
 const INTERVAL: Duration = Duration::from_secs(300);
 /// Time between two audits when published events may lack a record. It is short, because a recovery then publishes
 /// all events since the last audit again. The auditor also pauses this long before a retry, while the publication
@@ -147,6 +148,7 @@ pub(crate) fn start(
             // Assume a trace until the first audit has compared the publication.
             has_trace: true,
             failing: None,
+            log: ThrottledLog::default(),
             broken,
         };
         let mut sql = None;
@@ -201,6 +203,7 @@ struct AuditState {
     has_trace: bool,
     /// The audits that have failed since the last success. `None` if there are none.
     failing: Option<FailingAudits>,
+    log: ThrottledLog,
     broken: mpsc::Sender<Error>,
 }
 

@@ -25,6 +25,7 @@ use crate::error::{Code, Error, Result};
 use crate::event::{CommittedAt, Event, EventPosition, EventRef, OrderingKey};
 use crate::mapping::{ColumnTypes, EventError, INSERTED_XID, MapError, Mapper, TupleValues};
 use crate::metrics::{KindLabel, Metrics};
+use crate::throttled_log::ThrottledLog;
 
 /// The result of one message of the stream.
 #[derive(Debug)]
@@ -124,6 +125,8 @@ pub(crate) struct Intake {
     open: Option<CurrentTransaction>,
     last_commit_time: Option<PgTimestamp>,
     metrics: Metrics,
+    /// Lines about changes other than inserts, by the kind of change and the table.
+    log: ThrottledLog<(&'static str, Oid)>,
 }
 
 impl MappedTable {
@@ -143,6 +146,7 @@ impl Intake {
             open: None,
             last_commit_time: None,
             metrics,
+            log: ThrottledLog::default(),
         }
     }
 
@@ -363,19 +367,16 @@ impl Intake {
     }
 
     /// Counts a change of a captured table other than an insert. An append-only outbox has no such
-    /// changes. Logs a warning for the first change of each kind, and then once per thousand.
-    fn unexpected(&self, kind: &'static str, relation: Oid) -> IntakeStep {
+    /// changes.
+    fn unexpected(&mut self, kind: &'static str, relation: Oid) -> IntakeStep {
         if matches!(self.tables.get(&relation), Some(KnownRelation::Captured(_))) {
-            let count = self
-                .metrics
-                .unexpected_changes
-                .get_or_create(&KindLabel { kind })
-                .inc();
-            if count.is_multiple_of(1_000) {
+            let changes = &self.metrics.unexpected_changes;
+            changes.get_or_create(&KindLabel { kind }).inc();
+            if let Some(since_last) = self.log.due((kind, relation)) {
                 tracing::warn!(
                     table = self.name_of(relation),
                     kind,
-                    count = count + 1,
+                    since_last,
                     "a captured table was changed other than by INSERT, which is never published; \
                      set publish = 'insert' in the publication"
                 );

@@ -33,6 +33,18 @@ pub(super) fn time(time: Duration) -> String {
     }
 }
 
+/// Draws a progress bar with a space after it. `share` is what is done, from 0 to 1.
+pub(super) fn bar(share: f64) -> String {
+    const WIDTH: usize = 20;
+    #[expect(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        reason = "the share is in range"
+    )]
+    let filled = (share.clamp(0.0, 1.0) * WIDTH as f64) as usize;
+    format!("[{:.<WIDTH$}] ", "#".repeat(filled))
+}
+
 /// Formats a number with its noun: `1 event`, `3 events`.
 pub(super) fn count(number: u64, one: &str) -> String {
     format!("{number} {one}{}", if number == 1 { "" } else { "s" })
@@ -121,6 +133,19 @@ mod tests {
             (187_200_000, "2 d 4 h"),
         ] {
             assert_eq!(time(Duration::from_millis(milliseconds)), text);
+        }
+    }
+
+    #[test]
+    fn a_bar_is_full_only_at_the_end() {
+        for (share, text) in [
+            (0.0, "[....................] "),
+            (0.499, "[#########...........] "),
+            (0.999, "[###################.] "),
+            (1.0, "[####################] "),
+            (7.0, "[####################] "),
+        ] {
+            assert_eq!(bar(share), text);
         }
     }
 

@@ -92,8 +92,9 @@ fn progress(step: &PruneStep<'_>, is_dry_run: bool) -> String {
         return step.what.to_owned();
     }
     let deleted = if is_dry_run { "to delete" } else { "deleted" };
+    let bar = step.share.map_or_else(String::new, figures::bar);
     format!(
-        "{}: {} rows {deleted}, {} read",
+        "{bar}{}: {} rows {deleted}, {} read",
         step.what, step.deleted, step.examined
     )
 }

@@ -25,9 +25,6 @@ const LEFT: u8 = 1;
 /// Maximum length of a replay's name, which becomes an attribute of its messages.
 const NAME_CHARS: usize = 100;
 
-/// Width in characters of the bar in the progress line.
-const BAR: u64 = 20;
-
 /// The arguments of `postrider replay`.
 #[derive(Debug, clap::Args)]
 pub(super) struct ReplayArgs {
@@ -188,8 +185,7 @@ fn progress(step: &ReplayStep) -> String {
             format!("{selected} events match, {examined} records read")
         }
         ReplayStep::Sending { sent, of, wait } => {
-            let filled = if *of == 0 { BAR } else { sent * BAR / of };
-            let bar = "#".repeat(filled as usize) + &".".repeat((BAR - filled) as usize);
+            let bar = figures::bar(*sent as f64 / (*of).max(1) as f64);
             let waits = match wait {
                 ReplayWait::None => String::new(),
                 ReplayWait::Relay => {
@@ -203,7 +199,7 @@ fn progress(step: &ReplayStep) -> String {
                     others_named(others)
                 ),
             };
-            format!("[{bar}] {sent} of {of} events published again{waits}")
+            format!("{bar}{sent} of {of} events published again{waits}")
         }
     }
 }

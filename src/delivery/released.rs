@@ -31,8 +31,8 @@ const CHEAP_COUNT: i64 = 1_000;
 /// Pause after a failed query.
 const RETRY_PAUSE: Duration = Duration::from_secs(1);
 
-/// Maximum number of blocked keys that one poll checks. This many keys take about 5 ms of the server's time.
-/// The next poll checks the keys after them.
+/// One poll checks at most this many blocked keys, which takes the server about 5 ms. The next poll continues
+/// with the keys that follow.
 const KEYS_PER_POLL: usize = 1_000;
 
 /// Decides when the [`Releaser`] queries `outbox.dispatch`, and what it asks.
@@ -302,10 +302,12 @@ impl EventOutcomes {
         if !self.quarantine.read(group, origin.position) {
             return;
         }
-        tracing::error!(
-            code = %error.code(), event = origin.event_id.shown(), hint = error.hint_text(),
-            "cannot release an event from quarantine: {error}"
-        );
+        if let Some(since_last) = self.log.due(error.code()) {
+            tracing::error!(
+                code = %error.code(), event = origin.event_id.shown(), hint = error.hint_text(), since_last,
+                "cannot release an event from quarantine: {error}"
+            );
+        }
         let kind = error.code().name();
         let quarantined = &self.metrics.events_quarantined;
         quarantined.get_or_create(&KindLabel { kind }).inc();

@@ -1,7 +1,7 @@
 //! Creates missing topics in background tasks, if `create_topics` allows it.
 
 use std::collections::HashSet;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use publisher::TopicAdmin;
@@ -9,6 +9,7 @@ use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 
 use crate::error::{Code, Error};
+use crate::throttled_log::ThrottledLog;
 
 /// Maximum time for creating one topic.
 const LIMIT: Duration = Duration::from_secs(30);
@@ -21,6 +22,7 @@ pub(crate) struct TopicMaker {
     topics: Option<TopicAdmin>,
     under_way: HashSet<Arc<str>>,
     tasks: JoinSet<()>,
+    log: Arc<Mutex<ThrottledLog>>,
     ready: mpsc::UnboundedSender<(Arc<str>, bool)>,
     made: mpsc::UnboundedReceiver<(Arc<str>, bool)>,
 }
@@ -32,6 +34,7 @@ impl TopicMaker {
             topics,
             under_way: HashSet::new(),
             tasks: JoinSet::new(),
+            log: Arc::default(),
             ready,
             made,
         }
@@ -50,16 +53,16 @@ impl TopicMaker {
         if !self.under_way.insert(topic.clone()) {
             return;
         }
-        let ready = self.ready.clone();
+        let (log, ready) = (self.log.clone(), self.ready.clone());
         self.tasks.spawn(async move {
             let created = tokio::time::timeout(LIMIT, topics.create(&topic)).await;
             let made = matches!(created, Ok(Ok(())));
             match created {
-                Ok(Err(failure)) => {
-                    let error = Error::pubsub(&failure, &topic);
-                    tracing::error!(code = %error.code(), hint = error.hint_text(), "{error}");
+                Ok(Err(failure)) => log_failure(&log, &Error::pubsub(&failure, &topic)),
+                Err(_) => {
+                    let what = format!("creating topic {topic} took longer than {LIMIT:?}");
+                    log_failure(&log, &Error::new(Code::PubsubUnreachable, what));
                 }
-                Err(_) => tracing::error!(%topic, "creating the topic took longer than {LIMIT:?}"),
                 Ok(Ok(())) => {}
             }
             if !made {
@@ -86,5 +89,12 @@ impl TopicMaker {
                 None => std::future::pending().await,
             }
         }
+    }
+}
+
+fn log_failure(log: &Mutex<ThrottledLog>, error: &Error) {
+    let mut log = log.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(since_last) = log.due(error.code()) {
+        tracing::error!(code = %error.code(), hint = error.hint_text(), since_last, "{error}");
     }
 }

@@ -59,7 +59,7 @@ pub(crate) async fn run(settings: Arc<Settings>, metrics: Metrics, state: Arc<Re
     };
     let mut noted = Vec::new();
     let between_runs = (older_than / 10).clamp(SHORTEST_PAUSE, LONGEST_PAUSE);
-    let mut after_error = FIRST_ERROR_PAUSE;
+    let (mut after_error, mut failures) = (FIRST_ERROR_PAUSE, 0_u64);
     loop {
         while !pruner.may_prune() {
             tokio::time::sleep(LOOK).await;
@@ -72,12 +72,13 @@ pub(crate) async fn run(settings: Arc<Settings>, metrics: Metrics, state: Arc<Re
         let pause = match ended {
             Ok(report) => {
                 pruner.log(&report, &mut noted);
-                after_error = FIRST_ERROR_PAUSE;
+                (after_error, failures) = (FIRST_ERROR_PAUSE, 0);
                 between_runs
             }
             Err(error) => {
+                failures += 1;
                 tracing::warn!(
-                    code = %error.code(), hint = error.hint_text(),
+                    code = %error.code(), hint = error.hint_text(), failures,
                     "cannot prune, retrying in {after_error:?}; delivery continues: {error}"
                 );
                 let pause = after_error;

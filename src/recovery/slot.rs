@@ -29,7 +29,7 @@ const BLOCKERS_NAMED_AFTER: Duration = Duration::from_secs(15);
 /// Time between two checks whether the open transactions have ended.
 const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
-/// The slot of a recovery. This slot streams every transaction that the snapshot does not show.
+/// The slot of a recovery. The slot streams every transaction that the recovery's snapshot does not show.
 pub(crate) struct RecoverySlot {
     pub(super) point: Unfinished,
     /// Whether the recovery began in an earlier session, and continues with the snapshot of that session.
@@ -159,7 +159,9 @@ pub(crate) async fn keep(
                 return Err(error);
             }
             metrics.troubles.set_opening(&error, began);
-            tracing::warn!(code = %error.code(), hint = error.hint_text(), "{error}");
+            tracing::warn!(
+                code = %error.code(), hint = error.hint_text(), waited_s = began.elapsed().as_secs(), "{error}"
+            );
         }
         tokio::time::sleep(POLL_INTERVAL).await;
     }
@@ -257,7 +259,9 @@ pub(crate) async fn create(
             () = tokio::time::sleep(BLOCKERS_NAMED_AFTER) => {
                 let error = blocked(sql, slot, began.elapsed()).await?;
                 metrics.troubles.set_opening(&error, began);
-                tracing::warn!(code = %error.code(), hint = error.hint_text(), "{error}");
+                tracing::warn!(
+                code = %error.code(), hint = error.hint_text(), waited_s = began.elapsed().as_secs(), "{error}"
+            );
             }
         }
     };

@@ -46,7 +46,8 @@ pub(super) async fn exported(target: &Target, name: &str) -> Result<Snapshot> {
 /// # Errors
 /// Connection errors.
 pub(super) async fn wait_until_visible(sql: &Sql, snapshot: &Snapshot) -> Result<()> {
-    let mut told = Instant::now();
+    let began = Instant::now();
+    let mut told = began;
     let mut is_first = true;
     loop {
         let now = current_snapshot(&**sql).await?;
@@ -62,6 +63,7 @@ pub(super) async fn wait_until_visible(sql: &Sql, snapshot: &Snapshot) -> Result
                 code = %Code::SlotBusy,
                 hint = "see pg_stat_replication for the synchronous standbys; the relay continues as \
                         soon as the commits end",
+                waited_s = began.elapsed().as_secs(),
                 "recovering: cannot read the rows of transactions that wait for a synchronous standby"
             );
         }

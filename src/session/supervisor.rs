@@ -265,25 +265,29 @@ impl Watcher {
             standby_slots
                 .look(sql, *walsender, has_failover, &self.metrics)
                 .await?;
-            if let Some(lsn) = slot
+            let confirmed = slot
                 .confirmed_flush_lsn
-                .filter(|_| is_ours && delivered != self.delivered)
-            {
-                let written =
-                    relay_row::update(sql, &self.subject.slot, PgLsn::from(lsn.as_u64())).await;
-                match written {
+                .map(|lsn| PgLsn::from(lsn.as_u64()));
+            if let Some(lsn) = confirmed.filter(|_| is_ours && delivered != self.delivered) {
+                match relay_row::update(sql, &self.subject.slot, lsn).await {
                     Ok(()) => self.delivered = delivered,
                     Err(error) => {
                         let error = name_missing_on(sql, error, &[], Purpose::Relay).await;
-                        tracing::warn!(
-                            code = %error.code(), hint = error.hint_text(),
-                            "cannot write the confirmed position to outbox.relay: {error}"
-                        );
+                        self.cannot_write_confirmed(&error);
                     }
                 }
             }
         }
         Ok(self.judge(&state))
+    }
+
+    fn cannot_write_confirmed(&mut self, error: &Error) {
+        if let Some(since_last) = self.log.due(error.code()) {
+            tracing::warn!(
+                code = %error.code(), hint = error.hint_text(), since_last,
+                "cannot write the confirmed position to outbox.relay: {error}"
+            );
+        }
     }
 
     /// Records in the relay's row why delivery is held up or late, and clears that entry when delivery works

@@ -7,13 +7,13 @@ use scratch_postgres::ScratchPostgres;
 
 use crate::support::{Database, PATIENCE, assert_contains, command};
 
-fn server() -> ScratchPostgres {
+pub(crate) fn server() -> ScratchPostgres {
     ScratchPostgres::builder().start().unwrap()
 }
 
 /// Inserts events that were recorded as published 40 days ago. Raises the floor above their
 /// transactions and advances the slot.
-async fn fill(database: &Database, events: u32) {
+pub(crate) async fn fill(database: &Database, events: u32) {
     database
         .execute(&format!(
             "insert into outbox.events (aggregatetype, aggregateid, event_type, occurred_at) \

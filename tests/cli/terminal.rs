@@ -6,6 +6,7 @@ mod screen;
 
 use std::os::unix::process::ExitStatusExt;
 
+use crate::prune;
 use crate::support::Database;
 use pseudo::Terminal;
 
@@ -139,4 +140,70 @@ async fn a_terminal_gets_colours_unless_the_user_turns_them_off() {
             );
         }
     }
+}
+
+#[tokio::test]
+async fn answers_about_the_relay_and_its_events_fit_60_columns() {
+    let database = Database::initialised().await;
+    database.emit(3).await;
+    database
+        .execute(
+            "insert into outbox.dispatch (commit_lsn, committed_at, ordinal, attempts, event_id, state, topic, \
+                 ordering_key, error) \
+             select '0/10', now(), seq, 3, id, 'quarantined', 'projects/p/topics/order.events', \
+                 repeat('several words ', 10) || seq, 'event-too-large: ' || repeat('words of a reason ', 20) \
+             from outbox.events",
+        )
+        .await;
+    let id = "select id::text from outbox.events where seq = 3";
+    let id = database.text(id).await;
+    for arguments in [
+        &["status"][..],
+        &["check"],
+        &["check", "--all"],
+        &["slot", "show"],
+        &["slot", "list"],
+        &["quarantine", "list"],
+        &["event", &id],
+    ] {
+        let mut terminal = Terminal::run_with(&database, arguments, (24, 60), &[("NO_COLOR", "1")]);
+        terminal.wait();
+        terminal.wait_for_output("the whole output", |output| output.ends_with('\n'));
+        let output = terminal.output();
+        for line in output.lines() {
+            // A long word stays whole, so that it can be copied.
+            let is_one_word = !line.trim().contains(' ');
+            assert!(
+                is_one_word || line.chars().count() <= 60,
+                "{arguments:?}: {line:?} in {output}"
+            );
+        }
+    }
+}
+
+#[tokio::test]
+async fn prune_shows_a_bar_of_the_old_rows_that_it_has_read() {
+    let server = prune::server();
+    let database = Database::on(&server).await;
+    database.run(&["init", "--apply"]).await.assert_status(0);
+    prune::fill(&database, 3_000).await;
+    let arguments = [
+        "prune",
+        "--older-than",
+        "30d",
+        "--yes",
+        "--chunk",
+        "100",
+        "--pause",
+        "50ms",
+    ];
+    let mut terminal = Terminal::run(&database, &arguments, (24, 100));
+    terminal.wait_for_output("a bar for the rows", |output| {
+        output.contains("[###") && output.contains(".] outbox.events: ")
+    });
+    terminal.press("\x03");
+    terminal.wait_for_output("what is deleted", |output| {
+        output.contains("Stopped before the end: run the command again to continue.")
+    });
+    assert_eq!(terminal.wait().code(), Some(1));
 }

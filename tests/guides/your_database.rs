@@ -1,5 +1,5 @@
-//! Follows docs/tutorial/your-database.md, with a server and an emulator whose ports differ from the ports
-//! on the page.
+//! Follows docs/tutorial/your-database.md and the part "Adopt it" of the README, with a server and an emulator whose ports differ from the ports
+//! on the pages.
 
 use scratch_postgres::StopMode;
 
@@ -57,4 +57,31 @@ async fn an_event_from_a_new_database_reaches_a_subscriber() {
     );
     relay.stop();
     stage.shell(&page.block("sh", "postrider slot drop"));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_commands_of_the_readme_publish_an_event() {
+    let page = Guide::read("../README.md");
+    let stage = Playground::open().await;
+    if !stage.try_shell("command -v psql", &[]).status.success() {
+        println!("SKIPPED: the README needs psql");
+        return;
+    }
+    let url = stage.server.url("postgres");
+    let (_, address) = url.split_once('@').expect("a role in the URL");
+    let adopt = page.block("sh", "postrider check && postrider run");
+    let (build, adopt) = adopt.split_once('\n').expect("two lines");
+    assert!(build.starts_with("cargo build --release && export PATH="));
+    let adopt = adopt
+        .replace("PASSWORD '...'", "PASSWORD 'secret'")
+        .replace("shop_relay:...@", "shop_relay:secret@")
+        .replace("db.example:5432/shop?sslmode=verify-full", address)
+        .replace("postrider run", "exec postrider run");
+    let relay = stage.relay_from(&format!("OWNER_URL={url}\n{adopt}"));
+    relay.wait_for_log("streaming").await;
+    let write = page.block("sql", "INSERT INTO outbox.events");
+    stage.client.batch_execute(&write).await.expect("an event");
+    stage.wait_until_published(1).await;
+    assert_eq!(stage.stored(), 1);
+    relay.stop();
 }

@@ -75,7 +75,7 @@ pub(crate) struct TableReader {
 }
 
 impl TableReader {
-    /// Looks the table up in the catalog and resolves its mapping.
+    /// Looks the table up in the catalogue and resolves its mapping.
     ///
     /// # Errors
     /// `publication-drift` when the table does not exist, `column-missing`, `setting-invalid`,

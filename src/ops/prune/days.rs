@@ -271,6 +271,7 @@ impl DayJudge<'_> {
                 what: &pruned.table,
                 examined,
                 deleted: pruned.rows,
+                share: None,
             };
             if !on_step(&step) {
                 return Ok(OldDay::Stopped);

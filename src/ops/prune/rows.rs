@@ -2,7 +2,9 @@
 //! on `seq`. `ops::walk` contains the statement that deletes them.
 
 use super::proof::PruneProof;
-use super::{FailedAttempts, KeptRows, OnPruneStep, PruneContext, PruneStep, PrunedTable};
+use super::{
+    FailedAttempts, KeptRows, OnPruneStep, PruneContext, PruneDistance, PruneStep, PrunedTable,
+};
 use crate::capture::claim::Captured;
 use crate::capture::table::TableReader;
 use crate::error::Result;
@@ -29,6 +31,8 @@ pub(super) async fn prune(
     };
     let verdict = verdict_sql(context, captured);
     let mut walk = TableWalk::new(captured, &reader, request.chunk, verdict, action);
+    let end = context.cutoff.first_seq(sql, captured, &reader).await?;
+    let mut distance = PruneDistance::to(end.map(i128::from));
     let mut examined = 0;
     loop {
         let mut failed = FailedAttempts::default();
@@ -49,6 +53,7 @@ pub(super) async fn prune(
             what: &pruned.table,
             examined,
             deleted: pruned.rows,
+            share: distance.share(walk.last_seq().map(i128::from)),
         };
         if !on_step(&step) {
             return Ok(false);

@@ -93,6 +93,28 @@ fn streams(confirmed: u64, audit: Audit) -> SlotVerdict {
     SlotVerdict::Stream { confirmed, audit }
 }
 
+/// Operators read these texts in the log, in `check` and in `status`.
+#[test]
+fn each_cause_says_what_happened_to_the_slot() {
+    let (recorded, found) = (Lsn::new(500), Lsn::new(600));
+    for (cause, text) in [
+        (
+            RecoveryCause::SlotMissing,
+            "the slot was in use before and no longer exists",
+        ),
+        (
+            RecoveryCause::FirstStart(Start::New),
+            "first start: there is no slot yet",
+        ),
+        (
+            RecoveryCause::SlotRecreated { recorded, found },
+            "the slot's position is 0/258, but the relay left it at 0/1F4: somebody has recreated or advanced it",
+        ),
+    ] {
+        assert_eq!(cause.to_string(), text);
+    }
+}
+
 #[test]
 fn a_slot_at_the_recorded_position_is_streamed() {
     let expected = streams(500, Audit::Continue);

@@ -61,21 +61,27 @@ async fn some_events_can_never_be_published() {
             "(SELECT jsonb_object_agg('h' || i, 'v') FROM generate_series(1, 101) i)",
         ),
         ("headers", "'{\"google_x\": \"v\"}'"),
+        ("headers", "'[1, 2]'"),
     ];
     for (n, more) in bad.into_iter().enumerate() {
         let id = format!("00000000-0000-4000-8000-00000000000{n}");
-        desk.database
-            .execute(&insert(&id, &format!("bad-{n}"), more))
-            .await;
+        let key = format!("bad-{n}");
+        desk.database.execute(&insert(&id, &key, more)).await;
     }
+    let fine = ("payload", "'1'");
+    let id = |n: u32| format!("00000000-0000-4000-8000-00000000001{n}");
+    let no_topic = insert(&id(0), "bad-topic", fine).replace("'order'", "'no/topic'");
+    desk.database.execute(&no_topic).await;
+    let long_key = insert(&id(1), &"k".repeat(1_025), fine);
+    desk.database.execute(&long_key).await;
     desk.write_events().await;
     desk.sees(
         OTHERS_GO_ON
             .says(&[
-                "4 events; `postrider quarantine list`",
+                "7 events; `postrider quarantine list`",
                 "except those in quarantine",
             ])
-            .quarantined(4),
+            .quarantined(7),
     )
     .await;
     let listed = desk.run(&["quarantine", "list"]);
@@ -85,6 +91,9 @@ async fn some_events_can_never_be_published() {
         "101 attributes",
         "begins with \"goog\"",
         "11000042 bytes",
+        "headers",
+        "no/topic",
+        "1025 bytes",
     ] {
         assert!(listed.contains(reason), "{reason} in\n{listed}");
     }
