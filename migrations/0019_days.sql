@@ -180,7 +180,7 @@ comment on function outbox.add_day(date) is
     'Adds a daily partition to outbox.events. Its lock delays an insert for at most 0.1 s.';
 
 -- Whether our transaction holds the lock of outbox.lock_day. Requires READ COMMITTED: with any other
--- isolation level, the transaction would see the catalog as it was at its beginning, for example with
+-- isolation level, the transaction would see the catalogue as it was at its beginning, for example with
 -- partitions that have been detached since.
 create or replace function outbox.holds_day(partition oid, day date) returns boolean
 language sql

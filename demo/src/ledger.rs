@@ -45,7 +45,8 @@ pub(crate) struct Totals {
     pub(crate) repeated: u64,
     /// Messages that Pub/Sub redelivered.
     pub(crate) redelivered: u64,
-    /// First copies whose version is not the version after the order's last version.
+    /// First copies that arrived out of order: their version is not one above the highest version of the
+    /// order that arrived before.
     pub(crate) out_of_order: u64,
     /// Messages that are not events of the demonstration.
     pub(crate) unreadable: u64,

@@ -1,4 +1,4 @@
-//! Looks up the types of a table's columns in the catalog.
+//! Looks up the types of a table's columns in the catalogue.
 
 use decoder::Oid;
 use tokio_postgres::Client;
@@ -8,7 +8,7 @@ use crate::slot::get;
 use crate::sql::table as sql;
 use crate::{QualifiedName, SlotError, query};
 
-/// A type that the stream named, as the catalog describes it now.
+/// A type that the stream named, as the catalogue describes it now.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CatalogType {
     /// The oid that the stream gave for the type.
@@ -25,7 +25,7 @@ pub struct CatalogType {
 /// been dropped.
 ///
 /// The stream describes a table as it was when its rows were written. A type that was dropped since
-/// then is no longer in the catalog, and its column has another type now. The old values can be
+/// then is no longer in the catalogue, and its column has another type now. The old values can be
 /// read as the new type, because PostgreSQL has either converted them or found that no conversion
 /// is needed.
 ///

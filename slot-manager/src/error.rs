@@ -8,7 +8,7 @@ use tokio_postgres::error::SqlState;
 use crate::retention::WalHolder;
 use crate::{Holder, SlotName};
 
-/// A slot operation or a catalog query failed.
+/// A slot operation or a catalogue query failed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum SlotError {

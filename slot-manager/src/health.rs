@@ -31,8 +31,8 @@ pub struct Observation<'a> {
     pub time_lag: Option<Duration>,
     /// The database that we are connected to.
     pub origin: DatabaseOrigin,
-    /// The relay's last record about the slot. `None` if there is no record, or if the caller judges the slot
-    /// without one: then [`judge`] cannot find a copied database or a recreated slot.
+    /// The relay's last record about the slot. `None` if there is no record, or if the caller leaves it out.
+    /// Without the record, [`judge`] finds neither a copied database nor a recreated slot.
     pub recorded: Option<&'a RecordedPosition>,
 }
 

@@ -2,7 +2,7 @@
 //!
 //! The functions with IO take a plain [`tokio_postgres::Client`], connected to the slot's database.
 //! No replication connection is needed. The crate also contains the relay's other queries of
-//! PostgreSQL's catalog and statistics. A tour:
+//! PostgreSQL's catalogue and statistics. A tour:
 //!
 //! - [`slots`]: [`list`](slots::list), [`find`](slots::find), [`create`](slots::create),
 //!   [`drop`](slots::drop), [`advance`](slots::advance) and
@@ -16,12 +16,12 @@
 //! - [`cluster`]: identifies the cluster and the database, so that a copy is not mistaken for the
 //!   original.
 //! - [`activity`]: the sessions of a relay, and the holders of locks.
-//! - [`table`], [`table_shape`], [`column_types`]: a captured table as the catalog describes it.
+//! - [`table`], [`table_shape`], [`column_types`]: a captured table as the catalogue describes it.
 //! - [`privileges`]: the privileges of roles.
 //! - [`preflight`]: checks the server, its settings, the slot, the publication and the grants, and
 //!   returns [`Finding`]s.
 //!
-//! **Invariants.** Decisions depend on SQLSTATEs and catalog columns, never on message texts. Every
+//! **Invariants.** Decisions depend on SQLSTATEs and catalogue columns, never on message texts. Every
 //! statement is in `sql.rs` or `sql/`. The crate prepares no named statements, and sends each
 //! statement in one round trip, so it leaves nothing behind in a session. No function logs or
 //! reconnects. Only [`publication::inspect`] retries, if somebody drops an object while it reads.

@@ -1,11 +1,11 @@
 //! Checks whether a publication publishes every row of the captured tables.
 //!
-//! PostgreSQL decodes each WAL position with the publication as it was at that position. Rows
-//! written while the publication did not exist, or did not include the table, are never streamed.
-//! PostgreSQL does not report such rows. (PostgreSQL 18 reports a missing publication, but only as
-//! a warning.) So the relay checks the publication every few seconds, with one cheap statement, and
-//! confirms nothing while there is a [`Problem`]. [`PublicationState::has_changed_since`] also
-//! finds a change that was undone between two checks.
+//! PostgreSQL decodes each WAL position with the publication as it was at that position. PostgreSQL never
+//! streams a row that was inserted while the publication did not exist or did not include the table, and does
+//! not report such rows. (PostgreSQL 18 reports a missing publication, but only as a warning.) So the relay
+//! checks the publication every few seconds, with one cheap statement, and confirms nothing while there is a
+//! [`Problem`]. [`PublicationState::has_changed_since`] also finds a change that was undone between two
+//! checks.
 //!
 //! See <https://www.postgresql.org/docs/current/sql-createpublication.html>.
 
@@ -91,9 +91,9 @@ pub struct TableState {
     pub generated: Vec<String>,
     /// How the table is published; `None` when it is not in the publication.
     pub published: Option<PublishedTable>,
-    /// Whether the catalog would reveal that the table was removed from the publication and added again. True
+    /// Whether the catalogue would reveal that the table was removed from the publication and added again. True
     /// if the publication is `FOR ALL TABLES`, because no table can leave such a publication. False for a
-    /// table that belongs to the publication through its schema, because then the catalog has no row for the
+    /// table that belongs to the publication through its schema, because then the catalogue has no row for the
     /// table's membership.
     pub traced: bool,
 }
@@ -273,7 +273,7 @@ impl TableState {
         }
         let publication = publication.to_owned();
         let Some(published) = &self.published else {
-            // Without `publish_via_partition_root`, the catalog lists the partitions instead of the root.
+            // Without `publish_via_partition_root`, the catalogue lists the partitions instead of the root.
             return Some(if self.is_partitioned && !via_partition_root {
                 Problem::NotViaPartitionRoot { publication, table }
             } else {
@@ -340,7 +340,7 @@ impl PublicationState {
     }
 
     /// The captured tables that can leave the publication and come back without changing the
-    /// [`fingerprint`](Self::fingerprint). The catalog has no row about the membership of such a table, for
+    /// [`fingerprint`](Self::fingerprint). The catalogue has no row about the membership of such a table, for
     /// example because the table belongs to the publication through its schema.
     pub fn untraced(&self) -> impl Iterator<Item = &QualifiedName> {
         let published = self.tables.iter().filter(|t| t.published.is_some());
@@ -348,7 +348,7 @@ impl PublicationState {
     }
 
     /// A text with the OIDs of the publication, of its captured tables and of their memberships, and with the
-    /// versions (`xmin`) of catalog rows about them. Two fingerprints are equal exactly when
+    /// versions (`xmin`) of catalogue rows about them. Two fingerprints are equal exactly when
     /// [`has_changed_since`](Self::has_changed_since) is false. The text is only for comparison.
     #[must_use]
     pub fn fingerprint(&self) -> &str {
@@ -365,7 +365,7 @@ impl PublicationState {
     /// do not count.
     ///
     /// Both states must come from the same arguments. Membership through `FOR TABLES IN SCHEMA` has no
-    /// catalog row per table, so a change to it leaves no trace here.
+    /// catalogue row per table, so a change to it leaves no trace here.
     #[must_use]
     pub fn has_changed_since(&self, earlier: &Self) -> bool {
         self.fingerprint != earlier.fingerprint

@@ -22,7 +22,7 @@ const RESERVED: &str = "all analyse analyze and any array as asc asymmetric auth
     similar some symmetric system_user table tablesample then to trailing true union unique \
     user using variadic verbose when where window with";
 
-/// A schema and a name in it, exactly as in the catalog: without quotes, and with the case already
+/// A schema and a name in it, exactly as in the catalogue: without quotes, and with the case already
 /// folded.
 ///
 /// Parsed as in SQL: `outbox.Events` is `events`, and `outbox."Events"` keeps its capital.
@@ -49,7 +49,7 @@ pub struct ParseQualifiedNameError {
 }
 
 impl QualifiedName {
-    /// Builds a name from its parts, which must be exactly as in the catalog.
+    /// Builds a name from its parts, which must be exactly as in the catalogue.
     #[must_use]
     pub fn new(schema: impl Into<String>, name: impl Into<String>) -> Self {
         Self {

@@ -49,9 +49,9 @@ pub struct Slot {
     /// Start of the oldest WAL that the slot keeps.
     #[serde(serialize_with = "lsn_text")]
     pub restart_lsn: Option<Lsn>,
-    /// The oldest transaction whose changes to the catalogs vacuum must keep.
+    /// Vacuum must keep catalogue rows that this transaction or a later one has deleted.
     pub catalog_xmin: Option<i64>,
-    /// The oldest transaction whose rows vacuum must keep.
+    /// Vacuum must keep rows that this transaction or a later one has deleted.
     pub xmin: Option<i64>,
     /// Whether a conflict with recovery invalidated the slot. PostgreSQL 16 reports true for every
     /// invalidated slot.
@@ -233,7 +233,7 @@ impl WalStatus {
     }
 }
 
-/// Reads a column of one of our own statements. An error means that a server's catalog has changed.
+/// Reads a column of one of our own statements. An error means that a server's catalogue has changed.
 pub(crate) fn get<'a, T: tokio_postgres::types::FromSql<'a>>(
     row: &'a Row,
     column: &str,

@@ -11,7 +11,7 @@ use crate::slot::get;
 use crate::{Slot, SlotError, SlotName, WalStatus, query, retention, sql};
 
 /// How often to check whether a slot in use is free. Half a second keeps a takeover well below a
-/// second, and two small catalog queries a second cost almost nothing.
+/// second, and two small catalogue queries a second cost almost nothing.
 const POLL_INTERVAL: Duration = Duration::from_millis(500);
 
 /// The options of a new slot.

@@ -1,9 +1,10 @@
-//! Every SQL statement of this crate. This file contains the statements on slots, publications and
-//! the server; the submodules contain the others.
+//! Every SQL statement of this crate. This file contains the statements on slots, publications and the
+//! server; the submodules contain the others. The comment of a statement lists its parameters. The function
+//! that sends it documents the result.
 //!
 //! Each statement runs unchanged on PostgreSQL 14 to 18, except `create_slot`. Columns that only
 //! later versions have are read from `to_jsonb(row)`, where a missing column is NULL instead of an
-//! error. Catalog tables and most catalog functions are schema-qualified, so that no object earlier
+//! error. Catalogue tables and most catalogue functions are schema-qualified, so that no object earlier
 //! in the `search_path` can replace them. For operators and functions without a schema, such as
 //! `count`, the caller pins `search_path`.
 //!
@@ -140,7 +141,7 @@ order by age_seconds desc nulls last, kind, pid, name";
 
 /// Parameters: publication (text), schemas and names of the captured tables (two text[]).
 ///
-/// Returns one row for each table, or a single row if no table is given. The `xmin` of a catalog row changes
+/// Returns one row for each table, or a single row if no table is given. The `xmin` of a catalogue row changes
 /// whenever the row is updated, so it reveals a change even if the change is undone before the next check. A
 /// trigger called `ts_insert_blocker` marks a hypertable of TimescaleDB.
 pub(crate) const PUBLICATION: &str = "

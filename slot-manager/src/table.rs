@@ -1,4 +1,4 @@
-//! The catalog's description of a table: its columns, indexes and size.
+//! The catalogue's description of a table: its columns, indexes and size.
 //!
 //! Not here: which columns identify and order its rows (`table_shape`).
 

@@ -94,8 +94,8 @@ pub struct ColumnSequence {
     pub next: i64,
 }
 
-/// Reads the sequence that fills a column. Returns `None` if the column has no sequence, or if our role may not
-/// see which number is next. A role that may use the sequence, but not read it, sees the next number only once
+/// Reads the sequence that fills a column. Returns `None` if the column has no sequence, or if our role may
+/// not see its next number. A role that may use the sequence, but not read it, sees the next number only once
 /// a number has been drawn.
 ///
 /// # Errors

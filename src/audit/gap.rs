@@ -1,6 +1,6 @@
 //! Decides which tables the auditor compares as a whole after a gap, and when the gap is closed.
 //!
-//! The auditor recognises a possible gap by a trace in the catalog, such as a changed publication. A transaction that
+//! The auditor recognises a possible gap by a trace in the catalogue, such as a changed publication. A transaction that
 //! was open during the gap may commit rows of the gap later. The `seq` of such a row may be low, because the
 //! transaction drew it early or set it itself. Later audits start at a higher `seq`, so they would miss the row.
 //!
@@ -14,10 +14,10 @@ use crate::error::Result;
 use crate::postgres::{Sql, own_transaction_id};
 use crate::store::relay_row::RecordKeeping;
 
-/// A gap that has left a trace in the catalog.
+/// A gap that has left a trace in the catalogue.
 #[derive(Debug)]
 pub(super) struct PossibleGap {
-    /// Identifies the trace. A later change in the catalog gives another text.
+    /// Identifies the trace. A later change in the catalogue gives another text.
     trace: String,
     /// Whether each table may have rows of the gap, by the index of the table in the settings.
     tables: Vec<bool>,
@@ -36,7 +36,7 @@ impl PossibleGap {
 }
 
 impl AuditState {
-    /// Notes the traces of gaps in the catalog. `change` is the fingerprint of the publication if every table may have
+    /// Notes the traces of gaps in the catalogue. `change` is the fingerprint of the publication if every table may have
     /// a gap, for example because the publication has changed. A partition that had rows when it was attached is also
     /// a trace, because the stream may not have contained these rows.
     ///

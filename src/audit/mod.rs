@@ -10,7 +10,7 @@
 //!
 //! The stream misses a row when the publication does not contain the row's table at the row's position in
 //! the WAL. PostgreSQL does not report such rows. But each change of the publication or of a captured
-//! table leaves a trace in the catalog, and so does attaching or detaching a partition:
+//! table leaves a trace in the catalogue, and so does attaching or detaching a partition:
 //!
 //! - If the publication or a table has changed since the last audit, the auditor compares all rows of the
 //!   tables. If a partition with rows was attached, the auditor compares all rows of that table.
@@ -68,7 +68,7 @@ use failing::FailingAudits;
 use gap::PossibleGap;
 
 /// Time between two audits when every event has a record. It is long, because these audits only look for the rare
-/// gaps that have left no trace in the catalog.
+/// gaps that have left no trace in the catalogue.
 const INTERVAL: Duration = Duration::from_secs(300);
 /// Time between two audits when published events may lack a record. It is short, because a recovery then publishes
 /// all events since the last audit again. The auditor also pauses this long before a retry, while the publication

@@ -1,4 +1,4 @@
-//! A captured table, as the other modules see it: its shape in the catalog, and its capture record.
+//! A captured table, as the other modules see it: its shape in the catalogue, and its capture record.
 
 use outbox_event::TableIdentity;
 
@@ -90,7 +90,7 @@ impl Captured {
 
     /// Returns the OIDs of the partitions that hold rows and are not in the capture record yet. A table may
     /// already have rows when it is attached as a partition. Such rows may be unresolved even if their
-    /// transactions are below the floor. Returns nothing if the record does not know the partitions.
+    /// transactions are below the floor. Returns none if the record has no list of the partitions.
     pub(crate) fn new_partitions(&self) -> Vec<&str> {
         let Some(known) = &self.record.partitions else {
             return Vec::new();

@@ -76,7 +76,7 @@ impl CaptureMoment {
     }
 }
 
-/// Looks up the configured tables in the catalog.
+/// Looks up the configured tables in the catalogue.
 ///
 /// # Errors
 /// `publication-drift` when a table is missing; `column-missing`; errors of a statement.

@@ -230,7 +230,7 @@ pub(crate) async fn refuse_detached(
 }
 
 /// Reads the shape of the detached table. Names the captured table's `seq` column explicitly, because the
-/// catalog does not say that an identity column of the captured table numbers the rows of a partition. If
+/// catalogue does not say that an identity column of the captured table numbers the rows of a partition. If
 /// the detached table has no such column, reads the shape without it.
 async fn shape_of(sql: &Sql, settings: &TableSettings, of: &Captured) -> Result<Option<Shape>> {
     let mut numbered = settings.clone();

@@ -44,7 +44,7 @@ const LOG_INTERVAL: Duration = Duration::from_secs(10);
 pub(crate) struct MovedMark {
     /// Index of the captured table in the settings.
     pub(crate) table: usize,
-    /// The transaction that wrote the row first.
+    /// The row's `inserted_xid`: the transaction that inserted the row originally.
     pub(crate) inserted_xid: u64,
 }
 
@@ -151,8 +151,8 @@ pub(crate) struct MovedRows {
     /// Moved rows that wait for the end of a recovery. The pipeline does not read the stream while there
     /// are any.
     for_recovery: Vec<MovedRow>,
-    /// The events of moved rows that this session sends, by the transaction of the move, until this and all
-    /// earlier transactions in the map are resolved. At most [`MAX_SENT`] events.
+    /// The events of moved rows that this session is sending, by the transaction of the move. An entry stays
+    /// until its transaction and all earlier ones in the map are resolved. At most [`MAX_SENT`] events.
     sent: BTreeMap<CommitLsn, Vec<[u8; 16]>>,
     sent_ids: HashSet<[u8; 16]>,
     metrics: Metrics,
@@ -188,8 +188,8 @@ impl MovedRows {
         }
     }
 
-    /// Keeps a row until the transaction that wrote it first is resolved. Drops the row's message if the
-    /// messages of all waiting rows would exceed their share of the budget.
+    /// Keeps a row until its original insert, in the transaction `first`, is resolved. Drops the row's
+    /// message if the messages of all waiting rows would exceed their share of the budget.
     pub(crate) fn wait_for(&mut self, first: CommitLsn, mut row: MovedRow) {
         if self.message_bytes + row.row.message_bytes() > self.kept_bytes {
             row.row = row.row.without_message();
@@ -239,7 +239,8 @@ impl MovedRows {
         self.sent_ids.contains(&event_id.uuid)
     }
 
-    /// Forgets the events of the oldest transactions that are resolved: these events have a record.
+    /// Forgets the events of the oldest transactions, up to the first transaction that is not resolved. The
+    /// forgotten events have a record.
     pub(crate) fn forget_sent(&mut self, is_resolved: impl Fn(CommitLsn) -> bool) {
         while let Some(oldest) = self.sent.first_entry()
             && is_resolved(*oldest.key())
@@ -279,7 +280,8 @@ impl MovedRows {
         self.look_up_by_id(event_id).await
     }
 
-    /// Logs skipped rows. Skipped rows get no dispatch row, so the log line is the only trace of them.
+    /// Counts a skipped row, and logs the number of such rows at most once per [`LOG_INTERVAL`]. Skipped rows
+    /// get no dispatch row, so only this log line names an event that was skipped.
     fn log_skipped(&mut self, moved: MovedMark, event_id: &EventId) {
         self.skipped += 1;
         let is_due = |logged: Instant| logged.elapsed() >= LOG_INTERVAL;

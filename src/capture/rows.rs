@@ -238,8 +238,8 @@ pub(crate) async fn find(
     }
 }
 
-/// Reads the row that meets `condition` column by column, and leaves out the values that PostgreSQL
-/// cannot send. Returns `None` when the row is gone.
+/// Reads one row, the row for which `condition` is true, with one statement per column. The values that
+/// PostgreSQL cannot send are marked as unreadable. Returns `None` when the row is gone.
 async fn around(sql: &Sql, reader: &TableReader, condition: &str) -> Result<Option<RowValues>> {
     let mut values = RowValues::empty(reader);
     for column in reader.columns() {

@@ -65,7 +65,7 @@ pub(crate) struct Shape {
     pub(crate) version: Option<String>,
 }
 
-/// A table as it is in the catalog now.
+/// A table as it is in the catalogue now.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct FoundTable {
     pub(crate) table: QualifiedName,
@@ -81,7 +81,7 @@ pub(crate) enum UnfitColumn {
     Value,
 }
 
-/// Reads the shape of a table from the catalog; `None` when the table does not exist.
+/// Reads the shape of a table from the catalogue; `None` when the table does not exist.
 ///
 /// # Errors
 /// `column-missing` when `columns.seq` does not name a column of whole numbers; errors of a statement.

@@ -62,9 +62,9 @@ pub(crate) async fn tops(sql: &Sql, tables: &[FoundTable]) -> Result<Tops> {
 /// Returns the highest committed `seq`, or `None` if the table is empty.
 ///
 /// The index that `init` creates contains only the rows with a `seq`. If the column is `NOT NULL`, PostgreSQL
-/// 17 and newer do not use this index without a condition, and read the whole table. So the statement has a
-/// condition that every `seq` meets. And it does not call `max`: with statistics from before the rows had a
-/// `seq`, PostgreSQL reads the whole index for `max`.
+/// 17 and newer use this index only for a statement with a condition, and otherwise read the whole table. So
+/// the statement has a condition that every `seq` meets. And it does not call `max`: with statistics from
+/// before the rows had a `seq`, PostgreSQL reads the whole index for `max`.
 async fn largest(
     sql: &Sql,
     table: &QualifiedName,

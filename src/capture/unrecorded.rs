@@ -79,10 +79,9 @@ impl<'a> Unrecorded<'a> {
         }
     }
 
-    /// Makes the row's event, with this position. If the row comes before the event that blocks its key,
-    /// the event gets the commit LSN [`BEFORE_ALL`] instead. Returns `None` if the row must not be sent,
-    /// because its event is set aside, or because the event was published and its row can no longer
-    /// become a message.
+    /// Makes the row's event, with this position. If the row comes before the event that blocks its key, the
+    /// event gets the commit LSN [`BEFORE_ALL`] instead. Returns `None` if the row must not be sent. Its
+    /// event is then set aside, or the event was published and its row can no longer become a message.
     ///
     /// # Errors
     /// The row cannot become a message.

@@ -101,10 +101,10 @@ impl<'a> ScanWindow<'a> {
         is_needed.then(|| format!("e.tableoid = any ('{{{}}}'::oid[])", new.join(",")))
     }
 
-    /// The condition that the stream might not have contained a row of `e`, because the row may have been in
-    /// its partition before the partition was attached. The partition was added since the floor was raised. The
-    /// row either belongs to a transaction before `from_xid`, or was written before the partition was attached.
-    /// `None` in the same cases as `new_partitions`.
+    /// The condition that the stream might not have contained a row of `e`. The partition of the row was
+    /// added since the floor was raised, and the row may have been in it before. Such a row belongs to a
+    /// transaction before `from_xid`, or was written before the partition was attached. `None` in the same
+    /// cases as `new_partitions`.
     pub(crate) fn overlooked(&self) -> Option<String> {
         let new = self.new_partitions()?;
         let any = Self {

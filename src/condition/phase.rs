@@ -18,8 +18,8 @@ pub enum Phase {
     Standby(String),
     /// A program that is not a relay holds the slot.
     HeldByStranger(Trouble),
-    /// The relay recovers: it creates a new slot, or continues with the slot of an unfinished recovery, and
-    /// publishes older rows from the tables.
+    /// The relay recovers: the stream of its slot may lack rows, so the relay publishes them from the tables.
+    /// The slot is a new slot, a healthy slot that the relay keeps, or the slot of an unfinished recovery.
     Recovering,
     /// The relay streams from the slot.
     Streaming,

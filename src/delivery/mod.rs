@@ -134,10 +134,10 @@ impl Delivery {
         }
     }
 
-    /// Whether more events may be read. Usually reading stops while events or their unwritten records use too
-    /// much of the budget (`flow_control`). But while lanes wait for a retry or for a throttled topic,
-    /// reading continues until the budget has no room at all, so that the waiting events do not hold up other
-    /// keys.
+    /// Whether the pipeline may read more events. Usually it stops reading when events and unwritten records
+    /// use a certain share of the memory budget (`flow_control`). While lanes wait for a retry or for a
+    /// throttled topic, it reads on until the budget is full. Otherwise the waiting events would hold up
+    /// other keys.
     pub(crate) fn takes_events(&self) -> bool {
         !self.outcomes.flow.stops_reading()
             || (self.outcomes.flow.has_room() && self.lanes.waiting() > 0)

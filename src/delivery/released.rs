@@ -31,8 +31,8 @@ const CHEAP_COUNT: i64 = 1_000;
 /// Pause after a failed query.
 const RETRY_PAUSE: Duration = Duration::from_secs(1);
 
-/// Maximum number of blocked keys that one poll checks. This many keys take about 5 ms of the server's time.
-/// The next poll checks the keys after them.
+/// One poll checks at most this many blocked keys, which takes the server about 5 ms. The next poll continues
+/// with the keys that follow.
 const KEYS_PER_POLL: usize = 1_000;
 
 /// Decides when the [`Releaser`] queries `outbox.dispatch`, and what it asks.

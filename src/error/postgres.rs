@@ -23,7 +23,7 @@ pub(super) fn code_of(sqlstate: &str) -> Code {
         "28000" | "28P01" => Code::PostgresAuthentication,
         "42501" => Code::PrivilegeMissing,
         // 42703 (undefined column) means that one of Postrider's own tables has an older schema. It cannot be
-        // about a captured table, because statements on captured tables name only columns that the catalog
+        // about a captured table, because statements on captured tables name only columns that the catalogue
         // contains.
         "42P01" | "3F000" | "42883" | "42703" => Code::SchemaMissing,
         "55006" => Code::SlotHeld,

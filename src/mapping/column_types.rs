@@ -1,10 +1,10 @@
 //! Describes the types of a table's columns, as far as the mapping needs them.
 //!
 //! PostgreSQL's stream identifies the type of a column by an OID. This module knows the common built-in
-//! types; all other types must be looked up in the catalog. A domain is treated as its base type. A value
+//! types; all other types must be looked up in the catalogue. A domain is treated as its base type. A value
 //! of an unknown type is sent as its text.
 //!
-//! Not here: the query that reads the catalog (`src/capture/table/column_types.rs`).
+//! Not here: the query that reads the catalogue (`src/capture/table/column_types.rs`).
 
 use std::collections::HashMap;
 
@@ -52,23 +52,23 @@ pub struct ColumnType {
     pub has_order: bool,
 }
 
-/// The types that were looked up in the catalog, by OID.
+/// The types that were looked up in the catalogue, by OID.
 #[derive(Debug, Clone, Default)]
 pub struct ColumnTypes(HashMap<Oid, ColumnType>);
 
 impl ColumnTypes {
-    /// Whether the type must still be looked up in the catalog.
+    /// Whether the type must still be looked up in the catalogue.
     pub fn is_unknown(&self, type_oid: Oid) -> bool {
         !USUAL.contains(&type_oid) && !self.0.contains_key(&type_oid)
     }
 
-    /// Whether the type of any column must still be looked up in the catalog.
+    /// Whether the type of any column must still be looked up in the catalogue.
     pub fn any_unknown(&self, relation: &OwnedRelation) -> bool {
         let mut columns = relation.columns.iter();
         columns.any(|column| self.is_unknown(column.type_oid))
     }
 
-    /// Adds a type that was looked up in the catalog.
+    /// Adds a type that was looked up in the catalogue.
     pub fn learn(&mut self, type_oid: Oid, column_type: ColumnType) {
         self.0.insert(type_oid, column_type);
     }

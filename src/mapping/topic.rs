@@ -216,7 +216,7 @@ impl TopicResolver {
         Ok(topic)
     }
 
-    /// Whether the topic can depend on the aggregate type because of a rule.
+    /// Whether the settings have `topic_rules`, which choose the topic by the aggregate type.
     pub(super) fn has_rules(&self) -> bool {
         !self.rules.is_empty()
     }

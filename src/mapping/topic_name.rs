@@ -26,7 +26,7 @@ pub enum TopicNameFault {
     /// The name contains slashes but is not a full topic name.
     #[error("a name with slashes has the form projects/PROJECT/topics/TOPIC")]
     FullName,
-    /// The project in the full name is not a project id.
+    /// The name has the form `projects/PROJECT/topics/TOPIC`, but PROJECT is not a valid project id.
     #[error("the project of a full name is not a project id")]
     Project,
 }

@@ -22,7 +22,7 @@ use slot_manager::quoted_identifier;
 
 use crate::capture::ScanWindow;
 use crate::capture::claim::{self, Captured};
-use crate::capture::table::TableReader;
+use crate::capture::table::{OldestAgeSql, TableReader};
 use crate::error::{Code, Error, Result};
 use crate::mapping::TableSettings;
 use crate::postgres::Sql;
@@ -176,9 +176,12 @@ impl CountedRows<'_> {
     /// Counts the waiting events among the rows that meet `bound`, an SQL condition on the row `e`.
     async fn count(&self, bound: &str) -> Result<PendingEvents> {
         let id = self.reader.event_id_sql();
-        let (by_commit, by_occurred_at) = self.reader.oldest_ages_sql();
+        let OldestAgeSql {
+            since_commit,
+            since_occurred_at,
+        } = self.reader.oldest_age_sql();
         let statement = format!(
-            "select count(*), {by_commit}, {by_occurred_at} from {} e where {bound} and {} and {id} is not null \
+            "select count(*), {since_commit}, {since_occurred_at} from {} e where {bound} and {} and {id} is not null \
              and {}",
             self.reader.table_sql(),
             self.window.condition(),

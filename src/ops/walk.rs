@@ -48,9 +48,10 @@ pub(super) enum WalkAction {
 pub(super) struct VerdictGroup {
     pub(super) verdict: String,
     pub(super) rows: u64,
-    /// Names of the first [`NAMED`] events.
+    /// Names of the events of the group's first rows, at most [`NAMED`]. Only [`WalkAction::Read`] returns
+    /// names.
     pub(super) names: Vec<String>,
-    /// The earliest time of these events, RFC 3339.
+    /// When the oldest event of the group happened, or was committed if its row has no time (RFC 3339).
     pub(super) oldest: Option<String>,
     /// Events that Pub/Sub may have stored with more than one request. Replayed events do not count.
     pub(super) sent_again: NamedCount,
@@ -58,7 +59,7 @@ pub(super) struct VerdictGroup {
     pub(super) recorded_twice: NamedCount,
 }
 
-/// A number of events, and the names of the first [`NAMED`] of them.
+/// A number of events, and the names of the first of them, at most [`NAMED`].
 #[derive(Debug, Default)]
 pub(super) struct NamedCount {
     pub(super) events: u64,
@@ -249,8 +250,8 @@ impl<'a> TableWalk<'a> {
         self.page_sql("null::bigint", &format!("{}{range}", self.only), &range)
     }
 
-    /// Returns the statement of one page. `which` selects the rows to compare. The delete uses `again`, a
-    /// wider condition, to find these rows again through an index.
+    /// Returns the statement of one page. `which` selects the rows to compare. `again` is a wider condition
+    /// with which the delete finds these rows again without reading the whole table.
     fn page_sql(&self, seq: &str, which: &str, again: &str) -> String {
         let delete = match self.action {
             WalkAction::Read | WalkAction::Count => "select 1 where false".to_owned(),

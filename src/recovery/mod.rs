@@ -16,8 +16,8 @@
 //! - The stream of a kept slot may contain rows that the recovery has read from the tables. The pipeline skips
 //!   these rows in the stream, and confirms no position until all of them have an outcome
 //!   (docs/adr/0041-recoveries-that-keep-the-slot.md).
-//! - The tables are read in short statements. The recovery sends only rows whose inserting transaction
-//!   the slot's snapshot shows, no matter when the rows are read.
+//! - The tables are read in short statements. Whenever a row is read, the recovery sends it only if the
+//!   slot's snapshot shows the transaction that inserted it.
 //! - A first start that creates its slot is also a recovery. With `start = new` it usually reads no table,
 //!   because capturing begins with the slot's snapshot (docs/adr/0040-capturing-begins-with-the-slot.md).
 //!
@@ -75,7 +75,8 @@ const POLL_INTERVAL: Duration = Duration::from_millis(500);
 pub(crate) struct RecoverySubject {
     pub(crate) target: Target,
     pub(crate) slot: SlotName,
-    /// Fingerprint of the publication when the slot was free, before the session created a slot.
+    /// Fingerprint of the publication, read while no relay held the slot, and before this session created a
+    /// slot.
     pub(crate) publication: String,
     pub(crate) tables: Vec<TableSettings>,
     pub(crate) project: String,
@@ -110,8 +111,8 @@ pub(crate) async fn start(
     let recorded = !subject.records.may_lack_records();
     let floors = subject.captured.iter().flat_map(|captured| {
         let record = &captured.record;
-        // A floor that was never raised shows only where capturing began. It says nothing about the outcome of
-        // rows from the stream, so use 0 instead.
+        // A floor that was never raised is still the start of capturing. It does not show that streamed rows
+        // below it are resolved, so use 0 instead.
         let begins_at = record.since.as_ref().map(Snapshot::xmin);
         let floor = Some(record.floor).filter(|floor| Some(*floor) != begins_at);
         let of_partitions = captured.with_own_floors(record.floor).map(|(_, own)| own);
@@ -232,8 +233,9 @@ impl Recovery {
     }
 
     /// Waits until the slot, which was kept, has confirmed the position `end`. After that position the stream
-    /// contains no row that the recovery has read from the tables. If the recovery ended earlier, the next session
-    /// could publish some of these rows again from the stream, without the rows that the stream has left out.
+    /// contains no row that the recovery has read from the tables. If the recovery ended earlier, the next
+    /// session could repeat some of these rows from the stream, but not the rows between them that the stream
+    /// has left out.
     async fn wait_until_confirmed(&self, sql: &Sql, end: Lsn) -> Result<()> {
         let (slot, walsender) = (&self.subject.slot, self.subject.walsender);
         loop {

@@ -7,7 +7,7 @@ use tokio::task::JoinHandle;
 use super::read_rows::RowsFromTables;
 use crate::error::{Code, Error, Result};
 
-/// Number of steps that a recovery reports, so that the channel has room for all of them and the task never waits.
+/// Number of steps that a recovery reports. The channel has room for all of them, so the task never waits.
 const STEPS: usize = 3;
 
 /// The channel through which a recovery reports its steps. An error ends the session.

@@ -29,7 +29,7 @@ const BLOCKERS_NAMED_AFTER: Duration = Duration::from_secs(15);
 /// Time between two checks whether the open transactions have ended.
 const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
-/// The slot of a recovery. This slot streams every transaction that the snapshot does not show.
+/// The slot of a recovery. The slot streams every transaction that the recovery's snapshot does not show.
 pub(crate) struct RecoverySlot {
     pub(super) point: Unfinished,
     /// Whether the recovery began in an earlier session, and continues with the snapshot of that session.

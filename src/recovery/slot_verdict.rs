@@ -17,7 +17,8 @@ use crate::store::relay_row::{Audit, EarlierSession, RecordKeeping, Unfinished};
 /// The name of [`RecoveryCause::Unfinished`].
 pub(crate) const UNFINISHED: &str = "recovery-unfinished";
 
-/// Names of the reasons for which the slot can still be used. The recovery then keeps the slot if it can.
+/// Names of the reasons that make a recovery necessary although the slot itself is fine. Such a recovery
+/// keeps the slot if it can.
 const REASONS_NOT_ABOUT_THE_SLOT: [&str; 4] =
     [TABLE_ADDED, OTHER_TABLE, PUBLICATION_CHANGED, SLOT_UNPROVEN];
 const TABLE_ADDED: &str = "table-added";
@@ -196,9 +197,9 @@ fn served(earlier: &EarlierSession, facts: OpeningFacts<'_>) -> SlotVerdict {
     }
 }
 
-/// Decides for the case that published events may have no record. Then a row without a record may
-/// have been published, so an audit cannot find missed rows. The relay therefore streams only if
-/// the publication is unchanged and the slot is provably the slot that was served.
+/// Decides for the case that published events may have no record. Then a row without a record may have been
+/// published, so an audit cannot find missed rows. The relay therefore streams only if the publication is
+/// unchanged, and the slot is either not ahead of the recorded position or passes [`is_proven`].
 fn without_records(
     earlier: &EarlierSession,
     recorded: Lsn,
@@ -218,10 +219,10 @@ fn without_records(
     }
 }
 
-/// Whether the slot is provably the slot that was served: it keeps WAL from before the recorded position,
-/// and the timeline is the same. A recreated slot keeps WAL only from its creation on, which is never
-/// before the recorded position. Two kinds of slots pass this check by mistake: a slot that somebody has
-/// advanced, because `pg_replication_slot_advance` may leave `restart_lsn` where it is, and a copy of
+/// Whether nobody can have recreated the slot, because the slot keeps WAL from before the recorded position,
+/// and the timeline has not changed. A recreated slot keeps WAL only from its creation on, which is never
+/// before the recorded position. The check cannot detect two other changes: somebody has advanced the slot
+/// (`pg_replication_slot_advance` may leave `restart_lsn` where it is), or has replaced it with a copy of
 /// another slot. (The relay does notice `postrider slot advance`, because this command records a final
 /// position, or makes an unfinished recovery start again.)
 fn is_proven(earlier: &EarlierSession, facts: OpeningFacts<'_>) -> bool {

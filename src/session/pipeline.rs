@@ -323,7 +323,7 @@ impl Pipeline {
         Ok(())
     }
 
-    /// Reads the column types of a captured table from the catalog, because the stream contains only the
+    /// Reads the column types of a captured table from the catalogue, because the stream contains only the
     /// types' oids.
     async fn look_types_up(&mut self, relation: Oid) -> Result<()> {
         let (described, known) = self.intake.described(relation)?;

@@ -32,7 +32,7 @@ pub(super) struct SlotFacts<'a> {
     pub(super) earlier: Option<EarlierSession>,
     /// The end of the server's WAL.
     pub(super) server_lsn: Lsn,
-    /// The configured tables, as the catalog describes them.
+    /// The configured tables, as the catalogue describes them.
     pub(super) found: Vec<FoundTable>,
     /// The capture records of all relays.
     pub(super) records: Vec<CaptureRecord>,

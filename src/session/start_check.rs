@@ -15,7 +15,7 @@ use crate::postgres::{Sql, connect};
 use crate::settings::Settings;
 use crate::store::relay_row::shown;
 
-/// Statement timeout of catalog queries. Short, because this check delays the first session.
+/// Statement timeout of catalogue queries. Short, because this check delays the first session.
 const STATEMENT_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Returns an error if the settings of a captured table do not fit the table's columns. Otherwise returns the trouble

@@ -324,8 +324,8 @@ pub const KEYS: &[SettingKey] = &[
         SettingKind::Text("ADDRESS:PORT|off"),
         "127.0.0.1:9464",
         &[],
-        "Address of the HTTP port: /metrics, /livez, /readyz, /status, and a page with graphs; `off` opens \
-         no port",
+        "Address of the HTTP port, which serves /metrics, /livez, /readyz, /status and a page with graphs. \
+         `off` opens no port",
     ),
     key(
         "http_token",

@@ -84,8 +84,8 @@ pub(crate) struct CaptureRecord {
     pub(crate) partitions: Option<String>,
     /// Whether the table has the column `inserted_xid` by now.
     pub(crate) has_inserted_xid: bool,
-    /// The values of `inserted_xid` in rows that are older than the column. Empty unless the column was
-    /// added after the capture began.
+    /// The values of `inserted_xid` in rows that are older than the column: the transactions that added it.
+    /// Empty unless the column was added after the capture began.
     pub(crate) added_xids: Vec<u64>,
     /// A transaction number. All rows of older transactions are resolved, but some of them may have been
     /// published without a record. So a missing record says nothing about these rows.
@@ -105,8 +105,8 @@ pub(crate) struct CaptureRecord {
     /// The tables of `detached` that a recovery or the auditor could not read, each with the floor from which
     /// it must be read later.
     pub(crate) unread: BTreeMap<u32, u64>,
-    /// The OIDs of tables that are no longer captured, because the settings now name another table, but are
-    /// still partitions. Each has its own floor.
+    /// Partitions that were captured until the settings named another table: the OID of each, and its floor
+    /// at that time. A relay that captures such a partition again publishes its rows from this floor on.
     pub(crate) uncaptured: BTreeMap<u32, u64>,
     /// Whether the record was adopted on a server to which a dump was restored. The `xmin` of the restored rows
     /// then says nothing about when they were inserted.
@@ -295,7 +295,8 @@ const OID_HERE: &str = "\
                 pg_catalog.to_regclass(pg_catalog.format('%I.%I', k.schema_name, k.table_name)) o (oid) \
             WHERE o.oid IS NOT NULL) THEN c.table_oid ELSE 0::oid END)";
 
-/// An SQL expression for the suffix of the recorded table, equal to [`IdSuffixes::of`].
+/// An SQL expression for the suffix of the table `table_oid`. It must have the same value as
+/// [`IdSuffixes::of`] for this OID.
 const SUFFIX: &str = "\
     CASE WHEN id_suffixes IS NULL THEN '' ELSE coalesce(id_suffixes ->> table_oid::text, \
         '@' || CASE WHEN adoptions > 0 THEN adoptions || '.' ELSE '' END || table_oid) END";

@@ -131,8 +131,8 @@ async fn without_records_an_event_that_the_slot_has_passed_counts_as_published()
         &ran.stdout,
         "the slot has passed this one, so it was published",
     );
-    // A relay with full records would have recorded the event, so the command now reports the same event
-    // as missing.
+    // With `dispatch = full` every published event has a record. So without the setting `exceptions`, the
+    // command reports the event as missing.
     assert_contains(&passed(&[]).await.stdout, "state      missing");
 }
 

@@ -8,32 +8,35 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use pubsub_emulator::RunningEmulator;
+use scratch_postgres::StopMode;
 
 use crate::harness::{self, Database, Relay, eventually, insert_orders, signal};
 use crate::http::{free_addr, get};
 use crate::load::{Load, wait_for_more};
 
-/// A file system of 16 MiB, in memory. It is unmounted on drop.
+/// A small file system in memory. It is unmounted on drop.
 pub(crate) struct SmallDisk {
     folder: PathBuf,
+    mib: usize,
 }
 
 impl SmallDisk {
-    const MIB: usize = 16;
-
-    /// Mounts the file system and gives it to the owner of the folder `like`. Returns `None` if the
+    /// Mounts a file system of 16 MiB and gives it to the owner of the folder `like`. Returns `None` if the
     /// current user may not mount file systems.
     pub(crate) fn mount(like: &Path) -> Option<Self> {
+        Self::mount_of(16, like)
+    }
+
+    fn mount_of(mib: usize, like: &Path) -> Option<Self> {
         static COUNT: AtomicU32 = AtomicU32::new(0);
         let count = COUNT.fetch_add(1, Ordering::Relaxed);
         let folder = format!("postrider-small-disk-{}-{count}", std::process::id());
         let folder = std::env::temp_dir().join(folder);
         let owner = std::fs::metadata(like).unwrap();
         std::fs::create_dir(&folder).unwrap();
-        let disk = Self { folder };
+        let disk = Self { folder, mib };
         let options = format!(
-            "size={}m,mode=0700,uid={},gid={}",
-            Self::MIB,
+            "size={mib}m,mode=0700,uid={},gid={}",
             owner.uid(),
             owner.gid()
         );
@@ -67,7 +70,7 @@ impl SmallDisk {
 
     /// Fills the remaining space.
     pub(crate) fn fill(&self) {
-        let filled = std::fs::write(self.ballast(), vec![0; (Self::MIB + 1) << 20]);
+        let filled = std::fs::write(self.ballast(), vec![0; (self.mib + 1) << 20]);
         assert_eq!(filled.unwrap_err().kind(), std::io::ErrorKind::StorageFull);
     }
 
@@ -158,6 +161,52 @@ async fn a_stream_that_fails_at_its_first_record_does_not_count_as_streaming() {
         (status().await["state"] == "streaming").then_some(())
     })
     .await;
+    let report = harness::check_streamed(&database, &emulator).await;
+    assert!(report.is_clean(), "{report}\n{}", relay.log());
+}
+
+/// The server panics when it cannot write its WAL, and does not come up again until there is room.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_server_that_panics_for_want_of_room_for_its_wal_loses_and_repeats_nothing() {
+    let mut database = Database::private().await;
+    let wal = database.server().data_dir().join("pg_wal");
+    let Some(disk) = SmallDisk::mount_of(64, &wal) else {
+        eprintln!("SKIPPED: this user may not mount a small disk");
+        return;
+    };
+    let patience = Duration::from_secs(60);
+    database.server().stop(StopMode::Fast, patience).unwrap();
+    disk.hold(&wal);
+    database.server().start_again().unwrap();
+    database.reconnect().await;
+    let emulator = harness::emulator().await;
+    let (addr, host) = (free_addr(), emulator.addr().to_string());
+    let relay = Relay::start_with(&database, &host, &[("POSTRIDER_HTTP_ADDR", &addr)]);
+    insert_orders(&database, 20, 5).await;
+    database.wait_until_recorded().await;
+    database.execute("CREATE TABLE filler (text text)").await;
+    disk.fill();
+    let fill = "INSERT INTO filler SELECT repeat('x', 1000) FROM generate_series(1, 1000)";
+    let mut panicked = database.client.batch_execute(fill).await;
+    while panicked.is_ok() {
+        panicked = database.client.batch_execute(fill).await;
+    }
+    let log = |database: &mut Database| database.server().log().unwrap();
+    let began = Instant::now();
+    while !log(&mut database).contains("due to startup process failure") {
+        assert!(began.elapsed() < patience, "{}", log(&mut database));
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    relay.wait_for_log("code=postgres-unreachable").await;
+    let (_, status) = get(&addr, "/status").await.unwrap();
+    let status: serde_json::Value = serde_json::from_str(&status).unwrap();
+    assert_eq!(status["state"], "blocked-on-database", "{status}");
+    disk.make_room();
+    let _ = database.server().kill_9();
+    database.server().start_again().unwrap();
+    database.reconnect().await;
+    insert_orders(&database, 20, 5).await;
+    database.wait_until_recorded().await;
     let report = harness::check_streamed(&database, &emulator).await;
     assert!(report.is_clean(), "{report}\n{}", relay.log());
 }

@@ -143,7 +143,7 @@ async fn a_stricter_isolation_level_makes_no_audit_repeat_events_in_flight() {
     for _ in 0..4 {
         load.wait_for_rows(50).await;
         let before = database.text(audited).await;
-        // The value of `publish` does not change, but the statement rewrites the catalog row
+        // The value of `publish` does not change, but the statement rewrites the catalogue row
         // (`xmin`), so the auditor compares everything.
         database
             .execute("ALTER PUBLICATION postrider SET (publish = 'insert')")

@@ -1,6 +1,6 @@
 //! Checks the structure of the code. Each type name is unique, files are short, folders form layers,
 //! and crates use only crates below them. Only the listed folders contain SQL on our own tables. Only
-//! one crate and the listed files query the catalog. The views call `ops`. Few files name the
+//! one crate and the listed files query the catalogue. The views call `ops`. Few files name the
 //! dispatch mode. The lock file of the fuzzers is complete.
 
 mod crates;

@@ -1,5 +1,5 @@
 //! Checks that only `src/store` and `src/cli/init` contain SQL on the tables of the schema
-//! `outbox`, and that only `slot-manager` and the files listed here query PostgreSQL's catalog.
+//! `outbox`, and that only `slot-manager` and the files listed here query PostgreSQL's catalogue.
 
 use std::collections::BTreeSet;
 use std::sync::LazyLock;
@@ -52,7 +52,7 @@ fn only_the_store_has_sql_on_our_own_tables() {
     );
 }
 
-/// Functions whose names begin with `pg_`, but which do not read the catalog. Scans of tables and
+/// Functions whose names begin with `pg_`, but which do not read the catalogue. Scans of tables and
 /// DDL need them for facts about a row, its transaction or the current transaction.
 const NOT_OF_THE_CATALOGUE: [&str; 7] = [
     "pg_advisory_xact_lock",
@@ -64,8 +64,9 @@ const NOT_OF_THE_CATALOGUE: [&str; 7] = [
     "pg_xact_commit_timestamp",
 ];
 
-/// Matches a statement that reads the catalog: a catalog table or a statistics view, a function
-/// that reads them, a cast that looks up a name, or SHOW.
+/// Matches a statement that reads the catalogue or the state of the server. Such a statement names a
+/// catalogue table or a statistics view, calls a function that reads one, looks up a name with a cast such as
+/// `::regclass`, or is a SHOW.
 static OF_THE_CATALOGUE: LazyLock<Regex> = LazyLock::new(|| {
     const TABLE: &str = r"(?:from|join|,)[\s\\]+(?:pg_catalog\.)?pg_\w+\b|\binformation_schema\.";
     const FUNCTION: &str = r"\b(pg_\w+|current_setting|current_database|format_type|to_reg\w+|has_\w+_privilege|row_security_active)\(";
@@ -80,7 +81,7 @@ fn is_catalogue_query(literal: &str) -> bool {
     })
 }
 
-/// The source files outside `slot-manager` that may query the catalog, each with the reason. In
+/// The source files outside `slot-manager` that may query the catalogue, each with the reason. In
 /// `src/store/`, only a statement that also names our own tables may query it. Such a statement reads
 /// both at the same moment. Between two separate statements, the state of the server could change.
 const MAY_ASK_THE_CATALOGUE: [(&str, &str); 9] = [
@@ -123,7 +124,7 @@ const MAY_ASK_THE_CATALOGUE: [(&str, &str); 9] = [
     ),
 ];
 
-/// Returns the entry of `MAY_ASK_THE_CATALOGUE` that allows this statement to query the catalog,
+/// Returns the entry of `MAY_ASK_THE_CATALOGUE` that allows this statement to query the catalogue,
 /// if there is one.
 fn allowing_place(path: &str, literal: &str) -> Option<&'static str> {
     let mut places = MAY_ASK_THE_CATALOGUE.iter().map(|(place, _)| *place);

@@ -19,7 +19,8 @@ pub(crate) type Token = u64;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct ConsumerId(pub(super) u64);
 
-/// How many messages and bytes a consumer may still take. The last message may exceed the number of bytes.
+/// How much a consumer may still take. It gets messages while both numbers are above 0, so its last message
+/// may be larger than the remaining bytes.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Room {
     pub(super) messages: usize,

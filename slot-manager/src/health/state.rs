@@ -125,7 +125,7 @@ impl Headroom {
 /// Why the server invalidated a slot.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum InvalidationCause {
-    /// Vacuum removed catalog rows that decoding needs (only on a standby server).
+    /// Vacuum removed catalogue rows that decoding needs (only on a standby server).
     RowsRemoved,
     /// `wal_level` was lowered.
     WalLevelInsufficient,

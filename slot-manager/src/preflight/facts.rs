@@ -25,9 +25,9 @@ const SETTINGS: [&str; 10] = [
     "idle_replication_slot_timeout",
 ];
 
-/// Number of times to ask for the backend PID. Different answers prove that a pooler switches
-/// backends between statements. A pooler might not switch while no other client is waiting, so a single
-/// comparison is not enough.
+/// Number of times to ask for the backend PID. Different answers prove that a pooler switches backends
+/// between statements. A pooler may keep the same backend while no other client is waiting, so ask more than
+/// twice.
 const PID_READS: usize = 3;
 
 #[derive(Debug, Clone)]

@@ -35,7 +35,8 @@ select coalesce(nullif(t.typbasetype, 0), t.oid) as type_oid, exists (
 from pg_catalog.pg_attribute a join pg_catalog.pg_type t on t.oid = a.atttypid
 where a.attrelid = $1 and a.attname = $2";
 
-/// Parameters: schema, table and column (text).
+/// Parameters: schema, table and column (text). Returns whether the column has a unique index of its own. For
+/// a partitioned table the answer is always yes.
 pub(crate) const IS_UNIQUE: &str = "
 select c.relkind = 'p' or exists (
     select from pg_catalog.pg_index i

@@ -1,4 +1,4 @@
-//! Tests what the catalog says about captured tables and about the privileges on them.
+//! Tests what the catalogue says about captured tables and about the privileges on them.
 
 use decoder::Oid;
 use slot_manager::privileges::{self, TableNeed};

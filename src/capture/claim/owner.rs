@@ -47,7 +47,7 @@ pub(crate) fn refuse_others(
 
 /// Returns an error if another slot has captured one of the session's tables, or a table that is now one of
 /// their partitions. `state` has the tables of the session and their partitions. Unlike [`refuse_others`],
-/// reads no catalog, because the supervisor calls this every few seconds.
+/// reads no catalogue, because the supervisor calls this every few seconds.
 ///
 /// # Errors
 /// `table-captured`; errors of a statement.
@@ -85,11 +85,10 @@ fn refused(other: &CaptureRecord, slot: &SlotName, root: Option<&QualifiedName>)
     ))
 }
 
-/// Refuses a table that shares rows with a table of another slot, if this relay cannot take over all rows of
-/// the other table. This is the case if one of the two tables is a partition of the other, and our table does
-/// not belong to our slot yet. Our table would get a new record, which treats rows that the other relay has not
-/// delivered as older than the start of capturing. These rows would never be published. Also refuses a table
-/// that would have to take over several records.
+/// Refuses a table that does not belong to our slot yet, if it is a partition of a table of another slot, or
+/// contains such a table as a partition. Our table would get a new record. Shared rows that the other relay
+/// has not delivered would then count as older than the start of capturing, and would never be published.
+/// Also refuses a table that would have to take over several records.
 ///
 /// If each of the two tables already belonged to its slot before one was attached to the other,
 /// [`refuse_others`] refuses the relay of the partitioned table. The relay of the partition continues: it owns

@@ -1,4 +1,4 @@
-//! Reads from the catalog the column types of a table that the stream has described, and finds out
+//! Reads from the catalogue the column types of a table that the stream has described, and finds out
 //! whether that table is the current table of its name.
 
 use std::time::Duration;
@@ -37,7 +37,7 @@ pub(crate) async fn look_up(
         .collect();
     let table = QualifiedName::new(&*relation.namespace, &*relation.name);
     let types = column_types::look_up(sql, &table, &columns).await?;
-    // Each type is looked up only once, even if the catalog does not know it. Such a type counts as
+    // Each type is looked up only once, even if the catalogue does not know it. Such a type counts as
     // text.
     for &(base, _) in &columns {
         let unnamed = ColumnType {
@@ -81,7 +81,7 @@ pub(crate) async fn look_up_apart(
 }
 
 /// Returns the columns that the table has now, as the stream would describe them; none if there is no such table.
-/// Reads the catalog over a new connection.
+/// Reads the catalogue over a new connection.
 ///
 /// # Errors
 /// Errors of connecting and of a statement.
@@ -94,7 +94,7 @@ pub(crate) async fn columns_apart(
 }
 
 /// Whether this relation is the table that has its name now. A table that was dropped, renamed or replaced is not.
-/// Reads the catalog over a new connection.
+/// Reads the catalogue over a new connection.
 ///
 /// # Errors
 /// Errors of connecting and of a statement.

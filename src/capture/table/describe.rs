@@ -1,4 +1,4 @@
-//! Describes a table from the catalog, as the stream would describe it.
+//! Describes a table from the catalogue, as the stream would describe it.
 
 use decoder::{Oid, OwnedRelation, ReplicaIdentity};
 use slot_manager::{QualifiedName, table};
@@ -15,7 +15,7 @@ pub(crate) struct Description {
     pub(crate) types: ColumnTypes,
 }
 
-/// Describes a table from the catalog; `None` when it does not exist.
+/// Describes a table from the catalogue; `None` when it does not exist.
 ///
 /// # Errors
 /// Errors of a statement.

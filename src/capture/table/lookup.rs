@@ -147,12 +147,20 @@ pub(super) fn hashed_id_sql(id: &str, captured: &Captured) -> String {
     )
 }
 
-/// Returns aggregate expressions for the age in seconds of the oldest event among the rows: since its commit, and
-/// since it happened. `happened` is the column with that time. Infinite times are ignored.
-pub(super) fn oldest_ages(
+/// SQL aggregates for the age in seconds of the oldest event among the rows, by the server's clock.
+#[derive(Debug)]
+pub(crate) struct OldestAgeSql {
+    /// Null if the server does not know the commit times of all rows.
+    pub(crate) since_commit: String,
+    /// Null if the table does not record when events happened. Infinite times are ignored.
+    pub(crate) since_occurred_at: String,
+}
+
+/// `happened` is the column with the time at which an event happened.
+pub(super) fn oldest_age(
     commit_time: Option<&str>,
     happened: Option<(String, TimeKind)>,
-) -> (String, String) {
+) -> OldestAgeSql {
     // Subtract numbers, because an interval between very distant times would overflow.
     let since = |time: &str, filter: &str| {
         format!(
@@ -173,5 +181,8 @@ pub(super) fn oldest_ages(
         Some(since(&time, &format!(" filter (where isfinite({column}))")))
     });
     let or_null = |age: Option<String>| age.unwrap_or_else(|| "null::float8".to_owned());
-    (or_null(by_commit), or_null(by_event))
+    OldestAgeSql {
+        since_commit: or_null(by_commit),
+        since_occurred_at: or_null(by_event),
+    }
 }

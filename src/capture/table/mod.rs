@@ -31,7 +31,7 @@ pub(crate) use column_types::{
     columns_apart, is_current_apart, look_up_apart as look_up_types_apart,
 };
 pub(crate) use describe::{Description, describe};
-pub(crate) use lookup::inserted_xid_text;
+pub(crate) use lookup::{OldestAgeSql, inserted_xid_text};
 pub(crate) use values::RowValues;
 use values::SelectedColumn;
 
@@ -67,15 +67,13 @@ pub(crate) struct TableReader {
     id: String,
     /// Whether the type of the ids has a sort order in PostgreSQL, so that a look-up by id can use an index.
     id_has_order: bool,
-    /// Two aggregate expressions for the age in seconds of the oldest event among the rows: since its commit, and since
-    /// its `occurred_at`. An expression is `null` if no row has this time.
-    oldest_ages: (String, String),
+    oldest_age: OldestAgeSql,
     /// `schema.table:` in front of ids that are not uuids. `None` if the ids are uuids.
     source_prefix: Option<String>,
 }
 
 impl TableReader {
-    /// Looks the table up in the catalog and resolves its mapping.
+    /// Looks the table up in the catalogue and resolves its mapping.
     ///
     /// # Errors
     /// `publication-drift` when the table does not exist, `column-missing`, `setting-invalid`,
@@ -144,7 +142,7 @@ impl TableReader {
             source_prefix: (!known.id_is_uuid).then(|| format!("{}:", record.identity)),
             id,
             id_has_order: known.id_has_order,
-            oldest_ages: lookup::oldest_ages(commit_time, happened),
+            oldest_age: lookup::oldest_age(commit_time, happened),
             mapper,
         }
     }
@@ -173,11 +171,8 @@ impl TableReader {
         Some(format!("({is_same} and {} = '{uuid}')", self.event_id))
     }
 
-    /// Aggregate expressions for the age in seconds of the oldest event among the rows, by the server's clock: its
-    /// age since its commit, and its age since it happened. The first is null if the server does not know the
-    /// commit times of all rows, the second if the table does not record when events happened.
-    pub(crate) fn oldest_ages_sql(&self) -> (&str, &str) {
-        (&self.oldest_ages.0, &self.oldest_ages.1)
+    pub(crate) fn oldest_age_sql(&self) -> &OldestAgeSql {
+        &self.oldest_age
     }
 
     /// Returns `select … from table e`. The caller completes the statement, and runs it as a simple

@@ -97,7 +97,7 @@ struct World {
     limit: usize,
     /// While no request reaches Pub/Sub: the pause, and when the next attempt may start.
     probing: Option<(Duration, Instant)>,
-    /// When a request was last asked for.
+    /// When the test last called `Lanes::next_request`.
     asked_at: Option<Instant>,
 }
 

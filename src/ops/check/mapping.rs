@@ -1,7 +1,7 @@
 //! Maps a sample of a table's rows with the relay's own mapping, to check that the rows can become
 //! messages.
 //!
-//! The description of the table comes from the catalog, in the form that the replication stream uses.
+//! The description of the table comes from the catalogue, in the form that the replication stream uses.
 //! `sample` reads the rows, and `pubsub` looks up their topics.
 
 use std::collections::BTreeSet;

@@ -137,8 +137,8 @@ async fn searched<'a>(
 /// Returns those of the rows that belong to the named table.
 ///
 /// # Errors
-/// `setting-invalid` if the event of this uuid is in another table. A row of another table that only has the same text as
-/// its id belongs to another event.
+/// `setting-invalid` if the named table has no such row, but another table has the event with this uuid. A
+/// row of another table whose id only has the same text is another event, and is ignored.
 fn of_named_table(
     settings: &Settings,
     named: NamedTable<'_>,

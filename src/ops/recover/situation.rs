@@ -26,7 +26,8 @@ pub(crate) struct Situation {
     /// The slot's confirmed position, if nobody reads the slot and a relay could continue to stream from this
     /// position without a recovery.
     pub(super) usable_from: Option<Lsn>,
-    /// Why a relay would recover at its next session; `None` if it would only stream.
+    /// Why the next session of a relay would begin with a recovery. `None` if the session would stream at
+    /// once.
     pub(crate) why: Option<RecoveryReason>,
 }
 

@@ -17,10 +17,10 @@ use crate::event::{CommittedAt, EventId, EventPosition, EventRef, Group, Orderin
 use crate::postgres::Sql;
 use crate::store::position;
 
-/// Maximum number of keys that are blocked at once. The same maximum applies to the events that one session
-/// puts in quarantine without blocking a key, as long as they are in quarantine. More bad events than this have
-/// a common cause, which an operator must remove before all traffic is in quarantine. The relay's memory for
-/// 100,000 keys of usual length is about 20 MB.
+/// Maximum number of keys that are blocked at once. It also limits the events in quarantine that one session
+/// has put there without blocking a key. So many bad events have a common cause, which an operator must
+/// remove before all traffic is in quarantine. The relay's memory for 100,000 keys of usual length is about
+/// 20 MB.
 pub(crate) const MAX_BLOCKED: usize = 100_000;
 
 /// Number at which counting stops, because no one needs a higher exact number.

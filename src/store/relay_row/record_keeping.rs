@@ -92,14 +92,14 @@ impl RecordKeeping {
         self.records_published() && self.may_lack_records()
     }
 
-    /// Whether events with a `published` record are published again after a crash. If records may be missing,
-    /// the events around them are published again too, and the repeated events of a key must be complete and
-    /// in order.
+    /// Whether events with a `published` record are published again after a crash. They are if records may be
+    /// missing: the events around them are then repeated, and the repeated events of a key must be complete
+    /// and in order.
     pub(crate) fn repeats_published(self) -> bool {
         self.may_lack_records()
     }
 
-    /// Whether each change of the publication must leave a trace in the catalog. If this session records no
+    /// Whether each change of the publication must leave a trace in the catalogue. If this session records no
     /// published events, this trace is the only sign that the stream may have left out events.
     pub(crate) fn needs_traces(self) -> bool {
         !self.records_published()

@@ -44,7 +44,7 @@ async fn no_old_row_is_published_without_records_when_the_slot_is_lost() {
 }
 
 /// PostgreSQL does not stream the rows of an unlogged partition. Once the partition is logged again, the
-/// catalog no longer shows that it was unlogged. So the relay must remember each unlogged partition that
+/// catalogue no longer shows that it was unlogged. So the relay must remember each unlogged partition that
 /// it has seen, even if the relay is killed in the meantime.
 #[tokio::test(flavor = "multi_thread")]
 async fn rows_of_a_partition_that_was_unlogged_for_a_while_are_published() {

@@ -55,7 +55,7 @@ impl History {
         let Some(mut world) = setup.world().await else {
             return;
         };
-        // Create another table, which `take_out_of_the_settings` captures instead.
+        // Create the table that the settings name while `take_out_of_the_settings` runs.
         let other = "CREATE TABLE public.other (LIKE outbox.events INCLUDING ALL); \
                      ALTER PUBLICATION postrider ADD TABLE public.other";
         world.execute(other).await;

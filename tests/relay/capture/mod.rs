@@ -52,7 +52,7 @@ struct World {
     kind: Kind,
     /// The current name of the table.
     table: String,
-    /// SQL for the event id of a row of the table, whose alias is `e`.
+    /// An SQL expression for the event id of a row. The statement must give the table the alias `e`.
     event_id: String,
     settings: NamedTempFile,
     /// Environment variables of the relay, in addition to the settings file.

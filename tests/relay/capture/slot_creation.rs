@@ -28,8 +28,8 @@ impl World {
     }
 }
 
-/// Checks that no session of the relay has a transaction open while the creation of the slot has been waiting for a
-/// second. Such a transaction would hold up vacuum and other slots.
+/// Waits until the creation of the slot has taken a second, and then checks that no SQL session of the relay
+/// has a transaction open. Such a transaction would hold up vacuum and other slots.
 async fn assert_holds_no_transaction(world: &World) {
     let sessions = |condition: &str| {
         format!(

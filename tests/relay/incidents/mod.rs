@@ -15,8 +15,8 @@
 //! | `lasting` | a relay that stops again and again, a recovery that waits for a topic, a wrong publication beside a missing topic |
 //! | `rare` | the slot is lost while the relay is frozen, somebody ends the walsender again and again, a synchronous standby is gone, a table of the relay is gone |
 //!
-//! Not tested here: a disk that is so full that PostgreSQL itself stops. In `database` only the tablespace of
-//! `outbox.dispatch` is full, and another test stops PostgreSQL.
+//! In `database` only the tablespace of `outbox.dispatch` is full. `full_disk` tests a server that stops because it
+//! cannot write its WAL.
 
 mod audits;
 mod database;

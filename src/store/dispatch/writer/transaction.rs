@@ -104,8 +104,8 @@ pub(super) async fn write(
     Err(Error::new(Code::PostgresConnectionLost, what))
 }
 
-/// Limits the waits of a write of the condition, because the writer writes no batches meanwhile. The write
-/// does not wait for a synchronous standby server at all.
+/// Limits how long the write of the condition may wait, because the writer writes no batches meanwhile. The
+/// write never waits for a synchronous standby server.
 const LIMIT_WAITS: &str = "SET LOCAL lock_timeout = '500ms'; SET LOCAL synchronous_commit = local";
 
 /// Writes the relay's condition to its row, if there is one and the writer has a connection. Only logs an
