@@ -194,7 +194,7 @@ struct AuditState {
     goal: Option<u64>,
     /// The last floor that this session has recorded.
     floor: u64,
-    /// A gap that may exist, because the auditor has found a trace of it in the catalog. `None` without a trace.
+    /// A gap that may exist, because the auditor has found a trace of it in the catalogue. `None` without a trace.
     gap: Option<PossibleGap>,
     /// This session has compared all rows of transactions below this id.
     compared_to: u64,
