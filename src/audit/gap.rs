@@ -36,9 +36,9 @@ impl PossibleGap {
 }
 
 impl AuditState {
-    /// Notes the traces of gaps in the catalogue. `change` is the fingerprint of the publication if every table may have
-    /// a gap, for example because the publication has changed. A partition that had rows when it was attached is also
-    /// a trace, because the stream may not have contained these rows.
+    /// Notes the traces of gaps in the catalogue. `change` is the fingerprint of the publication if every table may
+    /// have a gap, for example because the publication has changed. A partition that had rows when it was attached is
+    /// also a trace, because the stream may not have contained these rows.
     ///
     /// Returns true if the audit must begin again: the trace is new, and transactions that were open when the audit
     /// began may have rows of the gap.
