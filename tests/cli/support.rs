@@ -23,7 +23,7 @@ fn server() -> &'static ScratchPostgres {
     static SERVER: OnceLock<ScratchPostgres> = OnceLock::new();
     SERVER.get_or_init(|| {
         ScratchPostgres::builder()
-            .setting("max_replication_slots", "120")
+            .setting("max_replication_slots", "250")
             .setting("max_wal_senders", "120")
             .hba_line(&format!(
                 "host all {LOCKED_ROLE} 127.0.0.1/32 scram-sha-256"

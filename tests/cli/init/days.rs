@@ -81,7 +81,7 @@ async fn a_table_that_exists_is_not_converted_but_can_be_replaced() {
 /// The SQL of the guide: the statements that replace the table (`nth` is 0), or that repeat its grants (`nth` is 1).
 fn guide_sql(nth: usize) -> &'static str {
     let guide = include_str!("../../../docs/how-to/operations.md");
-    let mut sections = guide.split("To replace an unpartitioned one");
+    let mut sections = guide.split("never converts an existing table");
     let section = sections.nth(1).unwrap();
     let sql = section.split("```sql\n").nth(1 + nth).unwrap();
     sql.split("```").next().unwrap()
