@@ -89,6 +89,7 @@ impl Delivery {
                 metrics,
                 traces,
                 log: ThrottledLog::default(),
+                release_log: ThrottledLog::default(),
             },
         })
     }

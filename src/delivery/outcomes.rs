@@ -31,6 +31,8 @@ pub(super) struct EventOutcomes {
     /// Limits repeated log lines about bad events, failed writes of dispatch rows, and failed queries on the
     /// quarantine.
     pub(super) log: ThrottledLog,
+    /// Lines about released events that cannot be published.
+    pub(super) release_log: ThrottledLog,
 }
 
 impl EventOutcomes {

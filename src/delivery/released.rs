@@ -302,7 +302,7 @@ impl EventOutcomes {
         if !self.quarantine.read(group, origin.position) {
             return;
         }
-        if let Some(since_last) = self.log.due(error.code()) {
+        if let Some(since_last) = self.release_log.due(error.code()) {
             tracing::error!(
                 code = %error.code(), event = origin.event_id.shown(), hint = error.hint_text(), since_last,
                 "cannot release an event from quarantine: {error}"

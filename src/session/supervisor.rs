@@ -92,6 +92,7 @@ pub(super) fn start(
             state,
             audit,
             log: ThrottledLog::default(),
+            position_log: ThrottledLog::default(),
             // Begin with the current number, so that the first poll does not write to the relay's row.
             // The session still needs the old content of the row until it has taken over the row.
             delivered: metrics.delivered(),
@@ -150,6 +151,8 @@ struct Watcher {
     metrics: Metrics,
     audit: Arc<Notify>,
     log: ThrottledLog,
+    /// Lines about a confirmed position that cannot be written.
+    position_log: ThrottledLog,
     /// Number of delivered events when the relay's row was last written, or when the supervisor started.
     delivered: u64,
     lag: LagTrend,
@@ -282,7 +285,7 @@ impl Watcher {
     }
 
     fn cannot_write_confirmed(&mut self, error: &Error) {
-        if let Some(since_last) = self.log.due(error.code()) {
+        if let Some(since_last) = self.position_log.due(error.code()) {
             tracing::warn!(
                 code = %error.code(), hint = error.hint_text(), since_last,
                 "cannot write the confirmed position to outbox.relay: {error}"
