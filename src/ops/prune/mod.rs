@@ -174,7 +174,7 @@ pub(crate) struct PruneStep<'a> {
 }
 
 /// The way of a run through one table: from the first row to the first row that is younger than the retention.
-/// Positions are values of `seq`, or of a commit LSN.
+/// Positions are values of `seq`.
 #[derive(Debug, Default)]
 struct PruneDistance {
     first: Option<i128>,

@@ -8,8 +8,7 @@ use tokio_postgres::Row;
 
 use super::proof::PruneProof;
 use super::{
-    FailedAttempts, OnPruneStep, PruneContext, PruneDistance, PruneStep, PrunedRecords, RECORDS,
-    WAITING, rows,
+    FailedAttempts, OnPruneStep, PruneContext, PruneStep, PrunedRecords, RECORDS, WAITING, rows,
 };
 use crate::capture::claim::Captured;
 use crate::capture::detached::{self, DetachedTable};
@@ -54,8 +53,6 @@ pub(super) async fn prune(
         .sql
         .batch_execute("SET enable_nestloop = on; SET enable_hashjoin = off")
         .await?;
-    let end = context.cutoff.first_commit(context.sql).await?;
-    let mut distance = PruneDistance::to(Some(u64::from(end).into()));
     let mut after = EventPosition::default();
     let mut examined = 0;
     // At first, only look for a record to delete. If there is none, there is no need to wait for the slot.
@@ -88,7 +85,7 @@ pub(super) async fn prune(
             what: RECORDS,
             examined,
             deleted: pruned.rows,
-            share: distance.share(Some(chunk.last.commit.lsn().as_u64().into())),
+            share: None,
         };
         if !on_step(&step) {
             return Ok((pruned, false));
