@@ -8,7 +8,8 @@ use crate::error::Code;
 
 const INTERVAL: Duration = Duration::from_secs(10);
 
-/// When a line was last logged for each subject, and how many lines were suppressed since then.
+/// When a line was last logged for each subject, and how many lines were suppressed since then. If several lines share
+/// one log, the subject names the line too. Otherwise one line would suppress another.
 #[derive(Debug)]
 pub(crate) struct ThrottledLog<S = Code> {
     last: HashMap<S, (Instant, u64)>,
@@ -25,6 +26,11 @@ impl<S: Eq + Hash> ThrottledLog<S> {
     /// Returns the number of lines suppressed since the last line, or `None` if no line is due.
     pub(crate) fn due(&mut self, subject: S) -> Option<u64> {
         self.due_at(subject, Instant::now())
+    }
+
+    /// Forgets the subject, so that its next line is logged at once.
+    pub(crate) fn forget(&mut self, subject: &S) {
+        self.last.remove(subject);
     }
 
     fn due_at(&mut self, subject: S, now: Instant) -> Option<u64> {
@@ -58,5 +64,15 @@ mod tests {
         assert_eq!(log.due_at(Code::TopicMissing, start), None);
         assert_eq!(log.due_at(Code::PubsubThrottled, start), Some(0));
         assert_eq!(log.due_at(Code::TopicMissing, start + INTERVAL), Some(2));
+    }
+    #[test]
+    fn a_line_suppresses_no_other_line_with_the_same_code() {
+        let (mut log, start) = (ThrottledLog::default(), Instant::now());
+        assert_eq!(log.due_at(("one", Code::EventInvalid), start), Some(0));
+        assert_eq!(log.due_at(("two", Code::EventInvalid), start), Some(0));
+        assert_eq!(log.due_at(("two", Code::EventInvalid), start), None);
+        log.forget(&("one", Code::EventInvalid));
+        assert_eq!(log.due_at(("one", Code::EventInvalid), start), Some(0));
+        assert_eq!(log.due_at(("two", Code::EventInvalid), start), None);
     }
 }

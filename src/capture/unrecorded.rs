@@ -6,6 +6,7 @@
 //! inserts. Only a portion of the rows is in memory at a time.
 
 use std::collections::VecDeque;
+use std::sync::{LazyLock, Mutex, PoisonError};
 
 use super::ScanWindow;
 use super::blocked::{Blocked, FirstQuarantined};
@@ -18,6 +19,7 @@ use crate::event::{EventId, EventPosition, Standing};
 use crate::mapping::{MapError, TableSettings};
 use crate::postgres::Sql;
 use crate::store::relay_row::RecordKeeping;
+use crate::throttled_log::ThrottledLog;
 
 /// Reads the rows of a table that may have to be published. The rows of each key are read in the order of
 /// their inserts.
@@ -138,8 +140,13 @@ impl<'a> Unrecorded<'a> {
 /// Logs that a published event cannot be published again. The event stays published and does not go to
 /// quarantine, because its key must not wait for an event that consumers already have.
 pub(crate) fn stays_published(event: &EventId, error: &dyn std::fmt::Display) {
-    tracing::warn!(
-        event = event.shown(),
-        "the event was published before, and cannot be published again: {error}"
-    );
+    static LOG: LazyLock<Mutex<ThrottledLog<()>>> = LazyLock::new(Mutex::default);
+    let mut log = LOG.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(since_last) = log.due(()) {
+        tracing::warn!(
+            event = event.shown(),
+            since_last,
+            "the event was published before, and cannot be published again: {error}"
+        );
+    }
 }

@@ -6,9 +6,10 @@ use std::time::{Duration, Instant};
 
 use printable::printable;
 use slot_manager::Severity;
+use textwrap::core::display_width;
 
 use super::paint::{self, Paint};
-use super::{block_on, figures, output, report};
+use super::{block_on, figures, output, report, wrap};
 use crate::error::Result;
 use crate::ops::audit::{self, AuditReport, AuditResult, EventCount, TableAudit, UnreadableTable};
 use crate::ops::since::Since;
@@ -60,6 +61,8 @@ pub(super) fn run(settings: &Settings, args: &AuditArgs) -> Result<ExitCode> {
 pub(super) struct ProgressLine {
     can_rewrite: bool,
     shown: Option<Instant>,
+    /// Number of rows of the terminal above the last row of the line, if the line is wider than the terminal.
+    rows_above: usize,
     is_noted: bool,
 }
 
@@ -68,6 +71,7 @@ impl ProgressLine {
         Self {
             can_rewrite: std::io::stderr().is_terminal() && !paint::is_dumb(),
             shown: None,
+            rows_above: 0,
             is_noted: false,
         }
     }
@@ -76,7 +80,10 @@ impl ProgressLine {
     pub(super) fn show(&mut self, text: &str) {
         let is_due = |shown: Instant| shown.elapsed() >= PROGRESS_INTERVAL;
         if self.can_rewrite && self.shown.is_none_or(is_due) {
-            report::write_part(&format!("\r\x1b[K{}", printable(text)));
+            let text = printable(text);
+            report::write_part(&format!("{}{text}", self.erasing()));
+            let last = display_width(&text).saturating_sub(1);
+            self.rows_above = wrap::error_width().map_or(0, |width| last / width);
             self.shown = Some(Instant::now());
         }
     }
@@ -91,7 +98,15 @@ impl ProgressLine {
     /// Removes the line.
     pub(super) fn clear(&mut self) {
         if self.shown.take().is_some() {
-            report::write_part("\r\x1b[K");
+            report::write_part(&self.erasing());
+        }
+    }
+
+    /// The control sequences that erase the line and move the cursor to its beginning.
+    fn erasing(&self) -> String {
+        match self.rows_above {
+            0 => "\r\x1b[K".to_owned(),
+            rows => format!("\x1b[{rows}A\r\x1b[J"),
         }
     }
 }

@@ -84,10 +84,13 @@ impl Delivery {
             self.outcomes
                 .flow
                 .give_back_messages(1, event.message.len());
-            tracing::warn!(
-                code = %Code::EventRefused, event = letter.origin.event_id.shown(),
-                "Pub/Sub refuses the dead letter, too: setting the event aside without one"
-            );
+            let code = Code::EventRefused;
+            if let Some(since_last) = self.outcomes.log.due(("dead letter", code)) {
+                tracing::warn!(
+                    %code, event = letter.origin.event_id.shown(), since_last,
+                    "Pub/Sub refuses the dead letter, too: setting the event aside without one"
+                );
+            }
             self.outcomes.letter_ended(letter);
             return Ok(());
         }
@@ -148,7 +151,7 @@ impl EventOutcomes {
             }
             Standing::Released | Standing::NeedsNoRow => false,
         };
-        if let Some(more) = self.log.due(error.code()) {
+        if let Some(more) = self.log.due(("set aside", error.code())) {
             tracing::error!(
                 code = %error.code(),
                 event = origin.event_id.shown(),

@@ -89,7 +89,6 @@ impl Delivery {
                 metrics,
                 traces,
                 log: ThrottledLog::default(),
-                release_log: ThrottledLog::default(),
             },
         })
     }

@@ -11,7 +11,7 @@ use super::flow_control::FlowControl;
 use super::quarantine::{DeadLetters, Quarantine};
 use super::records::Recorder;
 use crate::capture::unrecorded::stays_published;
-use crate::error::Result;
+use crate::error::{Code, Result};
 use crate::event::{Event, EventRef, Group, OrderingKey, Standing};
 use crate::lanes::Request;
 use crate::metrics::{KindLabel, Metrics};
@@ -28,11 +28,8 @@ pub(super) struct EventOutcomes {
     pub(super) letters: DeadLetters,
     pub(super) metrics: Metrics,
     pub(super) traces: Traces,
-    /// Limits repeated log lines about bad events, failed writes of dispatch rows, and failed queries on the
-    /// quarantine.
-    pub(super) log: ThrottledLog,
-    /// Lines about released events that cannot be published.
-    pub(super) release_log: ThrottledLog,
+    /// Limits repeated log lines, each by its name and the error code.
+    pub(super) log: ThrottledLog<(&'static str, Code)>,
 }
 
 impl EventOutcomes {
@@ -133,7 +130,7 @@ impl EventOutcomes {
             WriterEvent::Retrying(error) => {
                 self.recorder.cannot_record = true;
                 self.metrics.troubles.cannot_record(&error);
-                if let Some(since_last) = self.log.due(error.code()) {
+                if let Some(since_last) = self.log.due(("cannot record", error.code())) {
                     self.recorder.log_says_failing = true;
                     tracing::warn!(
                         code = %error.code(), hint = error.hint_text(), since_last,

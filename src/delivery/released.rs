@@ -183,7 +183,11 @@ impl Delivery {
             QuarantineAnswer::PageEnded(group, rows) => self.page_ended(&group, rows),
             QuarantineAnswer::Failed(error) => {
                 self.releases.not_before = Some(Instant::now() + RETRY_PAUSE);
-                if let Some(more) = self.outcomes.log.due(error.code()) {
+                if let Some(more) = self
+                    .outcomes
+                    .log
+                    .due(("cannot read releases", error.code()))
+                {
                     tracing::warn!(
                         code = %error.code(), hint = error.hint_text(), since_last = more,
                         "cannot process released events, retrying: {error}"
@@ -302,7 +306,7 @@ impl EventOutcomes {
         if !self.quarantine.read(group, origin.position) {
             return;
         }
-        if let Some(since_last) = self.release_log.due(error.code()) {
+        if let Some(since_last) = self.log.due(("cannot release", error.code())) {
             tracing::error!(
                 code = %error.code(), event = origin.event_id.shown(), hint = error.hint_text(), since_last,
                 "cannot release an event from quarantine: {error}"

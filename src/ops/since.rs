@@ -5,6 +5,7 @@
 //! read the earlier rows.
 
 use std::fmt;
+use std::ops::Range;
 use std::str::FromStr;
 use std::time::Duration;
 
@@ -123,6 +124,18 @@ impl SinceTime {
         captured: &Captured,
         reader: &TableReader,
     ) -> Result<Option<i64>> {
+        let before = self.seqs_before(sql, captured, reader).await?;
+        Ok(before.map(|seqs| seqs.end))
+    }
+
+    /// Returns the range of `seq` from the first row of the table to the row of [`first_seq`](Self::first_seq), with
+    /// `None` in the same cases.
+    pub(crate) async fn seqs_before(
+        &self,
+        sql: &Sql,
+        captured: &Captured,
+        reader: &TableReader,
+    ) -> Result<Option<Range<i64>>> {
         let numbered = captured.shape.numbered();
         let Some((seq, at)) = numbered.zip(reader.happened_at_sql()) else {
             return Ok(None);
@@ -136,7 +149,7 @@ impl SinceTime {
         );
         let ends = sql.query_one(&ends, &[]).await?;
         let (low, high): (Option<i64>, Option<i64>) = (ends.get(0), ends.get(1));
-        let Some((mut low, high)) = low.zip(high) else {
+        let Some((lowest, high)) = low.zip(high) else {
             return Ok(None);
         };
         let probe = format!(
@@ -144,7 +157,7 @@ impl SinceTime {
              where {column} >= $1::bigint order by {column} limit 1",
             self.0
         );
-        let mut above = high.saturating_add(1);
+        let (mut low, mut above) = (lowest, high.saturating_add(1));
         while low < above {
             let middle = low + (above.abs_diff(low) / 2).cast_signed();
             let row = sql.query_opt(&probe, &[&middle]).await?;
@@ -154,7 +167,7 @@ impl SinceTime {
                 low = middle + 1;
             }
         }
-        Ok(Some(low))
+        Ok(Some(lowest..low))
     }
 
     /// Returns the first commit position in outbox.dispatch since [`MARGIN`] before this time.

@@ -260,8 +260,8 @@ pub(crate) async fn create(
                 let error = blocked(sql, slot, began.elapsed()).await?;
                 metrics.troubles.set_opening(&error, began);
                 tracing::warn!(
-                code = %error.code(), hint = error.hint_text(), waited_s = began.elapsed().as_secs(), "{error}"
-            );
+                    code = %error.code(), hint = error.hint_text(), waited_s = began.elapsed().as_secs(), "{error}"
+                );
             }
         }
     };

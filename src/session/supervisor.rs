@@ -42,6 +42,8 @@ pub(super) use supervision::Supervision;
 /// Pause between two polls. The pause is shorter if `wal_sender_timeout` is below 40 s. Rows that are inserted
 /// while the publication is wrong must later be read from the table. A short pause keeps their number small.
 const INTERVAL: Duration = Duration::from_secs(5);
+/// The subject of the line about a publication that does not cover all rows.
+const NOT_STREAMED: (&str, Code) = ("rows are not streamed", Code::PublicationDrift);
 
 /// Time between two checks whether the state has changed. The HTTP port shows a change at once, and the
 /// commands at most this time later. This time also limits how often the relay writes if its state keeps
@@ -92,7 +94,6 @@ pub(super) fn start(
             state,
             audit,
             log: ThrottledLog::default(),
-            position_log: ThrottledLog::default(),
             // Begin with the current number, so that the first poll does not write to the relay's row.
             // The session still needs the old content of the row until it has taken over the row.
             delivered: metrics.delivered(),
@@ -150,9 +151,8 @@ struct Watcher {
     state: PublicationState,
     metrics: Metrics,
     audit: Arc<Notify>,
-    log: ThrottledLog,
-    /// Lines about a confirmed position that cannot be written.
-    position_log: ThrottledLog,
+    /// Limits repeated log lines, each by its name and the error code.
+    log: ThrottledLog<(&'static str, Code)>,
     /// Number of delivered events when the relay's row was last written, or when the supervisor started.
     delivered: u64,
     lag: LagTrend,
@@ -179,7 +179,9 @@ impl Watcher {
 
     fn unsure(&mut self, error: &Error) -> Supervision {
         let is_stopping = error.code() == Code::PostgresStopping;
-        if !is_stopping && let Some(since_last) = self.log.due(error.code()) {
+        if !is_stopping
+            && let Some(since_last) = self.log.due(("cannot check the publication", error.code()))
+        {
             tracing::warn!(
                 code = %error.code(), hint = error.hint_text(), since_last,
                 "cannot check the publication, so the relay confirms no position while it is idle: {error}"
@@ -285,7 +287,7 @@ impl Watcher {
     }
 
     fn cannot_write_confirmed(&mut self, error: &Error) {
-        if let Some(since_last) = self.position_log.due(error.code()) {
+        if let Some(since_last) = self.log.due(("cannot write the position", error.code())) {
             tracing::warn!(
                 code = %error.code(), hint = error.hint_text(), since_last,
                 "cannot write the confirmed position to outbox.relay: {error}"
@@ -352,8 +354,8 @@ impl Watcher {
         });
         self.metrics.troubles.set_publication(first.as_ref());
         if problems.is_empty() {
-            self.log = ThrottledLog::default();
-        } else if let Some(since_last) = self.log.due(Code::PublicationDrift) {
+            self.log.forget(&NOT_STREAMED);
+        } else if let Some(since_last) = self.log.due(NOT_STREAMED) {
             for problem in &problems {
                 tracing::error!(
                     code = "publication-drift",

@@ -69,6 +69,8 @@ async fn the_commands_of_the_readme_publish_an_event() {
     }
     let url = stage.server.url("postgres");
     let (_, address) = url.split_once('@').expect("a role in the URL");
+    let topic = "projects/my-project/topics/order.events";
+    stage.emulator.create_topic(topic).await.expect("the topic");
     let adopt = page.block("sh", "postrider check ");
     let (build, adopt) = adopt.split_once('\n').expect("two lines");
     assert!(build.starts_with("cargo build --release && export PATH="));
@@ -77,7 +79,9 @@ async fn the_commands_of_the_readme_publish_an_event() {
         .replace("shop_relay:...@", "shop_relay:secret@")
         .replace("db.example:5432/shop?sslmode=verify-full", address)
         .replace("postrider run", "exec postrider run");
-    let relay = stage.relay_from(&format!("OWNER_URL={url}\n{adopt}"));
+    let relay = stage.relay_from(&format!(
+        "unset POSTRIDER_CREATE_TOPICS\nOWNER_URL={url}\n{adopt}"
+    ));
     relay.wait_for_log("streaming").await;
     let write = page.block("sql", "INSERT INTO outbox.events");
     stage.client.batch_execute(&write).await.expect("an event");

@@ -31,6 +31,7 @@
 //! The reasons are in docs/adr/0032-pruning.md and, for partitions, docs/adr/0037-daily-partitions.md.
 
 mod days;
+mod distance;
 mod proof;
 mod records;
 mod rights;
@@ -173,33 +174,6 @@ pub(crate) struct PruneStep<'a> {
     pub(crate) share: Option<f64>,
 }
 
-/// The way of a run through one table: from the first row to the first row that is younger than the retention.
-/// Positions are values of `seq`.
-#[derive(Debug, Default)]
-struct PruneDistance {
-    first: Option<i128>,
-    end: Option<i128>,
-}
-
-impl PruneDistance {
-    fn to(end: Option<i128>) -> Self {
-        Self { first: None, end }
-    }
-
-    /// The share of the way that is behind `at`, which is `None` after the last row with a position. Returns `None` if
-    /// either end of the way is unknown.
-    fn share(&mut self, at: Option<i128>) -> Option<f64> {
-        let Some(at) = at else {
-            return self.first.map(|_| 1.0);
-        };
-        let first = *self.first.get_or_insert(at);
-        let whole = self.end?.saturating_sub(first);
-        #[expect(clippy::cast_precision_loss, reason = "it is shown with two digits")]
-        let share = at.saturating_sub(first) as f64 / whole.max(1) as f64;
-        Some(share.clamp(0.0, 1.0))
-    }
-}
-
 /// A function that receives the progress of a run. It returns false to stop the run.
 pub(crate) type OnPruneStep<'a> = dyn FnMut(&PruneStep<'_>) -> bool + Send + 'a;
 
@@ -332,21 +306,4 @@ fn is_in_the_way(error: &PgError) -> bool {
         SqlState::T_R_DEADLOCK_DETECTED,
     ];
     error.code().is_some_and(|code| codes.contains(code))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_share_begins_at_the_first_row_and_ends_at_the_young_rows() {
-        let mut distance = PruneDistance::to(Some(1_100));
-        assert_eq!(distance.share(None), None);
-        for (at, share) in [(100, 0.0), (600, 0.5), (1_100, 1.0), (2_000, 1.0)] {
-            assert_eq!(distance.share(Some(at)), Some(share));
-        }
-        assert_eq!(distance.share(None), Some(1.0));
-        assert_eq!(PruneDistance::to(None).share(Some(1)), None);
-        assert_eq!(PruneDistance::to(Some(-5)).share(Some(1)), Some(0.0));
-    }
 }

@@ -1,10 +1,9 @@
 //! Decides which rows of an outbox table may be deleted, and walks them chunk by chunk along the index
 //! on `seq`. `ops::walk` contains the statement that deletes them.
 
+use super::distance::PruneDistance;
 use super::proof::PruneProof;
-use super::{
-    FailedAttempts, KeptRows, OnPruneStep, PruneContext, PruneDistance, PruneStep, PrunedTable,
-};
+use super::{FailedAttempts, KeptRows, OnPruneStep, PruneContext, PruneStep, PrunedTable};
 use crate::capture::claim::Captured;
 use crate::capture::table::TableReader;
 use crate::error::Result;
@@ -31,8 +30,7 @@ pub(super) async fn prune(
     };
     let verdict = verdict_sql(context, captured);
     let mut walk = TableWalk::new(captured, &reader, request.chunk, verdict, action);
-    let end = context.cutoff.first_seq(sql, captured, &reader).await?;
-    let mut distance = PruneDistance::to(end.map(i128::from));
+    let distance = PruneDistance::find(context, captured, &reader).await;
     let mut examined = 0;
     loop {
         let mut failed = FailedAttempts::default();
@@ -53,7 +51,7 @@ pub(super) async fn prune(
             what: &pruned.table,
             examined,
             deleted: pruned.rows,
-            share: distance.share(walk.last_seq().map(i128::from)),
+            share: distance.as_ref().map(|way| way.share(walk.last_seq())),
         };
         if !on_step(&step) {
             return Ok(false);

@@ -45,12 +45,24 @@ impl Screen {
                 self.row = first.saturating_sub(1);
                 self.column = numbers.next().unwrap_or(1).saturating_sub(1);
             }
+            "A" => self.row = self.row.saturating_sub(first),
+            "K" => self.erase_from_cursor(self.row + 1),
+            "J" if parameters.is_empty() => self.erase_from_cursor(self.cells.len()),
             "J" => self.cells.iter_mut().for_each(|row| row.fill(' ')),
             "h" | "l" if parameters == "?1049" => {
                 self.cells.iter_mut().for_each(|row| row.fill(' '));
             }
             _ => {}
         }
+    }
+
+    /// Erases the rest of the row of the cursor, and the following rows before the row `end`.
+    fn erase_from_cursor(&mut self, end: usize) {
+        let columns = self.cells[0].len();
+        self.cells[self.row][self.column.min(columns)..].fill(' ');
+        self.cells[self.row + 1..end]
+            .iter_mut()
+            .for_each(|row| row.fill(' '));
     }
 
     fn new_line(&mut self) {
