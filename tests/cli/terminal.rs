@@ -201,7 +201,7 @@ async fn prune_shows_a_bar_of_the_old_rows_that_it_has_read() {
     let mut terminal = Terminal::run(&database, &arguments, (24, 40));
     terminal.wait_for("one bar for the rows", |screen| {
         let text = screen.text();
-        text.contains("[####") && text.matches("rows deleted").count() == 1
+        text.contains("[####") && text.matches("outbox.events").count() == 1
     });
     terminal.press("\x03");
     terminal.wait_for_output("what is deleted", |output| {

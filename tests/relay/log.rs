@@ -112,3 +112,38 @@ async fn the_log_says_once_what_runs_and_where() {
         assert!(line.contains(&part), "{part} in {line}");
     }
 }
+
+/// Every poll fails to write the confirmed position, while all other checks of the poll succeed.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_line_that_each_poll_would_repeat_is_logged_once_in_ten_seconds() {
+    let database = Database::private().await;
+    let emulator = harness::emulator().await;
+    let host = emulator.addr().to_string();
+    // The relay polls every eighth of the first setting.
+    let poll_each_second = [
+        ("POSTRIDER_WAL_SENDER_TIMEOUT_S", "8"),
+        ("POSTRIDER_PUBLISH_TIMEOUT_S", "1"),
+    ];
+    let relay = Relay::start_with(&database, &host, &poll_each_second);
+    relay.wait_for_log("streaming").await;
+    // A sequence keeps its value when the statement fails, so it counts the attempts.
+    database
+        .execute(
+            "CREATE SEQUENCE attempts; \
+             CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN \
+                 PERFORM nextval('public.attempts'); RAISE EXCEPTION 'refused'; END $$; \
+             CREATE TRIGGER refuse BEFORE UPDATE OF confirmed_lsn ON outbox.relay \
+                 FOR EACH ROW EXECUTE FUNCTION refuse()",
+        )
+        .await;
+    eventually("four polls fail", || async {
+        insert_orders(&database, 1, 1).await;
+        let attempts = "SELECT last_value FROM attempts";
+        (database.number(attempts).await >= 4).then_some(())
+    })
+    .await;
+    let log = relay.log();
+    let lines = log.matches("cannot write the confirmed position").count();
+    assert_eq!(lines, 1, "{log}");
+    relay.kill_9();
+}
