@@ -199,7 +199,7 @@ impl Finder<'_> {
     }
 }
 
-/// The columns that the mapper reads from every row, whatever the envelope.
+/// The columns that the mapper reads from every row, for each kind of envelope.
 #[derive(Debug, Clone)]
 pub(super) struct EventColumns {
     pub(super) id: MappedColumn,

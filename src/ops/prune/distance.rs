@@ -10,8 +10,8 @@ use crate::capture::table::TableReader;
 pub(super) struct PruneDistance(Range<i64>);
 
 impl PruneDistance {
-    /// Returns `None` for a relay, which shows no bar, for a table that is not read along `seq` or has no times, and if
-    /// the look-up fails: a run must not fail for its bar.
+    /// Looks up both ends. Returns `None` for a relay, because it shows no bar. Also `None` if the table is not read
+    /// along `seq`, if its rows have no times, or if the look-up fails: a run must not fail because of its bar.
     pub(super) async fn find(
         context: &PruneContext<'_>,
         captured: &Captured,

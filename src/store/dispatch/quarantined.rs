@@ -18,7 +18,7 @@ use crate::postgres::Sql;
 use crate::store::position;
 
 /// Maximum number of keys that are blocked at once. It also limits the events in quarantine that one session
-/// has put there without blocking a key. So many bad events have a common cause, which an operator must
+/// has put there without blocking a key. If there are more bad events, they have a common cause, which an operator must
 /// remove before all traffic is in quarantine. The relay's memory for 100,000 keys of usual length is about
 /// 20 MB.
 pub(crate) const MAX_BLOCKED: usize = 100_000;
