@@ -41,9 +41,11 @@ const SELECT: &str = "\
 /// are below the floor.
 ///
 /// `$6` is true if the slot may have missed events. The statement then clears `audited_publication`, so that
-/// the auditor compares all rows. Otherwise it replaces the value `''`, which notes that the publication was
-/// found wrong, by `'wrong'`. The recovery of this session removes `'wrong'`, but keeps a new `''` that is
-/// noted meanwhile.
+/// the auditor compares all rows. Otherwise it replaces every publication but ours by `'wrong'`, before the session
+/// confirms anything. If this session has other settings and stops before its first audit, a later session with the
+/// earlier settings would otherwise not notice that rows were ignored. `'wrong'` also replaces `''`, which notes that
+/// the publication was found wrong. The recovery of this session removes `'wrong'`, but keeps a new `''` that is noted
+/// meanwhile.
 const TAKE: &str = "\
     INSERT INTO outbox.relay (slot, system_identifier, timeline, confirmed_lsn, instance, \
         dispatch, audited_publication, database_oid) \
@@ -57,7 +59,8 @@ const TAKE: &str = "\
         pruned_at = NULL, dispatch = CASE WHEN excluded.dispatch = 'exceptions' THEN excluded.dispatch \
             ELSE relay.dispatch END, \
         audited_publication = CASE WHEN NOT $6 \
-            THEN coalesce(CASE WHEN relay.audited_publication = '' THEN 'wrong' END, \
+            THEN coalesce(CASE WHEN relay.audited_publication <> excluded.audited_publication \
+                    THEN 'wrong' END, \
                 relay.audited_publication, excluded.audited_publication) END";
 
 /// Writes the confirmed position. Changes nothing once the session has recorded its final position, so that a

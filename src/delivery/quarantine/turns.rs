@@ -132,7 +132,7 @@ impl ReleaseTurns {
         }
     }
 
-    /// Notes that all rows of a failed group are back in quarantine, and forgets the release.
+    /// Notes that no row of a failed group is still released, and forgets the release.
     pub(crate) fn sent_back(&mut self, group: &Group) {
         let release = self.by_group.get(group);
         if release.is_some_and(|release| matches!(release.stage, Stage::Failed)) {

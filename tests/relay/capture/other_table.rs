@@ -3,7 +3,7 @@
 
 use super::World;
 use super::table::Kind;
-use crate::harness::{self, eventually};
+use crate::harness::{self, Database, Relay, eventually, insert_orders};
 
 const EXCEPTIONS: (&str, &str) = ("POSTRIDER_DISPATCH", "exceptions");
 
@@ -249,5 +249,46 @@ async fn settings_that_named_one_partition_and_then_another_lose_no_row_of_the_o
         (world.database.number(remembered).await == 0).then_some(())
     })
     .await;
+    relay.stop().await;
+}
+
+/// A relay whose settings name another table reads the slot for a moment, and stops before it has audited that table.
+/// The low `seq` belongs to a row that only a comparison of the whole table finds.
+#[tokio::test(flavor = "multi_thread")]
+async fn rows_ignored_by_a_relay_of_another_table_are_found_even_if_it_stops_before_its_audit() {
+    let database = Database::private().await;
+    let emulator = harness::emulator().await;
+    let host = emulator.addr().to_string();
+    let other = "CREATE TABLE public.other (LIKE outbox.events INCLUDING ALL); \
+                 ALTER PUBLICATION postrider ADD TABLE public.other";
+    database.execute(other).await;
+    let relay = Relay::start(&database, &emulator);
+    insert_orders(&database, 20, 5).await;
+    database.wait_until_recorded().await;
+    eventually("later audits skip the first rows", || async {
+        let skips = "SELECT count(*) FROM outbox.capture WHERE floor_seq >= 10";
+        (database.number(skips).await == 1).then_some(())
+    })
+    .await;
+    relay.stop().await;
+    // The first audit of the other relay does not end while this transaction is open.
+    let open = harness::connect(&database.url).await;
+    let begin = "BEGIN; SELECT pg_current_xact_id()";
+    open.batch_execute(begin).await.unwrap();
+    let other = Relay::start_with(&database, &host, &[("POSTRIDER_TABLE", "public.other")]);
+    other.wait_for_log("streaming").await;
+    database
+        .execute(
+            "INSERT INTO outbox.events (aggregatetype, aggregateid, event_type, payload, seq) \
+             VALUES ('order', 'of-the-gap', 'E', '{}', 5)",
+        )
+        .await;
+    database.wait_until_confirmed().await;
+    other.stop().await;
+    open.batch_execute("ROLLBACK").await.unwrap();
+    let relay = Relay::start(&database, &emulator);
+    database.wait_until_recorded().await;
+    let report = harness::check(&database, &emulator).await;
+    assert!(report.is_clean(), "{report}\n{}", relay.log());
     relay.stop().await;
 }
