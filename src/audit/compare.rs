@@ -32,7 +32,7 @@ impl AuditState {
         waiting: AuditWait,
     ) -> Result<bool> {
         let commit = commit_before(waiting.end);
-        let last = last_ordinal(sql, commit).await?;
+        let last = last_ordinal(sql, [commit]).await?;
         let mut next = EventPosition {
             commit,
             ordinal: last + 1,

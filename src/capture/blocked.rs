@@ -1,7 +1,9 @@
 //! Decides for a recovery which rows of a blocked key come before the key's first quarantined event.
 //!
 //! A recovery publishes every unrecorded row. A row that comes before the first quarantined event of its key is
-//! published immediately. A row that comes after that event waits behind it in quarantine.
+//! published immediately. A row that comes after that event waits behind it in quarantine. With full records too, a
+//! row before that event may have no record: a crash can end the relay while the row's event is still in flight, but
+//! the later event is already in quarantine.
 //!
 //! A row does not show its position in the WAL, but the recovery reads the rows of each aggregate in the order
 //! of their inserts. So if the aggregate is the ordering key, every row that is read before the first
@@ -9,13 +11,15 @@
 //! share an ordering key, or the event is not among the rows that are read. Then all rows of the key count as
 //! coming after the event.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::sync::Arc;
 
+use replication::CommitLsn;
 use slot_manager::table::lookup_column;
 use uuid::Uuid;
 
 use super::ScanWindow;
+use super::positions::commit_before;
 use super::rows::is_of_a_value;
 use super::scan::Scan;
 use super::table::{TableReader, altered_since};
@@ -24,7 +28,6 @@ use crate::event::{Group, OrderingKey};
 use crate::mapping::{Ordering, TableSettings};
 use crate::postgres::Sql;
 use crate::store::dispatch::quarantined::{self, BlockedKey, MAX_BLOCKED};
-use crate::store::relay_row::RecordKeeping;
 
 /// Maximum number of rows that one statement looks up by their ids, which bounds the length of the statement.
 const LOOKED_UP: usize = 100;
@@ -33,7 +36,8 @@ const LOOKED_UP: usize = 100;
 #[derive(Debug, Default)]
 pub(crate) struct Blocked {
     firsts: HashMap<[u8; 16], Group>,
-    groups: HashSet<Group>,
+    /// For each key, the commit LSN for rows that come before the key's first quarantined event.
+    before: HashMap<Group, CommitLsn>,
 }
 
 /// The blocked keys, by the event id of their first quarantined event.
@@ -41,19 +45,25 @@ pub(crate) struct Blocked {
 pub(crate) struct FirstQuarantined(HashMap<[u8; 16], BlockedKey>);
 
 impl FirstQuarantined {
-    /// Reads the first quarantined event of each key. Returns no keys if all events have a record,
-    /// because the scan then skips quarantined events. No other task may write records during this query.
+    /// Reads the first quarantined event of each key. No other task may write records during this query.
     ///
     /// # Errors
     /// Errors of [`quarantined::blocked_keys`].
-    pub(crate) async fn read(sql: &Sql, records: RecordKeeping) -> Result<Self> {
-        if !records.may_lack_records() {
-            return Ok(Self::default());
-        }
+    pub(crate) async fn read(sql: &Sql) -> Result<Self> {
         let keys = quarantined::blocked_keys(sql, MAX_BLOCKED).await?;
         let keys = keys.into_iter().map(|key| (key.first.uuid, key));
         Ok(Self(keys.collect()))
     }
+
+    /// The commit LSNs that rows before these events may get.
+    pub(crate) fn commits_before(&self) -> impl Iterator<Item = CommitLsn> {
+        self.0.values().map(commit_before_first)
+    }
+}
+
+/// The commit LSN for rows that come before the first quarantined event of this key.
+fn commit_before_first(key: &BlockedKey) -> CommitLsn {
+    commit_before(key.since.commit.lsn())
 }
 
 impl Blocked {
@@ -80,9 +90,16 @@ impl Blocked {
         };
         for (id, key) in found.iter().filter_map(|id| firsts.0.get_key_value(id)) {
             blocked.firsts.insert(*id, key.group.clone());
-            blocked.groups.insert(key.group.clone());
+            let before = commit_before_first(key);
+            blocked.before.insert(key.group.clone(), before);
         }
         Ok(blocked)
+    }
+
+    /// The ids of the first quarantined events that will be read. The scan must return their rows, although they
+    /// have a record.
+    pub(crate) fn first_ids(&self) -> Vec<Uuid> {
+        self.firsts.keys().copied().map(Uuid::from_bytes).collect()
     }
 
     /// Returns whether this event is the first quarantined event of its key. If so, all rows of the key
@@ -91,17 +108,25 @@ impl Blocked {
         let Some(group) = self.firsts.remove(event_id) else {
             return false;
         };
-        self.groups.remove(&group);
+        self.before.remove(&group);
         true
     }
 
-    /// Whether the next row of this key comes before the key's first quarantined event.
-    pub(crate) fn is_before(&self, topic: &Arc<str>, ordering_key: &OrderingKey) -> bool {
-        let group = || Group {
+    /// Returns the commit LSN for the next row of this key, if the row comes before the key's first quarantined
+    /// event.
+    pub(crate) fn commit_of_next(
+        &self,
+        topic: &Arc<str>,
+        ordering_key: &OrderingKey,
+    ) -> Option<CommitLsn> {
+        if self.before.is_empty() {
+            return None;
+        }
+        let group = Group {
             topic: topic.clone(),
             ordering_key: ordering_key.clone(),
         };
-        !self.groups.is_empty() && self.groups.contains(&group())
+        self.before.get(&group).copied()
     }
 }
 

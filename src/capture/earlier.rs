@@ -125,7 +125,7 @@ impl OutcomeLookup {
 /// Starts to look up the events of a transaction by their ids. The new ordinals begin above the recorded
 /// ordinals of the transaction and above the ordinal of the event `at`.
 async fn begin(sql: &Sql, at: EventPosition) -> Result<ShiftedTransaction> {
-    let recorded = last_ordinal(sql, at.commit).await?;
+    let recorded = last_ordinal(sql, [at.commit]).await?;
     let last = recorded.max(at.ordinal);
     tracing::warn!(
         commit_lsn = %at.commit.lsn(), ordinal = at.ordinal,

@@ -7,15 +7,12 @@ use replication::CommitLsn;
 
 use crate::event::RECORD_ALIGNMENT;
 
-/// Commit LSN of table events that must come before all recorded events. It is below every real commit
-/// LSN.
-pub(crate) const BEFORE_ALL: CommitLsn = CommitLsn::new(Lsn::new(RECORD_ALIGNMENT - 1));
-
 /// Returns the commit LSN for table events that were committed before `position`. This LSN is just below
-/// `position` and not a multiple of 8, so no commit can have it.
+/// `position` and not a multiple of 8, so no commit can have it. The lowest such LSN is 7, also for a `position`
+/// that is not above 7.
 pub(crate) fn commit_before(position: Lsn) -> CommitLsn {
     let aligned = position.as_u64() / RECORD_ALIGNMENT * RECORD_ALIGNMENT;
-    CommitLsn::new(Lsn::new(aligned.saturating_sub(1)))
+    CommitLsn::new(Lsn::new(aligned.max(RECORD_ALIGNMENT) - 1))
 }
 
 #[cfg(test)]

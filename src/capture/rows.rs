@@ -322,7 +322,8 @@ fn are(reader: &TableReader, candidates: &[Candidate]) -> String {
         ),
     };
     let id = reader.event_id_sql();
-    format!("{found_by} and {id} = any ({})", ids_sql(candidates))
+    let ids = ids_sql(candidates.iter().map(|candidate| &candidate.id));
+    format!("{found_by} and {id} = any ({ids})")
 }
 
 fn ctids_sql(candidates: &[Candidate]) -> String {
@@ -330,9 +331,10 @@ fn ctids_sql(candidates: &[Candidate]) -> String {
     format!("'{{{}}}'::tid[]", ctids.collect::<Vec<_>>().join(","))
 }
 
-fn ids_sql(candidates: &[Candidate]) -> String {
-    let ids = candidates.iter().map(|candidate| candidate.id.to_string());
-    format!("'{{{}}}'::uuid[]", ids.collect::<Vec<_>>().join(","))
+/// Returns an SQL array of these ids.
+pub(super) fn ids_sql<'a>(ids: impl Iterator<Item = &'a Uuid>) -> String {
+    let ids: Vec<String> = ids.map(Uuid::to_string).collect();
+    format!("'{{{}}}'::uuid[]", ids.join(","))
 }
 
 /// Whether a statement failed because of a value in one of the rows.

@@ -13,6 +13,7 @@ use slot_manager::quoted_identifier;
 use uuid::Uuid;
 
 use super::captured::Captured;
+use super::rows::ids_sql;
 use super::table::{TableReader, altered_since};
 use super::window::ScanWindow;
 use crate::error::Result;
@@ -86,6 +87,8 @@ enum Wanted {
 pub(crate) struct Scan<'a> {
     window: ScanWindow<'a>,
     wanted: Wanted,
+    /// SQL array of the ids of events that are returned as set aside.
+    set_aside: Option<String>,
     table: String,
     event_id: String,
     walk: Walk,
@@ -102,9 +105,13 @@ pub(crate) async fn prepare(sql: &Sql) -> Result<()> {
 }
 
 impl<'a> Scan<'a> {
-    /// A walk that returns the rows that may have to be published.
-    pub(crate) fn new(window: ScanWindow<'a>, reader: &TableReader) -> Self {
-        Self::of(window, reader, Wanted::Unresolved)
+    /// A walk that returns the rows that may have to be published. It also returns the rows of the events
+    /// `set_aside`, as rows that are set aside.
+    pub(crate) fn new(window: ScanWindow<'a>, reader: &TableReader, set_aside: &[Uuid]) -> Self {
+        Self {
+            set_aside: (!set_aside.is_empty()).then(|| ids_sql(set_aside.iter())),
+            ..Self::of(window, reader, Wanted::Unresolved)
+        }
     }
 
     /// A walk that returns only the rows of the window whose event is set aside.
@@ -117,6 +124,7 @@ impl<'a> Scan<'a> {
         let mut scan = Self {
             window,
             wanted,
+            set_aside: None,
             table: reader.table_sql().to_owned(),
             event_id: reader.event_id_sql().to_owned(),
             walk: Walk::Unnumbered(None),
@@ -168,7 +176,13 @@ impl<'a> Scan<'a> {
                 let state = format!("case when w.is_recovered then 'aside' else {state} end");
                 (state, "true".to_owned())
             }
-            Wanted::Unresolved => ("null::text".to_owned(), has_no_row_sql("w.id")),
+            Wanted::Unresolved => match &self.set_aside {
+                None => ("null::text".to_owned(), has_no_row_sql("w.id")),
+                Some(ids) => (
+                    format!("case when w.id = any ({ids}) then 'aside' end"),
+                    format!("(w.id = any ({ids}) or {})", has_no_row_sql("w.id")),
+                ),
+            },
         }
     }
 
@@ -371,6 +385,7 @@ mod tests {
                     ..ScanWindow::unresolved(&captured, records)
                 },
                 wanted: Wanted::Unresolved,
+                set_aside: None,
                 table: "a.x".into(),
                 event_id: "e.id".into(),
                 walk: Walk::Unnumbered(None),

@@ -10,7 +10,6 @@ use std::sync::{LazyLock, Mutex, PoisonError};
 
 use super::ScanWindow;
 use super::blocked::{Blocked, FirstQuarantined};
-use super::positions::BEFORE_ALL;
 use super::rows::{ReadRow, Rows};
 use super::scan::{DispatchState, Scan};
 use super::table::{RowValues, TableEvent, TableReader};
@@ -18,7 +17,6 @@ use crate::error::Result;
 use crate::event::{EventId, EventPosition, Standing};
 use crate::mapping::{MapError, TableSettings};
 use crate::postgres::Sql;
-use crate::store::relay_row::RecordKeeping;
 use crate::throttled_log::ThrottledLog;
 
 /// Reads the rows of a table that may have to be published. The rows of each key are read in the order of
@@ -29,14 +27,12 @@ pub(crate) struct Unrecorded<'a> {
     scan: Scan<'a>,
     rows: Rows,
     ready: VecDeque<ReadRow>,
-    /// Which events have a record. If published events may lack a record, the scan also returns rows that
-    /// may have been published already.
-    records: RecordKeeping,
     blocked: Blocked,
 }
 
 impl<'a> Unrecorded<'a> {
-    /// Prepares to read the rows of `window`. `firsts` is empty if every event has a record.
+    /// Prepares to read the rows of `window`. `firsts` has the blocked keys whose rows may have to be published
+    /// before the key's first quarantined event.
     ///
     /// # Errors
     /// Errors of a statement; `slot-busy` when the table was altered after its columns were looked
@@ -51,11 +47,10 @@ impl<'a> Unrecorded<'a> {
         let blocked = Blocked::of(sql, table, &reader, &window, firsts).await?;
         Ok(Self {
             sql,
-            scan: Scan::new(window, &reader),
+            scan: Scan::new(window, &reader, &blocked.first_ids()),
             reader,
             rows: Rows::new(),
             ready: VecDeque::new(),
-            records: window.records,
             blocked,
         })
     }
@@ -82,7 +77,7 @@ impl<'a> Unrecorded<'a> {
     }
 
     /// Makes the row's event, with this position. If the row comes before the event that blocks its key, the
-    /// event gets the commit LSN [`BEFORE_ALL`] instead. Returns `None` if the row must not be sent. Its
+    /// event gets a commit LSN below that event instead. Returns `None` if the row must not be sent. Its
     /// event is then set aside, or the event was published and its row can no longer become a message.
     ///
     /// # Errors
@@ -92,43 +87,38 @@ impl<'a> Unrecorded<'a> {
         row: &ReadRow,
         position: EventPosition,
     ) -> Option<Result<TableEvent, MapError>> {
-        if self.records.may_lack_records()
-            && (self.blocked.passes(row.id.as_bytes()) || row.record == DispatchState::SetAside)
-        {
+        if self.blocked.passes(row.id.as_bytes()) || row.record == DispatchState::SetAside {
             return None;
         }
         let mut event = self.reader.event(&row.values, position);
-        if let Err(MapError::Event(error)) = &mut event {
-            // Set the id under which the scan found the row, even if the mapper could not read the id.
-            // Without a record under this id, every scan would find the row again.
-            error.known.event_id.uuid = row.id.into_bytes();
-        }
-        if !self.records.may_lack_records() {
-            return Some(event);
-        }
-        let event_id = match &event {
-            Ok(found) => found.event.origin.event_id.clone(),
-            Err(MapError::Event(error)) => error.known.event_id.clone(),
-            Err(_) => return Some(event),
-        };
         let is_published = row.record == DispatchState::Published;
-        match event {
-            Ok(mut found) => {
+        match &mut event {
+            Ok(found) => {
                 let origin = &mut found.event.origin;
                 if is_published {
                     origin.standing = Standing::NeedsNoRow;
                 }
-                if self.blocked.is_before(&found.topic, &found.ordering_key) {
-                    origin.position.commit = BEFORE_ALL;
+                let before = self
+                    .blocked
+                    .commit_of_next(&found.topic, &found.ordering_key);
+                origin.position.commit = before.unwrap_or(position.commit);
+            }
+            Err(MapError::Event(error)) => {
+                // Set the id under which the scan found the row, even if the mapper could not read the id.
+                // Without a record under this id, every scan would find the row again.
+                error.known.event_id.uuid = row.id.into_bytes();
+                if is_published {
+                    stays_published(&error.known.event_id, error);
+                    return None;
                 }
-                Some(Ok(found))
+                let topic = error.known.topic.as_ref();
+                let key = &error.known.ordering_key;
+                let before = topic.and_then(|topic| self.blocked.commit_of_next(topic, key));
+                error.at.position.commit = before.unwrap_or(position.commit);
             }
-            Err(error) if is_published => {
-                stays_published(&event_id, &error);
-                None
-            }
-            Err(error) => Some(Err(error)),
+            Err(_) => {}
         }
+        Some(event)
     }
 
     /// When the event happened, according to the row's column.

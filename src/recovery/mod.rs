@@ -46,7 +46,7 @@ use crate::capture::blocked::FirstQuarantined;
 use crate::capture::claim::Captured;
 use crate::capture::detached::{self, DetachedTable};
 use crate::capture::from_table::{self, Interrupted, ScannedRow, SessionEnded, TableSender};
-use crate::capture::positions::{BEFORE_ALL, commit_before};
+use crate::capture::positions::commit_before;
 use crate::capture::table::TableReader;
 use crate::capture::unrecorded::Unrecorded;
 use crate::capture::{ScanWindow, scan, shape};
@@ -101,10 +101,9 @@ pub(crate) async fn start(
     _nobody_adds_rows: &PredecessorGone,
 ) -> Result<(Seam, oneshot::Receiver<()>)> {
     let commit = commit_before(slot.consistent_point());
-    let last_ordinal = last_ordinal(sql, commit)
-        .await?
-        .max(last_ordinal(sql, BEFORE_ALL).await?);
-    let firsts = FirstQuarantined::read(sql, subject.records).await?;
+    let firsts = FirstQuarantined::read(sql).await?;
+    let commits = firsts.commits_before().chain([commit]);
+    let last_ordinal = last_ordinal(sql, commits).await?;
     if slot.begins_anew() {
         mark::write_unfinished(sql, &subject.slot, &subject.instance, &slot.point).await?;
     }

@@ -6,13 +6,16 @@ use std::time::Duration;
 
 /// Log lines which show that a relay streams. The relay logs the first line when it reads from the slot, and
 /// the second when a recovery has delivered all rows from the tables.
-const STREAMS: [&str; 2] = ["streaming slot=", "recovered: every row"];
+const STREAMS: [&str; 2] = [STREAMING, "recovered: every row"];
+const STREAMING: &str = "streaming slot=";
 /// Log lines of a relay that begins to deliver rows from the tables.
 const RECOVERS: [&str; 2] = [
     "every row without a record in outbox.dispatch",
     // Logged by a relay that keeps its slot.
     "every row without a known outcome from the tables",
 ];
+/// Log line of a session that continues the recovery of an earlier session.
+const CONTINUES: &str = "continuing a recovery";
 /// Log line of a relay that abandons its requests in flight, because PostgreSQL has released its
 /// slot.
 const GIVEN_UP: &str = "PostgreSQL has released the slot";
@@ -45,7 +48,7 @@ impl Logged {
 }
 
 /// The life of one relay process.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Life {
     pub(crate) pid: u32,
     pub(crate) born: Duration,
@@ -53,6 +56,30 @@ pub(crate) struct Life {
     /// When the relay logged that it streams. The relay reads the existing dispatch rows shortly before each
     /// of these times, so afterwards it knows which events were recorded before that read.
     pub(crate) streams: Vec<Duration>,
+    /// When the relay logged that a session begins to deliver events: from its slot, or from the tables.
+    pub(crate) sessions: Vec<Duration>,
+    /// Whether the current session recovers. It logs that it streams when it has delivered the rows from the tables.
+    pub(crate) recovers: bool,
+}
+
+impl Life {
+    /// Notes a log line of the relay.
+    fn said(&mut self, at: Duration, line: &str) {
+        if STREAMS.iter().any(|said| line.contains(said)) {
+            self.streams.push(at);
+        }
+        if line.contains(CONTINUES) || begins_recovery(line) {
+            self.sessions.push(at);
+            self.recovers = true;
+        } else if line.contains(STREAMING) && !std::mem::take(&mut self.recovers) {
+            self.sessions.push(at);
+        }
+    }
+}
+
+/// Whether this is the log line of a relay that begins to deliver rows from the tables.
+fn begins_recovery(line: &str) -> bool {
+    RECOVERS.iter().any(|said| line.contains(said))
 }
 
 impl Log {
@@ -64,8 +91,7 @@ impl Log {
         log.lives.push(Life {
             pid,
             born: at,
-            died: None,
-            streams: Vec::new(),
+            ..Life::default()
         });
     }
 
@@ -74,7 +100,7 @@ impl Log {
         let mut log = self.lock();
         log.lines
             .push(format!("{:8.3} [{pid}] {line}", at.as_secs_f64()));
-        if RECOVERS.iter().any(|said| line.contains(said)) {
+        if begins_recovery(line) {
             log.recovers.push(at);
         }
         if line.contains(GIVEN_UP) {
@@ -83,9 +109,8 @@ impl Log {
         if line.contains(SUCCEEDED) {
             log.succeeded.push(at);
         }
-        let life = log.lives.iter_mut().rfind(|life| life.pid == pid);
-        if let Some(life) = life.filter(|_| STREAMS.iter().any(|said| line.contains(said))) {
-            life.streams.push(at);
+        if let Some(life) = log.lives.iter_mut().rfind(|life| life.pid == pid) {
+            life.said(at, line);
         }
     }
 
@@ -117,5 +142,31 @@ impl Log {
 
     fn lock(&self) -> MutexGuard<'_, Logged> {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_recovering_session_does_not_begin_again_when_it_streams() {
+        let log = Log::default();
+        log.born(1, Duration::ZERO);
+        let lines = [
+            "streaming slot=a confirmed=0/1",
+            "recovering: the slot was lost; every row without a record in outbox.dispatch is published",
+            "continuing a recovery that an earlier session has not finished",
+            "recovered: every row committed since its table was captured has an outcome",
+            "streaming slot=a",
+            "streaming slot=a confirmed=0/2",
+        ];
+        for (at, line) in (1..).zip(lines) {
+            log.said(1, Duration::from_secs(at), line);
+        }
+        let life = log.all().lives.remove(0);
+        let seconds = |times: &[Duration]| Vec::from_iter(times.iter().map(Duration::as_secs));
+        assert_eq!(seconds(&life.sessions), [1, 2, 3, 6]);
+        assert_eq!(seconds(&life.streams), [1, 4, 5, 6]);
     }
 }

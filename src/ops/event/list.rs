@@ -94,7 +94,7 @@ async fn waiting_in(
 ) -> Result<bool> {
     let project = settings.project().unwrap_or("none");
     let mut reader = TableReader::resolve(sql, table, project, captured).await?;
-    let mut scan = Scan::new(ScanWindow::recent(captured), &reader);
+    let mut scan = Scan::new(ScanWindow::recent(captured), &reader, &[]);
     let (mut rows, mut examined) = (Rows::new(), 0);
     while let Some(candidates) = scan.next(sql).await? {
         examined += candidates.len();

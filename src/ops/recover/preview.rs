@@ -104,7 +104,7 @@ async fn tables(
         // the preview would leave them out.
         transactions::refuse_lower(&sql, settings).await?;
     }
-    let firsts = FirstQuarantined::read(&sql, situation.records).await?;
+    let firsts = FirstQuarantined::read(&sql).await?;
     let mut tables = Vec::new();
     let mut known =
         claim::as_if_claimed(&sql, &settings.slot, &settings.tables, settings.start).await?;

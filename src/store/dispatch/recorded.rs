@@ -240,12 +240,21 @@ fn standing(is_published: bool, records: RecordKeeping) -> Lookup {
     }
 }
 
-/// Returns the highest ordinal that is used with the commit LSN `place`, or 0 if there is none.
-pub(crate) async fn last_ordinal(sql: &Sql, place: CommitLsn) -> Result<u32> {
-    const STATEMENT: &str =
-        "SELECT coalesce(max(ordinal), 0) FROM outbox.dispatch WHERE commit_lsn = $1";
-    let place = PgLsn::from(place.lsn().as_u64());
-    let last: i32 = sql.query_one(STATEMENT, &[&place]).await?.get(0);
+/// Returns the highest ordinal that is used with one of these commit LSNs, or 0 if there is none.
+pub(crate) async fn last_ordinal(
+    sql: &Sql,
+    commits: impl IntoIterator<Item = CommitLsn>,
+) -> Result<u32> {
+    // One search in the index per commit LSN: many rows may have the same one.
+    const STATEMENT: &str = "\
+        SELECT coalesce(max((SELECT max(ordinal) FROM outbox.dispatch WHERE commit_lsn = c)), 0) \
+        FROM unnest($1::pg_lsn[]) c";
+    let commits: HashSet<CommitLsn> = commits.into_iter().collect();
+    let commits = commits
+        .iter()
+        .map(|commit| PgLsn::from(commit.lsn().as_u64()));
+    let commits: Vec<PgLsn> = commits.collect();
+    let last: i32 = sql.query_one(STATEMENT, &[&commits]).await?.get(0);
     Ok(last.unsigned_abs())
 }
 

@@ -1,6 +1,7 @@
 //! Tests in which the slot is lost or recreated, or never existed, but no event is lost. The relay
 //! publishes unrecorded rows from the tables, in order per key, and then continues with the stream.
 
+mod blocked;
 mod copies;
 mod from_table;
 mod interrupted;

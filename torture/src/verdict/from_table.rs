@@ -144,7 +144,7 @@ fn brought_later(evidence: &Evidence) -> impl Iterator<Item = &str> {
     let begins_between = move |by: u64, first: u64| {
         // The harness reads a log line a little later than the relay writes it, so `LATE` is added.
         let between = received[&by]..received[&first] + LATE;
-        let mut sessions = evidence.log.lives.iter().flat_map(|life| &life.streams);
+        let mut sessions = evidence.log.lives.iter().flat_map(|life| &life.sessions);
         sessions.any(|begun| between.contains(begun))
     };
     let overtaken = overtaken(evidence).into_iter();
@@ -185,7 +185,7 @@ pub(super) fn repeated_from_table(evidence: &Evidence) -> HashMap<&str, Duration
     let events = events.filter(|event| recorded.contains(&*event.id) && was_open(evidence, event));
     let since = |event: &Event| {
         let (first, last) = copies.get(&*event.id).copied()?;
-        let mut sessions = evidence.log.lives.iter().flat_map(|life| &life.streams);
+        let mut sessions = evidence.log.lives.iter().flat_map(|life| &life.sessions);
         // The harness reads a log line a little later than the relay writes it, so `LATE` is added.
         let begun = sessions.find(|begun| (first..last + LATE).contains(begun))?;
         Some((*begun).min(last))

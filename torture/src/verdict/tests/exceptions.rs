@@ -110,6 +110,7 @@ fn without_records_the_position_is_ignored_only_during_a_recovery() {
         born: ms(10),
         died: None,
         streams: vec![ms(20), ms(190)],
+        ..Life::default()
     }];
     assert_eq!(texts(&evidence), [""; 0]);
     evidence.samples[3].at = ms(195);

@@ -123,6 +123,8 @@ fn omitted_rows_of_an_open_transaction_may_come_with_the_next_session() {
         born: ms(10),
         died: None,
         streams: vec![ms(20), ms(350)],
+        sessions: vec![ms(20), ms(350)],
+        ..Life::default()
     }];
     assert!(judge(&evidence).is_clean());
     evidence.gaps = vec![(1_850, 1_899)];
@@ -165,6 +167,41 @@ fn an_event_that_is_streamed_and_then_left_out_may_be_repeated_after_earlier_row
         born: ms(10),
         died: None,
         streams: vec![ms(20), ms(350)],
+        sessions: vec![ms(20), ms(350)],
+        ..Life::default()
     }];
     assert_eq!(judge(&evidence).swapped(), 0, "{:?}", violations(&evidence));
+}
+
+/// The relay recovers, and publishes e2 and e3 from the table. Pub/Sub stores them without an answer, so the relay sends
+/// them again before it streams.
+#[test]
+fn a_retry_of_a_recovery_is_not_a_repeat_by_the_next_session() {
+    let mut evidence = evidence();
+    evidence.from_table = FromTable::Late;
+    evidence.samples.clear();
+    evidence.recorded_at.clear();
+    for (index, at) in [(1, 200), (2, 210)] {
+        evidence.attempts[index].first_message_id = Some(index as u64);
+        evidence.attempts[index].received = ms(at);
+        evidence.records[index].commit_lsn = 3_503;
+        evidence.records[index].ordinal = index as i32;
+        evidence.records[index].message_id = Some(index as u64 + 2);
+    }
+    evidence.attempts.push(attempt(3, 400, "e2"));
+    evidence.attempts.push(attempt(4, 410, "e3"));
+    // Only the transaction of e2 was open while the publication was altered.
+    evidence.begun_after = [("t2".to_owned(), 1_900), ("t3".to_owned(), 1_990)].into();
+    evidence.gaps = vec![(1_850, 1_950)];
+    evidence.log.lives = vec![Life {
+        pid: 1,
+        born: ms(10),
+        streams: vec![ms(20), ms(420)],
+        sessions: vec![ms(20), ms(150)],
+        ..Life::default()
+    }];
+    let orders = |evidence: &Evidence| judge(evidence).swapped();
+    assert_eq!(orders(&evidence), 0, "{:?}", violations(&evidence));
+    evidence.log.lives[0].sessions.push(ms(420));
+    assert!(orders(&evidence) > 0, "a new session began in between");
 }

@@ -57,6 +57,7 @@ fn the_position_of_a_lost_slot_is_ignored_until_a_relay_takes_it_again() {
         born: ms(160),
         died: None,
         streams: vec![ms(210)],
+        ..Life::default()
     }];
     assert_eq!(violations(&evidence).len(), 1);
 }

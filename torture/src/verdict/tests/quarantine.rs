@@ -139,6 +139,7 @@ fn only_a_released_event_may_be_sent_when_it_has_a_record() {
         born: ms(350),
         died: None,
         streams: vec![ms(360)],
+        ..Life::default()
     }];
     publish(&mut released, 1, 7, 400);
     publish(&mut released, 2, 8, 410);

@@ -14,6 +14,7 @@ fn sent_again(recorded_ms: u64, by: u64) -> Vec<Violation> {
         born: ms(born),
         died,
         streams: vec![ms(streams)],
+        ..Life::default()
     };
     evidence.log.lives = vec![life(1, 10, Some(ms(310)), 20), life(2, 350, None, 390)];
     evidence
@@ -54,6 +55,7 @@ fn a_frozen_relay_may_send_recorded_events_only_from_its_buffers() {
             born: ms(50),
             died: None,
             streams: vec![ms(315)],
+            ..Life::default()
         }];
         evidence.recorded_at.insert("e3".to_owned(), ms(340));
         evidence.records[2].message_id = Some(2);

@@ -1,0 +1,132 @@
+//! Tests of keys that are blocked by an event in quarantine when the relay crashes and the slot is lost.
+
+use super::*;
+
+/// Inserts an event of the key `k`. With the type `Bad` its row cannot become a message.
+async fn insert_one(database: &Database, version: u32, event_type: &str) {
+    // The value of an attribute has at most 1,024 bytes.
+    let padding = if event_type == "Bad" { 2_000 } else { 0 };
+    database
+        .execute(&format!(
+            "INSERT INTO outbox.events \
+                 (aggregatetype, aggregateid, event_type, version, payload, occurred_at) \
+             VALUES ('order', 'k', '{event_type}' || repeat('x', {padding}), {version}, \
+                 jsonb_build_object('n', {version}), clock_timestamp())"
+        ))
+        .await;
+}
+
+/// Returns the versions of the events in `state`, in the order of their positions.
+async fn versions(database: &Database, state: &str) -> String {
+    database
+        .text(&format!(
+            "SELECT coalesce(string_agg(e.version::text, ' ' ORDER BY d.commit_lsn, d.ordinal), '') \
+             FROM outbox.dispatch d JOIN outbox.events e ON e.id = d.event_id \
+             WHERE d.state = '{state}'"
+        ))
+        .await
+}
+
+/// The versions of the events that are stored, in the order of the last request with each of them. The events that were
+/// in flight at the crash may be stored twice.
+async fn stored_versions(database: &Database, emulator: &RunningEmulator) -> Vec<i64> {
+    let mut versions = Vec::new();
+    for attempt in emulator.journal().attempts() {
+        if !attempt.is_stored() {
+            continue;
+        }
+        for id in attempt.event_ids.iter().flatten() {
+            let version = format!("SELECT version FROM outbox.events WHERE id = '{id}'");
+            let version = database.number(&version).await;
+            versions.retain(|stored| *stored != version);
+            versions.push(version);
+        }
+    }
+    versions
+}
+
+async fn lose_slot_with_a_blocked_key(database: Database) {
+    let emulator = harness::emulator().await;
+    let relay = Relay::start(&database, &emulator);
+    insert_one(&database, 1, "Good").await;
+    database.wait_until_recorded().await;
+    // The events 2 and 3 are still in flight when the events 4 to 6 are in quarantine already.
+    let slow = Action::Delay(Duration::from_secs(600));
+    emulator.faults().inject(Fault::new(slow));
+    for (version, event_type) in [
+        (2, "Good"),
+        (3, "Good"),
+        (4, "Bad"),
+        (5, "Bad"),
+        (6, "Good"),
+    ] {
+        insert_one(&database, version, event_type).await;
+    }
+    eventually("the key is blocked", || async {
+        (versions(&database, "quarantined").await == "4 5 6").then_some(())
+    })
+    .await;
+    relay.kill_9();
+    assert_eq!(versions(&database, "published").await, "1");
+    emulator.faults().lift_all();
+    harness::wait_until_killed_relays_are_gone(&database, &emulator).await;
+    database.drop_slot().await;
+    insert_one(&database, 7, "Good").await;
+    let relay = Relay::start(&database, &emulator);
+    database.wait_until_recorded().await;
+    wait_until_recovered(&database).await;
+    insert_one(&database, 8, "Good").await;
+    database.wait_until_recorded().await;
+    assert_eq!(
+        versions(&database, "published").await,
+        "1 2 3",
+        "{}",
+        relay.log()
+    );
+    assert_eq!(versions(&database, "quarantined").await, "4 5 6 7 8");
+    let url = [("DATABASE_URL", database.url.as_str())];
+    let run = |args: &[&str]| {
+        let ran = harness::postrider(args, &url).output().unwrap();
+        assert!(ran.status.success(), "{ran:?}");
+    };
+    for version in [4, 5] {
+        let id = format!("SELECT id::text FROM outbox.events WHERE version = {version}");
+        let id = database.text(&id).await;
+        run(&["quarantine", "discard", &id, "--yes"]);
+    }
+    run(&["quarantine", "release", "--all"]);
+    eventually("everything is released", || async {
+        (versions(&database, "published").await == "1 2 3 6 7 8").then_some(())
+    })
+    .await;
+    assert_eq!(
+        stored_versions(&database, &emulator).await,
+        [1, 2, 3, 6, 7, 8],
+        "{}",
+        relay.log()
+    );
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn events_in_flight_before_a_blocked_event_are_published_before_it_when_the_slot_is_lost() {
+    lose_slot_with_a_blocked_key(Database::start().await).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn without_an_index_on_the_ids_a_recovery_finds_the_blocked_event_in_the_table() {
+    let database = Database::start().await;
+    database
+        .execute("ALTER TABLE outbox.events DROP CONSTRAINT events_pkey")
+        .await;
+    lose_slot_with_a_blocked_key(database).await;
+}
+
+/// Without the column `seq`, the recovery sorts the rows by version and transaction.
+#[tokio::test(flavor = "multi_thread")]
+async fn without_a_seq_a_recovery_publishes_events_before_a_blocked_event_too() {
+    let database = Database::start().await;
+    database
+        .execute("ALTER TABLE outbox.events DROP COLUMN seq")
+        .await;
+    lose_slot_with_a_blocked_key(database).await;
+}
