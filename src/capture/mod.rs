@@ -39,6 +39,7 @@
 
 pub(crate) mod blocked;
 mod bounds;
+mod candidate;
 mod captured;
 pub(crate) mod claim;
 pub(crate) mod detached;

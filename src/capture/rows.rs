@@ -12,7 +12,7 @@ use tokio_postgres::error::{Error as PgError, SqlState};
 use tokio_postgres::{SimpleQueryMessage, SimpleQueryRow};
 use uuid::Uuid;
 
-use super::scan::{Candidate, DispatchState};
+use super::candidate::{Candidate, DispatchState, ids_sql};
 use super::table::{RowValues, TableReader, altered_since};
 use crate::error::Result;
 use crate::event::EventId;
@@ -329,12 +329,6 @@ fn are(reader: &TableReader, candidates: &[Candidate]) -> String {
 fn ctids_sql(candidates: &[Candidate]) -> String {
     let ctids = candidates.iter().map(|c| format!("\"{}\"", c.ctid));
     format!("'{{{}}}'::tid[]", ctids.collect::<Vec<_>>().join(","))
-}
-
-/// Returns an SQL array of these ids.
-pub(super) fn ids_sql<'a>(ids: impl Iterator<Item = &'a Uuid>) -> String {
-    let ids: Vec<String> = ids.map(Uuid::to_string).collect();
-    format!("'{{{}}}'::uuid[]", ids.join(","))
 }
 
 /// Whether a statement failed because of a value in one of the rows.

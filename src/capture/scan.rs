@@ -12,8 +12,8 @@ use std::collections::BTreeMap;
 use slot_manager::quoted_identifier;
 use uuid::Uuid;
 
+use super::candidate::{Candidate, DispatchState, ids_sql};
 use super::captured::Captured;
-use super::rows::ids_sql;
 use super::table::{TableReader, altered_since};
 use super::window::ScanWindow;
 use crate::error::Result;
@@ -36,30 +36,6 @@ const MAX_COLLECTED: usize = 100_000;
 const PLAN: &str = "\
     SET enable_seqscan = off; SET enable_hashjoin = off; SET enable_mergejoin = off; \
     SET enable_sort = off; SET enable_incremental_sort = on; SET jit = off";
-
-/// A row that may have to be published, and its location in the table.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Candidate {
-    /// The OID of the table or partition that holds the row.
-    pub(crate) leaf: u32,
-    /// The row's `ctid` in that table or partition.
-    pub(crate) ctid: String,
-    pub(crate) seq: Option<i64>,
-    pub(crate) id: Uuid,
-    pub(crate) record: DispatchState,
-}
-
-/// The state of a row's event in outbox.dispatch.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum DispatchState {
-    /// The event has no record.
-    Nothing,
-    /// The event has a record as published. If other events of its key may lack records, the relay publishes the
-    /// whole key again in order, including this event.
-    Published,
-    /// The event is in quarantine, or discarded, or an unfinished recovery has resolved it.
-    SetAside,
-}
 
 /// The order of rows without `seq`: version, transaction, partition, block and line.
 type UnnumberedKey = (i64, u64, u32, u32, u32);

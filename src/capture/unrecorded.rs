@@ -10,8 +10,9 @@ use std::sync::{LazyLock, Mutex, PoisonError};
 
 use super::ScanWindow;
 use super::blocked::{Blocked, FirstQuarantined};
+use super::candidate::DispatchState;
 use super::rows::{ReadRow, Rows};
-use super::scan::{DispatchState, Scan};
+use super::scan::Scan;
 use super::table::{RowValues, TableEvent, TableReader};
 use crate::error::Result;
 use crate::event::{EventId, EventPosition, Standing};

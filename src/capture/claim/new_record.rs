@@ -45,7 +45,7 @@ pub(super) fn new_record(
 /// are computed from it. In the text from which an event id is computed, `:` or `@` follows the identity. So
 /// the identity itself contains neither. Otherwise the row `b:7` of a table `a` and the row `7` of a table
 /// `a:b` would get the same event id.
-fn identity(table: &QualifiedName, records: &[CaptureRecord]) -> String {
+pub(super) fn identity(table: &QualifiedName, records: &[CaptureRecord]) -> String {
     let name = format!("{}.{}", table.schema, table.name);
     let name = name.replace(':', "%3A").replace('@', "%40");
     let is_free = |identity: &String| records.iter().all(|known| known.identity != *identity);

@@ -5,8 +5,10 @@ use std::collections::HashMap;
 use outbox_event::{EventUuids, TableIdentity};
 use proptest::prelude::*;
 
+use super::new_record::identity;
 use super::*;
 use crate::capture::shape::Shape;
+use crate::store::capture_record::IdSuffixes;
 
 fn record(identity: &str, table: &str, oid: u32) -> CaptureRecord {
     CaptureRecord {
