@@ -71,8 +71,8 @@ impl World {
         self.ends_well_but_for(|_, _| false).await
     }
 
-    /// Like `ends_well`, but allows that a request and its repeat were in flight together, if `excused`
-    /// returns true for them.
+    /// Like `ends_well`, but a request and its repeat may have been in flight together if `excused`
+    /// returns true for the two.
     async fn ends_well_but_for(
         self,
         excused: impl Fn(&Attempt, &Attempt) -> bool,
@@ -163,8 +163,8 @@ async fn a_connection_that_dies_silently_is_replaced_while_the_others_continue()
 
 #[tokio::test(flavor = "multi_thread")]
 async fn requests_that_arrive_late_after_a_stall_are_repeats_in_order() {
-    // Use only one connection. With several connections, a late request may arrive even after the
-    // requests that follow its repeat.
+    // Use only one connection. With several connections, a delayed request may arrive after its own
+    // retry, and even after the requests that follow the retry.
     let world = World::start(&[("POSTRIDER_PUBSUB_CHANNELS", "1")]).await;
     let mut ends = Vec::new();
     for _ in 0..2 {

@@ -144,8 +144,8 @@ fn cause(
         .or(succeeded.then_some(Cause::Succeeded))
 }
 
-/// Whether a fault ended the walsender of the relay that noticed at the time `found` that it had lost its
-/// slot. Always false if `found` is after the second attempt.
+/// At the time `found`, a relay noticed that it had lost its slot. Returns whether a fault ended the
+/// walsender of this relay. Always false if `found` is after the second attempt.
 fn is_ended_walsender(
     evidence: &Evidence,
     before: &Attempt,
