@@ -126,6 +126,22 @@ pub(crate) async fn naming_locks<T>(
     }
 }
 
+/// Does `work` on the session `sql`. Until it is done, the statements of the session wait for a lock for at most `limit`.
+/// If `work` fails because it waited too long, the error names the lock and its holders.
+///
+/// # Errors
+/// The error of `work`, or `lock-wait`.
+pub(crate) async fn limiting_lock_waits<T>(
+    sql: &Sql,
+    limit: Duration,
+    work: impl Future<Output = Result<T>>,
+) -> Result<T> {
+    sql.limit_lock_waits(limit).await?;
+    let done = naming_locks(sql, limit, work).await?;
+    sql.limit_lock_waits(Duration::ZERO).await?;
+    Ok(done)
+}
+
 /// Returns what the process `pid` waits for, as an error, and how long it has waited. `None` if it does not
 /// wait.
 async fn find_wait(sql: &Sql, pid: i32) -> Result<Option<(Duration, Error)>> {
