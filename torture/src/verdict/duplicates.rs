@@ -170,7 +170,7 @@ fn is_ended_walsender(
                 .any(|occurrence| ends_one(occurrence) && is_found_since(occurrence)))
 }
 
-/// Whether the attempt was one of the last on its connection, so that the connection may have been
+/// Whether the attempt was one of the last on its connection. The connection may then have been
 /// closed right after it.
 fn is_among_the_last(evidence: &Evidence, attempt: &Attempt) -> bool {
     let ended = attempt.ended.unwrap_or(attempt.received);
