@@ -117,9 +117,9 @@ async fn a_long_history_in_partitions_costs_nothing_at_the_first_start() {
     a_long_history_costs_nothing(Kind::Partitioned).await;
 }
 
-/// Checks that no old row is published although the slot is dropped twice. The slot is first
-/// dropped before any relay has run (`by_init`), or else right after a first start. Then an
-/// operator requests a recovery. The slot is dropped again after this recovery.
+/// Checks that no old row is published although the slot is dropped twice. With `by_init`, the slot
+/// is first dropped before any relay has run. Otherwise it is first dropped right after a first
+/// start. Then an operator requests a recovery. The slot is dropped again after this recovery.
 async fn no_old_row_is_published_after_a_loss(kind: Kind, by_init: bool) {
     let mut world = World::new(kind, 2_000).await;
     if !by_init {
