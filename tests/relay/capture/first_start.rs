@@ -39,8 +39,8 @@ async fn kept_open(url: String, until: oneshot::Receiver<()>) -> HashSet<String>
     }
 }
 
-/// Starts a relay without a slot. Returns it if it streams in time and keeps no transaction open. Otherwise
-/// returns the reason.
+/// Starts a relay without a slot. Returns the relay if it streams in time and keeps no transaction open.
+/// Otherwise returns what went wrong.
 async fn light_first_start(world: &World) -> Result<Relay, String> {
     let (end, until) = oneshot::channel();
     let watch = tokio::spawn(kept_open(world.database.url.clone(), until));

@@ -189,8 +189,8 @@ async fn kill_while_it_waits(world: &World, relay: Relay) {
     harness::wait_until_killed_relays_are_gone(&world.database, &world.emulator).await;
 }
 
-/// Starts a relay, which stops when it has created its slot and writes its capture record. Returns the relay, and
-/// the session whose lock stops it.
+/// Starts a relay, and stops it with a lock when it has created its slot and is about to write its capture
+/// record. Returns the relay, and the session that holds the lock.
 async fn stopped_before_its_capture_record(world: &World) -> (Relay, Client) {
     let lock = stop_writes(world, "outbox.capture").await;
     let relay = world.relay();

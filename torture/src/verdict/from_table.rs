@@ -134,7 +134,7 @@ pub(super) fn leaves_out_what_is_vouched_for(
 
 /// Returns events that the stream omitted at first and delivered later, after later events of their key.
 /// This can happen if a transaction was open while the publication was altered: PostgreSQL may send more
-/// of its rows when it decodes the transaction again for another session.
+/// of the transaction's rows when it decodes the transaction again for another session.
 fn brought_later(evidence: &Evidence) -> impl Iterator<Item = &str> {
     let received: HashMap<u64, Duration> = evidence
         .attempts

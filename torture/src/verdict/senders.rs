@@ -72,8 +72,9 @@ fn recording_attempts(evidence: &Evidence) -> HashMap<&str, Duration> {
         .collect()
 }
 
-/// The relay that was the sender at this time: the one that was the last to log that it streams.
-/// `None` if that relay was already dead, because its successor might not have logged yet.
+/// The relay that was the sender at this time: the last one that had logged that it streams. `None`
+/// if that relay was already dead, because its successor may have been the sender before it logged
+/// this.
 fn sender(lives: &[Life], at: Duration) -> Option<&Life> {
     let last_word = |life: &Life| life.streams.iter().rev().find(|said| **said <= at).copied();
     let last = lives
