@@ -84,7 +84,8 @@ async fn rows_of_a_table_that_becomes_a_partition_are_published_without_records(
 }
 
 /// Commits new rows. All rows of a key are in the same partition. Otherwise the order of a key could change,
-/// because the relay publishes the rows of partitions that are no longer captured before all other rows.
+/// because the relay first publishes the rows of partitions that are no longer captured, and then all other
+/// rows.
 async fn insert_by_partition(world: &mut World, rows: u32) {
     let (first, last) = (world.next, world.next + rows - 1);
     world.next += rows;
