@@ -210,8 +210,8 @@ async fn connections_reset_during_a_request_lose_and_swap_nothing() {
         log.contains("pubsub-unreachable"),
         "no request was cut:\n{log}"
     );
-    // The emulator may see the repeat before it sees the end of the first request's connection, so the
-    // two requests may overlap.
+    // The emulator may see the repeat before it sees the end of the first request's connection, so
+    // allow an overlap of the two requests.
     let is_of_a_cut = |first: &Attempt, second: &Attempt| {
         let lies_between = |cut: &Duration| {
             let until = *cut + Duration::from_secs(1);

@@ -243,8 +243,9 @@ impl History {
         self.partitions_are_known();
     }
 
-    /// Whether the relay may repeat a moved row without the rows that follow it. With `dispatch =
-    /// exceptions`, the relay sends a row again if the row moves soon after its publication.
+    /// Whether the relay may repeat a moved row without the rows that follow it. With
+    /// `dispatch = exceptions`, the relay sends a row again if the row moves soon after its
+    /// publication.
     fn repeats_moved_rows(&self) -> bool {
         let is_without_records =
             |(name, value): &(&str, String)| *name == "POSTRIDER_DISPATCH" && value == "exceptions";
