@@ -1,5 +1,5 @@
-//! Tests in which a column of a captured table gets another type while rows from before still wait in the
-//! WAL. The relay delivers all rows, and no operator has to ask for a recovery.
+//! Tests in which a column of a captured table gets another type while rows from before the change still
+//! wait in the WAL. The relay delivers all rows, and no operator has to ask for a recovery.
 
 use crate::harness::{self, Database, Relay};
 use crate::mapping::Subscriber;
