@@ -263,7 +263,8 @@ async fn a_slot_older_than_the_publication_is_reported_until_it_has_passed_the_p
     assert_contains(&init.stdout, CODE);
     let again = database.run(&["init", "--apply"]).await;
     assert_contains(&again.stdout, CODE);
-    // Only rows of the table whose capturing began later are not delivered.
+    // Add a table whose capturing began earlier. The finding must name only `outbox.events`, whose
+    // capturing began later.
     let captured_before = "insert into outbox.capture (identity, schema_name, table_name, table_oid, slot, \
              floor, has_inserted_xid, instance, since_lsn) \
          select 'public.older', 'public', 'older', 1, slot, floor, true, instance, '0/1' from outbox.capture";
