@@ -44,7 +44,7 @@ impl AuditState {
     /// began may have rows of the gap.
     ///
     /// # Errors
-    /// Errors of a statement.
+    /// Database errors.
     pub(super) async fn notes_gap(
         &mut self,
         sql: &Sql,

@@ -13,7 +13,7 @@ use crate::postgres::Sql;
 /// [`ScanWindow::overlooked`].
 ///
 /// # Errors
-/// `slot-busy` when the table was altered or rewritten in the meantime; errors of a statement.
+/// `slot-busy` when the table was altered or rewritten in the meantime; database errors.
 pub(super) async fn has_overlooked(
     sql: &Sql,
     settings: &TableSettings,

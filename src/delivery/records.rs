@@ -21,7 +21,7 @@ const WRITER_LIMIT: Duration = Duration::from_secs(3);
 pub(super) struct Recorder {
     pub(super) writer: DispatchWriter,
     written: mpsc::UnboundedReceiver<WriterEvent>,
-    /// Whether published events get a row.
+    /// Which published events get a row.
     pub(super) keeping: RecordKeeping,
     /// Events that are resolved, and that the pipeline does not know of yet.
     pub(super) resolved: ResolvedEvents,

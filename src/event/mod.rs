@@ -50,8 +50,7 @@ pub struct EventRef {
     pub standing: Standing,
     /// Number of failed requests that contained the event and may have reached Pub/Sub.
     pub failed_attempts: u32,
-    /// Number of these requests with which Pub/Sub may have stored the event, because no definite answer
-    /// arrived.
+    /// How many of these requests got no definite answer. Each of them may have stored the event.
     pub unknown_outcomes: u32,
     /// When the event's transaction was committed.
     pub commit_time: PgTimestamp,

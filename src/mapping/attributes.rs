@@ -24,7 +24,8 @@ pub(super) struct Attributes {
     wire: Vec<u8>,
     /// The attributes that [`add_fixed`](Self::add_fixed) has added.
     fixed: FixedSet,
-    /// All other attributes. If the row has no value for a fixed attribute, one of these may have its name.
+    /// All other attributes. An entry may have the name of a fixed attribute if the row has no value for that
+    /// fixed attribute.
     entries: Vec<Entry>,
 }
 

@@ -177,7 +177,7 @@ impl<'a> TableWalk<'a> {
     /// Returns the next page, which may have no rows; `None` at the end.
     ///
     /// # Errors
-    /// Errors of the statement. The next call then reads the same page again.
+    /// Database errors. The next call then reads the same page again.
     pub(super) async fn next(&mut self, sql: &Sql) -> Result<Option<WalkedPage>, PgError> {
         let (statement, next) = match &self.position {
             WalkPosition::Done => return Ok(None),

@@ -38,7 +38,7 @@ impl WatchedSession {
     /// Watches the session `sql` from now on.
     ///
     /// # Errors
-    /// Errors of a statement.
+    /// Database errors.
     pub(crate) async fn set(&self, sql: &Sql) -> Result<()> {
         let process = activity::own_process(sql).await?;
         let watched = (sql.target().clone(), process.pid());

@@ -101,7 +101,7 @@ impl fmt::Display for Snapshot {
 /// moment and had an id has a lower id.
 ///
 /// # Errors
-/// Errors of the statement.
+/// Database errors.
 pub(crate) async fn own_transaction_id(sql: &impl GenericClient) -> Result<u64> {
     const STATEMENT: &str = "SELECT pg_catalog.pg_current_xact_id()::text";
     let row = sql.query_one(STATEMENT, &[]).await?;
@@ -115,7 +115,7 @@ pub(crate) async fn own_transaction_id(sql: &impl GenericClient) -> Result<u64> 
 /// Returns the current snapshot.
 ///
 /// # Errors
-/// Errors of a statement.
+/// Database errors.
 pub(crate) async fn current_snapshot(sql: &impl GenericClient) -> Result<Snapshot> {
     const STATEMENT: &str = "SELECT pg_catalog.pg_current_snapshot()::text";
     sql.query_one(STATEMENT, &[])

@@ -82,7 +82,7 @@ impl Sql {
     /// Limits how long each statement waits for a lock. Zero means no limit.
     ///
     /// # Errors
-    /// Errors of a statement.
+    /// Database errors.
     pub(crate) async fn limit_lock_waits(&self, timeout: Duration) -> Result<()> {
         let statement = format!("SET lock_timeout = {}", timeout.as_millis());
         Ok(self.batch_execute(&statement).await?)
@@ -94,7 +94,7 @@ impl Sql {
     /// but loses nothing.
     ///
     /// # Errors
-    /// Errors of a statement.
+    /// Database errors.
     pub(crate) async fn commit_locally(&self) -> Result<()> {
         Ok(self.batch_execute("SET synchronous_commit = local").await?)
     }
@@ -102,7 +102,7 @@ impl Sql {
     /// Changes the statement timeout. Zero means no timeout.
     ///
     /// # Errors
-    /// Errors of a statement.
+    /// Database errors.
     pub(crate) async fn limit_statements(&self, timeout: Duration) -> Result<()> {
         let millis = timeout.as_millis();
         let statement = format!("SET statement_timeout = {millis}");

@@ -88,7 +88,7 @@ pub(super) fn may_miss_rows(point: &Unfinished, Captured { record, shape }: &Cap
 /// Continues with the slot and the snapshot of an unfinished recovery. `confirmed` is the slot's position.
 ///
 /// # Errors
-/// Errors of a statement.
+/// Database errors.
 pub(crate) async fn continued(
     sql: &Sql,
     slot: &SlotName,
@@ -119,7 +119,7 @@ pub(crate) async fn continued(
 /// publication as it was when the row was inserted. The stream contains all rows of every later transaction.
 ///
 /// # Errors
-/// `slot-busy` when an open transaction prevents it; errors of a statement.
+/// `slot-busy` when an open transaction prevents it; database errors.
 pub(crate) async fn keep(
     sql: &Sql,
     settings: &Settings,

@@ -144,8 +144,8 @@ pub(crate) enum RecoveryCause {
     SlotMissing,
     /// The server has invalidated the slot, or has removed WAL that the slot needed.
     SlotLost(Health),
-    /// The slot's position is ahead of the final position that the last session recorded. If no relay has
-    /// served the slot yet, the slot's position is ahead of the position at which capturing began.
+    /// The slot's position is ahead of `recorded`. This is the final position that the last session recorded,
+    /// or, if no relay has served the slot yet, the position at which capturing began.
     SlotRecreated { recorded: Lsn, found: Lsn },
     /// The server's WAL ends before the last confirmed position.
     WalMissing { recorded: Lsn, server: Lsn },

@@ -119,8 +119,8 @@ impl SessionRunner {
     ///
     /// # Errors
     /// `slot-missing`, `slot-lost` and `slot-recreated` when `slot_on_loss` is `stop`; `slot-held`,
-    /// `slot-busy`, `slot-foreign`, `table-captured`; errors of [`slot::everything_is_readable`] if a
-    /// recovery cannot read all tables; errors of a statement.
+    /// `slot-busy`, `slot-foreign`, `table-captured`; the errors of [`slot::everything_is_readable`] if a
+    /// recovery cannot read all tables; database errors.
     async fn make_ready(
         &self,
         database: &OurDatabase,

@@ -42,7 +42,7 @@ impl<'a> SlotFacts<'a> {
     /// Reads the facts. The facts stay valid until somebody takes the free slot.
     ///
     /// # Errors
-    /// `foreign-cluster`, `schema-missing`; errors of [`claim::find_tables`]; errors of a statement.
+    /// `foreign-cluster`, `schema-missing`; the errors of [`claim::find_tables`]; database errors.
     pub(super) async fn gather(
         OurDatabase { sql, cluster, .. }: &'a OurDatabase,
         FreeSlot { slot, publication }: &'a FreeSlot,

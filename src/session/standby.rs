@@ -38,7 +38,7 @@ impl FreeSlot {
     /// Waits until nobody reads from the slot, without a time limit.
     ///
     /// # Errors
-    /// Errors of [`PublicationCheck::check`]; `slot-foreign` for a slot that no relay can use; errors of a
+    /// The errors of [`PublicationCheck::check`]; `slot-foreign` for a slot that no relay can use; errors of a
     /// statement.
     pub(super) async fn wait(
         OurDatabase { sql, cluster, .. }: &OurDatabase,

@@ -69,18 +69,18 @@ const UPDATE: &str = "\
     UPDATE outbox.relay SET confirmed_lsn = $2, updated_at = now() \
     WHERE slot = $1 AND NOT confirmed_is_final";
 
-/// Prepares the row for a move of the slot by an operator. The moved slot no longer streams some of the
-/// events on which an unfinished recovery relies, so clearing `recovery_lsn` makes that recovery start again.
-/// `$2` is the slot's position before the move. It is recorded only with `dispatch = exceptions`, because
-/// only this mode needs it.
+/// Prepares the row for a move of the slot by an operator. An unfinished recovery relies on events that the
+/// moved slot no longer streams. So the statement clears `recovery_lsn`, which makes that recovery start
+/// again. `$2` is the slot's position before the move. It is recorded only with `dispatch = exceptions`,
+/// because only this mode needs it.
 const WRITE_LEFT: &str = "\
     UPDATE outbox.relay SET recovery_lsn = NULL, recovery_snapshot = NULL, updated_at = now(), \
         confirmed_lsn = CASE dispatch WHEN 'exceptions' THEN $2 ELSE confirmed_lsn END, \
         confirmed_is_final = confirmed_is_final OR dispatch = 'exceptions' \
     WHERE slot = $1 AND confirmed_lsn IS NOT NULL";
 
-/// Writes the condition if the row is still ours, or if no other relay reads the slot. In the second case, a
-/// relay that cannot open its first session can still say why. The reader is our own session if its
+/// Writes the condition if the row is still ours, or if no other relay reads the slot. Because of the second
+/// case, a relay that cannot open its first session can still say why. The reader is our own session if its
 /// `application_name` ends like `$2`. (PostgreSQL replaces some characters of a host name, so only the end is
 /// compared.) A relay with nothing to report passes NULL. If the row already has NULL, nothing is written.
 const WRITE_CONDITION: &str = "\
@@ -94,7 +94,7 @@ const WRITE_CONDITION: &str = "\
               AND coalesce(a.application_name, '') NOT LIKE '%/' || substring($2 from '[^/]*$')))";
 
 /// Writes the result of a pruning run. Does not check the instance, because a relay that prunes holds the
-/// slot or lost it a moment ago. At worst the row shows the pruning run of the previous relay.
+/// slot or lost it a moment ago. At worst, the row then shows a pruning run of the previous relay.
 const WRITE_PRUNING: &str = "\
     UPDATE outbox.relay SET pruned_at = now(), pruning = (CASE \
         WHEN getdatabaseencoding() = 'UTF8' THEN $2::text ELSE $3::text END)::jsonb WHERE slot = $1";
@@ -106,8 +106,8 @@ const WRITE_FINAL: &str = "\
         condition = NULL, condition_at = NULL \
     WHERE slot = $1 AND instance = $3";
 
-/// Records the current publication as audited, because `recover --adopt` has compared the tables with the
-/// dispatch rows.
+/// Records the current publication as audited. The caller, `recover --adopt`, has compared the tables with
+/// the dispatch rows.
 const KEEP_SLOT: &str = "\
     UPDATE outbox.relay SET system_identifier = $2, timeline = $3, confirmed_lsn = $4, \
         confirmed_is_final = false, audited_publication = $5, updated_at = now(), \
@@ -219,7 +219,7 @@ pub(crate) async fn read(sql: &Sql, slot: &SlotName) -> Result<Option<EarlierSes
 /// Finds out which published events have a record, from the settings of this command and the relay's row.
 ///
 /// # Errors
-/// Errors of [`read`].
+/// The errors of [`read`].
 pub(crate) async fn read_record_keeping(sql: &Sql, settings: &Settings) -> Result<RecordKeeping> {
     let row = read(sql, &settings.slot).await?;
     Ok(RecordKeeping::of(settings.dispatch, row.as_ref()))
@@ -296,7 +296,7 @@ pub(crate) async fn take(
 /// was moved forward.
 ///
 /// # Errors
-/// Errors of a statement. It is no error if the table does not exist.
+/// Database errors. It is no error if the table does not exist.
 pub(crate) async fn write_left(sql: &Sql, slot: &SlotName, confirmed: PgLsn) -> Result<()> {
     let written = sql.execute(WRITE_LEFT, &[&slot.as_str(), &confirmed]).await;
     match written {

@@ -18,7 +18,7 @@ const STATEMENT_TIMEOUT: Duration = Duration::from_secs(5);
 /// Looks up every type of the table's columns that is not among `known`.
 ///
 /// # Errors
-/// Errors of a statement.
+/// Database errors.
 pub(crate) async fn look_up(
     sql: &Sql,
     relation: &OwnedRelation,

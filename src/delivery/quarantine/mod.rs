@@ -54,8 +54,8 @@ use release::{Release, Stage};
 pub(crate) use releaser::{QuarantineAnswer, Releaser, ReleaserRequest};
 use turns::ReleaseTurns;
 
-/// Maximum number of rows of a page. A release that already has this many events in lanes requests no
-/// further page, so its events do not fill memory.
+/// Maximum number of rows of a page. A release that already has this many events in lanes requests no further
+/// page. Otherwise its events could fill memory.
 pub(crate) const PAGE: usize = 100;
 
 /// A query of a release on `outbox.dispatch`.
@@ -87,7 +87,7 @@ pub(crate) enum Admission {
 pub(crate) struct Unblocked {
     /// The key's events that were held in memory, in commit order.
     pub(crate) held: Vec<Event>,
-    /// Whether an event in quarantine had blocked the key, not only a release.
+    /// True if an event in quarantine had blocked the key. False if only a release had blocked it.
     pub(crate) was_in_quarantine: bool,
 }
 
@@ -222,9 +222,9 @@ impl Quarantine {
         self.counting = self.is_settled().then_some(self.unblocking);
     }
 
-    /// Corrects `unblocking` after a count found `rows` quarantined or released rows. `rows` includes the
-    /// events of blocked keys. So if `unblocking` was higher than `rows` when the count began, at least the
-    /// difference has left the quarantine.
+    /// Corrects `unblocking` after a count found `rows` quarantined or released rows. These include the
+    /// events of blocked keys. So if `unblocking` was higher than `rows` when the count began, at least as
+    /// many events as the difference have left the quarantine.
     pub(crate) fn counted(&mut self, rows: usize) {
         if let Some(before) = self.counting.take() {
             self.unblocking -= before.saturating_sub(rows);

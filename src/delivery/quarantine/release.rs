@@ -23,7 +23,7 @@ enum PageState {
     Asked,
     /// Put the events of the page's rows into their lane.
     Wanted,
-    /// Drop the rows, because the page may have skipped rows before them.
+    /// Drop the rows, because earlier rows may be missing from the page.
     Stale,
 }
 
@@ -35,9 +35,9 @@ pub(super) struct Release {
     page: PageState,
     /// How many records were durable when the last page was requested.
     asked_at: u64,
-    /// A page counts only if at least this many records were durable when the page was requested. A bad
-    /// event with a dead letter is recorded later than the events behind it, and a page must not skip the
-    /// bad event.
+    /// A page is used only if at least this many records were durable when it was requested. An older page
+    /// may lack a bad event with a dead letter, because the relay records such an event later than the events
+    /// behind it. The release would then skip the bad event.
     pub(super) asks_from: u64,
     /// Number of events of the release that are in lanes.
     pub(super) in_lanes: usize,

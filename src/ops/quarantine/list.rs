@@ -36,7 +36,7 @@ pub(crate) struct QuarantineListing {
 /// Lists up to `limit` of the selected keys, the longest-waiting key first.
 ///
 /// # Errors
-/// Errors of a statement.
+/// Database errors.
 pub(crate) async fn list(
     sql: &Sql,
     selection: QuarantineSelection<'_>,

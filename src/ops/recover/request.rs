@@ -57,7 +57,7 @@ impl<'a> RecoveryRequest<'a> {
     /// # Errors
     /// `foreign-cluster` or `table-captured` when an adoption is needed but not wanted, or not possible;
     /// `setting-invalid` when an adoption is wanted but not needed; `slot-held` when a relay still reads the
-    /// slot that owns the tables; errors of a statement.
+    /// slot that owns the tables; database errors.
     pub(crate) async fn prepare(
         sql: &Sql,
         situation: &'a Situation,
@@ -82,7 +82,7 @@ impl<'a> RecoveryRequest<'a> {
     /// for recovery unless the relay can keep it, and ends the relay's session.
     ///
     /// # Errors
-    /// Errors of a statement. If the last statement fails, which ends the relay's session, the request
+    /// Database errors. If the last statement fails, which ends the relay's session, the request
     /// is already stored. After any other error nothing has changed.
     pub(crate) async fn carry_out(self, sql: &mut Sql) -> Result<RequestedRecovery> {
         let Self {

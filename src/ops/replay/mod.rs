@@ -201,8 +201,8 @@ pub(crate) async fn run(
     release::run(sql, &row.name, rate, on_step).await
 }
 
-/// Removes the events that are not released yet from the replay, and waits until the released events
-/// have an outcome. Returns the number of removed events, and the result.
+/// Takes the events that are not yet released out of the replay. Then waits until each released event has an
+/// outcome. Returns the number of removed events, and the result.
 ///
 /// # Errors
 /// The errors of [`run`].

@@ -27,7 +27,7 @@ pub(crate) struct PublicationProblem {
 /// Compares the publication with the captured tables.
 ///
 /// # Errors
-/// Errors of a statement.
+/// Database errors.
 pub(super) async fn read(sql: &Sql, settings: &Settings) -> Result<PublicationStatus> {
     let name = settings.publication.clone();
     let looked = publication::inspect(sql, &name, &settings.captured()).await;

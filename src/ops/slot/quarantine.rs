@@ -44,7 +44,7 @@ impl BlockedKeyStatus {
 /// not read them.
 ///
 /// # Errors
-/// Errors of a statement.
+/// Database errors.
 pub(super) async fn read(sql: &Sql) -> Result<Option<QuarantineStatus>> {
     let looking = async {
         let events = quarantined::count(sql).await?;

@@ -34,7 +34,7 @@ impl StandbySlots {
     /// whether the slot has `failover`; the walsenders of other slots do not wait for standby servers.
     ///
     /// # Errors
-    /// Errors of a statement.
+    /// Database errors.
     pub(super) async fn look(
         &mut self,
         sql: &Sql,

@@ -70,16 +70,16 @@ pub(crate) struct EarlierOutcomes {
     read_to: EventPosition,
     /// Commit LSN of the last row to read. `None` once all rows have been read.
     last: Option<Lsn>,
-    /// Set if an event after the slot's position was published from its table. The value is the end of the WAL
-    /// when the session began. After a crash of the server, the slot may be back at a position before a
-    /// recovery. The stream may then deliver such an event again, before this end of the WAL. Its record has
-    /// another position, so the event can be looked up only by its id.
+    /// Set if an event after the slot's position was published from its table. The value is the end of the
+    /// WAL when the session began. After a crash of the server, the slot may be back at a position before a
+    /// recovery. The stream may then deliver such an event again, before this end of the WAL. The record of
+    /// the event has another position, so the relay must look the event up by its id.
     from_tables_before: Option<Lsn>,
     records: RecordKeeping,
 }
 
 impl EarlierOutcomes {
-    /// Prepares to read the rows after `confirmed`.
+    /// Prepares to read the rows after the position `confirmed`.
     pub(crate) async fn after(
         sql: &Sql,
         confirmed: Lsn,
@@ -156,8 +156,8 @@ impl EarlierOutcomes {
         Ok(())
     }
 
-    /// Whether a new event at this position may have been published from its table, so that its record has
-    /// another position.
+    /// Whether a seemingly new event at this position might have been published from its table. The record of
+    /// such an event has another position.
     pub(crate) fn may_be_from_a_table(&self, at: EventPosition) -> bool {
         self.from_tables_before
             .is_some_and(|end| at.commit.lsn() < end)

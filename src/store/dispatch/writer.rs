@@ -10,10 +10,11 @@
 //! attempt may have been committed although its answer was lost, so the writer leaves rows that exist
 //! already as they are.
 //!
-//! A relay that has lost the slot must not record anything. The next relay on the slot has already read
-//! the table, and publishes every event that had no row at that time. Rows that appear later would make
-//! some of these events look done. So each transaction first checks who serves the slot (`successor`),
-//! and the next relay waits for transactions that began before it had the slot (`predecessor`).
+//! A relay that has lost the slot must not record anything. The next relay on the slot has already read the
+//! table, and publishes every event that had no row at that time. Rows that we added later would make some of
+//! these events look done, although the next relay is publishing them again. So each transaction first checks
+//! who serves the slot (`successor`), and the next relay waits for transactions that began before it had the
+//! slot (`predecessor`).
 //!
 //! A released event already has a row, so its new outcome is an update (`released`). The update has
 //! conditions: if a batch is written twice, the second update cannot undo a command that an operator ran
@@ -47,7 +48,8 @@ const RETRY_PAUSE: Duration = Duration::from_millis(500);
 pub(crate) enum WriterEvent {
     /// These outcomes are durable.
     Recorded(Written),
-    /// Writing has failed and the writer retries, or writing has waited for a long time. The error says why.
+    /// The writer retries after a failure, or has been waiting for PostgreSQL for a long time. The error says
+    /// why.
     Retrying(Error),
     /// The writer has stopped: the error is permanent, the server is stopping, or another session has the
     /// slot.

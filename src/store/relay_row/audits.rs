@@ -57,9 +57,12 @@ pub(crate) async fn earlier(
 /// Records that an audit has finished, so every row below the floors is resolved. Also records the
 /// publication's fingerprint and the dispatch mode from `mode`. Does nothing in these cases:
 ///
-/// - The row belongs to another relay, or `walsender`, the session's walsender, no longer reads the slot.
+/// - The row belongs to another relay.
+/// - The session's walsender (`walsender`) no longer reads the slot.
+///
 /// - A recovery is pending.
-/// - The recorded publication has changed since `earlier` was read, because the publication was found wrong.
+/// - Since `earlier` was read, the relay has found the publication wrong, and has changed the recorded
+///   fingerprint.
 pub(crate) async fn audited(
     sql: &Sql,
     slot: &SlotName,
