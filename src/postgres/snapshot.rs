@@ -48,9 +48,9 @@ impl Snapshot {
         self.shows(self.xmax.saturating_add_signed(distance))
     }
 
-    /// Whether any transaction has ended according to this snapshot, but is still running according to `now`.
-    /// This happens with the snapshot of a new slot, which PostgreSQL makes from the WAL. The WAL contains a
-    /// commit a moment before other sessions see the transaction's changes.
+    /// Whether some transaction has ended according to this snapshot, but is still running according to
+    /// `now`. This happens with the snapshot of a new slot. PostgreSQL makes that snapshot from the WAL, and
+    /// the WAL contains a commit a moment before other sessions see the transaction's changes.
     pub(crate) fn is_ahead_of(&self, now: &Snapshot) -> bool {
         now.running.iter().any(|xid| self.shows(*xid))
             || (now.xmax..self.xmax).any(|xid| self.shows(xid))

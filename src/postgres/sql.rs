@@ -90,8 +90,8 @@ impl Sql {
 
     /// Makes the commits of this session return without waiting for synchronous standby servers. Otherwise a
     /// missing standby server would block this session, and others would see the old values of its rows. Use
-    /// this only for values that only grow, such as progress: an older value after a failover costs some work,
-    /// but loses nothing.
+    /// this only for values that never become smaller, such as progress. After a failover, such a value may
+    /// be older, which costs some work but loses nothing.
     ///
     /// # Errors
     /// Database errors.

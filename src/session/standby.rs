@@ -38,8 +38,8 @@ impl FreeSlot {
     /// Waits until nobody reads from the slot, without a time limit.
     ///
     /// # Errors
-    /// The errors of [`PublicationCheck::check`]; `slot-foreign` for a slot that no relay can use; errors of a
-    /// statement.
+    /// The errors of [`PublicationCheck::check`]; `slot-foreign` for a slot that no relay can use; database
+    /// errors.
     pub(super) async fn wait(
         OurDatabase { sql, cluster, .. }: &OurDatabase,
         name: &SlotName,

@@ -3,8 +3,9 @@
 //! pgoutput uses the publication as it was at the WAL position that pgoutput is decoding. If the publication
 //! did not exist at that position, PostgreSQL 18 skips rows without an error. So the relay can notice the
 //! problem only by checking the publication over SQL. While the publication is wrong or cannot be checked,
-//! the relay must not confirm the positions of keepalives, because it might confirm skipped rows. Each poll also
-//! renews the lease, reads the slot's metrics, and after a delivery records the confirmed position.
+//! the relay must not confirm the positions of keepalives, because it might confirm skipped rows. In each
+//! poll, the supervisor also renews the lease and reads the slot's metrics. After a delivery it records the
+//! confirmed position.
 //!
 //! The supervisor also writes to the relay's row whether delivery is held up. It writes soon after a change, and
 //! about every 30 s without one. While it has no SQL session, it leaves this write to the dispatch writer.
@@ -326,8 +327,9 @@ impl Watcher {
         }
     }
 
-    /// Whether `now` need not be written, because it is close enough to the condition that was last written. For a
-    /// look, state and code must be the same. For a poll, only figures may differ, and the last write must be recent.
+    /// Whether the condition that was last written is close enough to `now`, so that `now` need not be
+    /// written. For a look, state and code must be the same. For a poll, everything except figures must be
+    /// the same, and the last write must be recent.
     fn has_said(&self, now: Option<&Condition>, occasion: Occasion) -> bool {
         let Some((said, at)) = &self.said else {
             return false;

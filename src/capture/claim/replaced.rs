@@ -66,7 +66,7 @@ impl fmt::Display for RowOrigin {
 /// require. Also returns the origin of the table's rows, if the event ids of the rows depend on the origin.
 ///
 /// # Errors
-/// Errors of a statement and of [`TableReader::resolve`].
+/// Database errors; the errors of [`TableReader::resolve`].
 pub(super) async fn brought_up(
     sql: &Sql,
     settings: &TableSettings,

@@ -17,8 +17,8 @@ pub(crate) struct Streamed {
     /// The table's current OID.
     pub(crate) oid: Oid,
     pub(crate) identity: TableIdentity,
-    /// The suffixes in the event ids of the tables of this name. `None` if event ids need no suffix, as in a
-    /// benchmark.
+    /// The suffixes in the event ids of earlier tables of this name. `None` if these event ids need no
+    /// suffix, as in a benchmark.
     pub(crate) id_suffixes: Option<IdSuffixes>,
     /// Whether every row has a value in `inserted_xid`, so that event ids may depend on that value.
     pub(crate) always_has_inserted_xid: bool,

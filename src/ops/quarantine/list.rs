@@ -27,7 +27,7 @@ pub(crate) struct ListedKey {
 #[derive(Debug, Serialize)]
 pub(crate) struct QuarantineListing {
     pub(crate) keys: Vec<ListedKey>,
-    /// Number of all selected keys, not only the listed keys.
+    /// Number of all selected keys, including those beyond `limit`.
     pub(crate) total_keys: i64,
     /// Number of events of all selected keys.
     pub(crate) total_events: i64,
