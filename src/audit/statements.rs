@@ -36,7 +36,7 @@ pub(super) async fn has_overlooked(
 }
 
 /// Whether our session, which reads through `walsender`, has confirmed everything up to `end`. Checks the
-/// walsender's pid: if somebody has recreated the slot, its position says nothing about our session.
+/// walsender's pid, because the position of a recreated slot says nothing about our session.
 pub(super) async fn is_confirmed(
     sql: &Sql,
     slot: &SlotName,

@@ -211,8 +211,9 @@ pub fn judge(facts: &RelayFacts, now: Instant) -> Condition {
     }
 }
 
-/// Returns what a relay that delivers cannot check, and why. `publication` is the error that prevents the check of
-/// the publication. A possible gap has precedence, because committed rows are then not delivered.
+/// Returns what a relay that delivers cannot check, and why. `publication` is the error that prevents the
+/// check of the publication. A possible gap has precedence, because a gap means that committed rows are not
+/// delivered.
 fn what_is_unchecked<'a>(
     publication: Option<&'a Trouble>,
     auditing: Option<&'a AuditTrouble>,
@@ -359,8 +360,8 @@ impl Condition {
     }
 
     /// Whether the relay delivers to at least some topics, or is a standby. `last_published` is how long ago
-    /// Pub/Sub last stored a request. If this was after a topic blocked the relay, the relay still delivers to
-    /// other topics.
+    /// Pub/Sub last stored a request. If Pub/Sub has stored one since a topic blocked the relay, the relay
+    /// still delivers to other topics.
     pub fn is_ready(&self, last_published: Option<Duration>) -> bool {
         match self.state {
             State::Streaming | State::CatchingUp | State::Recovering | State::Standby => true,
@@ -371,9 +372,9 @@ impl Condition {
         }
     }
 
-    /// Whether the two conditions are the same apart from figures, so that the relay need not log or write the
-    /// second one. They must agree in state, code, failed checks and topics, and in whether the time until the
-    /// relay has caught up is known.
+    /// Whether the two conditions are the same apart from figures. If so, the relay need not log or write the
+    /// second one. They must agree in state, code, failed checks and topics, and in whether the time until
+    /// the relay has caught up is known.
     pub fn is_like(&self, other: &Self) -> bool {
         let names = |condition: &Self| {
             let topics = condition.topics.iter();

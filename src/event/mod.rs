@@ -2,8 +2,8 @@
 //!
 //! The relay identifies an [`Event`] by its [position](EventPosition), which is usually its place in the WAL.
 //! Consumers identify the event by its [id](EventId). Events with the same topic and [`OrderingKey`] form a
-//! [`Group`], within which the relay keeps their order if they have a key. Once Pub/Sub has stored an event's
-//! message, the relay keeps only the [`EventRef`] until the outcome is recorded.
+//! [`Group`]. If they have a key, the relay keeps their order. Once Pub/Sub has stored an event's message,
+//! the relay keeps only the [`EventRef`] until the outcome is recorded.
 //!
 //! **Invariant.** All types here are plain values. Nothing here does IO, or depends on where an event
 //! comes from or goes to.

@@ -181,9 +181,9 @@ impl TopicResolver {
         Ok(topic)
     }
 
-    /// Returns the full name of the topic in `rendered`, and adds it to its cache. With a `prefix`,
-    /// `rendered` is the id of a topic in the project of the prefix. Without a prefix, it is a value of
-    /// the topic column.
+    /// Returns the full name of the topic in `rendered`, and adds the name to its cache. With a `prefix`,
+    /// `rendered` is the id of a topic in the project of the prefix. Without a prefix, `rendered` is a value
+    /// of the topic column.
     fn intern(&mut self, row: &[Value<'_>], prefix: Option<&str>) -> Result<Arc<str>, EventFault> {
         let names = match prefix {
             Some(_) => &self.rendered_ids,
