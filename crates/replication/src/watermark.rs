@@ -22,8 +22,8 @@ use std::collections::VecDeque;
 use decoder::{Lsn, PgTimestamp};
 
 /// Number of entries for which an empty [`Watermark`] keeps memory, because freeing so little memory is not
-/// worth the work. Twice this number also limits the surplus of resolved entries over unresolved entries in
-/// the queue.
+/// worth the work. The queue may also have up to twice this number more resolved entries than unresolved
+/// ones.
 const KEPT: usize = 64;
 
 /// A position that may be reported to PostgreSQL as flushed. It is either the slot's own position,

@@ -50,9 +50,10 @@ const SQL: &[(&str, &str)] = &[
     ("tcp_keepalives_count", "2"),
 ];
 
-/// The setting whose value the caller of [`of_sql`] chooses. A replication session has no statement timeout.
+/// The caller of [`of_sql`] chooses the value of this setting. A replication session has no statement
+/// timeout.
 const STATEMENT_TIMEOUT: &str = "statement_timeout";
-/// The setting whose value the caller of [`of_replication`] chooses.
+/// The caller of [`of_replication`] chooses the value of this setting.
 const WAL_SENDER_TIMEOUT: &str = "wal_sender_timeout";
 
 /// Builds the startup parameter `options` of an SQL session. `operators` is the operator's own

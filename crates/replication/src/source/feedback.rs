@@ -87,10 +87,10 @@ impl Feedback {
         self.lease.proven(sent_at);
     }
 
-    /// Records that our walsender held the slot at the time `at`. This is weak evidence, because a walsender
-    /// keeps the slot for a while without hearing from us. So it counts only while reading is held back and
-    /// the stream gives no better evidence. It does not count if the server's last keepalive says that the
-    /// server does not hear us.
+    /// Records that our walsender held the slot at the time `at`. This is weak evidence that the server hears
+    /// us, because a walsender keeps the slot for a while without hearing from us. So it counts only while
+    /// reading is held back and the stream gives no better evidence. It does not count if the server's last
+    /// keepalive says that the server does not hear us.
     pub(super) fn has_slot(&mut self, at: Instant, reading: ReadState) {
         match reading {
             ReadState::HeldBack if !self.lease.is_unheard() => self.lease.proven(at),

@@ -14,8 +14,8 @@
 //! - `pg_stat_replication.reply_time`, which returns the send time that we put into a status
 //!   message. This is the only proof while we read nothing from the stream, or read only old data.
 //!
-//! The lease cannot be shorter than three quarters of the timeout. A walsender that decodes a large transaction
-//! without sending it reads our messages only once per half of the timeout.
+//! The lease cannot be shorter than three quarters of the timeout, because a walsender that decodes a large
+//! transaction without sending it reads our messages only once per half of the timeout.
 
 use std::time::{Duration, Instant};
 
@@ -93,8 +93,8 @@ impl Lease {
         }
     }
 
-    /// Converts the send time of a frame to our clock. The result is at most `now`. The result is later than
-    /// the true time by the delay of the reference frame, which is unknown.
+    /// Converts the send time of a frame to our clock. The result is at most `now`. It is later than the true
+    /// time by the unknown delay of the reference frame.
     fn on_our_clock(&mut self, sent_at: PgTimestamp, now: Instant) -> Instant {
         let Some((came, reference)) = self.reference else {
             self.reference = Some((now, sent_at));

@@ -120,7 +120,7 @@ impl Source {
     /// later calls happen on the session's thread.
     ///
     /// # Errors
-    /// The errors of the connection; `CommandRefused` with 55006 if another session has the slot.
+    /// Connection errors; `CommandRefused` with 55006 if another session has the slot.
     pub async fn open(
         options: StreamOptions,
         on_status: impl Fn() + Send + Sync + 'static,
