@@ -285,8 +285,8 @@ impl Metrics {
     /// Returns the state to show, which depends on the relay's condition and on the health of its slot.
     pub fn verdict(&self, condition: &Condition) -> Verdict {
         let health = self.slot_health.get();
-        // Check both numbers. Bad events can exist without a blocked key: an event without an ordering key
-        // blocks no key, and with `on_bad_event = quarantine_event` no event blocks its key.
+        // Check both numbers. Bad events can exist without a blocked key, because an event without an
+        // ordering key blocks no key, and with `on_bad_event = quarantine_event` no event blocks its key.
         let quarantine = [&self.blocked_keys, &self.events_in_quarantine];
         let has_some = |gauge: &&OptionalGauge| gauge.get().is_some_and(|count| count > 0.0);
         condition::decide(StateFacts {

@@ -52,8 +52,8 @@ impl Serialize for SystemIdentifier {
     }
 }
 
-/// Identifies one database of one cluster. A copy of the database has a different origin, unless
-/// the copy was made from the server's files: then the two origins are equal.
+/// Identifies one database of one cluster. A copy of the database has a different origin. Only a copy that
+/// was made from the server's files has the same origin.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct DatabaseOrigin {
     /// The cluster.

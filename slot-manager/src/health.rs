@@ -16,8 +16,9 @@ pub use state::{Headroom, Health, InvalidationCause, Lag, remedy_for_stranger};
 /// Prefix of the application names of all relays.
 const RELAYS: &str = "postrider";
 
-/// How long a relay can go without polling the server before it counts as silent. Relays poll every
-/// 5 seconds, so a silent relay has missed about three polls: it is stopped or cut off.
+/// How long a relay can go without polling the server before it counts as silent. Relays poll every 5
+/// seconds, so a silent relay has missed about three polls. Its process is stopped, or its host is cut off or
+/// overloaded.
 const SILENT_AFTER: Duration = Duration::from_secs(15);
 
 /// The known facts about a slot at one moment.
@@ -153,8 +154,8 @@ fn gone(slot: &Slot) -> Option<Health> {
 }
 
 /// Checks whether the slot is *ahead* of the record. If so, the slot will not stream some events. A slot
-/// *behind* the record is normal: after a crash, a server returns to the slot position that it last saved,
-/// and a promoted standby server returns to the position that it last synchronised.
+/// *behind* the record is normal. After a crash, a server returns to the slot position that it last saved. A
+/// promoted standby server returns to the position that it last synchronised.
 fn recreated(slot: &Slot, recorded: Option<&RecordedPosition>) -> Option<Health> {
     let recorded = recorded.filter(|r| r.is_final)?.confirmed_lsn?;
     let found = slot.confirmed_flush_lsn?;

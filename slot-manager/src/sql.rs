@@ -112,9 +112,9 @@ pub(crate) const WAL_LEVEL: &str = "select pg_catalog.current_setting('wal_level
 
 /// Parameters: slot name or NULL (text), minimum age in seconds (float8).
 ///
-/// Only transactions with an xid matter: a new slot waits for them, and an existing slot must be able to
-/// decode them from their start. A transaction whose age our role is not allowed to see is listed too, with a
-/// NULL age.
+/// Only transactions with an xid matter, because a new slot waits for them, and an existing slot must be able
+/// to decode them from their start. A transaction whose age our role is not allowed to see is listed too,
+/// with a NULL age.
 pub(crate) const RETENTION: &str = "
 select kind, pid, name, database, user_name, application_name, age_seconds
 from (

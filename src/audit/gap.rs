@@ -41,8 +41,8 @@ impl AuditState {
     /// table may have a gap, for example because the publication has changed. A partition that had rows when
     /// it was attached is also a trace, because the stream might not have contained these rows.
     ///
-    /// Returns true if the audit must begin again: the trace is new, and transactions that were open when the audit
-    /// began may have rows of the gap.
+    /// Returns true if the audit must begin again, because the trace is new and transactions that were open
+    /// when the audit began may have rows of the gap.
     ///
     /// # Errors
     /// Database errors.

@@ -15,7 +15,7 @@ use crate::metrics::Metrics;
 use crate::postgres::Sql;
 use crate::store::dispatch::{EarlierOutcomes, Lookup, last_ordinal};
 
-/// The result of a look-up of an event of the stream.
+/// The result of looking up an event of the stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct LookedUp {
     pub(crate) found: Lookup,

@@ -144,7 +144,7 @@ pub(crate) struct MovedRows {
     waiting: BTreeMap<CommitLsn, Vec<MovedRow>>,
     /// The memory that the rows in `waiting` use, in bytes.
     waiting_bytes: usize,
-    /// The size in bytes of the messages of the rows in `waiting`.
+    /// Number of bytes that the messages in `waiting` have.
     message_bytes: usize,
     /// Limit on `message_bytes`. Once it is reached, further waiting rows lose their messages.
     kept_bytes: usize,

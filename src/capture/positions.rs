@@ -1,6 +1,6 @@
-//! Gives positions (commit LSN and ordinal) to events that come from a table. The position of such an
-//! event in the WAL is unknown, so the event gets a commit LSN that no commit can have: WAL records are
-//! aligned to 8 bytes, and this LSN is not a multiple of 8.
+//! Gives positions (commit LSN and ordinal) to events that come from a table. The position of such an event
+//! in the WAL is unknown, so the event gets a commit LSN that no commit can have. WAL records are aligned to
+//! 8 bytes, but this LSN is not a multiple of 8.
 
 use decoder::Lsn;
 use replication::CommitLsn;

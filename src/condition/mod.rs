@@ -236,8 +236,7 @@ fn is_behind(lag_bytes: Option<u64>, oldest: Option<Duration>) -> bool {
         || lag_bytes.is_some_and(|bytes| bytes >= BEHIND_BYTES)
 }
 
-/// Whether the cause is in PostgreSQL, so that the relay continues automatically once PostgreSQL works
-/// again.
+/// Whether the cause is in PostgreSQL. If so, the relay continues automatically once PostgreSQL works again.
 fn is_of_the_database(code: Code) -> bool {
     matches!(
         code,
@@ -259,8 +258,8 @@ fn is_of_the_database(code: Code) -> bool {
     )
 }
 
-/// Whether a failed check shows that PostgreSQL does not answer or cannot work, so that the stream probably hangs
-/// too.
+/// Whether a failed check shows that PostgreSQL does not answer or cannot work. If so, the stream probably
+/// hangs too.
 fn is_silence(code: Code) -> bool {
     matches!(
         code,
@@ -274,7 +273,7 @@ fn is_silence(code: Code) -> bool {
     )
 }
 
-/// Whether the publication itself is wrong, so that the stream may leave out rows.
+/// Whether the publication itself is wrong. If so, the stream may leave out rows.
 fn is_of_the_publication(code: Code) -> bool {
     matches!(code, Code::PublicationDrift | Code::PublicationMissing)
 }
@@ -373,8 +372,8 @@ impl Condition {
     }
 
     /// Whether the two conditions are the same apart from figures. If so, the relay need not log or write the
-    /// second one. They must agree in state, code, failed checks and topics, and in whether the time until
-    /// the relay has caught up is known.
+    /// second one. They must have the same state, code, failed checks and topics. The time until the relay
+    /// has caught up must be known in both or in neither.
     pub fn is_like(&self, other: &Self) -> bool {
         let names = |condition: &Self| {
             let topics = condition.topics.iter();

@@ -153,8 +153,8 @@ pub fn general_hint(code: Option<&str>) -> Option<String> {
 
 /// Decides the state. The first item in this list that applies decides:
 ///
-/// - a slot with which the relay cannot continue, unless the relay reports that it recovers, or that something
-///   other than the slot prevents the recovery;
+/// - a slot with which the relay cannot continue (but this item does not apply if the relay reports that it
+///   recovers, or that something other than the slot prevents the recovery);
 /// - a slot that may be lost at any moment;
 /// - a relay that is held up;
 /// - a relay that recovers while nobody reads the slot;

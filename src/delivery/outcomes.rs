@@ -205,8 +205,8 @@ impl EventOutcomes {
         }
     }
 
-    /// Records all events that wait in memory while their keys are being released. This frees the memory: the events
-    /// are read from the tables again when their turn comes.
+    /// Records all events that wait in memory while their keys are being released. This frees the memory. The
+    /// relay reads the events from the tables again when their turn comes.
     pub(super) fn unhold(&mut self) {
         for (group, why, events) in self.quarantine.unhold() {
             for event in events {

@@ -68,7 +68,7 @@ impl Delivery {
         let deadline = tokio::time::Instant::now() + limit;
         while let Ok(Some(answer)) = tokio::time::timeout_at(deadline, self.attempts.answer()).await
         {
-            // Drop a failed request: the next session publishes its events again.
+            // Drop a failed request, because the next session publishes its events again.
             if let Ok(Answer {
                 request,
                 result: Ok(ids),

@@ -79,8 +79,8 @@ impl Lane {
         self.queue.is_empty() && self.again.is_none()
     }
 
-    /// Whether the lane should send now instead of lingering: it has enough events for an efficient
-    /// request, or it has a retry or a bisection that should not be delayed.
+    /// Whether the lane should send now instead of lingering. It should if it has enough events for an
+    /// efficient request, or if it has a retry or a bisection.
     pub(super) fn is_worthwhile(&self) -> bool {
         self.queue.len() >= WORTHWHILE_MESSAGES
             || self.bytes >= WORTHWHILE_BYTES

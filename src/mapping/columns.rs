@@ -305,7 +305,7 @@ impl EventColumns {
             let Some(length) = length else {
                 return Ok(None);
             };
-            // The split fails if a value ends within a character: the concatenation is valid UTF-8, but
+            // The split fails if a value ends within a character. The concatenation is then valid UTF-8, but
             // this value by itself is not.
             let parts = rest.split_at_checked(length);
             let (text, others) = parts.ok_or_else(|| not_utf8(self.texts(), row))?;

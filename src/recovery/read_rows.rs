@@ -1,6 +1,7 @@
-//! Remembers the event ids of rows that a recovery has read from the tables, so that the relay does not publish them
-//! twice. The relay may find the same row again in two ways: somebody has copied it from a former partition into a
-//! captured table; or the recovery has kept its slot, and the stream contains the row.
+//! Remembers the event ids of rows that a recovery has read from the tables, so that the relay does not
+//! publish them twice. The relay may find the same row again in two ways. Somebody may have copied the row
+//! from a former partition into a captured table. Or the recovery has kept its slot, and the stream contains
+//! the row.
 //!
 //! The number of remembered ids is bounded. With full records, the relay recognises a row beyond the bound by
 //! its record, or as an event that has no outcome yet. Without full records, the relay may publish such a row
@@ -159,7 +160,8 @@ impl RowsFromTables {
         self.is_recorded
     }
 
-    /// Whether the stream contains none of the rows at `position` or later, so that they can be forgotten.
+    /// Whether the stream contains none of the rows at `position` or later. If so, the relay can forget the
+    /// rows.
     pub(crate) fn ends_before(&self, position: Lsn) -> bool {
         self.end <= position
     }

@@ -187,9 +187,9 @@ fn count(reason: &RecoveryCause, metrics: &Metrics) {
 }
 
 /// Checks that a recovery can read everything that it needs. The relay checks this before it changes
-/// anything: if it dropped the old slot and could not read the tables, it could publish neither the
-/// slot's events nor the tables' rows. The statements return no rows, but the server refuses them if a
-/// privilege is missing or if row-level security would hide rows.
+/// anything. Otherwise it might drop the old slot and then find that it cannot read the tables. It could then
+/// publish neither the slot's events nor the tables' rows. The statements return no rows, but the server
+/// refuses them if a privilege is missing or if row-level security would hide rows.
 ///
 /// # Errors
 /// `schema-missing`, `privilege-missing`; `slot-busy` when a table was altered in the meantime; the errors of

@@ -43,11 +43,11 @@ pub(super) struct SessionLife {
 }
 
 impl SessionLife {
-    /// Returns the probation of the next session: how long that session must last before the relay says that it
-    /// streams. The probation is zero if this session lasted long or made progress. Otherwise it is twice the
-    /// time that this session lasted, and at least [`SHORTEST_PROBATION`], because the next session will
-    /// probably fail after the same time. For example, the server cannot decode the next record of the WAL
-    /// while its disk is full. Returns `None` if this session ended while it was opening.
+    /// Returns the probation of the next session: how long that session must last before the relay says that
+    /// it streams. The probation is zero if this session lasted long or made progress. Otherwise the
+    /// probation is twice the time that this session lasted, and at least [`SHORTEST_PROBATION`], because the
+    /// next session will probably fail after the same time. For example, the server cannot decode the next
+    /// record of the WAL while its disk is full. Returns `None` if this session ended while it was opening.
     pub(super) fn next_probation(&self) -> Option<Duration> {
         let lived = self.lived?;
         if self.has_advanced || lived >= LONG_SESSION {

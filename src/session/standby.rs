@@ -61,7 +61,7 @@ impl FreeSlot {
         sql.limit_statements(STATEMENT_TIMEOUT).await?;
         views.1.slot_health.set(None);
         views.1.troubles.opening_continues();
-        // We are no longer a standby: the slot is free, or does not exist.
+        // We are no longer a standby, because the slot is free or does not exist.
         if matches!(
             views.0.phase(),
             Phase::Standby(_) | Phase::HeldByStranger(_)

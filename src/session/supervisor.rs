@@ -327,9 +327,9 @@ impl Watcher {
         }
     }
 
-    /// Whether the condition that was last written is close enough to `now`, so that `now` need not be
-    /// written. For a look, state and code must be the same. For a poll, everything except figures must be
-    /// the same, and the last write must be recent.
+    /// Whether the condition that was last written is so close to `now` that `now` need not be written. For a
+    /// look, state and code must be the same. For a poll, everything except figures must be the same, and the
+    /// last write must be recent.
     fn has_said(&self, now: Option<&Condition>, occasion: Occasion) -> bool {
         let Some((said, at)) = &self.said else {
             return false;

@@ -18,8 +18,8 @@ fn has_password_pair(text: &str) -> bool {
 }
 
 /// Whether the text is the URL of a PostgreSQL database, or another URL with a login. A PostgreSQL URL counts
-/// even if no login can be found in it: a password that is not percent-encoded may contain any character, and
-/// the `@` after it may be missing.
+/// even if no login can be found in it, because a password that is not percent-encoded may contain any
+/// character, and the `@` after it may be missing.
 fn is_url_with_login(text: &str) -> bool {
     let Some((scheme, rest)) = text.split_once("://") else {
         return false;

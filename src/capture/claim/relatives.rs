@@ -46,7 +46,7 @@ fn share_rows(found: &FoundTable, record: &CaptureRecord) -> bool {
         || record.uncaptured.keys().any(contains)
 }
 
-/// Whether the record belongs to an earlier table, so that the table `found` takes the record over.
+/// Whether the record belongs to an earlier table. If so, the table `found` takes the record over.
 pub(super) fn takes_over(found: &FoundTable, record: &CaptureRecord) -> bool {
     record.oid != found.shape.oid && record.table != found.table
 }

@@ -20,7 +20,7 @@ pub(crate) struct Streamed {
     /// The suffixes in the event ids of earlier tables of this name. `None` if these event ids need no
     /// suffix, as in a benchmark.
     pub(crate) id_suffixes: Option<IdSuffixes>,
-    /// Whether every row has a value in `inserted_xid`, so that event ids may depend on that value.
+    /// Whether every row has a value in `inserted_xid`. Only then may event ids depend on that value.
     pub(crate) always_has_inserted_xid: bool,
     /// The columns that the table had when the session began.
     pub(crate) columns: Vec<String>,

@@ -65,7 +65,8 @@ pub(crate) struct TableReader {
     /// The `seq` column, which identifies a row when the relay reads it again. `None` if the table has none.
     seq: Option<String>,
     id: String,
-    /// Whether the type of the ids has a sort order in PostgreSQL, so that a look-up by id can use an index.
+    /// Whether the type of the ids has a sort order in PostgreSQL. Only then can a look-up by id use an
+    /// index.
     id_has_order: bool,
     oldest_age: OldestAgeSql,
     /// `schema.table:` in front of ids that are not uuids. `None` if the ids are uuids.

@@ -230,7 +230,8 @@ impl FlowControl {
     }
 
     /// Whether the session must stop reading, because the queue gate or the unrecorded gate is closed. While
-    /// nothing is in memory both gates are open, so that even an event larger than the budget is read.
+    /// nothing is in memory both gates are open, so the session reads even an event that is larger than the
+    /// budget.
     pub(super) fn stops_reading(&self) -> bool {
         self.queue.is_closed || self.unrecorded.is_closed
     }

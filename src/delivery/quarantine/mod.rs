@@ -26,10 +26,10 @@
 //! memory has no room for them. All other releases of groups that are not blocked (unordered events,
 //! other policies) have only step 2.
 //!
-//! [`Quarantine`] has these parts: `keys` knows which keys are blocked, `release` is the state machine of
-//! one release, `turns` holds all releases and decides which one may query the table next, and `in_lanes`
-//! knows the released events that are in lanes. An operation on one part is a method of that part. Not
-//! here: the table (`dispatch::quarantined`), and reading released rows (`releaser`).
+//! [`Quarantine`] has these parts: `keys` knows which keys are blocked, and `in_lanes` knows the released
+//! events that are in lanes. `release` is the state machine of one release. `turns` holds all releases, and
+//! decides which one may query the table next. An operation on one part is a method of that part. Not here:
+//! the table (`dispatch::quarantined`), and reading released rows (`releaser`).
 
 mod dead_letter;
 mod in_lanes;

@@ -117,7 +117,7 @@ impl Release {
     }
 
     /// Whether all events that were read have a durable outcome. If so, the next page starts from the
-    /// beginning: a later replay may have released rows that come before the rows already read.
+    /// beginning, because a later replay may have released rows that come before the rows already read.
     fn is_idle(&self, durable: u64) -> bool {
         self.in_lanes == 0 && durable >= self.last_record
     }

@@ -8,8 +8,8 @@ use super::release::{Release, Stage};
 use super::{PAGE, QuarantineQuery};
 use crate::event::{Event, Group, OrderingKey};
 
-/// Maximum number of releases that read pages at once. A release with a whole page of events in lanes does not
-/// count: it needs no query now, and its events count against the budget of bytes in flight.
+/// Maximum number of releases that read pages at once. A release with a whole page of events in lanes does
+/// not count, because it needs no query now, and its events count against the budget of bytes in flight.
 pub(super) const MAX_RELEASES: usize = 256;
 
 /// The releases, by group.

@@ -146,7 +146,8 @@ mod tests {
         };
         assert_eq!(ends_at(10, true, 0, false), Some(5));
         assert_eq!(ends_at(10, true, 1, false), Some(5));
-        // Progress extends the limit: a confirmed position, or an outcome within a large transaction.
+        // Progress extends the limit. Progress is a confirmed position, or an outcome within a large
+        // transaction.
         assert_eq!(ends_at(20, true, 4, false), Some(9));
         assert_eq!(ends_at(20, true, 7, true), Some(12));
         // No event is pending, but the session cannot confirm all WAL that the server has sent.

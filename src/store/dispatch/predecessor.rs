@@ -45,8 +45,8 @@ pub(super) fn writer_name(slot: &SlotName) -> String {
     [start, &ending].concat()
 }
 
-/// Proof that the session has waited for the previous relay. The previous relay adds no more records. The
-/// exception is a wait that took too long: then this process has logged a warning that events may be
+/// Proof that the session has waited for the previous relay. The previous relay adds no more records. If the
+/// wait took too long, this is not certain, and this process has logged a warning that events may be
 /// published twice. The session needs this proof to read which events are recorded.
 #[derive(Debug)]
 pub(crate) struct PredecessorGone(());

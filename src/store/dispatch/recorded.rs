@@ -9,11 +9,11 @@
 //! publishes these events again too, because events that are sent again must be complete and in order. So
 //! in this mode the relay skips only events that are in quarantine or discarded.
 //!
-//! PostgreSQL may decode a transaction differently the second time. If the publication was altered while
-//! the transaction was open, PostgreSQL may send more or fewer rows, depending on what the same
-//! replication session decoded before. Then the ordinals shift, and the ids of rows and events no longer
-//! match. We look an event up by its id if the row at the event's position belongs to another event, or
-//! if the event's row is at another position in the page.
+//! PostgreSQL may decode a transaction differently the second time. If the publication was altered while the
+//! transaction was open, PostgreSQL may send more or fewer rows, depending on what the same replication
+//! session decoded before. The ordinals then shift, and an event may have another id than the row at its
+//! position. We look an event up by its id if the row at the event's position belongs to another event, or if
+//! the event's row is at another position in the page.
 //!
 //! The table may have rows of events that the stream does not contain, for example events that were
 //! published from their table. The merge ignores these rows.
@@ -186,7 +186,7 @@ impl EarlierOutcomes {
         }
     }
 
-    /// Whether the stream has passed all rows, so that every later event is new.
+    /// Whether the stream has passed all rows. If so, every later event is new.
     pub(crate) fn is_over(&self) -> bool {
         self.last.is_none() && self.page.is_empty() && self.from_tables_before.is_none()
     }

@@ -1,10 +1,10 @@
 //! The dispatch writer: records outcomes on its own connection, with one transaction per batch.
 //!
-//! While one batch is being written, outcomes gather for the next, so batches grow with the load. There
-//! is a minimum time between small batches (`batch`), because each commit makes the server flush its WAL,
-//! and commits of the services wait for that flush. The first batch after an idle time is not delayed. A
-//! small batch after a large batch is not delayed either, unless another small batch was written just
-//! before. Publishing never waits for a row to be written.
+//! While one batch is being written, outcomes gather for the next, so batches grow with the load. There is a
+//! minimum time between small batches (`batch`), because each commit makes the server flush its WAL, and
+//! commits of the services wait for that flush. The first batch after an idle time is not delayed. Usually a
+//! small batch after a large batch is not delayed either. The exception is that another small batch was
+//! written just before. Publishing never waits for a row to be written.
 //!
 //! After a temporary error, the writer writes the batch again, over a new connection if necessary. The first
 //! attempt may have been committed although its answer was lost, so the writer leaves rows that exist
@@ -16,9 +16,8 @@
 //! who serves the slot (`successor`), and the next relay waits for transactions that began before it had the
 //! slot (`predecessor`).
 //!
-//! A released event already has a row, so its new outcome is an update (`released`). The update has
-//! conditions: if a batch is written twice, the second update cannot undo a command that an operator ran
-//! in between.
+//! A released event already has a row, so its new outcome is an update (`released`). Because of its
+//! conditions, a repeated update does not undo a command that an operator ran in between.
 
 mod batch;
 mod transaction;

@@ -2,8 +2,8 @@
 //! depend on this. Other modules ask these questions instead of reading the setting `dispatch`. Only pruning
 //! still reads the setting itself (`ops::prune::proof`).
 //!
-//! With `full` each published event gets a record. With `exceptions` only events that are set aside get
-//! one. The setting alone does not tell which events have a record: after a change to `full`, the events
+//! With `full` each published event gets a record. With `exceptions` only events that are set aside get one.
+//! The setting alone does not tell which events have a record, because after a change to `full`, the events
 //! that earlier sessions published still have none. `outbox.relay` remembers this until an audit or a
 //! recovery has raised the floors above these events.
 //!

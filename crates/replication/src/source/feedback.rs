@@ -1,9 +1,9 @@
 //! Decides when to send a status message, and when we have to treat the slot as no longer ours.
 //!
-//! This is a state machine without IO; the caller passes in the clock. Status messages are our heartbeat: the
-//! walsender ends a session that has been silent for `wal_sender_timeout`. If we hear nothing from the server
-//! for an eighth of that time, we ask for a reply. [`Lease`] decides how long we may use the slot while we
-//! wait for the reply.
+//! This is a state machine without IO; the caller passes in the clock. Status messages are our heartbeat,
+//! because the walsender ends a session that has been silent for `wal_sender_timeout`. If we hear nothing
+//! from the server for an eighth of that time, we ask for a reply. [`Lease`] decides how long we may use the
+//! slot while we wait for the reply.
 
 use std::time::{Duration, Instant};
 

@@ -37,7 +37,7 @@ pub(super) struct FrameEvidence {
 #[derive(Debug)]
 pub(super) struct Lease {
     wal_sender_timeout: Duration,
-    /// The lease runs from this time: the server has received everything that we sent before this time.
+    /// The lease runs from this time, because the server has received everything that we sent before it.
     runs_from: Instant,
     /// The arrival time and the send time of the frame with the shortest delay.
     reference: Option<(Instant, PgTimestamp)>,
