@@ -154,8 +154,8 @@ pub struct StrangersSession {
     pub role: Option<String>,
 }
 
-/// Finds a session in this database with this application name whose role is neither ours nor allowed to update
-/// `table` (a quoted name).
+/// Finds a session in this database with this application name. The session's role must be neither ours nor
+/// allowed to update `table` (a quoted name).
 ///
 /// # Errors
 /// [`SlotError::Database`].

@@ -1,9 +1,9 @@
 //! Finds the tables that were partitions of a captured table, or were the captured table itself, and may
 //! still have unresolved rows. Such a table was detached, moved or renamed.
 //!
-//! As long as such a table exists, the recovery and the auditor read it like a captured table. Its rows
-//! have the identity of the captured table to which they belonged. The capture record lists these tables
-//! (`CaptureRecord::detached`).
+//! As long as such a table exists, the recovery and the auditor read it like a captured table. Its rows keep
+//! the identity of the captured table to which they belonged. The capture record lists the former parts of
+//! its table (`CaptureRecord::detached`).
 
 use slot_manager::QualifiedName;
 use slot_manager::table::{self, FormerPartition};

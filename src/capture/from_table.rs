@@ -85,7 +85,7 @@ impl TableSender {
         Self::new(self.batches.clone(), self.resolved_below.clone())
     }
 
-    /// Returns an ordinal: all events from tables with a lower ordinal are resolved. 0 if no event is
+    /// All events from tables with an ordinal below the returned one are resolved. Returns 0 if no event is
     /// resolved yet.
     pub(crate) fn resolved_below(&self) -> u32 {
         self.resolved_below.load(Ordering::Acquire)

@@ -156,8 +156,8 @@ pub(crate) struct MovedRows {
     sent: BTreeMap<CommitLsn, Vec<[u8; 16]>>,
     sent_ids: HashSet<[u8; 16]>,
     metrics: Metrics,
-    /// Number of rows that were skipped because of their table's bounds since the last log line about such
-    /// rows.
+    /// Number of rows that the bounds of their table have made the relay skip, since the last log line about
+    /// such rows.
     skipped: u64,
     logged: Option<Instant>,
 }

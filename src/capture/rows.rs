@@ -1,9 +1,8 @@
 //! Reads the rows that a scan has found, in the order of the scan and in portions of bounded size.
 //!
-//! PostgreSQL cannot send some values: bytes that cannot be converted to UTF-8, more bytes than a
-//! protocol message can hold, or a value that is damaged on disk. One such value fails the whole
-//! statement. So we bisect the portion until the bad row is alone, and read that row column by column,
-//! without the bad value.
+//! PostgreSQL cannot send some values: bytes that cannot be converted to UTF-8, more bytes than a protocol
+//! message can hold, or a value that is damaged on disk. One such value makes the whole statement fail. So we
+//! bisect the portion until the bad row is alone, and read that row column by column, without the bad value.
 
 use std::collections::VecDeque;
 

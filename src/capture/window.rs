@@ -56,7 +56,7 @@ impl<'a> ScanWindow<'a> {
         }
     }
 
-    /// Selects the rows from the floor on that have no record.
+    /// Selects those rows from the floor on that have no record.
     pub(crate) fn unrecorded(captured: &'a Captured) -> Self {
         Self::unresolved(captured, RecordKeeping::COMPLETE)
     }

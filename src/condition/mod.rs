@@ -372,7 +372,7 @@ impl Condition {
     }
 
     /// Whether the two conditions are the same apart from figures. If so, the relay need not log or write the
-    /// second one. They must have the same state, code, failed checks and topics. The time until the relay
+    /// second one. The two must have the same state, code, failed checks and topics. The time until the relay
     /// has caught up must be known in both or in neither.
     pub fn is_like(&self, other: &Self) -> bool {
         let names = |condition: &Self| {

@@ -229,8 +229,8 @@ impl Delivery {
         }
     }
 
-    /// Puts a released event into its lane, behind the events of its key that were released before. If
-    /// the event now belongs to another key that is blocked, sets the event aside instead.
+    /// Puts a released event into its lane, behind the earlier released events of its key. If the event now
+    /// belongs to another key that is blocked, sets the event aside instead.
     fn take_released(&mut self, group: Group, found: TableEvent, is_new: bool) -> Result<()> {
         let TableEvent {
             topic,

@@ -123,8 +123,8 @@ struct Passed {
     records: RecordKeeping,
 }
 
-/// Compares all captured tables. After each page, calls `progress` with the table's name and the number of
-/// rows of this table that were compared so far.
+/// Compares all captured tables. After each page, calls `progress` with the name of the table and the number
+/// of its rows that were compared so far.
 ///
 /// # Errors
 /// `publication-drift` if a table is missing; `column-missing`; database errors.

@@ -50,7 +50,7 @@ pub(crate) struct Tail<'a> {
     catching_up: Option<EventPosition>,
     /// The position at which the next poll starts.
     from: EventPosition,
-    /// The records from `from` on that were already returned, each with the time at which it was recorded
+    /// The already returned records from `from` on, each with the time at which it was recorded
     /// (microseconds).
     seen: BTreeMap<EventPosition, i64>,
     /// Whether `seen` contains all records that were written before the start. If so, every record that is

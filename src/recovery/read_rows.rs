@@ -147,8 +147,8 @@ impl RowsFromTables {
     }
 
     /// Whether the relay must skip the event, because it is resolved, or because this session has read it
-    /// from a table. `rows` knows the events from tables that have no outcome yet. Such events have no
-    /// record, and the set of remembered ids may lack some of them.
+    /// from a table. `rows` knows which events from tables have no outcome yet. Such events have no record,
+    /// and the set of remembered ids may lack some of them.
     pub(crate) fn has(&self, event_id: &EventId, rows: &TableRows) -> bool {
         self.is_resolved || self.ids.ids.contains(&event_id.uuid) || rows.is_unresolved(event_id)
     }

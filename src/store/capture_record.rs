@@ -261,8 +261,8 @@ pub(crate) async fn capture_all(sql: &impl GenericClient, record: &CaptureRecord
     Ok(())
 }
 
-/// Sets `recorded_from` of the slot's tables to their floors. Called when the relay begins to record
-/// every event: all rows below the floors are resolved, but some of them have no record.
+/// Sets `recorded_from` of the slot's tables to their floors. Called when the relay begins to record every
+/// event. At that time all rows below the floors are resolved, but some of them have no record.
 ///
 /// # Errors
 /// Database errors.

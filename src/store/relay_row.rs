@@ -41,11 +41,13 @@ const SELECT: &str = "\
 /// are below the floor.
 ///
 /// `$6` is true if the slot may have missed events. The statement then clears `audited_publication`, so that
-/// the auditor compares all rows. Otherwise it replaces every publication but ours by `'wrong'`, before the session
-/// confirms anything. If this session has other settings and stops before its first audit, a later session with the
-/// earlier settings would otherwise not notice that rows were ignored. `'wrong'` also replaces `''`, which notes that
-/// the publication was found wrong. The recovery of this session removes `'wrong'`, but keeps a new `''` that is noted
-/// meanwhile.
+/// the auditor compares all rows.
+///
+/// If `$6` is false and the recorded publication is not ours, the statement replaces it by `'wrong'`, before
+/// the session confirms anything. Suppose that this session has other settings than the earlier one, and
+/// stops before its first audit. Without `'wrong'`, a later session with the earlier settings would not
+/// notice that rows were ignored. `'wrong'` also replaces `''`, which notes that the publication was found
+/// wrong. The recovery of this session removes `'wrong'`, but keeps a `''` that is noted in the meantime.
 const TAKE: &str = "\
     INSERT INTO outbox.relay (slot, system_identifier, timeline, confirmed_lsn, instance, \
         dispatch, audited_publication, database_oid) \

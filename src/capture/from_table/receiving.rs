@@ -1,4 +1,4 @@
-//! The receiving end of the channel, which knows the events from tables that are unresolved.
+//! The receiving end of the channel, which knows which events from tables are unresolved.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;

@@ -218,8 +218,8 @@ fn publication(settings: &Settings) -> String {
     )
 }
 
-/// Returns the statements as an anonymous block. The delimiter must not occur in the statements. It is not
-/// `$$`, because a quoted name may contain `$$`, which would end the block early.
+/// Returns the statements as an anonymous block. The delimiter must not occur in the statements. For example,
+/// a quoted name may contain `$$`, which would end the block early.
 fn do_block(body: &str) -> String {
     let tags = std::iter::once("$$".to_owned()).chain((1..).map(|n| format!("$block_{n}$")));
     let tag = tags.into_iter().find(|tag| !body.contains(tag));

@@ -54,7 +54,7 @@ const BACKLOG_HIGH: Share = Share(1, 4);
 
 /// Alternative high watermark of queued events, as a share of everything that arrived in this backlog. It
 /// applies if it is larger than [`BACKLOG_HIGH`] of the budget. The longer the backlog, the less it matters
-/// how long the relay needs at its end to send the queued events.
+/// how long the relay needs for the events that are queued at the end of the backlog.
 const BACKLOG_SHARE: Share = Share(1, 16);
 
 /// Low watermark of queued events, as a share of their high watermark.
@@ -249,8 +249,8 @@ impl FlowControl {
     }
 
     /// Whether lanes may linger. `all_may_go` is false if lanes wait for a retry or for a throttled topic. In
-    /// that case the number of queued bytes does not matter, because the waiting lanes alone may keep it
-    /// high.
+    /// that case the number of queued bytes does not matter, because the waiting lanes alone may keep the
+    /// number high.
     pub(super) fn may_linger(&self, all_may_go: bool) -> bool {
         let memory = &self.memory;
         let opens_queue = self.queue.is_closed && memory.queued() > QUEUE_SENDS_TO.of(self.budget);

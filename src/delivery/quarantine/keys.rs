@@ -19,7 +19,7 @@ pub(super) struct BlockedState {
     pub(super) since: EventPosition,
     /// The reason that is recorded for the events that wait because the key is blocked.
     pub(super) waits: Arc<str>,
-    /// The number of the last record of this key that was given to the writer.
+    /// Number of the key's last record, counted over all records that were given to the writer.
     pub(super) last_record: u64,
     /// Number of bad events whose dead letter is in flight. These events are not recorded yet.
     pub(super) letters: u32,

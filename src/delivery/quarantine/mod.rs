@@ -76,7 +76,7 @@ pub(crate) enum Admission {
     Open,
     /// Record the event as quarantined, for this reason.
     Quarantined(Arc<str>),
-    /// Record the event as released, behind the events of its key that are being released.
+    /// Record the event as released. Earlier events of its key are being released, and are published first.
     Released(Arc<str>),
     /// Hold the event in memory until its key is no longer blocked.
     Held,

@@ -39,9 +39,10 @@ pub(super) struct Release {
     /// may lack a bad event with a dead letter, because the relay records such an event later than the events
     /// behind it. The release would then skip the bad event.
     pub(super) asks_from: u64,
-    /// Number of events of the release that are in lanes.
+    /// How many events of the release are in lanes.
     pub(super) in_lanes: usize,
-    /// The number of the last record of the release's events that was given to the writer.
+    /// Number of the last record with an event of the release, counted over all records that were given to
+    /// the writer.
     pub(super) last_record: u64,
 }
 

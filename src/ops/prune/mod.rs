@@ -24,9 +24,9 @@
 //! - Its commit is below `restart_lsn`, which is at most the confirmed position. A crash of PostgreSQL
 //!   loses newer confirmed positions, and PostgreSQL then sends the events after an older position
 //!   again.
-//! - Since the row is gone, the slot has confirmed the end of the WAL. If an update moved the row to another
-//!   partition shortly before, the slot streams the row once more, and only the record shows that it was
-//!   published.
+//! - The slot has confirmed everything that was in the WAL when the row was already gone. If an update had
+//!   moved the row to another partition, the slot streams the row once more, and then only the record shows
+//!   that the row was published.
 //!
 //! The reasons are in docs/adr/0032-pruning.md and, for partitions, docs/adr/0037-daily-partitions.md.
 

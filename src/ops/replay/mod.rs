@@ -9,8 +9,8 @@
 //!    mixed. The command limits the number of events released at once, and the rate.
 //!
 //! Each message carries the name of the replay in the attribute `replay`. An event that Pub/Sub refuses goes
-//! into quarantine, like any other. The relay does not send an event whose row is gone, and its record
-//! becomes `published` again. The reasons are in docs/adr/0034-replay.md.
+//! into quarantine, like any other. The relay does not send an event whose row is gone, and sets the event's
+//! record to `published` again. The reasons are in docs/adr/0034-replay.md.
 
 mod release;
 mod select;

@@ -42,7 +42,7 @@ impl CommandFacts<'_> {
                 .and_then(|pending| pending.oldest_against(limit)),
             origin: self.origin,
             // If there is no row and a relay reads the slot, leave out the recorded position. Otherwise the
-            // slot could count as recreated, although the relay that reads it has checked it.
+            // slot could count as recreated, although the relay has already checked the slot.
             recorded: recorded.as_ref().filter(|_| !(lacks_row && is_read)),
         };
         let health = health::judge(&observation, thresholds);

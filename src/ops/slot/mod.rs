@@ -286,7 +286,8 @@ async fn capture_records(sql: &Sql) -> Result<Vec<CaptureRecord>> {
 const TABLES_NAMED: usize = 5;
 
 /// Warns if the slot is older than the publication of some tables, and names these tables. The slot is older
-/// if its confirmed position is before the position at which the capture of the table began.
+/// than the publication of a table if its confirmed position is before the position at which the capture of
+/// the table began.
 pub(crate) fn before_publication(slot: &Slot, records: &[CaptureRecord]) -> Option<Finding> {
     let name = &slot.slot_name;
     let at = slot.confirmed_flush_lsn?;

@@ -1,9 +1,9 @@
 //! Decides how long a session continues while its PostgreSQL server shuts down.
 //!
-//! A server that shuts down sends the rest of its WAL, and waits until the relay has confirmed it. Then the server
-//! ends the stream. If the relay closed the session earlier, the slot would not have consumed all WAL, and
-//! `pg_upgrade` would refuse the slot. But the server may accept no more writes, so some events may never get their
-//! outcome. The server must not wait for those.
+//! A server that shuts down sends the rest of its WAL, and waits until the relay has confirmed it. Then the
+//! server ends the stream. If the relay closed the session earlier, the slot would not have consumed all WAL,
+//! and `pg_upgrade` would refuse the slot. But the server might accept no more writes. Some events then never
+//! get their outcome, and the server must not wait for such events.
 
 use std::time::{Duration, Instant};
 

@@ -17,10 +17,10 @@ use crate::event::{CommittedAt, EventId, EventPosition, EventRef, Group, Orderin
 use crate::postgres::Sql;
 use crate::store::position;
 
-/// Maximum number of keys that are blocked at once. It also limits the events in quarantine that one session
-/// has put there without blocking a key. More bad events than this have a common cause, which an operator
-/// must remove before all traffic is in quarantine. The relay's memory for 100,000 keys of usual length is
-/// about 20 MB.
+/// Maximum number of keys that are blocked at once. It also limits how many events one session may put into
+/// quarantine without blocking a key. More bad events than this have a common cause, which an operator must
+/// remove before all traffic is in quarantine. The relay's memory for 100,000 keys of usual length is about
+/// 20 MB.
 pub(crate) const MAX_BLOCKED: usize = 100_000;
 
 /// Counting stops at this number, because nobody needs to know a higher number exactly.

@@ -7,8 +7,8 @@
 //! written just before. Publishing never waits for a row to be written.
 //!
 //! After a temporary error, the writer writes the batch again, over a new connection if necessary. The first
-//! attempt may have been committed although its answer was lost, so the writer leaves rows that exist
-//! already as they are.
+//! attempt may have been committed although its answer was lost, so the writer does not change rows that
+//! exist already.
 //!
 //! A relay that has lost the slot must not record anything. The next relay on the slot has already read the
 //! table, and publishes every event that had no row at that time. Rows that we added later would make some of

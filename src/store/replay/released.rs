@@ -9,7 +9,7 @@ use crate::event::EventPosition;
 use crate::postgres::Sql;
 use crate::store::position;
 
-/// Reads the next events of a group that are not released yet, in commit order.
+/// Reads the next unreleased events of a group, in commit order.
 const NEXT_EVENTS: &str = "\
     select commit_lsn, ordinal from outbox.replay_event \
     where replay = $1 and topic = $2 and ordering_key = $3 and dispatched_at is null \

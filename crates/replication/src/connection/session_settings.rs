@@ -1,8 +1,8 @@
 //! The settings with which sessions start, so that settings of the role or the database cannot
 //! change how a session behaves.
 //!
-//! We send these settings in the startup packet, where they override the settings of the role and
-//! the database. The operator's connection parameter `options` is sent before them, and must not
+//! We send these settings in the startup packet, where they override the settings of the role and the
+//! database. The operator's connection parameter `options` is sent before these settings, and must not
 //! contain any of them.
 
 use super::parameters::invalid;

@@ -11,8 +11,8 @@ use decoder::Lsn;
 
 use super::lease::{FrameEvidence, Lease};
 
-/// Minimum time between a status message and the next one that reports a new position, so that a fast stream
-/// of outcomes does not cause a message for each of them.
+/// Minimum time between a status message and the next one that reports a new position. Otherwise a fast
+/// stream of outcomes would cause a message for each outcome.
 const STATUS_INTERVAL: Duration = Duration::from_millis(20);
 
 /// Maximum time between two checks of the lease in a session with traffic.
