@@ -1,5 +1,5 @@
 //! Decides when all rows of a former partition are resolved. A former partition is one that was detached from
-//! a captured table. The auditor removes a resolved one from the list in the capture record.
+//! a captured table. The auditor removes a resolved former partition from the list in the capture record.
 //!
 //! All rows of a former partition belong to transactions that ended before the partition was detached.
 //! These rows are resolved once the floor is above these transactions. A partition that the relay cannot

@@ -2,8 +2,8 @@
 //! still have unresolved rows. Such a table was detached, moved or renamed.
 //!
 //! As long as such a table exists, the recovery and the auditor read it like a captured table. Its rows keep
-//! the identity of the captured table to which they belonged. The capture record lists the former parts of
-//! its table (`CaptureRecord::detached`).
+//! the identity of the captured table to which they belonged. The capture record lists such tables
+//! (`CaptureRecord::detached`).
 
 use slot_manager::QualifiedName;
 use slot_manager::table::{self, FormerPartition};

@@ -132,8 +132,8 @@ pub struct ColumnSettings {
     /// When the event happened.
     pub occurred_at: Option<String>,
     /// A column that numbers rows in the order of their insertion, such as a `bigserial`. A recovery
-    /// publishes rows in this order. The default is a column called `seq`, or otherwise an `id` that is a
-    /// number.
+    /// publishes rows in this order. The default is a column called `seq`. If there is none, it is the `id`,
+    /// provided that a sequence fills it.
     pub seq: Option<String>,
     /// The event's topic. A value that is neither null nor empty takes precedence over `topic_rules` and
     /// `topic`. If this field is not set, no column names the topic.

@@ -16,8 +16,8 @@
 //! who serves the slot (`successor`), and the next relay waits for transactions that began before it had the
 //! slot (`predecessor`).
 //!
-//! A released event already has a row, so its new outcome is an update (`released`). Because of its
-//! conditions, a repeated update does not undo a command that an operator ran in between.
+//! A released event already has a row, so its new outcome is an update (`released`). Conditions in the update
+//! make sure that a repeated batch does not undo a command that an operator ran in between.
 
 mod batch;
 mod transaction;
