@@ -1,11 +1,10 @@
 //! Matches capture records with tables, and decides whether this relay may capture a table.
 //!
-//! The relay recognises a table by its OID, so a rename or `SET SCHEMA` changes nothing. If no record has the
-//! OID, the name decides. So a table keeps its record if it was dropped and created again, restored or
-//! swapped. If the settings name another table of the same partition tree, that table takes over the record
-//! of the earlier table (`relatives`). Only the functions that take an SQL session do IO. The module `owner`
-//! decides whether another slot captures the rows of a table. `replaced` decides whether a table with another
-//! OID is a copy.
+//! The relay recognises a table by its OID, so a rename or `SET SCHEMA` changes nothing. If no record has the OID,
+//! the name decides. So a table keeps its record if it was dropped and created again, restored or swapped. If the
+//! settings name another table of the same partition tree, that table takes over the record of the earlier table
+//! (`relatives`). Only the functions that take an SQL session do IO. The module `owner` decides whether another slot
+//! captures the rows of a table. `replaced` decides whether a table with another OID is a copy.
 
 mod new_record;
 mod owner;
@@ -45,9 +44,8 @@ pub(crate) struct CaptureStart<'a> {
     pub(crate) since_lsn: Option<Lsn>,
     /// The moment when the capture of new tables begins; `None` means now.
     pub(crate) moment: Option<&'a CaptureMoment>,
-    /// Whether the caller is a session. If a table takes over the record of an earlier table, a session
-    /// recovers. A command does not change the record then, because otherwise the next session could not
-    /// notice the takeover.
+    /// Whether the caller is a session. If a table takes over the record of an earlier table, a session recovers. A
+    /// command does not change the record then, because otherwise the next session could not notice the takeover.
     pub(crate) is_session: bool,
 }
 

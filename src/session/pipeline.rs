@@ -52,8 +52,7 @@ pub(super) struct Pipeline {
     pub(super) delivery: Delivery,
     pub(super) earlier: OutcomeLookup,
     pub(super) moved: MovedRows,
-    /// Rows that a recovery or the auditor has read from the tables, because the stream might not contain
-    /// them.
+    /// Rows that a recovery or the auditor has read from the tables, because the stream might not contain them.
     pub(super) from_table: TableRows,
     /// The seam of the running recovery. `None` if no recovery is running. The stream is read once the
     /// seam is open.

@@ -1,11 +1,10 @@
 //! Polls the database every few seconds, alongside the stream.
 //!
-//! pgoutput uses the publication as it was at the WAL position that pgoutput is decoding. If the publication
-//! did not exist at that position, PostgreSQL 18 skips rows without an error. So the relay can notice the
-//! problem only by checking the publication over SQL. While the publication is wrong or cannot be checked,
-//! the relay must not confirm the positions of keepalives, because it might confirm skipped rows. In each
-//! poll, the supervisor also renews the lease and reads the slot's metrics. After a delivery it records the
-//! confirmed position.
+//! pgoutput uses the publication as it was at the WAL position that pgoutput is decoding. If the publication did not
+//! exist at that position, PostgreSQL 18 skips rows without an error. So the relay can notice the problem only by
+//! checking the publication over SQL. While the publication is wrong or cannot be checked, the relay must not confirm
+//! the positions of keepalives, because it might confirm skipped rows. In each poll, the supervisor also renews the
+//! lease and reads the slot's metrics. After a delivery it records the confirmed position.
 //!
 //! The supervisor also writes to the relay's row whether delivery is held up. It writes soon after a change, and
 //! about every 30 s without one. While it has no SQL session, it leaves this write to the dispatch writer.

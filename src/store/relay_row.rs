@@ -1,11 +1,10 @@
 //! Reads and writes the relay's own row in `outbox.relay`. The relay uses the row to notice that
 //! something is wrong with the slot, and commands show the row to operators.
 //!
-//! Only the slot, never the row, decides from which position a session resumes. By comparing the slot with
-//! the row, the relay notices that the slot was replaced or moved (`recovery::slot_verdict`). The row also
-//! remembers across crashes that a recovery has not ended (`mark`) and what audits have compared (`audits`).
-//! Commands read the row with `shown`. `record_keeping` combines the settings and the row, and knows which
-//! published events have a record.
+//! Only the slot, never the row, decides from which position a session resumes. By comparing the slot with the row,
+//! the relay notices that the slot was replaced or moved (`recovery::slot_verdict`). The row also remembers across
+//! crashes that a recovery has not ended (`mark`) and what audits have compared (`audits`). Commands read the row
+//! with `shown`. `record_keeping` combines the settings and the row, and knows which published events have a record.
 
 mod ascii_json;
 pub(crate) mod audits;
