@@ -1,11 +1,10 @@
 //! Matches capture records with tables, and decides whether this relay may capture a table.
 //!
-//! The relay recognises a table by its OID, so a rename or `SET SCHEMA` changes nothing. If no record has
-//! the OID, the name decides, so a table that was dropped and created again, restored or swapped keeps
-//! its record. If the settings name another table of the same partition tree, that table takes over the
-//! record of the earlier table (`relatives`). Only the functions that take an SQL session do IO. The module
-//! `owner` decides whether another slot captures the rows of a table. `replaced` decides whether a table with
-//! another OID is a copy.
+//! The relay recognises a table by its OID, so a rename or `SET SCHEMA` changes nothing. If no record has the OID,
+//! the name decides. So a table keeps its record if it was dropped and created again, restored or swapped. If the
+//! settings name another table of the same partition tree, that table takes over the record of the earlier table
+//! (`relatives`). Only the functions that take an SQL session do IO. The module `owner` decides whether another slot
+//! captures the rows of a table. `replaced` decides whether a table with another OID is a copy.
 
 mod new_record;
 mod owner;
@@ -45,9 +44,8 @@ pub(crate) struct CaptureStart<'a> {
     pub(crate) since_lsn: Option<Lsn>,
     /// The moment when the capture of new tables begins; `None` means now.
     pub(crate) moment: Option<&'a CaptureMoment>,
-    /// Whether the caller is a session. A session recovers if a table takes over the record of an earlier
-    /// table. A command leaves that record alone, because otherwise the next session could not notice the
-    /// takeover.
+    /// Whether the caller is a session. If a table takes over the record of an earlier table, a session recovers. A
+    /// command does not change the record then, because otherwise the next session could not notice the takeover.
     pub(crate) is_session: bool,
 }
 
@@ -68,8 +66,8 @@ impl CaptureMoment {
     }
 
     /// Returns the highest `seq` of the table at index `n`, from which a scan may start. `None` if the table
-    /// has none. Also `None` if `since` might not show a transaction that was running when the `seq` was read:
-    /// the rows of this transaction must be published, and may have a lower `seq`.
+    /// has none. Also `None` if a transaction that was running when the `seq` was read might not be visible
+    /// in `since`. The rows of this transaction must be published, and may have a lower `seq`.
     fn top(&self, n: usize) -> Option<&Top> {
         let have_ended = self.since.xmin() >= self.tops.next_xid;
         self.tops.seqs.get(n)?.as_ref().filter(|_| have_ended)
@@ -79,7 +77,7 @@ impl CaptureMoment {
 /// Looks up the configured tables in the catalogue.
 ///
 /// # Errors
-/// `publication-drift` when a table is missing; `column-missing`; errors of a statement.
+/// `publication-drift` when a table is missing; `column-missing`; database errors.
 pub(crate) async fn find_tables(sql: &Sql, tables: &[TableSettings]) -> Result<Vec<FoundTable>> {
     let mut found = Vec::with_capacity(tables.len());
     for settings in tables {
@@ -146,7 +144,7 @@ pub(crate) fn start(setting: Start, is_first: bool, known: &[Option<&CaptureReco
 /// captured from now on.
 ///
 /// # Errors
-/// `table-captured`; `schema-missing`; errors of a statement.
+/// `table-captured`; `schema-missing`; database errors.
 pub(crate) async fn claim(
     sql: &Sql,
     slot: &SlotName,
@@ -219,7 +217,7 @@ pub(crate) async fn claim(
 /// `inserted_xid`. Only the session that holds the slot may call this.
 ///
 /// # Errors
-/// Errors of [`find_tables`].
+/// The errors of [`find_tables`].
 pub(crate) async fn refresh(sql: &Sql, slot: &SlotName, tables: &[TableSettings]) -> Result<()> {
     let found = find_tables(sql, tables).await?;
     let records = capture_record::read(&**sql).await?;
@@ -235,7 +233,7 @@ pub(crate) async fn refresh(sql: &Sql, slot: &SlotName, tables: &[TableSettings]
 /// Returns the tables as they are now, each with its record.
 ///
 /// # Errors
-/// `slot-busy` when a table has no record; `table-captured`; errors of [`find_tables`].
+/// `slot-busy` when a table has no record; `table-captured`; the errors of [`find_tables`].
 pub(crate) async fn known(
     sql: &Sql,
     slot: &SlotName,
@@ -262,7 +260,7 @@ async fn known_of(sql: &Sql, slot: &SlotName, found: Vec<FoundTable>) -> Result<
 /// that the relay would write now. Unlike [`known`], accepts tables that another slot captures.
 ///
 /// # Errors
-/// Errors of [`find_tables`].
+/// The errors of [`find_tables`].
 pub(crate) async fn as_if_claimed(
     sql: &Sql,
     slot: &SlotName,

@@ -43,8 +43,8 @@ pub(super) fn name(source_id: Option<&str>, uuid: Uuid) -> String {
         .map_or_else(|| uuid.to_string(), str::to_owned)
 }
 
-/// Returns the dispatch rows of an event that are in quarantine, in commit order. If none of its dispatch rows is
-/// in quarantine, returns all of them.
+/// Returns those dispatch rows of an event that are in quarantine, in commit order. If none of its dispatch
+/// rows is in quarantine, returns all of them.
 ///
 /// # Errors
 /// `not-in-quarantine` when the event has no dispatch row; `setting-invalid` when several events have this id, or
@@ -105,7 +105,7 @@ fn not_in_quarantine(what: String) -> Error {
     Error::new(Code::NotInQuarantine, what)
 }
 
-/// Returns the first dispatch row of an event that is in quarantine.
+/// Returns the first of the event's dispatch rows that is in quarantine.
 ///
 /// # Errors
 /// The errors of [`rows_of`]; `not-in-quarantine` if the event has another state.

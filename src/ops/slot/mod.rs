@@ -43,8 +43,8 @@ pub(crate) struct SlotSnapshot {
     pub(crate) slot: Option<Slot>,
     pub(crate) verdict: Verdict,
     pub(crate) publication: PublicationStatus,
-    /// The events in quarantine; `None` if the relay's tables are missing or locked, or if this role may not
-    /// read them.
+    /// The events in quarantine; `None` if the relay's tables are missing or locked, or if this role lacks
+    /// the privilege to read them.
     pub(crate) quarantine: Option<QuarantineStatus>,
     /// The events that wait; `None` if unknown.
     pub(crate) pending: Option<PendingEvents>,
@@ -268,7 +268,7 @@ fn known_age(relay: &RelayRow) -> Option<Duration> {
 }
 
 /// Reads the capture records. Returns an empty list if the relay's tables do not exist or are locked, or if
-/// this role may not read them.
+/// this role lacks the privilege to read them.
 async fn capture_records(sql: &Sql) -> Result<Vec<CaptureRecord>> {
     let unknown = [
         Code::SchemaMissing,
@@ -285,8 +285,9 @@ async fn capture_records(sql: &Sql) -> Result<Vec<CaptureRecord>> {
 /// Maximum number of tables that a warning names.
 const TABLES_NAMED: usize = 5;
 
-/// Warns if the slot is older than the publication of a table, and names these tables. The slot is older if
-/// its confirmed position is before the position at which the capture of the table began.
+/// Warns if the slot is older than the publication of some tables, and names these tables. The slot is older
+/// than the publication of a table if its confirmed position is before the position at which the capture of
+/// the table began.
 pub(crate) fn before_publication(slot: &Slot, records: &[CaptureRecord]) -> Option<Finding> {
     let name = &slot.slot_name;
     let at = slot.confirmed_flush_lsn?;
