@@ -309,8 +309,8 @@ pub const KEYS: &[SettingKey] = &[
         SettingKind::Number(1, 3600),
         "10",
         &[],
-        "Seconds to wait at startup for PostgreSQL to answer; then the relay exits. Once PostgreSQL has \
-         answered, the relay retries without limit",
+        "Seconds that the relay waits at startup for PostgreSQL to answer. If no answer comes in this time, the \
+         relay exits. Once PostgreSQL has answered, the relay retries without limit",
     ),
     key(
         "shutdown_timeout_s",

@@ -5,7 +5,7 @@ mod interrupted;
 mod shown;
 
 use std::collections::BTreeMap;
-use std::process::Output;
+use std::process::{Child, Output};
 use std::time::Duration;
 
 use pubsub_emulator::checks::Expected;
@@ -37,6 +37,18 @@ fn replayed(database: &Database, code: i32, arguments: &[&str]) -> Value {
     let error = String::from_utf8_lossy(&ran.stderr);
     assert_eq!(ran.status.code(), Some(code), "{arguments:?}: {error}");
     serde_json::from_slice(&ran.stdout).unwrap_or_else(|e| panic!("{e}: {error}"))
+}
+
+/// Kills a replay, and waits until PostgreSQL has ended its sessions. Until then the replay counts as running.
+async fn kill(database: &Database, mut command: Child) {
+    command.kill().unwrap();
+    command.wait().unwrap();
+    let sessions = "SELECT count(*) FROM pg_stat_activity \
+                    WHERE datname = current_database() AND application_name = 'postrider replay'";
+    eventually("the killed replay has no session", || async {
+        (database.number(sessions).await == 0).then_some(())
+    })
+    .await;
 }
 
 /// The event ids of the stored messages of each key, in the order of storage.
@@ -286,7 +298,7 @@ async fn a_replay_continues_after_a_crash_of_the_relay_and_of_the_command() {
             "--name",
             "big",
         ];
-        let mut command = postrider(&arguments, &environment(&database))
+        let command = postrider(&arguments, &environment(&database))
             .spawn()
             .unwrap();
         let released = "SELECT count(*) FROM outbox.dispatch WHERE replay = 'big'";
@@ -294,8 +306,7 @@ async fn a_replay_continues_after_a_crash_of_the_relay_and_of_the_command() {
             (database.number(released).await > 500).then_some(())
         })
         .await;
-        command.kill().unwrap();
-        command.wait().unwrap();
+        kill(&database, command).await;
         relay.kill_9();
         harness::wait_until_killed_relays_are_gone(&database, &emulator).await;
         insert_orders(&database, 100, 10).await;

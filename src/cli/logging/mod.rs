@@ -1,5 +1,6 @@
 //! Writes Postrider's own log to standard error, as text or JSON; `RUST_LOG` sets the level.
 
+mod burst;
 mod cloud_logging;
 
 use std::io::IsTerminal;
@@ -7,10 +8,13 @@ use std::str::FromStr;
 
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::filter::LevelFilter;
+use tracing_subscriber::layer::SubscriberExt;
+use tracing_subscriber::util::SubscriberInitExt;
 
 use super::paint;
 use crate::error::{Code, Error, Result};
 use crate::settings::LogFormat;
+use burst::BurstLimit;
 use cloud_logging::CloudLogging;
 
 /// Log filter when `RUST_LOG` is not set: info from Postrider, warnings from other crates.
@@ -44,13 +48,21 @@ fn install(format: LogFormat, filter: EnvFilter) {
         // fails too.
         .log_internal_errors(false)
         .with_writer(std::io::stderr);
+    let limit = BurstLimit::default();
     let _ = match format {
-        LogFormat::Json => builder.json().flatten_event(true).try_init(),
-        LogFormat::CloudLogging => builder.event_format(CloudLogging).try_init(),
-        LogFormat::Text => builder
-            .with_target(false)
-            .with_ansi(std::io::stderr().is_terminal() && paint::is_wanted())
-            .try_init(),
+        LogFormat::Json => {
+            let json = builder.json().flatten_event(true);
+            json.finish().with(limit).try_init()
+        }
+        LogFormat::CloudLogging => {
+            let cloud_logging = builder.event_format(CloudLogging);
+            cloud_logging.finish().with(limit).try_init()
+        }
+        LogFormat::Text => {
+            let has_colours = std::io::stderr().is_terminal() && paint::is_wanted();
+            let text = builder.with_target(false).with_ansi(has_colours);
+            text.finish().with(limit).try_init()
+        }
     };
 }
 

@@ -98,7 +98,7 @@ impl<'a> SampledTable<'a> {
     /// Reads the sample.
     ///
     /// # Errors
-    /// Errors of the statement that reads the newest rows.
+    /// The statement that reads the newest rows fails.
     pub(super) async fn read(mut self) -> Result<TableSample, tokio_postgres::Error> {
         let mut sample = TableSample::default();
         self.sql.batch_execute(SAMPLE_TIMEOUT).await?;

@@ -14,7 +14,7 @@ use crate::store::relay_row::shown;
 /// reads.
 ///
 /// # Errors
-/// Errors of a statement.
+/// Database errors.
 pub(super) async fn unread(sql: &Sql, settings: &Settings) -> Result<Vec<Finding>> {
     let unread: Vec<Slot> = slots::list(sql)
         .await?

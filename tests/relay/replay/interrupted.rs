@@ -102,7 +102,7 @@ async fn a_cancelled_replay_sends_nothing_more() {
     let arguments = [
         "replay", "--since", "1h", "--yes", "--name", "c", "--rate", "100000",
     ];
-    let mut command = postrider(&arguments, &environment(&database))
+    let command = postrider(&arguments, &environment(&database))
         .spawn()
         .unwrap();
     let released = "SELECT count(*) FROM outbox.dispatch WHERE state = 'released'";
@@ -114,8 +114,7 @@ async fn a_cancelled_replay_sends_nothing_more() {
         .await;
     }
     assert_eq!(database.number(released).await, 2_000);
-    command.kill().unwrap();
-    command.wait().unwrap();
+    kill(&database, command).await;
     let relay = Relay::start(&database, &emulator);
     let cancelled = replayed(&database, 0, &["--cancel", "c"]);
     assert_eq!(
@@ -218,7 +217,7 @@ async fn an_operator_does_not_discard_replayed_events_with_the_quarantine() {
     let (database, _emulator, relay) = with_published_events(20, 1).await;
     relay.stop().await;
     let arguments = ["replay", "--key", "o-0", "--yes"];
-    let mut command = postrider(&arguments, &environment(&database))
+    let command = postrider(&arguments, &environment(&database))
         .spawn()
         .unwrap();
     let released = "SELECT count(*) FROM outbox.dispatch WHERE state = 'released'";
@@ -226,8 +225,7 @@ async fn an_operator_does_not_discard_replayed_events_with_the_quarantine() {
         (database.number(released).await == 20).then_some(())
     })
     .await;
-    command.kill().unwrap();
-    command.wait().unwrap();
+    kill(&database, command).await;
     for arguments in [
         ["quarantine", "discard", "--key", "o-0", "--yes"].as_slice(),
         &["quarantine", "release", "--all"],

@@ -1,0 +1,178 @@
+//! Limits how often one line of the log can repeat, so that no fault can flood the log. Code that logs often has a limit
+//! of its own (`throttled_log`). This limit covers all other lines, for example a line for each key that is released.
+
+use std::collections::HashMap;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use tracing::callsite::Identifier;
+use tracing::field::{Field, Visit};
+use tracing::{Event, Level, Subscriber};
+use tracing_subscriber::Layer;
+use tracing_subscriber::layer::Context;
+
+/// Maximum number of lines that one place in the code logs in [`INTERVAL`].
+const MAX_LINES: u64 = 20;
+const INTERVAL: Duration = Duration::from_secs(10);
+
+/// A layer that drops the lines of a place in the code beyond [`MAX_LINES`] in [`INTERVAL`], and later logs how many it
+/// has dropped. Does not limit lines of the levels `debug` and `trace`.
+#[derive(Debug, Default)]
+pub(super) struct BurstLimit(Mutex<HashMap<Identifier, Burst>>);
+
+/// The lines of one place in the code since `began`.
+#[derive(Debug)]
+struct Burst {
+    began: Instant,
+    lines: u64,
+    /// The first line that was dropped.
+    dropped: String,
+}
+
+/// Lines that were dropped.
+#[derive(Debug, PartialEq, Eq)]
+struct DroppedLines {
+    lines: u64,
+    first: String,
+}
+
+impl<S: Subscriber> Layer<S> for BurstLimit {
+    fn event_enabled(&self, event: &Event<'_>, _: Context<'_, S>) -> bool {
+        if *event.metadata().level() > Level::INFO {
+            return true;
+        }
+        let now = Instant::now();
+        for DroppedLines { lines, first } in self.ended(now) {
+            tracing::warn!(target: "postrider::log", lines, like = first, "{LEFT_OUT}");
+        }
+        self.admits(event, now)
+    }
+}
+
+/// The message of a line that tells how many lines were dropped.
+const LEFT_OUT: &str = "left out similar log lines";
+
+impl BurstLimit {
+    /// Removes the bursts that have ended. Returns those of them that had too many lines.
+    fn ended(&self, now: Instant) -> Vec<DroppedLines> {
+        let mut bursts = self.bursts();
+        let ended = bursts
+            .extract_if(|_, burst| now.saturating_duration_since(burst.began) >= INTERVAL)
+            .filter(|(_, burst)| burst.lines > MAX_LINES);
+        ended
+            .map(|(_, burst)| DroppedLines {
+                lines: burst.lines - MAX_LINES,
+                first: burst.dropped,
+            })
+            .collect()
+    }
+
+    fn admits(&self, event: &Event<'_>, now: Instant) -> bool {
+        let mut bursts = self.bursts();
+        let burst = bursts
+            .entry(event.metadata().callsite())
+            .or_insert_with(|| Burst {
+                began: now,
+                lines: 0,
+                dropped: String::new(),
+            });
+        burst.lines += 1;
+        if burst.lines == MAX_LINES + 1 {
+            let mut message = MessageText(String::new());
+            event.record(&mut message);
+            burst.dropped = message.0;
+        }
+        burst.lines <= MAX_LINES
+    }
+
+    fn bursts(&self) -> MutexGuard<'_, HashMap<Identifier, Burst>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Takes the message out of a log event.
+struct MessageText(String);
+
+impl Visit for MessageText {
+    fn record_debug(&mut self, field: &Field, value: &dyn std::fmt::Debug) {
+        if field.name() == "message" {
+            self.0 = format!("{value:?}");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io;
+    use std::sync::Arc;
+
+    use tracing_subscriber::layer::SubscriberExt;
+
+    use super::*;
+
+    #[derive(Debug, Clone, Default)]
+    struct Written(Arc<Mutex<Vec<u8>>>);
+
+    impl io::Write for Written {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            self.0.lock().unwrap().extend_from_slice(bytes);
+            Ok(bytes.len())
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn a_line_comes_at_most_twenty_times_and_does_not_hold_up_other_lines() {
+        let written = Written::default();
+        let writer = written.clone();
+        let subscriber = tracing_subscriber::fmt()
+            .with_max_level(Level::DEBUG)
+            .with_writer(move || writer.clone())
+            .finish()
+            .with(BurstLimit::default());
+        tracing::subscriber::with_default(subscriber, || {
+            for n in 0..50 {
+                tracing::info!(n, "this key is released");
+                tracing::debug!(n, "a detail");
+            }
+            tracing::warn!("another line");
+        });
+        let written = String::from_utf8(written.0.lock().unwrap().clone()).unwrap();
+        let count = |text: &str| written.matches(text).count();
+        assert_eq!(count("this key is released"), 20, "{written}");
+        assert_eq!(count("a detail"), 50, "{written}");
+        assert_eq!(count("another line"), 1, "{written}");
+    }
+
+    #[test]
+    fn the_number_of_dropped_lines_is_told_when_the_interval_is_over() {
+        let limit = Arc::new(BurstLimit::default());
+        let began = Instant::now();
+        let subscriber = tracing_subscriber::registry().with(Admitting(limit.clone(), began));
+        tracing::subscriber::with_default(subscriber, || {
+            for n in 0..50 {
+                tracing::info!("key {n} is released");
+            }
+        });
+        let early = began + INTERVAL - Duration::from_millis(1);
+        assert_eq!(limit.ended(early), []);
+        let dropped = DroppedLines {
+            lines: 30,
+            first: "key 20 is released".to_owned(),
+        };
+        assert_eq!(limit.ended(began + INTERVAL), [dropped]);
+        assert_eq!(limit.ended(began + INTERVAL), []);
+    }
+
+    /// Passes each event to the limit, at a fixed time.
+    struct Admitting(Arc<BurstLimit>, Instant);
+
+    impl<S: Subscriber> Layer<S> for Admitting {
+        fn on_event(&self, event: &Event<'_>, _: Context<'_, S>) {
+            self.0.admits(event, self.1);
+        }
+    }
+}
