@@ -130,6 +130,15 @@ async fn check_says_that_no_credentials_were_found_and_where_it_looked() {
     let ran = postrider(&["check", "--json"], &env).await;
     ran.assert_status(2);
     let found = ran.finding("credentials-unavailable");
+    let what = found["what"].as_str().unwrap();
+    assert_contains(
+        what,
+        ": no access token: error sending request for url (http://127.0.0.1:1/",
+    );
+    assert_contains(what, "Connection refused");
+    for of_the_library in ["attempts", "might succeed", "transient"] {
+        assert!(!what.contains(of_the_library), "{what}");
+    }
     let remedy = found["remedy"].to_string();
     for tried in [
         "GOOGLE_APPLICATION_CREDENTIALS is not set",
@@ -140,6 +149,31 @@ async fn check_says_that_no_credentials_were_found_and_where_it_looked() {
     }
     for wrong in ["pubsub-unreachable", "\"credentials\""] {
         assert!(!ran.stdout.contains(wrong), "{ran}");
+    }
+}
+
+#[tokio::test]
+async fn check_says_what_is_wrong_with_a_file_of_credentials() {
+    for (content, wrong) in [
+        ("{\"type\": \"service_account\"}", "missing field"),
+        ("{\"type\": \"weird\"}", "its type weird is not supported"),
+        ("{\"type", "EOF while parsing"),
+    ] {
+        let mut file = tempfile::NamedTempFile::new().unwrap();
+        std::io::Write::write_all(&mut file, content.as_bytes()).unwrap();
+        let env = [
+            (
+                "GOOGLE_APPLICATION_CREDENTIALS",
+                file.path().to_str().unwrap(),
+            ),
+            ("PUBSUB_PROJECT_ID", "demo"),
+            ("POSTRIDER_PUBSUB_ENDPOINT", "https://localhost:1"),
+        ];
+        let ran = postrider(&["check", "--json"], &env).await;
+        let found = ran.finding("credentials-missing");
+        let what = found["what"].as_str().unwrap();
+        let expected = format!("the file with the Google credentials cannot be used: {wrong}");
+        assert_contains(what, &expected);
     }
 }
 

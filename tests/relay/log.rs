@@ -97,6 +97,11 @@ async fn the_log_says_once_what_runs_and_where() {
         .lines()
         .find(|line| line.contains("connected to PostgreSQL"));
     let line = line.unwrap();
+    let of_what_starts = log.find("postrider starts");
+    assert!(
+        of_what_starts < log.find("connected to PostgreSQL"),
+        "{log}"
+    );
     let server = "SELECT split_part(current_setting('server_version'), ' ', 1)";
     let name = "SELECT current_database()::text";
     for part in [
