@@ -36,10 +36,7 @@ impl From<SlotError> for Error {
         match error {
             // Only commands get this error, because a relay waits for the slot.
             SlotError::SlotInUse { .. } => own.hint("stop that reader first"),
-            SlotError::StillHeld { holder, .. } => own.hint(format!(
-                "stop that reader, or end its session with `SELECT pg_terminate_backend({})`",
-                holder.pid
-            )),
+            SlotError::StillHeld { .. } => own.hint("stop that reader, or end its server process"),
             SlotError::OtherDatabase { .. } => {
                 own.hint("connect to that database, or choose another name with POSTRIDER_SLOT")
             }
