@@ -238,9 +238,9 @@ impl Metrics {
         self.events_published.get() + self.events_recorded.get()
     }
 
-    /// Age in seconds of the oldest event without an outcome: 0 if there is none, `None` if unknown. The age is
-    /// unknown while the relay may not see all rows: while the publication is wrong or cannot be checked, and while
-    /// audits cannot find the rows that the stream may have left out.
+    /// Age in seconds of the oldest event without an outcome: 0 if there is none, `None` if unknown. The age
+    /// is unknown while the relay might not know of all rows. This is the case while the publication is wrong
+    /// or cannot be checked, and while audits cannot find the rows that the stream may have left out.
     pub(crate) fn lag_seconds(&self) -> Option<f64> {
         let has_gap = self.troubles.auditing().is_some_and(|audit| audit.has_gap);
         if has_gap || self.troubles.publication().is_some() {
@@ -285,8 +285,8 @@ impl Metrics {
     /// Returns the state to show, which depends on the relay's condition and on the health of its slot.
     pub fn verdict(&self, condition: &Condition) -> Verdict {
         let health = self.slot_health.get();
-        // Check both numbers. Bad events can exist without a blocked key: an event without an ordering key
-        // blocks no key, and with `on_bad_event = quarantine_event` no event blocks its key.
+        // Check both numbers. Bad events can exist without a blocked key, because an event without an
+        // ordering key blocks no key, and with `on_bad_event = quarantine_event` no event blocks its key.
         let quarantine = [&self.blocked_keys, &self.events_in_quarantine];
         let has_some = |gauge: &&OptionalGauge| gauge.get().is_some_and(|count| count > 0.0);
         condition::decide(StateFacts {

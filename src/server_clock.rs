@@ -15,8 +15,9 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use decoder::PgTimestamp;
 
-/// The estimate uses the best frame for at least this time, unless an answer of the server contradicts it. If newer
-/// frames arrive, the estimate drops the frame after at most twice this time, and so follows a clock that drifts.
+/// The estimate uses the best frame for at least this time, unless an answer of the server contradicts the
+/// estimate. If newer frames arrive, the estimate drops the frame after at most twice this time. So the
+/// estimate follows a clock that drifts.
 const COUNTS: Duration = Duration::from_secs(60);
 
 /// How far the estimate may be ahead of an answer of the server. Servers adjust their clocks by small steps

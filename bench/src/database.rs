@@ -20,7 +20,7 @@ const FREE_LIMIT: Duration = Duration::from_secs(30);
 
 /// Reads three facts about a slot: whether the slot has confirmed a position, the process id of its
 /// walsender, and the process id of the backend that writes the relay's dispatch rows. The
-/// `application_name` of its session identifies that backend.
+/// statement recognises that backend by its `application_name`.
 const OBSERVE: &str = "\
     SELECT coalesce(s.confirmed_flush_lsn >= $2::text::pg_lsn, false), s.active_pid, \
            (SELECT pid FROM pg_stat_activity \

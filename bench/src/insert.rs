@@ -16,7 +16,7 @@ use crate::report::{Aim, Line};
 use crate::sample::median;
 
 /// Number of turns of each table in one run. With many short turns, other work on the machine affects all
-/// tables about equally. With a few long turns, it could slow down a single table.
+/// tables about equally. With a few long turns, the other work could slow down a single table.
 const TURNS: u32 = 10;
 
 /// Maximum cost of an INSERT by a service, as a multiple of its cost without the columns and the index.

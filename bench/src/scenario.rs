@@ -271,8 +271,8 @@ fn payloads(events: u64, all: &mut Vec<Scenario>) {
     }
 }
 
-/// Adds scenarios that compare a backlog of normal length with one of a tenth and one of ten times
-/// the length.
+/// Adds scenarios that compare a backlog of normal length with a tenth of it and with ten times as
+/// much.
 fn lengths(events: u64, all: &mut Vec<Scenario>) {
     let backlog = |events| Backlog::new(events, ROW, THOUSAND_KEYS);
     for (name, count, full_only, pairs) in [

@@ -1,7 +1,7 @@
 //! A position in the WAL.
 //!
-//! [`Lsn`] stands for positions of any kind. It does not say whether a position may be confirmed to
-//! the server: the code that confirms positions must decide that.
+//! [`Lsn`] stands for positions of any kind. It does not say whether a position may be confirmed to the
+//! server. The code that confirms positions must decide that.
 
 use std::fmt;
 use std::str::FromStr;

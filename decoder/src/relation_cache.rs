@@ -99,8 +99,8 @@ impl RelationCache {
         self.relations.is_empty()
     }
 
-    /// Removes everything. Call this after each reconnect: the server describes all relations again
-    /// in each session, and an OID can belong to another table in the new session.
+    /// Removes everything. Call this after each reconnect, because an OID can belong to another table in the
+    /// new session. The server describes all relations again in each session.
     pub fn clear(&mut self) {
         self.relations.clear();
     }

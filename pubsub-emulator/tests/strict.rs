@@ -1,4 +1,4 @@
-//! Tests requests that this emulator refuses like the service, but that Google's own emulator
+//! Tests requests that the service and this emulator refuse, but that Google's own emulator
 //! accepts.
 
 mod raw;

@@ -39,9 +39,9 @@ pub async fn last_reply(client: &Client, walsender: i32) -> Result<LastReply, Sl
 }
 
 /// The `application_name` of the session in which a relay polls the server. The relay polls every few seconds
-/// while its walsender, the server process `walsender`, reads from a slot. Other sessions use the state of the
-/// polling session to find out whether the relay is alive. (They cannot use `pg_stat_replication.reply_time`,
-/// because it comes from the clock of the relay.)
+/// while its walsender, the server process `walsender`, reads from a slot. Other sessions use the state of
+/// the polling session to find out whether the relay is alive. (They cannot use
+/// `pg_stat_replication.reply_time`, because that time comes from the relay's clock.)
 #[must_use]
 pub fn supervisor_name(walsender: i32) -> String {
     format!("postrider supervisor {walsender}")
@@ -76,7 +76,7 @@ impl ServerProcess {
 }
 
 /// Whether the server process exists and is running a statement, without waiting for its client. If our role
-/// may not see the state of the process, the answer is yes.
+/// is not allowed to see the state of the process, the answer is yes.
 ///
 /// # Errors
 /// [`SlotError::Database`].
@@ -91,7 +91,8 @@ pub async fn is_at_work(client: &Client, process: &ServerProcess) -> Result<bool
 }
 
 /// If the server process waits for a synchronous standby server to confirm a commit, returns how long ago its
-/// current statement began. `None` if the process waits for no standby server, or if our role may not see it.
+/// current statement began. `None` if the process waits for no standby server, or if our role is not allowed
+/// to see this.
 ///
 /// # Errors
 /// [`SlotError::Database`].
@@ -153,8 +154,8 @@ pub struct StrangersSession {
     pub role: Option<String>,
 }
 
-/// Finds a session in this database with this application name whose role is neither ours nor allowed to update
-/// `table` (a quoted name).
+/// Finds a session in this database with this application name. The session's role must be neither ours nor
+/// allowed to update `table` (a quoted name).
 ///
 /// # Errors
 /// [`SlotError::Database`].
@@ -183,7 +184,7 @@ pub async fn session_of_a_stranger(
 pub struct LockHolder {
     /// The pid of the holder's server process; `None` for a prepared transaction.
     pub pid: Option<i32>,
-    /// The role of the holder's session, if our role may see that.
+    /// The role of the holder's session, if our role is allowed to see that.
     pub role: Option<String>,
 }
 

@@ -117,7 +117,7 @@ pub enum SlotError {
         /// The slot.
         slot: SlotName,
     },
-    /// The role may not manage slots.
+    /// The role has no right to manage slots.
     #[error("the role may not manage replication slot {slot}")]
     NoReplicationRight {
         /// The slot.

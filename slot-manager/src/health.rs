@@ -16,8 +16,9 @@ pub use state::{Headroom, Health, InvalidationCause, Lag, remedy_for_stranger};
 /// Prefix of the application names of all relays.
 const RELAYS: &str = "postrider";
 
-/// How long a relay can go without polling the server before it counts as silent. Relays poll every
-/// 5 seconds, so a silent relay has missed about three polls: it is stopped or cut off.
+/// How long a relay can go without polling the server before it counts as silent. Relays poll every 5
+/// seconds, so a silent relay has missed about three polls. Its process is stopped, or its host is cut off or
+/// overloaded.
 const SILENT_AFTER: Duration = Duration::from_secs(15);
 
 /// The known facts about a slot at one moment.
@@ -48,7 +49,7 @@ pub struct SlotObservation<'a> {
 /// The party that asks for the judgement.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Viewer {
-    /// An operator or a monitoring system, not a relay. For this viewer it is in order that some relay reads the slot.
+    /// An operator or a monitoring system, not a relay. This viewer expects that some relay reads the slot.
     Outside,
     /// The relay that streams from the slot.
     Streaming,
@@ -63,10 +64,10 @@ pub struct RecordedPosition {
     pub origin: DatabaseOrigin,
     /// The confirmed position; `None` if no relay has served the slot yet.
     pub confirmed_lsn: Option<Lsn>,
-    /// Whether the relay has certainly confirmed nothing since this record. True if the relay has the record in
-    /// memory, or wrote it as the last step of a graceful shutdown. If this is false, the slot can be ahead of
-    /// the record: while the database is idle, the relay confirms positions without recording each of them at
-    /// once.
+    /// Whether the relay has certainly confirmed nothing since this record. True if the relay has the record
+    /// in memory, or wrote the record as the last step of a graceful shutdown. If this is false, the slot can
+    /// be ahead of the record, because in an idle database the relay confirms positions without recording
+    /// each of them at once.
     pub is_final: bool,
 }
 
@@ -152,9 +153,9 @@ fn gone(slot: &Slot) -> Option<Health> {
     Some(Health::Invalidated { cause })
 }
 
-/// Checks whether the slot is *ahead* of the record, which means that the slot will not stream some
-/// events. A slot *behind* the record is normal: after a crash, a server returns to the slot position that
-/// it last saved, and a promoted standby server returns to the position that it last synchronised.
+/// Checks whether the slot is *ahead* of the record. If so, the slot will not stream some events. A slot
+/// *behind* the record is normal. After a crash, a server returns to the slot position that it last saved. A
+/// promoted standby server returns to the position that it last synchronised.
 fn recreated(slot: &Slot, recorded: Option<&RecordedPosition>) -> Option<Health> {
     let recorded = recorded.filter(|r| r.is_final)?.confirmed_lsn?;
     let found = slot.confirmed_flush_lsn?;
@@ -255,7 +256,7 @@ fn lag(slot: &Slot, time: Option<Duration>, thresholds: &Thresholds) -> Lag {
                 .zip(time)
                 .is_some_and(|(limit, time)| time >= limit)
     };
-    // Events of unknown age might be as old as the time for which nobody has read from the slot.
+    // If nobody has read from the slot for a long time, events of unknown age might be as old as that.
     let is_long_unread = !is_read_by_relay(slot)
         && time.is_none()
         && error_lag
@@ -279,8 +280,8 @@ fn lag(slot: &Slot, time: Option<Duration>, thresholds: &Thresholds) -> Lag {
 /// changes.
 const FARTHEST_LOSS: Duration = Duration::from_secs(90 * 86_400);
 
-/// Time until the slot is lost, if `safe_wal_size` keeps shrinking as fast as since an earlier observation.
-/// `None` when this is unknown, when `safe_wal_size` is not shrinking, or when the time is above 90 days.
+/// Time until the slot is lost, if `safe_wal_size` keeps shrinking as fast as since the earlier observation.
+/// `None` if the time is unknown or above 90 days, or if `safe_wal_size` is not shrinking.
 #[must_use]
 pub fn time_to_loss(slot: &Slot, earlier: SlotObservation<'_>) -> Option<Duration> {
     let left = slot.safe_wal_size?;

@@ -105,7 +105,7 @@ fn add_once(statements: &mut Vec<String>, statement: String) {
 /// Functions that do not exist are ignored.
 ///
 /// # Errors
-/// [`SlotError::Database`], also when the role may not use the schema of a function.
+/// [`SlotError::Database`], also when the role has no right to use the schema of a function.
 pub async fn on_functions(client: &Client, functions: &[&str]) -> Result<OwnPrivileges, SlotError> {
     let action = "reading the role's grants";
     let parameters = [(&functions as _, Type::TEXT_ARRAY)];

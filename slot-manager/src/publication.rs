@@ -1,10 +1,10 @@
 //! Checks whether a publication publishes every row of the captured tables.
 //!
-//! PostgreSQL decodes each WAL position with the publication as it was at that position. PostgreSQL never
-//! streams a row that was inserted while the publication did not exist or did not include the table, and does
-//! not report such rows. (PostgreSQL 18 reports a missing publication, but only as a warning.) So the relay
-//! checks the publication every few seconds, with one cheap statement, and confirms nothing while there is a
-//! [`Problem`]. [`PublicationState::has_changed_since`] also finds a change that was undone between two
+//! PostgreSQL decodes each WAL position with the publication as it was at that position. If a row was
+//! inserted while the publication did not exist or did not include the table, PostgreSQL never streams the
+//! row, and does not report it. (PostgreSQL 18 reports a missing publication, but only as a warning.) So the
+//! relay checks the publication every few seconds, with one cheap statement, and confirms nothing while there
+//! is a [`Problem`]. [`PublicationState::has_changed_since`] also finds a change that was undone between two
 //! checks.
 //!
 //! See <https://www.postgresql.org/docs/current/sql-createpublication.html>.
@@ -365,7 +365,7 @@ impl PublicationState {
     /// do not count.
     ///
     /// Both states must come from the same arguments. Membership through `FOR TABLES IN SCHEMA` has no
-    /// catalogue row per table, so a change to it leaves no trace here.
+    /// catalogue row per table, so a change of such a membership leaves no trace here.
     #[must_use]
     pub fn has_changed_since(&self, earlier: &Self) -> bool {
         self.fingerprint != earlier.fingerprint

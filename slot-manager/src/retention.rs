@@ -31,8 +31,8 @@ pub struct WalHolder {
     pub user: Option<String>,
     /// The application name of the client.
     pub application_name: Option<String>,
-    /// How long the transaction has been open, or how long ago it was prepared. `None` for a slot, and when
-    /// our role may not see it.
+    /// How long the transaction has been open, or how long ago it was prepared. `None` for a slot, or if our
+    /// role is not allowed to see this.
     #[serde(rename = "age_seconds", serialize_with = "seconds")]
     pub age: Option<Duration>,
 }
@@ -41,7 +41,7 @@ pub struct WalHolder {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum WalHolderKind {
-    /// A transaction that is running a statement, or whose state our role may not see.
+    /// A transaction that is running a statement, or whose state our role is not allowed to see.
     Transaction,
     /// A transaction whose client is idle.
     IdleInTransaction,

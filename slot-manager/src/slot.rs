@@ -81,7 +81,7 @@ pub struct Slot {
     pub holder: Option<Holder>,
 }
 
-/// The session that reads from a slot. A field that our role may not see is `None`.
+/// The session that reads from a slot. A field that our role is not allowed to see is `None`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Holder {
     /// The walsender that serves the session.

@@ -44,7 +44,7 @@ async fn read(client: &Client, name: Option<&str>) -> Result<Vec<Slot>, SlotErro
 }
 
 /// Returns the slot's confirmed position if the server process `reader` reads from the slot, otherwise
-/// `None`. A slot that was dropped and created again gives `None` too, because `reader` does not read from
+/// `None`. Also returns `None` if the slot was dropped and created again, because `reader` does not read from
 /// the new slot.
 ///
 /// # Errors
@@ -70,7 +70,7 @@ pub async fn confirmed_by_reader(
 /// Terminates the session that reads from the slot. Returns whether there was such a session.
 ///
 /// # Errors
-/// [`SlotError::Database`], with SQLSTATE 42501 when our role may not terminate that session.
+/// [`SlotError::Database`], with SQLSTATE 42501 when our role has no right to terminate that session.
 pub async fn end_reader(client: &Client, name: &SlotName) -> Result<bool, SlotError> {
     let action = "ending the session that reads from the slot";
     let parameters = [(&name.as_str() as _, Type::TEXT)];
@@ -81,9 +81,9 @@ pub async fn end_reader(client: &Client, name: &SlotName) -> Result<bool, SlotEr
 /// Creates a `pgoutput` slot and returns its consistent point. Every transaction that commits after
 /// this point will be streamed.
 ///
-/// PostgreSQL first waits until all transactions that are running now have ended, but at most
-/// `timeout`. Create the publication before the slot: rows inserted after the slot but before the
-/// publication cannot be streamed. Dropping the future does not stop the server, which continues
+/// PostgreSQL first waits until all transactions that are running now have ended, but at most `timeout`.
+/// Create the publication before the slot. PostgreSQL cannot stream rows that are inserted after the slot was
+/// created but before the publication was. Dropping the future does not stop the server, which continues
 /// until `timeout`.
 ///
 /// # Errors

@@ -8,10 +8,11 @@
 //! in the `search_path` can replace them. For operators and functions without a schema, such as
 //! `count`, the caller pins `search_path`.
 //!
-//! The statements find partitions in `pg_inherits`, not by `pg_partition_tree`. That function locks all partitions,
-//! but not their parent, until the transaction ends. So it would wait for every DDL statement on a partition, and
-//! could deadlock with a DROP of a partition, which locks the parent first. Only the size of a partition
-//! (`pg_relation_size`) still waits for such a statement, and its lock is free again at once.
+//! The statements find partitions in `pg_inherits`, not by `pg_partition_tree`. That function locks all
+//! partitions, but not their parent, until the transaction ends. So it would wait for every DDL statement on
+//! a partition. It could also deadlock with a DROP of a partition, which locks the parent first. Only the
+//! size of a partition (`pg_relation_size`) still waits for such a statement, and its lock is free again at
+//! once.
 //!
 //! Times to be displayed are returned as text in UTC (RFC 3339). Times for arithmetic are returned as an
 //! age in seconds, so the clocks of the server and the client need not agree.
@@ -111,9 +112,9 @@ pub(crate) const WAL_LEVEL: &str = "select pg_catalog.current_setting('wal_level
 
 /// Parameters: slot name or NULL (text), minimum age in seconds (float8).
 ///
-/// Only transactions with an xid matter: a new slot waits for them, and an existing slot must be
-/// able to decode them from their start. A transaction whose age our role may not see is listed
-/// too, with a NULL age.
+/// Only transactions with an xid matter, because a new slot waits for them, and an existing slot must be able
+/// to decode them from their start. A transaction whose age our role is not allowed to see is listed too,
+/// with a NULL age.
 pub(crate) const RETENTION: &str = "
 select kind, pid, name, database, user_name, application_name, age_seconds
 from (

@@ -94,9 +94,9 @@ pub struct ColumnSequence {
     pub next: i64,
 }
 
-/// Reads the sequence that fills a column. Returns `None` if the column has no sequence, or if our role may
-/// not see its next number. A role that may use the sequence, but not read it, sees the next number only once
-/// a number has been drawn.
+/// Reads the sequence that fills a column. Returns `None` if the column has no sequence, or if our role
+/// cannot see the sequence's next number. If a role is allowed to use the sequence but not to read it, the
+/// role sees the next number only once a number has been drawn.
 ///
 /// # Errors
 /// [`SlotError::Database`].

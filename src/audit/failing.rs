@@ -7,8 +7,8 @@ use super::{AuditState, SOON};
 use crate::error::{Code, Error};
 use crate::store::privileges::{Purpose, name_missing};
 
-/// Audits no longer count as failing this long after the last failure, even if none has succeeded since. An audit
-/// may have to wait for a backlog before it can succeed.
+/// This long after the last failure, audits no longer count as failing, even if none has succeeded since. An
+/// audit may have to wait for a backlog before it can succeed.
 const FORGOTTEN_AFTER: Duration = Duration::from_secs(60);
 
 /// Audits that fail.

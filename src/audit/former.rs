@@ -1,5 +1,5 @@
-//! Decides when all rows of a former partition are resolved, which is a partition that was detached from a captured
-//! table. The auditor then removes the partition from the list in the capture record.
+//! Decides when all rows of a former partition are resolved. A former partition is one that was detached from
+//! a captured table. The auditor removes a resolved former partition from the list in the capture record.
 //!
 //! All rows of a former partition belong to transactions that ended before the partition was detached.
 //! These rows are resolved once the floor is above these transactions. A partition that the relay cannot
@@ -22,8 +22,8 @@ pub(super) struct FormerPartitions {
     /// The former partitions that have to be read later, by the index of their table. Each has the floor
     /// to read from.
     unread: Vec<BTreeMap<u32, u64>>,
-    /// Whether a former partition will be resolved as soon as older transactions have ended, so that the
-    /// next audit should follow soon.
+    /// Whether a former partition will be resolved as soon as older transactions have ended. If so, the next
+    /// audit should follow soon.
     pub(super) any_waits: bool,
 }
 

@@ -1,8 +1,9 @@
 //! Decides which tables the auditor compares as a whole after a gap, and when the gap is closed.
 //!
-//! The auditor recognises a possible gap by a trace in the catalogue, such as a changed publication. A transaction that
-//! was open during the gap may commit rows of the gap later. The `seq` of such a row may be low, because the
-//! transaction drew it early or set it itself. Later audits start at a higher `seq`, so they would miss the row.
+//! The auditor recognises a possible gap by a trace in the catalogue, such as a changed publication. A
+//! transaction that was open during the gap may commit rows of the gap later. The `seq` of such a row may be
+//! low, because the transaction drew the number early or chose its own. Later audits start at a higher `seq`,
+//! so they would miss the row.
 //!
 //! So the auditor notes the next transaction id when it finds the trace. It compares whole tables at once, and again
 //! when all older transactions have ended. Only then does it raise the floors and record the trace as covered. If the
@@ -36,15 +37,15 @@ impl PossibleGap {
 }
 
 impl AuditState {
-    /// Notes the traces of gaps in the catalogue. `change` is the fingerprint of the publication if every table may
-    /// have a gap, for example because the publication has changed. A partition that had rows when it was attached is
-    /// also a trace, because the stream may not have contained these rows.
+    /// Notes the traces of gaps in the catalogue. `change` is the fingerprint of the publication if every
+    /// table may have a gap, for example because the publication has changed. A partition that had rows when
+    /// it was attached is also a trace, because the stream might not have contained these rows.
     ///
-    /// Returns true if the audit must begin again: the trace is new, and transactions that were open when the audit
-    /// began may have rows of the gap.
+    /// Returns true if the audit must begin again, because the trace is new and transactions that were open
+    /// when the audit began may have rows of the gap.
     ///
     /// # Errors
-    /// Errors of a statement.
+    /// Database errors.
     pub(super) async fn notes_gap(
         &mut self,
         sql: &Sql,

@@ -1,12 +1,12 @@
 //! Finds committed rows that replication missed, and publishes them from their table. After that, moves
 //! each table's floor up to the oldest transaction that may have unresolved rows.
 //!
-//! The outbox is append-only and records are durable, so an unrecorded row is either in flight or was
-//! never streamed. To tell the two apart, the auditor notes the oldest running transaction, and then the
-//! end of the WAL. Once the slot has confirmed the noted end of the WAL, every streamed row of a
-//! transaction older than the noted transaction has a record. If a row of such an older transaction has
-//! no record, there is a gap: the auditor publishes the row, and then moves the table's floor up to the
-//! noted transaction (`capture`).
+//! The outbox is append-only and records are durable, so an unrecorded row is either in flight or was never
+//! streamed. To tell the two apart, the auditor notes the oldest running transaction, and then the end of the
+//! WAL. Once the slot has confirmed the noted end of the WAL, every streamed row of a transaction older than
+//! the noted transaction has a record. If a row of such an older transaction has no record, there is a gap,
+//! and the auditor publishes the row. Then it moves the table's floor up to the noted transaction
+//! (`capture`).
 //!
 //! The stream misses a row when the publication does not contain the row's table at the row's position in
 //! the WAL. PostgreSQL does not report such rows. But each change of the publication or of a captured
@@ -18,12 +18,12 @@
 //!   have left no trace.
 //!
 //! While the publication is wrong, no floor moves. So a later audit always covers the gap. Transactions that
-//! were open during the gap may commit further rows of it, with any `seq`. So after the auditor has found a
-//! trace, it waits until these transactions have ended, and compares the tables again. Only then do floors move
-//! (`gap`).
+//! were open during the gap may commit more rows that the stream misses, with any `seq`. So after the auditor
+//! has found a trace, it waits until these transactions have ended, and compares the tables again. Only then
+//! do floors move (`gap`).
 //!
-//! When published events may lack a record, there is nothing to compare with. The auditor then raises the floors
-//! as long as it finds no new trace. It ends the session in these cases:
+//! When published events may lack a record, the auditor cannot compare rows with records. It raises the
+//! floors as long as it finds no new trace. It ends the session in these cases:
 //!
 //! - The publication or a table has changed.
 //! - A partition with older rows was attached.
@@ -70,9 +70,9 @@ use gap::PossibleGap;
 /// Time between two audits when every event has a record. It is long, because these audits only look for the rare
 /// gaps that have left no trace in the catalogue.
 const INTERVAL: Duration = Duration::from_secs(300);
-/// Time between two audits when published events may lack a record. It is short, because a recovery then publishes
-/// all events since the last audit again. The auditor also pauses this long before a retry, while the publication
-/// is wrong, and while it waits for older transactions to end.
+/// Time between two audits when published events may lack a record. It is short, because a recovery in this
+/// mode publishes all events since the last audit again. The auditor also pauses this long before a retry,
+/// while the publication is wrong, and while it waits for older transactions to end.
 const SOON: Duration = Duration::from_secs(10);
 /// Time between two polls of a slot that has not confirmed the awaited position yet. Also the pause after
 /// an audit has found a new trace of a gap.
@@ -102,8 +102,8 @@ pub(crate) struct AuditSubject {
 /// How the first audit of a session begins.
 #[derive(Debug)]
 pub(crate) struct FirstAudit {
-    /// Whether to compare whole tables even if the publication is unchanged, because the slot may have left events
-    /// out.
+    /// Whether to compare whole tables although the publication is unchanged. The reason is that the slot may
+    /// have left events out.
     pub(crate) everything: bool,
     /// Gets a message when the running recovery is over, so that the first audit can begin. `None` if no recovery
     /// runs.
@@ -189,8 +189,8 @@ struct AuditState {
     tops: Option<Tops>,
     /// Number of delivered events when the last audit began.
     delivered: Option<u64>,
-    /// The floor to reach: a transaction id above the transaction of every delivered event. `None` once
-    /// the recorded floor has reached it, so an idle relay writes nothing.
+    /// The floor to reach: a transaction id above the transaction of every delivered event. `None` once the
+    /// recorded floor has reached this goal, so that an idle relay writes nothing.
     goal: Option<u64>,
     /// The last floor that this session has recorded.
     floor: u64,
@@ -247,9 +247,9 @@ async fn any_overlooked(
     Ok(false)
 }
 
-/// Whether the floor should rise to the transaction id `xmin`, to get above the transaction that added the column
-/// `inserted_xid`. Until then the relay judges older rows by PostgreSQL's system column `xmin`, so an update makes
-/// an old row look new.
+/// Whether the floor should rise to the transaction id `xmin`, to get above the transaction that added the
+/// column `inserted_xid`. As long as the floor is lower, the relay judges older rows by PostgreSQL's system
+/// column `xmin`, so an update makes an old row look new.
 fn has_new_column(captured: &Captured, xmin: u64) -> bool {
     let floor = captured.record.floor;
     let mut added = captured.record.added_xids.iter();

@@ -13,7 +13,7 @@ use crate::postgres::Sql;
 /// [`ScanWindow::overlooked`].
 ///
 /// # Errors
-/// `slot-busy` when the table was altered or rewritten in the meantime; errors of a statement.
+/// `slot-busy` when the table was altered or rewritten in the meantime; database errors.
 pub(super) async fn has_overlooked(
     sql: &Sql,
     settings: &TableSettings,
@@ -36,7 +36,7 @@ pub(super) async fn has_overlooked(
 }
 
 /// Whether our session, which reads through `walsender`, has confirmed everything up to `end`. Checks the
-/// walsender's pid: if somebody has recreated the slot, its position says nothing about our session.
+/// walsender's pid, because the position of a recreated slot says nothing about our session.
 pub(super) async fn is_confirmed(
     sql: &Sql,
     slot: &SlotName,

@@ -1,9 +1,9 @@
-//! The bounds of a captured table. The relay uses them to recognise rows in the stream that were handled
-//! earlier.
+//! The bounds of a captured table. The relay uses them to recognise those rows of the stream that it has
+//! handled before.
 //!
-//! A row that was moved between partitions, copied or restored arrives in the stream as an insert. Such a
-//! row keeps the `inserted_xid` of the transaction that wrote the row first, so that transaction id shows
-//! whether the row was handled. The same bounds apply to rows that are read from the table.
+//! A row that was moved between partitions, copied or restored arrives in the stream as an insert. Such a row
+//! keeps the `inserted_xid` of the transaction that wrote the row first. Comparing this transaction id with
+//! the bounds shows whether the row was handled. The same bounds apply to rows that are read from the table.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 

@@ -31,7 +31,7 @@ impl Captured {
     }
 
     /// How far an unfinished recovery has read the table. `None` if no recovery has read it. Also `None` if
-    /// another column or sequence numbers the rows now, because the recorded `seq` is then meaningless.
+    /// another column or sequence numbers the rows now, because the recorded `seq` then has no meaning.
     pub(crate) fn recovery_progress(&self) -> Option<&RecoveryProgress> {
         let progress = self.record.recovery_progress.as_ref()?;
         let same_numbers = progress.seq.is_none()
@@ -39,10 +39,11 @@ impl Captured {
         same_numbers.then_some(progress)
     }
 
-    /// Returns the progress to record for a recovery that has read all rows up to `seq` (`None`: all rows). Of
-    /// these rows, the rows of transactions below `below` are resolved. The progress covers only the partitions
-    /// in `leaves`, the OIDs of the present partitions. Returns `None` if an earlier recovery has got further,
-    /// or if `seq` is set although no sequence fills an indexed column `seq`.
+    /// Returns the progress to record for a recovery that has read all rows up to `seq` (`None`: all rows).
+    /// The recovery has resolved those of these rows that belong to transactions below `below`. The progress
+    /// covers only the partitions in `leaves`, the OIDs of the present partitions. Returns `None` if an
+    /// earlier recovery has got further, or if `seq` is set although no sequence fills an indexed column
+    /// `seq`.
     pub(crate) fn recovery_progress_at(
         &self,
         below: u64,
@@ -75,8 +76,8 @@ impl Captured {
     }
 
     /// Returns the partitions with a floor of their own that is below `floor`, each with its own floor. For
-    /// some time, such a partition was not captured or could not be read. So its rows of transactions from its
-    /// own floor up to `floor` may be unresolved.
+    /// some time, the relay did not capture such a partition or could not read it. So rows of the partition
+    /// may be unresolved if their transactions lie between its own floor and `floor`.
     pub(crate) fn with_own_floors(&self, floor: u64) -> impl Iterator<Item = (u32, u64)> {
         let CaptureRecord {
             uncaptured, unread, ..
@@ -90,7 +91,7 @@ impl Captured {
 
     /// Returns the OIDs of the partitions that hold rows and are not in the capture record yet. A table may
     /// already have rows when it is attached as a partition. Such rows may be unresolved even if their
-    /// transactions are below the floor. Returns none if the record has no list of the partitions.
+    /// transactions are below the floor. Returns an empty list if the record does not list the partitions.
     pub(crate) fn new_partitions(&self) -> Vec<&str> {
         let Some(known) = &self.record.partitions else {
             return Vec::new();

@@ -1,21 +1,20 @@
 //! Matches capture records with tables, and decides whether this relay may capture a table.
 //!
-//! The relay recognises a table by its OID, so a rename or `SET SCHEMA` changes nothing. If no record has
-//! the OID, the name decides, so a table that was dropped and created again, restored or swapped keeps
-//! its record. If the settings name another table of the same partition tree, that table takes over the
-//! record of the earlier table (`relatives`). Only the functions that take an SQL session do IO. The module
-//! `owner` decides whether another slot captures the rows of a table. `replaced` decides whether a table with
-//! another OID is a copy.
+//! The relay recognises a table by its OID, so a rename or `SET SCHEMA` changes nothing. If no record has the OID,
+//! the name decides. So a table keeps its record if it was dropped and created again, restored or swapped. If the
+//! settings name another table of the same partition tree, that table takes over the record of the earlier table
+//! (`relatives`). Only the functions that take an SQL session do IO. The module `owner` decides whether another slot
+//! captures the rows of a table. `replaced` decides whether a table with another OID is a copy.
 
+mod new_record;
 mod owner;
 mod relatives;
 mod replaced;
 
-use std::collections::BTreeMap;
-
 use decoder::Lsn;
-use slot_manager::{QualifiedName, SlotName};
+use slot_manager::{QualifiedName, SlotName, table};
 
+use self::new_record::new_record;
 pub(crate) use self::owner::{
     refuse_attached, refuse_others, refuse_partial_overlap, with_partitions,
 };
@@ -27,7 +26,7 @@ use crate::error::{Code, Error, Result};
 use crate::mapping::TableSettings;
 use crate::postgres::{Snapshot, Sql, current_snapshot};
 use crate::settings::Start;
-use crate::store::capture_record::{self, CaptureRecord, IdSuffixes};
+use crate::store::capture_record::{self, CaptureRecord};
 
 /// The input of [`claim`]: the tables, and how the capture of new tables begins.
 #[derive(Debug, Clone, Copy)]
@@ -45,9 +44,8 @@ pub(crate) struct CaptureStart<'a> {
     pub(crate) since_lsn: Option<Lsn>,
     /// The moment when the capture of new tables begins; `None` means now.
     pub(crate) moment: Option<&'a CaptureMoment>,
-    /// Whether the caller is a session. A session recovers if a table takes over the record of an earlier
-    /// table. A command leaves that record alone, because otherwise the next session could not notice the
-    /// takeover.
+    /// Whether the caller is a session. If a table takes over the record of an earlier table, a session recovers. A
+    /// command does not change the record then, because otherwise the next session could not notice the takeover.
     pub(crate) is_session: bool,
 }
 
@@ -68,8 +66,8 @@ impl CaptureMoment {
     }
 
     /// Returns the highest `seq` of the table at index `n`, from which a scan may start. `None` if the table
-    /// has none. Also `None` if `since` might not show a transaction that was running when the `seq` was read:
-    /// the rows of this transaction must be published, and may have a lower `seq`.
+    /// has none. Also `None` if a transaction that was running when the `seq` was read might not be visible
+    /// in `since`. The rows of this transaction must be published, and may have a lower `seq`.
     fn top(&self, n: usize) -> Option<&Top> {
         let have_ended = self.since.xmin() >= self.tops.next_xid;
         self.tops.seqs.get(n)?.as_ref().filter(|_| have_ended)
@@ -79,7 +77,7 @@ impl CaptureMoment {
 /// Looks up the configured tables in the catalogue.
 ///
 /// # Errors
-/// `publication-drift` when a table is missing; `column-missing`; errors of a statement.
+/// `publication-drift` when a table is missing; `column-missing`; database errors.
 pub(crate) async fn find_tables(sql: &Sql, tables: &[TableSettings]) -> Result<Vec<FoundTable>> {
     let mut found = Vec::with_capacity(tables.len());
     for settings in tables {
@@ -146,7 +144,7 @@ pub(crate) fn start(setting: Start, is_first: bool, known: &[Option<&CaptureReco
 /// captured from now on.
 ///
 /// # Errors
-/// `table-captured`; `schema-missing`; errors of a statement.
+/// `table-captured`; `schema-missing`; database errors.
 pub(crate) async fn claim(
     sql: &Sql,
     slot: &SlotName,
@@ -219,7 +217,7 @@ pub(crate) async fn claim(
 /// `inserted_xid`. Only the session that holds the slot may call this.
 ///
 /// # Errors
-/// Errors of [`find_tables`].
+/// The errors of [`find_tables`].
 pub(crate) async fn refresh(sql: &Sql, slot: &SlotName, tables: &[TableSettings]) -> Result<()> {
     let found = find_tables(sql, tables).await?;
     let records = capture_record::read(&**sql).await?;
@@ -235,7 +233,7 @@ pub(crate) async fn refresh(sql: &Sql, slot: &SlotName, tables: &[TableSettings]
 /// Returns the tables as they are now, each with its record.
 ///
 /// # Errors
-/// `slot-busy` when a table has no record; `table-captured`; errors of [`find_tables`].
+/// `slot-busy` when a table has no record; `table-captured`; the errors of [`find_tables`].
 pub(crate) async fn known(
     sql: &Sql,
     slot: &SlotName,
@@ -262,22 +260,61 @@ async fn known_of(sql: &Sql, slot: &SlotName, found: Vec<FoundTable>) -> Result<
 /// that the relay would write now. Unlike [`known`], accepts tables that another slot captures.
 ///
 /// # Errors
-/// Errors of [`find_tables`].
+/// The errors of [`find_tables`].
 pub(crate) async fn as_if_claimed(
     sql: &Sql,
     slot: &SlotName,
     tables: &[TableSettings],
     start: Start,
 ) -> Result<Vec<Captured>> {
+    as_if_claimed_beside(sql, slot, tables, &[], start).await
+}
+
+/// Like [`as_if_claimed`], but only for one of the `tables`. Of the other tables, it looks up only the OIDs, which
+/// needs no lock and no right.
+///
+/// # Errors
+/// Errors of [`find_tables`].
+pub(crate) async fn one_as_if_claimed(
+    sql: &Sql,
+    slot: &SlotName,
+    tables: &[TableSettings],
+    number: usize,
+    start: Start,
+) -> Result<Captured> {
+    let mut others = Vec::new();
+    for (n, other) in tables.iter().enumerate() {
+        if n != number {
+            others.push((&other.table, table::oid(sql, &other.table).await?));
+        }
+    }
+    let one = &tables[number..=number];
+    let mut captured = as_if_claimed_beside(sql, slot, one, &others, start).await?;
+    Ok(captured.swap_remove(0))
+}
+
+/// Like [`as_if_claimed`]. The tables get no record of `others`, which are captured tables with their OIDs.
+async fn as_if_claimed_beside(
+    sql: &Sql,
+    slot: &SlotName,
+    tables: &[TableSettings],
+    others: &[(&QualifiedName, Option<u32>)],
+    start: Start,
+) -> Result<Vec<Captured>> {
     let found = find_tables(sql, tables).await?;
     let mut records = capture_record::read(&**sql).await?;
     let now = current_snapshot(&**sql).await?;
     let mut captured = Vec::with_capacity(found.len());
-    let known = matched(&found, &records, slot);
-    let known: Vec<Option<CaptureRecord>> = known.into_iter().map(Option::<&_>::cloned).collect();
+    let is_own = |record: &CaptureRecord| {
+        let of_found = found.iter().any(|found| found.shape.oid == record.oid);
+        let mut others = others.iter();
+        of_found || others.all(|(name, oid)| record.table != **name && Some(record.oid) != *oid)
+    };
+    let own: Vec<CaptureRecord> = records.iter().filter(|r| is_own(r)).cloned().collect();
+    let known = matched(&found, &own, slot);
     for ((found, known), settings) in found.iter().zip(known).zip(tables) {
         let record = match known {
-            Some(known) => replaced::brought_up(sql, settings, found, &known).await?.0,
+            Some(known) => replaced::brought_up(sql, settings, found, known).await?.0,
             None => {
                 let new = new_record(found, &records, slot, start, &now);
                 records.push(new.clone());
@@ -288,38 +325,6 @@ pub(crate) async fn as_if_claimed(
         captured.push(Captured { record, shape });
     }
     Ok(captured)
-}
-
-fn new_record(
-    found: &FoundTable,
-    records: &[CaptureRecord],
-    slot: &SlotName,
-    start: Start,
-    now: &Snapshot,
-) -> CaptureRecord {
-    let since = (start == Start::New).then(|| now.clone());
-    CaptureRecord {
-        identity: identity(&found.table, records),
-        table: found.table.clone(),
-        oid: found.shape.oid,
-        slot: slot.as_str().to_owned(),
-        floor: since.as_ref().map_or(0, Snapshot::xmin),
-        floor_seq: None,
-        numbering: None,
-        since,
-        partitions: Some(found.shape.partitions.clone()),
-        has_inserted_xid: found.shape.has_inserted_xid,
-        added_xids: Vec::new(),
-        recorded_from: 0,
-        publication: None,
-        since_lsn: None,
-        id_suffixes: IdSuffixes::first(found.shape.oid),
-        detached: Vec::new(),
-        unread: BTreeMap::new(),
-        recovery_progress: None,
-        uncaptured: BTreeMap::new(),
-        is_adopted: false,
-    }
 }
 
 fn not_captured(table: &QualifiedName) -> Error {
@@ -356,21 +361,6 @@ async fn bring_up_to_date(
         capture_record::xids_added(&**sql, &added).await?;
     }
     Ok(())
-}
-
-/// Returns an identity for a new table. It differs from the identity of every other table, because event ids
-/// are computed from it. In the text from which an event id is computed, `:` or `@` follows the identity. So
-/// the identity itself contains neither. Otherwise the row `b:7` of a table `a` and the row `7` of a table
-/// `a:b` would get the same event id.
-fn identity(table: &QualifiedName, records: &[CaptureRecord]) -> String {
-    let name = format!("{}.{}", table.schema, table.name);
-    let name = name.replace(':', "%3A").replace('@', "%40");
-    let is_free = |identity: &String| records.iter().all(|known| known.identity != *identity);
-    let numbered = (2u32..).map(|n| format!("{name}#{n}"));
-    std::iter::once(name.clone())
-        .chain(numbered)
-        .find(is_free)
-        .expect("invariant: there are fewer records than numbers")
 }
 
 #[cfg(test)]

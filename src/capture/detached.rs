@@ -1,8 +1,8 @@
 //! Finds the tables that were partitions of a captured table, or were the captured table itself, and may
 //! still have unresolved rows. Such a table was detached, moved or renamed.
 //!
-//! As long as such a table exists, the recovery and the auditor read it like a captured table. Its rows
-//! have the identity of the captured table to which they belonged. The capture record lists these tables
+//! As long as such a table exists, the recovery and the auditor read it like a captured table. Its rows keep
+//! the identity of the captured table to which they belonged. The capture record lists such tables
 //! (`CaptureRecord::detached`).
 
 use slot_manager::QualifiedName;
@@ -50,8 +50,8 @@ pub(crate) enum DetachedState {
 pub(crate) struct DetachedRows {
     pub(crate) settings: TableSettings,
     pub(crate) captured: Captured,
-    /// The snapshot `since` of another captured table that now contains this table. Rows that this
-    /// snapshot does not show are published through that other table. `None` if no other captured table
+    /// The snapshot `since` of another captured table that now contains this table. The relay publishes the
+    /// rows that this snapshot does not show through that other table. `None` if no other captured table
     /// contains this table.
     pub(crate) not_of_another: Option<Snapshot>,
 }
@@ -65,8 +65,8 @@ impl DetachedRows {
         }
     }
 
-    /// The condition that a row of `e` is not published through another captured table. `None` if this is
-    /// true of all rows.
+    /// The condition that a row of `e` is not published through another captured table. `None` if no row is
+    /// published through another table.
     pub(crate) fn not_of_another_sql(&self) -> Option<String> {
         let snapshot = self.not_of_another.as_ref()?;
         Some(shown_sql(&self.captured, snapshot))
@@ -105,7 +105,7 @@ impl DetachedTable {
 /// Finds the former partitions of the captured tables, each with the rows to read.
 ///
 /// # Errors
-/// Errors of a statement.
+/// Database errors.
 pub(crate) async fn find(
     sql: &Sql,
     tables: &[TableSettings],
@@ -200,7 +200,7 @@ async fn state(
 /// itself was renamed or replaced. A scan of the table may then have missed rows.
 ///
 /// # Errors
-/// `slot-busy` when rows may be missing; errors of a statement.
+/// `slot-busy` when rows may be missing; database errors.
 pub(crate) async fn refuse_detached(
     sql: &Sql,
     settings: &TableSettings,

@@ -2,10 +2,10 @@
 //!
 //! Usually such an event has the same position (commit LSN and ordinal) as before, so its dispatch row is
 //! found by its position. But whether pgoutput considers a table part of the publication depends on what
-//! pgoutput has decoded before. So after a restart, pgoutput may send more or fewer rows of a transaction
-//! that was open while the publication was altered, and the ordinals of the transaction shift. From the
-//! first event that does not match the dispatch row at its position, we look up the events of the
-//! transaction by their ids. These events get new ordinals above all ordinals that are in use.
+//! pgoutput has decoded before. Suppose that a transaction was open while the publication was altered. After
+//! a restart, pgoutput may send more or fewer rows of it, and the ordinals of the transaction shift. From the
+//! first event that does not match the dispatch row at its position, we look up the events of the transaction
+//! by their ids. These events get new ordinals above all ordinals that are in use.
 
 use decoder::Lsn;
 
@@ -15,13 +15,13 @@ use crate::metrics::Metrics;
 use crate::postgres::Sql;
 use crate::store::dispatch::{EarlierOutcomes, Lookup, last_ordinal};
 
-/// The result of a look-up of an event of the stream.
+/// The result of looking up an event of the stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct LookedUp {
     pub(crate) found: Lookup,
     /// The position to use for the event.
     pub(crate) position: EventPosition,
-    /// Whether the event was looked up by its id. Only such a look-up finds a record at another position.
+    /// Whether the event was looked up by its id. Only a look-up by id finds a record at another position.
     pub(crate) by_id: bool,
 }
 
@@ -57,8 +57,8 @@ impl OutcomeLookup {
         self.recorded.is_over() && self.moved.is_none()
     }
 
-    /// Notes that the stream has delivered every transaction before `wal_end`, so their dispatch rows are no
-    /// longer needed.
+    /// Notes that the stream has delivered every transaction before `wal_end`. The dispatch rows of these
+    /// transactions are no longer needed.
     pub(crate) fn passed(&mut self, wal_end: Lsn) {
         self.recorded.passed(wal_end);
         self.moved = self

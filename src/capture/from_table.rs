@@ -21,8 +21,8 @@ use crate::error::Error;
 use crate::event::EventPosition;
 use crate::mapping::MapError;
 
-/// Total size of messages at which a batch is sent, so that the channel uses little memory. With its last
-/// message, a batch may exceed this size.
+/// A batch is sent once its messages have this total size, so that the channel uses little memory. The last
+/// message may make the batch larger than this.
 const BATCH_BYTES: usize = 256 << 10;
 /// Maximum number of rows in a batch.
 const BATCH_ROWS: usize = 1_000;
@@ -37,8 +37,8 @@ pub(crate) enum FromTable {
     /// The pipeline answers as soon as it takes this item. By then, all events that were sent before this
     /// item are queued for their keys.
     Queued(oneshot::Sender<()>),
-    /// The pipeline answers when no event from a table is unresolved. By then, all events that were sent before
-    /// this item are resolved.
+    /// The pipeline answers when all events from tables are resolved, including all events that were sent
+    /// before this item.
     Settle(oneshot::Sender<()>),
 }
 
@@ -49,8 +49,8 @@ pub(crate) fn channel() -> (TableSender, TableRows) {
     (TableSender::new(sender, resolved_below), rows)
 }
 
-/// Whether more rows follow soon. That is so if the last item is a row: a task that has sent all its rows
-/// ends with an item that asks for an answer ([`FromTable::Queued`] or [`FromTable::Settle`]).
+/// Whether more rows follow soon. This is the case if the last item is a row, because a task that has sent
+/// all its rows then sends an item that asks for an answer ([`FromTable::Queued`] or [`FromTable::Settle`]).
 pub(crate) fn has_more(batch: &[FromTable]) -> bool {
     let last = batch.last();
     matches!(last, Some(FromTable::Event(_) | FromTable::Unmappable(_)))
@@ -85,7 +85,8 @@ impl TableSender {
         Self::new(self.batches.clone(), self.resolved_below.clone())
     }
 
-    /// Returns the ordinal below which all events that were sent are resolved. 0 if no event is resolved yet.
+    /// All events from tables with an ordinal below the returned one are resolved. Returns 0 if no event is
+    /// resolved yet.
     pub(crate) fn resolved_below(&self) -> u32 {
         self.resolved_below.load(Ordering::Acquire)
     }

@@ -56,8 +56,8 @@ pub(crate) enum IntakeStep {
     /// columns.
     TypesUnknown(Oid),
     /// The rows of this relation belong to a table that this session has not claimed. If the relation is the
-    /// current table of its name, a new session must claim the table first. Otherwise it is an earlier table of
-    /// this name, and its rows can be mapped.
+    /// current table of its name, a new session must claim the table first. Otherwise the relation is an
+    /// earlier table of this name, and its rows can be mapped.
     TableUnknown(Oid),
     /// The rows of this relation lack an optional column, perhaps because they are older than a rename of the
     /// column. [`Intake::refuse_renamed`] must compare the relation with the present columns to find out.
@@ -120,12 +120,12 @@ pub(crate) struct Intake {
     project: Arc<str>,
     relations: RelationCache,
     types: ColumnTypes,
-    /// Uses a fast hash, because each event looks up its table.
+    /// Uses a fast hash, because the intake looks up the table of each event.
     tables: HashMap<Oid, KnownRelation, foldhash::fast::RandomState>,
     open: Option<CurrentTransaction>,
     last_commit_time: Option<PgTimestamp>,
     metrics: Metrics,
-    /// Lines about changes other than inserts, by the kind of change and the table.
+    /// Throttles the lines about changes other than inserts, by the kind of change and the table.
     log: ThrottledLog<(&'static str, Oid)>,
 }
 

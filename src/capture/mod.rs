@@ -29,9 +29,9 @@
 //! the pipeline.
 //!
 //! **Invariants.** A statement over a captured table reads a bounded number of rows, and holds no lock or
-//! snapshot while the relay waits for something else. The exception is a look-up by id: without an index
-//! on the id column, it reads the whole table. A floor moves only after every row below it is resolved,
-//! and only while the session holds the slot. The ordinal of an event is the same each time PostgreSQL
+//! snapshot while the relay waits for something else. The exception is a look-up by id in a table without an
+//! index on the id column, which reads the whole table. A floor moves only after every row below it is
+//! resolved, and only while the session holds the slot. An event has the same ordinal whenever PostgreSQL
 //! decodes the same rows of its transaction.
 //!
 //! Not here: when to read the tables (`audit`, `recovery`), how a row becomes a message (`mapping`),
@@ -39,6 +39,7 @@
 
 pub(crate) mod blocked;
 mod bounds;
+mod candidate;
 mod captured;
 pub(crate) mod claim;
 pub(crate) mod detached;

@@ -7,11 +7,11 @@
 //! event of the original insert is still in flight. The look-up then waits until that event has an
 //! outcome.
 //!
-//! Many moved rows may have to wait for a long time, for example when somebody moves a large partition
-//! while one event of the partition waits for its topic. Nearly all moved rows turn out to be handled
-//! already. So once the messages of waiting rows use a certain share of the memory budget
-//! ([`KEPT_SHARE`]), the relay keeps only the identities of further waiting rows. If such a row is new
-//! after all, the relay reads its message from the table. All waiting rows count against the budget.
+//! Many moved rows may have to wait for a long time. For example, somebody moves a large partition while one
+//! event of the partition waits for its topic. Nearly all moved rows turn out to be handled already. So once
+//! the messages of waiting rows use a certain share of the memory budget ([`KEPT_SHARE`]), the relay keeps
+//! only the identities of further waiting rows. If such a row is new after all, the relay reads its message
+//! from the table. All waiting rows count against the budget.
 
 use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
@@ -31,7 +31,7 @@ use crate::store::relay_row::RecordKeeping;
 
 /// Maximum number of moved events in flight whose ids are remembered. They take about 5 MB.
 const MAX_SENT: usize = 100_000;
-/// Divisor of the budget `in_flight_mib`: the messages of waiting rows may use a sixteenth of the budget.
+/// The messages of waiting rows may use the budget `in_flight_mib` divided by this number.
 const KEPT_SHARE: usize = 16;
 /// Estimated number of bytes for a waiting row, in addition to its message, key and event id.
 const WAITING_ROW: usize = 200;
@@ -55,8 +55,8 @@ pub(crate) struct MovedRow {
     pub(crate) row: MappedRow,
 }
 
-/// The row's event to deliver, or the error with which the event is quarantined. To save memory, the
-/// message of the event and the payload of an unmappable row may be dropped.
+/// The row's event to deliver, or the error with which the event is quarantined. To save memory, the relay
+/// may drop the message of the event or the payload of an unmappable row.
 #[derive(Debug)]
 pub(crate) enum MappedRow {
     Event {
@@ -144,7 +144,7 @@ pub(crate) struct MovedRows {
     waiting: BTreeMap<CommitLsn, Vec<MovedRow>>,
     /// The memory that the rows in `waiting` use, in bytes.
     waiting_bytes: usize,
-    /// The size in bytes of the messages of the rows in `waiting`.
+    /// Number of bytes that the messages in `waiting` have.
     message_bytes: usize,
     /// Limit on `message_bytes`. Once it is reached, further waiting rows lose their messages.
     kept_bytes: usize,
@@ -156,7 +156,8 @@ pub(crate) struct MovedRows {
     sent: BTreeMap<CommitLsn, Vec<[u8; 16]>>,
     sent_ids: HashSet<[u8; 16]>,
     metrics: Metrics,
-    /// Rows that were skipped because of their table's bounds, since the last log line about them.
+    /// Number of rows that the bounds of their table have made the relay skip, since the last log line about
+    /// such rows.
     skipped: u64,
     logged: Option<Instant>,
 }
@@ -225,22 +226,23 @@ impl MovedRows {
         std::mem::take(&mut self.for_recovery)
     }
 
-    /// Notes that the event of a moved row of this transaction is being sent.
+    /// Notes that the event of a row that this transaction moved is being sent.
     pub(crate) fn sends(&mut self, commit: CommitLsn, event_id: &EventId) {
-        // Beyond the bound, a row that is moved again before its record is durable is published again.
+        // An event beyond this bound is not remembered. If its row is moved again before the record is
+        // durable, the relay publishes the event again.
         if self.sent_ids.len() < MAX_SENT {
             self.sent.entry(commit).or_default().push(event_id.uuid);
             self.sent_ids.insert(event_id.uuid);
         }
     }
 
-    /// Whether the event of an earlier move of this row is being sent.
+    /// Whether the event with this id is already being sent, because its row was moved before.
     pub(crate) fn is_being_sent(&self, event_id: &EventId) -> bool {
         self.sent_ids.contains(&event_id.uuid)
     }
 
     /// Forgets the events of the oldest transactions, up to the first transaction that is not resolved. The
-    /// forgotten events have a record.
+    /// forgotten events already have a record.
     pub(crate) fn forget_sent(&mut self, is_resolved: impl Fn(CommitLsn) -> bool) {
         while let Some(oldest) = self.sent.first_entry()
             && is_resolved(*oldest.key())
@@ -265,8 +267,8 @@ impl MovedRows {
     /// # Errors
     /// Connection and database errors.
     pub(crate) async fn look_up(&mut self, moved: MovedMark, event_id: &EventId) -> Result<Lookup> {
-        // If all events have a record, look up even a row below the floor. The row may come from a table
-        // that was not captured until now, and then the row was never published.
+        // If all events have a record, look up even a row below the floor. The row might come from a table
+        // that is captured only now, and then the row was never published.
         let is_handled = self.bounds.get(moved.table).is_some_and(|bounds| {
             bounds.is_from_before(moved.inserted_xid)
                 || bounds.may_lack_a_record(moved.inserted_xid)

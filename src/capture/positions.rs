@@ -1,6 +1,6 @@
-//! Gives positions (commit LSN and ordinal) to events that come from a table. The position of such an
-//! event in the WAL is unknown, so the event gets a commit LSN that no commit can have: WAL records are
-//! aligned to 8 bytes, and this LSN is not a multiple of 8.
+//! Gives positions (commit LSN and ordinal) to events that come from a table. The position of such an event
+//! in the WAL is unknown, so the event gets a commit LSN that no commit can have. WAL records are aligned to
+//! 8 bytes, but this LSN is not a multiple of 8.
 
 use decoder::Lsn;
 use replication::CommitLsn;
@@ -8,8 +8,8 @@ use replication::CommitLsn;
 use crate::event::RECORD_ALIGNMENT;
 
 /// Returns the commit LSN for table events that were committed before `position`. This LSN is just below
-/// `position` and not a multiple of 8, so no commit can have it. The lowest such LSN is 7, also for a `position`
-/// that is not above 7.
+/// `position` and not a multiple of 8, so no commit can have it. The result is at least 7, even if `position`
+/// is lower.
 pub(crate) fn commit_before(position: Lsn) -> CommitLsn {
     let aligned = position.as_u64() / RECORD_ALIGNMENT * RECORD_ALIGNMENT;
     CommitLsn::new(Lsn::new(aligned.max(RECORD_ALIGNMENT) - 1))

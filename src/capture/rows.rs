@@ -1,9 +1,8 @@
 //! Reads the rows that a scan has found, in the order of the scan and in portions of bounded size.
 //!
-//! PostgreSQL cannot send some values: bytes that cannot be converted to UTF-8, more bytes than a
-//! protocol message can hold, or a value that is damaged on disk. One such value fails the whole
-//! statement. So we bisect the portion until the bad row is alone, and read that row column by column,
-//! without the bad value.
+//! PostgreSQL cannot send some values: bytes that cannot be converted to UTF-8, more bytes than a protocol
+//! message can hold, or a value that is damaged on disk. One such value makes the whole statement fail. So we
+//! bisect the portion until the bad row is alone, and read that row column by column, without the bad value.
 
 use std::collections::VecDeque;
 
@@ -12,7 +11,7 @@ use tokio_postgres::error::{Error as PgError, SqlState};
 use tokio_postgres::{SimpleQueryMessage, SimpleQueryRow};
 use uuid::Uuid;
 
-use super::scan::{Candidate, DispatchState};
+use super::candidate::{Candidate, DispatchState, ids_sql};
 use super::table::{RowValues, TableReader, altered_since};
 use crate::error::Result;
 use crate::event::EventId;
@@ -24,8 +23,8 @@ const MAX_ROWS: usize = 512;
 /// Size in bytes at which a portion ends, to bound memory. The relay drops the rest of the server's
 /// answer and asks for those rows again.
 const PORTION_BYTES: usize = 4 << 20;
-/// A value with at least this stored size may need more memory than the server has. Compressed, a value of 64
-/// MB can be about this small, and PostgreSQL needs several copies of the uncompressed value.
+/// A value with at least this stored size may need more memory than the server has. A value of 64 MB can be
+/// compressed to about this size, and PostgreSQL needs several copies of the uncompressed value.
 const LARGE_VALUE_BYTES: u64 = 256 << 10;
 
 /// A row as it was read, with the state of its event in outbox.dispatch.
@@ -33,7 +32,7 @@ const LARGE_VALUE_BYTES: u64 = 256 << 10;
 pub(crate) struct ReadRow {
     /// The event's id in outbox.dispatch.
     pub(crate) id: Uuid,
-    /// The row's `seq`, if the scan has found the row by it.
+    /// The row's `seq`, if the scan has found the row by its `seq`.
     pub(crate) seq: Option<i64>,
     /// Empty if the event is set aside.
     pub(crate) values: RowValues,
@@ -73,8 +72,8 @@ impl Rows {
         self.waiting.is_empty()
     }
 
-    /// Takes the rows at the front that are set aside. They need not be read, because no message is made
-    /// of them.
+    /// Takes the rows at the front whose events are set aside. The relay does not read these rows, because it
+    /// makes no message of them.
     fn take_set_aside(&mut self, reader: &TableReader) -> Vec<ReadRow> {
         let mut taken = Vec::new();
         while let Some(candidate) = self
@@ -91,12 +90,11 @@ impl Rows {
         taken
     }
 
-    /// Reads the next portion. The portion is empty if no rows wait, and may be empty if its rows were
-    /// deleted in the meantime. When this function returns, the server holds no lock and no snapshot for
-    /// this session.
+    /// Reads the next portion. The portion is empty if no rows wait, or if its rows were deleted in the
+    /// meantime. When this function returns, the server holds no lock and no snapshot for this session.
     ///
     /// # Errors
-    /// Errors of a statement; `slot-busy` when the table was altered in the meantime.
+    /// Database errors; `slot-busy` when the table was altered in the meantime.
     pub(crate) async fn portion(
         &mut self,
         sql: &Sql,
@@ -137,9 +135,9 @@ impl Rows {
         }
     }
 
-    /// How many of the next rows one statement asks for. None of them may be set aside. All of them must be
-    /// found in the same way, by `seq` or by `ctid`, and rows that are found by `ctid` must be in the same
-    /// partition.
+    /// How many of the next rows one statement asks for. The statement stops before a row that is set aside.
+    /// All its rows must be found in the same way, by `seq` or by `ctid`. Rows that are found by `ctid` must
+    /// be in the same partition.
     fn asked(&self) -> usize {
         let Some(first) = self.waiting.front() else {
             return 0;
@@ -222,7 +220,7 @@ fn index_of(row: &SimpleQueryRow, reader: &TableReader, rest: &[Candidate]) -> O
 /// this table.
 ///
 /// # Errors
-/// Errors of [`Rows::portion`].
+/// The errors of [`Rows::portion`].
 pub(crate) async fn find(
     sql: &Sql,
     reader: &TableReader,
@@ -329,12 +327,6 @@ fn are(reader: &TableReader, candidates: &[Candidate]) -> String {
 fn ctids_sql(candidates: &[Candidate]) -> String {
     let ctids = candidates.iter().map(|c| format!("\"{}\"", c.ctid));
     format!("'{{{}}}'::tid[]", ctids.collect::<Vec<_>>().join(","))
-}
-
-/// Returns an SQL array of these ids.
-pub(super) fn ids_sql<'a>(ids: impl Iterator<Item = &'a Uuid>) -> String {
-    let ids: Vec<String> = ids.map(Uuid::to_string).collect();
-    format!("'{{{}}}'::uuid[]", ids.join(","))
 }
 
 /// Whether a statement failed because of a value in one of the rows.

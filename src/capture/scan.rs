@@ -1,5 +1,5 @@
-//! Walks a captured table and returns the rows that may have to be published, or those that are set aside.
-//! The rows of each key are returned in the order of their inserts.
+//! Walks a captured table. Returns the rows that may have to be published, or the rows whose events are set
+//! aside. The rows of each key are returned in the order of their inserts.
 //!
 //! Every statement reads a bounded number of rows, and holds no lock and no snapshot afterwards. The walk
 //! reads rows with a `seq` page by page along the index on `seq`. Rows without a `seq` exist if the table
@@ -12,8 +12,8 @@ use std::collections::BTreeMap;
 use slot_manager::quoted_identifier;
 use uuid::Uuid;
 
+use super::candidate::{Candidate, DispatchState, ids_sql};
 use super::captured::Captured;
-use super::rows::ids_sql;
 use super::table::{TableReader, altered_since};
 use super::window::ScanWindow;
 use crate::error::Result;
@@ -29,37 +29,13 @@ const RANGE_BLOCKS: u32 = 2_048;
 const MAX_COLLECTED: usize = 100_000;
 
 /// Planner settings that keep the cost of a statement proportional to the rows it reads, even with wrong
-/// statistics: with these settings PostgreSQL reads the rows along the index, and looks up their records
-/// one by one. It sorts rows with the same `seq` (`enable_incremental_sort`), and otherwise only the rows of
-/// one page. With `enable_sort`, PostgreSQL would sort all rows after the page too, if the statistics are
-/// older than these rows.
+/// statistics. With these settings PostgreSQL reads the rows along the index, and looks up their records one
+/// by one. It sorts only rows with the same `seq` (`enable_incremental_sort`) and the rows of one page. With
+/// `enable_sort` and statistics that are older than the rows, PostgreSQL would also sort all rows after the
+/// page.
 const PLAN: &str = "\
     SET enable_seqscan = off; SET enable_hashjoin = off; SET enable_mergejoin = off; \
     SET enable_sort = off; SET enable_incremental_sort = on; SET jit = off";
-
-/// A row that may have to be published, and its location in the table.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Candidate {
-    /// The OID of the table or partition that holds the row.
-    pub(crate) leaf: u32,
-    /// The row's `ctid` in that table or partition.
-    pub(crate) ctid: String,
-    pub(crate) seq: Option<i64>,
-    pub(crate) id: Uuid,
-    pub(crate) record: DispatchState,
-}
-
-/// The state of a row's event in outbox.dispatch.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum DispatchState {
-    /// The event has no record.
-    Nothing,
-    /// The event has a record as published. If other events of its key may lack records, the relay publishes the
-    /// whole key again in order, including this event.
-    Published,
-    /// The event is in quarantine, or discarded, or an unfinished recovery has resolved it.
-    SetAside,
-}
 
 /// The order of rows without `seq`: version, transaction, partition, block and line.
 type UnnumberedKey = (i64, u64, u32, u32, u32);
@@ -94,19 +70,19 @@ pub(crate) struct Scan<'a> {
     walk: Walk,
 }
 
-/// Sets the planner settings of an SQL session that walks over tables. Checks our own schema first: if one of its
-/// objects is missing, a walk would report that a captured table was altered.
+/// Sets the planner settings of an SQL session that walks over tables. Checks our own schema first.
+/// Otherwise, if one of its objects were missing, a walk would report that a captured table was altered.
 ///
 /// # Errors
-/// `schema-missing`, `privilege-missing`; errors of the connection.
+/// `schema-missing`, `privilege-missing`; connection errors.
 pub(crate) async fn prepare(sql: &Sql) -> Result<()> {
     check_readable(sql).await?;
     Ok(sql.batch_execute(PLAN).await?)
 }
 
 impl<'a> Scan<'a> {
-    /// A walk that returns the rows that may have to be published. It also returns the rows of the events
-    /// `set_aside`, as rows that are set aside.
+    /// A walk that returns the rows that may have to be published. It also returns the rows of the events in
+    /// `set_aside`, and marks them as set aside.
     pub(crate) fn new(window: ScanWindow<'a>, reader: &TableReader, set_aside: &[Uuid]) -> Self {
         Self {
             set_aside: (!set_aside.is_empty()).then(|| ids_sql(set_aside.iter())),
@@ -148,7 +124,7 @@ impl<'a> Scan<'a> {
     /// Returns the next rows, possibly an empty list. Returns `None` at the end of the walk.
     ///
     /// # Errors
-    /// Errors of a statement; `slot-busy` when the table was altered in the meantime.
+    /// Database errors; `slot-busy` when the table was altered in the meantime.
     pub(crate) async fn next(&mut self, sql: &Sql) -> Result<Option<Vec<Candidate>>> {
         match std::mem::replace(&mut self.walk, Walk::Done) {
             Walk::Unnumbered(after) => {
@@ -300,8 +276,8 @@ impl<'a> Scan<'a> {
         let unnumbered = shape.numbered().map_or_else(String::new, |seq| {
             format!("and e.{} is null", quoted_identifier(&seq.column))
         });
-        // Skip most of the rows that earlier passes have returned. The caller drops the rest: rows with the same
-        // version and transaction as the last returned row.
+        // Skip most of the rows that earlier passes have returned. The caller drops the others, which have
+        // the same version and transaction as the last returned row.
         let after = after.map_or_else(String::new, |(by, by_xid, ..)| {
             format!("and ({version}, {xid}) >= ('{by}'::bigint, '{by_xid}'::xid8)")
         });

@@ -16,8 +16,8 @@ use crate::error::{Code, Error, Result};
 use crate::mapping::TableSettings;
 use crate::postgres::Sql;
 
-/// SQL expression: the lowest possible `seq`. A statement with the condition that `seq` is at least this
-/// number can use the index, which `init` restricts to rows with a `seq`.
+/// SQL expression: the lowest possible `seq`. The index that `init` creates has only the rows with a `seq`. A
+/// statement can use it if it has the condition that `seq` is at least this number.
 pub(crate) const LOWEST_SEQ: &str = "'-9223372036854775808'::bigint";
 
 /// The lowest id that PostgreSQL gives to an ordinary transaction.
@@ -84,7 +84,7 @@ pub(crate) enum UnfitColumn {
 /// Reads the shape of a table from the catalogue; `None` when the table does not exist.
 ///
 /// # Errors
-/// `column-missing` when `columns.seq` does not name a column of whole numbers; errors of a statement.
+/// `column-missing` when `columns.seq` does not name a column of whole numbers; database errors.
 pub(crate) async fn read(sql: &Sql, settings: &TableSettings) -> Result<Option<Shape>> {
     let table = &settings.table;
     let named = settings.columns.seq.as_deref();
@@ -136,7 +136,7 @@ pub(crate) async fn read(sql: &Sql, settings: &TableSettings) -> Result<Option<S
 /// `ctid`s, so a walk by `ctid` may have missed some rows.
 ///
 /// # Errors
-/// `slot-busy` when the table was rewritten or replaced; errors of [`read`].
+/// `slot-busy` when the table was rewritten or replaced; the errors of [`read`].
 pub(crate) async fn refuse_rewritten(
     sql: &Sql,
     settings: &TableSettings,
@@ -185,8 +185,8 @@ fn no_such_column(table: &QualifiedName, named: &str) -> Error {
 }
 
 impl Shape {
-    /// Whether event ids are computed with the column `inserted_xid`. The intake computes the event ids of
-    /// streamed rows with it, so the event ids of rows from the table must be computed with it too.
+    /// Whether event ids are computed with the column `inserted_xid`. If so, both the intake, for streamed
+    /// rows, and the readers of the table must use the column.
     pub(crate) fn has_xid_in_ids(&self) -> bool {
         self.has_inserted_xid || self.unfit_inserted_xid == Some(UnfitColumn::Value)
     }
@@ -233,8 +233,9 @@ impl Shape {
     /// `xmin`. (`xmin` is higher if a subtransaction inserted the row, or if the row was moved or updated.)
     /// Usually both are equal. The condition tests this first, because that test is the cheapest.
     ///
-    /// With `is_adopted`, the condition does not compare the value with `xmin`. The record and its restored rows come
-    /// from the same earlier server, so their `inserted_xid` counts, but their `xmin` is that of the restore.
+    /// With `is_adopted`, the condition does not compare the value with `xmin`. The record and the restored
+    /// rows come from the same earlier server, so the rows' `inserted_xid` is valid, but their `xmin` is that
+    /// of the restore.
     pub(crate) fn has_own_xid_sql(&self, is_adopted: bool) -> String {
         let is_old_enough = if is_adopted {
             String::new()
@@ -255,9 +256,9 @@ impl Shape {
         filled.any(|leaf| !known.contains(leaf.to_string().as_str()))
     }
 
-    /// Whether [`inserted_xid_sql`](Self::inserted_xid_sql) returns top-level transactions, except for
-    /// rows with an impossible `inserted_xid`. Otherwise it may return a subtransaction from `xmin`, and
-    /// a snapshot does not tell whether a subtransaction had ended.
+    /// Whether [`inserted_xid_sql`](Self::inserted_xid_sql) returns top-level transactions, except for rows
+    /// with an impossible `inserted_xid`. Otherwise the expression may return a subtransaction from `xmin`,
+    /// and a snapshot does not tell whether a subtransaction had ended.
     pub(crate) fn tells_top_level_transactions(&self, added_xids: &[u64]) -> bool {
         self.has_inserted_xid && added_xids.is_empty()
     }

@@ -28,7 +28,7 @@ pub(crate) struct Top {
 /// Finds the highest `seq` of each table.
 ///
 /// # Errors
-/// Errors of a statement.
+/// Database errors.
 pub(crate) async fn tops(sql: &Sql, tables: &[FoundTable]) -> Result<Tops> {
     let mut seqs = Vec::with_capacity(tables.len());
     for FoundTable { table, shape } in tables {
@@ -39,7 +39,7 @@ pub(crate) async fn tops(sql: &Sql, tables: &[FoundTable]) -> Result<Tops> {
             continue;
         };
         let top = match largest(sql, table, &seq.column).await {
-            // The table is empty, so the lowest number is a lower bound of every later `seq`.
+            // If the table is empty, only the lowest number is certainly below every later `seq`.
             Ok(largest) => largest.unwrap_or(i64::MIN),
             // The role that creates a slot need not have the right to read the tables. Later scans then
             // start without this hint.
@@ -63,7 +63,7 @@ pub(crate) async fn tops(sql: &Sql, tables: &[FoundTable]) -> Result<Tops> {
 ///
 /// The index that `init` creates contains only the rows with a `seq`. If the column is `NOT NULL`, PostgreSQL
 /// 17 and newer use this index only for a statement with a condition, and otherwise read the whole table. So
-/// the statement has a condition that every `seq` meets. And it does not call `max`: with statistics from
+/// the statement has a condition that every `seq` meets. It does not call `max`, because with statistics from
 /// before the rows had a `seq`, PostgreSQL reads the whole index for `max`.
 async fn largest(
     sql: &Sql,

@@ -10,8 +10,9 @@ use std::sync::{LazyLock, Mutex, PoisonError};
 
 use super::ScanWindow;
 use super::blocked::{Blocked, FirstQuarantined};
+use super::candidate::DispatchState;
 use super::rows::{ReadRow, Rows};
-use super::scan::{DispatchState, Scan};
+use super::scan::Scan;
 use super::table::{RowValues, TableEvent, TableReader};
 use crate::error::Result;
 use crate::event::{EventId, EventPosition, Standing};
@@ -35,7 +36,7 @@ impl<'a> Unrecorded<'a> {
     /// before the key's first quarantined event.
     ///
     /// # Errors
-    /// Errors of a statement; `slot-busy` when the table was altered after its columns were looked
+    /// Database errors; `slot-busy` when the table was altered after its columns were looked
     /// up.
     pub(crate) async fn of(
         sql: &'a Sql,
@@ -58,7 +59,7 @@ impl<'a> Unrecorded<'a> {
     /// Returns the next row, or `None` after the last row.
     ///
     /// # Errors
-    /// Errors of [`Scan::next`] and [`Rows::portion`].
+    /// The errors of [`Scan::next`] and [`Rows::portion`].
     pub(crate) async fn next(&mut self) -> Result<Option<ReadRow>> {
         loop {
             if let Some(row) = self.ready.pop_front() {
@@ -77,8 +78,9 @@ impl<'a> Unrecorded<'a> {
     }
 
     /// Makes the row's event, with this position. If the row comes before the event that blocks its key, the
-    /// event gets a commit LSN below that event instead. Returns `None` if the row must not be sent. Its
-    /// event is then set aside, or the event was published and its row can no longer become a message.
+    /// row's event gets a commit LSN below that blocking event instead. Returns `None` if the row must not be
+    /// sent, because its event is set aside, or because the event was published and its row can no longer
+    /// become a message.
     ///
     /// # Errors
     /// The row cannot become a message.

@@ -19,15 +19,15 @@ pub(crate) struct ScanWindow<'a> {
     pub(crate) captured: &'a Captured,
     /// Rows of transactions before this transaction are left out; 0 for no bound.
     pub(crate) from_xid: u64,
-    /// Rows with a `seq` up to this one are skipped, because they usually belong to transactions before `from_xid`.
-    /// Such a row of a later transaction is found only by an audit of the whole table.
+    /// Rows with a `seq` up to this one are skipped, because they usually belong to transactions before
+    /// `from_xid`. If such a row belongs to a later transaction, only an audit of the whole table finds it.
     pub(crate) from_seq: Option<i64>,
     /// Rows of this transaction and of later transactions are left out.
     pub(crate) below_xid: Option<u64>,
     /// Rows that are not visible in this snapshot are left out.
     pub(crate) shown_by: Option<&'a Snapshot>,
-    /// Only for a detached table whose rows another captured table now contains: that table's `since`. Rows that are
-    /// not visible in this snapshot are published from that table, so they are left out here.
+    /// The snapshot `since` of another captured table that now contains this detached table. The relay
+    /// publishes rows that are not visible in this snapshot from that other table, so they are left out here.
     pub(crate) not_of_another: Option<&'a Snapshot>,
     /// Whether rows without a `seq` are included.
     pub(crate) with_unnumbered: bool,
@@ -56,7 +56,7 @@ impl<'a> ScanWindow<'a> {
         }
     }
 
-    /// Selects the rows from the floor on that have no record.
+    /// Selects those rows from the floor on that have no record.
     pub(crate) fn unrecorded(captured: &'a Captured) -> Self {
         Self::unresolved(captured, RecordKeeping::COMPLETE)
     }
@@ -101,10 +101,10 @@ impl<'a> ScanWindow<'a> {
         is_needed.then(|| format!("e.tableoid = any ('{{{}}}'::oid[])", new.join(",")))
     }
 
-    /// The condition that the stream might not have contained a row of `e`. The partition of the row was
-    /// added since the floor was raised, and the row may have been in it before. Such a row belongs to a
-    /// transaction before `from_xid`, or was written before the partition was attached. `None` in the same
-    /// cases as `new_partitions`.
+    /// The condition that the stream might not have contained a row of `e`. The partition of such a row was
+    /// added since the floor was raised, and the row might have been in the partition before. Such a row
+    /// belongs to a transaction before `from_xid`, or was written before the partition was attached. `None`
+    /// in the same cases as `new_partitions`.
     pub(crate) fn overlooked(&self) -> Option<String> {
         let new = self.new_partitions()?;
         let any = Self {
@@ -118,8 +118,9 @@ impl<'a> ScanWindow<'a> {
         ))
     }
 
-    /// The condition that an unfinished recovery has resolved a row of `e`. `None` if there is no such recovery, or if
-    /// every event has a record, because the records then say the same.
+    /// The condition that an unfinished recovery has resolved a row of `e`. `None` if there is no such
+    /// recovery. Also `None` if every event has a record, because the records then say which rows are
+    /// resolved.
     ///
     /// A row that was written again afterwards, for example because it was moved, does not count as resolved,
     /// because its `xmin` is a later transaction.

@@ -187,7 +187,7 @@ Examples:
   postrider recover --yes  # now, or at the next start
   postrider recover --adopt --yes  # on a new server")]
     Recover(super::recover::RecoverArgs),
-    /// Explain a code of an error or of a check, and what to do about it
+    /// Explain an error code or a check's code, and what to do
     Explain {
         /// A code such as `slot-missing`; without one, all are listed
         code: Option<String>,

@@ -11,9 +11,10 @@ use textwrap::core::display_width;
 use super::paint::{self, Paint};
 use super::{block_on, figures, output, report, wrap};
 use crate::error::Result;
+use crate::ops::LOCK_TIMEOUT;
 use crate::ops::audit::{self, AuditReport, AuditResult, EventCount, TableAudit, UnreadableTable};
 use crate::ops::since::Since;
-use crate::postgres::connect;
+use crate::postgres::{connect, limiting_lock_waits};
 use crate::settings::Settings;
 
 /// Statement timeout for one page of rows.
@@ -21,6 +22,9 @@ const STATEMENT_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Minimum time between two updates of the progress line.
 const PROGRESS_INTERVAL: Duration = Duration::from_millis(250);
+
+/// Maximum number of notes that stand in for a progress line.
+const NOTES_MAX: usize = 20;
 
 /// The arguments of `postrider audit`.
 #[derive(Debug, clap::Args)]
@@ -41,7 +45,7 @@ pub(super) fn run(settings: &Settings, args: &AuditArgs) -> Result<ExitCode> {
         let report = audit::run(&sql, settings, args.since.as_ref(), |table, rows| {
             line.show(&format!("{table}: {rows} rows compared"));
         });
-        let report = report.await;
+        let report = limiting_lock_waits(&sql, LOCK_TIMEOUT, report).await;
         line.clear();
         let report = report?;
         if args.json {
@@ -63,7 +67,8 @@ pub(super) struct ProgressLine {
     shown: Option<Instant>,
     /// Number of rows of the terminal above the last row of the line, if the line is wider than the terminal.
     rows_above: usize,
-    is_noted: bool,
+    /// The reasons of the notes that were written.
+    noted: Vec<String>,
 }
 
 impl ProgressLine {
@@ -72,7 +77,7 @@ impl ProgressLine {
             can_rewrite: std::io::stderr().is_terminal() && !paint::is_dumb(),
             shown: None,
             rows_above: 0,
-            is_noted: false,
+            noted: Vec::new(),
         }
     }
 
@@ -88,11 +93,21 @@ impl ProgressLine {
         }
     }
 
-    /// If the progress line cannot be shown, writes this text instead, but only once.
-    pub(super) fn note_once(&mut self, text: &str) {
-        if !self.can_rewrite && !std::mem::replace(&mut self.is_noted, true) {
+    /// If the progress line cannot be shown, writes `text` instead, once for each `reason`.
+    pub(super) fn note_once(&mut self, reason: &str, text: &str) {
+        if !self.can_rewrite && self.is_new(reason) {
             report::write(text);
         }
+    }
+
+    /// Whether no earlier note had this reason, and there is room for another note.
+    fn is_new(&mut self, reason: &str) -> bool {
+        let is_new =
+            self.noted.len() < NOTES_MAX && !self.noted.iter().any(|known| known == reason);
+        if is_new {
+            self.noted.push(reason.to_owned());
+        }
+        is_new
     }
 
     /// Removes the line.
@@ -217,4 +232,18 @@ fn of_table(table: &TableAudit, paint: Paint) -> String {
         }
     }
     text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_note_is_written_once_for_each_reason() {
+        let mut line = ProgressLine::new();
+        let noted = ["r1", "r2", "r1", "r2", "r3"].map(|reason| line.is_new(reason));
+        assert_eq!(noted, [true, true, false, false, true]);
+        let noted = (0..NOTES_MAX).filter(|n| line.is_new(&n.to_string()));
+        assert_eq!(noted.count(), NOTES_MAX - 3);
+    }
 }

@@ -33,7 +33,7 @@ pub(super) fn time(time: Duration) -> String {
     }
 }
 
-/// Draws a progress bar with a space after it. `share` is what is done, from 0 to 1.
+/// Draws a progress bar with a space after it. `share` is the share of the work that is done, from 0 to 1.
 pub(super) fn bar(share: f64) -> String {
     const WIDTH: usize = 20;
     #[expect(
@@ -50,8 +50,9 @@ pub(super) fn count(number: u64, one: &str) -> String {
     format!("{number} {one}{}", if number == 1 { "" } else { "s" })
 }
 
-/// Returns the line about repeated requests for an event in the state `state`. `attempts` counts the requests after
-/// which Pub/Sub may have stored the event. `None` if all of them had a definite answer.
+/// Returns the line about repeated requests for an event in the state `state`. `attempts` is the number of
+/// requests with which Pub/Sub may have stored the event. Returns `None` if all of them got a definite
+/// answer.
 pub(super) fn requests(attempts: i32, state: &str) -> Option<(&'static str, String)> {
     let without_an_answer = attempts - i32::from(state == "published");
     (without_an_answer > 0).then(|| {

@@ -67,7 +67,7 @@ pub(super) fn run(settings: &Settings, args: &PruneArgs) -> Result<ExitCode> {
         let mut on_step = |step: &PruneStep<'_>| {
             line.show(&progress(step, args.dry_run));
             if step.what == prune::WAITING {
-                line.note_once(prune::WAITING);
+                line.note_once(prune::WAITING, prune::WAITING);
             }
             !is_stopped.load(Ordering::Relaxed)
         };

@@ -95,14 +95,10 @@ pub(super) fn run(settings: &Settings, args: &ReplayArgs) -> Result<ExitCode> {
         let mut line = ProgressLine::new();
         let mut on_step = |step: &ReplayStep| {
             line.show(&progress(step));
-            if !matches!(
-                step,
-                ReplayStep::Sending {
-                    wait: ReplayWait::None,
-                    ..
-                } | ReplayStep::Selecting { .. }
-            ) {
-                line.note_once(&progress(step));
+            if let ReplayStep::Sending { wait, .. } = step
+                && let Some(reason) = waits_for(wait)
+            {
+                line.note_once(&reason, &progress(step));
             }
             !is_stopped.load(Ordering::Relaxed)
         };
@@ -186,21 +182,25 @@ fn progress(step: &ReplayStep) -> String {
         }
         ReplayStep::Sending { sent, of, wait } => {
             let bar = figures::bar(*sent as f64 / (*of).max(1) as f64);
-            let waits = match wait {
-                ReplayWait::None => String::new(),
-                ReplayWait::Relay => {
-                    "; waiting for a relay to publish them: start `postrider run`, or see \
-                                      `postrider status`"
-                        .to_owned()
-                }
-                ReplayWait::Others(others) => format!(
-                    "; waiting until the relay has published the events of the same keys that {} released: see \
-                     `postrider status`",
-                    others_named(others)
-                ),
-            };
+            let waits = waits_for(wait).map_or_else(String::new, |reason| format!("; {reason}"));
             format!("{bar}{sent} of {of} events published again{waits}")
         }
+    }
+}
+
+/// Says for what a replay waits. `None` if it does not wait.
+fn waits_for(wait: &ReplayWait) -> Option<String> {
+    match wait {
+        ReplayWait::None => None,
+        ReplayWait::Relay => Some(
+            "waiting for a relay to publish them: start `postrider run`, or see `postrider status`"
+                .to_owned(),
+        ),
+        ReplayWait::Others(others) => Some(format!(
+            "waiting until the relay has published the events of the same keys that {} released: see `postrider \
+             status`",
+            others_named(others)
+        )),
     }
 }
 

@@ -95,8 +95,8 @@ pub(super) fn wrong_usage(text: &str) -> Error {
         .hint("correct the command line; `--help` after the command shows how it is used")
 }
 
-/// Ends the command with a usage error, because its arguments do not say what to do. `what` says which arguments to
-/// add.
+/// Ends the command with a usage error, because the arguments do not say what to do. `what` says which
+/// arguments to add.
 pub(super) fn refuse(what: &str) -> ! {
     match ReportForm::of_process() {
         ReportForm::Text => write(&wrap::lines(&format!("error: {what}"), wrap::error_width())),

@@ -211,8 +211,9 @@ pub fn judge(facts: &RelayFacts, now: Instant) -> Condition {
     }
 }
 
-/// Returns what a relay that delivers cannot check, and why. `publication` is the error that prevents the check of
-/// the publication. A possible gap has precedence, because committed rows are then not delivered.
+/// Returns what a relay that delivers cannot check, and why. `publication` is the error that prevents the
+/// check of the publication. A possible gap has precedence, because a gap means that committed rows are not
+/// delivered.
 fn what_is_unchecked<'a>(
     publication: Option<&'a Trouble>,
     auditing: Option<&'a AuditTrouble>,
@@ -235,8 +236,7 @@ fn is_behind(lag_bytes: Option<u64>, oldest: Option<Duration>) -> bool {
         || lag_bytes.is_some_and(|bytes| bytes >= BEHIND_BYTES)
 }
 
-/// Whether the cause is in PostgreSQL, so that the relay continues automatically once PostgreSQL works
-/// again.
+/// Whether the cause is in PostgreSQL. If so, the relay continues automatically once PostgreSQL works again.
 fn is_of_the_database(code: Code) -> bool {
     matches!(
         code,
@@ -258,8 +258,8 @@ fn is_of_the_database(code: Code) -> bool {
     )
 }
 
-/// Whether a failed check shows that PostgreSQL does not answer or cannot work, so that the stream probably hangs
-/// too.
+/// Whether a failed check shows that PostgreSQL does not answer or cannot work. If so, the stream probably
+/// hangs too.
 fn is_silence(code: Code) -> bool {
     matches!(
         code,
@@ -273,7 +273,7 @@ fn is_silence(code: Code) -> bool {
     )
 }
 
-/// Whether the publication itself is wrong, so that the stream may leave out rows.
+/// Whether the publication itself is wrong. If so, the stream may leave out rows.
 fn is_of_the_publication(code: Code) -> bool {
     matches!(code, Code::PublicationDrift | Code::PublicationMissing)
 }
@@ -359,8 +359,8 @@ impl Condition {
     }
 
     /// Whether the relay delivers to at least some topics, or is a standby. `last_published` is how long ago
-    /// Pub/Sub last stored a request. If this was after a topic blocked the relay, the relay still delivers to
-    /// other topics.
+    /// Pub/Sub last stored a request. If Pub/Sub has stored one since a topic blocked the relay, the relay
+    /// still delivers to other topics.
     pub fn is_ready(&self, last_published: Option<Duration>) -> bool {
         match self.state {
             State::Streaming | State::CatchingUp | State::Recovering | State::Standby => true,
@@ -371,9 +371,9 @@ impl Condition {
         }
     }
 
-    /// Whether the two conditions are the same apart from figures, so that the relay need not log or write the
-    /// second one. They must agree in state, code, failed checks and topics, and in whether the time until the
-    /// relay has caught up is known.
+    /// Whether the two conditions are the same apart from figures. If so, the relay need not log or write the
+    /// second one. The two must have the same state, code, failed checks and topics. The time until the relay
+    /// has caught up must be known in both or in neither.
     pub fn is_like(&self, other: &Self) -> bool {
         let names = |condition: &Self| {
             let topics = condition.topics.iter();

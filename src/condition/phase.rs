@@ -85,8 +85,8 @@ impl RelayState {
         ) {
             *self.earlier() = None;
         }
-        // The phase `Recovering` does not count as serving, because a first start enters it before it knows whether
-        // it may capture the tables.
+        // The phase `Recovering` does not count as serving, because a first start enters this phase before
+        // the relay knows whether it may capture the tables.
         if matches!(phase, Phase::Streaming | Phase::Standby(_)) {
             self.has_served.store(true, Ordering::Relaxed);
         }

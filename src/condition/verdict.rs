@@ -56,7 +56,7 @@ pub struct Verdict {
     pub meaning: String,
     /// What to do; `None` when nothing has to be done.
     pub remedy: Option<String>,
-    /// How long delivery has been held up; `None` if it is not, or if that is unknown.
+    /// How long delivery has been held up. `None` if delivery is not held up, or if the time is unknown.
     pub lasts: Option<Duration>,
     /// Time until the relay has caught up, at the present rate; `None` if it is not catching up, or if
     /// the rate is unknown.
@@ -153,8 +153,8 @@ pub fn general_hint(code: Option<&str>) -> Option<String> {
 
 /// Decides the state. The first item in this list that applies decides:
 ///
-/// - a slot with which the relay cannot continue, unless the relay reports that it recovers, or that something
-///   other than the slot prevents the recovery;
+/// - a slot with which the relay cannot continue (but this item does not apply if the relay reports that it
+///   recovers, or that something other than the slot prevents the recovery);
 /// - a slot that may be lost at any moment;
 /// - a relay that is held up;
 /// - a relay that recovers while nobody reads the slot;
@@ -274,8 +274,8 @@ fn is_unread(slot: Option<(State, Rank)>) -> bool {
 /// - `Broken` always holds, because an operator must act first. The next session clears the report.
 /// - `BlockedOnDatabase` and `Recovering` hold while the report is recent, because a relay without a stream
 ///   keeps writing its condition.
-/// - Any other state no longer holds. A relay in such a state reads the slot, so the relay of the report has
-///   stopped.
+/// - Any other state no longer holds. A relay in such a state reads the slot, so the relay that wrote the
+///   report has stopped.
 pub(crate) fn speaks(said: &Condition, seen: &StateFacts<'_>) -> bool {
     let is_read = match seen.health {
         _ if seen.is_opening => false,
@@ -293,8 +293,8 @@ pub(crate) fn speaks(said: &Condition, seen: &StateFacts<'_>) -> bool {
     }
 }
 
-/// Whether the report says more than the state of the slot: the relay recovers from the loss of the slot, or
-/// something other than the slot prevents the recovery.
+/// Whether the report says more than the state of the slot does. It does if the relay recovers from the loss
+/// of the slot, or if something other than the slot prevents the recovery.
 fn explains_the_slot(said: &Condition) -> bool {
     let code: Option<Code> = said.code.as_deref().and_then(|code| code.parse().ok());
     let is_about_the_slot = matches!(

@@ -33,11 +33,11 @@ const HALTED: &str = "neither it nor any later event is confirmed. Fix the cause
     relay, or set on_bad_event = quarantine_key to set the event aside and continue";
 
 impl Delivery {
-    /// Takes over an event whose row cannot become a message: blocks its key if the policy says so, and
-    /// sets the event aside.
+    /// Takes over an event whose row cannot become a message. Blocks the event's key if the policy says so,
+    /// and sets the event aside.
     ///
     /// # Errors
-    /// The event's own error under `on_bad_event = halt`; `quarantine-full`.
+    /// The given `error` under `on_bad_event = halt`; `quarantine-full`.
     pub(crate) fn take_unmappable(&mut self, error: Box<EventError>, payload: Bytes) -> Result<()> {
         let known = error.known.clone();
         let is_hashed = known.event_id.source_id.is_some();
@@ -203,8 +203,9 @@ impl EventOutcomes {
         }
     }
 
-    /// Whether the bad event arrived while its key is being released. The relay then records the event as
-    /// released, although it is bad. So the release tries it again after the earlier events of the key.
+    /// Whether the bad event arrived while its key was being released. If so, the relay records the event as
+    /// released, although it is bad, and the release tries the event again after the earlier events of the
+    /// key.
     fn joins_a_release(&self, about: &Letter) -> bool {
         about.origin.standing == Standing::New
             && self.quarantine.keys.blocks(&about.group)

@@ -5,9 +5,10 @@
 //!
 //! Usually a topic works again once a request was published after the last failure, even if other requests of
 //! the topic still wait for their retry after an outage. If some requests of a topic fail while others
-//! succeed, the topic fails in part. Such a topic works again only when no lane of it has a failed request any
-//! longer, or when nothing has failed for a while ([`QUIET_AFTER`]). A topic that works again is remembered for
-//! at least ten seconds, so that a topic that fails now and then does not get a line for every failure.
+//! succeed, the topic fails in part. Such a topic works again only when none of its lanes has a failed
+//! request, or when nothing has failed for a while ([`QUIET_AFTER`]). The relay remembers a topic that works
+//! again for at least ten seconds. Otherwise a topic that fails now and then would get a line for every
+//! failure.
 //!
 //! Tracking costs nothing while no topic fails. While a topic fails, [`FailingTopics::survey`] visits all
 //! lanes about once per second.
@@ -62,18 +63,18 @@ pub(super) struct FailingTopics {
 struct Failing {
     trouble: Trouble,
     failures: u64,
-    /// The number of failures when the last log line was due, and the time at which it was due.
+    /// The number of failures when the last log line was due, and the time at which that line was due.
     told: (u64, Option<Instant>),
     /// Whether the last log line about the topic says that publishing fails.
     log_says_failing: bool,
     /// Whether a request was published after the last failure.
     has_published: bool,
-    /// Whether the last line that was due did not fit into the [`LineBudget`], so that the next list must
-    /// name the topic.
+    /// Whether the [`LineBudget`] was used up when the last line was due. If so, the next list must name the
+    /// topic.
     owes_line: bool,
     /// When the last request failed.
     failed_at: Instant,
-    /// When a request was last published, if that was after the first failure.
+    /// When a request was last published. `None` if none was published after the first failure.
     published_at: Option<Instant>,
     /// Whether the last failure came soon after another request was published.
     fails_in_part: bool,
@@ -91,8 +92,8 @@ struct LanesOfTopic {
     oldest: Option<PgTimestamp>,
     /// Lanes with a failed request.
     failing: u64,
-    /// The keys whose first event was committed earliest, in this order, at most [`KEYS_NAMED`]. Each entry has
-    /// the commit time of the first event, the key, and the number of the key's events.
+    /// At most [`KEYS_NAMED`] keys: those whose first event was committed earliest, in this order. Each entry
+    /// has the commit time of the first event, the key, and the number of the key's events.
     keys: Vec<(PgTimestamp, OrderingKey, u64)>,
 }
 

@@ -86,9 +86,10 @@ impl EventOutcomes {
         });
     }
 
-    /// Whether events that get no dispatch row may be resolved at once. They must not be resolved while a record is
-    /// still being written, because this record may belong to a released event that comes before them. If a crash
-    /// lost the record, the next session would publish the released event again, after the later events.
+    /// Whether events that get no dispatch row may be resolved at once. They must not be resolved while the
+    /// writer is still writing a record, because this record may belong to a released event that comes before
+    /// them. If a crash lost the record, the next session would publish the released event again, after these
+    /// events.
     pub(super) fn resolves_at_once(&self, events: &[EventRef]) -> bool {
         let is_released = |event: &EventRef| event.standing == Standing::Released;
         self.quarantine.is_settled() && !events.iter().any(is_released)
@@ -143,8 +144,8 @@ impl EventOutcomes {
         }
     }
 
-    /// Records an event of a blocked key, so that the event waits in quarantine, or behind the released events of the
-    /// key. If the event was published before, drops it without a new record.
+    /// Records an event of a blocked key. The event then waits in quarantine, or behind the released events
+    /// of the key. If the event was published before, this method drops it without a new record.
     pub(super) fn set_aside_behind(
         &mut self,
         topic: Arc<str>,
@@ -170,8 +171,8 @@ impl EventOutcomes {
         });
     }
 
-    /// Drops an event that was published before and cannot be published again now. If the event has a row, the row
-    /// stays as it is, so the event counts as published.
+    /// Drops an event that was published before and cannot be published again now. Does not change the
+    /// event's row, if there is one, so the event still counts as published.
     pub(super) fn leave_published(&mut self, event: &Event, why: &dyn std::fmt::Display) {
         stays_published(&event.origin.event_id, why);
         self.flow.give_back_messages(1, event.message.len());
@@ -194,7 +195,8 @@ impl EventOutcomes {
     }
 
     /// Drops a released event that was in a lane. Records no new outcome, so the event's row still says that
-    /// the event is released. Fails the release of its key, so the row goes back into quarantine.
+    /// the event is released. Then fails the release of the event's key, which puts the row back into
+    /// quarantine.
     pub(super) fn drop_released(&mut self, event: &Event) {
         self.flow.give_back_messages(1, event.message.len());
         self.flow.give_back_records(1);
@@ -203,8 +205,8 @@ impl EventOutcomes {
         }
     }
 
-    /// Records all events that wait in memory while their keys are being released. This frees the memory: the events
-    /// are read from the tables again when their turn comes.
+    /// Records all events that wait in memory while their keys are being released. This frees the memory. The
+    /// relay reads the events from the tables again when their turn comes.
     pub(super) fn unhold(&mut self) {
         for (group, why, events) in self.quarantine.unhold() {
             for event in events {

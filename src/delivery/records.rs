@@ -21,7 +21,7 @@ const WRITER_LIMIT: Duration = Duration::from_secs(3);
 pub(super) struct Recorder {
     pub(super) writer: DispatchWriter,
     written: mpsc::UnboundedReceiver<WriterEvent>,
-    /// Whether published events get a row.
+    /// Which published events get a row.
     pub(super) keeping: RecordKeeping,
     /// Events that are resolved, and that the pipeline does not know of yet.
     pub(super) resolved: ResolvedEvents,
@@ -68,7 +68,7 @@ impl Delivery {
         let deadline = tokio::time::Instant::now() + limit;
         while let Ok(Some(answer)) = tokio::time::timeout_at(deadline, self.attempts.answer()).await
         {
-            // Drop a failed request: the next session publishes its events again.
+            // Drop a failed request, because the next session publishes its events again.
             if let Ok(Answer {
                 request,
                 result: Ok(ids),

@@ -24,8 +24,8 @@ const POLL_INTERVAL: Duration = Duration::from_secs(2);
 /// relay knows of no event in quarantine.
 const COUNT_INTERVAL: Duration = Duration::from_secs(30);
 
-/// If the last count is below this number, the next count is cheap. So the relay counts at every poll if it knows
-/// of an event in quarantine.
+/// If the last count is below this number, the next count is cheap. The relay then counts at every poll,
+/// provided that it knows of an event in quarantine.
 const CHEAP_COUNT: i64 = 1_000;
 
 /// Pause after a failed query.
@@ -203,8 +203,8 @@ impl Delivery {
         Ok(())
     }
 
-    /// Takes over an event whose message is no longer in memory, so that the message is made again from
-    /// the table.
+    /// Takes over an event whose message is no longer in memory. The relay makes the message again from the
+    /// table.
     pub(crate) fn take_without_message(&mut self, group: Group, origin: EventRef) {
         self.outcomes.take_without_message(group, origin);
     }
@@ -229,8 +229,8 @@ impl Delivery {
         }
     }
 
-    /// Puts a released event into its lane, behind the events of its key that were released before. If
-    /// the event now belongs to another key that is blocked, sets the event aside instead.
+    /// Puts a released event into its lane, behind the earlier released events of its key. If the event now
+    /// belongs to another key that is blocked, sets the event aside instead.
     fn take_released(&mut self, group: Group, found: TableEvent, is_new: bool) -> Result<()> {
         let TableEvent {
             topic,

@@ -85,8 +85,8 @@ impl Delivery {
         self.outcomes.published(request, message_ids);
     }
 
-    /// Handles a failed attempt. Usually schedules a retry; if Pub/Sub permanently refuses the request,
-    /// bisects it or sets the bad event aside.
+    /// Handles a failed attempt. Usually schedules a retry. If Pub/Sub permanently refuses the request,
+    /// bisects it, or sets the bad event aside if it is alone in the request.
     fn on_failure(&mut self, request: Request, failure: &Failure) -> Result<()> {
         let topic = request.key.topic.clone();
         let error = Error::pubsub(failure, &topic);

@@ -68,8 +68,8 @@ impl TopicMaker {
             if !made {
                 tokio::time::sleep(PAUSE_AFTER_FAILURE).await;
             }
-            // This cannot fail: the receiver lives as long as this struct, and dropping the struct aborts
-            // the task.
+            // Sending cannot fail, because the receiver lives as long as this struct, and dropping the struct
+            // aborts the task.
             let _ = ready.send((topic, made));
         });
     }

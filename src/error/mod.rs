@@ -61,8 +61,8 @@ impl Error {
         }
     }
 
-    /// Creates the error for a failed system call that normally fails only at the limit on open files. For any
-    /// other cause, the code is `internal`.
+    /// Creates the error for a failed system call that normally fails only at the limit on open files. If the
+    /// call failed for another reason, the code is `internal`.
     pub(crate) fn of_system(what: impl Into<String>, error: std::io::Error) -> Self {
         let code = if is_open_files_limit(&error) {
             Code::OpenFilesLimit

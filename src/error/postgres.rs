@@ -57,8 +57,8 @@ pub(crate) enum LoginFor {
     Replication,
 }
 
-/// Returns the code for a login that was refused. Several limits share one SQLSTATE. The name of the
-/// routine that reported the error tells them apart, in every language and version of the server.
+/// Returns the code for a login that was refused. Several limits share one SQLSTATE. The name of the routine
+/// that reported the error tells these limits apart, in every language and version of the server.
 ///
 /// Source: PostgreSQL 14 to 18, `proc.c`, `postinit.c`, `miscinit.c` and `auth.c`.
 pub(super) fn code_of_login(sqlstate: &str, routine: &str, login_for: LoginFor) -> Code {

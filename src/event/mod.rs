@@ -2,8 +2,8 @@
 //!
 //! The relay identifies an [`Event`] by its [position](EventPosition), which is usually its place in the WAL.
 //! Consumers identify the event by its [id](EventId). Events with the same topic and [`OrderingKey`] form a
-//! [`Group`], within which the relay keeps their order if they have a key. Once Pub/Sub has stored an event's
-//! message, the relay keeps only the [`EventRef`] until the outcome is recorded.
+//! [`Group`]. If they have a key, the relay keeps their order. Once Pub/Sub has stored an event's message,
+//! the relay keeps only the [`EventRef`] until the outcome is recorded.
 //!
 //! **Invariant.** All types here are plain values. Nothing here does IO, or depends on where an event
 //! comes from or goes to.
@@ -50,8 +50,7 @@ pub struct EventRef {
     pub standing: Standing,
     /// Number of failed requests that contained the event and may have reached Pub/Sub.
     pub failed_attempts: u32,
-    /// Number of these requests with which Pub/Sub may have stored the event, because no definite answer
-    /// arrived.
+    /// How many of these requests got no definite answer. Each of them may have stored the event.
     pub unknown_outcomes: u32,
     /// When the event's transaction was committed.
     pub commit_time: PgTimestamp,

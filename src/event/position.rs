@@ -6,7 +6,7 @@ use decoder::PgTimestamp;
 use replication::CommitLsn;
 use serde::{Serialize, Serializer};
 
-/// WAL records begin at multiples of this number of bytes. So an LSN between two multiples can be no commit
+/// WAL records begin at multiples of this number of bytes. So an LSN between two multiples cannot be a commit
 /// LSN.
 pub(crate) const RECORD_ALIGNMENT: u64 = 8;
 

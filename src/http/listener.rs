@@ -2,7 +2,7 @@
 //!
 //! Anyone may connect, and a client may be broken, slow or hostile. So each connection serves one request,
 //! with one deadline and small buffers, and the number of connections is limited. At the limit the relay
-//! closes the *oldest* connection, so it can answer a probe at once, even while a client holds many idle
+//! closes the *oldest* connection. So it can answer a probe at once, even while a client holds many idle
 //! connections open.
 //!
 //! Not here: the routes and their answers.
@@ -25,8 +25,8 @@ const CONNECTION_TIMEOUT: Duration = Duration::from_secs(10);
 /// Maximum time until the head of the request has arrived. Clients send the head in one piece, so 5 seconds
 /// are enough.
 const HEAD_TIMEOUT: Duration = Duration::from_secs(5);
-/// Maximum size of the head of a request, in bytes. A longer head is answered with 431. A browser's
-/// largest cookie (4 KiB) fits.
+/// Maximum size of the head of a request, in bytes. The relay answers a longer head with status 431. A
+/// browser's largest cookie (4 KiB) fits.
 const HEAD_BYTES_MAX: usize = 16 * 1024;
 /// Maximum number of headers of a request.
 const HEADERS_MAX: usize = 64;

@@ -91,8 +91,8 @@ pub async fn serve(
     }
 }
 
-/// Answers as OpenMetrics if the Accept header prefers it (Prometheus sends such a header), otherwise in
-/// Prometheus' older text format.
+/// Answers as OpenMetrics if the Accept header prefers that format, as Prometheus' own header does. Otherwise
+/// answers in Prometheus' older text format.
 async fn metrics_page(Shared(port): Shared<Port>, headers: HeaderMap) -> impl IntoResponse {
     let accepted = headers.get_all(header::ACCEPT).into_iter();
     let accepted: Vec<&str> = accepted.filter_map(|value| value.to_str().ok()).collect();

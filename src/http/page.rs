@@ -174,8 +174,8 @@ fn names_a_local_host(headers: &HeaderMap) -> bool {
     })
 }
 
-/// Whether a page of another web site sends the request. Such a page cannot read the answer, but it could make
-/// the relay query the database.
+/// Whether a page of another web site sends the request. Such a page cannot read the answer, but the request
+/// could make the relay query the database.
 fn is_of_another_site(headers: &HeaderMap) -> bool {
     let site = headers.get("sec-fetch-site");
     site.is_some_and(|site| site != "same-origin" && site != "none")

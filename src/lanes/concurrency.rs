@@ -6,8 +6,8 @@
 //! maximum again. While no request reaches Pub/Sub, there is also a pause between two attempts, because such
 //! attempts fail at once. The first answer ends the pause for all lanes.
 //!
-//! A throttled topic (one over its quota) has its own limit, halved on each throttling answer and raised
-//! by one on each success. So the limit settles at what the quota allows, without slowing down other
+//! A throttled topic (one over its quota) has its own limit. The limit is halved on each throttling answer
+//! and raised by one on each success. So it settles at what the quota allows, without slowing down other
 //! topics. While a topic has as many requests in flight as its limit allows, its other lanes are parked.
 //! While no topic is throttled, these limits cost nothing.
 

@@ -1,11 +1,11 @@
 //! One lane: a queue, at most one request in flight, and the bisection that finds an event that
 //! Pub/Sub refuses.
 //!
-//! Pub/Sub stores a request whole or not at all, so one bad event makes Pub/Sub refuse the whole request,
-//! and the answer does not say which event is bad. To bisect, the lane sends ever smaller parts from the
-//! front, in order. If Pub/Sub stores a part, the part was good. If it refuses a part, the part contains
-//! the bad event. An event that is refused alone is the bad one. Order is kept throughout, no stored
-//! event is sent twice, and finding one bad event among `n` takes about `log2(n)` requests.
+//! Pub/Sub stores a request whole or not at all, so one bad event makes Pub/Sub refuse the whole request, and
+//! the answer does not say which event is bad. To bisect, the lane sends ever smaller parts from the front,
+//! in order. If Pub/Sub stores a part, the part was good. If Pub/Sub refuses a part, the part contains a bad
+//! event. An event that is refused alone is bad. Order is kept throughout, no stored event is sent twice, and
+//! finding one bad event among `n` takes about `log2(n)` requests.
 
 use std::collections::VecDeque;
 use std::time::Instant;
@@ -79,8 +79,8 @@ impl Lane {
         self.queue.is_empty() && self.again.is_none()
     }
 
-    /// Whether the lane should send now instead of lingering: it has enough events for an efficient
-    /// request, or it has a retry or a bisection that should not be delayed.
+    /// Whether the lane should send now instead of lingering. It should if it has enough events for an
+    /// efficient request, or if it has a retry or a bisection.
     pub(super) fn is_worthwhile(&self) -> bool {
         self.queue.len() >= WORTHWHILE_MESSAGES
             || self.bytes >= WORTHWHILE_BYTES
@@ -153,14 +153,14 @@ impl Lane {
         self.again = Some(Box::new(request));
     }
 
-    /// Notes that Pub/Sub permanently refused a request with these events. A single event is the bad one
-    /// and is returned. Several events go back to the front of the queue and are bisected: returns
-    /// `None`.
+    /// Notes that Pub/Sub permanently refused a request with these events. If there is only one event, it is
+    /// bad, and this method returns it. If there are several, they go back to the front of the queue and are
+    /// bisected, and this method returns `None`.
     pub(super) fn refused(&mut self, mut events: Vec<Event>) -> Option<Event> {
         self.state = LaneState::Ready;
         (self.in_flight, self.is_failing) = (0, false);
         if events.len() == 1 {
-            // The remaining suspects might contain another bad event or none, so send them as usual.
+            // The remaining suspects may all be good, so send them as usual.
             self.suspects = 0;
             return events.pop();
         }

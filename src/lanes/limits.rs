@@ -15,11 +15,11 @@ pub(super) const MAX_BYTES: usize = 9_000_000;
 /// Number of bytes that frame one message in a request: its tag and length.
 pub(super) const MESSAGE_FRAMING: usize = 6;
 
-/// Number of messages that make a lane worth serving while more input is available: in a request of this
+/// Number of messages that make a lane worth serving while more input is available. In a request of this
 /// size, a message costs hardly more than in the largest request.
 pub(super) const WORTHWHILE_MESSAGES: usize = 100;
 
-/// Bytes of messages that make a lane worth serving while more input is available: copying this many bytes
+/// Bytes of messages that make a lane worth serving while more input is available. Copying this many bytes
 /// costs several times as much as the rest of a request, so a larger request would save little.
 pub(super) const WORTHWHILE_BYTES: usize = 64 << 10;
 
@@ -55,8 +55,8 @@ pub enum Serve {
 /// How a failed request changes the limits on requests in flight.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Load {
-    /// The request could not be sent, and neither can any other: lower the global limit, and pause between
-    /// attempts until Pub/Sub answers. The attempt does not count as a failed attempt of the request.
+    /// No request can be sent at present: lower the global limit, and pause between attempts until Pub/Sub
+    /// answers. The attempt does not count as a failed attempt of the request.
     NotSent,
     /// The connection broke before the answer: lower the global limit, and pause between attempts until
     /// Pub/Sub answers.

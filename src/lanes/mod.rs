@@ -135,8 +135,7 @@ impl Lanes {
             return None;
         }
         // Alternate between retries and new requests. Otherwise, while the limit is one, a few lanes that
-        // keep failing would use up the limit. Then no other lane could send, so no success could raise
-        // the limit.
+        // keep failing would use it up. No other lane could send, so no success could raise the limit.
         self.failed_was_last = !self.failed_was_last;
         let request = if self.failed_was_last {
             self.due(now).or_else(|| self.fresh(now, serve))
@@ -165,8 +164,8 @@ impl Lanes {
         }
     }
 
-    /// The index of the lane whose turn it is. Alternates between worthwhile lanes and all others, so
-    /// that lanes that are always full leave room for small ones.
+    /// The index of the lane whose turn it is. Alternates between worthwhile lanes and all others, because
+    /// otherwise lanes that are always full would leave no room for small ones.
     fn next_index(&mut self) -> Option<usize> {
         self.full_lane_was_last = !self.full_lane_was_last;
         if self.full_lane_was_last

@@ -1,9 +1,9 @@
 //! Collects the attributes of a message, and writes them in wire format as they are added.
 //!
-//! This module checks Pub/Sub's limits on attributes. No value is truncated. A value that is too long makes
-//! the mapping refuse the row, except in Debezium's trace context, where the mapping leaves the value out. If
-//! two attributes have the same name, the first one wins. The caller adds the fixed attributes first, so no
-//! header can replace them.
+//! This module checks Pub/Sub's limits on attributes. No value is truncated. If a value is too long, the
+//! mapping refuses the row. The exception is Debezium's trace context, where the mapping leaves the value
+//! out. If two attributes have the same name, the first one wins. The caller adds the fixed attributes first,
+//! so no header can replace them.
 
 use std::ops::Range;
 
@@ -24,7 +24,8 @@ pub(super) struct Attributes {
     wire: Vec<u8>,
     /// The attributes that [`add_fixed`](Self::add_fixed) has added.
     fixed: FixedSet,
-    /// All other attributes. If the row has no value for a fixed attribute, one of these may have its name.
+    /// All other attributes. An entry may have the name of a fixed attribute if the row has no value for that
+    /// fixed attribute.
     entries: Vec<Entry>,
 }
 
@@ -114,8 +115,8 @@ impl Attributes {
     }
 
     /// Adds the trace context from Debezium's column, unless there is already an attribute `traceparent`.
-    /// Never refuses the event: leaves out the whole trace context if there is no room for it, and leaves
-    /// out a value that is too long.
+    /// Never refuses the event. Leaves out the whole trace context if there is no room for it. Leaves out a
+    /// single value that is too long.
     pub(super) fn add_trace_context(&mut self, text: &str) {
         let [(traceparent, _), (tracestate, _)] = TRACE_ALIASES;
         // Require room for four attributes: `traceparent`, `tracestate`, and an alias of each.

@@ -228,9 +228,8 @@ pub(super) struct OutboxRow<'a> {
     pub(super) occurred_at: Option<&'a str>,
 }
 
-/// The concatenated text values of one row, so that one call checks all of them for valid UTF-8. Most
-/// values are so short that separate checks would take several times as long. The buffer is reused for
-/// the next row.
+/// The concatenated text values of one row. One call checks all of them for valid UTF-8. Most values are so
+/// short that separate checks would take several times as long. The buffer is reused for the next row.
 #[derive(Debug, Clone, Default)]
 pub(super) struct RowTexts(Vec<u8>);
 
@@ -263,8 +262,8 @@ impl EventColumns {
             .map_err(|fault| self.first_fault(row).unwrap_or(fault))
     }
 
-    /// Returns the fault of the first faulty column, in a fixed order of the columns, so that a row with
-    /// several faults always reports the same one.
+    /// Returns the fault of the first faulty column. The order of the columns is fixed, so a row with several
+    /// faults always reports the same one.
     #[cold]
     fn first_fault(&self, row: &[Value<'_>]) -> Option<EventFault> {
         let fault = |column: &MappedColumn| column.text(row).err();
@@ -306,7 +305,7 @@ impl EventColumns {
             let Some(length) = length else {
                 return Ok(None);
             };
-            // The split fails if a value ends within a character: the concatenation is valid UTF-8, but
+            // The split fails if a value ends within a character. The concatenation is then valid UTF-8, but
             // this value by itself is not.
             let parts = rest.split_at_checked(length);
             let (text, others) = parts.ok_or_else(|| not_utf8(self.texts(), row))?;

@@ -233,8 +233,8 @@ impl Mapper {
 }
 
 impl Inputs {
-    /// Reads the headers and the time of a row. Returns the time, unless it is missing, not a timestamp, or has
-    /// no known UTC offset.
+    /// Reads the headers and the time of a row. Returns the time, or `None` if the time is missing, is not a
+    /// timestamp, or has no known UTC offset.
     fn read(
         &mut self,
         columns: &EventColumns,

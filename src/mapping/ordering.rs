@@ -25,8 +25,8 @@ pub enum Ordering {
     #[default]
     Key,
     /// The key is `bucket-<i>`, where i is the hash of the aggregate id modulo this number (1 to
-    /// [`BUCKETS_MAX`]). The hash is FNV-1a with 64 bits over the UTF-8 bytes. A new number moves aggregates
-    /// to other keys, so change it only while nothing is in flight.
+    /// [`BUCKETS_MAX`]). The hash is FNV-1a with 64 bits over the UTF-8 bytes. A different number moves
+    /// aggregates to other keys, so change the number only while nothing is in flight.
     Bucketed(u32),
     /// No key, so Pub/Sub keeps no order.
     None,

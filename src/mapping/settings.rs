@@ -31,8 +31,8 @@ pub struct TableSettings {
     pub table: QualifiedName,
     /// The names of the table's columns.
     pub columns: ColumnSettings,
-    /// The topic: an id, or a full name `projects/.../topics/...`. A name in braces is a field of
-    /// [`ColumnSettings`], or otherwise any column of the table.
+    /// The topic: an id, or a full name `projects/.../topics/...`. A name in braces stands for a field of
+    /// [`ColumnSettings`]. If there is no such field, it stands for a column of the table.
     #[serde(deserialize_with = "parsed")]
     pub topic: Template,
     /// Topics for specific aggregate types. The key is a value of `aggregatetype`. These topics take
@@ -132,8 +132,8 @@ pub struct ColumnSettings {
     /// When the event happened.
     pub occurred_at: Option<String>,
     /// A column that numbers rows in the order of their insertion, such as a `bigserial`. A recovery
-    /// publishes rows in this order. The default is a column called `seq`, or otherwise an `id` that is a
-    /// number.
+    /// publishes rows in this order. The default is a column called `seq`. If there is none, it is the `id`,
+    /// provided that a sequence fills it.
     pub seq: Option<String>,
     /// The event's topic. A value that is neither null nor empty takes precedence over `topic_rules` and
     /// `topic`. If this field is not set, no column names the topic.
@@ -252,8 +252,8 @@ impl TableSettings {
         named.chain(self.attributes.iter().cloned()).collect()
     }
 
-    /// The columns that the publication must publish if the table has them. Otherwise a message would be
-    /// different after a recovery, which reads all columns from the table.
+    /// The columns that the publication must publish if the table has them. If the publication left one out,
+    /// the messages of a recovery would differ, because a recovery reads all columns from the table.
     pub fn optional_columns(&self) -> Vec<String> {
         let named = self.chosen(|choice| match choice {
             Choice::May(name) => Some(name),

@@ -48,8 +48,8 @@ impl CivilTime {
 
 /// Replaces `out` with the RFC 3339 form of `text`, in UTC with six decimals.
 ///
-/// Returns `None` and leaves `out` empty if `text` is not a timestamp, or has no offset although
-/// `without_offset` requires one.
+/// Returns `None` and leaves `out` empty if `text` is not a timestamp, or lacks an offset that
+/// `without_offset` requires.
 pub(super) fn to_rfc3339(
     text: &str,
     without_offset: WithoutOffset,

@@ -41,7 +41,7 @@ pub(super) struct TopicResolver {
     /// Cache of full names; the key is the id that the template gives.
     rendered_ids: Names,
     /// The full name that the template gave for the last row that used it. Successive rows often have the
-    /// same topic, and comparing with this name takes a tenth of the time of a lookup in `rendered_ids`.
+    /// same topic, and comparing with this name takes a tenth as long as a lookup in `rendered_ids`.
     previous: Option<Arc<str>>,
     /// Buffer for the current row's topic name or id. The text is checked for UTF-8 only if it is not in a
     /// cache, because the text of every cached name has been checked.
@@ -181,9 +181,9 @@ impl TopicResolver {
         Ok(topic)
     }
 
-    /// Returns the full name of the topic in `rendered`, and adds it to its cache. With a `prefix`,
-    /// `rendered` is the id of a topic in the project of the prefix. Without a prefix, it is a value of
-    /// the topic column.
+    /// Returns the full name of the topic in `rendered`, and adds the name to its cache. With a `prefix`,
+    /// `rendered` is the id of a topic in the project of the prefix. Without a prefix, `rendered` is a value
+    /// of the topic column.
     fn intern(&mut self, row: &[Value<'_>], prefix: Option<&str>) -> Result<Arc<str>, EventFault> {
         let names = match prefix {
             Some(_) => &self.rendered_ids,

@@ -4,7 +4,7 @@
 //! passed it. The slot has passed a row in two cases:
 //!
 //! - Its transaction is below the floor of its table. The relay raises the floor above a row only after it
-//!   has resolved the row, or has looked for the row's record.
+//!   has resolved the row or compared it with the records.
 //! - Its transaction had ended when the audit began, and the slot has confirmed the position at which
 //!   the WAL ended at that moment. The relay confirms a position only after all records up to it are
 //!   durable (guarantee G4). This case does not apply while a recovery is due or running, because the
@@ -35,8 +35,9 @@ use crate::store::relay_row::{self, RecordKeeping};
 
 const PAGE_ROWS: u32 = 5_000;
 
-/// How long the audit waits until the slot has passed the rows that existed when the audit began. After this
-/// time, rows without a record count as waiting if their transactions are not below the floor.
+/// How long the audit waits until the slot has passed the rows that existed when the audit began. If the slot
+/// has not passed them by then, a row without a record counts as waiting, unless its transaction is below the
+/// floor.
 const WAIT: Duration = Duration::from_secs(10);
 
 /// The result of an audit. Programs depend on its JSON form.
@@ -94,8 +95,8 @@ pub(crate) struct TableAudit {
     pub(crate) not_captured: EventCount,
     /// Rows without an id. The relay quarantines them under their commit LSN and ordinal.
     pub(crate) without_id: EventCount,
-    /// Events that the relay has sent again after a request without a definite answer, so Pub/Sub may have
-    /// stored them more than once. Replays do not count, nor do requests that Pub/Sub refused.
+    /// Events that the relay has sent again after a request without a definite answer. Pub/Sub may have
+    /// stored these events more than once. Replays and requests that Pub/Sub refused do not count.
     pub(crate) sent_again: u64,
     pub(crate) first_ids_sent_again: Vec<String>,
     /// Events that are recorded as published under more than one commit, so Pub/Sub has stored them more
@@ -122,8 +123,8 @@ struct Passed {
     records: RecordKeeping,
 }
 
-/// Compares all captured tables. After each page, calls `progress` with the table's name and the number of
-/// rows of this table that were compared so far.
+/// Compares all captured tables. After each page, calls `progress` with the name of the table and the number
+/// of its rows that were compared so far.
 ///
 /// # Errors
 /// `publication-drift` if a table is missing; `column-missing`; database errors.
@@ -228,8 +229,8 @@ fn result(tables: &[TableAudit], detached: &[DetachedTable]) -> AuditResult {
 fn verdict_sql(captured: &Captured, passed: Passed) -> String {
     let record = &captured.record;
     let below = passed.below_xid.max(record.floor);
-    // A row of a transaction below `without_record` may have been published without a record. If every
-    // event has a record, a row without one is missing once the slot has passed it.
+    // The row of a transaction below `without_record` might have been published without a record. If every
+    // event has a record, a row without a record is missing once the slot has passed it.
     let (without_record, missing) = if passed.records.may_lack_records() {
         (below, 0)
     } else {

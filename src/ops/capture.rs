@@ -14,7 +14,7 @@ use crate::store::capture_record;
 /// Refuses tables that a relay on another slot captures. Call it before creating the slot.
 ///
 /// # Errors
-/// `table-captured`; `publication-drift` if a table is missing; `column-missing`; errors of a statement.
+/// `table-captured`; `publication-drift` if a table is missing; `column-missing`; database errors.
 pub(crate) async fn refuse_others(sql: &Sql, settings: &Settings) -> Result<()> {
     let found = claim::find_tables(sql, &settings.tables).await?;
     let records = capture_record::read(&**sql).await?;

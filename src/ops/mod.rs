@@ -38,3 +38,9 @@ pub(crate) mod slot;
 pub(crate) mod status;
 pub(crate) mod tail;
 mod walk;
+
+use std::time::Duration;
+
+/// How long the statements of a command wait for a lock on a captured table. A command then ends with an error that
+/// names the lock's holder.
+pub(crate) const LOCK_TIMEOUT: Duration = Duration::from_secs(5);

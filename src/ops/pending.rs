@@ -1,14 +1,14 @@
 //! Counts the events that wait for delivery, and finds the age of the oldest. If counting would cost too
 //! much, the result is a lower bound, or unknown.
 //!
-//! An event waits if it has no record in `outbox.dispatch` and, according to the capture record of its
-//! table, is neither resolved nor older than the capture. If published events may lack a record, such
-//! an event may have been delivered already, so the result is known only if no event waits.
+//! An event waits if it has no record in `outbox.dispatch` and, according to the capture record of its table,
+//! is neither resolved nor older than the capture. If published events may lack a record, such an event might
+//! have been delivered already. The result is then known only if no event waits.
 //!
-//! If there is an index on `seq` and the relay has stored `floor_seq`, the count reads only rows with a `seq` above
-//! `floor_seq`. So the count misses a waiting event that has a lower `seq`, although its transaction is newer. If
-//! there are more than [`MOST_ROWS`] rows, `ends` reads only the first and the last of them, and searches for the
-//! oldest waiting event in between.
+//! If there is an index on `seq` and the relay has stored `floor_seq`, the count reads only rows with a `seq`
+//! above `floor_seq`. So the count misses a waiting event that has a lower `seq` in spite of a newer
+//! transaction. If there are more than [`MOST_ROWS`] rows, `ends` reads only the first and the last of them,
+//! and searches for the oldest waiting event in between.
 //!
 //! Without such an index, the count reads the whole table up to a size of [`LARGEST_BYTES`]. Of a larger table, it
 //! reads only the first and the last blocks. For a larger partitioned table, the number is unknown.
@@ -75,7 +75,7 @@ pub(crate) struct PendingEvents {
     /// records commit times (`track_commit_timestamp`) or if the relay has reported the age. Otherwise it
     /// counts from `occurred_at`. `None` if a table with waiting events has neither.
     pub(crate) oldest: Option<EventAge>,
-    /// Whether only a part of a table was read, so that there may be more events, and older ones.
+    /// Whether only a part of a table was read. If so, there may be more events, and older ones.
     pub(crate) is_lower_bound: bool,
 }
 
@@ -207,8 +207,8 @@ impl CountedRows<'_> {
     }
 }
 
-/// Whether the error only means that the number is unknown, for example because a table does not exist or
-/// is locked, or because this role may not read it.
+/// Whether the error only means that the number is unknown, for example because a table does not exist or is
+/// locked, or because this role lacks the privilege to read it.
 fn is_not_known(error: &Error) -> bool {
     let codes = [
         Code::SchemaMissing,

@@ -5,8 +5,8 @@
 //! - It prunes while this relay holds the slot. A standby does not prune, and a relay that loses its session
 //!   stops within [`LOOK`]. So for a moment during a takeover, two relays may prune at the same time. This is
 //!   as safe as running the command next to a relay.
-//! - Delivery comes first: the task stops while the relay is catching up, and it has a connection of
-//!   its own.
+//! - Delivery comes first. So the task stops while the relay is catching up, and it has a connection of its
+//!   own.
 //! - An error ends one run, never the session. The next run follows after a pause that grows with each
 //!   error.
 //!

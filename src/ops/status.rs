@@ -52,7 +52,7 @@ pub(crate) struct EventRates {
 pub(crate) struct StatusJson<'a> {
     #[serde(flatten)]
     verdict: VerdictJson<'a>,
-    /// Why delivery is held up or late; `None` if it is not.
+    /// Why delivery is held up or late; `None` if it is neither.
     condition: Option<&'a Condition>,
     slot: SlotJson<'a>,
     publication: &'a PublicationStatus,

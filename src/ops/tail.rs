@@ -8,9 +8,8 @@
 //!
 //! Each poll may use a new connection, so that the command survives a lost connection.
 //!
-//! Some records are not returned, because their positions may lie before the confirmed position:
-//! records of rows that a recovery or the auditor publishes from their table, and of events that
-//! leave quarantine.
+//! Records whose positions may lie before the confirmed position are not returned. These are the records of
+//! rows that a recovery or the auditor publishes from their table, and of events that leave quarantine.
 
 use std::collections::{BTreeMap, HashSet};
 
@@ -51,11 +50,11 @@ pub(crate) struct Tail<'a> {
     catching_up: Option<EventPosition>,
     /// The position at which the next poll starts.
     from: EventPosition,
-    /// The records from `from` on that were already returned, each with the time at which it was recorded
+    /// The already returned records from `from` on, each with the time at which it was recorded
     /// (microseconds).
     seen: BTreeMap<EventPosition, i64>,
-    /// Whether `seen` contains all records that were written before the start. If so, a record that is not in
-    /// `seen` is new.
+    /// Whether `seen` contains all records that were written before the start. If so, every record that is
+    /// not in `seen` is new.
     is_live: bool,
     notes: Vec<&'static str>,
     noted: HashSet<&'static str>,

@@ -104,7 +104,7 @@ pub(super) struct TableWalk<'a> {
 }
 
 /// Sets the planner options for walks. First checks that our own tables and functions exist. Without this
-/// check, a walk would mistake a missing one for a captured table that was altered.
+/// check, a walk would report a missing one as a captured table that was altered.
 pub(super) async fn prepare(sql: &Sql) -> Result<()> {
     check_readable(sql).await?;
     Ok(sql.batch_execute(PLAN).await?)
@@ -145,8 +145,8 @@ impl<'a> TableWalk<'a> {
         self.position = WalkPosition::Numbered(seq, 0, "(0,0)".to_owned());
     }
 
-    /// Whether the walk now reads ranges of blocks. It does so if the table has no `seq` column with an index, and
-    /// for the rows whose `seq` is null.
+    /// Whether the walk now reads ranges of blocks. It reads the whole table in this way if the table has no
+    /// `seq` column with an index, and otherwise only the rows whose `seq` is null.
     pub(super) fn is_by_blocks(&self) -> bool {
         matches!(self.position, WalkPosition::Blocks(_))
     }
@@ -177,7 +177,7 @@ impl<'a> TableWalk<'a> {
     /// Returns the next page, which may have no rows; `None` at the end.
     ///
     /// # Errors
-    /// Errors of the statement. The next call then reads the same page again.
+    /// Database errors. The next call then reads the same page again.
     pub(super) async fn next(&mut self, sql: &Sql) -> Result<Option<WalkedPage>, PgError> {
         let (statement, next) = match &self.position {
             WalkPosition::Done => return Ok(None),

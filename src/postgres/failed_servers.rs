@@ -23,8 +23,8 @@ impl FailedServers {
         }
     }
 
-    /// Returns one error for all servers that failed, with the reason for each. Its code comes from the
-    /// last server that answered, or is `postgres-unreachable` if none did.
+    /// Returns one error for all servers that failed, with the reason for each. The error has the code of the
+    /// last server that answered, or `postgres-unreachable` if no server answered.
     pub(super) fn into_error(mut self) -> Error {
         if self.0.len() == 1 {
             return self.0.remove(0);

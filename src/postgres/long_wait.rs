@@ -27,8 +27,8 @@ pub(crate) struct WatchedSession(Mutex<Option<(Target, i32)>>);
 /// A wait of the watched session that has lasted for at least [`LONG`].
 #[derive(Debug)]
 pub(crate) struct LongWait {
-    /// `lock-wait`, which names the lock and its holders; or `postgres-timeout`, for a missing standby
-    /// server.
+    /// `lock-wait`, which names the lock and its holders, or `postgres-timeout` if a synchronous standby
+    /// server does not answer.
     pub(crate) error: Error,
     /// When the wait began.
     pub(crate) since: Instant,
@@ -38,7 +38,7 @@ impl WatchedSession {
     /// Watches the session `sql` from now on.
     ///
     /// # Errors
-    /// Errors of a statement.
+    /// Database errors.
     pub(crate) async fn set(&self, sql: &Sql) -> Result<()> {
         let process = activity::own_process(sql).await?;
         let watched = (sql.target().clone(), process.pid());
@@ -50,7 +50,7 @@ impl WatchedSession {
     /// second session, `looking`. It opens this session if there is none, and drops it if the check fails.
     ///
     /// # Errors
-    /// Errors of the second session, which say nothing about the watched session.
+    /// A connection or database error of the second session, which says nothing about the watched session.
     pub(crate) async fn long_wait(&self, looking: &mut Option<Sql>) -> Result<Option<LongWait>> {
         let watched = self
             .0
@@ -124,6 +124,22 @@ pub(crate) async fn naming_locks<T>(
             }
         }
     }
+}
+
+/// Does `work` on the session `sql`. Until it is done, the statements of the session wait for a lock for at most `limit`.
+/// If `work` fails because it waited too long, the error names the lock and its holders.
+///
+/// # Errors
+/// The error of `work`, or `lock-wait`.
+pub(crate) async fn limiting_lock_waits<T>(
+    sql: &Sql,
+    limit: Duration,
+    work: impl Future<Output = Result<T>>,
+) -> Result<T> {
+    sql.limit_lock_waits(limit).await?;
+    let done = naming_locks(sql, limit, work).await?;
+    sql.limit_lock_waits(Duration::ZERO).await?;
+    Ok(done)
 }
 
 /// Returns what the process `pid` waits for, as an error, and how long it has waited. `None` if it does not

@@ -18,7 +18,9 @@ mod sql;
 #[cfg(test)]
 mod tests;
 
-pub(crate) use long_wait::{LOOK_INTERVAL, LongWait, WatchedSession, naming_locks};
+pub(crate) use long_wait::{
+    LOOK_INTERVAL, LongWait, WatchedSession, limiting_lock_waits, naming_locks,
+};
 pub(crate) use patience::connect_patiently;
 pub(crate) use primary::{on_standby, require_primary};
 pub use replication::{Servers, Target};

@@ -1,9 +1,9 @@
 //! Detects a dead connection of a session whose statements may take long.
 //!
-//! A statement on a large table may take so long that a timeout would end it on every attempt. TCP
-//! keepalives do not help either, because a proxy may answer them while it no longer forwards anything.
-//! So while an answer is outstanding, we ask the server over another connection whether it is still
-//! working on the statement.
+//! A statement on a large table may take so long that a timeout would end it on every attempt. TCP keepalives
+//! do not help either, because a proxy may answer them although it no longer forwards anything. So while an
+//! answer is outstanding, we ask the server over another connection whether it is still working on the
+//! statement.
 
 use std::time::Duration;
 
@@ -27,7 +27,7 @@ const CHECK_TIMEOUT: Duration = Duration::from_secs(5);
 /// not 0. The session ends if the server has finished a statement, but the answer does not arrive.
 ///
 /// # Errors
-/// Errors of the connection.
+/// Connection errors.
 pub(crate) async fn connect_patiently(
     servers: &impl AsRef<[Target]>,
     application_name: &str,

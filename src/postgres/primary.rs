@@ -8,7 +8,7 @@ use crate::error::{Code, Error, Result};
 /// Requires that the session is on a primary server.
 ///
 /// # Errors
-/// `postgres-standby`; errors of a statement.
+/// `postgres-standby`; database errors.
 pub(crate) async fn require_primary(sql: &Sql) -> Result<()> {
     if cluster::inspect(sql).await?.in_recovery {
         return Err(on_standby(sql));

@@ -48,9 +48,9 @@ impl Snapshot {
         self.shows(self.xmax.saturating_add_signed(distance))
     }
 
-    /// Whether any transaction has ended according to this snapshot, but is still running according to `now`.
-    /// This happens with the snapshot of a new slot, which PostgreSQL makes from the WAL. The WAL contains a
-    /// commit a moment before other sessions see the transaction's changes.
+    /// Whether some transaction has ended according to this snapshot, but is still running according to
+    /// `now`. This happens with the snapshot of a new slot. PostgreSQL makes that snapshot from the WAL, and
+    /// the WAL contains a commit a moment before other sessions see the transaction's changes.
     pub(crate) fn is_ahead_of(&self, now: &Snapshot) -> bool {
         now.running.iter().any(|xid| self.shows(*xid))
             || (now.xmax..self.xmax).any(|xid| self.shows(xid))
@@ -101,7 +101,7 @@ impl fmt::Display for Snapshot {
 /// moment and had an id has a lower id.
 ///
 /// # Errors
-/// Errors of the statement.
+/// Database errors.
 pub(crate) async fn own_transaction_id(sql: &impl GenericClient) -> Result<u64> {
     const STATEMENT: &str = "SELECT pg_catalog.pg_current_xact_id()::text";
     let row = sql.query_one(STATEMENT, &[]).await?;
@@ -115,7 +115,7 @@ pub(crate) async fn own_transaction_id(sql: &impl GenericClient) -> Result<u64> 
 /// Returns the current snapshot.
 ///
 /// # Errors
-/// Errors of a statement.
+/// Database errors.
 pub(crate) async fn current_snapshot(sql: &impl GenericClient) -> Result<Snapshot> {
     const STATEMENT: &str = "SELECT pg_catalog.pg_current_snapshot()::text";
     sql.query_one(STATEMENT, &[])

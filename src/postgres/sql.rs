@@ -18,8 +18,8 @@ use super::failed_servers::FailedServers;
 use super::limited::{AlreadyOpen, AnswerLimit, Limited};
 use crate::error::{Code, Error, LoginFor, Result};
 
-/// TCP keepalives for SQL sessions. They detect that the other side is gone, because an idle SQL session has
-/// no liveness check of its own.
+/// TCP keepalives for SQL sessions. Needed to detect that the other side is gone, because an idle SQL session
+/// has no liveness check of its own.
 const LIVENESS: Liveness = Liveness {
     idle: Duration::from_secs(10),
     interval: Some((Duration::from_secs(5), 2)),
@@ -82,7 +82,7 @@ impl Sql {
     /// Limits how long each statement waits for a lock. Zero means no limit.
     ///
     /// # Errors
-    /// Errors of a statement.
+    /// Database errors.
     pub(crate) async fn limit_lock_waits(&self, timeout: Duration) -> Result<()> {
         let statement = format!("SET lock_timeout = {}", timeout.as_millis());
         Ok(self.batch_execute(&statement).await?)
@@ -90,11 +90,11 @@ impl Sql {
 
     /// Makes the commits of this session return without waiting for synchronous standby servers. Otherwise a
     /// missing standby server would block this session, and others would see the old values of its rows. Use
-    /// this only for values that only grow, such as progress: an older value after a failover costs some work,
-    /// but loses nothing.
+    /// this only for values that never become smaller, such as progress. After a failover, such a value may
+    /// be older, which costs some work but loses nothing.
     ///
     /// # Errors
-    /// Errors of a statement.
+    /// Database errors.
     pub(crate) async fn commit_locally(&self) -> Result<()> {
         Ok(self.batch_execute("SET synchronous_commit = local").await?)
     }
@@ -102,7 +102,7 @@ impl Sql {
     /// Changes the statement timeout. Zero means no timeout.
     ///
     /// # Errors
-    /// Errors of a statement.
+    /// Database errors.
     pub(crate) async fn limit_statements(&self, timeout: Duration) -> Result<()> {
         let millis = timeout.as_millis();
         let statement = format!("SET statement_timeout = {millis}");

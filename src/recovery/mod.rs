@@ -1,6 +1,6 @@
-//! Recovers from a lost slot without losing data: creates a new slot, publishes from the tables all unresolved
-//! rows that the new slot does not stream, and then continues with the stream. If the slot is fine, and only its
-//! stream may have left out rows, the recovery keeps the slot.
+//! Recovers from a lost slot without losing data. The recovery creates a new slot, publishes from the tables
+//! all unresolved rows that the new slot does not stream, and then continues with the stream. If the slot is
+//! fine, and only its stream might have left out rows, the recovery keeps the slot.
 //!
 //! The order of the steps makes this safe (docs/adr/0011-recovery.md):
 //!
@@ -9,8 +9,9 @@
 //!   recovery, and publishes only rows that may still be unresolved.
 //! - The relay holds the slot from before it sends the first row until the end of the recovery, so there
 //!   is only one sender.
-//! - The stream is read only after all rows from the tables are queued for their keys, so each key keeps
-//!   its order across the seam. A row that has to wait, for example for its topic, holds up only its key.
+//! - The relay reads the stream only after all rows from the tables are queued for their keys, so each key
+//!   keeps its order across the seam. A row that has to wait, for example for its topic, holds up only its
+//!   key.
 //! - Rows of detached partitions are sent before all others. Somebody may have copied them into a captured
 //!   table, so the recovery remembers their event ids and does not send them twice.
 //! - The stream of a kept slot may contain rows that the recovery has read from the tables. The pipeline skips
@@ -110,8 +111,8 @@ pub(crate) async fn start(
     let recorded = !subject.records.may_lack_records();
     let floors = subject.captured.iter().flat_map(|captured| {
         let record = &captured.record;
-        // A floor that was never raised is still the start of capturing. It does not show that streamed rows
-        // below it are resolved, so use 0 instead.
+        // A floor that was never raised is still at the start of capturing. Such a floor does not prove that
+        // streamed rows below it are resolved, so use 0 instead.
         let begins_at = record.since.as_ref().map(Snapshot::xmin);
         let floor = Some(record.floor).filter(|floor| Some(*floor) != begins_at);
         let of_partitions = captured.with_own_floors(record.floor).map(|(_, own)| own);
@@ -233,8 +234,8 @@ impl Recovery {
 
     /// Waits until the slot, which was kept, has confirmed the position `end`. After that position the stream
     /// contains no row that the recovery has read from the tables. If the recovery ended earlier, the next
-    /// session could repeat some of these rows from the stream, but not the rows between them that the stream
-    /// has left out.
+    /// session could repeat some of these rows from the stream. It would then omit the rows between them that
+    /// the stream has left out.
     async fn wait_until_confirmed(&self, sql: &Sql, end: Lsn) -> Result<()> {
         let (slot, walsender) = (&self.subject.slot, self.subject.walsender);
         loop {
@@ -335,7 +336,7 @@ impl Recovery {
         let point = self.point.clone();
         let window = ScanWindow {
             shown_by: Some(&point.snapshot),
-            // A kept slot streams the recovered rows again, so then the recovery has to read and remember them.
+            // A kept slot streams the recovered rows again, so the recovery has to read and remember them.
             without_recovered: point.repeated_before.is_none(),
             ..window
         };
@@ -343,8 +344,8 @@ impl Recovery {
         let (counter, metrics) = (&mut self.counter, &self.subject.metrics);
         let read = &mut self.read;
         let notes = &self.notes;
-        // The highest `seq` that was read. With `i64::MIN` (no row), the progress of an earlier recovery
-        // stays.
+        // The highest `seq` that was read. `i64::MIN` means no row, and then the progress of an earlier
+        // recovery stays.
         let mut highest = captured.shape.numbered().map(|_| i64::MIN);
         let reads = |ordinal, seq: i64| {
             if let Some(highest) = &mut highest {

@@ -1,5 +1,5 @@
-//! Records how far a recovery has got, if published events may lack a record. A recovery of a later session then does
-//! not publish the same rows again.
+//! Records how far a recovery has got, if published events may lack a record. If a later session has to
+//! recover, it does not publish the same rows again.
 //!
 //! The recovery reads each table in the order of `seq`. While it reads, it notes the position of the next event and
 //! the `seq` of the row. Once all events before that position have their outcome, the rows below that `seq` are
@@ -96,9 +96,8 @@ impl ReadingNotes {
         });
     }
 
-    /// Takes the notes whose events are all resolved, because the ordinals of these events are below
-    /// `resolved_below`. Returns only the last of these notes for each table, because it includes the earlier
-    /// ones.
+    /// Takes the notes whose events are all resolved: their ordinals are below `resolved_below`. Returns only
+    /// the last of these notes for each table, because the last note includes the earlier ones.
     fn take_reached(&self, resolved_below: u32) -> Vec<ReadingNote> {
         let mut queue = self.lock();
         let mut reached: Vec<ReadingNote> = Vec::new();
@@ -188,8 +187,8 @@ impl ProgressWriter {
         let Some(now) = shape::read(sql, &self.tables[note.table]).await? else {
             return Ok(());
         };
-        // A scan by ctid misses rows that a rewrite of the table moves, so record no progress. The recovery itself
-        // notices the rewrite only at the end of the table.
+        // If the table was rewritten during a scan by ctid, the scan may have missed rows, so record no
+        // progress. The recovery itself notices the rewrite only at the end of the table.
         if now.was_rewritten_since(&captured.shape) || now.was_attached_again_since(&captured.shape)
         {
             return Ok(());

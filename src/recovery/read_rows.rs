@@ -1,10 +1,11 @@
-//! Remembers the event ids of rows that a recovery has read from the tables, so that the relay does not publish them
-//! twice. The relay may find the same row again in two ways: somebody has copied it from a former partition into a
-//! captured table; or the recovery has kept its slot, and the stream contains the row.
+//! Remembers the event ids of rows that a recovery has read from the tables, so that the relay does not
+//! publish them twice. The relay may find the same row again in two ways. Somebody may have copied the row
+//! from a former partition into a captured table. Or the recovery has kept its slot, and the stream contains
+//! the row.
 //!
 //! The number of remembered ids is bounded. With full records, the relay recognises a row beyond the bound by
-//! its record, or as an event that has no outcome yet. Without full records, such a row may be published
-//! twice, but no row is left out.
+//! its record, or as an event that has no outcome yet. Without full records, the relay may publish such a row
+//! twice, but leaves out no row.
 
 use std::collections::HashSet;
 
@@ -22,7 +23,7 @@ const MAX_REMEMBERED: usize = (1 << 20) / 8 * 7;
 #[derive(Debug, Default)]
 struct RememberedIds {
     ids: HashSet<[u8; 16], foldhash::fast::RandomState>,
-    /// Whether an id did not fit into the set, so that the set no longer recognises every id.
+    /// Whether some id did not fit into the set. If so, the set no longer recognises every id.
     lacks_some: bool,
 }
 
@@ -45,15 +46,16 @@ pub(super) struct ReadRows {
     former: RememberedIds,
     /// Whether the rows that are added now come from former partitions.
     reads_former: bool,
-    /// All rows, because the stream of a kept slot may contain them too. `None` if the slot is new.
+    /// All rows that were read, because the stream of a kept slot may contain them too. `None` if the slot is
+    /// new.
     again: Option<RowsFromTables>,
 }
 
 impl ReadRows {
     /// Creates the memory of a recovery, without rows.
     ///
-    /// - `repeated_before`: if the slot was kept, the end of the WAL after the recovery took its snapshot.
-    ///   Rows that the snapshot shows are in the stream only before this position.
+    /// - `repeated_before`: if the slot was kept, the end of the WAL after the recovery took its snapshot. At
+    ///   or after this position, the stream contains no row that the snapshot shows.
     /// - `recorded`: the snapshot of the recovery, if every event has a record.
     /// - `resolved_below`: all rows of transactions below this number are resolved. Used only without `recorded`.
     pub(super) fn new(
@@ -82,8 +84,8 @@ impl ReadRows {
         self.reads_former = reads_former;
     }
 
-    /// Remembers a row. Returns whether the recovery must send the row: false if the row is a copy of a row that was
-    /// read from a former partition.
+    /// Remembers a row. Returns whether the recovery must send the row. Returns false for a copy of a row
+    /// that the recovery has read from a former partition.
     pub(super) fn add(&mut self, id: [u8; 16]) -> bool {
         if let Some(again) = &mut self.again {
             again.ids.add(id, MAX_REMEMBERED);
@@ -128,7 +130,8 @@ pub(crate) struct RowsFromTables {
     is_recorded: bool,
     /// A snapshot that shows exactly the transactions below all floors. Set if published events may lack a
     /// record. The events of these transactions are resolved, so the recovery has not read them from the
-    /// tables. If the relay published them from the stream, they would come after later events of their keys.
+    /// tables. The relay must not publish them from the stream, because they would then come after later
+    /// events of their keys.
     resolved: Option<Snapshot>,
     /// Whether all events of the current transaction are resolved.
     is_resolved: bool,
@@ -143,9 +146,9 @@ impl RowsFromTables {
         self.is_resolved = shown_by(&self.resolved);
     }
 
-    /// Whether the relay must skip the event, because it is resolved, or because this session has read it from
-    /// a table. `rows` knows the events from tables that have no outcome. It is needed because these events
-    /// have no record yet, and the set of remembered ids may lack some of them.
+    /// Whether the relay must skip the event, because it is resolved, or because this session has read it
+    /// from a table. `rows` knows which events from tables have no outcome yet. Such events have no record,
+    /// and the set of remembered ids may lack some of them.
     pub(crate) fn has(&self, event_id: &EventId, rows: &TableRows) -> bool {
         self.is_resolved || self.ids.ids.contains(&event_id.uuid) || rows.is_unresolved(event_id)
     }
@@ -157,7 +160,8 @@ impl RowsFromTables {
         self.is_recorded
     }
 
-    /// Whether the stream contains none of the rows at `position` or later, so that they can be forgotten.
+    /// Whether the stream contains none of the rows at `position` or later. If so, the relay can forget the
+    /// rows.
     pub(crate) fn ends_before(&self, position: Lsn) -> bool {
         self.end <= position
     }

@@ -23,7 +23,8 @@ impl RowCounter {
 
     pub(super) fn row(&mut self) {
         self.rows += 1;
-        // Check the clock only every 256 rows: a check for each row would cost more than the row itself.
+        // Check the clock only every 256 rows, because a check for each row would cost more than the row
+        // itself.
         if self.rows.is_multiple_of(256) && self.logged.elapsed() >= LOG_INTERVAL {
             self.logged = Instant::now();
             let rows = self.rows;

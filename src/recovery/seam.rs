@@ -1,5 +1,5 @@
-//! The seam between the tables and the stream: a background task carries out the recovery, and tells the pipeline
-//! when the stream may be read, when positions may be confirmed, and when the recovery is over.
+//! The seam between the tables and the stream. A background task carries out the recovery, and tells the
+//! pipeline when it may read the stream, when it may confirm positions, and when the recovery is over.
 
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;

@@ -18,8 +18,8 @@ use crate::settings::{Settings, Start};
 use crate::store::dispatch::{check_readable, has_no_row_sql};
 use crate::store::relay_row::Unfinished;
 
-/// Maximum time that a recovery waits for running transactions before the session fails. Long, because the next
-/// attempt must also wait for the transactions that have begun since.
+/// Maximum time that a recovery waits for running transactions before the session fails. Long, because the
+/// next attempt must also wait for the transactions that have begun in the meantime.
 const CREATE_LIMIT: Duration = Duration::from_secs(300);
 
 /// Time before the first log line about the transactions that hold up the recovery, and between two such
@@ -37,7 +37,7 @@ pub(crate) struct RecoverySlot {
 }
 
 impl RecoverySlot {
-    /// The transactions that the snapshot does not show are committed after this position.
+    /// All transactions that the snapshot does not show commit after this position.
     pub(crate) fn consistent_point(&self) -> Lsn {
         self.point.consistent_point
     }
@@ -47,9 +47,9 @@ impl RecoverySlot {
         !self.is_continued
     }
 
-    /// Whether the stream may contain rows that the recovery also reads from the tables. If such a row is
-    /// deleted before its event has an outcome, only the slot still has the row. So the relay must not
-    /// confirm the position of the row until its event has an outcome.
+    /// Whether the stream may contain rows that the recovery also reads from the tables. If somebody deletes
+    /// such a row before its event has an outcome, only the slot still has the row. So the relay must not
+    /// confirm the position of the row until the event has an outcome.
     pub(crate) fn repeats_rows(&self) -> bool {
         self.point.repeated_before.is_some()
     }
@@ -69,17 +69,18 @@ impl RecoverySlot {
         Ok(())
     }
 
-    /// The snapshot of the recovery, which reads the rows of the transactions that it shows from the tables. A new
-    /// slot streams none of these transactions. A kept slot may stream some of them.
+    /// The snapshot of the recovery. The recovery reads from the tables the rows of the transactions that the
+    /// snapshot shows. A new slot streams none of these transactions. A kept slot may stream some of them.
     pub(crate) fn snapshot(&self) -> &Snapshot {
         &self.point.snapshot
     }
 }
 
-/// Whether the table may have rows that must be published and that the slot does not stream. There are none if
-/// capturing began with the snapshot of this slot. The slot then streams every row that the snapshot does not
-/// show, and every other row was committed before capturing began. The exception is a table without
-/// `inserted_xid`: some of its older rows count as new, and must be published before the stream is read.
+/// Whether the table may have rows that must be published and that the slot does not stream. There are no
+/// such rows if capturing began with the snapshot of this slot. The slot then streams every row that the
+/// snapshot does not show, and every other row was committed before capturing began. The exception is a table
+/// without `inserted_xid`. Some of its older rows count as new, and the recovery must publish them before the
+/// relay reads the stream.
 pub(super) fn may_miss_rows(point: &Unfinished, Captured { record, shape }: &Captured) -> bool {
     let began_with_slot = record.since.as_ref() == Some(&point.snapshot);
     !began_with_slot || !shape.tells_top_level_transactions(&record.added_xids)
@@ -88,7 +89,7 @@ pub(super) fn may_miss_rows(point: &Unfinished, Captured { record, shape }: &Cap
 /// Continues with the slot and the snapshot of an unfinished recovery. `confirmed` is the slot's position.
 ///
 /// # Errors
-/// Errors of a statement.
+/// Database errors.
 pub(crate) async fn continued(
     sql: &Sql,
     slot: &SlotName,
@@ -103,8 +104,8 @@ pub(crate) async fn continued(
     );
     metrics.recoveries.get_or_create(&KindLabel { kind }).inc();
     let mut point = unfinished;
-    // An older version did not record whether the slot was kept. A slot that the recovery has created never streams
-    // commits before this position, so this slot was kept.
+    // An older version did not record whether the slot was kept. A slot that the recovery has created never
+    // streams commits before `consistent_point`, so this slot was kept.
     if point.repeated_before.is_none() && confirmed < point.consistent_point {
         point.repeated_before = Some(cluster::wal_end(sql).await?);
     }
@@ -114,12 +115,12 @@ pub(crate) async fn continued(
     })
 }
 
-/// Keeps the slot, which streams every commit after `confirmed`. Waits until all transactions that are open now
-/// have ended, because the stream may leave out some of their rows: PostgreSQL uses for each row the
+/// Keeps the slot, which streams every commit after `confirmed`. Waits until all transactions that are open
+/// now have ended, because the stream may leave out some of their rows. For each row, PostgreSQL uses the
 /// publication as it was when the row was inserted. The stream contains all rows of every later transaction.
 ///
 /// # Errors
-/// `slot-busy` when an open transaction prevents it; errors of a statement.
+/// `slot-busy` when an open transaction prevents it; database errors.
 pub(crate) async fn keep(
     sql: &Sql,
     settings: &Settings,
@@ -133,8 +134,8 @@ pub(crate) async fn keep(
          the tables, and then continues with the stream"
     );
     count(reason, metrics);
-    // Read the position before all else. The snapshot shows every transaction that has an id by then, so every
-    // other transaction is committed after this position.
+    // Read the position before all else. The snapshot shows every transaction that has an id at this time, so
+    // every other transaction commits after this position.
     let consistent_point = cluster::wal_end(sql).await?;
     let last_open = own_transaction_id(&**sql).await?;
     let (began, mut told) = (Instant::now(), Instant::now());
@@ -186,16 +187,16 @@ fn count(reason: &RecoveryCause, metrics: &Metrics) {
 }
 
 /// Checks that a recovery can read everything that it needs. The relay checks this before it changes
-/// anything: if it dropped the old slot and could not read the tables, it could publish neither the
-/// slot's events nor the tables' rows. The statements return no rows, but the server refuses them if a
-/// privilege is missing or if row-level security would hide rows.
+/// anything. Otherwise it might drop the old slot and then find that it cannot read the tables. It could then
+/// publish neither the slot's events nor the tables' rows. The statements return no rows, but the server
+/// refuses them if a privilege is missing or if row-level security would hide rows.
 ///
 /// # Errors
-/// `schema-missing`, `privilege-missing`; `slot-busy` when a table was altered in the meantime;
-/// errors of [`TableReader::resolve`].
+/// `schema-missing`, `privilege-missing`; `slot-busy` when a table was altered in the meantime; the errors of
+/// [`TableReader::resolve`].
 pub(crate) async fn everything_is_readable(sql: &Sql, settings: &Settings) -> Result<()> {
-    // Check our own schema first: if one of its objects is missing, the statements below would report
-    // that a table was altered.
+    // Check our own schema first. Otherwise, if one of its objects were missing, the statements below would
+    // report that a table was altered.
     check_readable(sql).await?;
     let captured =
         claim::as_if_claimed(sql, &settings.slot, &settings.tables, settings.start).await?;

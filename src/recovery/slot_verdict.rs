@@ -144,17 +144,16 @@ pub(crate) enum RecoveryCause {
     SlotMissing,
     /// The server has invalidated the slot, or has removed WAL that the slot needed.
     SlotLost(Health),
-    /// The slot's position is ahead of the final position that the last session recorded. If no relay has
-    /// served the slot yet, the slot's position is ahead of the position at which capturing began.
+    /// The slot's position is ahead of `recorded`. This is the final position that the last session recorded,
+    /// or, if no relay has served the slot yet, the position at which capturing began.
     SlotRecreated { recorded: Lsn, found: Lsn },
     /// The server's WAL ends before the last confirmed position.
     WalMissing { recorded: Lsn, server: Lsn },
-    /// The publication was altered (only if published events may lack a record). Without records, events
-    /// that the stream left out cannot be distinguished from delivered events.
+    /// The publication was altered. This matters only if published events may lack a record, because the
+    /// relay then cannot distinguish events that the stream left out from delivered events.
     PublicationChanged,
-    /// The relay cannot prove that this is the slot that it served before, so the stream may have left
-    /// events out (only if published events may lack a record). Without records, such events cannot be
-    /// distinguished from delivered events.
+    /// The relay cannot prove that this is the slot that it served before, so the stream may have left events
+    /// out. This matters only if published events may lack a record, for the same reason as above.
     SlotUnproven { recorded: Lsn, found: Lsn },
 }
 
@@ -197,9 +196,10 @@ fn served(earlier: &EarlierSession, facts: OpeningFacts<'_>) -> SlotVerdict {
     }
 }
 
-/// Decides for the case that published events may have no record. Then a row without a record may have been
+/// Decides for the case that published events may lack a record. A row without a record might then have been
 /// published, so an audit cannot find missed rows. The relay therefore streams only if the publication is
-/// unchanged, and the slot is either not ahead of the recorded position or passes [`is_proven`].
+/// unchanged. In addition, the slot must not be ahead of the recorded position, unless it passes
+/// [`is_proven`].
 fn without_records(
     earlier: &EarlierSession,
     recorded: Lsn,
@@ -221,10 +221,10 @@ fn without_records(
 
 /// Whether nobody can have recreated the slot, because the slot keeps WAL from before the recorded position,
 /// and the timeline has not changed. A recreated slot keeps WAL only from its creation on, which is never
-/// before the recorded position. The check cannot detect two other changes: somebody has advanced the slot
-/// (`pg_replication_slot_advance` may leave `restart_lsn` where it is), or has replaced it with a copy of
-/// another slot. (The relay does notice `postrider slot advance`, because this command records a final
-/// position, or makes an unfinished recovery start again.)
+/// before the recorded position. The check cannot detect two other changes. Somebody may have advanced the
+/// slot, because `pg_replication_slot_advance` may leave `restart_lsn` where it is. Or somebody may have
+/// replaced the slot with a copy of another slot. (The relay does notice `postrider slot advance`, because
+/// this command records a final position, or makes an unfinished recovery start again.)
 fn is_proven(earlier: &EarlierSession, facts: OpeningFacts<'_>) -> bool {
     let keeps_from = facts.slot.and_then(|slot| slot.restart_lsn);
     let is_old = keeps_from.is_some_and(|at| earlier.confirmed_lsn.is_some_and(|to| at < to));
@@ -302,9 +302,9 @@ impl RecoveryCause {
         }
     }
 
-    /// Returns the error with which the relay stops if `slot_on_loss` is `stop`. Returns `None` if the
-    /// relay recovers under any settings, because a recovery was begun or requested, or because the slot
-    /// is not lost.
+    /// Returns the error with which the relay stops if `slot_on_loss` is `stop`. Returns `None` if the relay
+    /// recovers whatever this setting is, because a recovery was begun or requested, or because the slot is
+    /// not lost.
     pub(crate) fn stops(&self, slot: &SlotName) -> Option<Error> {
         let code = match self {
             RecoveryCause::Unfinished(_)

@@ -25,7 +25,7 @@ const TOLD_AFTER: Duration = Duration::from_secs(10);
 /// Reads the snapshot `name`, which the replication session that has created the slot exports.
 ///
 /// # Errors
-/// `slot-busy` when the snapshot is gone; errors of the connections.
+/// `slot-busy` when the snapshot is gone; connection errors.
 pub(super) async fn exported(target: &Target, name: &str) -> Result<Snapshot> {
     let sql = connect(target, "postrider recovery", STATEMENT_TIMEOUT).await?;
     let name = slot_manager::quoted_literal(name);

@@ -30,8 +30,8 @@ impl OurDatabase {
     /// relay must not even wait as a standby.
     ///
     /// # Errors
-    /// `postgres-version`, `postgres-standby`; `foreign-cluster`, `schema-missing`; errors of
-    /// [`PublicationCheck::check`]; errors of the connection.
+    /// `postgres-version`, `postgres-standby`; `foreign-cluster`, `schema-missing`; the errors of
+    /// [`PublicationCheck::check`]; connection errors.
     pub(super) async fn connect(
         settings: &Settings,
         publication: &PublicationCheck,

@@ -14,7 +14,7 @@ pub(super) fn new_name() -> String {
     instance_name(&host_name(), random, std::process::id())
 }
 
-/// Returns the instance name. Shortens the host name, so that PostgreSQL does not cut off the random number
+/// Returns the instance name. Shortens the host name. Otherwise PostgreSQL could cut off the random number
 /// and the pid, which distinguish two relays.
 fn instance_name(host: &str, random: u32, pid: u32) -> String {
     let end = (0..=MAX_HOST_NAME)

@@ -53,7 +53,7 @@ impl MappedStream {
     /// Opens the configured slot at its current position.
     ///
     /// # Errors
-    /// Errors of the connection; `slot-missing`, `slot-held`.
+    /// Connection errors; `slot-missing`, `slot-held`.
     pub async fn open(settings: &Settings) -> Result<Self> {
         let sql = connect(settings.database()?, "postrider", STATEMENT_TIMEOUT).await?;
         let slot = slots::find(&sql, &settings.slot).await?;
@@ -101,7 +101,7 @@ impl MappedStream {
     /// resolved. Returns the position that was confirmed after these events.
     ///
     /// # Errors
-    /// Errors of the session, and an error for a row that cannot be mapped.
+    /// An error that ends the session, or the error of a row that cannot be mapped.
     pub async fn next(&mut self, mut each: impl FnMut(MappedEvent)) -> Result<Lsn> {
         let (ended, chunks) = self.source.split();
         let chunk = tokio::select! {

@@ -63,8 +63,8 @@ use crate::store::relay_row;
 use crate::throttled_log::ThrottledLog;
 use crate::traces::Traces;
 
-/// Pause after the first failed session. Short, because a server that restarts is soon back. The pause
-/// doubles with each further failure, up to [`LAST_PAUSE`].
+/// Pause after the first failed session. Short, because a restarted server is soon back. The pause doubles
+/// with each further failure, up to [`LAST_PAUSE`].
 const FIRST_PAUSE: Duration = Duration::from_millis(200);
 const LAST_PAUSE: Duration = Duration::from_secs(5);
 

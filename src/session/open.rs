@@ -62,8 +62,8 @@ struct ReadySlot {
 }
 
 /// The open stream of a slot that we hold. The source reads a few chunks ahead, and then waits until the
-/// pipeline takes them. Beginning the session may take long, so the supervisor already renews the proof
-/// of the lease.
+/// pipeline takes them. The supervisor already renews the proof of the lease, because the remaining steps may
+/// take long.
 struct StreamOpen {
     source: Source,
     reader: SlotReader,
@@ -119,8 +119,8 @@ impl SessionRunner {
     ///
     /// # Errors
     /// `slot-missing`, `slot-lost` and `slot-recreated` when `slot_on_loss` is `stop`; `slot-held`,
-    /// `slot-busy`, `slot-foreign`, `table-captured`; errors of [`slot::everything_is_readable`] if a
-    /// recovery cannot read all tables; errors of a statement.
+    /// `slot-busy`, `slot-foreign`, `table-captured`; the errors of [`slot::everything_is_readable`] if a
+    /// recovery cannot read all tables; database errors.
     async fn make_ready(
         &self,
         database: &OurDatabase,
@@ -243,11 +243,11 @@ impl SessionRunner {
         slot::everything_is_readable(sql, &self.settings).await?;
         if keeps_slot && matches!(reason, RecoveryCause::Unfinished(_)) {
             // An earlier session has set the mark. Setting it again would erase the position of the
-            // unfinished recovery, which shows that this slot may be kept.
+            // unfinished recovery, and we need that position to keep this slot.
             return Ok(());
         }
         // Mark the slot before creating it. If we created the slot first and then crashed, the next session
-        // would mistake it for a slot that `init` or `slot create` has made.
+        // would take it for a slot that `init` or `slot create` has made.
         mark::mark_recovering(sql, self.served(cluster), reason.name()).await
     }
 

@@ -1,6 +1,6 @@
-//! Watches a session of the relay while it opens. If the session has to wait for long, the relay's log and all views
-//! say why: for a lock and who holds it, for a synchronous standby server, or for the transactions that delay a new
-//! slot.
+//! Watches a session of the relay while it opens. If the session has to wait for long, the relay's log and
+//! all views say why. The session may wait for a lock (the views name its holder), for a synchronous standby
+//! server, or for the transactions that delay a new slot.
 
 use std::convert::Infallible;
 use std::time::Instant;
@@ -53,13 +53,14 @@ impl SessionRunner {
         }
     }
 
-    /// Writes the condition to the relay's row while the opening waits or recovers, and removes it afterwards. `said`
-    /// is the condition in the row, and when it was written. Writes an unchanged condition again after [`REWRITE_AFTER`],
-    /// so that the commands know that this relay still runs.
+    /// Writes the condition to the relay's row while the opening waits or recovers, and removes it
+    /// afterwards. `said` has the condition in the row, and the time when it was written. Writes an unchanged
+    /// condition again after [`REWRITE_AFTER`], so that the commands know that this relay still runs.
     async fn write_wait(&self, said: &mut Option<(Condition, Instant)>) {
         let condition = self.metrics.condition(&self.state);
-        // `Recovering` is written too: a command can see that the slot is missing, but not that the relay is creating
-        // a new one. In a copy of the database, write nothing: the row there belongs to the relay of the original.
+        // `Recovering` is written too, because a command can see that the slot is missing, but not that the
+        // relay is creating a new one. In a copy of the database, write nothing, because the row there
+        // belongs to the relay of the original.
         let is_of_a_copy = condition.code.as_deref() == Some(Code::ForeignCluster.name());
         let says =
             (condition.is_held_up() && !is_of_a_copy) || condition.state == State::Recovering;

@@ -46,10 +46,10 @@ pub(super) fn streamed(
         .collect()
 }
 
-/// Returns the fingerprint with which the first session compares the publication. Each capture record contains
-/// the fingerprint from the time when the capture of its table began. If one of them differs from the current
-/// fingerprint, this function returns the old one, so that the session audits the tables. Otherwise it returns
-/// the current one.
+/// Returns the fingerprint with which the first session compares the publication. Each capture record
+/// contains the fingerprint from the time when the capture of its table began. If one of these differs from
+/// the current fingerprint, this function returns the older one, so that the session audits the tables.
+/// Otherwise it returns the current fingerprint.
 pub(super) fn as_captured<'a>(captured: &'a [Captured], now: &'a PublicationState) -> &'a str {
     let mut before = captured
         .iter()
@@ -140,9 +140,9 @@ impl SessionRunner {
     }
 }
 
-/// Builds the quarantine, with the keys that are blocked from the beginning. A key is always blocked if its
-/// first released event is being replayed and it has no event in quarantine. If `on_bad_event` is
-/// `quarantine_key`, every other key with quarantined or released events is blocked too.
+/// Builds the quarantine, with the keys that are blocked from the beginning. If `on_bad_event` is
+/// `quarantine_key`, every key with quarantined or released events is blocked. Under the other policies, a
+/// key is blocked only if it has no event in quarantine and its first released event is being replayed.
 pub(super) async fn quarantine(
     sql: &Sql,
     on_bad_event: OnBadEvent,

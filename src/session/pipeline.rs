@@ -52,13 +52,13 @@ pub(super) struct Pipeline {
     pub(super) delivery: Delivery,
     pub(super) earlier: OutcomeLookup,
     pub(super) moved: MovedRows,
-    /// Rows that a recovery or the auditor has read from the tables, because the stream may miss them.
+    /// Rows that a recovery or the auditor has read from the tables, because the stream might not contain them.
     pub(super) from_table: TableRows,
     /// The seam of the running recovery. `None` if no recovery is running. The stream is read once the
     /// seam is open.
     pub(super) seam: Option<Seam>,
-    /// While this is set, the relay confirms no later position. It is set while a recovery that keeps the
-    /// slot has rows from the tables without an outcome.
+    /// While this is set, the relay confirms no later position. It is set during a recovery that keeps the
+    /// slot, until all rows from the tables have an outcome.
     pub(super) held_at: Option<Confirmable>,
     /// The rows that a recovery has read from the tables and that the stream may still contain. `None` if
     /// there are none.
@@ -346,8 +346,9 @@ impl Pipeline {
         self.intake.refuse_renamed(relation, &now)
     }
 
-    /// Returns an error, which ends the session, if the relation is the table that has this name now, and not a
-    /// dropped one. The next session claims the new table, and thereby decides which event ids its rows get.
+    /// Returns an error, which ends the session, if the relation is the table that has this name now. Returns
+    /// no error for a dropped table. The next session claims the new table, and thereby decides which event
+    /// ids its rows get.
     async fn refuse_unclaimed(&self, relation: Oid) -> Result<()> {
         let (described, _) = self.intake.described(relation)?;
         if !table::is_current_apart(self.source.target(), described).await? {

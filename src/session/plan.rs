@@ -42,7 +42,7 @@ impl<'a> SlotFacts<'a> {
     /// Reads the facts. The facts stay valid until somebody takes the free slot.
     ///
     /// # Errors
-    /// `foreign-cluster`, `schema-missing`; errors of [`claim::find_tables`]; errors of a statement.
+    /// `foreign-cluster`, `schema-missing`; the errors of [`claim::find_tables`]; database errors.
     pub(super) async fn gather(
         OurDatabase { sql, cluster, .. }: &'a OurDatabase,
         FreeSlot { slot, publication }: &'a FreeSlot,
@@ -131,9 +131,9 @@ fn is_at_its_first_start(earlier: &EarlierSession) -> bool {
 }
 
 /// Whether the unfinished recovery can continue. A recovery finds rows by the transaction that inserted them,
-/// so every table must have had the column `inserted_xid` since before that recovery. Every outcome must also
-/// have a record. Without records, the recovery could not distinguish new rows from rows that the stream has
-/// already delivered.
+/// so every table must have had the column `inserted_xid` before that recovery began. There must also be a
+/// record of every outcome. Without records, the recovery could not distinguish new rows from rows that the
+/// stream has already delivered.
 fn can_continue(
     earlier: Option<&EarlierSession>,
     records: RecordKeeping,

@@ -16,7 +16,7 @@ use crate::settings::Settings;
 use crate::store::relay_row;
 
 /// Maximum time that a broken session waits for its requests in flight before the next session begins. The
-/// next session publishes the events without an answer again.
+/// next session again publishes the events of requests that got no answer.
 const BROKEN_SESSION_DRAIN: Duration = Duration::from_secs(10);
 
 /// Maximum time for recording the last position, so that recording never delays a shutdown for long.
@@ -25,7 +25,7 @@ const WRITE_DOWN_LIMIT: Duration = Duration::from_secs(2);
 /// Time between two checks whether a session on probation has delivered an event.
 const PROBATION_LOOK: Duration = Duration::from_millis(50);
 
-/// A session that lasts less than this time, and confirms nothing, counts as one that failed at once.
+/// A session that lasts less than this time and confirms nothing counts as having failed at once.
 const LONG_SESSION: Duration = Duration::from_secs(10);
 
 /// Shortest probation of a session. It applies after a session that failed at once, and to the first session if the
@@ -43,11 +43,11 @@ pub(super) struct SessionLife {
 }
 
 impl SessionLife {
-    /// Returns the probation of the next session: how long that session must last before the relay says that it
-    /// streams. The probation is zero if this session lasted long or made progress. Otherwise it is twice the
-    /// time that this session lasted, and at least [`SHORTEST_PROBATION`], because the next session will
-    /// probably fail after the same time. For example, the server cannot decode the next record of the WAL
-    /// while its disk is full. Returns `None` if this session ended while it was opening.
+    /// Returns the probation of the next session: how long that session must last before the relay says that
+    /// it streams. The probation is zero if this session lasted long or made progress. Otherwise the
+    /// probation is twice the time that this session lasted, and at least [`SHORTEST_PROBATION`], because the
+    /// next session will probably fail after the same time. For example, the server cannot decode the next
+    /// record of the WAL while its disk is full. Returns `None` if this session ended while it was opening.
     pub(super) fn next_probation(&self) -> Option<Duration> {
         let lived = self.lived?;
         if self.has_advanced || lived >= LONG_SESSION {
@@ -63,7 +63,7 @@ impl SessionLife {
 
 impl SessionRunner {
     /// Runs one session until shutdown or an error. Writes to `life` how long the session lasts, and whether
-    /// it makes progress. The relay's phase shows the session after `probation`, or earlier as soon as the
+    /// it makes progress. The relay's phase shows the session only after `probation`, or as soon as the
     /// session has delivered an event.
     pub(super) async fn run_session(
         &self,

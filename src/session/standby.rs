@@ -38,8 +38,8 @@ impl FreeSlot {
     /// Waits until nobody reads from the slot, without a time limit.
     ///
     /// # Errors
-    /// Errors of [`PublicationCheck::check`]; `slot-foreign` for a slot that no relay can use; errors of a
-    /// statement.
+    /// The errors of [`PublicationCheck::check`]; `slot-foreign` for a slot that no relay can use; database
+    /// errors.
     pub(super) async fn wait(
         OurDatabase { sql, cluster, .. }: &OurDatabase,
         name: &SlotName,
@@ -61,7 +61,7 @@ impl FreeSlot {
         sql.limit_statements(STATEMENT_TIMEOUT).await?;
         views.1.slot_health.set(None);
         views.1.troubles.opening_continues();
-        // We are no longer a standby: the slot is free, or does not exist.
+        // We are no longer a standby, because the slot is free or does not exist.
         if matches!(
             views.0.phase(),
             Phase::Standby(_) | Phase::HeldByStranger(_)

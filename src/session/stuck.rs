@@ -26,8 +26,7 @@ use crate::postgres::{Sql, Target, connect};
 use crate::settings::{OnLoss, Settings};
 use crate::store::relay_row::{ServedSlot, mark};
 
-/// Whether a stream ended for a reason that would end the next stream at the same position in the WAL
-/// too.
+/// Whether a stream ended for a reason that would also end the next stream, at the same position in the WAL.
 pub(super) fn recurs_at_its_position(error: &Error) -> bool {
     matches!(
         error.code(),
@@ -49,9 +48,9 @@ impl StuckPositions {
         }
     }
 
-    /// Whether PostgreSQL failed to decode, and at another position than the last time. Remembers the position.
-    /// A single internal error may be temporary, so after the first failure at a position the relay only
-    /// retries.
+    /// Whether PostgreSQL failed to decode, at another position than the last time. Remembers the position.
+    /// After the first failure at a position the relay only retries, because a single internal error may be
+    /// temporary.
     pub(super) fn is_new(&self, ended: &Error, confirmed: Lsn) -> bool {
         let confirmed = confirmed.as_u64();
         ended.code() == Code::SlotStuck

@@ -1,10 +1,10 @@
 //! Polls the database every few seconds, alongside the stream.
 //!
-//! pgoutput uses the publication as it was at the WAL position that pgoutput is decoding. If the publication
-//! did not exist at that position, PostgreSQL 18 skips rows without an error. So the relay can notice the
-//! problem only by checking the publication over SQL. While the publication is wrong or cannot be checked,
-//! the relay must not confirm the positions of keepalives, because it might confirm skipped rows. Each poll also
-//! renews the lease, reads the slot's metrics, and after a delivery records the confirmed position.
+//! pgoutput uses the publication as it was at the WAL position that pgoutput is decoding. If the publication did not
+//! exist at that position, PostgreSQL 18 skips rows without an error. So the relay can notice the problem only by
+//! checking the publication over SQL. While the publication is wrong or cannot be checked, the relay must not confirm
+//! the positions of keepalives, because it might confirm skipped rows. In each poll, the supervisor also renews the
+//! lease and reads the slot's metrics. After a delivery it records the confirmed position.
 //!
 //! The supervisor also writes to the relay's row whether delivery is held up. It writes soon after a change, and
 //! about every 30 s without one. While it has no SQL session, it leaves this write to the dispatch writer.
@@ -42,7 +42,7 @@ pub(super) use supervision::Supervision;
 /// Pause between two polls. The pause is shorter if `wal_sender_timeout` is below 40 s. Rows that are inserted
 /// while the publication is wrong must later be read from the table. A short pause keeps their number small.
 const INTERVAL: Duration = Duration::from_secs(5);
-/// The subject of the line about a publication that does not cover all rows.
+/// The subject, in the throttled log, of the line that says that the publication does not cover all rows.
 const NOT_STREAMED: (&str, Code) = ("rows are not streamed", Code::PublicationDrift);
 
 /// Time between two checks whether the state has changed. The HTTP port shows a change at once, and the
@@ -326,8 +326,9 @@ impl Watcher {
         }
     }
 
-    /// Whether `now` need not be written, because it is close enough to the condition that was last written. For a
-    /// look, state and code must be the same. For a poll, only figures may differ, and the last write must be recent.
+    /// Whether the condition that was last written is so close to `now` that `now` need not be written. For a
+    /// look, state and code must be the same. For a poll, everything except figures must be the same, and the
+    /// last write must be recent.
     fn has_said(&self, now: Option<&Condition>, occasion: Occasion) -> bool {
         let Some((said, at)) = &self.said else {
             return false;

@@ -250,8 +250,9 @@ fn database(layers: &Layers, env: &Environment) -> Result<Option<Servers>> {
     Ok(servers)
 }
 
-/// Returns the project, or an empty text if none is set. Refuses a malformed project here, because Pub/Sub answers
-/// it with the same error as a bad message, and the relay would quarantine good events.
+/// Returns the project, or an empty text if none is set. Refuses a malformed project here, because Pub/Sub
+/// answers a malformed project with the same error as a bad message, so the relay would quarantine good
+/// events.
 fn project(layers: &Layers) -> Result<String> {
     let text = layers.text("project");
     if text.is_empty() || crate::mapping::limits::is_project_id(text) {
@@ -278,7 +279,7 @@ fn endpoint(layers: &Layers) -> Result<Endpoint> {
     }
     let service = layers.text("pubsub_endpoint");
     match service.parse::<hyper::Uri>() {
-        // A user and password in the URL would have no effect, but would appear in error messages.
+        // A user and password in the URL would have no effect, and would appear in error messages.
         Ok(uri)
             if matches!(uri.scheme_str(), Some("http" | "https"))
                 && uri.host().is_some()

@@ -9,8 +9,8 @@ use crate::mapping::{TableSettings, TimeZone};
 /// Names of the settings that describe the single captured table, if the file has no [[tables]].
 const OF_ONE_TABLE: [&str; 5] = ["table", "topic", "ordering", "envelope", "time_zone"];
 
-/// The tables from the `[[tables]]` sections of the file. Without such a section, the single table that the
-/// settings in [`OF_ONE_TABLE`] describe.
+/// Returns the tables from the `[[tables]]` sections of the file. If the file has no such section, returns
+/// the single table that the settings in [`OF_ONE_TABLE`] describe.
 pub(super) fn tables(layers: &mut Layers) -> Result<Vec<TableSettings>> {
     let Some(sections) = layers.tables.take() else {
         let table = TableSettings {

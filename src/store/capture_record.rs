@@ -45,8 +45,8 @@ const ADD_XIDS: &str = "\
     UPDATE outbox.capture SET has_inserted_xid = true, added_xids = $2::text[]::xid8[] \
     WHERE identity = $1";
 
-/// Gives tables to slot `$2`. If the previous owner did not record published events, rows below the floor may
-/// have no record. The statement then raises `recorded_from` to the floor, so that the new owner knows this.
+/// Gives tables to slot `$2`. If the previous owner did not record published events, some rows below the
+/// floor might lack a record. To tell the new owner, the statement then raises `recorded_from` to the floor.
 const TAKE_OVER: &str = "\
     UPDATE outbox.capture c SET slot = $2, since_lsn = NULL, \
         recorded_from = CASE WHEN EXISTS ( \
@@ -93,14 +93,14 @@ pub(crate) struct CaptureRecord {
     /// Fingerprint of the publication when the capture began. `None` if an older version of Postrider
     /// wrote the record.
     pub(crate) publication: Option<String>,
-    /// The WAL position at which a command began the capture. A slot that starts at or before this
-    /// position streams all rows that we must publish. `None` if a relay or an older version of Postrider
-    /// began the capture, and after the table was given to another slot or adopted.
+    /// The WAL position at which a command began the capture. A slot that starts at or before this position
+    /// streams all rows that we must publish. `None` if a relay or an older version of Postrider began the
+    /// capture. Also `None` once the table was given to another slot or adopted.
     pub(crate) since_lsn: Option<Lsn>,
     /// The suffixes in event ids, which distinguish the physical tables that have had this identity.
     pub(crate) id_suffixes: IdSuffixes,
-    /// The OIDs of former partitions, and of physical tables that were the captured table before. They may
-    /// still have unresolved rows.
+    /// The OIDs of former partitions, and of physical tables that were the captured table before. These
+    /// tables may still have unresolved rows.
     pub(crate) detached: Vec<u32>,
     /// The tables of `detached` that a recovery or the auditor could not read, each with the floor from which
     /// it must be read later.
@@ -166,7 +166,7 @@ impl CaptureRecord {
 /// Reads the records of all slots.
 ///
 /// # Errors
-/// `schema-missing` when `outbox.capture` does not exist; errors of the statement.
+/// `schema-missing` when `outbox.capture` does not exist; database errors.
 pub(crate) async fn read(sql: &impl GenericClient) -> Result<Vec<CaptureRecord>> {
     let rows = sql.query(SELECT, &[]).await?;
     rows.iter().map(CaptureRecord::from_row).collect()
@@ -181,7 +181,7 @@ pub(crate) fn since_lsn(records: &[CaptureRecord], slot: &SlotName) -> Option<Ls
 /// Inserts the records of newly captured tables.
 ///
 /// # Errors
-/// Errors of a statement.
+/// Database errors.
 pub(crate) async fn insert(
     sql: &impl GenericClient,
     records: &[CaptureRecord],
@@ -214,11 +214,11 @@ pub(crate) async fn insert(
     Ok(())
 }
 
-/// Updates the table's name and OID, after the table was renamed or another table got the recorded name. Does
-/// nothing if the record no longer has the OID `before`.
+/// Updates the table's name and OID after one of two changes: the table was renamed, or another table got the
+/// recorded name. Does nothing if the record no longer has the OID `before`.
 ///
 /// # Errors
-/// Errors of a statement.
+/// Database errors.
 pub(crate) async fn moved(
     sql: &impl GenericClient,
     record: &CaptureRecord,
@@ -241,7 +241,7 @@ pub(crate) async fn moved(
 /// Records that the column `inserted_xid` was added after the capture began.
 ///
 /// # Errors
-/// Errors of a statement.
+/// Database errors.
 pub(crate) async fn xids_added(sql: &impl GenericClient, record: &CaptureRecord) -> Result<()> {
     let xids: Vec<String> = record.added_xids.iter().map(u64::to_string).collect();
     sql.execute(ADD_XIDS, &[&record.identity, &xids]).await?;
@@ -251,7 +251,7 @@ pub(crate) async fn xids_added(sql: &impl GenericClient, record: &CaptureRecord)
 /// Makes the relay also publish the rows that existed before the capture of the table began.
 ///
 /// # Errors
-/// Errors of a statement.
+/// Database errors.
 pub(crate) async fn capture_all(sql: &impl GenericClient, record: &CaptureRecord) -> Result<()> {
     const STATEMENT: &str = "\
         UPDATE outbox.capture SET since = NULL, floor = '0', floor_seq = NULL, numbering = NULL, \
@@ -261,11 +261,11 @@ pub(crate) async fn capture_all(sql: &impl GenericClient, record: &CaptureRecord
     Ok(())
 }
 
-/// Sets `recorded_from` of the slot's tables to their floors. Called when the relay begins to record
-/// every event: all rows below the floors are resolved, but some of them have no record.
+/// Sets `recorded_from` of the slot's tables to their floors. Called when the relay begins to record every
+/// event. At that time all rows below the floors are resolved, but some of them have no record.
 ///
 /// # Errors
-/// Errors of a statement.
+/// Database errors.
 pub(crate) async fn full_from_here(sql: &impl GenericClient, slot: &SlotName) -> Result<()> {
     sql.execute(FULL_FROM_HERE, &[&slot.as_str()]).await?;
     Ok(())
@@ -274,7 +274,7 @@ pub(crate) async fn full_from_here(sql: &impl GenericClient, slot: &SlotName) ->
 /// Makes the slot the owner of the tables with these identities.
 ///
 /// # Errors
-/// Errors of a statement.
+/// Database errors.
 pub(crate) async fn take_over(
     sql: &impl GenericClient,
     slot: &SlotName,
@@ -305,7 +305,7 @@ const SUFFIX: &str = "\
 /// valid here. The next audit or recovery then covers all rows except those that `since` excludes.
 ///
 /// # Errors
-/// Errors of a statement.
+/// Database errors.
 pub(crate) async fn adopt(sql: &impl GenericClient) -> Result<()> {
     let statement = format!(
         "UPDATE outbox.capture c SET floor = '0', floor_seq = NULL, numbering = NULL, \
@@ -320,7 +320,7 @@ pub(crate) async fn adopt(sql: &impl GenericClient) -> Result<()> {
 /// Reads all records, and replaces their OIDs with those that [`adopt`] will set.
 ///
 /// # Errors
-/// As [`read`].
+/// The errors of [`read`].
 pub(crate) async fn read_as_adopted(sql: &impl GenericClient) -> Result<Vec<CaptureRecord>> {
     let statement = format!("SELECT identity, {OID_HERE} FROM outbox.capture c");
     let oids = sql.query(&statement, &[]).await?;

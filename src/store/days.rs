@@ -63,7 +63,7 @@ impl DayPartition {
 /// Returns the days that were over at `cutoff`, which is an SQL expression.
 ///
 /// # Errors
-/// Errors of the statement.
+/// Database errors.
 pub(crate) async fn before(sql: &Sql, cutoff: &str) -> Result<Vec<DayPartition>, PgError> {
     let utc = |time: &str| {
         format!("to_char(d.{time} at time zone 'UTC', 'YYYY-MM-DD HH24:MI:SS') || '+00'")
@@ -81,7 +81,7 @@ pub(crate) async fn before(sql: &Sql, cutoff: &str) -> Result<Vec<DayPartition>,
 /// Whether the table has daily partitions.
 ///
 /// # Errors
-/// Errors of the statement.
+/// Database errors.
 pub(crate) async fn exist(sql: &Sql) -> Result<bool, PgError> {
     const STATEMENT: &str = "select exists (select from outbox.days())";
     Ok(sql.query_one(STATEMENT, &[]).await?.get(0))
@@ -90,7 +90,7 @@ pub(crate) async fn exist(sql: &Sql) -> Result<bool, PgError> {
 /// Returns which of today and the next seven days have no partition yet.
 ///
 /// # Errors
-/// Errors of the statement.
+/// Database errors.
 pub(crate) async fn missing(sql: &Sql) -> Result<Vec<String>, PgError> {
     let rows = sql.query_typed(MISSING, &[]).await?;
     Ok(rows.iter().map(|row| row.get(0)).collect())
@@ -106,15 +106,15 @@ pub(crate) enum AddedDay {
     NameTaken,
     /// Rows of that day are in the default partition.
     RowsInDefault,
-    /// The default partition is larger than 16 MB, or is not a plain table. PostgreSQL would have to read all
-    /// of it, and inserts would wait meanwhile.
+    /// The default partition is larger than 16 MB, or is not a plain table. Adding the day would make
+    /// PostgreSQL read all of this partition, and inserts would wait meanwhile.
     LargeDefault,
 }
 
 /// Adds a day from [`missing`], in its own transaction.
 ///
 /// # Errors
-/// Errors of a statement, for example because another session holds a lock.
+/// Database errors, for example because another session holds a lock.
 pub(crate) async fn add(sql: &Sql, day: &str) -> Result<AddedDay, PgError> {
     // The locks are held until the commit returns, so the commit must not wait for a synchronous standby
     // server.
@@ -148,7 +148,7 @@ pub(crate) async fn add(sql: &Sql, day: &str) -> Result<AddedDay, PgError> {
 /// If the relay dies, the server ends the idle session after ten seconds, which frees the lock.
 ///
 /// # Errors
-/// Errors of a statement, for example because another session holds a lock. The transaction has then
+/// Database errors, for example because another session holds a lock. The transaction has then
 /// ended.
 pub(crate) async fn lock(sql: &Sql, day: &DayPartition) -> Result<bool, PgError> {
     const BEGIN: &str = "BEGIN ISOLATION LEVEL READ COMMITTED; \
@@ -169,7 +169,7 @@ pub(crate) async fn lock(sql: &Sql, day: &DayPartition) -> Result<bool, PgError>
 /// again. `is_record_of_row` is an SQL condition that record `w` belongs to row `e`.
 ///
 /// # Errors
-/// Errors of the statement.
+/// Database errors.
 pub(crate) async fn has_quarantined(sql: &Sql, is_record_of_row: &str) -> Result<bool, PgError> {
     let statement = format!(
         "select exists (select from outbox.dispatch w \
@@ -182,7 +182,7 @@ pub(crate) async fn has_quarantined(sql: &Sql, is_record_of_row: &str) -> Result
 /// network round trip.
 ///
 /// # Errors
-/// Errors of a statement, for example because another session holds a lock. The day then stays locked
+/// Database errors, for example because another session holds a lock. The day then stays locked
 /// until [`roll_back`].
 pub(crate) async fn drop_locked(sql: &Sql, day: &DayPartition) -> Result<(), PgError> {
     sql.batch_execute("SAVEPOINT before_drop").await?;

@@ -1,11 +1,10 @@
 //! Reads and writes the relay's own row in `outbox.relay`. The relay uses the row to notice that
 //! something is wrong with the slot, and commands show the row to operators.
 //!
-//! The row never decides from which position a session resumes: only the slot does. By comparing the slot
-//! with the row, the relay notices that the slot was replaced or moved (`recovery::slot_verdict`). The row
-//! also remembers across crashes that a recovery has not ended (`mark`) and what audits have compared
-//! (`audits`). Commands read the row with `shown`. `record_keeping` combines the settings and the row, and
-//! knows which published events have a record.
+//! Only the slot, never the row, decides from which position a session resumes. By comparing the slot with the row,
+//! the relay notices that the slot was replaced or moved (`recovery::slot_verdict`). The row also remembers across
+//! crashes that a recovery has not ended (`mark`) and what audits have compared (`audits`). Commands read the row
+//! with `shown`. `record_keeping` combines the settings and the row, and knows which published events have a record.
 
 mod ascii_json;
 pub(crate) mod audits;
@@ -41,11 +40,13 @@ const SELECT: &str = "\
 /// are below the floor.
 ///
 /// `$6` is true if the slot may have missed events. The statement then clears `audited_publication`, so that
-/// the auditor compares all rows. Otherwise it replaces every publication but ours by `'wrong'`, before the session
-/// confirms anything. If this session has other settings and stops before its first audit, a later session with the
-/// earlier settings would otherwise not notice that rows were ignored. `'wrong'` also replaces `''`, which notes that
-/// the publication was found wrong. The recovery of this session removes `'wrong'`, but keeps a new `''` that is noted
-/// meanwhile.
+/// the auditor compares all rows.
+///
+/// If `$6` is false and the recorded publication is not ours, the statement replaces it by `'wrong'`, before
+/// the session confirms anything. Suppose that this session has other settings than the earlier one, and
+/// stops before its first audit. Without `'wrong'`, a later session with the earlier settings would not
+/// notice that rows were ignored. `'wrong'` also replaces `''`, which notes that the publication was found
+/// wrong. The recovery of this session removes `'wrong'`, but keeps a `''` that is noted in the meantime.
 const TAKE: &str = "\
     INSERT INTO outbox.relay (slot, system_identifier, timeline, confirmed_lsn, instance, \
         dispatch, audited_publication, database_oid) \
@@ -69,18 +70,18 @@ const UPDATE: &str = "\
     UPDATE outbox.relay SET confirmed_lsn = $2, updated_at = now() \
     WHERE slot = $1 AND NOT confirmed_is_final";
 
-/// Prepares the row for a move of the slot by an operator. The moved slot no longer streams some of the
-/// events on which an unfinished recovery relies, so clearing `recovery_lsn` makes that recovery start again.
-/// `$2` is the slot's position before the move. It is recorded only with `dispatch = exceptions`, because
-/// only this mode needs it.
+/// Prepares the row for a move of the slot by an operator. An unfinished recovery relies on events that the
+/// moved slot no longer streams. So the statement clears `recovery_lsn`, which makes that recovery start
+/// again. `$2` is the slot's position before the move. It is recorded only with `dispatch = exceptions`,
+/// because only this mode needs it.
 const WRITE_LEFT: &str = "\
     UPDATE outbox.relay SET recovery_lsn = NULL, recovery_snapshot = NULL, updated_at = now(), \
         confirmed_lsn = CASE dispatch WHEN 'exceptions' THEN $2 ELSE confirmed_lsn END, \
         confirmed_is_final = confirmed_is_final OR dispatch = 'exceptions' \
     WHERE slot = $1 AND confirmed_lsn IS NOT NULL";
 
-/// Writes the condition if the row is still ours, or if no other relay reads the slot. In the second case, a
-/// relay that cannot open its first session can still say why. The reader is our own session if its
+/// Writes the condition if the row is still ours, or if no other relay reads the slot. Because of the second
+/// case, a relay that cannot open its first session can still say why. The reader is our own session if its
 /// `application_name` ends like `$2`. (PostgreSQL replaces some characters of a host name, so only the end is
 /// compared.) A relay with nothing to report passes NULL. If the row already has NULL, nothing is written.
 const WRITE_CONDITION: &str = "\
@@ -94,7 +95,7 @@ const WRITE_CONDITION: &str = "\
               AND coalesce(a.application_name, '') NOT LIKE '%/' || substring($2 from '[^/]*$')))";
 
 /// Writes the result of a pruning run. Does not check the instance, because a relay that prunes holds the
-/// slot or lost it a moment ago. At worst the row shows the pruning run of the previous relay.
+/// slot or lost it a moment ago. At worst, the row then shows a pruning run of the previous relay.
 const WRITE_PRUNING: &str = "\
     UPDATE outbox.relay SET pruned_at = now(), pruning = (CASE \
         WHEN getdatabaseencoding() = 'UTF8' THEN $2::text ELSE $3::text END)::jsonb WHERE slot = $1";
@@ -106,8 +107,8 @@ const WRITE_FINAL: &str = "\
         condition = NULL, condition_at = NULL \
     WHERE slot = $1 AND instance = $3";
 
-/// Records the current publication as audited, because `recover --adopt` has compared the tables with the
-/// dispatch rows.
+/// Records the current publication as audited. The caller, `recover --adopt`, has compared the tables with
+/// the dispatch rows.
 const KEEP_SLOT: &str = "\
     UPDATE outbox.relay SET system_identifier = $2, timeline = $3, confirmed_lsn = $4, \
         confirmed_is_final = false, audited_publication = $5, updated_at = now(), \
@@ -219,7 +220,7 @@ pub(crate) async fn read(sql: &Sql, slot: &SlotName) -> Result<Option<EarlierSes
 /// Finds out which published events have a record, from the settings of this command and the relay's row.
 ///
 /// # Errors
-/// Errors of [`read`].
+/// The errors of [`read`].
 pub(crate) async fn read_record_keeping(sql: &Sql, settings: &Settings) -> Result<RecordKeeping> {
     let row = read(sql, &settings.slot).await?;
     Ok(RecordKeeping::of(settings.dispatch, row.as_ref()))
@@ -296,7 +297,7 @@ pub(crate) async fn take(
 /// was moved forward.
 ///
 /// # Errors
-/// Errors of a statement. It is no error if the table does not exist.
+/// Database errors. It is no error if the table does not exist.
 pub(crate) async fn write_left(sql: &Sql, slot: &SlotName, confirmed: PgLsn) -> Result<()> {
     let written = sql.execute(WRITE_LEFT, &[&slot.as_str(), &confirmed]).await;
     match written {

@@ -59,8 +59,8 @@ fn select_sql(which: &str, inserts: bool) -> String {
     )
 }
 
-/// Planner settings with which the cost of a statement is proportional to the number of its events, even
-/// if the statistics are wrong.
+/// Planner settings that keep the cost of a statement proportional to the number of its events, even if the
+/// statistics are wrong.
 const PLAN: &str = "\
     SET enable_seqscan = off; SET enable_hashjoin = off; SET enable_mergejoin = off; SET jit = off";
 

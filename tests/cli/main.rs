@@ -19,6 +19,7 @@ mod explain;
 mod help;
 mod hostile_text;
 mod init;
+mod locked_table;
 mod misplaced_secrets;
 mod named_table;
 mod output;

@@ -1,6 +1,6 @@
 //! Tests of ids that name their table, `schema.table:uuid`: each command takes only events of this table.
 
-use crate::support::{Database, Ran, assert_contains};
+use crate::support::{Database, Ran, assert_contains, connect, execute};
 
 const ORDER: &str = "00000000-0000-4000-8000-000000000001";
 const BILL: &str = "00000000-0000-4000-8000-000000000002";
@@ -137,4 +137,47 @@ async fn an_id_with_its_table_is_accepted_also_if_the_row_is_gone_or_another_tab
     // Without the table, `event` shows the rows of both tables.
     let ran = run(&database, &file, &["event", BOTH, "--json"]).await;
     assert_eq!(ran.json()["events"].as_array().unwrap().len(), 2, "{ran}");
+}
+
+#[tokio::test]
+async fn an_id_with_its_table_needs_no_other_table() {
+    let (database, file) = filled().await;
+    let role = format!("clerk_{}", database.name);
+    let rights = format!(
+        "create role {role} login; grant postrider_relay to {role}; grant select on public.bills to {role}"
+    );
+    database.execute(&rights).await;
+    let url = database.url_as(&role);
+    let config = file.path().to_str().unwrap();
+    let without_right = [("POSTRIDER_CONFIG", config), ("DATABASE_URL", url.as_str())];
+    let migration = connect(&database.url).await;
+    let lock = "begin; lock table public.notes in access exclusive mode";
+    execute(&migration, lock).await;
+
+    let bill = format!("public.bills:{BILL}");
+    for command in [
+        &["event"][..],
+        &["quarantine", "show"],
+        &["quarantine", "release"],
+    ] {
+        let arguments = [command, &[&bill]].concat();
+        let ran = database.run_with(&arguments, &without_right).await;
+        ran.assert_status(0);
+    }
+    // The event is not published, so there is nothing to replay.
+    let ran = run(&database, &file, &["replay", "--dry-run", &bill]).await;
+    ran.assert_status(1);
+    assert_eq!(ran.stderr, "", "{ran}");
+    // Without a row in the named table, the command skips the locked table, and still finds a row in another one.
+    let gone = format!("outbox.events:{GONE}");
+    let ran = run(&database, &file, &["quarantine", "release", &gone]).await;
+    ran.assert_status(0);
+    let wrong = format!("public.bills:{ORDER}");
+    let ran = run(
+        &database,
+        &file,
+        &["quarantine", "discard", "--yes", &wrong],
+    )
+    .await;
+    ran.assert_error("setting-invalid", 2);
 }

@@ -141,8 +141,8 @@ async fn adopted_records_make_room_for_the_new_log_and_keep_their_contents() {
         .run(&["recover", "--adopt", "--yes"])
         .await
         .assert_status(0);
-    // All 20 records are now at the same LSN, the highest in the table. It is below the end of the WAL,
-    // but no commit record can be there, because it is not a multiple of 8.
+    // All 20 records are now at the same LSN, the highest in the table. This LSN is below the end of
+    // the WAL, but no commit record can be there, because the LSN is not a multiple of 8.
     let row = database
         .client
         .query_one(

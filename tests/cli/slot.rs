@@ -263,7 +263,8 @@ async fn a_slot_older_than_the_publication_is_reported_until_it_has_passed_the_p
     assert_contains(&init.stdout, CODE);
     let again = database.run(&["init", "--apply"]).await;
     assert_contains(&again.stdout, CODE);
-    // Only rows of the table whose capturing began later are not delivered.
+    // Add a table whose capturing began earlier. The finding must name only `outbox.events`, whose
+    // capturing began later.
     let captured_before = "insert into outbox.capture (identity, schema_name, table_name, table_oid, slot, \
              floor, has_inserted_xid, instance, since_lsn) \
          select 'public.older', 'public', 'older', 1, slot, floor, true, instance, '0/1' from outbox.capture";
@@ -274,6 +275,26 @@ async fn a_slot_older_than_the_publication_is_reported_until_it_has_passed_the_p
     let what = finding["what"].to_string();
     assert_contains(&what, "does not deliver rows of outbox.events that");
     assert!(!what.contains("public.older"), "{what}");
+    // Each table has its position, and the number of named tables is limited.
+    let later = "insert into outbox.capture (identity, schema_name, table_name, table_oid, slot, floor, \
+                     has_inserted_xid, instance, since_lsn) \
+                 select 'public.t' || n, 'public', 't' || n, n, slot, floor, true, instance, \
+                     ('7FFFFFFF/' || n / 2 || '0')::pg_lsn \
+                 from outbox.capture, generate_series(2, 6) n where identity = 'outbox.events'";
+    database.execute(later).await;
+    let since = "select since_lsn::text from outbox.capture where identity = 'outbox.events'";
+    let since = database.text(since).await;
+    let check = database.run(&["check", "--json"]).await;
+    let what = check.finding(CODE)["what"].to_string();
+    let expected = format!(
+        "the publication and capturing of outbox.events began at {since}, of public.t2, public.t3 at 7FFFFFFF/10, of \
+         public.t4, public.t5 at 7FFFFFFF/20 and of 1 more table by 7FFFFFFF/30: the relay does not deliver rows of \
+         these tables that"
+    );
+    assert_contains(&what, &expected);
+    database
+        .execute("delete from outbox.capture where since_lsn > '7FFFFFFF/0'")
+        .await;
     for command in ["status", "slot show"] {
         let arguments: Vec<&str> = command.split(' ').collect();
         let shown = database.run(&arguments).await;

@@ -1,5 +1,5 @@
-//! Follows docs/tutorial/your-database.md and the part "Adopt it" of the README, with a server and an emulator whose ports differ from the ports
-//! on the pages.
+//! Follows docs/tutorial/your-database.md and the part "Adopt it" of the README. The server and the emulator have
+//! other ports than on the pages.
 
 use scratch_postgres::StopMode;
 

@@ -1,4 +1,4 @@
-//! Tests in which the disk is full, so that the relay cannot write dispatch rows. The relay does not
+//! Tests in which the disk is full, so the relay cannot write dispatch rows. The relay does not
 //! confirm unrecorded events, and continues automatically once there is room.
 
 use std::os::unix::fs::MetadataExt;
@@ -135,8 +135,8 @@ async fn a_stream_that_fails_at_its_first_record_does_not_count_as_streaming() {
         serde_json::from_str(&body).unwrap()
     };
     // The first session may confirm the WAL before the record, so it makes progress. Wait until later
-    // sessions fail too. The second line about them counts those without a line, and the pauses between
-    // sessions grow, so they are few.
+    // sessions fail too. The second line about a failed session counts the failed sessions that got no
+    // line. There must be few of them, because the pauses between sessions grow.
     let unlogged = eventually("a second line about failed sessions", async || {
         let log = relay.log();
         let mut lines = log.lines().filter(|line| line.contains("session ended"));

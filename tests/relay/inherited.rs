@@ -78,9 +78,9 @@ async fn init_check_and_run_refuse_a_hypertable_whose_chunks_inherit_from_it() {
     refused_before_the_start(EMPTY_HYPERTABLE).await;
 }
 
-/// The running relay reports the table, and confirms no position by keepalives while another table
-/// inherits from it. A second relay refuses to start. Once the other table is dropped, both inserted rows
-/// are published.
+/// While another table inherits from the captured table, the running relay reports the captured table,
+/// and confirms no position by keepalives. A second relay refuses to start. Once the other table is
+/// dropped, both inserted rows are published.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_table_or_chunk_that_begins_to_inherit_under_a_running_relay_is_noticed() {
     let database = Database::private().await;

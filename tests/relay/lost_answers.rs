@@ -14,7 +14,7 @@ use crate::load::proxied;
 pub(crate) const LOCK: i64 = 4_711;
 
 /// A trigger function that waits for the lock. Before that, it gives the transaction an id, so that the
-/// test can identify the transaction even if it has written nothing yet.
+/// test can identify the transaction even if the transaction has written nothing yet.
 pub(crate) const TRIGGER: &str = "\
     CREATE FUNCTION hold_up() RETURNS trigger LANGUAGE plpgsql AS $$ \
     BEGIN \

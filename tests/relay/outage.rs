@@ -159,8 +159,8 @@ async fn while_pubsub_refuses_connections_attempts_are_rare_and_all_keys_continu
     })
     .await;
     let took = began.elapsed();
-    // If a lane waited out its own pause instead of sending at the first success, it would take up to ten
-    // seconds.
+    // If a lane waited until its own pause ends, instead of sending as soon as another lane succeeds,
+    // this would take up to ten seconds.
     assert!(
         took < Duration::from_secs(5),
         "{took:?} after the first success"

@@ -252,8 +252,8 @@ fn shows_errors_and_the_time_to_a_loss(browser: &mut Browser) {
     }
 }
 
-/// Waits until the HTML of the page contains each of `parts`, and checks that the page ran no script of a
-/// key.
+/// Waits until the HTML of the page contains each of `parts`, and checks that the page did not run a
+/// script that is in the text of a key.
 fn wait_for_html(browser: &mut Browser, parts: &[&str]) {
     for part in parts {
         browser.wait_for(&format!(

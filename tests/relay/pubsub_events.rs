@@ -71,8 +71,8 @@ impl World {
         self.ends_well_but_for(|_, _| false).await
     }
 
-    /// Like `ends_well`, but allows that a request and its repeat were in flight together, if `excused`
-    /// returns true for them.
+    /// Like `ends_well`, but a request and its repeat may have been in flight together if `excused`
+    /// returns true for the two.
     async fn ends_well_but_for(
         self,
         excused: impl Fn(&Attempt, &Attempt) -> bool,
@@ -163,8 +163,8 @@ async fn a_connection_that_dies_silently_is_replaced_while_the_others_continue()
 
 #[tokio::test(flavor = "multi_thread")]
 async fn requests_that_arrive_late_after_a_stall_are_repeats_in_order() {
-    // Use only one connection. With several connections, a late request may arrive even after the
-    // requests that follow its repeat.
+    // Use only one connection. With several connections, a delayed request may arrive after its own
+    // retry, and even after the requests that follow the retry.
     let world = World::start(&[("POSTRIDER_PUBSUB_CHANNELS", "1")]).await;
     let mut ends = Vec::new();
     for _ in 0..2 {
@@ -210,8 +210,8 @@ async fn connections_reset_during_a_request_lose_and_swap_nothing() {
         log.contains("pubsub-unreachable"),
         "no request was cut:\n{log}"
     );
-    // The emulator may see the repeat before it sees the end of the first request's connection, so allow
-    // that both overlap.
+    // The emulator may see the repeat before it sees the end of the first request's connection, so
+    // allow an overlap of the two requests.
     let is_of_a_cut = |first: &Attempt, second: &Attempt| {
         let lies_between = |cut: &Duration| {
             let until = *cut + Duration::from_secs(1);

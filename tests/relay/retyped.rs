@@ -1,12 +1,12 @@
-//! Tests in which a column of a captured table gets another type while rows from before still wait in the
-//! WAL. The relay delivers all rows, and no operator has to ask for a recovery.
+//! Tests in which a column of a captured table gets another type while rows from before the change still
+//! wait in the WAL. The relay delivers all rows, and no operator has to ask for a recovery.
 
 use crate::harness::{self, Database, Relay};
 use crate::mapping::Subscriber;
 
 /// Alters the type of `column` while two rows wait in the WAL. Returns the ordering key and the data of all
-/// messages: of a row from before that the relay has served, of the two rows that wait, and of a row that is
-/// inserted afterwards.
+/// messages. They come from a row that the relay published before the change, from the two rows that wait,
+/// and from a row that is inserted after the change.
 async fn delivered(column: &str, change: &str, values: [&str; 4]) -> Vec<(String, String)> {
     let database = Database::private().await;
     let emulator = harness::emulator().await;

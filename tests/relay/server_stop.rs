@@ -67,8 +67,8 @@ fn shutdown_checkpoint(server: &ScratchPostgres) -> u64 {
     lsn(line("Latest checkpoint location:").unwrap().trim())
 }
 
-/// Waits until a session of the relay is closed, and returns the last position that it confirmed. `sessions` is the
-/// number of sessions before it.
+/// Waits until a session of the relay is closed, and returns the last position that this session confirmed.
+/// `sessions` is the number of earlier sessions.
 async fn last_confirmed(relay: &Relay, sessions: usize) -> u64 {
     let positions = || {
         let log = relay.log();
@@ -168,7 +168,7 @@ async fn a_server_that_shuts_down_does_not_wait_for_events_that_cannot_be_record
     assert!(report.is_clean(), "{report}");
 }
 
-/// The test takes longer than the limit of 5 seconds without progress, which is not enough for a slow Pub/Sub.
+/// Pub/Sub answers after 6.5 seconds, so the usual limit of 5 seconds without progress is too short here.
 #[tokio::test(flavor = "multi_thread")]
 async fn with_exceptions_a_slow_pubsub_leaves_no_wal_of_a_large_transaction_unconfirmed() {
     let (mut database, emulator, relay) = serving_without_records().await;

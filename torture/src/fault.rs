@@ -118,7 +118,7 @@ pub(crate) enum Outage {
 }
 
 impl Fault {
-    /// Whether the fault withholds answers, so that an attempt to publish ends only with the relay's own
+    /// Whether the fault withholds answers. An attempt to publish then ends only with the relay's own
     /// timeout.
     pub(crate) fn withholds_answers(&self) -> bool {
         matches!(
@@ -148,7 +148,7 @@ impl Fault {
         }
     }
 
-    /// Whether the slot cannot deliver some rows, so that the relay must read these rows from their
+    /// Whether the slot cannot deliver some rows. The relay must then read these rows from their
     /// table.
     pub(crate) fn needs_new_slot(&self) -> bool {
         matches!(

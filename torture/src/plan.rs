@@ -221,8 +221,8 @@ impl Plan {
     }
 
     /// Whether rows that the stream omits are late: the relay delivers them after later rows of their key. With
-    /// `exceptions` a lost slot leaves no late rows: the relay notices that the slot was recreated before it reads
-    /// from the slot, and publishes the rows from the tables first.
+    /// `exceptions` a lost slot leaves no late rows. Before the relay reads from the slot, it notices that the
+    /// slot was recreated, and publishes the rows from the tables first.
     pub(crate) fn leaves_late_rows(&self) -> bool {
         let late = |step: &Step| match step.fault {
             Fault::SlotLost(..) if self.relay.exceptions => false,

@@ -267,8 +267,8 @@ async fn end(
     stage.stop_relays().await
 }
 
-/// Waits until every event has a record (with `exceptions`: until it is recorded or stored), and
-/// the slot has confirmed all WAL that existed at the time of the call.
+/// Waits until every event has a record, and the slot has confirmed all WAL that existed at the
+/// time of the call. With `exceptions`, an event may be stored instead of having a record.
 async fn deliver(stage: &mut Stage<'_>, exceptions: bool) -> Result<(), String> {
     let client = stage.database.connect().await?;
     let target: PgLsn = one(&client, "SELECT pg_current_wal_lsn()").await?;

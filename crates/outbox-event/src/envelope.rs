@@ -1,9 +1,8 @@
 //! The envelopes: the forms that a message's data can have, with their names in the settings and
 //! their media types.
 //!
-//! An envelope changes the data and may add attributes. It never removes any: with every envelope a
-//! message has the fixed attributes and the headers, so subscription filters work with all
-//! envelopes.
+//! An envelope changes the data and may add attributes. It never removes any. With every envelope a message
+//! has the fixed attributes and the headers, so subscription filters work with all envelopes.
 
 use std::fmt;
 use std::str::FromStr;

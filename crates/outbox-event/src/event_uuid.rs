@@ -41,9 +41,9 @@ impl TableIdentity {
         }
     }
 
-    /// Names the transactions that added the column `inserted_xid` to the table. PostgreSQL shows one of them
-    /// as the value of the column in all rows that are older than the column. So the transaction that really
-    /// inserted such a row is unknown.
+    /// Names the transactions that added the column `inserted_xid` to the table. In all rows that are older
+    /// than the column, PostgreSQL shows one of these transactions as the value of the column. So the
+    /// transaction that really inserted such a row is unknown.
     #[must_use]
     pub fn with_added_xids(self, added_xids: &[u64]) -> Self {
         Self {

@@ -9,8 +9,9 @@
 //! assert_eq!(printable::printable("order-7\r\u{1b}[2J"), "order-7\\r\\u{1b}[2J");
 //! ```
 //!
-//! [`shown_path`] hides a value that should be a path but does not look like one, because it may be a secret.
-//! [`may_contain_password`] recognises a connection string in a setting that should be something else.
+//! [`shown_path`] hides a value that should be a path but does not look like one, because the value may be a
+//! secret. [`may_contain_password`] recognises a connection string in a setting that should be something
+//! else.
 //!
 //! JSON output has its own escapes, so it does not need this crate.
 

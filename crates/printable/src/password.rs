@@ -3,8 +3,8 @@
 /// Whether the text looks like a connection string: the URL of a PostgreSQL database, another URL with a
 /// login, `user:password@host` without a scheme, or `name=value` pairs with a password.
 ///
-/// If a setting for something else, such as a table, has such a value, somebody has put a connection string
-/// into the wrong setting. The caller must refuse this value, because messages that show the setting would
+/// If a setting for something else, such as a table, looks like this, somebody has put a connection string
+/// into the wrong setting. The caller must refuse the value, because messages that show the setting would
 /// show the password.
 pub fn may_contain_password(text: &str) -> bool {
     let text = text.to_ascii_lowercase();
@@ -18,8 +18,8 @@ fn has_password_pair(text: &str) -> bool {
 }
 
 /// Whether the text is the URL of a PostgreSQL database, or another URL with a login. A PostgreSQL URL counts
-/// even if no login can be found in it: a password that is not percent-encoded may contain any character, and
-/// the `@` after it may be missing.
+/// even if no login can be found in it, because a password that is not percent-encoded may contain any
+/// character, and the `@` after it may be missing.
 fn is_url_with_login(text: &str) -> bool {
     let Some((scheme, rest)) = text.split_once("://") else {
         return false;

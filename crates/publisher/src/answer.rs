@@ -10,7 +10,7 @@ use tonic::{Code, Status};
 use super::body::GRPC_HEADER;
 use super::details;
 
-/// Maximum length in bytes of an answer. No answer needs as much: a thousand message ids take 24
+/// Maximum length in bytes of an answer. No answer needs as much. For example, a thousand message ids take 24
 /// KiB.
 const MOST_BYTES: usize = 4 << 20;
 

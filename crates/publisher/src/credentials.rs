@@ -43,8 +43,8 @@ impl Credentials {
         }
     }
 
-    /// The authorization headers for one call, if they arrive before the deadline, which is at most `timeout`
-    /// away.
+    /// The authorization headers for one call. Fails if they do not arrive before the deadline, which is at
+    /// most `timeout` away.
     pub(super) async fn headers_by(
         &self,
         deadline: Instant,

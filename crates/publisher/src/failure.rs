@@ -72,7 +72,7 @@ pub struct Failure {
 }
 
 impl Failure {
-    /// A failure that leaves open whether the messages were stored.
+    /// A failure after which it is unknown whether the messages were stored.
     pub(crate) fn unknown(message: impl Into<String>) -> Self {
         Self::without_code(Class::UnknownOutcome, FailedStep::Answer, message)
     }
@@ -193,8 +193,8 @@ impl fmt::Display for Failure {
 impl std::error::Error for Failure {}
 
 /// Maps a gRPC code to a class. Sources: Google's retry settings for `Publish` (the first two arms), and the
-/// codes in the API's error reference. Error details can show that the messages are not at fault, but never
-/// that they are.
+/// codes in the API's error reference. Error details can show that the messages are not at fault, but can
+/// never show that they are.
 fn class_of(code: Code, not_the_messages: bool) -> Class {
     match code {
         Code::Unavailable

@@ -112,8 +112,8 @@ impl TopicAdmin {
     }
 
     /// Whether we may publish to the topic. `None` if the server says that the topic does not exist, or does
-    /// not support this call, like some emulators. Pub/Sub says that a topic does not exist only to callers
-    /// with a further permission. For other callers the result for a missing topic is `false`.
+    /// not support this call, like some emulators. Pub/Sub reveals that a topic does not exist only to
+    /// callers with a further permission. For all other callers, the result for a missing topic is `false`.
     ///
     /// # Errors
     /// A [`Failure`], for example because Pub/Sub does not answer.

@@ -17,8 +17,9 @@ pub enum ErrorKind {
     Tls,
     /// `password_command` failed.
     PasswordCommand,
-    /// We cannot log in: there is no password, the password file cannot be read or other users may access it,
-    /// the server asks for an unsupported login method, or the server does not prove its identity.
+    /// We cannot log in. For example, there is no usable password, the server asks for an unsupported login
+    /// method, or the server does not prove its identity. A password file that other users may access counts
+    /// as unusable.
     Authentication,
     /// The server is a standby server, but `target_session_attrs` requires a primary.
     Standby,

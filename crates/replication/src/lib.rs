@@ -16,11 +16,10 @@
 //! - [`create_slot`] creates a slot, together with a snapshot of the rows that the slot will not
 //!   stream. [`probe`] checks that the server accepts a replication session.
 //!
-//! **Invariants.** Only `watermark.rs` advances a confirmable position. State machines are pure:
-//! the caller passes in the clock. Memory is bounded, because buffers have a maximum size and the
-//! channel is short. Every failure is a [`ReplicationError`], and callers branch only on its
-//! [`ErrorKind`] and SQLSTATE. Nothing here restarts a session: a session ends with an error, and
-//! the caller opens the next one.
+//! **Invariants.** Only `watermark.rs` advances a confirmable position. State machines are pure: the caller
+//! passes in the clock. Memory is bounded, because buffers have a maximum size and the channel is short.
+//! Every failure is a [`ReplicationError`], and callers branch only on its [`ErrorKind`] and SQLSTATE.
+//! Nothing here restarts a session. A session ends with an error, and the caller opens the next one.
 //!
 //! **Not here:** decoding (the crate `decoder`), inspecting and managing slots (`slot-manager`),
 //! running SQL sessions, and deciding what happens to a row.

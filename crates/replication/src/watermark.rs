@@ -22,8 +22,8 @@ use std::collections::VecDeque;
 use decoder::{Lsn, PgTimestamp};
 
 /// Number of entries for which an empty [`Watermark`] keeps memory, because freeing so little memory is not
-/// worth the work. Twice this number also limits the surplus of resolved entries over unresolved entries in
-/// the queue.
+/// worth the work. Also bounds the queue, which has at most `2 * KEPT` more resolved entries than unresolved
+/// entries.
 const KEPT: usize = 64;
 
 /// A position that may be reported to PostgreSQL as flushed. It is either the slot's own position,
@@ -45,8 +45,8 @@ impl Confirmable {
     }
 }
 
-/// The commit LSN of a transaction, from its Begin (`final_lsn`). It identifies the transaction,
-/// and is the first half of the identity of each of its events.
+/// The commit LSN of a transaction, from its Begin (`final_lsn`). It identifies the transaction. Together
+/// with an ordinal, it identifies each event of the transaction.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct CommitLsn(Lsn);
 

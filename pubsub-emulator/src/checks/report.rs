@@ -152,8 +152,8 @@ impl Report {
         self.violations.is_empty()
     }
 
-    /// The number of duplicates whose previous copy was answered, so that the client had no reason
-    /// to publish the event again.
+    /// The number of duplicates whose previous copy was answered. The client had no reason to
+    /// publish these events again.
     pub fn unexplained_duplicates(&self) -> usize {
         let unexplained = |duplicate: &&Duplicate| duplicate.reason == Reason::Unexplained;
         self.duplicates.iter().filter(unexplained).count()

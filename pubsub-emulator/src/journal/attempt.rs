@@ -55,7 +55,7 @@ pub enum Answer {
 }
 
 impl Attempt {
-    /// Whether the messages were stored, so that subscribers get them.
+    /// Whether the messages were stored. If so, subscribers get them.
     pub fn is_stored(&self) -> bool {
         self.first_message_id.is_some()
     }

@@ -27,8 +27,8 @@ pub enum Health {
         /// The session of the program.
         holder: Box<Holder>,
     },
-    /// A relay holds the slot, but it has not polled the server for a while: its process is stopped, or its
-    /// host is cut off or overloaded.
+    /// A relay holds the slot, but the relay has not polled the server for a while. Its process is stopped,
+    /// or its host is cut off or overloaded.
     HeldBySilentRelay {
         /// The lag of the slot.
         lag: Lag,
@@ -52,9 +52,8 @@ pub enum Health {
     },
     /// There is no slot of this name.
     Missing,
-    /// The slot is at a position that the relay never confirmed: somebody dropped the slot and
-    /// created it again, or advanced it. PostgreSQL will not stream the events between the two
-    /// positions.
+    /// The slot is at a position that the relay never confirmed, because somebody dropped the slot and
+    /// created it again, or advanced it. PostgreSQL will not stream the events between the two positions.
     Recreated {
         /// The last position that the relay confirmed.
         recorded: Lsn,

@@ -72,7 +72,7 @@ pub(super) struct TableRights {
     pub(super) may_select: bool,
     pub(super) may_insert: bool,
     pub(super) may_update: bool,
-    /// Whether row-level security applies to the role, so that some rows can be hidden from it.
+    /// Whether row-level security applies to the role. If so, it can hide some rows from the role.
     pub(super) hides_rows: bool,
     pub(super) is_unlogged: bool,
 }

@@ -93,7 +93,7 @@ fn replication_right(facts: &Facts) -> Finding {
 }
 
 /// Checks whether the relay can see which of its status messages the server has processed last. Without the
-/// privileges of `pg_read_all_stats` it cannot, and then it might notice a lost slot late.
+/// privileges of `pg_read_all_stats` the relay cannot see this, and might then notice a lost slot late.
 fn statistics_right(facts: &Facts) -> Finding {
     let role = &facts.role;
     if facts.may_read_stats {

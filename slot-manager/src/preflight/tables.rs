@@ -68,7 +68,7 @@ fn hidden_rows(role: &str, table: &QualifiedName, rights: &TableRights) -> Optio
 }
 
 /// Checks whether the role may read a captured table. Returns no finding for a missing table, because the
-/// check of the publication reports that.
+/// check of the publication reports missing tables.
 fn captured_table(role: &str, table: &QualifiedName, rights: &TableRights) -> Option<Finding> {
     if !rights.exists {
         return None;

@@ -9,7 +9,7 @@ const INSERTED_XID: &str = "inserted_xid";
 
 impl TableState {
     /// Returns a problem if the publication does not send all needed columns of the table. An optional column
-    /// that is generated is not needed: PostgreSQL never sends it, or only on request, so the relay treats it
+    /// that is generated is not needed. PostgreSQL sends it never or only on request, so the relay treats it
     /// as absent.
     pub(super) fn columns_left_out(
         &self,

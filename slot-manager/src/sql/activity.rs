@@ -22,8 +22,8 @@ select pg_catalog.pg_backend_pid() as pid,
        (select a.backend_start::text from pg_catalog.pg_stat_activity a
         where a.pid = pg_catalog.pg_backend_pid()) as started";
 
-/// Parameters: pid of a server process (int4), its start time (text). A process whose state our
-/// role may not see counts as busy.
+/// Parameters: pid of a server process (int4), its start time (text). A process whose state our role is not
+/// allowed to see counts as busy.
 pub(crate) const IS_AT_WORK: &str = "
 select count(*) > 0 as is_at_work from pg_catalog.pg_stat_activity
 where pid = $1 and backend_start::text is not distinct from $2

@@ -98,10 +98,10 @@ from pg_catalog.pg_roles r where r.rolname = $1";
 /// Parameters: OIDs of types and the columns of these types (oid[], text[]), schema and table
 /// (text).
 ///
-/// Only PostgreSQL's own scalar types count as sortable. Arrays and row types do not, because they
-/// can contain values that cannot be sorted. Types outside `pg_catalog` do not, because any user
-/// can have created their operators, in any schema. `regclass` and enums do not, because PostgreSQL
-/// cannot parse their text again after the object or the label was renamed.
+/// Only PostgreSQL's own scalar types count as sortable. Arrays and row types do not count, because they can
+/// contain values that cannot be sorted. Types outside `pg_catalog` do not count, because any user can have
+/// created their operators, in any schema. `regclass` and enums do not count, because PostgreSQL cannot parse
+/// their text again after the object or the label was renamed.
 pub(crate) const BASE_TYPES: &str = "
 with recursive asked as (
     select w.type_oid, coalesce(t.oid, a.atttypid) as oid
@@ -265,7 +265,7 @@ pub(crate) const OID: &str = "
 select c.oid from pg_catalog.pg_class c join pg_catalog.pg_namespace n on n.oid = c.relnamespace
 where n.nspname = $1 and c.relname = $2 and c.relkind in ('r', 'p')";
 
-/// Parameters: OID of a sequence (oid). Returns nothing if the role may not use the sequence.
+/// Parameters: OID of a sequence (oid). Returns nothing if the role has no right to use the sequence.
 pub(crate) const SEQUENCE: &str = "
 select n.nspname::text as schema_name, c.relname::text as name,
        pg_catalog.has_sequence_privilege(s.seqrelid, 'SELECT') as is_readable,

@@ -45,12 +45,12 @@ pub(crate) fn refuse_others(
     Err(refused(other, slot, root))
 }
 
-/// Returns an error if another slot has captured one of the session's tables, or a table that is now one of
-/// their partitions. `state` has the tables of the session and their partitions. Unlike [`refuse_others`],
-/// reads no catalogue, because the supervisor calls this every few seconds.
+/// Returns an error if another slot has captured one of the session's tables, or a table that is now a
+/// partition of one of them. `state` has the tables of the session and their partitions. Unlike
+/// [`refuse_others`], reads no catalogue, because the supervisor calls this every few seconds.
 ///
 /// # Errors
-/// `table-captured`; errors of a statement.
+/// `table-captured`; database errors.
 pub(crate) async fn refuse_attached(
     sql: &Sql,
     slot: &SlotName,
@@ -88,11 +88,11 @@ fn refused(other: &CaptureRecord, slot: &SlotName, root: Option<&QualifiedName>)
 /// Refuses a table that does not belong to our slot yet, if it is a partition of a table of another slot, or
 /// contains such a table as a partition. Our table would get a new record. Shared rows that the other relay
 /// has not delivered would then count as older than the start of capturing, and would never be published.
-/// Also refuses a table that would have to take over several records.
+/// Also refuses a table that would have to take over more than one record.
 ///
-/// If each of the two tables already belonged to its slot before one was attached to the other,
-/// [`refuse_others`] refuses the relay of the partitioned table. The relay of the partition continues: it owns
-/// the rows of the partition, and delivers them in their order.
+/// This function does not handle two tables that already belonged to their slots before one was attached to
+/// the other. In this case, [`refuse_others`] refuses the relay of the partitioned table. The relay of the
+/// partition continues, because it owns the rows of the partition and delivers them in their order.
 ///
 /// # Errors
 /// `table-captured`.

@@ -1,10 +1,10 @@
 //! Finds the capture record of an earlier table that a newly configured table takes over.
 //!
-//! The settings may change from one table to another table of the same partition tree. The new table can be the
-//! partitioned table to which the earlier table was attached, or a partition of the earlier table, which may be
-//! detached by then. Rows of the earlier table may be undelivered. If the new table got a new record, these
-//! rows would count as older than the start of capturing, and would never be published. So the new table takes
-//! over the record of the earlier table.
+//! The settings may change from one table to another table of the same partition tree. The new table can be
+//! the partitioned table to which the earlier table was attached. It can also be a partition of the earlier
+//! table, even a detached one. Some rows of the earlier table might be undelivered. If the new table got a
+//! new record, these rows would count as older than the start of capturing, and would never be published. So
+//! the new table takes over the record of the earlier table.
 
 use slot_manager::SlotName;
 
@@ -46,7 +46,7 @@ fn share_rows(found: &FoundTable, record: &CaptureRecord) -> bool {
         || record.uncaptured.keys().any(contains)
 }
 
-/// Whether the record belongs to an earlier table, so that the table `found` takes the record over.
+/// Whether the record belongs to an earlier table. If so, the table `found` takes the record over.
 pub(super) fn takes_over(found: &FoundTable, record: &CaptureRecord) -> bool {
     record.oid != found.shape.oid && record.table != found.table
 }

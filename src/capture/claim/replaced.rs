@@ -1,16 +1,16 @@
 //! Updates the capture record of a table that was renamed, or that was replaced by another table of the
 //! same name. If the table was replaced, decides whether the new table is a copy of the old one.
 //!
-//! The decision matters only if ids are numbered and the table has no column `inserted_xid`. Rows of a
-//! copy keep their event ids. A table that was created again may number its rows from 1 again, so its
-//! rows need other event ids: with the event ids of earlier rows, the relay would mistake them for
-//! published rows. A restored backup has the same problem: it lacks the latest rows, so new rows get the
-//! ids of the lost rows.
+//! The decision matters only if ids are numbered and the table has no column `inserted_xid`. Rows of a copy
+//! keep their event ids. A table that was created again may number its rows from 1 again, so its rows need
+//! other event ids. With the event ids of earlier rows, the relay would take the new rows for published rows.
+//! A restored backup has the same problem: the backup lacks the latest rows, so new rows get the ids of the
+//! lost rows.
 //!
-//! So this module takes the newest dispatch rows, and looks for the table rows to which they belong. In a copy,
-//! each of these table rows exists, with the same key and topic, and with a time that is not later than the
-//! commit time in the dispatch row. If in doubt, the rows get other event ids, because sending events again is
-//! better than losing them.
+//! So this module takes the newest dispatch rows, and looks for the table rows to which they belong. In a
+//! copy, each of these table rows exists, with the same key and topic, and with a time that is not later than
+//! the commit time in the dispatch row. If in doubt, this module gives the rows other event ids, because
+//! sending events again is better than losing them.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -62,11 +62,11 @@ impl fmt::Display for RowOrigin {
     }
 }
 
-/// Returns the record with the present name and OID of the table, and with the event id suffixes that follow.
-/// Also returns the origin of the table's rows, if their event ids depend on it.
+/// Returns the record with the table's present name and OID, and with the event id suffixes that these
+/// require. Also returns the origin of the table's rows, if the event ids of the rows depend on the origin.
 ///
 /// # Errors
-/// Errors of a statement and of [`TableReader::resolve`].
+/// Database errors; the errors of [`TableReader::resolve`].
 pub(super) async fn brought_up(
     sql: &Sql,
     settings: &TableSettings,
@@ -189,7 +189,7 @@ fn ids<'r>(records: &'r [RecordedRow], reader: &TableReader) -> Vec<&'r str> {
     source_ids.filter_map(|id| reader.id_in(id)).collect()
 }
 
-/// Whether a statement failed because of the values in the table, so that it would fail again.
+/// Whether a statement failed because of the values in the table. Such a statement would fail again.
 fn cannot_be_compared(error: &PgError) -> bool {
     is_of_a_value(error) && error.code() != Some(&SqlState::OUT_OF_MEMORY)
 }

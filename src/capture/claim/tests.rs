@@ -5,8 +5,10 @@ use std::collections::HashMap;
 use outbox_event::{EventUuids, TableIdentity};
 use proptest::prelude::*;
 
+use super::new_record::identity;
 use super::*;
 use crate::capture::shape::Shape;
+use crate::store::capture_record::IdSuffixes;
 
 fn record(identity: &str, table: &str, oid: u32) -> CaptureRecord {
     CaptureRecord {
@@ -124,7 +126,8 @@ fn a_table_takes_over_the_record_of_an_earlier_table_of_its_partition_tree() {
     assert_eq!(identities(&both, &records), [some("a.x"), None]);
 }
 
-/// The new table can have only one record, which would be wrong for the rows of the other earlier table.
+/// The new table has the rows of two earlier tables, but can have only one record. The record of one earlier
+/// table would be wrong for the rows of the other.
 #[test]
 fn a_table_with_the_rows_of_several_earlier_tables_is_refused() {
     let slot = "postrider".parse().unwrap();

@@ -1,4 +1,4 @@
-//! The receiving end of the channel, which knows the events from tables that are unresolved.
+//! The receiving end of the channel, which knows which events from tables are unresolved.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -53,8 +53,8 @@ impl TableRows {
         self.next = position.ordinal + 1;
     }
 
-    /// Answers as soon as no event from a table is unresolved. Events that the delivery takes over
-    /// later can delay the answer.
+    /// Answers as soon as all events from tables are resolved. Events that the delivery takes over later can
+    /// delay the answer.
     pub(crate) fn settle(&mut self, answer: oneshot::Sender<()>) {
         self.waiting.push(answer);
         self.answer();

@@ -17,10 +17,10 @@ pub(crate) struct Streamed {
     /// The table's current OID.
     pub(crate) oid: Oid,
     pub(crate) identity: TableIdentity,
-    /// The suffixes in the event ids of earlier tables of this name. `None` if these event ids need no suffix,
-    /// as in a benchmark.
+    /// The suffixes in the event ids of earlier tables of this name. `None` if these event ids need no
+    /// suffix, as in a benchmark.
     pub(crate) id_suffixes: Option<IdSuffixes>,
-    /// Whether every row has a value in `inserted_xid`, so that event ids may depend on that value.
+    /// Whether every row has a value in `inserted_xid`. Only then may event ids depend on that value.
     pub(crate) always_has_inserted_xid: bool,
     /// The columns that the table had when the session began.
     pub(crate) columns: Vec<String>,
@@ -38,9 +38,9 @@ impl Streamed {
         }
     }
 
-    /// Whether an optional column may have been renamed since the rows of this description were inserted. An
-    /// optional column is one that the settings use if the table has it. A rename is possible if the
-    /// description lacks an optional column, and has a column that the table did not have when the session
+    /// Whether an optional column might have been renamed since the rows of this description were inserted.
+    /// An optional column is one that the settings use if the table has it. A rename is possible if the
+    /// description lacks an optional column, but has a column that the table did not have when the session
     /// began.
     pub(super) fn may_be_renamed(&self, relation: &OwnedRelation) -> bool {
         let optional = self.settings.optional_columns();

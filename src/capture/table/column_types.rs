@@ -18,7 +18,7 @@ const STATEMENT_TIMEOUT: Duration = Duration::from_secs(5);
 /// Looks up every type of the table's columns that is not among `known`.
 ///
 /// # Errors
-/// Errors of a statement.
+/// Database errors.
 pub(crate) async fn look_up(
     sql: &Sql,
     relation: &OwnedRelation,
@@ -70,7 +70,7 @@ pub(crate) async fn look_up(
 /// Looks up the types over a new connection, which is closed afterwards, because look-ups are rare.
 ///
 /// # Errors
-/// Errors of connecting and of a statement.
+/// Connection and database errors.
 pub(crate) async fn look_up_apart(
     target: &Target,
     relation: &OwnedRelation,
@@ -84,7 +84,7 @@ pub(crate) async fn look_up_apart(
 /// Reads the catalogue over a new connection.
 ///
 /// # Errors
-/// Errors of connecting and of a statement.
+/// Connection and database errors.
 pub(crate) async fn columns_apart(
     target: &Target,
     name: &QualifiedName,
@@ -97,7 +97,7 @@ pub(crate) async fn columns_apart(
 /// Reads the catalogue over a new connection.
 ///
 /// # Errors
-/// Errors of connecting and of a statement.
+/// Connection and database errors.
 pub(crate) async fn is_current_apart(target: &Target, relation: &OwnedRelation) -> Result<bool> {
     let name = QualifiedName::new(&*relation.namespace, &*relation.name);
     let sql = connect(target, "postrider types", STATEMENT_TIMEOUT).await?;

@@ -18,7 +18,7 @@ pub(crate) struct Description {
 /// Describes a table from the catalogue; `None` when it does not exist.
 ///
 /// # Errors
-/// Errors of a statement.
+/// Database errors.
 pub(crate) async fn describe(sql: &Sql, table: &QualifiedName) -> Result<Option<Description>> {
     let columns = table::streamed_columns(sql, table).await?;
     if columns.is_empty() {

@@ -1,6 +1,6 @@
 //! Writes SQL for the event id of a row, and for statements that read rows of a captured table without
-//! mapping them to messages. Such a statement selects the row with an id that an operator has typed,
-//! returns the name and the time of a row's event, or reads rows to compare them with their records.
+//! mapping them to messages. Such a statement selects the row whose id an operator has typed, returns the
+//! name and the time of a row's event, or reads rows to compare them with their records.
 
 use slot_manager::quoted_literal;
 use tokio_postgres::SimpleQueryRow;
@@ -25,9 +25,9 @@ impl TableReader {
         }
     }
 
-    /// Returns the condition that a row of `e` has one of these ids, or an equal id with another text. The
-    /// condition can use an index on the id column. It needs a type with an order, so call
-    /// [`finds_ids_by_index`](Self::finds_ids_by_index) first.
+    /// Returns the condition that the id of a row of `e` equals one of these ids, even if it is written
+    /// differently. The condition can use an index on the id column. The type of the column must have an
+    /// order, so call [`finds_ids_by_index`](Self::finds_ids_by_index) first.
     pub(crate) fn has_any_id_sql(&self, ids: &[&str]) -> String {
         let ids: Vec<String> = ids.iter().map(|id| quoted_literal(id)).collect();
         format!("{} in ({})", self.id, ids.join(", "))
@@ -62,10 +62,10 @@ impl TableReader {
         }
     }
 
-    /// Returns `select … from table e` for rows that are compared with their records. The caller
-    /// completes the statement, and runs it as a simple query. The result has the same columns as
-    /// [`select_sql`](Self::select_sql), but the payload, the commit time, the name of a too large
-    /// column and the `ctid` are null. One more column follows: the time of the row's event. `None`
+    /// Returns `select … from table e` for rows that are compared with their records. The caller completes
+    /// the statement, and runs it as a simple query. The result has the same columns as
+    /// [`select_sql`](Self::select_sql), but some are null: the payload, the commit time, the name of a
+    /// column that is too large, and the `ctid`. One more column follows: the time of the row's event. `None`
     /// if the table has no column with the time of the event.
     pub(crate) fn sample_sql(&self) -> Option<String> {
         let time = self.happened_at_sql()?;

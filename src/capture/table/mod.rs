@@ -65,7 +65,8 @@ pub(crate) struct TableReader {
     /// The `seq` column, which identifies a row when the relay reads it again. `None` if the table has none.
     seq: Option<String>,
     id: String,
-    /// Whether the type of the ids has a sort order in PostgreSQL, so that a look-up by id can use an index.
+    /// Whether the type of the ids has a sort order in PostgreSQL. Only then can a look-up by id use an
+    /// index.
     id_has_order: bool,
     oldest_age: OldestAgeSql,
     /// `schema.table:` in front of ids that are not uuids. `None` if the ids are uuids.
@@ -77,7 +78,7 @@ impl TableReader {
     ///
     /// # Errors
     /// `publication-drift` when the table does not exist, `column-missing`, `setting-invalid`,
-    /// errors of a statement.
+    /// database errors.
     pub(crate) async fn resolve(
         sql: &Sql,
         settings: &TableSettings,
@@ -266,8 +267,8 @@ impl TableReader {
     /// Makes the event of a row, with this position.
     ///
     /// # Errors
-    /// [`MapError::Event`] when the row cannot become a message, or when a value is larger than any
-    /// message or cannot be sent by PostgreSQL.
+    /// [`MapError::Event`] when the row cannot become a message, for example because a value is too large, or
+    /// because PostgreSQL cannot send it.
     pub(crate) fn event(
         &mut self,
         row: &RowValues,
@@ -310,8 +311,8 @@ impl TableReader {
         })
     }
 
-    /// Returns the commit time of the row, and the fault if one of its values is too large or cannot be
-    /// sent by PostgreSQL.
+    /// Returns the commit time of the row. Also returns a fault if one of the values is too large, or if
+    /// PostgreSQL cannot send it.
     fn beside(&self, row: &RowValues) -> (Option<i64>, Option<EventFault>) {
         match row {
             RowValues::Whole(row) => {

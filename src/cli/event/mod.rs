@@ -9,11 +9,12 @@ use std::process::ExitCode;
 use super::report::refuse;
 use super::{block_on, output};
 use crate::error::Result;
+use crate::ops::LOCK_TIMEOUT;
 use crate::ops::event::EventQuery;
 use crate::ops::event::find::{self, STATEMENT_TIMEOUT};
 use crate::ops::event::list;
 use crate::ops::since::Since;
-use crate::postgres::{Sql, connect_patiently};
+use crate::postgres::{Sql, connect_patiently, limiting_lock_waits};
 use crate::settings::Settings;
 
 /// Exit code when nothing is found.
@@ -50,10 +51,13 @@ pub(super) fn run(settings: &Settings, args: &EventArgs) -> Result<ExitCode> {
     block_on(async {
         let target = settings.database()?;
         let sql = connect_patiently(target, "postrider event", STATEMENT_TIMEOUT).await?;
-        match &args.id {
-            Some(id) => one(&sql, settings, args, id).await,
-            None => several(&sql, settings, args).await,
-        }
+        let searching = async {
+            match &args.id {
+                Some(id) => one(&sql, settings, args, id).await,
+                None => several(&sql, settings, args).await,
+            }
+        };
+        limiting_lock_waits(&sql, LOCK_TIMEOUT, searching).await
     })
 }
 

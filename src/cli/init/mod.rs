@@ -125,7 +125,7 @@ async fn apply(settings: &Settings, args: &InitArgs) -> Result<Findings> {
 pub(super) struct Schema {
     /// The findings of the migrations and of the publication.
     pub(super) findings: Vec<Finding>,
-    /// Whether the publication did not exist before, so that this run created it.
+    /// Whether this run created the publication.
     pub(super) new_publication: bool,
 }
 

@@ -104,11 +104,11 @@ pub(super) fn migrations(settings: &Settings, new_table: NewTable) -> Vec<Migrat
     ]
 }
 
-/// Returns the statements that add the columns which identify and order the rows of a captured table, if they are
-/// missing. Adding the columns does not rewrite the table. If the table is captured already, the statements also
-/// store in its capture record the `inserted_xid` that all old rows get, because a later rewrite of the table
-/// erases it from the catalogue. A table without a numbered id gets a column `seq`. Every writer may use the sequence
-/// of `seq`, because column defaults run with the writer's rights.
+/// Returns the statements that add the columns which identify and order the rows of a captured table, if they
+/// are missing. Adding the columns does not rewrite the table. All old rows get the same `inserted_xid`. If
+/// the table is captured already, the statements also store this value in the capture record, because a later
+/// rewrite of the table erases it from the catalogue. A table without a numbered id gets a column `seq`.
+/// Every writer may use the sequence of `seq`, because column defaults run with the writer's rights.
 pub(super) fn columns(table: &TableSettings) -> String {
     let name = &table.table;
     let oid = format!("{}::regclass", quoted_literal(&name.to_string()));
@@ -218,8 +218,8 @@ fn publication(settings: &Settings) -> String {
     )
 }
 
-/// Returns the statements as an anonymous block. The delimiter must not occur in the statements: a
-/// quoted name may contain `$$`, which would end the block early.
+/// Returns the statements as an anonymous block. The delimiter must not occur in the statements. For example,
+/// a quoted name may contain `$$`, which would end the block early.
 fn do_block(body: &str) -> String {
     let tags = std::iter::once("$$".to_owned()).chain((1..).map(|n| format!("$block_{n}$")));
     let tag = tags.into_iter().find(|tag| !body.contains(tag));

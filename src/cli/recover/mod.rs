@@ -8,10 +8,10 @@ use std::time::Duration;
 
 use super::{output, report};
 use crate::error::{Code, Error, Result};
-use crate::ops::recover;
 use crate::ops::recover::request::{RecoveryRequest, RelayReaction, RequestedRecovery};
 use crate::ops::recover::situation::Situation;
-use crate::postgres::{Sql, connect};
+use crate::ops::{LOCK_TIMEOUT, recover};
+use crate::postgres::{Sql, connect, limiting_lock_waits};
 use crate::settings::Settings;
 
 /// Statement timeout. It is long, because an adoption may move many records.
@@ -40,7 +40,8 @@ pub(super) fn run(settings: &Settings, args: &RecoverArgs) -> Result<ExitCode> {
     super::block_on(async {
         let sql = connect(settings.database()?, "postrider recover", STATEMENT_TIMEOUT).await?;
         sql.wait_without_limit();
-        let situation = Situation::read(&sql, settings).await?;
+        let reading = Situation::read(&sql, settings);
+        let situation = limiting_lock_waits(&sql, LOCK_TIMEOUT, reading).await?;
         if args.dry_run {
             show_preview(&situation, settings, args.json).await
         } else {

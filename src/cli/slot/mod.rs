@@ -57,7 +57,7 @@ Example:
 Example:
   postrider slot create --slot postrider")]
     Create(change::CreateArgs),
-    /// Drop the slot: releases its WAL; undelivered events are no longer streamed
+    /// Drop the slot. This releases its WAL, and undelivered events are no longer streamed
     #[command(after_long_help = "\
 Example:
   postrider slot drop --yes")]

@@ -129,8 +129,8 @@ fn lines(snapshot: &SlotSnapshot) -> Vec<(&'static str, String)> {
     lines
 }
 
-/// Returns the line about a recovery that is due or running. If topics are failing, the line also says that the
-/// recovery waits for these topics, and that the rows that the stream missed wait for the recovery.
+/// Returns the line about a recovery that is due or running. If topics are failing, the line also says that
+/// the recovery waits for these topics. It adds that the rows that the stream missed wait for the recovery.
 pub(in crate::cli) fn recovery(snapshot: &SlotSnapshot) -> Option<(&'static str, String)> {
     let relay = snapshot.relay.as_ref()?;
     let why = relay.recovering.as_deref()?;
@@ -158,7 +158,8 @@ pub(in crate::cli) fn warning(
     ]
 }
 
-/// Returns the text. If standard output is a terminal that can clear its screen, the escape code for this comes first.
+/// Returns the text. If standard output is a terminal that can clear its screen, the text begins with the
+/// escape code that clears it.
 pub(in crate::cli) fn replacing(text: &str) -> String {
     if std::io::stdout().is_terminal() && !paint::is_dumb() {
         format!("\x1b[H\x1b[2J{text}")
@@ -193,8 +194,8 @@ pub(in crate::cli) fn lag(snapshot: &SlotSnapshot, slot: &Slot) -> String {
     let least = figures::at_least(pending.is_lower_bound);
     let events = figures::count(pending.events, "event");
     match pending.oldest {
-        // Every event in the tables has a record. So the events that wait for failing topics have one too: the relay
-        // publishes them again.
+        // Every event in the tables has a record. So the events that wait for failing topics have one too,
+        // and the relay is publishing them again.
         _ if pending.events == 0 && snapshot.waiting_for_topics() > 0 => {
             text += "; every event in the tables has a record";
         }

@@ -26,8 +26,8 @@ use crate::cli::wrap::wrapped;
 use crate::error::{Code, Error, Result};
 use crate::ops::status::RelayStatus;
 
-/// Maximum number of snapshots that the graphs remember. A graph shows one snapshot per column, and no usual
-/// terminal has as many columns.
+/// Maximum number of snapshots that the graphs remember. A graph shows one snapshot per column, and usual
+/// terminals have fewer columns.
 const REMEMBERED: usize = 600;
 
 /// Height of a graph with its border, in lines.

@@ -1,5 +1,5 @@
-//! Decides whether the stream is behind. If it is, lanes may linger until requests fill up, and the
-//! session may read in bulk. Lanes may also linger while rows arrive from a table.
+//! Decides whether the stream is behind. If the stream is behind, lanes may linger until requests fill up,
+//! and the session may read in bulk. Lanes may also linger while rows arrive from a table.
 //!
 //! A request costs about the same for one message as for a hundred. While the stream is live, every event
 //! is sent at once. While the server sends old transactions, a lane lingers until it has enough events
@@ -34,16 +34,15 @@ const PAUSE: Duration = Duration::from_millis(40);
 /// enough, because a server that only lacks CPU time sends no keepalive.
 const SHORT_PAUSE: Duration = Duration::from_millis(5);
 
-/// How long lanes linger if nothing arrives while reading is stopped, or while a task reads a table. Usually
-/// they linger for less time: answers and recorded outcomes free memory, so that reading resumes, or the task
-/// sends its next rows.
+/// Maximum time that lanes linger when nothing arrives, because reading is stopped or because a task reads a
+/// table. Lanes usually linger for less time. Stopped reading resumes when answers and recorded outcomes have
+/// freed memory, and the task sends its next rows.
 const LONG_PAUSE: Duration = Duration::from_millis(250);
 
 #[derive(Debug, Default)]
 pub(crate) struct Backlog {
-    /// The start of the current silence, while the stream is behind: the time of the last chunk, or the
-    /// time at which reading last stopped or resumed, if that is later. `None` when the stream is not
-    /// behind.
+    /// When the current silence of the stream began. This is when the last chunk arrived, or when reading
+    /// last stopped or resumed, whichever is later. `None` when the stream is not behind.
     quiet_since: Option<Instant>,
     is_held_up: bool,
     /// Whether the last rows came from a table, and more rows follow.
@@ -62,8 +61,8 @@ impl Backlog {
         self.reads_a_table = false;
     }
 
-    /// Notes that rows of a table arrived. If more rows follow (`has_more`), lanes linger as in a backlog of the
-    /// stream.
+    /// Notes that rows of a table arrived. If more rows follow (`has_more`), lanes linger as they do when the
+    /// stream has a backlog.
     pub(crate) fn received_from_table(&mut self, has_more: bool, now: Instant) {
         self.quiet_since = has_more.then_some(now);
         self.has_keepalive = false;

@@ -67,7 +67,7 @@ impl EventMemory {
         self.undelivered().saturating_sub(self.in_flight)
     }
 
-    /// Whether many lanes have more than one message, so that lingering fills requests.
+    /// Whether many lanes have more than one message. If so, lingering makes the requests fuller.
     pub(super) fn lanes_are_shared(&self) -> bool {
         self.messages > self.lanes + self.lanes / 8
     }

@@ -13,17 +13,17 @@
 //! | unrecorded | delivered, unrecorded events use [`UNRECORDED_HIGH`] | such events use less than [`UNRECORDED_LOW`] |
 //!
 //! **Linger.** A lane sends its events at once, unless the stream is behind or a table is read ([`backlog`]).
-//! Then a lane lingers until it has a worthwhile request, or for at most a second (`lanes`). Even then lanes do
-//! not linger in three exceptions. During an exception, the lanes that have waited longest send first. When it
-//! ends, the remaining lanes linger again. If every exception emptied all lanes, requests would have half as
-//! many messages. The exceptions:
+//! Then a lane lingers until it has enough events for an efficient request, but at most a second (`lanes`).
+//! There are three exceptions in which lanes do not linger. During an exception, the lanes that have waited
+//! longest send first. When the exception ends, the remaining lanes linger again. If every exception emptied
+//! all lanes, requests would have half as many messages. The exceptions:
 //!
 //! - The queue gate is closed. This exception ends when queued events have fallen to [`QUEUE_SENDS_TO`], a little
 //!   less than the gate's low watermark, so that the gate opens even if one answer is late.
 //! - Queued events have exceeded a limit: [`BACKLOG_HIGH`] of the budget, or [`BACKLOG_SHARE`] of this
 //!   backlog, whichever is larger. This exception ends when they have fallen to [`BACKLOG_LOW`] of the limit.
-//!   The limit exists because the relay has caught up only when the queued events are sent too. The exception
-//!   does not apply while lanes wait for a retry or for a throttled topic.
+//!   The limit keeps the queue short, because the relay has caught up only when it has sent the queued events
+//!   too. The exception does not apply while lanes wait for a retry or for a throttled topic.
 //! - Messages use [`UNSHARED_HIGH`], and hardly any two share a lane: lingering would not fill requests.
 //!
 //! All shares except [`BACKLOG_SHARE`] and [`BACKLOG_LOW`] are shares of the budget.
@@ -52,9 +52,9 @@ const UNRECORDED_LOW: Share = Share(1, 8);
 /// High watermark of queued events while the stream is behind. Above it, lanes do not linger.
 const BACKLOG_HIGH: Share = Share(1, 4);
 
-/// Alternative high watermark of queued events, as a share of everything that arrived in this backlog. It applies if
-/// it is larger than [`BACKLOG_HIGH`] of the budget: in a long backlog, the time to send the events that are queued
-/// at its end matters less.
+/// Alternative high watermark of queued events, as a share of everything that arrived in this backlog. It
+/// applies if it is larger than [`BACKLOG_HIGH`] of the budget. The longer the backlog, the less it matters
+/// how long the relay needs for the events that are queued at the end of the backlog.
 const BACKLOG_SHARE: Share = Share(1, 16);
 
 /// Low watermark of queued events, as a share of their high watermark.
@@ -63,9 +63,9 @@ const BACKLOG_LOW: Share = Share(5, 8);
 /// Share of the budget at which lanes stop lingering if hardly any two messages share a lane.
 const UNSHARED_HIGH: Share = Share(1, 2);
 
-/// While reading is stopped, the relay takes no more released events from quarantine if the queued ones use this
-/// share of the budget. Otherwise released events that cannot be sent would use up the memory that the stream
-/// needs.
+/// While reading is stopped, the relay takes no more released events from quarantine if the released events
+/// in lanes use this share of the budget. Otherwise released events that cannot be sent would use up the
+/// memory that the stream needs.
 const RELEASED_HIGH: Share = Share(1, 2);
 
 /// A fraction of a number of bytes: the numerator and the denominator.
@@ -230,7 +230,8 @@ impl FlowControl {
     }
 
     /// Whether the session must stop reading, because the queue gate or the unrecorded gate is closed. While
-    /// nothing is in memory both gates are open, so that even an event larger than the budget is read.
+    /// nothing is in memory both gates are open, so the session reads even an event that is larger than the
+    /// budget.
     pub(super) fn stops_reading(&self) -> bool {
         self.queue.is_closed || self.unrecorded.is_closed
     }
@@ -241,15 +242,15 @@ impl FlowControl {
         !self.stops_reading() || queued < RELEASED_HIGH.of(self.budget)
     }
 
-    /// Whether undelivered events stop reading, so that some of them must be sent. If unrecorded events
-    /// stop reading, nothing needs to be done: they are recorded soon.
+    /// Whether undelivered events stop reading. If so, some of them must be sent. If unrecorded events stop
+    /// reading, nothing needs to be done, because they are recorded soon.
     pub(super) fn queue_is_full(&self) -> bool {
         self.queue.is_closed
     }
 
     /// Whether lanes may linger. `all_may_go` is false if lanes wait for a retry or for a throttled topic. In
-    /// that case the number of queued bytes does not matter, because the waiting lanes alone may keep it
-    /// high.
+    /// that case the number of queued bytes does not matter, because the waiting lanes alone may keep the
+    /// number high.
     pub(super) fn may_linger(&self, all_may_go: bool) -> bool {
         let memory = &self.memory;
         let opens_queue = self.queue.is_closed && memory.queued() > QUEUE_SENDS_TO.of(self.budget);

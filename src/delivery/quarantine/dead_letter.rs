@@ -48,8 +48,8 @@ impl DeadLetters {
         self.in_flight.is_empty()
     }
 
-    /// The topic for the dead letter of this event. Returns `None` if no topic is configured, or if the
-    /// event is released: it had its dead letter when it was first set aside.
+    /// The topic for the dead letter of this event. Returns `None` if no topic is configured. Also returns
+    /// `None` if the event is released, because it had its dead letter when it was first set aside.
     pub(crate) fn topic_for(&self, origin: &EventRef) -> Option<Arc<str>> {
         let topic = self.topic.clone();
         topic.filter(|_| origin.standing == Standing::New)

@@ -19,7 +19,7 @@ pub(super) struct BlockedState {
     pub(super) since: EventPosition,
     /// The reason that is recorded for the events that wait because the key is blocked.
     pub(super) waits: Arc<str>,
-    /// The number of the last record of this key that was given to the writer.
+    /// Number of the key's last record, counted over all records that were given to the writer.
     pub(super) last_record: u64,
     /// Number of bad events whose dead letter is in flight. These events are not recorded yet.
     pub(super) letters: u32,
@@ -37,7 +37,8 @@ impl BlockedState {
     }
 
     /// Whether all records of this key are durable. `durable` is the number of durable records of the
-    /// session. False while a dead letter of the key is in flight, because its event has no record yet.
+    /// session. Returns false while a dead letter of the key is in flight, because the bad event has no
+    /// record yet.
     pub(super) fn is_recorded(&self, durable: u64) -> bool {
         self.letters == 0 && self.last_record <= durable
     }
@@ -74,7 +75,7 @@ impl BlockedKeys {
     }
 
     /// Blocks a key from the position `since` on. `first` is the id, as operators see it, of the event at
-    /// that position. The rows of all later events of the key name this event as the reason.
+    /// that position. The rows of all later events of the key name this id in their reason.
     pub(crate) fn block(&mut self, group: Group, since: EventPosition, first: &str) {
         self.by_group
             .insert(group, BlockedState::new(since, waits_for(first)));

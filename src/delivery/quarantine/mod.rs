@@ -26,10 +26,10 @@
 //! memory has no room for them. All other releases of groups that are not blocked (unordered events,
 //! other policies) have only step 2.
 //!
-//! [`Quarantine`] has these parts: `keys` knows which keys are blocked, `release` is the state machine of
-//! one release, `turns` holds all releases and decides which one may query the table next, and `in_lanes`
-//! knows the released events that are in lanes. An operation on one part is a method of that part. Not
-//! here: the table (`dispatch::quarantined`), and reading released rows (`releaser`).
+//! [`Quarantine`] has these parts: `keys` knows which keys are blocked, and `in_lanes` knows the released
+//! events that are in lanes. `release` is the state machine of one release. `turns` holds all releases, and
+//! decides which one may query the table next. An operation on one part is a method of that part. Not here:
+//! the table (`dispatch::quarantined`), and reading released rows (`releaser`).
 
 mod dead_letter;
 mod in_lanes;
@@ -54,8 +54,8 @@ use release::{Release, Stage};
 pub(crate) use releaser::{QuarantineAnswer, Releaser, ReleaserRequest};
 use turns::ReleaseTurns;
 
-/// Maximum number of rows of a page. A release that already has this many events in lanes requests no
-/// further page, so its events do not fill memory.
+/// Maximum number of rows of a page. A release that already has this many events in lanes requests no further
+/// page. Otherwise its events could fill memory.
 pub(crate) const PAGE: usize = 100;
 
 /// A query of a release on `outbox.dispatch`.
@@ -76,7 +76,7 @@ pub(crate) enum Admission {
     Open,
     /// Record the event as quarantined, for this reason.
     Quarantined(Arc<str>),
-    /// Record the event as released, behind the events of its key that are being released.
+    /// Record the event as released. Earlier events of its key are being released, and are published first.
     Released(Arc<str>),
     /// Hold the event in memory until its key is no longer blocked.
     Held,
@@ -87,7 +87,7 @@ pub(crate) enum Admission {
 pub(crate) struct Unblocked {
     /// The key's events that were held in memory, in commit order.
     pub(crate) held: Vec<Event>,
-    /// Whether an event in quarantine had blocked the key, not only a release.
+    /// True if an event in quarantine had blocked the key. False if only a release had blocked it.
     pub(crate) was_in_quarantine: bool,
 }
 
@@ -222,9 +222,9 @@ impl Quarantine {
         self.counting = self.is_settled().then_some(self.unblocking);
     }
 
-    /// Corrects `unblocking` after a count found `rows` quarantined or released rows. `rows` includes the
-    /// events of blocked keys. So if `unblocking` was higher than `rows` when the count began, at least the
-    /// difference has left the quarantine.
+    /// Corrects `unblocking` after a count found `rows` quarantined or released rows. These include the
+    /// events of blocked keys. So if `unblocking` was higher than `rows` when the count began, at least as
+    /// many events as the difference have left the quarantine.
     pub(crate) fn counted(&mut self, rows: usize) {
         if let Some(before) = self.counting.take() {
             self.unblocking -= before.saturating_sub(rows);

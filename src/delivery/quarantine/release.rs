@@ -23,7 +23,7 @@ enum PageState {
     Asked,
     /// Put the events of the page's rows into their lane.
     Wanted,
-    /// Drop the rows, because the page may have skipped rows before them.
+    /// Drop the rows, because earlier rows may be missing from the page.
     Stale,
 }
 
@@ -35,13 +35,14 @@ pub(super) struct Release {
     page: PageState,
     /// How many records were durable when the last page was requested.
     asked_at: u64,
-    /// A page counts only if at least this many records were durable when the page was requested. A bad
-    /// event with a dead letter is recorded later than the events behind it, and a page must not skip the
-    /// bad event.
+    /// A page is used only if at least this many records were durable when it was requested. An older page
+    /// may lack a bad event with a dead letter, because the relay records such an event later than the events
+    /// behind it. The release would then skip the bad event.
     pub(super) asks_from: u64,
-    /// Number of events of the release that are in lanes.
+    /// How many events of the release are in lanes.
     pub(super) in_lanes: usize,
-    /// The number of the last record of the release's events that was given to the writer.
+    /// Number of the last record with an event of the release, counted over all records that were given to
+    /// the writer.
     pub(super) last_record: u64,
 }
 
@@ -117,7 +118,7 @@ impl Release {
     }
 
     /// Whether all events that were read have a durable outcome. If so, the next page starts from the
-    /// beginning: a later replay may have released rows that come before the rows already read.
+    /// beginning, because a later replay may have released rows that come before the rows already read.
     fn is_idle(&self, durable: u64) -> bool {
         self.in_lanes == 0 && durable >= self.last_record
     }

@@ -141,7 +141,7 @@ struct Worker {
     project: Arc<str>,
     session: Option<ReleaserSession>,
     /// The last group of the last poll, if that poll returned [`GROUPS`] groups. The next poll continues
-    /// after this group, so that groups that cannot be published for now do not hide later groups.
+    /// after this group, because otherwise groups that cannot be published for now would hide later groups.
     read_to: Option<Group>,
 }
 
@@ -274,8 +274,8 @@ impl Worker {
 }
 
 /// Whether the error concerns only this event. If so, the event stays in quarantine and does not hold up the
-/// others. The error `slot-busy` counts only if the readers are new. From an older reader, it can mean that
-/// the table was altered after the reader was made.
+/// others. The error `slot-busy` concerns only this event if the readers are new. An older reader also
+/// returns this error if the table was altered after the reader was made.
 fn is_of_one_event(error: &Error, readers_are_new: bool) -> bool {
     match error.code() {
         Code::PostgresStatement => true,
@@ -287,10 +287,10 @@ fn is_of_one_event(error: &Error, readers_are_new: bool) -> bool {
 impl ReleaserSession {
     async fn open(target: &Target) -> Result<Self> {
         let sql = connect_patiently(target, "postrider quarantine", STATEMENT_TIMEOUT).await?;
-        // Make the planner use the index even if its statistics are wrong: few rows of a large table are in
-        // quarantine. With `enable_seqscan = off`, a table without an index on the id gets such a high cost
-        // estimate that PostgreSQL would compile every statement just in time, which takes half a second. So
-        // disable this compilation too.
+        // Make the planner use the index even if its statistics are wrong, because only few rows of a large
+        // table are in quarantine. With `enable_seqscan = off`, a table without an index on the id gets such
+        // a high cost estimate that PostgreSQL would compile every statement just in time, which takes half a
+        // second. So disable this compilation too.
         sql.batch_execute("SET enable_seqscan = off; SET jit = off")
             .await?;
         Ok(Self {

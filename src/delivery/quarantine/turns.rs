@@ -8,8 +8,8 @@ use super::release::{Release, Stage};
 use super::{PAGE, QuarantineQuery};
 use crate::event::{Event, Group, OrderingKey};
 
-/// Maximum number of releases that read pages at once. A release with a whole page of events in lanes does not
-/// count: it needs no query now, and its events count against the budget of bytes in flight.
+/// Maximum number of releases that read pages at once. A release with a whole page of events in lanes does
+/// not count, because it needs no query now, and its events count against the budget of bytes in flight.
 pub(super) const MAX_RELEASES: usize = 256;
 
 /// The releases, by group.
@@ -64,8 +64,8 @@ impl ReleaseTurns {
         self.begun(group, Stage::Paging);
     }
 
-    /// Fails a release whose released events are all replayed ones: the bad event that blocks the key
-    /// came later, and no operator has released it.
+    /// Fails a release whose released events are all being replayed. The key is blocked by a bad event that
+    /// came later, and no operator has released this bad event.
     pub(crate) fn only_replayed(&mut self, group: &Group) {
         self.begun(group, Stage::Failed);
     }
@@ -89,8 +89,8 @@ impl ReleaseTurns {
         }
     }
 
-    /// Takes all held events out of memory. The caller records them as released. Their groups go back to
-    /// reading pages, which then find these events.
+    /// Takes all held events out of memory. The caller records them as released. The releases of their groups
+    /// go back to reading pages, which then contain these events.
     pub(super) fn unhold(&mut self, keys: &BlockedKeys) -> Vec<(Group, Arc<str>, Vec<Event>)> {
         let mut all = Vec::new();
         for (group, release) in &mut self.by_group {

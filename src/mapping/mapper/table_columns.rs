@@ -28,7 +28,8 @@ pub enum TimeKind {
     Instant,
     /// `timestamp without time zone`, in UTC.
     Utc,
-    /// Another type, or a time zone that the relay does not know. SQL cannot compare the values with now.
+    /// Another type, or a time zone that the relay does not know. SQL cannot compare the values with the
+    /// current time.
     Unknown,
 }
 

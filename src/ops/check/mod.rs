@@ -26,11 +26,11 @@ use slot_manager::{Finding, QualifiedName, Severity};
 
 use super::finding::{finding, from_error};
 use super::prune::{Pruning, require_rights};
-use super::recover;
+use super::{LOCK_TIMEOUT, recover};
 use crate::capture::claim;
 use crate::condition::{Condition, State};
 use crate::error::{Code, Result};
-use crate::postgres::{Sql, connect};
+use crate::postgres::{Sql, connect, limiting_lock_waits};
 use crate::session::database;
 use crate::session::publication::untraced;
 use crate::settings::{OnBadEvent, Settings};
@@ -139,6 +139,11 @@ async fn check_database(sql: &Sql, settings: &Settings) -> Result<(Vec<Finding>,
         return Ok((findings, Vec::new()));
     }
     findings.extend(replication_session(sql, &findings).await);
+    // If a table is locked, each of the next checks would wait for it.
+    if let Some(locked) = locked_table(sql, settings).await {
+        findings.push(locked);
+        return Ok((findings, Vec::new()));
+    }
     // The finding `relay-table` shows only that outbox.relay exists. Reading a row also shows whether the
     // table has the schema of an older version.
     if findings.iter().any(|finding| finding.code == "relay-table") {
@@ -172,6 +177,19 @@ async fn check_database(sql: &Sql, settings: &Settings) -> Result<(Vec<Finding>,
     findings.extend(mapped);
     name_grants(sql, settings, &mut findings).await?;
     Ok((findings, topics))
+}
+
+/// Returns a finding if another session holds a lock on a captured table, or on the relay's tables, for which the
+/// checks would have to wait. Ignores other errors, because the other checks report them.
+async fn locked_table(sql: &Sql, settings: &Settings) -> Option<Finding> {
+    let reading = async {
+        claim::known(sql, &settings.slot, &settings.tables).await?;
+        shown::read(sql, &settings.slot).await
+    };
+    match limiting_lock_waits(sql, LOCK_TIMEOUT, reading).await {
+        Err(error) if error.code() == Code::LockWait => Some(from_error(&error)),
+        Ok(_) | Err(_) => None,
+    }
 }
 
 /// Returns the findings about the mapping of the tables, and the full names of the topics to look up. The topics for

@@ -11,6 +11,7 @@
 pub(crate) mod find;
 pub(crate) mod list;
 pub(crate) mod named_table;
+mod rows;
 mod state;
 
 use serde::Serialize;

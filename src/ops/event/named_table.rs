@@ -1,13 +1,22 @@
 //! Reads an id that names its table: `schema.table:uuid`.
 //!
 //! The record of an event with a uuid does not name the event's table. So only the row itself shows whether
-//! the named table is the right one.
+//! the named table is the right one. If the named table has the row, the commands do not touch the other captured
+//! tables, which may be locked or unreadable. Otherwise they look for the row in those of the other tables that they
+//! can read.
+
+use std::time::Duration;
 
 use uuid::Uuid;
 
+use super::rows;
 use crate::error::{Code, Error, Result};
+use crate::postgres::Sql;
 use crate::settings::Settings;
 use crate::store::dispatch::history::RecordedRow;
+
+/// How long to wait for a lock on a table other than the named one.
+const LOCK_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// A captured table, as an index into `Settings::tables`, and the uuid of one of its events.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -45,8 +54,45 @@ pub(crate) fn unknown(settings: &Settings, id: &str) -> Option<Error> {
 }
 
 impl NamedTable<'_> {
+    /// Checks that the event with this uuid can belong to the named table. If no table has a row with this uuid
+    /// any more, the event may have belonged to any table. Returns the table's identity.
+    ///
+    /// # Errors
+    /// `setting-invalid` if the row is in another table; database errors.
+    pub(crate) async fn check_row(self, sql: &Sql, settings: &Settings) -> Result<String> {
+        let table = rows::one(sql, settings, self.number).await?;
+        if table.rows(sql, self.number, self.uuid).await?.is_empty() {
+            self.refuse_row_elsewhere(sql, settings).await?;
+        }
+        Ok(table.captured.record.identity)
+    }
+
+    /// Looks for the row of the event in the other captured tables. Skips a table that is locked or cannot be read,
+    /// because the command is about another table. Afterwards the session waits for locks without a limit.
+    ///
+    /// # Errors
+    /// `setting-invalid` if another table has the row. A row whose id only has the same text is another event, and is
+    /// ignored.
+    pub(super) async fn refuse_row_elsewhere(self, sql: &Sql, settings: &Settings) -> Result<()> {
+        let uuid = Uuid::parse_str(self.uuid).ok();
+        sql.limit_lock_waits(LOCK_TIMEOUT).await?;
+        for number in (0..settings.tables.len()).filter(|n| *n != self.number) {
+            let searching = async {
+                let table = rows::one(sql, settings, number).await?;
+                table.rows(sql, number, self.uuid).await
+            };
+            let found = searching.await.unwrap_or_default();
+            if found.iter().any(|row| Some(row.event_id) == uuid) {
+                let table = settings.tables[number].table.to_string();
+                let right = format!("{table}:{}", self.uuid);
+                return Err(self.of_another(settings, &table, &right));
+            }
+        }
+        sql.limit_lock_waits(Duration::ZERO).await
+    }
+
     /// Returns the error for an event that belongs to the table `other`. `right` is the id with this table.
-    pub(crate) fn of_another(self, settings: &Settings, other: &str, right: &str) -> Error {
+    fn of_another(self, settings: &Settings, other: &str, right: &str) -> Error {
         let (uuid, table) = (self.uuid, &settings.tables[self.number].table);
         let what = format!("{uuid} is an event of {other}, not of {table}");
         Error::new(Code::SettingInvalid, what).hint(format!("give {right}"))

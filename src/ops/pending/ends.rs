@@ -4,8 +4,8 @@
 //! A relay delivers rows roughly in the order in which they were written. So if the relay is down or late, it
 //! has delivered the older rows, and the newer rows wait. If all of the last rows wait, a binary search finds
 //! the border between delivered and waiting rows, and with it the age of the oldest waiting event. If
-//! delivered and waiting rows are mixed, the search still finds a waiting event, and the age of that event is
-//! a lower bound.
+//! delivered and waiting rows are mixed, the search still finds a waiting event. The age of that event is
+//! then only a lower bound.
 
 use super::{BLOCK_BYTES, CountedRows, LARGEST_BYTES, MOST_ROWS, PendingEvents};
 use crate::error::Result;

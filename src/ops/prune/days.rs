@@ -1,9 +1,8 @@
 //! Adds the daily partitions of the next days, and drops the partitions of old days as a whole.
 //!
-//! A partition is dropped only if the row walk ([`rows`]) finds that every row of the day may be
-//! deleted. Two walks judge the rows. The first walk holds no lock, and ends as soon as a row has to
-//! stay. The second walk holds a lock on the partition, so its rows cannot change between their
-//! verdicts and the drop.
+//! A partition is dropped only if the row walk ([`rows`]) finds that every row of the day may be deleted. Two
+//! walks judge the rows. The first walk holds no lock, and ends as soon as a row has to stay. The second walk
+//! holds a lock on the partition, so no row can change between its verdict and the drop.
 //!
 //! If a day cannot be added or dropped, the report contains a note, and the next run tries again. The
 //! rows of a day that was not dropped are deleted one by one, as in a table without partitions.
@@ -117,8 +116,8 @@ fn note(what: &str, error: PgError) -> Result<String> {
     Ok(format!("{what}: {error} ({hint})"))
 }
 
-/// Adds the partitions of the coming days, unless this is a dry run. Returns the partitions of old days; none if a
-/// note says why they cannot be dropped.
+/// Adds the partitions of the coming days, unless this is a dry run. Returns the partitions of old days.
+/// Returns none if they cannot be dropped, and then a note says why.
 async fn add_and_list(
     context: &PruneContext<'_>,
     pruned: &mut PrunedTable,
@@ -301,7 +300,7 @@ async fn drop_locked(sql: &Sql, day: &DayPartition, has_row: &str) -> Result<boo
 }
 
 /// Whether the drop was refused because another session waits for our lock on the partition. That session may
-/// itself hold a lock that the drop needs, so another attempt would only prolong its wait.
+/// itself hold a lock that the drop needs, so another attempt would only prolong the session's wait.
 fn is_waited_for(error: &PgError) -> bool {
     error.code() == Some(&SqlState::OBJECT_IN_USE)
 }

@@ -1,16 +1,16 @@
 //! Deletes old events that have a final outcome, and old records that nobody needs.
 //!
-//! [`proof`] decides from the state of the slot what may be deleted. [`days`] drops the daily
-//! partitions whose rows may all be deleted, [`rows`] deletes the other rows of the outbox tables, and
-//! after that [`records`] deletes rows of outbox.dispatch. Rows and records are deleted in chunks: one
-//! short transaction each, along an index, with a pause in between. So an operator may stop the command
-//! between two chunks, and it continues when it is run again.
+//! [`proof`] decides from the state of the slot what may be deleted. [`days`] drops the daily partitions
+//! whose rows may all be deleted, [`rows`] deletes the other rows of the outbox tables, and after that
+//! [`records`] deletes rows of outbox.dispatch. Rows and records are deleted in chunks: one short transaction
+//! each, along an index, with a pause in between. So an operator may stop the command between two chunks. The
+//! next run continues there.
 //!
 //! **An outbox row may be deleted** when its outcome is final and no recovery can need it:
 //!
-//! - Its event is published or discarded, and its record is older than the retention. A row without a
-//!   record may have been published with `dispatch = exceptions`. Such a row may be deleted if its
-//!   transaction is below the floor of its table and the event itself is older than the retention.
+//! - Its event is published or discarded, and its record is older than the retention. A row without a record
+//!   might have been published with `dispatch = exceptions`. Such a row may be deleted if its transaction is
+//!   below the floor of its table and the event itself is older than the retention.
 //! - Its commit is below the confirmed position, and its transaction below the floor. A recovery with
 //!   `dispatch = exceptions` publishes everything from the floor on again, so it needs all these rows. There
 //!   is one exception: if every event has a record and the slot's position proves nothing, for example
@@ -24,9 +24,9 @@
 //! - Its commit is below `restart_lsn`, which is at most the confirmed position. A crash of PostgreSQL
 //!   loses newer confirmed positions, and PostgreSQL then sends the events after an older position
 //!   again.
-//! - The slot has confirmed the end of the WAL at a time when the row was already gone. An update that moves
-//!   a row to another partition makes the slot stream the row once more. Only the record then shows that the
-//!   row was published.
+//! - The slot has confirmed everything that was in the WAL when the row was already gone. If an update had
+//!   moved the row to another partition, the slot streams the row once more, and then only the record shows
+//!   that the row was published.
 //!
 //! The reasons are in docs/adr/0032-pruning.md and, for partitions, docs/adr/0037-daily-partitions.md.
 
@@ -241,9 +241,10 @@ pub(crate) async fn run(
     Ok(report)
 }
 
-/// Returns why the records have to stay if no old row of a table has a record; otherwise `None`. If every published
-/// event has a record, the old rows should have records. If none of them has one, the settings of this command may
-/// lead to other event ids than those of the relay. Then every record would look as if its row were gone.
+/// Returns why the records have to stay if no old row of a table has a record; otherwise `None`. If every
+/// published event has a record, the old rows should have records. If none of them has a record, the settings
+/// of this command may lead to other event ids than those of the relay. Then every record would look as if
+/// its row were gone.
 fn unknown_rows(context: &PruneContext<'_>, tables: &[PrunedTable]) -> Option<String> {
     let PruneProof::Slot { repeats: false, .. } = context.proof else {
         return None;

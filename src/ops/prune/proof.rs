@@ -21,7 +21,7 @@ pub(super) enum PruneProof {
         /// The slot's `restart_lsn`. It survives a crash of PostgreSQL, and is never above the
         /// confirmed position.
         durable: Lsn,
-        /// Whether published events may have no record, so that a recovery publishes them again.
+        /// Whether some published events might lack a record. A recovery would publish such events again.
         repeats: bool,
     },
     /// The position of the slot proves nothing, for example because the slot is lost. Rows with a

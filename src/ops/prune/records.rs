@@ -169,8 +169,8 @@ impl RecordChunk {
 }
 
 /// Returns the SQL condition that the row of the record `w` is in a captured table. In a dry run, rows that a
-/// real run would delete do not count. The inner error says why the condition cannot be formed, so that all
-/// records have to stay.
+/// real run would delete do not count. If the condition cannot be formed, all records have to stay, and the
+/// inner error says why.
 async fn has_row_sql(
     context: &PruneContext<'_>,
     captured: &[Captured],

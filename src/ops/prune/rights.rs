@@ -37,7 +37,7 @@ pub(crate) async fn missing_day_grant(sql: &Sql) -> Result<Option<String>> {
 /// Checks that our role may read the tables and, unless this is a dry run, delete their rows.
 ///
 /// # Errors
-/// `privilege-missing`, with the GRANT; errors of a statement.
+/// `privilege-missing`, with the GRANT; database errors.
 pub(crate) async fn require_rights(sql: &Sql, settings: &Settings, who: Pruning) -> Result<()> {
     let purpose = if who == (Pruning::Command { dry_run: true }) {
         Purpose::Read

@@ -77,7 +77,7 @@ pub(super) fn verdict_sql(context: &PruneContext<'_>, captured: &Captured) -> St
     let record = &captured.record;
     let cutoff = context.cutoff.sql();
     let floor = record.floor;
-    // Rows of transactions below `without_record` may have been published without a record. The relay may
+    // Rows of transactions below `without_record` might have been published without a record. The relay may
     // still publish a row again if its event is at or above the confirmed position, or if its transaction is
     // at or above the floor.
     let (without_record, is_unconfirmed, is_above_floor) = match &context.proof {
@@ -109,8 +109,8 @@ pub(super) fn verdict_sql(context: &PruneContext<'_>, captured: &Captured) -> St
     )
 }
 
-/// Returns the SQL condition that [`verdict_sql`] keeps a row `e`, although its record `w` is old and has a
-/// final outcome.
+/// Returns the SQL condition that a row `e` stays, by the rules of [`verdict_sql`], although its record `w`
+/// is old and has a final outcome.
 pub(super) fn stays_sql(context: &PruneContext<'_>, captured: &Captured) -> String {
     let PruneProof::Slot { confirmed, .. } = &context.proof else {
         return "false".to_owned();

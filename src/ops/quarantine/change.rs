@@ -25,7 +25,7 @@ pub(crate) enum WholeKeyReason {
 /// Releases one event, or its whole key if that is necessary to keep the order.
 ///
 /// # Errors
-/// The errors of [`select::in_quarantine`]; errors of a statement.
+/// The errors of [`select::in_quarantine`]; database errors.
 pub(crate) async fn release_event(
     sql: &Sql,
     settings: &Settings,
@@ -50,7 +50,7 @@ pub(crate) async fn release_event(
 /// Releases the selected events. Returns their number.
 ///
 /// # Errors
-/// `not-in-quarantine` if there is no such event; errors of a statement.
+/// `not-in-quarantine` if there is no such event; database errors.
 pub(crate) async fn release(sql: &Sql, selection: QuarantineSelection<'_>) -> Result<u64> {
     match quarantine_commands::release(sql, &selection.filter()).await? {
         0 => Err(selection.nothing()),
@@ -61,7 +61,7 @@ pub(crate) async fn release(sql: &Sql, selection: QuarantineSelection<'_>) -> Re
 /// Returns how many events are in quarantine.
 ///
 /// # Errors
-/// Errors of a statement.
+/// Database errors.
 pub(crate) async fn count_left(sql: &Sql) -> Result<u64> {
     let all = QuarantineSelection {
         key: None,
@@ -88,7 +88,7 @@ impl DiscardRequest<'_> {
     /// Returns how many events the request would discard.
     ///
     /// # Errors
-    /// Errors of a statement.
+    /// Database errors.
     pub(crate) async fn count(&self, sql: &Sql) -> Result<u64> {
         match self {
             Self::Event(_) => Ok(1),
@@ -101,7 +101,7 @@ impl DiscardRequest<'_> {
     /// Discards the events. Returns their number.
     ///
     /// # Errors
-    /// `not-in-quarantine` if there is no such event; errors of a statement.
+    /// `not-in-quarantine` if there is no such event; database errors.
     pub(crate) async fn carry_out(&self, sql: &Sql) -> Result<u64> {
         let (discarded, selection) = match self {
             Self::Event(event) => {

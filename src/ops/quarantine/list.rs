@@ -27,7 +27,7 @@ pub(crate) struct ListedKey {
 #[derive(Debug, Serialize)]
 pub(crate) struct QuarantineListing {
     pub(crate) keys: Vec<ListedKey>,
-    /// Number of all selected keys, not only the listed keys.
+    /// Number of all selected keys, including those beyond `limit`.
     pub(crate) total_keys: i64,
     /// Number of events of all selected keys.
     pub(crate) total_events: i64,
@@ -36,7 +36,7 @@ pub(crate) struct QuarantineListing {
 /// Lists up to `limit` of the selected keys, the longest-waiting key first.
 ///
 /// # Errors
-/// Errors of a statement.
+/// Database errors.
 pub(crate) async fn list(
     sql: &Sql,
     selection: QuarantineSelection<'_>,

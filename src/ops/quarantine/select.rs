@@ -5,9 +5,9 @@ use uuid::Uuid;
 
 use crate::error::{Code, Error, Result};
 use crate::event::SHOWN_CHARS;
-use crate::ops::event::find;
+use crate::ops::LOCK_TIMEOUT;
 use crate::ops::event::named_table::{self, NamedTable};
-use crate::postgres::Sql;
+use crate::postgres::{Sql, limiting_lock_waits};
 use crate::settings::Settings;
 use crate::store::dispatch::quarantine_commands::{self, EventRow, QuarantineFilter};
 
@@ -43,8 +43,8 @@ pub(super) fn name(source_id: Option<&str>, uuid: Uuid) -> String {
         .map_or_else(|| uuid.to_string(), str::to_owned)
 }
 
-/// Returns the dispatch rows of an event that are in quarantine, in commit order. If none of its dispatch rows is
-/// in quarantine, returns all of them.
+/// Returns those dispatch rows of an event that are in quarantine, in commit order. If none of its dispatch
+/// rows is in quarantine, returns all of them.
 ///
 /// # Errors
 /// `not-in-quarantine` when the event has no dispatch row; `setting-invalid` when several events have this id, or
@@ -94,7 +94,7 @@ async fn rows_of_table(
     settings: &Settings,
     named: NamedTable<'_>,
 ) -> Result<Vec<EventRow>> {
-    let identity = find::check_named_table(sql, settings, named).await?;
+    let identity = limiting_lock_waits(sql, LOCK_TIMEOUT, named.check_row(sql, settings)).await?;
     let rows = rows_with(sql, named.uuid).await?;
     let mut source_ids = rows.iter().filter_map(|row| row.source_id.as_deref());
     source_ids.try_for_each(|source_id| named.check(settings, &identity, source_id))?;
@@ -105,7 +105,7 @@ fn not_in_quarantine(what: String) -> Error {
     Error::new(Code::NotInQuarantine, what)
 }
 
-/// Returns the first dispatch row of an event that is in quarantine.
+/// Returns the first of the event's dispatch rows that is in quarantine.
 ///
 /// # Errors
 /// The errors of [`rows_of`]; `not-in-quarantine` if the event has another state.

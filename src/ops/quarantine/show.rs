@@ -28,9 +28,9 @@ pub(crate) struct ShownEvent {
     pub(crate) committed_seconds_ago: u64,
     pub(crate) dispatched_seconds_ago: u64,
     pub(crate) message_id: Option<String>,
-    /// Number of events of the same key that are in quarantine before this event.
+    /// How many events of the same key are in quarantine before this event.
     pub(crate) earlier_in_quarantine: u64,
-    /// Number of events of the same key that are in quarantine behind this event.
+    /// How many events of the same key are in quarantine behind this event.
     pub(crate) later_in_quarantine: u64,
 }
 

@@ -11,10 +11,10 @@ use crate::postgres::Sql;
 use crate::settings::Settings;
 
 /// Returns the position from which the relay continues with the existing slot, or `None` if the relay has to
-/// recover. An adoption of another server keeps the slot if a relay could stream from it and every visible row has
-/// an outcome. This loses no row, because the slot existed before we read the rows, and so streams every row that
-/// is committed later. For example, after `pg_upgrade` the relay keeps the slot if everything was delivered before
-/// the upgrade. An adoption of another slot's tables always needs a recovery.
+/// recover. An adoption of another server keeps the slot if a relay could stream from it and every visible
+/// row has an outcome. This loses no row: the slot existed before we read the rows, so it streams every row
+/// that is committed later. For example, after `pg_upgrade` the relay keeps the slot if everything was
+/// delivered before the upgrade. An adoption of another slot's tables always needs a recovery.
 pub(super) async fn kept_from(situation: &Situation, settings: &Settings) -> Result<Option<Lsn>> {
     if !situation.is_foreign() || situation.owner.is_some() || situation.usable_from.is_none() {
         return Ok(None);

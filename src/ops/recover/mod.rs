@@ -23,8 +23,8 @@ use crate::postgres::Sql;
 use crate::settings::{OnLoss, Settings};
 use situation::Situation;
 
-/// Returns the finding of `postrider check` about a slot that is missing, lost or recreated. Returns
-/// `None` if the slot has no such fault, and also if a query fails, because another finding then says
+/// Returns the finding of `postrider check` about a slot that is missing, lost or recreated. Returns `None`
+/// if the slot has no such fault. Also returns `None` if a query fails, because another finding then says
 /// why.
 pub(crate) async fn lost_slot(sql: &Sql, settings: &Settings) -> Option<Finding> {
     let situation = Situation::read(sql, settings).await.ok()?;

@@ -63,7 +63,7 @@ pub(crate) struct TopicPreview {
 ///
 /// # Errors
 /// `project-missing`; `foreign-cluster` if the cluster's transaction ids are lower than the transaction ids
-/// in the rows; errors of a statement.
+/// in the rows; database errors.
 pub(crate) async fn read<'a>(
     situation: &'a Situation,
     settings: &'a Settings,
@@ -82,7 +82,7 @@ pub(crate) async fn read<'a>(
 /// Whether a recovery would publish anything.
 ///
 /// # Errors
-/// Errors of a statement.
+/// Database errors.
 pub(super) async fn any_row_waits(situation: &Situation, settings: &Settings) -> Result<bool> {
     // Only topic names contain the project, and this count does not show topics.
     let project = settings.project().unwrap_or("no-project");

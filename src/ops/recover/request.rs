@@ -35,7 +35,7 @@ pub(crate) enum RelayReaction {
     Starts,
     /// Now, because this request has ended the relay's session, and the relay opens the next session.
     BeginsAnew,
-    /// After somebody restarts the relay, because this role may not end the relay's session.
+    /// After somebody restarts the relay, because this role has no right to end the relay's session.
     MustBeRestarted,
 }
 
@@ -57,7 +57,7 @@ impl<'a> RecoveryRequest<'a> {
     /// # Errors
     /// `foreign-cluster` or `table-captured` when an adoption is needed but not wanted, or not possible;
     /// `setting-invalid` when an adoption is wanted but not needed; `slot-held` when a relay still reads the
-    /// slot that owns the tables; errors of a statement.
+    /// slot that owns the tables; database errors.
     pub(crate) async fn prepare(
         sql: &Sql,
         situation: &'a Situation,
@@ -78,12 +78,12 @@ impl<'a> RecoveryRequest<'a> {
         })
     }
 
-    /// Carries the request out: takes the tables and records over if this is an adoption, marks the slot
-    /// for recovery unless the relay can keep it, and ends the relay's session.
+    /// Carries the request out. If this is an adoption, takes over the tables and records. Marks the slot for
+    /// recovery, unless the relay can keep the slot. Then ends the relay's session.
     ///
     /// # Errors
-    /// Errors of a statement. If the last statement fails, which ends the relay's session, the request
-    /// is already stored. After any other error nothing has changed.
+    /// Database errors. The last statement ends the relay's session. If only this statement fails, the
+    /// request is already stored. After any other error nothing has changed.
     pub(crate) async fn carry_out(self, sql: &mut Sql) -> Result<RequestedRecovery> {
         let Self {
             situation,

@@ -47,8 +47,8 @@ impl Situation {
     /// # Errors
     /// `postgres-standby` on a standby; `slot-foreign` when the slot is physical, or belongs to another
     /// output plugin or another database; `publication-drift` when a table is missing; `table-captured` when
-    /// a table of another slot and one of our tables have only a part of their rows in common; errors of a
-    /// statement.
+    /// a table of another slot and one of our tables have only a part of their rows in common; database
+    /// errors.
     pub(crate) async fn read(sql: &Sql, settings: &Settings) -> Result<Self> {
         let name = &settings.slot;
         let cluster = cluster::inspect(sql).await?;
@@ -104,9 +104,9 @@ impl Situation {
             can_continue: false,
         };
         let why = situation.why(name, facts);
-        // A dump may have been restored after the slot was created. The slot then streams the restored rows as
-        // inserts. Without the column `inserted_xid`, the relay would take them for new events and publish them
-        // again. So such a table needs a recovery with a new slot.
+        // A dump may have been restored after the slot was created. The slot then streams the restored rows
+        // as inserts. In a table without the column `inserted_xid`, the relay would take them for new events
+        // and publish them again. So such a table needs a recovery with a new slot.
         let tells_restored_rows = found.iter().all(|found| found.shape.has_inserted_xid);
         let usable_from = usable_from(facts).filter(|_| tells_restored_rows);
         situation.why = why;

@@ -8,9 +8,9 @@
 //!    in order, and before any newer event of their key. So replayed and new events of a key are never
 //!    mixed. The command limits the number of events released at once, and the rate.
 //!
-//! Each message carries the name of the replay in the attribute `replay`. An event that Pub/Sub refuses
-//! goes into quarantine, like any other. An event whose row is gone is not sent again, and its record becomes
-//! `published` again. The reasons are in docs/adr/0034-replay.md.
+//! Each message carries the name of the replay in the attribute `replay`. An event that Pub/Sub refuses goes
+//! into quarantine, like any other. The relay does not send an event whose row is gone, and sets the event's
+//! record to `published` again. The reasons are in docs/adr/0034-replay.md.
 
 mod release;
 mod select;
@@ -201,8 +201,8 @@ pub(crate) async fn run(
     release::run(sql, &row.name, rate, on_step).await
 }
 
-/// Removes the events that are not released yet from the replay, and waits until the released events
-/// have an outcome. Returns the number of removed events, and the result.
+/// Takes the events that are not yet released out of the replay. Then waits until each released event has an
+/// outcome. Returns the number of removed events, and the result.
 ///
 /// # Errors
 /// The errors of [`run`].

@@ -19,10 +19,10 @@ const POLL_INTERVAL: Duration = Duration::from_millis(250);
 /// After this long without progress, the command reports that the relay has stalled.
 const STALLED: Duration = Duration::from_secs(10);
 
-/// Maximum number of fruitless rounds in a row. The command gives up at the next fruitless round. A round visits
-/// every key that is left. It is fruitless if no event left the selection, and if the relay has no released events
-/// to publish that could free a key. One fruitless round is not enough to give up, because another replay may hold
-/// a key for a moment.
+/// Maximum number of fruitless rounds in a row. The command gives up at the next fruitless round. A round
+/// visits every key that is left. A round is fruitless if no event leaves the selection and the relay has no
+/// released events to publish, so that no key can become free. One fruitless round is not enough to give up,
+/// because another replay may hold a key for a moment.
 const FRUITLESS_ROUNDS: u32 = 10;
 /// Pause after a fruitless round.
 const ROUND_PAUSE: Duration = Duration::from_secs(1);
@@ -132,7 +132,7 @@ pub(super) async fn stopped(sql: &Sql, name: &str) -> Result<ReplayReport> {
 }
 
 /// Releases all selected events, and waits until all of them have an outcome. Returns earlier if `on_step`
-/// stops the replay, or gives up after [`FRUITLESS_ROUNDS`].
+/// stops the replay, or after too many fruitless rounds ([`FRUITLESS_ROUNDS`]).
 pub(super) async fn run(
     sql: &Sql,
     name: &str,

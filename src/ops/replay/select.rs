@@ -7,8 +7,9 @@ use serde::Serialize;
 use super::{OnReplayStep, ReplayCriteria, ReplayStep, read_time};
 use crate::error::{Code, Error, Result};
 use crate::event::EventPosition;
+use crate::ops::LOCK_TIMEOUT;
 use crate::ops::event::{EventQuery, find};
-use crate::postgres::Sql;
+use crate::postgres::{Sql, limiting_lock_waits};
 use crate::settings::Settings;
 use crate::store::dispatch::history::RecordFilter;
 use crate::store::replay::{self, SelectionPage};
@@ -115,7 +116,8 @@ async fn one(
         finished: true,
         ..ReplaySelection::default()
     };
-    for event in find::find(sql, settings, id).await? {
+    let finding = find::find(sql, settings, id);
+    for event in limiting_lock_waits(sql, LOCK_TIMEOUT, finding).await? {
         let (Some(_), Some(record)) = (&event.row, &event.record) else {
             continue;
         };

@@ -37,7 +37,7 @@ pub(crate) struct LeftOut {
 ///
 /// # Errors
 /// `postgres-standby`; `publication-missing`; `slot-missing` if an earlier slot is lost; `slot-exists`;
-/// `table-captured`; `slot-busy` if running transactions last longer than `wait`; errors of a statement.
+/// `table-captured`; `slot-busy` if running transactions last longer than `wait`; database errors.
 pub(crate) async fn create(
     sql: &Sql,
     settings: &Settings,
@@ -90,7 +90,7 @@ impl SlotDrop {
     /// Reads which events and WAL a drop would leave out. Changes nothing.
     ///
     /// # Errors
-    /// `slot-missing`; `slot-foreign`; errors of a statement.
+    /// `slot-missing`; `slot-foreign`; database errors.
     pub(crate) async fn prepare(sql: &Sql, settings: &Settings) -> Result<Self> {
         let slot = find(sql, settings).await?;
         let left_out = left_out(sql, settings, &slot).await?;
@@ -100,7 +100,7 @@ impl SlotDrop {
     /// Drops the slot.
     ///
     /// # Errors
-    /// `slot-held` while it is being read; errors of a statement.
+    /// `slot-held` while it is being read; database errors.
     pub(crate) async fn carry_out(self, sql: &Sql, settings: &Settings) -> Result<LeftOut> {
         slots::drop(sql, &settings.slot).await?;
         Ok(self.left_out)
@@ -119,7 +119,7 @@ impl SlotAdvance {
     /// moves to the server's current position.
     ///
     /// # Errors
-    /// `slot-missing`; `slot-foreign`; errors of a statement.
+    /// `slot-missing`; `slot-foreign`; database errors.
     pub(crate) async fn prepare(sql: &Sql, settings: &Settings, to: Option<Lsn>) -> Result<Self> {
         let slot = find(sql, settings).await?;
         let mut left_out = left_out(sql, settings, &slot).await?;
@@ -140,7 +140,7 @@ impl SlotAdvance {
     /// Advances the slot. Returns what was left out, with the slot's new confirmed position.
     ///
     /// # Errors
-    /// `slot-held` while it is being read; errors of a statement.
+    /// `slot-held` while it is being read; database errors.
     pub(crate) async fn carry_out(self, sql: &Sql, settings: &Settings) -> Result<LeftOut> {
         let Self { mut left_out, to } = self;
         let left = PgLsn::from(left_out.confirmed_flush_lsn.as_u64());

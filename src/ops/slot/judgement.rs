@@ -41,8 +41,8 @@ impl CommandFacts<'_> {
                 .pending
                 .and_then(|pending| pending.oldest_against(limit)),
             origin: self.origin,
-            // Without the row, nothing shows where the last relay left the slot. But while a relay reads the
-            // slot, do not call the slot recreated, because that relay has checked the slot itself.
+            // If there is no row and a relay reads the slot, leave out the recorded position. Otherwise the
+            // slot could count as recreated, although the relay has already checked the slot.
             recorded: recorded.as_ref().filter(|_| !(lacks_row && is_read)),
         };
         let health = health::judge(&observation, thresholds);
@@ -106,8 +106,8 @@ mod tests {
     use crate::ops::pending::EventAge;
     use crate::recovery::slot_verdict::tests::slot;
 
-    /// Of 200,000 counted rows, the oldest is 10 minutes old, and older rows may wait. Nobody has read the
-    /// slot for two hours in the first case, and for 30 minutes in the second.
+    /// Of 200,000 counted rows, the oldest is 10 minutes old, and older rows may wait. In the first case,
+    /// nobody has read the slot for two hours, and in the second for 30 minutes.
     #[test]
     fn a_lower_bound_of_the_age_does_not_hide_that_the_slot_is_unread_for_long() {
         let minutes = |n: u64| Duration::from_secs(n * 60);

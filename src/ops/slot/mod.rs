@@ -43,8 +43,8 @@ pub(crate) struct SlotSnapshot {
     pub(crate) slot: Option<Slot>,
     pub(crate) verdict: Verdict,
     pub(crate) publication: PublicationStatus,
-    /// The events in quarantine; `None` if the relay's tables are missing or locked, or if this role may not
-    /// read them.
+    /// The events in quarantine; `None` if the relay's tables are missing or locked, or if this role lacks
+    /// the privilege to read them.
     pub(crate) quarantine: Option<QuarantineStatus>,
     /// The events that wait; `None` if unknown.
     pub(crate) pending: Option<PendingEvents>,
@@ -268,7 +268,7 @@ fn known_age(relay: &RelayRow) -> Option<Duration> {
 }
 
 /// Reads the capture records. Returns an empty list if the relay's tables do not exist or are locked, or if
-/// this role may not read them.
+/// this role lacks the privilege to read them.
 async fn capture_records(sql: &Sql) -> Result<Vec<CaptureRecord>> {
     let unknown = [
         Code::SchemaMissing,
@@ -285,8 +285,9 @@ async fn capture_records(sql: &Sql) -> Result<Vec<CaptureRecord>> {
 /// Maximum number of tables that a warning names.
 const TABLES_NAMED: usize = 5;
 
-/// Warns if the slot is older than the publication of a table, and names these tables. The slot is older if
-/// its confirmed position is before the position at which the capture of the table began.
+/// Warns if the slot is older than the publication of some tables, and names these tables. The slot is older
+/// than the publication of a table if its confirmed position is before the position at which the capture of
+/// the table began.
 pub(crate) fn before_publication(slot: &Slot, records: &[CaptureRecord]) -> Option<Finding> {
     let name = &slot.slot_name;
     let at = slot.confirmed_flush_lsn?;
@@ -294,22 +295,18 @@ pub(crate) fn before_publication(slot: &Slot, records: &[CaptureRecord]) -> Opti
     let since = of_slot.filter_map(|known| Some((known.since_lsn?, known.table.to_string())));
     let mut later: Vec<_> = since.filter(|(since, _)| at < *since).collect();
     later.sort();
-    let (since, _) = later.last()?;
-    let named: Vec<&str> = later
-        .iter()
-        .map(|(_, table)| table.as_str())
-        .take(TABLES_NAMED)
-        .collect();
-    let tables = match later.len() - named.len() {
-        0 => named.join(", "),
-        more => format!("{} and {more} more tables", named.join(", ")),
+    let of_tables = match &later[..] {
+        [] => return None,
+        [(_, table)] => table.as_str(),
+        _ => "these tables",
     };
     Some(Finding {
         code: "slot-before-publication",
         severity: Severity::Warning,
         what: format!(
-            "slot {name} begins at {at}, but the publication and capturing of {tables} began at {since}: the relay \
-             does not deliver rows of {tables} that were committed in between"
+            "slot {name} begins at {at}, but the publication and capturing of {}: the relay does not deliver rows of \
+             {of_tables} that were committed in between",
+            beginnings(&later)
         ),
         remedy: Some(
             "if these rows must be delivered, set `start = all` for the first start: the relay then \
@@ -317,6 +314,26 @@ pub(crate) fn before_publication(slot: &Slot, records: &[CaptureRecord]) -> Opti
                 .to_owned(),
         ),
     })
+}
+
+/// Says at which position the capture of each table began: `a.b, a.c began at 0/10, of a.d at 0/20 and of 2 more
+/// tables by 0/30`. Names at most [`TABLES_NAMED`] tables. `later` is sorted.
+fn beginnings(later: &[(Lsn, String)]) -> String {
+    let (named, more) = later.split_at(later.len().min(TABLES_NAMED));
+    let mut parts = Vec::new();
+    for group in named.chunk_by(|one, next| one.0 == next.0) {
+        let tables: Vec<&str> = group.iter().map(|(_, table)| table.as_str()).collect();
+        let verb = if parts.is_empty() { "began at" } else { "at" };
+        parts.push(format!("{} {verb} {}", tables.join(", "), group[0].0));
+    }
+    if let Some((last, _)) = more.last() {
+        let plural = if more.len() == 1 { "" } else { "s" };
+        parts.push(format!("{} more table{plural} by {last}", more.len()));
+    }
+    match parts.split_last() {
+        Some((last, rest)) if !rest.is_empty() => format!("{} and of {last}", rest.join(", of ")),
+        _ => parts.concat(),
+    }
 }
 
 impl Rates {

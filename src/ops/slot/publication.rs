@@ -12,8 +12,9 @@ use crate::settings::Settings;
 pub(crate) struct PublicationStatus {
     pub(crate) name: String,
     pub(crate) problems: Vec<PublicationProblem>,
-    /// Whether a lock on a captured table has prevented the check, so that problems are unknown. PostgreSQL
-    /// 18 locks a table to find out which of its columns and rows the publication includes.
+    /// Whether a lock on a captured table has prevented the check. If so, it is unknown whether there are
+    /// problems. PostgreSQL 18 locks a table to find out which of its columns and rows the publication
+    /// includes.
     pub(crate) is_locked: bool,
 }
 
@@ -27,7 +28,7 @@ pub(crate) struct PublicationProblem {
 /// Compares the publication with the captured tables.
 ///
 /// # Errors
-/// Errors of a statement.
+/// Database errors.
 pub(super) async fn read(sql: &Sql, settings: &Settings) -> Result<PublicationStatus> {
     let name = settings.publication.clone();
     let looked = publication::inspect(sql, &name, &settings.captured()).await;

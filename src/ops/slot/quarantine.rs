@@ -14,7 +14,7 @@ const KEYS_NAMED: i64 = 5;
 pub(crate) struct QuarantineStatus {
     /// Bad events and the events behind them, counted up to a million.
     pub(crate) events: u64,
-    /// The blocked keys with the oldest first events: at most 5. Only the first 1,000 keys by name are
+    /// At most 5 blocked keys: those whose first event is oldest. Only the first 1,000 keys by name are
     /// compared.
     pub(crate) keys: Vec<BlockedKeyStatus>,
 }
@@ -40,11 +40,11 @@ impl BlockedKeyStatus {
     }
 }
 
-/// Reads the quarantine. Returns `None` if the relay's tables do not exist or are locked, or if this role may
-/// not read them.
+/// Reads the quarantine. Returns `None` if the relay's tables do not exist or are locked, or if this role
+/// lacks the privilege to read them.
 ///
 /// # Errors
-/// Errors of a statement.
+/// Database errors.
 pub(super) async fn read(sql: &Sql) -> Result<Option<QuarantineStatus>> {
     let looking = async {
         let events = quarantined::count(sql).await?;

@@ -24,15 +24,15 @@ impl Pipeline {
         Ok(())
     }
 
-    /// The position that may be confirmed: the position up to which everything is resolved, or an earlier one while a
-    /// recovery that keeps the slot has rows without an outcome.
+    /// The position that may be confirmed. Usually this is the position up to which everything is resolved.
+    /// It is an earlier one while a recovery that keeps the slot has rows without an outcome.
     pub(in crate::session) fn confirmable(&self) -> Confirmable {
         let resolved = self.watermark.confirmable();
         self.held_at.unwrap_or(resolved)
     }
 
-    /// Notes that the pipeline has read the stream up to this position. Once no row from the tables can follow in the
-    /// stream, forgets these rows.
+    /// Notes that the pipeline has read the stream up to this position. Forgets the rows from the tables once
+    /// the stream can contain no more of them.
     pub(super) fn is_past(&mut self, position: Lsn) {
         if let Some(sent) = &self.read_rows
             && sent.ends_before(position)

@@ -1,9 +1,9 @@
 //! Decides how long a session continues while its PostgreSQL server shuts down.
 //!
-//! A server that shuts down sends the rest of its WAL, and waits until the relay has confirmed it. Then the server
-//! ends the stream. If the relay closed the session earlier, the slot would not have consumed all WAL, and
-//! `pg_upgrade` would refuse the slot. But the server may accept no more writes, so some events may never get their
-//! outcome. The server must not wait for those.
+//! A server that shuts down sends the rest of its WAL, and waits until the relay has confirmed it. Then the
+//! server ends the stream. If the relay closed the session earlier, the slot would not have consumed all WAL,
+//! and `pg_upgrade` would refuse the slot. But the server might accept no more writes. Some events then never
+//! get their outcome, and the server must not wait for such events.
 
 use std::time::{Duration, Instant};
 
@@ -13,8 +13,8 @@ use super::Pipeline;
 use crate::error::{Code, Error};
 use crate::session::supervisor::Supervision;
 
-/// Maximum time that the server has to wait for this session without progress. A server that shuts down writes a
-/// limited amount of WAL, so the progress ends, and so does the shutdown.
+/// Maximum time that the server has to wait for this session without progress. The shutdown ends even if the
+/// session makes progress, because a server that shuts down writes only a limited amount of WAL.
 const LIMIT: Duration = Duration::from_secs(5);
 
 /// Maximum time without a higher confirmable position. If an event never gets an outcome, the position stays, although
@@ -44,8 +44,8 @@ pub(in crate::session) struct ServerStop {
 }
 
 impl ServerStop {
-    /// `attempt` is the longest time of a publish attempt if events can get an outcome without a record, otherwise
-    /// `None`. With it, the session waits until a slow attempt has had time to succeed.
+    /// `attempt` is the longest time of a publish attempt if events can get an outcome without a record,
+    /// otherwise `None`. If it is set, the session waits long enough for a slow attempt to succeed.
     pub(in crate::session) fn new(attempt: Option<Duration>) -> Self {
         let limit = attempt.map_or(LIMIT, |attempt| attempt + LIMIT);
         Self {
@@ -67,10 +67,10 @@ impl ServerStop {
         self.sent = self.sent.max(wal_end);
     }
 
-    /// Returns when the session has to end. `None` while the server is not shutting down. Also `None` while the
-    /// server does not wait for this session. In that case the server ends the stream itself, or the session
-    /// loses its lease if the server has died. `has_pending` says whether the session has something without an
-    /// outcome.
+    /// Returns when the session has to end. `None` while the server is not shutting down. Also `None` while
+    /// the server does not wait for this session. The server then ends the stream itself. If the server has
+    /// died instead, the session loses its lease. `has_pending` says whether the session has something
+    /// without an outcome.
     fn ends_at(&mut self, confirmable: Lsn, has_pending: bool, now: Instant) -> Option<Instant> {
         let (before, since) = self.last.as_mut()?;
         let moved = self.moved.get_or_insert(*since);
@@ -146,13 +146,14 @@ mod tests {
         };
         assert_eq!(ends_at(10, true, 0, false), Some(5));
         assert_eq!(ends_at(10, true, 1, false), Some(5));
-        // Progress extends the limit: a confirmed position, or an outcome within a large transaction.
+        // Progress extends the limit. Progress is a confirmed position, or an outcome within a large
+        // transaction.
         assert_eq!(ends_at(20, true, 4, false), Some(9));
         assert_eq!(ends_at(20, true, 7, true), Some(12));
         // No event is pending, but the session cannot confirm all WAL that the server has sent.
         assert_eq!(ends_at(20, false, 8, false), Some(12));
         assert_eq!(ends_at(100, false, 8, false), None);
-        // While the server itself has work to do, the session waits for as long as that takes.
+        // While the server itself has work to do, the session waits until the server has finished.
         assert_eq!(ends_at(100, false, 1_000, false), None);
         assert_eq!(ends_at(100, true, 1_001, false), Some(1_005));
         // An event at this position never gets an outcome, although others do.

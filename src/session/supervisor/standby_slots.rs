@@ -1,5 +1,5 @@
-//! Notices that the walsender waits for the standby servers of `synchronized_standby_slots`. Then the stream is
-//! silent, and only the log of the server says why.
+//! Notices that the walsender waits for the standby servers of `synchronized_standby_slots`. During such a
+//! wait the stream is silent, and only the server's log says why.
 
 use std::time::{Duration, Instant};
 
@@ -11,8 +11,8 @@ use crate::metrics::Metrics;
 use crate::postgres::Sql;
 use crate::throttled_log::ThrottledLog;
 
-/// How long the walsender can wait before the relay reports the wait. A standby server that restarts is away for some
-/// seconds, and this needs no report.
+/// How long the walsender can wait before the relay reports the wait. A standby server that restarts is away
+/// for some seconds, which needs no report.
 const LIMIT: Duration = Duration::from_secs(10);
 
 /// The wait of the walsender for standby servers.
@@ -34,7 +34,7 @@ impl StandbySlots {
     /// whether the slot has `failover`; the walsenders of other slots do not wait for standby servers.
     ///
     /// # Errors
-    /// Errors of a statement.
+    /// Database errors.
     pub(super) async fn look(
         &mut self,
         sql: &Sql,

@@ -22,8 +22,8 @@ pub(in crate::session) enum Supervision {
 }
 
 impl Supervision {
-    /// Converts an error of the check whether another slot has captured one of the tables to the result of a
-    /// poll.
+    /// Converts an error to the result of a poll. The error comes from the check whether another slot has
+    /// captured one of the tables.
     ///
     /// # Errors
     /// The error, unless it is `table-captured`.

@@ -10,8 +10,8 @@ use std::collections::BTreeMap;
 
 use crate::error::{Code, Error, Result};
 
-/// Maximum number of tables whose suffix is recorded. Without a limit the record would grow forever, because
-/// each copy of a table adds a suffix, and so does each former partition of a table that was replaced.
+/// Maximum number of tables whose suffix is recorded. Without a limit the record would grow forever: each
+/// copy of a table adds a suffix, and so does each former partition of a replaced table.
 const MAX_TABLES: usize = 256;
 
 /// The suffixes of one captured table, by the OID of the physical table.
@@ -23,9 +23,9 @@ pub(crate) struct IdSuffixes {
     /// Number of times that the table moved to another server. New suffixes contain this number, because the
     /// same OID may belong to different tables on different servers.
     adoptions: u32,
-    /// Set if an older version of Postrider wrote the record, otherwise `None`. That version used no suffixes,
-    /// so tables with a lower OID than this value have none. Rows of these earlier tables may still be in the
-    /// WAL.
+    /// Set if an older version of Postrider wrote the record, otherwise `None`. That version used no
+    /// suffixes, so tables with a lower OID than this value have no suffix. Rows of these tables may still be
+    /// in the WAL.
     plain_before: Option<u32>,
 }
 
@@ -124,8 +124,8 @@ impl IdSuffixes {
     pub(crate) fn with_copy(&self, copy: u32, original: u32) -> Self {
         let mut copied = self.clone();
         copied.known.insert(copy, self.of(original));
-        // Forget the table with the lowest OID. The WAL probably has no more rows of such a table. If it
-        // has, the relay publishes them again with other event ids.
+        // Forget the table with the lowest OID. The WAL probably has no more rows of this table. If it has,
+        // the relay publishes these rows again with other event ids.
         while copied.known.len() > MAX_TABLES {
             let mut oids = copied.known.keys();
             let oldest = oids.find(|oid| ![copy, original].contains(oid));

@@ -1,4 +1,5 @@
-//! How far an unfinished recovery has resolved a captured table. The next recovery leaves out these rows.
+//! How far an unfinished recovery has resolved a captured table. The next recovery leaves out the rows up to
+//! there.
 
 use serde::{Deserialize, Serialize};
 use slot_manager::{SlotName, quoted_literal};
@@ -48,7 +49,7 @@ impl RecoveryProgress {
 /// are sent in one message and share an implicit transaction, so the lock timeout ends with them.
 ///
 /// # Errors
-/// Errors of the statement.
+/// Database errors.
 pub(crate) async fn write(
     sql: &Sql,
     (slot, walsender): (&SlotName, i32),

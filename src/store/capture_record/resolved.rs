@@ -10,9 +10,10 @@ use crate::postgres::Sql;
 
 /// Records how far a table is resolved. Does nothing unless walsender `$6` reads slot `$5`, because only the
 /// session that holds the slot may do this. A partition that is missing from `$4` may still have unresolved
-/// rows. It is added to `detached`, unless it is in `$8`, the list of resolved former partitions. A floor that
-/// is already in `unread` or `uncaptured` does not change. It is removed when `$4` contains its table again, and from
-/// `uncaptured` also when the table no longer exists, because PostgreSQL may give its OID to another table.
+/// rows. It is added to `detached`, unless it is in `$8`, the list of resolved former partitions. A floor
+/// that is already in `unread` or `uncaptured` does not change. The statement removes the floor when `$4`
+/// contains its table again. From `uncaptured` it also removes the floor of a table that no longer exists,
+/// because PostgreSQL may give the OID to another table.
 const RESOLVE: &str = "\
     UPDATE outbox.capture SET floor = greatest(floor, $2::text::xid8), \
         floor_seq = CASE WHEN $7::text IS NULL THEN floor_seq ELSE $3 END, \
@@ -52,7 +53,7 @@ pub(crate) struct Resolved<'a> {
 /// Records how far the table's rows are resolved. Does nothing if the session has lost the slot.
 ///
 /// # Errors
-/// Errors of a statement.
+/// Database errors.
 pub(crate) async fn resolve(
     sql: &Sql,
     slot: &SlotName,

@@ -80,7 +80,7 @@ impl RecordedRow {
 pub(crate) struct RecordFilter {
     pub(crate) key: Option<String>,
     pub(crate) topic: Option<String>,
-    /// Only records from this commit LSN on, and only events committed at or after this time. The time is
+    /// Only records from this commit LSN on, whose events were committed at or after this time. The time is
     /// an SQL expression.
     pub(crate) since: Option<(PgLsn, String)>,
 }
@@ -313,8 +313,8 @@ fn one_per_event(rows: Vec<RecordedRow>) -> Vec<RecordedRow> {
 
 /// Returns the first commit LSN whose events were committed at or after `since`, an SQL expression for a
 /// time. Uses bisection, which works because commit times grow with positions. Ignores events that were
-/// published from their table: their positions are not multiples of 8, and their commit times are older
-/// than those of their neighbours.
+/// published from their table, because their commit times are older than those of their neighbours. Their
+/// commit LSNs are not multiples of 8.
 pub(crate) async fn first_commit(sql: &Sql, since: &str) -> Result<PgLsn> {
     let ends = "select min(commit_lsn), max(commit_lsn) from outbox.dispatch";
     let ends = sql.query_one(ends, &[]).await?;

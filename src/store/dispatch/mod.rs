@@ -14,7 +14,7 @@
 //! Nothing here writes to an outbox table. A recorded outcome changes only if its event is released, replayed
 //! or discarded.
 //!
-//! Not here: finding rows of a captured table that have no outcome (`capture`).
+//! Not here: finding out which rows of a captured table have no outcome (`capture`).
 
 pub(crate) mod history;
 mod known;

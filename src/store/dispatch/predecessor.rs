@@ -23,9 +23,9 @@ const POLL_INTERVAL: Duration = Duration::from_millis(50);
 /// may be published twice.
 const END_LIMIT: Duration = Duration::from_secs(2);
 
-/// Every transaction of a writer first reads this table, to check who serves the slot. So the transaction holds
-/// a lock on the table until it ends. Only the roles of relays may update the table, so this privilege
-/// distinguishes them from other roles.
+/// Every transaction of a writer first reads this table, to check who serves the slot. So the transaction
+/// holds a lock on the table until it ends. Only the roles of relays have the privilege to update the table,
+/// so the privilege distinguishes relays from other roles.
 const CHECKED: &str = "outbox.relay";
 
 /// Maximum length of an `application_name`, in bytes: PostgreSQL truncates longer names.
@@ -45,15 +45,15 @@ pub(super) fn writer_name(slot: &SlotName) -> String {
     [start, &ending].concat()
 }
 
-/// Proof that the session has waited for the previous relay. The previous relay adds no more records, unless
-/// this process has logged a warning that events may be published twice. The session needs this proof to read
-/// which events are recorded.
+/// Proof that the session has waited for the previous relay. The previous relay adds no more records. If the
+/// wait took too long, this is not certain, and this process has logged a warning that events may be
+/// published twice. The session needs this proof to read which events are recorded.
 #[derive(Debug)]
 pub(crate) struct PredecessorGone(());
 
 impl PredecessorGone {
-    /// Waits as [`wait_for_predecessor`] does. Takes the proof that our walsender reads the slot, because
-    /// from then on no other relay begins to record anything.
+    /// Waits as [`wait_for_predecessor`] does. Takes the proof that our walsender reads the slot, because no
+    /// other relay begins to record anything while we have the slot.
     ///
     /// # Errors
     /// Database errors.

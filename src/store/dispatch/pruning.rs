@@ -15,8 +15,8 @@ pub(crate) const OTHER_TABLES: &str = "\
         or exists (select from pg_catalog.pg_class r where r.oid = c.table_oid and r.relkind in ('r', 'p'))) \
     order by 1 limit 1";
 
-/// Returns an SQL condition on a record `w`: the event has another record that must stay, and therefore the
-/// row of the event must stay too.
+/// Returns an SQL condition on a record `w`: its event has another record that must stay. The outbox row of
+/// the event must then stay too.
 pub(crate) fn other_record_stays_sql(confirmed: Lsn, cutoff: &str) -> String {
     format!(
         "exists (select from outbox.dispatch o where o.event_id = w.event_id \

@@ -175,7 +175,7 @@ pub(crate) async fn record(sql: &Sql, event: &EventRow) -> Result<EventRecord> {
     })
 }
 
-/// Returns the rows of an event that are in quarantine, in commit order.
+/// Returns those rows of an event that are in quarantine, in commit order.
 ///
 /// # Errors
 /// Database errors.

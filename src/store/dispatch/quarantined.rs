@@ -17,20 +17,20 @@ use crate::event::{CommittedAt, EventId, EventPosition, EventRef, Group, Orderin
 use crate::postgres::Sql;
 use crate::store::position;
 
-/// Maximum number of keys that are blocked at once. It also limits the events in quarantine that one session
-/// has put there without blocking a key. If there are more bad events, they have a common cause, which an operator must
+/// Maximum number of keys that are blocked at once. It also limits how many events one session may put into
+/// quarantine without blocking a key. More bad events than this have a common cause, which an operator must
 /// remove before all traffic is in quarantine. The relay's memory for 100,000 keys of usual length is about
 /// 20 MB.
 pub(crate) const MAX_BLOCKED: usize = 100_000;
 
-/// Number at which counting stops, because no one needs a higher exact number.
+/// Counting stops at this number, because nobody needs to know a higher number exactly.
 const COUNTED: i64 = 1_000_000;
 
-/// Number at which counting the events of one key stops.
+/// Counting the events of one key stops at this number.
 pub(crate) const COUNTED_PER_KEY: i64 = 1_000;
 
-/// Number of keys that are read, in the order of topic and key, to find the oldest ones. The limit bounds the
-/// time, because each key costs a search in the index.
+/// Number of keys among which [`oldest_keys`] searches, in the order of topic and key. This bounds the time,
+/// because each key costs a search in the index.
 const SEARCHED_KEYS: i64 = 1_000;
 
 /// Microseconds between the Unix epoch (1970) and PostgreSQL's epoch (2000).
@@ -132,7 +132,7 @@ pub(crate) struct BlockedKey {
     pub(crate) since: EventPosition,
     /// The id of the key's first quarantined or released event.
     pub(crate) first: EventId,
-    /// Whether the key has quarantined events, not only released events.
+    /// Whether the key has quarantined events. If not, it has only released events.
     pub(crate) is_quarantined: bool,
     /// Whether the first event was published before and is being replayed.
     pub(crate) is_replayed: bool,

@@ -9,11 +9,11 @@
 //! publishes these events again too, because events that are sent again must be complete and in order. So
 //! in this mode the relay skips only events that are in quarantine or discarded.
 //!
-//! PostgreSQL may decode a transaction differently the second time. If the publication was altered while
-//! the transaction was open, PostgreSQL may send more or fewer rows, depending on what the same
-//! replication session decoded before. Then the ordinals shift, and the ids of rows and events no longer
-//! match. We look an event up by its id if the row at the event's position belongs to another event, or
-//! if the event's row is at another position in the page.
+//! PostgreSQL may decode a transaction differently the second time. If the publication was altered while the
+//! transaction was open, PostgreSQL may send more or fewer rows, depending on what the same replication
+//! session decoded before. The ordinals then shift, and an event may have another id than the row at its
+//! position. We look an event up by its id if the row at the event's position belongs to another event, or if
+//! the event's row is at another position in the page.
 //!
 //! The table may have rows of events that the stream does not contain, for example events that were
 //! published from their table. The merge ignores these rows.
@@ -70,16 +70,16 @@ pub(crate) struct EarlierOutcomes {
     read_to: EventPosition,
     /// Commit LSN of the last row to read. `None` once all rows have been read.
     last: Option<Lsn>,
-    /// Set if an event after the slot's position was published from its table. The value is the end of the WAL
-    /// when the session began. After a crash of the server, the slot may be back at a position before a
-    /// recovery. The stream may then deliver such an event again, before this end of the WAL. Its record has
-    /// another position, so the event can be looked up only by its id.
+    /// Set if an event after the slot's position was published from its table. The value is the end of the
+    /// WAL when the session began. After a crash of the server, the slot may be back at a position before a
+    /// recovery. The stream may then deliver such an event again, before this end of the WAL. The record of
+    /// the event has another position, so the relay must look the event up by its id.
     from_tables_before: Option<Lsn>,
     records: RecordKeeping,
 }
 
 impl EarlierOutcomes {
-    /// Prepares to read the rows after `confirmed`.
+    /// Prepares to read the rows after the position `confirmed`.
     pub(crate) async fn after(
         sql: &Sql,
         confirmed: Lsn,
@@ -156,8 +156,8 @@ impl EarlierOutcomes {
         Ok(())
     }
 
-    /// Whether a new event at this position may have been published from its table, so that its record has
-    /// another position.
+    /// Whether a seemingly new event at this position might have been published from its table. The record of
+    /// such an event has another position.
     pub(crate) fn may_be_from_a_table(&self, at: EventPosition) -> bool {
         self.from_tables_before
             .is_some_and(|end| at.commit.lsn() < end)
@@ -186,7 +186,7 @@ impl EarlierOutcomes {
         }
     }
 
-    /// Whether the stream has passed all rows, so that every later event is new.
+    /// Whether the stream has passed all rows. If so, every later event is new.
     pub(crate) fn is_over(&self) -> bool {
         self.last.is_none() && self.page.is_empty() && self.from_tables_before.is_none()
     }

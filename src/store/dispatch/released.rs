@@ -15,9 +15,9 @@ use crate::event::{EventRef, Standing};
 use crate::store::position;
 
 /// Writes the outcomes of released events. If an operator discards an event that is in flight, Pub/Sub may
-/// still store the event, and its row then becomes `published`. The last condition makes a retry idempotent:
-/// if the first attempt was committed and only its answer was lost, the row already has the `dispatched_at`
-/// of this outcome, and does not change.
+/// still store the event, and its row then becomes `published`. The last condition makes a retry idempotent.
+/// If the first attempt was committed and only its answer was lost, the row already has the `dispatched_at`
+/// of this outcome, and the retry does not change it.
 pub(super) const UPDATE: &str = "\
     UPDATE outbox.dispatch d SET \
         state = u.state, topic = u.topic, ordering_key = u.ordering_key, \

@@ -63,8 +63,8 @@ const NULL: i32 = -1;
 /// Size in bytes of a typical row, used for the buffer's initial capacity.
 const USUAL_ROW: usize = 256;
 
-/// Encodes the rows of all new events in `records`, except those whose position is in `there`: they have
-/// a row already. Returns `None` if there is no row to write.
+/// Encodes the rows of all new events in `records`. Leaves out the events whose position is in `there`,
+/// because they have a row already. Returns `None` if there is no row to write.
 pub(super) fn encode(
     records: &[Record],
     there: &HashSet<EventPosition>,

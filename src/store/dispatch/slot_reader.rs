@@ -1,5 +1,5 @@
-//! Proves that our walsender has the slot. The dispatch writer needs this proof, and so does the wait for
-//! the previous relay: before the slot is ours, a third relay could take the slot and begin to write.
+//! Proves that our walsender has the slot. The dispatch writer needs this proof. So does the wait for the
+//! previous relay, because until the slot is ours, a third relay could take it and begin to write.
 
 use decoder::Lsn;
 use slot_manager::{SystemIdentifier, cluster, slots};
@@ -23,11 +23,11 @@ pub(crate) struct SlotReader {
 
 impl SlotReader {
     /// Returns the proof if our walsender reads the slot and the slot's confirmed position is still
-    /// `confirmed`, as it was before our stream began. Otherwise returns `None`, because another relay
-    /// may have replaced the slot by a new slot of the same name in the meantime.
+    /// `confirmed`, as it was before our stream began. Otherwise returns `None`. If only the position
+    /// differs, another relay may have replaced the slot by a new slot of the same name.
     ///
     /// # Errors
-    /// Errors of a statement.
+    /// Database errors.
     pub(crate) async fn of(
         sql: &Sql,
         served: ServedSlot<'_>,
@@ -58,7 +58,7 @@ impl SlotReader {
     /// would send only the events with missing records again, out of order.
     ///
     /// # Errors
-    /// `postgres-stopping` if this is not the session's server; errors of a statement.
+    /// `postgres-stopping` if this is not the session's server; database errors.
     pub(super) async fn is_still_served_by(&self, sql: &Sql) -> Result<()> {
         let cluster = cluster::inspect(sql).await?;
         if cluster.system_identifier == self.system_identifier && cluster.timeline == self.timeline

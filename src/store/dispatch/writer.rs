@@ -1,23 +1,23 @@
 //! The dispatch writer: records outcomes on its own connection, with one transaction per batch.
 //!
-//! While one batch is being written, outcomes gather for the next, so batches grow with the load. There
-//! is a minimum time between small batches (`batch`), because each commit makes the server flush its WAL,
-//! and commits of the services wait for that flush. The first batch after an idle time is not delayed. A
-//! small batch after a large batch is not delayed either, unless another small batch was written just
-//! before. Publishing never waits for a row to be written.
+//! While one batch is being written, outcomes gather for the next, so batches grow with the load. There is a
+//! minimum time between small batches (`batch`), because each commit makes the server flush its WAL, and
+//! commits of the services wait for that flush. The first batch after an idle time is not delayed. Usually a
+//! small batch after a large batch is not delayed either. The exception is that another small batch was
+//! written just before. Publishing never waits for a row to be written.
 //!
 //! After a temporary error, the writer writes the batch again, over a new connection if necessary. The first
-//! attempt may have been committed although its answer was lost, so the writer leaves rows that exist
-//! already as they are.
+//! attempt may have been committed although its answer was lost, so the writer does not change rows that
+//! exist already.
 //!
-//! A relay that has lost the slot must not record anything. The next relay on the slot has already read
-//! the table, and publishes every event that had no row at that time. Rows that appear later would make
-//! some of these events look done. So each transaction first checks who serves the slot (`successor`),
-//! and the next relay waits for transactions that began before it had the slot (`predecessor`).
+//! A relay that has lost the slot must not record anything. The next relay on the slot has already read the
+//! table, and publishes every event that had no row at that time. Rows that we added later would make some of
+//! these events look done, although the next relay is publishing them again. So each transaction first checks
+//! who serves the slot (`successor`), and the next relay waits for transactions that began before it had the
+//! slot (`predecessor`).
 //!
-//! A released event already has a row, so its new outcome is an update (`released`). The update has
-//! conditions: if a batch is written twice, the second update cannot undo a command that an operator ran
-//! in between.
+//! A released event already has a row, so its new outcome is an update (`released`). Conditions in the update
+//! make sure that a repeated batch does not undo a command that an operator ran in between.
 
 mod batch;
 mod transaction;
@@ -47,7 +47,8 @@ const RETRY_PAUSE: Duration = Duration::from_millis(500);
 pub(crate) enum WriterEvent {
     /// These outcomes are durable.
     Recorded(Written),
-    /// Writing has failed and the writer retries, or writing has waited for a long time. The error says why.
+    /// The writer retries after a failure, or has been waiting for PostgreSQL for a long time. The error says
+    /// why.
     Retrying(Error),
     /// The writer has stopped: the error is permanent, the server is stopping, or another session has the
     /// slot.

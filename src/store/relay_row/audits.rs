@@ -57,9 +57,12 @@ pub(crate) async fn earlier(
 /// Records that an audit has finished, so every row below the floors is resolved. Also records the
 /// publication's fingerprint and the dispatch mode from `mode`. Does nothing in these cases:
 ///
-/// - The row belongs to another relay, or `walsender`, the session's walsender, no longer reads the slot.
+/// - The row belongs to another relay.
+/// - The session's walsender (`walsender`) no longer reads the slot.
+///
 /// - A recovery is pending.
-/// - The recorded publication has changed since `earlier` was read, because the publication was found wrong.
+/// - Since `earlier` was read, the relay has found the publication wrong, and has changed the recorded
+///   fingerprint.
 pub(crate) async fn audited(
     sql: &Sql,
     slot: &SlotName,
@@ -82,10 +85,10 @@ pub(crate) async fn audited(
 }
 
 /// Records that the publication was found wrong, so PostgreSQL may have left out some rows of the stream. The
-/// catalogue may keep no trace of the fault, so without this note a restarted relay could not notice it. The next
-/// audit or recovery removes the note. `walsender` is the walsender of our session, if it reads the slot. Does
-/// nothing if another session reads the slot: that relay may have other settings, and sees for itself whether
-/// its publication is wrong.
+/// catalogue may keep no trace of the fault, so without this note a restarted relay could not notice it. The
+/// next audit or recovery removes the note. `walsender` is the walsender of our session, if it reads the
+/// slot. Does nothing if another session reads the slot, because the relay of that session may have other
+/// settings, and sees for itself whether its publication is wrong.
 pub(crate) async fn note_wrong_publication(
     sql: &Sql,
     slot: &SlotName,

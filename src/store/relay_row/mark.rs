@@ -10,8 +10,8 @@ use super::{RelayMode, ServedSlot, Unfinished, names, outdated};
 use crate::error::{Code, Error, Result};
 use crate::postgres::Sql;
 
-/// Marks the slot for recovery, unless a relay reads it. A relay that reads the slot has already recovered, and
-/// our mark would cause another recovery.
+/// Marks the slot for recovery, unless a relay reads it. A relay that reads the slot recovers on its own if
+/// it must, and our mark would cause another recovery.
 const MARK_RECOVERING: &str = "\
     INSERT INTO outbox.relay (slot, system_identifier, timeline, instance, recovering, \
         database_oid) \
@@ -23,10 +23,10 @@ const MARK_RECOVERING: &str = "\
     WHERE NOT EXISTS ( \
         SELECT FROM pg_catalog.pg_replication_slots s WHERE s.slot_name = $1 AND s.active)";
 
-/// Marks the slot for recovery with a new slot, unless another relay reads it. That relay finds out on its own
-/// whether it can read the slot. Replaces the reason of an older mark, because a recovery for the older reason
-/// might keep the stuck slot. Only the reason `first-start` stays, because it says that no relay has served the
-/// slot yet.
+/// Marks the slot for recovery with a new slot, unless another relay reads the slot. That relay finds out on
+/// its own whether it can read the slot. Replaces the reason of an older mark, because a recovery for the
+/// older reason might keep the stuck slot. Only the reason `first-start` stays, because it says that no relay
+/// has served the slot yet.
 const MARK_STUCK: &str = "\
     INSERT INTO outbox.relay (slot, system_identifier, timeline, instance, recovering, \
         database_oid) \
@@ -42,8 +42,9 @@ const IS_ANOTHERS: &str = "\
     SELECT FROM outbox.relay r JOIN pg_catalog.pg_replication_slots s ON s.slot_name = r.slot \
     WHERE r.slot = $1 AND r.instance <> $2 AND s.active";
 
-/// Marks the slot for recovery with a new slot. Replaces the reason of an older mark like [`MARK_STUCK`].
-/// Does not change `instance`, because this command is not the relay that serves the slot.
+/// Marks the slot for recovery with a new slot. Replaces the reason of an older mark, as [`MARK_STUCK`] does.
+/// Does not change `instance`, because the command that runs this statement is not the relay that serves the
+/// slot.
 const REQUEST: &str = "\
     INSERT INTO outbox.relay (slot, system_identifier, timeline, instance, recovering, \
         database_oid) \
@@ -126,8 +127,8 @@ async fn mark(
     sql.execute(statement, &parameters).await.map_err(outdated)
 }
 
-/// Marks the slot for recovery on behalf of an operator. The next session of any relay then recovers with a
-/// new slot. Also records the present cluster as the cluster on which the slot is served.
+/// Marks the slot for recovery on behalf of an operator. The next session of any relay on this slot then
+/// recovers with a new slot. Also records the present cluster as the cluster on which the slot is served.
 pub(crate) async fn request_recovery(
     sql: &impl GenericClient,
     slot: &SlotName,

@@ -2,8 +2,8 @@
 //! depend on this. Other modules ask these questions instead of reading the setting `dispatch`. Only pruning
 //! still reads the setting itself (`ops::prune::proof`).
 //!
-//! With `full` each published event gets a record. With `exceptions` only events that are set aside get
-//! one. The setting alone does not tell which events have a record: after a change to `full`, the events
+//! With `full` each published event gets a record. With `exceptions` only events that are set aside get one.
+//! The setting alone does not tell which events have a record, because after a change to `full`, the events
 //! that earlier sessions published still have none. `outbox.relay` remembers this until an audit or a
 //! recovery has raised the floors above these events.
 //!
@@ -12,8 +12,8 @@
 //! - If this session records no published events, the delivery resolves them at once, without a record
 //!   (`delivery::outcomes`).
 //! - After a crash, everything after the slot's position is published again (`store::dispatch`).
-//! - A row without a record may have been published. Only the floor of its table proves that the row is
-//!   resolved, so recoveries publish every row from the floor on (`recovery`), and audits raise the floor
+//! - A row without a record might have been published. Only the floor of its table proves that the row is
+//!   resolved. So recoveries publish every row from the floor on (`recovery`), and audits raise the floor
 //!   without a comparison (`audit`).
 //! - A change of the publication, or a slot that may have been replaced, is treated as a loss
 //!   (`recovery::slot_verdict`).
@@ -93,8 +93,8 @@ impl RecordKeeping {
     }
 
     /// Whether events with a `published` record are published again after a crash. They are if records may be
-    /// missing: the events around them are then repeated, and the repeated events of a key must be complete
-    /// and in order.
+    /// missing, because the relay then repeats the events around them, and the repeated events of a key must
+    /// be complete and in order.
     pub(crate) fn repeats_published(self) -> bool {
         self.may_lack_records()
     }

@@ -15,7 +15,7 @@ use crate::error::Result;
 use crate::postgres::Sql;
 
 /// Age from which a condition counts as out of date. The relay writes a lasting condition about every 30
-/// seconds, so by then two writes are missing.
+/// seconds, so at this age two writes are missing.
 const SHOWN_FOR: Duration = Duration::from_secs(75);
 
 /// Reads the columns of migrations 15 and 17 through JSON, so that the query also works without these
@@ -49,8 +49,8 @@ pub(crate) struct RelayRow {
     /// this stays `exceptions` until an audit or a recovery has resolved all events without a row.
     #[serde(rename = "dispatch")]
     pub(crate) records: RecordKeeping,
-    /// Why delivery is held up or late. `None` if it is not, or if the relay has not written a reason
-    /// within the last 75 seconds.
+    /// Why delivery is held up or late. `None` if delivery is neither, or if the relay has not written a
+    /// reason within the last 75 seconds.
     pub(crate) condition: Option<Condition>,
     /// How long ago the relay wrote the condition; zero if there is none.
     #[serde(skip)]
@@ -74,7 +74,7 @@ pub(crate) struct ShownPruning {
 /// Reads the relay's row. Returns `None` if there is no row, or if the relay's tables do not exist.
 ///
 /// # Errors
-/// Errors of a statement. One of them is `privilege-missing`: without the row, a command cannot say whether
+/// Database errors. One of them is `privilege-missing`: without the row, a command cannot say whether
 /// the relay delivers.
 pub(crate) async fn read(sql: &Sql, slot: &SlotName) -> Result<Option<RelayRow>> {
     match sql.query_opt(RELAY, &[&slot.as_str()]).await {
@@ -108,7 +108,7 @@ pub(crate) async fn read(sql: &Sql, slot: &SlotName) -> Result<Option<RelayRow>>
 /// condition are as of now.
 ///
 /// # Errors
-/// Errors of a statement.
+/// Database errors.
 pub(crate) async fn last_condition(sql: &Sql, slot: &SlotName) -> Result<Option<Condition>> {
     const STATEMENT: &str = "\
         select to_jsonb(relay) ->> 'condition', \
@@ -178,12 +178,12 @@ impl RelayRow {
     }
 }
 
-/// Returns the last position that a relay on this slot has confirmed. If there is one, a missing slot
-/// means a gap. Returns `None` if no relay has served the slot. Also returns `None` if the relay's tables
-/// do not exist or this role may not read them.
+/// Returns the last position that a relay on this slot has confirmed. If there is one, a missing slot means a
+/// gap. Returns `None` if no relay has served the slot, if the relay's tables do not exist, or if this role
+/// has no privilege to read them.
 ///
 /// # Errors
-/// Errors of a statement.
+/// Database errors.
 pub(crate) async fn served_before(sql: &Sql, slot: &SlotName) -> Result<Option<Lsn>> {
     const STATEMENT: &str = "select confirmed_lsn from outbox.relay where slot = $1";
     match sql.query_opt(STATEMENT, &[&slot.as_str()]).await {
@@ -199,13 +199,14 @@ pub(crate) async fn served_before(sql: &Sql, slot: &SlotName) -> Result<Option<L
 /// Lists the slots that have a row in `outbox.relay`.
 ///
 /// # Errors
-/// Errors of a statement.
+/// Database errors.
 pub(crate) async fn served_slots(sql: &Sql) -> Result<Vec<String>> {
     let rows = sql.query("select slot from outbox.relay", &[]).await?;
     Ok(rows.iter().map(|row| row.get(0)).collect())
 }
 
-/// Whether a statement failed because the relay's tables do not exist or this role may not read them.
+/// Whether a statement failed because the relay's tables do not exist, or because this role has no privilege
+/// to read them.
 fn not_to_be_read(error: &tokio_postgres::Error) -> bool {
     is_absent(error) || error.code() == Some(&SqlState::INSUFFICIENT_PRIVILEGE)
 }

@@ -9,7 +9,7 @@ use crate::event::EventPosition;
 use crate::postgres::Sql;
 use crate::store::position;
 
-/// Reads the next events of a group that are not released yet, in commit order.
+/// Reads the next unreleased events of a group, in commit order.
 const NEXT_EVENTS: &str = "\
     select commit_lsn, ordinal from outbox.replay_event \
     where replay = $1 and topic = $2 and ordering_key = $3 and dispatched_at is null \
@@ -20,8 +20,9 @@ const NEXT_EVENTS: &str = "\
 const LOCK_GROUP: &str = "\
     select pg_advisory_xact_lock(pg_catalog.hashtextextended($1::text || chr(10) || $2::text, 1886352239))";
 
-/// Returns whether the key has quarantined or released events. If so, the replay of this key must wait.
-/// Otherwise the relay would mix the released events with ours, and also release the quarantined events.
+/// Returns whether the key has quarantined or released events. If it has, the replay of this key must wait.
+/// Otherwise the relay would mix the other released events with ours, and would also release the quarantined
+/// events.
 const IS_BUSY: &str = "\
     select exists (select from outbox.dispatch d where d.state = 'quarantined' \
             and coalesce(d.topic, '') = $1 and coalesce(d.ordering_key, '') = $2) \
@@ -53,7 +54,7 @@ const NOTE: &str = "\
     where e.replay = $1 and e.topic = $2 and e.ordering_key = $3 \
       and e.commit_lsn = u.commit_lsn and e.ordinal = u.ordinal";
 
-/// Removes those of the given events from the replay that `RELEASE` has not released.
+/// Removes from the replay the given events that `RELEASE` has not released.
 const LEAVE_OUT: &str = "\
     delete from outbox.replay_event e using unnest($4::pg_lsn[], $5::int[]) u (commit_lsn, ordinal) \
     where e.replay = $1 and e.topic = $2 and e.ordering_key = $3 \

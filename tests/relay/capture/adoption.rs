@@ -317,8 +317,9 @@ async fn rows_whose_id_is_padded_with_blanks_are_recorded_under_the_id_of_their_
     relay.stop().await;
 }
 
-/// The last rows of a key are stored before its first rows, because they reuse the space of rows that a
-/// poller has deleted. Then `init` adds the columns that Postrider needs. Checks the order of publication.
+/// In the table's file, the last rows of a key lie before its first rows, because they reuse the space of
+/// rows that a poller has deleted. Then `init` adds the columns that Postrider needs. Checks the order of
+/// publication.
 async fn old_rows_keep_their_order(version: &str) {
     let builder = ScratchPostgres::builder().setting("wal_level", "logical");
     let server = builder.start().unwrap();

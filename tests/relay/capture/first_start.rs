@@ -39,8 +39,8 @@ async fn kept_open(url: String, until: oneshot::Receiver<()>) -> HashSet<String>
     }
 }
 
-/// Starts a relay without a slot. Returns it if it streams in time and keeps no transaction open. Otherwise
-/// returns the reason.
+/// Starts a relay without a slot. Returns the relay if it streams in time and keeps no transaction open.
+/// Otherwise returns what went wrong.
 async fn light_first_start(world: &World) -> Result<Relay, String> {
     let (end, until) = oneshot::channel();
     let watch = tokio::spawn(kept_open(world.database.url.clone(), until));
@@ -117,9 +117,9 @@ async fn a_long_history_in_partitions_costs_nothing_at_the_first_start() {
     a_long_history_costs_nothing(Kind::Partitioned).await;
 }
 
-/// Checks that no old row is published although the slot is dropped twice. The slot is first
-/// dropped before any relay has run (`by_init`), or else right after a first start. Then an
-/// operator requests a recovery. The slot is dropped again after this recovery.
+/// Checks that no old row is published although the slot is dropped twice. With `by_init`, the slot
+/// is first dropped before any relay has run. Otherwise it is first dropped right after a first
+/// start. Then an operator requests a recovery. The slot is dropped again after this recovery.
 async fn no_old_row_is_published_after_a_loss(kind: Kind, by_init: bool) {
     let mut world = World::new(kind, 2_000).await;
     if !by_init {

@@ -244,7 +244,8 @@ impl History {
     }
 
     /// Whether the relay may repeat a moved row without the rows that follow it. With
-    /// `dispatch = exceptions`, the relay sends a row again if it moves soon after its publication.
+    /// `dispatch = exceptions`, the relay sends a row again if the row moves soon after its
+    /// publication.
     fn repeats_moved_rows(&self) -> bool {
         let is_without_records =
             |(name, value): &(&str, String)| *name == "POSTRIDER_DISPATCH" && value == "exceptions";

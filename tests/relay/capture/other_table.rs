@@ -84,7 +84,8 @@ async fn rows_of_a_table_that_becomes_a_partition_are_published_without_records(
 }
 
 /// Commits new rows. All rows of a key are in the same partition. Otherwise the order of a key could change,
-/// because the relay publishes the rows of partitions that are no longer captured before all other rows.
+/// because the relay first publishes the rows of partitions that are no longer captured, and then all other
+/// rows.
 async fn insert_by_partition(world: &mut World, rows: u32) {
     let (first, last) = (world.next, world.next + rows - 1);
     world.next += rows;
@@ -252,8 +253,8 @@ async fn settings_that_named_one_partition_and_then_another_lose_no_row_of_the_o
     relay.stop().await;
 }
 
-/// A relay whose settings name another table reads the slot for a moment, and stops before it has audited that table.
-/// The low `seq` belongs to a row that only a comparison of the whole table finds.
+/// A relay whose settings name another table reads the slot for a moment, and stops before it has audited that
+/// table. One ignored row has a low `seq`, so only a comparison of the whole table finds it.
 #[tokio::test(flavor = "multi_thread")]
 async fn rows_ignored_by_a_relay_of_another_table_are_found_even_if_it_stops_before_its_audit() {
     let database = Database::private().await;

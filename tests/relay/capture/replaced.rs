@@ -189,7 +189,7 @@ async fn copying_and_swapping_a_table_whose_slot_is_lost_repeats_and_loses_nothi
 }
 
 /// Copies the rows to a file, removes them, and copies them back. The rows then appear in the stream a
-/// second time, or only in the table if the slot is lost (`loses_slot`).
+/// second time. If the slot is lost (`loses_slot`), they are only in the table.
 async fn restored(kind: Kind, loses_slot: bool) {
     let (mut world, relay) = World::served(kind, 50).await;
     relay.stop().await;

@@ -1,5 +1,5 @@
-//! Tests in which a table with numbered ids and without the column `inserted_xid` is recreated, so that
-//! its ids start at 1 again. The new rows are new events, so their event ids must differ from those of
+//! Tests in which a table with numbered ids and without the column `inserted_xid` is recreated. Its ids
+//! then start at 1 again, but the new rows are new events. So their event ids must differ from those of
 //! the earlier rows.
 
 use std::collections::HashSet;

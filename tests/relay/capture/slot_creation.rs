@@ -189,8 +189,8 @@ async fn kill_while_it_waits(world: &World, relay: Relay) {
     harness::wait_until_killed_relays_are_gone(&world.database, &world.emulator).await;
 }
 
-/// Starts a relay, which stops when it has created its slot and writes its capture record. Returns the relay, and
-/// the session whose lock stops it.
+/// Starts a relay, and stops it with a lock when it has created its slot and is about to write its capture
+/// record. Returns the relay, and the session that holds the lock.
 async fn stopped_before_its_capture_record(world: &World) -> (Relay, Client) {
     let lock = stop_writes(world, "outbox.capture").await;
     let relay = world.relay();
@@ -252,7 +252,8 @@ async fn a_slot_that_is_invalidated_during_the_first_start_costs_no_row() {
             (world.emulator.journal().counts().stored_messages >= 30).then_some(())
         })
         .await;
-        // The log has the error of the lost slot, so only a later relay may be searched for errors.
+        // Start another relay, because `assert_published_once` accepts no error in the log, and
+        // this log has the error of the lost slot.
         relay.stop().await;
         let relay = world.streaming().await;
         world.assert_published_once(relay).await;

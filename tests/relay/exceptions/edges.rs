@@ -101,7 +101,7 @@ async fn a_slot_recreated_while_a_session_ends_is_not_vouched_for() {
     assert_whole_and_in_order(&database, &emulator, &relay).await;
 }
 
-/// Events wait behind a blocked event of their ordering key, regardless of the order in which a
+/// Events wait behind a quarantined event of their ordering key, regardless of the order in which a
 /// recovery reads the aggregates.
 #[tokio::test(flavor = "multi_thread")]
 async fn events_with_the_ordering_key_of_a_blocked_event_wait_behind_it_after_a_lost_slot() {

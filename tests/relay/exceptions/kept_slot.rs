@@ -51,8 +51,6 @@ impl Inserted {
         database.wait_until_confirmed().await;
     }
 
-    /// Checks that the rows that are still in the table were published in order, and that no other events
-    /// were published except the deleted rows.
     /// Waits until all noted rows are delivered, and checks their order.
     async fn arrive_in_order(
         &mut self,
@@ -64,6 +62,8 @@ impl Inserted {
         self.assert_in_order(database, emulator, &relay.log()).await;
     }
 
+    /// Checks that the rows that are still in the table were published in order, and that no other events
+    /// were published except the deleted rows.
     async fn assert_in_order(&self, database: &Database, emulator: &RunningEmulator, log: &str) {
         let mut report = check(database, emulator).await;
         report.violations.retain(|violation| {

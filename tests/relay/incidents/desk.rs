@@ -28,7 +28,7 @@ pub(super) struct Desk {
     addr: String,
     /// The logs of the relays that have ended.
     old_log: String,
-    /// Whether the relay is stopped by a signal, so that its port takes connections but does not answer.
+    /// Whether the relay is stopped by a signal. Its port then takes connections but does not answer.
     is_frozen: bool,
 }
 

@@ -25,7 +25,7 @@ const DESK: Screen = Screen {
     is_phone: false,
 };
 
-/// A relay with a failing topic, and with events in quarantine that have long keys. Dropping this value
+/// A relay with a failing topic, and with quarantined events whose keys are long. Dropping this value
 /// stops the relay.
 struct Troubled {
     database: Database,

@@ -111,7 +111,7 @@ async fn rows_written_without_a_publication_come_from_the_table() {
 }
 
 /// Delivers 200 events, writes 300 more events, and damages the WAL in the middle of these 300
-/// events, so that only the first 150 of them can be streamed.
+/// events. PostgreSQL can then stream only the first 150 of them.
 async fn served_with_a_damaged_log() -> (Database, RunningEmulator) {
     let (mut database, emulator) = served_by(Database::private().await).await;
     let location = "SELECT file_name || ' ' || file_offset \

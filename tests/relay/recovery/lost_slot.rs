@@ -149,8 +149,8 @@ async fn busy_writer(database: &Database) {
     .await;
 }
 
-/// Starts a relay, and waits until it has read the state of the slot but cannot open it yet, because it
-/// waits for the statement of [`busy_writer`].
+/// Starts a relay, and waits until it has read the state of the slot. The relay cannot open the slot
+/// yet, because it waits for the statement of [`busy_writer`].
 async fn opening_relay(database: &Database, emulator: &RunningEmulator) -> Relay {
     let host = emulator.addr().to_string();
     let patient = [

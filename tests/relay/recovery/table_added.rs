@@ -151,8 +151,9 @@ async fn a_crash_of_the_server_after_the_recovery_repeats_no_row_of_the_added_ta
     assert_eq!(twice, None);
 }
 
-/// The relay is killed when all rows from the tables have their outcome, and the slot has not yet
-/// confirmed the last of these rows in the stream. The next session must recognise them in the stream.
+/// The relay is killed when all rows from the tables have their outcome, but the slot has not
+/// confirmed the last of these rows in the stream yet. The next session must recognise these rows in
+/// the stream.
 #[tokio::test(flavor = "multi_thread")]
 async fn after_kill_9_a_kept_slot_repeats_no_row_that_came_from_the_tables() {
     let file = settings();

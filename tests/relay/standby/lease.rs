@@ -251,7 +251,7 @@ async fn published_events_are_recorded_even_if_the_relay_first_finds_the_slot_fr
     let (proxy, url) = proxied(&database).await;
     let settings = [
         ("DATABASE_URL", &*url),
-        // The relay checks the slot eight times per timeout, here about every 0.9 s, so that a check
+        // The relay checks the slot eight times per timeout, here about every 0.9 s. So a check
         // comes before the late message.
         ("POSTRIDER_WAL_SENDER_TIMEOUT_S", "7"),
         ("POSTRIDER_PUBLISH_TIMEOUT_S", "1"),

@@ -144,8 +144,8 @@ fn cause(
         .or(succeeded.then_some(Cause::Succeeded))
 }
 
-/// Whether a fault ended the walsender of the relay that noticed at the time `found` that it had lost its
-/// slot. Always false if `found` is after the second attempt.
+/// At the time `found`, a relay noticed that it had lost its slot. Returns whether a fault ended the
+/// walsender of this relay. Always false if `found` is after the second attempt.
 fn is_ended_walsender(
     evidence: &Evidence,
     before: &Attempt,
@@ -170,7 +170,7 @@ fn is_ended_walsender(
                 .any(|occurrence| ends_one(occurrence) && is_found_since(occurrence)))
 }
 
-/// Whether the attempt was one of the last on its connection, so that the connection may have been
+/// Whether the attempt was one of the last on its connection. The connection may then have been
 /// closed right after it.
 fn is_among_the_last(evidence: &Evidence, attempt: &Attempt) -> bool {
     let ended = attempt.ended.unwrap_or(attempt.received);

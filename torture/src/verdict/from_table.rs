@@ -134,7 +134,7 @@ pub(super) fn leaves_out_what_is_vouched_for(
 
 /// Returns events that the stream omitted at first and delivered later, after later events of their key.
 /// This can happen if a transaction was open while the publication was altered: PostgreSQL may send more
-/// of its rows when it decodes the transaction again for another session.
+/// of the transaction's rows when it decodes the transaction again for another session.
 fn brought_later(evidence: &Evidence) -> impl Iterator<Item = &str> {
     let received: HashMap<u64, Duration> = evidence
         .attempts
@@ -164,8 +164,8 @@ fn was_open(evidence: &Evidence, event: &Event) -> bool {
 
 /// Returns events that the relay may publish again from their table, each with the time from which it counts
 /// as omitted by the stream. If a transaction was open while the publication was altered, PostgreSQL may send
-/// a row of it to one session and omit the row in the next session. If the first session published the row
-/// but did not record it, the relay later reads the row from its table, together with the rows that no
+/// one of its rows to one session and omit the row in the next session. If the first session published the
+/// row but did not record it, the relay later reads the row from its table, together with the rows that no
 /// session streamed.
 pub(super) fn repeated_from_table(evidence: &Evidence) -> HashMap<&str, Duration> {
     let mut copies: HashMap<&str, (Duration, Duration)> = HashMap::new();

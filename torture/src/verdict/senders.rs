@@ -1,8 +1,8 @@
 //! Checks that no relay sends an event whose dispatch row it must know (guarantee G3).
 //!
-//! Before a relay streams, it reads the dispatch rows of events after the slot's position once. So
-//! a process must know the rows that existed when it started, and the rows of its own requests. It
-//! cannot know rows that a killed or superseded relay's connection commits after that read. The
+//! Before a relay streams, it reads once the dispatch rows of all events after the slot's position.
+//! So a process must know the rows that existed when it started, and the rows of its own requests.
+//! It cannot know rows that a killed or superseded relay's connection commits after that read. The
 //! journal does not show such rows, so this check ignores them. It also ignores events released
 //! from quarantine, which have a record and are still sent, and requests that a frozen relay had in
 //! its buffers.
@@ -72,8 +72,9 @@ fn recording_attempts(evidence: &Evidence) -> HashMap<&str, Duration> {
         .collect()
 }
 
-/// The relay that was the sender at this time: the one that was the last to log that it streams.
-/// `None` if that relay was already dead, because its successor might not have logged yet.
+/// The relay that was the sender at this time: the last one that had logged that it streams. `None`
+/// if that relay was already dead, because its successor may have been the sender before it logged
+/// this.
 fn sender(lives: &[Life], at: Duration) -> Option<&Life> {
     let last_word = |life: &Life| life.streams.iter().rev().find(|said| **said <= at).copied();
     let last = lives

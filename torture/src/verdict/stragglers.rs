@@ -39,9 +39,9 @@ pub(super) fn lay_in_a_frozen_relay(evidence: &Evidence, attempt: &Attempt) -> b
     })
 }
 
-/// Whether the two requests belong to one lane, so that a relay never has both in flight. Messages
-/// without an ordering key are spread over several lanes, so two such requests count as one lane
-/// only if they have an event in common.
+/// Whether the two requests belong to one lane. A relay never has both in flight. Messages without
+/// an ordering key are spread over several lanes, so two such requests count as one lane only if
+/// they have an event in common.
 fn is_of_lane(one: &Attempt, other: &Attempt) -> bool {
     let lane = |attempt: &Attempt| (attempt.topic.clone(), attempt.ordering_key.clone());
     let is_in_other = |id| {

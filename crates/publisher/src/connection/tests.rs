@@ -133,8 +133,8 @@ async fn a_closing_server_answers_its_requests_and_gets_no_new_ones() {
     assert!(publish(connection).await.is_err());
 }
 
-/// Returns the status that results from an answer with these error details, in its headers or in
-/// its trailers.
+/// Answers a request with these error details, in the trailers or in the headers. Returns the resulting
+/// status.
 async fn refused(details: &'static str, in_trailers: bool) -> Status {
     let (publishing, mut answer) = asked().await;
     let status = [

@@ -96,7 +96,7 @@ pub(super) const PARAMETERS: &[Parameter] = &[
     honoured("sslsni", "PGSSLSNI"),
     honoured("ssl_min_protocol_version", "PGSSLMINPROTOCOLVERSION"),
     honoured("ssl_max_protocol_version", "PGSSLMAXPROTOCOLVERSION"),
-    // Has no effect: libpq uses this parameter only for sessions without an `application_name`, and
+    // Has no effect, because libpq uses this parameter only for sessions without an `application_name`, and
     // our sessions have one.
     honoured("fallback_application_name", ""),
     refused("application_name", "", NAMES),

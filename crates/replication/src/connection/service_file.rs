@@ -36,7 +36,7 @@ pub(super) fn read(name: &str, file: Option<&str>, env: &Environment) -> Result<
             return Ok(found);
         }
     }
-    // Do not show the name: somebody may have put a piece of a password there by mistake.
+    // Do not show the name, because somebody may have put a piece of a password there by mistake.
     let looked: Vec<String> = files.iter().map(|path| shown_path(path)).collect();
     let what = match looked.as_slice() {
         [] => {

@@ -1,8 +1,8 @@
 //! The settings with which sessions start, so that settings of the role or the database cannot
 //! change how a session behaves.
 //!
-//! We send these settings in the startup packet, where they override the settings of the role and
-//! the database. The operator's connection parameter `options` is sent before them, and must not
+//! We send these settings in the startup packet, where they override the settings of the role and the
+//! database. The operator's connection parameter `options` is sent before these settings, and must not
 //! contain any of them.
 
 use super::parameters::invalid;
@@ -50,9 +50,10 @@ const SQL: &[(&str, &str)] = &[
     ("tcp_keepalives_count", "2"),
 ];
 
-/// The setting whose value the caller of [`of_sql`] chooses. A replication session has no statement timeout.
+/// The caller of [`of_sql`] chooses the value of this setting. A replication session has no statement
+/// timeout.
 const STATEMENT_TIMEOUT: &str = "statement_timeout";
-/// The setting whose value the caller of [`of_replication`] chooses.
+/// The caller of [`of_replication`] chooses the value of this setting.
 const WAL_SENDER_TIMEOUT: &str = "wal_sender_timeout";
 
 /// Builds the startup parameter `options` of an SQL session. `operators` is the operator's own

@@ -139,7 +139,7 @@ async fn connect(
     if !target.may_use_tls() {
         return Ok(Wire::plain(stream));
     }
-    // Read the TLS files before the handshake, so that an unreadable file is an error. If it made the
+    // Read the TLS files before the handshake, so that an unreadable file is an error. If the file made the
     // handshake fail instead, the connection could fall back to plain text.
     let connector = TlsConnector::from(Arc::new(tls::client_config(target)?));
     let may_be_plain =

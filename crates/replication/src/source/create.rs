@@ -57,9 +57,8 @@ pub struct CreatedSlot {
 }
 
 impl CreatedSlot {
-    /// Ends the connection and waits until its walsender has exited, because the server may have no
-    /// second walsender free for the stream. Sessions that have already imported the snapshot keep
-    /// it.
+    /// Ends the connection and waits until its walsender has exited, because the server might have no second
+    /// free walsender for the stream. Sessions that have already imported the snapshot keep it.
     pub async fn close(self) {
         self.connection.close().await;
     }
@@ -68,8 +67,8 @@ impl CreatedSlot {
 /// Creates the slot. Returns `None` if PostgreSQL had to wait longer than the limit for running transactions.
 ///
 /// # Errors
-/// `SlotRefused` (42710 if a slot of this name exists or is being created, 53400 if no slot is
-/// left), and the errors of the connection.
+/// `SlotRefused` (42710 if a slot of this name exists or is being created, 53400 if no slot is left);
+/// connection errors.
 pub async fn create_slot(wanted: CreateSlot<'_>) -> Result<Option<CreatedSlot>> {
     let mut connection = in_time(connect(wanted)).await?;
     let mut message = BytesMut::new();

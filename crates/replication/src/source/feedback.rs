@@ -1,9 +1,9 @@
 //! Decides when to send a status message, and when we have to treat the slot as no longer ours.
 //!
-//! This is a state machine without IO; the caller passes in the clock. Status messages are our heartbeat: the
-//! walsender ends a session that has been silent for `wal_sender_timeout`. If we hear nothing from the server
-//! for an eighth of that time, we ask for a reply. [`Lease`] decides how long we may use the slot while we
-//! wait for the reply.
+//! This is a state machine without IO; the caller passes in the clock. Status messages are our heartbeat,
+//! because the walsender ends a session that has been silent for `wal_sender_timeout`. If we hear nothing
+//! from the server for an eighth of that time, we ask for a reply. [`Lease`] decides how long we may use the
+//! slot while we wait for the reply.
 
 use std::time::{Duration, Instant};
 
@@ -11,8 +11,8 @@ use decoder::Lsn;
 
 use super::lease::{FrameEvidence, Lease};
 
-/// Minimum time between a status message and the next one that reports a new position, so that a fast stream
-/// of outcomes does not cause a message for each of them.
+/// Minimum time between a status message and the next one that reports a new position. Otherwise a fast
+/// stream of outcomes would cause a message for each outcome.
 const STATUS_INTERVAL: Duration = Duration::from_millis(20);
 
 /// Maximum time between two checks of the lease in a session with traffic.
@@ -87,10 +87,10 @@ impl Feedback {
         self.lease.proven(sent_at);
     }
 
-    /// Records that our walsender held the slot at the time `at`. This is weak evidence, because a walsender
-    /// keeps the slot for a while without hearing from us. So it counts only while reading is held back and
-    /// the stream gives no better evidence. It does not count if the server's last keepalive says that the
-    /// server does not hear us.
+    /// Records that our walsender held the slot at the time `at`. This is weak evidence that the server hears
+    /// us, because a walsender keeps the slot for a while without hearing from us. So it counts only while
+    /// reading is held back and the stream gives no better evidence. It does not count if the server's last
+    /// keepalive says that the server does not hear us.
     pub(super) fn has_slot(&mut self, at: Instant, reading: ReadState) {
         match reading {
             ReadState::HeldBack if !self.lease.is_unheard() => self.lease.proven(at),

@@ -14,8 +14,8 @@
 //! - `pg_stat_replication.reply_time`, which returns the send time that we put into a status
 //!   message. This is the only proof while we read nothing from the stream, or read only old data.
 //!
-//! The lease cannot be shorter than three quarters of the timeout. A walsender that decodes a large transaction
-//! without sending it reads our messages only once per half of the timeout.
+//! The lease cannot be shorter than three quarters of the timeout, because a walsender that decodes a large
+//! transaction without sending it reads our messages only once per half of the timeout.
 
 use std::time::{Duration, Instant};
 
@@ -37,7 +37,7 @@ pub(super) struct FrameEvidence {
 #[derive(Debug)]
 pub(super) struct Lease {
     wal_sender_timeout: Duration,
-    /// The lease runs from this time: the server has received everything that we sent before this time.
+    /// The lease runs from this time, because the server has received everything that we sent before it.
     runs_from: Instant,
     /// The arrival time and the send time of the frame with the shortest delay.
     reference: Option<(Instant, PgTimestamp)>,
@@ -93,8 +93,8 @@ impl Lease {
         }
     }
 
-    /// Converts the send time of a frame to our clock. The result is at most `now`. The result is later than
-    /// the true time by the delay of the reference frame, which is unknown.
+    /// Converts the send time of a frame to our clock. The result is at most `now`. It is later than the true
+    /// time by the unknown delay of the reference frame.
     fn on_our_clock(&mut self, sent_at: PgTimestamp, now: Instant) -> Instant {
         let Some((came, reference)) = self.reference else {
             self.reference = Some((now, sent_at));

@@ -120,7 +120,7 @@ impl Source {
     /// later calls happen on the session's thread.
     ///
     /// # Errors
-    /// The errors of the connection; `CommandRefused` with 55006 if another session has the slot.
+    /// Connection errors; `CommandRefused` with 55006 if another session has the slot.
     pub async fn open(
         options: StreamOptions,
         on_status: impl Fn() + Send + Sync + 'static,
@@ -219,8 +219,9 @@ impl Source {
         if self.control.lease.has_expired() {
             return lease_lost();
         }
-        // PostgreSQL has freed the slot, and may have sent the reason at the end of the stream. The session's thread
-        // reads up to there. Wait for twice as long as it may read, because it may begin a little later.
+        // PostgreSQL has freed the slot, and may have sent the reason at the end of the stream. The session's
+        // thread reads up to there. Wait for twice as long as the thread may read, because the thread may
+        // begin a little later.
         let last_word = self.end_within(FINAL_WRITE_LIMIT * 2).await;
         last_word.unwrap_or_else(slot_given_up)
     }

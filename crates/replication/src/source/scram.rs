@@ -13,7 +13,7 @@ pub(super) enum Binding {
     /// Bound to this hash of the server's certificate.
     Bound(Vec<u8>),
     /// Not bound, because the server does not offer binding. We tell the server that we could bind. If the
-    /// server did offer binding, it then knows that a third party has removed the offer, and refuses the
+    /// server did offer binding, it then knows that a third party has removed the offer, so it refuses the
     /// login.
     NotOffered,
     /// Not bound, because we cannot bind or because `channel_binding=disable` forbids it.

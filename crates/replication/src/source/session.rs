@@ -275,7 +275,7 @@ impl ReplicationSession {
     async fn report(&mut self) -> Result<()> {
         let reading = self.reading();
         let lease = &self.control.lease;
-        // Do not extend an expired lease: the machine may have been suspended in the meantime.
+        // Do not extend an expired lease, because the machine may have been suspended in the meantime.
         if lease.has_expired() {
             return Err(super::lease_lost());
         }

@@ -21,9 +21,9 @@ use crate::store::capture_record;
 /// blocks writers, but at this size only for a moment.
 const SMALL_BYTES: u64 = 64 << 20;
 
-/// Adds missing columns and the index on `seq` to the captured tables, and reports the result. A table gets no
-/// columns if the publication's column list for it would leave out `inserted_xid`. Otherwise a running relay
-/// would have to wait until an operator has corrected the list.
+/// Adds missing columns and the index on `seq` to the captured tables, and reports the result. A table gets
+/// no columns if the publication has a column list for it that would leave out `inserted_xid`. A running
+/// relay would otherwise have to wait until an operator has corrected the list.
 pub(in crate::cli::init) async fn columns(sql: &Sql, settings: &Settings) -> Result<Vec<Finding>> {
     let captured = settings.captured();
     let published = publication::inspect(sql, &settings.publication, &captured).await?;
@@ -55,9 +55,9 @@ pub(in crate::cli::init) async fn columns(sql: &Sql, settings: &Settings) -> Res
     Ok(findings)
 }
 
-/// Returns a note if `init` has added `inserted_xid` to a table that is already captured. All old rows of the table
-/// get the same `inserted_xid`. Until the floor is above it, the relay judges these rows by their `xmin`, so an
-/// update makes an old row look new.
+/// Returns a note if `init` has added `inserted_xid` to a table that is already captured. All old rows of the
+/// table get the same `inserted_xid`. Until the floor is above this `inserted_xid`, the relay judges these
+/// rows by their `xmin`, so an update makes an old row look new.
 async fn new_column(sql: &Sql, table: &TableSettings, oid: u32) -> Result<Option<Finding>> {
     let records = capture_record::read(&**sql).await?;
     let is_captured = records.iter().any(|record| record.oid == oid);
@@ -71,15 +71,15 @@ async fn new_column(sql: &Sql, table: &TableSettings, oid: u32) -> Result<Option
     Ok(is_captured.then(|| finding_with_remedy(Severity::Info, "capture-columns", what, remedy)))
 }
 
-/// Key of the advisory lock held while creating an index. Without it, another `init` would mistake our
+/// Key of the advisory lock held while creating an index. Without this lock, another `init` would take our
 /// unfinished index for one whose build was interrupted, and drop it.
 const INDEX_LOCK: i64 = 0x706f_7374_7269_6466;
 
 /// Pause between two attempts to get [`INDEX_LOCK`].
 const INDEX_LOCK_PAUSE: Duration = Duration::from_millis(200);
 
-/// Waits until no other `init` creates an index. Polls the lock: `create index concurrently` waits for other
-/// sessions' statements, so a statement of ours that waits for the lock would block the other `init`.
+/// Waits until no other `init` creates an index. Polls the lock, because a waiting statement of ours would
+/// block the other `init`: its `create index concurrently` waits for the statements of other sessions.
 async fn lock_indexes(sql: &Sql) -> Result<()> {
     let mut waits = 0;
     while !activity::try_advisory_lock(sql, INDEX_LOCK).await? {

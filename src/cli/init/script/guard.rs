@@ -1,13 +1,13 @@
 //! The guard: statements that stop `init` if an untrusted role owns objects in the schema `outbox`, or
 //! may create objects there. Otherwise `init` would run or reuse that role's objects as its own.
 
-/// Refuses to run when an untrusted role owns the schema or anything in it, or may create objects
-/// there. Such a role could attack the role that runs `init`: statements on a table run its triggers,
-/// and `if not exists` and `or replace` accept an object that is already there.
+/// Refuses to run when an untrusted role owns the schema or anything in it, or may create objects there. Such
+/// a role could attack the role that runs `init`: a statement on a table also runs the table's triggers, and
+/// `if not exists` and `or replace` accept an object that is already there.
 ///
 /// The guard runs before each migration, and again in the same transaction after the migration. The second
-/// run is needed, because another role may create an object between the two runs, in a transaction that began
-/// while the role still had the right.
+/// run is needed because another role might create an object between the two runs, in a transaction that
+/// began while the role still had the right.
 ///
 /// Superusers, the owner of the database, the current role, and the roles whose rights the current role
 /// inherits are trusted. A superuser has the rights of every role, so this last rule does not apply if the

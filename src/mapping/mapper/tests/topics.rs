@@ -77,8 +77,8 @@ fn a_topic_column_suffices_when_there_is_no_aggregate_type() {
         "{refused}"
     );
     assert_eq!(refused.code(), "event-invalid");
-    // A configured template applies to rows whose topic column is null, so its columns must exist. The default
-    // template does not apply to them.
+    // A configured template applies to rows whose topic column is null, so the template's columns must exist.
+    // The default template does not apply to such rows.
     let refused = resolve(&columns, &format!("topic = '{{aggregatetype}}.x'\n{toml}"));
     assert_eq!(refused.unwrap_err().code(), "setting-invalid");
 }

@@ -8,10 +8,10 @@ use tokio::time::Instant;
 use super::super::outcome::Record;
 use crate::event::{EventPosition, Standing};
 
-/// Number of rows with which a batch is full: enough rows to spread the cost of a commit, and few enough
-/// to be written quickly.
+/// A batch with this many rows is full. They are enough to spread the cost of a commit, and few enough to be
+/// written quickly.
 pub(super) const MAX_ROWS: usize = 8_000;
-/// Bytes of text with which a batch is full. This limits memory when rows have long texts, because
+/// A batch with this many bytes of text is full. This limits memory when rows have long texts, because
 /// sending a batch needs a second copy of its texts.
 const MAX_TEXT_BYTES: usize = 4 << 20;
 /// A batch with this many rows is written immediately, because its commit is cheap compared to writing the

@@ -173,7 +173,7 @@ async fn attempt(
     Ok(Attempt::Committed)
 }
 
-/// Returns the positions of the batch's new events that already have a row.
+/// Returns the positions of those new events of the batch that already have a row.
 ///
 /// # Errors
 /// `internal` if a row has the position of an event, but belongs to another event. Such a row must not make the

@@ -35,7 +35,7 @@ impl Setup {
         }
     }
 
-    /// Returns one of the setups that the histories with fixed seeds have.
+    /// Chooses at random one of the setups that the histories with fixed seeds use.
     pub(super) fn random(random: &mut Random) -> Self {
         let kinds = [
             Kind::Events,

@@ -11,8 +11,8 @@ use tokio::process::ChildStderr;
 
 use crate::LOG_TARGET;
 
-/// Maximum number of lines of the command's standard error that are logged. An error message fits. A command
-/// that prints more must not flood the log.
+/// Maximum number of lines of the command's standard error that are logged. An error message fits into this
+/// many lines. A command that prints more must not flood the log.
 const LOGGED_LINES: usize = 20;
 /// Maximum length in bytes of a logged line. A longer line is logged in pieces of this length, and each piece
 /// counts as a line.

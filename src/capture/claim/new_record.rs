@@ -1,0 +1,57 @@
+//! Creates the capture record of a table that is captured from now on.
+
+use std::collections::BTreeMap;
+
+use slot_manager::{QualifiedName, SlotName};
+
+use super::FoundTable;
+use crate::postgres::Snapshot;
+use crate::settings::Start;
+use crate::store::capture_record::{CaptureRecord, IdSuffixes};
+
+pub(super) fn new_record(
+    found: &FoundTable,
+    records: &[CaptureRecord],
+    slot: &SlotName,
+    start: Start,
+    now: &Snapshot,
+) -> CaptureRecord {
+    let since = (start == Start::New).then(|| now.clone());
+    CaptureRecord {
+        identity: identity(&found.table, records),
+        table: found.table.clone(),
+        oid: found.shape.oid,
+        slot: slot.as_str().to_owned(),
+        floor: since.as_ref().map_or(0, Snapshot::xmin),
+        floor_seq: None,
+        numbering: None,
+        since,
+        partitions: Some(found.shape.partitions.clone()),
+        has_inserted_xid: found.shape.has_inserted_xid,
+        added_xids: Vec::new(),
+        recorded_from: 0,
+        publication: None,
+        since_lsn: None,
+        id_suffixes: IdSuffixes::first(found.shape.oid),
+        detached: Vec::new(),
+        unread: BTreeMap::new(),
+        recovery_progress: None,
+        uncaptured: BTreeMap::new(),
+        is_adopted: false,
+    }
+}
+
+/// Returns an identity for a new table. It differs from the identity of every other table, because event ids
+/// are computed from it. In the text from which an event id is computed, `:` or `@` follows the identity. So
+/// the identity itself contains neither. Otherwise the row `b:7` of a table `a` and the row `7` of a table
+/// `a:b` would get the same event id.
+pub(super) fn identity(table: &QualifiedName, records: &[CaptureRecord]) -> String {
+    let name = format!("{}.{}", table.schema, table.name);
+    let name = name.replace(':', "%3A").replace('@', "%40");
+    let is_free = |identity: &String| records.iter().all(|known| known.identity != *identity);
+    let numbered = (2u32..).map(|n| format!("{name}#{n}"));
+    std::iter::once(name.clone())
+        .chain(numbered)
+        .find(is_free)
+        .expect("invariant: there are fewer records than numbers")
+}
