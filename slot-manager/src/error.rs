@@ -1,4 +1,4 @@
-//! Errors of slot operations, with advice on what to do.
+//! Errors of slot operations. The texts say what happened; the caller knows what to do about it.
 
 use std::time::Duration;
 
@@ -13,7 +13,7 @@ use crate::{Holder, SlotName};
 #[non_exhaustive]
 pub enum SlotError {
     /// The database refused a statement, or the connection broke.
-    #[error("{action} failed: {source}; check that the server is up and that the role may do this")]
+    #[error("{action} failed: {source}")]
     Database {
         /// The action that failed.
         action: &'static str,
@@ -21,20 +21,20 @@ pub enum SlotError {
         source: tokio_postgres::Error,
     },
     /// No slot has this name.
-    #[error("replication slot {slot} does not exist: create it with `postrider slot create`")]
+    #[error("replication slot {slot} does not exist")]
     SlotMissing {
         /// The slot.
         slot: SlotName,
     },
     /// A slot of this name exists.
-    #[error("replication slot {slot} exists already: use it, or choose another name")]
+    #[error("replication slot {slot} exists already")]
     SlotExists {
         /// The slot.
         slot: SlotName,
     },
     /// Another session reads from the slot.
     #[error(
-        "replication slot {slot} is in use by {}: stop that reader first",
+        "replication slot {slot} is in use by {}",
         holder.as_ref().map_or("another session".to_owned(), ToString::to_string)
     )]
     SlotInUse {
@@ -45,10 +45,7 @@ pub enum SlotError {
         holder: Option<Box<Holder>>,
     },
     /// The slot was still in use at the deadline.
-    #[error(
-        "replication slot {slot} was not free after {waited:?}: it is held by {holder}; stop that \
-         reader, or end it with `select pg_terminate_backend({})`", holder.pid
-    )]
+    #[error("replication slot {slot} was not free after {waited:?}: it is held by {holder}")]
     StillHeld {
         /// The slot.
         slot: SlotName,
@@ -58,16 +55,13 @@ pub enum SlotError {
         waited: Duration,
     },
     /// The slot is a physical one.
-    #[error("replication slot {slot} is physical: choose another name for the relay's slot")]
+    #[error("replication slot {slot} is physical")]
     PhysicalSlot {
         /// The slot's name.
         slot: String,
     },
     /// The slot belongs to an output plugin other than `pgoutput`.
-    #[error(
-        "replication slot {slot} belongs to the output plugin {plugin}, not pgoutput: choose \
-         another name for the relay's slot"
-    )]
+    #[error("replication slot {slot} belongs to the output plugin {plugin}, not pgoutput")]
     OtherPlugin {
         /// The slot's name.
         slot: String,
@@ -75,10 +69,7 @@ pub enum SlotError {
         plugin: String,
     },
     /// The slot belongs to another database of the cluster.
-    #[error(
-        "replication slot {slot} belongs to database {database}: connect to that one, or choose \
-         another name for the relay's slot"
-    )]
+    #[error("replication slot {slot} belongs to database {database}")]
     OtherDatabase {
         /// The slot's name.
         slot: String,
@@ -86,10 +77,7 @@ pub enum SlotError {
         database: String,
     },
     /// The slot can never be read again.
-    #[error(
-        "replication slot {slot} is lost ({reason}): start the relay, which creates a new slot and \
-         publishes unrecorded events from the outbox table"
-    )]
+    #[error("replication slot {slot} is lost ({reason})")]
     SlotLost {
         /// The slot.
         slot: SlotName,
@@ -112,7 +100,7 @@ pub enum SlotError {
     /// The server could not create the slot in time, because of running transactions.
     #[error(
         "creating replication slot {slot} waited longer than {timeout:?} for running \
-         transactions ({}): end them or wait, then try again",
+         transactions ({})",
         blockers_text(blockers)
     )]
     CreationBlocked {
@@ -124,40 +112,28 @@ pub enum SlotError {
         blockers: Vec<WalHolder>,
     },
     /// Every slot of the cluster is taken.
-    #[error(
-        "no replication slot is left for {slot}: drop one that is not needed, or raise \
-         max_replication_slots (needs a restart of the server)"
-    )]
+    #[error("no replication slot is left for {slot}")]
     NoSlotLeft {
         /// The slot.
         slot: SlotName,
     },
     /// The role has no right to manage slots.
-    #[error(
-        "the role may not manage replication slot {slot}: `alter role ... with replication` \
-         (Amazon RDS: `grant rds_replication to ...`)"
-    )]
+    #[error("the role may not manage replication slot {slot}")]
     NoReplicationRight {
         /// The slot.
         slot: SlotName,
     },
     /// The server's WAL lacks the information for logical decoding.
-    #[error(
-        "wal_level is {wal_level}, logical replication needs logical: `alter system set wal_level \
-         = 'logical'` and restart the server (Amazon RDS: rds.logical_replication = 1; Cloud SQL: \
-         flag cloudsql.logical_decoding = on)"
-    )]
+    #[error("wal_level is {wal_level}, but logical replication needs logical")]
     WalLevel {
         /// The current value.
         wal_level: String,
     },
     /// This server does not support failover slots.
-    #[error("failover slots need PostgreSQL 17 or newer: create the slot without failover")]
+    #[error("failover slots need PostgreSQL 17 or newer")]
     FailoverUnsupported,
     /// The server reports a status that this version does not know.
-    #[error(
-        "unknown wal_status {wal_status:?}: this server is newer than this postrider, so upgrade"
-    )]
+    #[error("unknown wal_status {wal_status:?}: this server is newer than this postrider")]
     UnknownWalStatus {
         /// The status as the server reports it.
         wal_status: String,

@@ -77,14 +77,14 @@ impl ReportForm {
     }
 }
 
-/// Writes the error of a command to standard error, as text or as one JSON object.
-pub(super) fn write_error(error: &Error, json: bool) {
+/// Writes the error of a command to standard error, as text or as one JSON object. Returns the exit code.
+pub(super) fn write_error(error: &Error, json: bool) -> ExitCode {
     let form = if json {
         ReportForm::Object
     } else {
         ReportForm::Text
     };
-    form.report(error);
+    form.report(error)
 }
 
 /// Returns the error for a command line that clap has refused with this text.

@@ -6,6 +6,7 @@
 //! ([`Code::disposition`]), never on its text. Nothing here prints or logs.
 
 mod code;
+mod listening;
 mod map;
 mod postgres;
 mod pubsub;

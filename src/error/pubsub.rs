@@ -19,6 +19,12 @@ impl From<SetupError> for Error {
             SetupError::CredentialsMissing { source } => {
                 Error::new(Code::CredentialsMissing, what).caused_by(source)
             }
+            SetupError::CredentialsInvalid { source } => {
+                let error = Error::new(Code::CredentialsMissing, what).caused_by(source);
+                error.hint(
+                    "download the key of the service account again, or run `gcloud auth application-default login`",
+                )
+            }
             SetupError::CredentialsUnreadable { path, source } => {
                 let what = format!("{what}: {}", shown_path(path.as_path()));
                 let hint = format!(

@@ -36,9 +36,15 @@ impl From<SlotError> for Error {
         match error {
             // Only commands get this error, because a relay waits for the slot.
             SlotError::SlotInUse { .. } => own.hint("stop that reader first"),
+            SlotError::StillHeld { .. } => own.hint("stop that reader, or end its server process"),
+            SlotError::OtherDatabase { .. } => {
+                own.hint("connect to that database, or choose another name with POSTRIDER_SLOT")
+            }
             SlotError::CreationBlocked { .. } => {
                 own.hint("end those transactions or wait for them, then retry")
             }
+            SlotError::FailoverUnsupported => own.hint("set POSTRIDER_SLOT_FAILOVER=false"),
+            SlotError::UnknownWalStatus { .. } => own.hint("install a newer version of postrider"),
             SlotError::Backwards { .. } => own.hint("use a position beyond the confirmed one"),
             _ => own,
         }
@@ -55,9 +61,55 @@ impl From<&Problem> for Error {
 
 #[cfg(test)]
 mod tests {
-    use slot_manager::QualifiedName;
+    use std::str::FromStr;
+
+    use slot_manager::{QualifiedName, SlotName};
 
     use super::*;
+
+    #[test]
+    fn an_error_says_what_happened_and_only_its_hint_says_what_to_do() {
+        let slot = || SlotName::from_str("postrider").unwrap();
+        let (plugin, database) = ("wal2json".to_owned(), "shop".to_owned());
+        let name = || "postrider".to_owned();
+        for error in [
+            SlotError::SlotMissing { slot: slot() },
+            SlotError::SlotExists { slot: slot() },
+            SlotError::SlotInUse {
+                slot: slot(),
+                holder: None,
+            },
+            SlotError::PhysicalSlot { slot: name() },
+            SlotError::OtherPlugin {
+                slot: name(),
+                plugin,
+            },
+            SlotError::OtherDatabase {
+                slot: name(),
+                database,
+            },
+            SlotError::SlotLost {
+                slot: slot(),
+                reason: "wal_removed".to_owned(),
+            },
+            SlotError::NoSlotLeft { slot: slot() },
+            SlotError::NoReplicationRight { slot: slot() },
+            SlotError::FailoverUnsupported,
+        ] {
+            let error = Error::from(error);
+            for advice in [
+                "stop ",
+                "choose ",
+                "use it",
+                "drop ",
+                "alter role",
+                "create the",
+            ] {
+                assert!(!error.what().contains(advice), "{}", error.what());
+            }
+            assert!(!error.hint_text().is_empty());
+        }
+    }
 
     #[test]
     fn a_problem_keeps_its_code() {

@@ -9,7 +9,6 @@ mod history;
 mod listener;
 mod page;
 
-use std::io::ErrorKind;
 use std::net::SocketAddr;
 use std::sync::Arc;
 
@@ -24,7 +23,7 @@ use tokio::net::TcpListener;
 use tokio::sync::Mutex;
 
 use crate::condition::{Condition, Phase, PruneRun, RelayState, Verdict, general_hint};
-use crate::error::{Code, Error, Result, is_open_files_limit};
+use crate::error::{Error, Result};
 use crate::metrics::{Metrics, OptionalGauge, prometheus_text};
 use crate::settings::Settings;
 use history::History;
@@ -54,24 +53,8 @@ impl Port {
 /// # Errors
 /// `port-in-use`; `open-files-limit`.
 pub async fn listen(addr: SocketAddr) -> Result<TcpListener> {
-    TcpListener::bind(addr).await.map_err(|e| {
-        let what = format!("cannot listen on {addr} for HTTP");
-        if is_open_files_limit(&e) {
-            return Error::of_system(what, e);
-        }
-        let hint = match e.kind() {
-            ErrorKind::AddrNotAvailable => {
-                "no network interface of this machine has that address: set POSTRIDER_HTTP_ADDR to one that it has, \
-                 such as 127.0.0.1:9464, or to 0.0.0.0:9464 for all of them"
-            }
-            ErrorKind::PermissionDenied => {
-                "this process may not use a port below 1024: set POSTRIDER_HTTP_ADDR to a higher one, such as \
-                 127.0.0.1:9464"
-            }
-            _ => Code::PortInUse.hint(),
-        };
-        Error::new(Code::PortInUse, what).hint(hint).caused_by(e)
-    })
+    let bound = TcpListener::bind(addr).await;
+    bound.map_err(|error| Error::of_listening(addr, error))
 }
 
 /// Answers requests until the future is dropped.

@@ -232,6 +232,42 @@ async fn with_json_the_error_of_every_command_has_the_same_form() {
 }
 
 #[tokio::test]
+async fn without_a_database_url_every_command_exits_with_the_code_of_the_error() {
+    for command in [
+        "run",
+        "status",
+        "status --watch",
+        "slot",
+        "slot show",
+        "slot show --watch",
+        "slot list",
+        "slot create",
+        "slot drop",
+        "slot advance",
+        "init --apply",
+        "event 1",
+        "tail",
+        "audit",
+        "prune --older-than 1d --yes",
+        "replay 1",
+        "quarantine list",
+        "quarantine show 1",
+        "quarantine release --all",
+        "quarantine discard --all",
+        "recover",
+        "recover --dry-run",
+    ] {
+        let arguments: Vec<&str> = command.split(' ').collect();
+        let ran = postrider(&arguments, &[("PUBSUB_PROJECT_ID", "demo")]).await;
+        ran.assert_error("database-url-invalid", 2);
+    }
+    // `check` reports the error as a finding.
+    let ran = postrider(&["check", "--json"], &[]).await;
+    ran.assert_status(2);
+    ran.finding("database-url-invalid");
+}
+
+#[tokio::test]
 async fn a_token_that_is_too_short_is_refused_with_a_command_that_makes_one() {
     let ran = run_without_database(&[("POSTRIDER_HTTP_TOKEN", "x")]).await;
     ran.assert_error("setting-invalid", 2);
@@ -308,6 +344,15 @@ async fn a_port_that_is_in_use() {
     let ran = run(&database, &[("POSTRIDER_HTTP_ADDR", &addr)]).await;
     ran.assert_error("port-in-use", 2);
     assert_contains(&ran.stderr, &addr);
+    let taken = [("POSTRIDER_HTTP_ADDR", addr.as_str())];
+    let ran = database.run_with(&["check", "--json"], &taken).await;
+    ran.assert_status(2);
+    let found = ran.finding("port-in-use");
+    assert_contains(&found["what"].to_string(), &addr);
+    assert_contains(&ran.json()["run"]["stops"].to_string(), "port-in-use");
+    drop(listener);
+    let ran = database.run_with(&["check", "--json"], &taken).await;
+    assert_eq!(ran.finding("http-port")["severity"], "ok");
 }
 
 #[tokio::test]

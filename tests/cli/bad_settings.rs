@@ -84,3 +84,28 @@ async fn settings_that_no_table_can_fit_are_refused_without_a_connection() {
         assert_contains(&ran.stderr, "set `columns.topic` to that column");
     }
 }
+
+#[tokio::test]
+async fn check_says_what_is_wrong_with_a_file_of_credentials() {
+    for (content, wrong) in [
+        ("{\"type\": \"service_account\"}", "missing field"),
+        ("{\"type\": \"weird\"}", "its type weird is not supported"),
+        ("{\"type", "EOF while parsing"),
+    ] {
+        let mut file = tempfile::NamedTempFile::new().unwrap();
+        std::io::Write::write_all(&mut file, content.as_bytes()).unwrap();
+        let env = [
+            (
+                "GOOGLE_APPLICATION_CREDENTIALS",
+                file.path().to_str().unwrap(),
+            ),
+            ("PUBSUB_PROJECT_ID", "demo"),
+            ("POSTRIDER_PUBSUB_ENDPOINT", "https://localhost:1"),
+        ];
+        let ran = postrider(&["check", "--json"], &env).await;
+        let found = ran.finding("credentials-missing");
+        let what = found["what"].as_str().unwrap();
+        let expected = format!("the file with the Google credentials cannot be used: {wrong}");
+        assert_contains(what, &expected);
+    }
+}

@@ -130,6 +130,15 @@ async fn check_says_that_no_credentials_were_found_and_where_it_looked() {
     let ran = postrider(&["check", "--json"], &env).await;
     ran.assert_status(2);
     let found = ran.finding("credentials-unavailable");
+    let what = found["what"].as_str().unwrap();
+    assert_contains(
+        what,
+        ": no access token: error sending request for url (http://127.0.0.1:1/",
+    );
+    assert_contains(what, "Connection refused");
+    for of_the_library in ["attempts", "might succeed", "transient"] {
+        assert!(!what.contains(of_the_library), "{what}");
+    }
     let remedy = found["remedy"].to_string();
     for tried in [
         "GOOGLE_APPLICATION_CREDENTIALS is not set",

@@ -1,10 +1,12 @@
 //! Tests the findings of `postrider check` about slots that nobody reads, about a database without the
 //! tables of Postrider, and about what `postrider run` would do.
 
+use std::time::{Duration, Instant};
+
 use pubsub_emulator::Emulator;
 use serde_json::json;
 
-use crate::support::{Database, Ran, assert_contains};
+use crate::support::{Database, PATIENCE, Ran, assert_contains, command};
 
 async fn check(database: &Database, more: &[(&str, &str)]) -> Ran {
     let env = [("PUBSUB_PROJECT_ID", "demo")];
@@ -116,4 +118,39 @@ async fn check_says_whether_the_relay_would_start_wait_recover_or_stop() {
         &ran.stdout,
         "`postrider run` would start and create the slot.",
     );
+}
+
+#[tokio::test]
+async fn the_port_of_the_relay_itself_is_no_problem() {
+    let database = Database::initialised().await;
+    let builder = Emulator::builder().listen("127.0.0.1:0".parse().unwrap());
+    let emulator = builder.start().await.unwrap();
+    let host = emulator.addr().to_string();
+    let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let addr = free.local_addr().unwrap().to_string();
+    drop(free);
+    let more = [
+        ("PUBSUB_EMULATOR_HOST", host.as_str()),
+        ("PUBSUB_PROJECT_ID", "demo"),
+        ("POSTRIDER_HTTP_ADDR", addr.as_str()),
+    ];
+    let env: Vec<_> = database.env().into_iter().chain(more).collect();
+    let _relay = command(&["run"], &env).spawn().unwrap();
+    let deadline = Instant::now() + PATIENCE;
+    let ran = loop {
+        let ran = check(&database, &more).await;
+        let run = &ran.json()["run"];
+        if run["stands_by"] == true && run["needs_other_port"] == true {
+            break ran;
+        }
+        assert!(Instant::now() < deadline, "{ran}");
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    };
+    assert_eq!(ran.finding("port-in-use")["severity"], "info");
+    assert_eq!(ran.json()["run"]["stops"], json!([]));
+
+    // A relay of another slot could not open this port.
+    let other = [&more[..], &[("POSTRIDER_SLOT", "another")]].concat();
+    let ran = check(&database, &other).await;
+    assert_contains(&ran.json()["run"]["stops"].to_string(), "port-in-use");
 }

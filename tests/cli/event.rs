@@ -218,6 +218,7 @@ async fn an_unknown_id_exits_with_1_and_prints_no_control_characters() {
         let ran = database.run_with(&["event", id], &LEGACY).await;
         ran.assert_status(1);
         assert_contains(&ran.stdout, "No event ");
+        assert_contains(&ran.stdout, "`postrider event --key KEY` lists");
         assert!(!ran.stdout.contains('\x1b'), "{ran}");
     }
     let ran = database

@@ -136,9 +136,12 @@ pub(crate) async fn execute(client: &Client, sql: &str) {
 /// The command that runs the binary with `args`, and with only `env` in its environment.
 pub(crate) fn command(args: &[&str], env: &[(&str, &str)]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_postrider"));
+    command.args(args).env_clear();
+    if args.first() == Some(&"check") {
+        // Another process of this machine may use the default port.
+        command.env("POSTRIDER_HTTP_ADDR", "off");
+    }
     command
-        .args(args)
-        .env_clear()
         .envs(env.iter().copied())
         .stdin(Stdio::null())
         .stdout(Stdio::piped())

@@ -93,10 +93,10 @@ async fn the_log_says_once_what_runs_and_where() {
     let log = relay.log();
     assert_eq!(of(&log, "postrider starts"), 1, "{log}");
     assert_eq!(of(&log, "connected to PostgreSQL"), 1, "{log}");
-    let line = log
-        .lines()
-        .find(|line| line.contains("connected to PostgreSQL"));
-    let line = line.unwrap();
+    let mut lines = log.lines();
+    let (first, line) = (lines.next().unwrap(), lines.next().unwrap());
+    assert!(first.contains("postrider starts"), "{log}");
+    assert!(line.contains("connected to PostgreSQL"), "{log}");
     let server = "SELECT split_part(current_setting('server_version'), ' ', 1)";
     let name = "SELECT current_database()::text";
     for part in [

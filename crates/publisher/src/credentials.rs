@@ -1,13 +1,16 @@
 //! Finds Google's Application Default Credentials, from which each call gets its authorization headers. Calls
 //! to an emulator, or to an endpoint without TLS, are made without credentials.
 
+use std::error::Error;
 use std::ffi::OsString;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use google_cloud_auth::build_errors::Error as BuildError;
 use google_cloud_auth::credentials::{
     Builder, CacheableResource, Credentials as GoogleCredentials,
 };
+use google_cloud_auth::errors::CredentialsError;
 use tokio::time::Instant;
 use tonic::codegen::http::{Extensions, HeaderMap};
 
@@ -24,7 +27,8 @@ impl Credentials {
     /// never be sent unencrypted.
     ///
     /// # Errors
-    /// [`SetupError::CredentialsMissing`] and [`SetupError::CredentialsUnreadable`].
+    /// [`SetupError::CredentialsMissing`], [`SetupError::CredentialsUnreadable`] and
+    /// [`SetupError::CredentialsInvalid`].
     pub(super) fn for_endpoint(endpoint: &Endpoint) -> Result<Self, SetupError> {
         match endpoint {
             Endpoint::Service(url) if url.starts_with("https://") => {
@@ -32,7 +36,7 @@ impl Credentials {
                 let credentials = Builder::default()
                     .with_scopes([SCOPE])
                     .build()
-                    .map_err(|e| SetupError::CredentialsMissing { source: e.into() })?;
+                    .map_err(not_built)?;
                 Ok(Self(Some(credentials)))
             }
             Endpoint::Service(_) | Endpoint::Emulator(_) => Ok(Self(None)),
@@ -61,9 +65,59 @@ impl Credentials {
                 let what = "the credentials returned no token";
                 Err(Failure::credentials(what, true))
             }
-            Err(e) => Err(Failure::credentials(e.to_string(), e.is_transient())),
+            Err(e) => Err(Failure::credentials(no_token(&e), e.is_transient())),
         }
     }
+}
+
+/// Says why there is no access token. Google's library wraps the cause into sentences that only say whether the
+/// library will try again. This text leaves them out, and shows the cause.
+fn no_token(error: &CredentialsError) -> String {
+    let mut text = "no access token".to_owned();
+    let mut next: Option<&(dyn Error + 'static)> = Some(error);
+    while let Some(cause) = next {
+        next = cause.source();
+        let fact = match (cause.downcast_ref::<CredentialsError>(), next) {
+            (Some(_), Some(_)) => continue,
+            (Some(innermost), None) => without_prediction(innermost),
+            (None, _) => cause.to_string(),
+        };
+        let quotes_the_next = next.is_some_and(|next| fact.contains(&next.to_string()));
+        if !quotes_the_next && !text.contains(&fact) {
+            text = format!("{text}: {fact}");
+        }
+    }
+    text
+}
+
+/// The text of the error without the end that says whether another attempt may succeed.
+fn without_prediction(error: &CredentialsError) -> String {
+    let text = error.to_string();
+    let ends = [
+        " but future attempts may succeed",
+        " and future attempts will not succeed",
+    ];
+    let end = ends.iter().find_map(|end| text.strip_suffix(end));
+    end.unwrap_or(&text).trim_end_matches('.').to_owned()
+}
+
+/// Converts an error of the library's builder. Its text and the text of its cause are one sentence without a break.
+fn not_built(error: BuildError) -> SetupError {
+    let found_a_file = error.is_parsing() || error.is_unknown_type() || error.is_not_supported();
+    if !found_a_file {
+        return SetupError::CredentialsMissing {
+            source: error.into(),
+        };
+    }
+    let cause = error
+        .source()
+        .map_or_else(|| error.to_string(), ToString::to_string);
+    let why = if error.is_parsing() {
+        cause
+    } else {
+        format!("its type {cause} is not supported")
+    };
+    SetupError::CredentialsInvalid { source: why.into() }
 }
 
 /// Where Application Default Credentials come from. The first source that applies counts.
@@ -132,7 +186,23 @@ fn check_file() -> Result<(), SetupError> {
 
 #[cfg(test)]
 mod tests {
+    use std::io;
+
     use super::*;
+
+    #[test]
+    fn a_missing_token_is_explained_by_its_cause_without_the_sentences_of_the_library() {
+        let refused = || io::Error::from(io::ErrorKind::ConnectionRefused);
+        let attempt = CredentialsError::new(true, "failed to fetch access token", refused());
+        let all = CredentialsError::new(true, "Subsequent calls might succeed.", attempt);
+        assert_eq!(no_token(&all), "no access token: connection refused");
+        let innermost = CredentialsError::from_msg(false, "no private key in the file.");
+        let all = CredentialsError::from_source(false, innermost);
+        assert_eq!(
+            no_token(&all),
+            "no access token: no private key in the file"
+        );
+    }
 
     #[test]
     fn the_variable_comes_first_then_the_file_then_the_metadata_server() {

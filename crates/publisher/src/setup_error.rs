@@ -22,10 +22,16 @@ pub enum SetupError {
         /// Why the URL cannot be used.
         source: Cause,
     },
-    /// No Application Default Credentials exist, or they cannot be read.
+    /// No Application Default Credentials exist.
     #[error("found no Google credentials")]
     CredentialsMissing {
         /// The error of Google's library.
+        source: Cause,
+    },
+    /// The file with the credentials is not valid.
+    #[error("the file with the Google credentials cannot be used")]
+    CredentialsInvalid {
+        /// Why the file cannot be used.
         source: Cause,
     },
     /// [`CREDENTIALS_VARIABLE`] is set, but its value is not the path of a readable file.

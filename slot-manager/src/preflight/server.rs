@@ -107,7 +107,10 @@ fn statistics_right(facts: &Facts) -> Finding {
              connections open, a relay that reads nothing during an outage of Pub/Sub may notice \
              late that it has lost the slot"
         ),
-        format!("grant pg_read_all_stats to {}", quoted_identifier(role)),
+        format!(
+            "grant pg_read_all_stats to {} (optional)",
+            quoted_identifier(role)
+        ),
     )
 }
 

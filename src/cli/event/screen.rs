@@ -85,7 +85,8 @@ fn earlier(message: &EarlierMessage) -> (&'static str, String) {
 pub(super) fn not_found(id: &str) -> String {
     format!(
         "No event {} is in the outbox or in outbox.dispatch. Its row and its record were pruned, its \
-         transaction was rolled back, or its table is not captured (the settings name the tables).\n",
+         transaction was rolled back, or its table is not captured (the settings name the tables). If that is \
+         an ordering key and not an id, `postrider event --key KEY` lists the events of the key.\n",
         start_of(&printable(id), SHOWN_CHARS)
     )
 }

@@ -68,6 +68,8 @@ impl ShowArgs {
 
 pub(super) async fn run(settings: &Settings, args: ShowArgs) -> Result<ExitCode> {
     if let Some(seconds) = args.watch {
+        // Without a database, waiting cannot help.
+        settings.database()?;
         watch(settings, &args, Duration::from_secs(seconds)).await;
     }
     match read(settings, &args).await {
@@ -84,8 +86,7 @@ pub(super) async fn run(settings: &Settings, args: ShowArgs) -> Result<ExitCode>
             if args.json {
                 output::write_json(&unknown(settings, &error));
             }
-            write_error(&error, args.json);
-            Ok(ExitCode::from(screen::UNKNOWN))
+            Ok(write_error(&error, args.json))
         }
     }
 }

@@ -37,6 +37,10 @@ pub(super) struct StatusArgs {
 }
 
 pub(super) fn run(settings: &Settings, args: &StatusArgs) -> Result<ExitCode> {
+    if args.watch.is_some() {
+        // Without a database, waiting cannot help.
+        settings.database()?;
+    }
     block_on(async {
         let mut observer = Observer::new(settings);
         match args.watch.map(Duration::from_secs) {
@@ -106,8 +110,7 @@ async fn once(observer: &mut Observer<'_>, args: &StatusArgs) -> ExitCode {
             if args.json {
                 output::write_json(&unknown(settings, &error));
             }
-            write_error(&error, args.json);
-            ExitCode::from(slot_screen::UNKNOWN)
+            write_error(&error, args.json)
         }
     }
 }

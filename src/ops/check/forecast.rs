@@ -27,6 +27,9 @@ pub(crate) struct Forecast {
     pub(crate) stands_by: bool,
     /// Whether the relay would create the slot.
     pub(crate) creates_slot: bool,
+    /// Whether a relay of the slot already uses the HTTP port on this machine, so that another relay would need
+    /// another port.
+    pub(crate) needs_other_port: bool,
 }
 
 /// What one finding means for the relay.
@@ -35,6 +38,7 @@ enum Effect {
     None,
     CreatesSlot,
     StandsBy,
+    NeedsOtherPort,
     Recovers,
     Waits,
     Stops,
@@ -53,6 +57,10 @@ impl Forecast {
                 }
                 Effect::StandsBy => {
                     forecast.stands_by = true;
+                    continue;
+                }
+                Effect::NeedsOtherPort => {
+                    forecast.needs_other_port = true;
                     continue;
                 }
                 Effect::Recovers => &mut forecast.recovers,
@@ -99,9 +107,14 @@ impl Forecast {
                 self.waits.join(", ")
             ));
         }
+        let port = if self.needs_other_port {
+            " (on this machine only with another POSTRIDER_HTTP_ADDR)"
+        } else {
+            ""
+        };
         match parts.pop() {
-            Some(last) if parts.is_empty() => last,
-            Some(last) => format!("{} and {last}", parts.join(", ")),
+            Some(last) if parts.is_empty() => last + port,
+            Some(last) => format!("{} and {last}{port}", parts.join(", ")),
             None => String::new(),
         }
     }
@@ -114,6 +127,7 @@ fn effect(finding: &Finding, settings: &Settings) -> Effect {
         (Severity::Ok, _) => Effect::None,
         (_, Some(Code::SlotHeld)) => Effect::StandsBy,
         (Severity::Info, Some(Code::SlotMissing)) => Effect::CreatesSlot,
+        (Severity::Info, Some(Code::PortInUse)) => Effect::NeedsOtherPort,
         (Severity::Info, _) => Effect::None,
         (_, Some(Code::SlotMissing | Code::SlotLost | Code::SlotRecreated)) => {
             match settings.slot_on_loss {
@@ -174,6 +188,18 @@ mod tests {
             ("slot-missing", Info, &[], "would start and create the slot"),
             ("slot-held", Info, &[], "would start as a standby"),
             ("slot-unread", Warning, &[], "would start"),
+            (
+                "port-in-use",
+                Info,
+                &[],
+                "would start (on this machine only with another POSTRIDER_HTTP_ADDR)",
+            ),
+            (
+                "port-in-use",
+                Error,
+                &[],
+                "would stop until this is corrected: port-in-use",
+            ),
             ("topic-missing", Warning, &[], "would start"),
             (
                 "topic-missing",

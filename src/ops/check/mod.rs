@@ -1,16 +1,17 @@
-//! Checks that PostgreSQL and Pub/Sub have everything that the relay needs.
+//! Checks that PostgreSQL, Pub/Sub and this machine have everything that the relay needs.
 //!
 //! Changes nothing. Every problem is a finding, even an unreachable database. Only invalid settings are
 //! errors, which end the command before the first check. `slot_manager::preflight` checks the database, and
 //! `mapping` checks the settings of the tables with a `sample` of their rows. [`capture`] checks the columns
-//! that identify and order rows, `days` the daily partitions, `slots` the slots that nobody reads, and
-//! `pubsub` topics and credentials. [`forecast`] predicts from the findings what `postrider run` would do.
+//! that identify and order rows, `days` the daily partitions, `slots` the slots that nobody reads,
+//! `pubsub` topics and credentials, and `http_port` the port on this machine. [`forecast`] predicts from the findings what `postrider run` would do.
 //!
 //! Not here: the output and the exit code (`cli`).
 
 pub(crate) mod capture;
 mod days;
 pub(crate) mod forecast;
+mod http_port;
 mod mapping;
 mod pubsub;
 mod sample;
@@ -38,7 +39,7 @@ use crate::store::relay_row::{RecordKeeping, shown};
 
 const STATEMENT_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// The findings about one server, or about the settings.
+/// The findings about one server, about the HTTP port, or about the settings.
 #[derive(Debug)]
 pub(crate) struct CheckSection {
     pub(crate) heading: String,
@@ -67,7 +68,7 @@ pub(crate) fn settings_alone(settings: &Settings) -> Vec<CheckSection> {
     }]
 }
 
-/// Checks the database and Pub/Sub. Changes nothing.
+/// Checks the database, Pub/Sub and the HTTP port. Changes nothing.
 pub(crate) async fn everything(settings: &Settings) -> Vec<CheckSection> {
     let connected = async {
         let servers = settings.database()?;
@@ -115,7 +116,9 @@ pub(crate) async fn everything(settings: &Settings) -> Vec<CheckSection> {
         heading,
         findings: pubsub::check(settings, topics).await,
     };
-    vec![database, pubsub]
+    let mut sections = vec![database, pubsub];
+    sections.extend(http_port::check(settings).await);
+    sections
 }
 
 /// Returns the findings about the database, and the full names of the topics to look up.
