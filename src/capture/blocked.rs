@@ -81,7 +81,8 @@ impl Blocked {
         firsts: &FirstQuarantined,
     ) -> Result<Self> {
         let mut blocked = Self::default();
-        if firsts.0.is_empty() || table.ordering != Ordering::Key {
+        let is_ordered = window.records.may_lack_records() || window.captured.shape.has_order();
+        if firsts.0.is_empty() || table.ordering != Ordering::Key || !is_ordered {
             return Ok(blocked);
         }
         let found = match look_up(sql, reader, window, firsts).await? {

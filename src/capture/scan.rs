@@ -156,7 +156,8 @@ impl<'a> Scan<'a> {
                 None => ("null::text".to_owned(), has_no_row_sql("w.id")),
                 Some(ids) => (
                     format!("case when w.id = any ({ids}) then 'aside' end"),
-                    format!("(w.id = any ({ids}) or {})", has_no_row_sql("w.id")),
+                    // Not `has_no_row_sql`: for an `exists` in an `or`, PostgreSQL may read all of outbox.dispatch.
+                    format!("(w.id = any ({ids}) or {state} is null)"),
                 ),
             },
         }

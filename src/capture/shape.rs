@@ -202,6 +202,12 @@ impl Shape {
         self.partitions != self.oid.to_string()
     }
 
+    /// Whether a column orders the rows of each aggregate as they were inserted. Without such a column, an `UPDATE` of a
+    /// row moves the row behind rows that were inserted later.
+    pub(super) fn has_order(&self) -> bool {
+        self.seq.is_some() || self.version.is_some()
+    }
+
     /// The `seq` column, if it has an index along which a scan can read the rows. Without an index, each
     /// page would sort the whole table.
     pub(crate) fn numbered(&self) -> Option<&SeqColumn> {

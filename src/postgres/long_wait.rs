@@ -137,8 +137,10 @@ pub(crate) async fn limiting_lock_waits<T>(
     work: impl Future<Output = Result<T>>,
 ) -> Result<T> {
     sql.limit_lock_waits(limit).await?;
-    let done = naming_locks(sql, limit, work).await?;
-    sql.limit_lock_waits(Duration::ZERO).await?;
+    let done = naming_locks(sql, limit, work).await;
+    let unlimited = sql.limit_lock_waits(Duration::ZERO).await;
+    let done = done?;
+    unlimited?;
     Ok(done)
 }
 

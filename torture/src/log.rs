@@ -71,8 +71,12 @@ impl Life {
         if line.contains(CONTINUES) || begins_recovery(line) {
             self.sessions.push(at);
             self.recovers = true;
-        } else if line.contains(STREAMING) && !std::mem::take(&mut self.recovers) {
-            self.sessions.push(at);
+        } else if line.contains(STREAMING) {
+            // Only the line of a session that does not recover names the confirmed position.
+            if line.contains("confirmed=") || !self.recovers {
+                self.sessions.push(at);
+            }
+            self.recovers = false;
         }
     }
 }

@@ -12,7 +12,7 @@ use tracing_subscriber::Layer;
 use tracing_subscriber::layer::Context;
 
 /// Maximum number of lines that one place in the code logs in [`INTERVAL`].
-const MAX_LINES: u64 = 20;
+const MAX_LINES: u64 = 100;
 const INTERVAL: Duration = Duration::from_secs(10);
 
 /// A layer that drops the lines of a place in the code beyond [`MAX_LINES`] in [`INTERVAL`], and later logs how many it
@@ -23,6 +23,7 @@ pub(super) struct BurstLimit(Mutex<HashMap<Identifier, Burst>>);
 /// The lines of one place in the code since `began`.
 #[derive(Debug)]
 struct Burst {
+    level: Level,
     began: Instant,
     lines: u64,
     /// The first line that was dropped.
@@ -32,6 +33,7 @@ struct Burst {
 /// Lines that were dropped.
 #[derive(Debug, PartialEq, Eq)]
 struct DroppedLines {
+    level: Level,
     lines: u64,
     first: String,
 }
@@ -42,15 +44,30 @@ impl<S: Subscriber> Layer<S> for BurstLimit {
             return true;
         }
         let now = Instant::now();
-        for DroppedLines { lines, first } in self.ended(now) {
-            tracing::warn!(target: "postrider::log", lines, like = first, "{LEFT_OUT}");
+        for dropped in self.ended(now) {
+            dropped.tell();
         }
         self.admits(event, now)
     }
 }
 
-/// The message of a line that tells how many lines were dropped.
-const LEFT_OUT: &str = "left out similar log lines";
+impl DroppedLines {
+    /// Logs how many lines were dropped, at their level. The filter lets this line pass if it let them pass.
+    fn tell(self) {
+        let Self {
+            level,
+            lines,
+            first,
+        } = self;
+        if level == Level::ERROR {
+            tracing::error!(lines, like = first, "left out similar log lines");
+        } else if level == Level::WARN {
+            tracing::warn!(lines, like = first, "left out similar log lines");
+        } else {
+            tracing::info!(lines, like = first, "left out similar log lines");
+        }
+    }
+}
 
 impl BurstLimit {
     /// Removes the bursts that have ended. Returns those of them that had too many lines.
@@ -61,6 +78,7 @@ impl BurstLimit {
             .filter(|(_, burst)| burst.lines > MAX_LINES);
         ended
             .map(|(_, burst)| DroppedLines {
+                level: burst.level,
                 lines: burst.lines - MAX_LINES,
                 first: burst.dropped,
             })
@@ -68,21 +86,31 @@ impl BurstLimit {
     }
 
     fn admits(&self, event: &Event<'_>, now: Instant) -> bool {
+        let lines = self.count(event, now);
+        if lines == MAX_LINES + 1 {
+            // Format the message without the lock.
+            let mut message = MessageText(String::new());
+            event.record(&mut message);
+            if let Some(burst) = self.bursts().get_mut(&event.metadata().callsite()) {
+                burst.dropped = message.0;
+            }
+        }
+        lines <= MAX_LINES
+    }
+
+    /// Returns how many lines this place has logged since its burst began, with this line.
+    fn count(&self, event: &Event<'_>, now: Instant) -> u64 {
         let mut bursts = self.bursts();
         let burst = bursts
             .entry(event.metadata().callsite())
             .or_insert_with(|| Burst {
+                level: *event.metadata().level(),
                 began: now,
                 lines: 0,
                 dropped: String::new(),
             });
         burst.lines += 1;
-        if burst.lines == MAX_LINES + 1 {
-            let mut message = MessageText(String::new());
-            event.record(&mut message);
-            burst.dropped = message.0;
-        }
-        burst.lines <= MAX_LINES
+        burst.lines
     }
 
     fn bursts(&self) -> MutexGuard<'_, HashMap<Identifier, Burst>> {
@@ -125,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn a_line_comes_at_most_twenty_times_and_does_not_hold_up_other_lines() {
+    fn a_line_comes_at_most_a_hundred_times_and_does_not_hold_up_other_lines() {
         let written = Written::default();
         let writer = written.clone();
         let subscriber = tracing_subscriber::fmt()
@@ -134,7 +162,7 @@ mod tests {
             .finish()
             .with(BurstLimit::default());
         tracing::subscriber::with_default(subscriber, || {
-            for n in 0..50 {
+            for n in 0..150 {
                 tracing::info!(n, "this key is released");
                 tracing::debug!(n, "a detail");
             }
@@ -142,8 +170,8 @@ mod tests {
         });
         let written = String::from_utf8(written.0.lock().unwrap().clone()).unwrap();
         let count = |text: &str| written.matches(text).count();
-        assert_eq!(count("this key is released"), 20, "{written}");
-        assert_eq!(count("a detail"), 50, "{written}");
+        assert_eq!(count("this key is released"), 100, "{written}");
+        assert_eq!(count("a detail"), 150, "{written}");
         assert_eq!(count("another line"), 1, "{written}");
     }
 
@@ -153,15 +181,16 @@ mod tests {
         let began = Instant::now();
         let subscriber = tracing_subscriber::registry().with(Admitting(limit.clone(), began));
         tracing::subscriber::with_default(subscriber, || {
-            for n in 0..50 {
+            for n in 0..130 {
                 tracing::info!("key {n} is released");
             }
         });
         let early = began + INTERVAL - Duration::from_millis(1);
         assert_eq!(limit.ended(early), []);
         let dropped = DroppedLines {
+            level: Level::INFO,
             lines: 30,
-            first: "key 20 is released".to_owned(),
+            first: "key 100 is released".to_owned(),
         };
         assert_eq!(limit.ended(began + INTERVAL), [dropped]);
         assert_eq!(limit.ended(began + INTERVAL), []);

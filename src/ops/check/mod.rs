@@ -182,14 +182,23 @@ async fn check_database(sql: &Sql, settings: &Settings) -> Result<(Vec<Finding>,
 /// Returns a finding if another session holds a lock on a captured table, or on the relay's tables, for which the
 /// checks would have to wait. Ignores other errors, because the other checks report them.
 async fn locked_table(sql: &Sql, settings: &Settings) -> Option<Finding> {
-    let reading = async {
+    let tables = async {
         claim::known(sql, &settings.slot, &settings.tables).await?;
-        shown::read(sql, &settings.slot).await
+        Ok(())
     };
-    match limiting_lock_waits(sql, LOCK_TIMEOUT, reading).await {
+    let relay = async {
+        shown::read(sql, &settings.slot).await?;
+        Ok(())
+    };
+    let locked = |read: Result<()>| match read {
         Err(error) if error.code() == Code::LockWait => Some(from_error(&error)),
-        Ok(_) | Err(_) => None,
+        Ok(()) | Err(_) => None,
+    };
+    let found = locked(limiting_lock_waits(sql, LOCK_TIMEOUT, tables).await);
+    if found.is_some() {
+        return found;
     }
+    locked(limiting_lock_waits(sql, LOCK_TIMEOUT, relay).await)
 }
 
 /// Returns the findings about the mapping of the tables, and the full names of the topics to look up. The topics for

@@ -11,6 +11,7 @@ use uuid::Uuid;
 
 use super::rows;
 use crate::error::{Code, Error, Result};
+use crate::ops;
 use crate::postgres::Sql;
 use crate::settings::Settings;
 use crate::store::dispatch::history::RecordedRow;
@@ -68,7 +69,7 @@ impl NamedTable<'_> {
     }
 
     /// Looks for the row of the event in the other captured tables. Skips a table that is locked or cannot be read,
-    /// because the command is about another table. Afterwards the session waits for locks without a limit.
+    /// because the command is about another table. Afterwards the session waits for locks as long as commands do.
     ///
     /// # Errors
     /// `setting-invalid` if another table has the row. A row whose id only has the same text is another event, and is
@@ -88,7 +89,7 @@ impl NamedTable<'_> {
                 return Err(self.of_another(settings, &table, &right));
             }
         }
-        sql.limit_lock_waits(Duration::ZERO).await
+        sql.limit_lock_waits(ops::LOCK_TIMEOUT).await
     }
 
     /// Returns the error for an event that belongs to the table `other`. `right` is the id with this table.

@@ -348,10 +348,10 @@ async fn hundreds_of_released_keys_of_a_missing_topic_hold_up_no_other_key() {
         .await
         .unwrap();
     wait_for_state(&database, "published", 601).await;
-    // At most 20 lines in ten seconds, although 600 keys are released.
+    // At most 100 lines in ten seconds, although 600 keys are released.
     let log = relay.log();
     let told = log.matches("all events of this key are released").count();
-    assert!((1..=60).contains(&told), "{told} lines: {log}");
+    assert!((1..=300).contains(&told), "{told} lines: {log}");
     relay.stop().await;
 }
 
