@@ -168,7 +168,8 @@ async fn an_id_with_its_table_needs_no_other_table() {
     let ran = run(&database, &file, &["replay", "--dry-run", &bill]).await;
     ran.assert_status(1);
     assert_eq!(ran.stderr, "", "{ran}");
-    // Without a row in the named table, the command skips the locked table, and still finds a row in another one.
+    // If the named table has no row with this id, the command skips the locked table, and still finds a row in
+    // another table.
     let gone = format!("outbox.events:{GONE}");
     let ran = run(&database, &file, &["quarantine", "release", &gone]).await;
     ran.assert_status(0);

@@ -73,8 +73,8 @@ fn recording_attempts(evidence: &Evidence) -> HashMap<&str, Duration> {
 }
 
 /// The relay that was the sender at this time: the last one that had logged that it streams. `None`
-/// if that relay was already dead, because its successor may have been the sender before it logged
-/// this.
+/// if that relay was already dead: its successor may have sent requests before the successor logged
+/// that it streams.
 fn sender(lives: &[Life], at: Duration) -> Option<&Life> {
     let last_word = |life: &Life| life.streams.iter().rev().find(|said| **said <= at).copied();
     let last = lives
