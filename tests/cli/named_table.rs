@@ -17,7 +17,8 @@ async fn filled() -> (Database, tempfile::NamedTempFile) {
     database
         .execute("create table public.bills (like outbox.events including all)")
         .await;
-    // Ids of text: the row with the text `GONE` is another event than the recorded one.
+    // In this table the ids are texts. Its row with the id `GONE` is not the event that is recorded
+    // under `GONE`.
     database
         .execute(
             "create table public.notes (like outbox.events including all); \
