@@ -1,5 +1,5 @@
-//! Runs each input of the corpora in fuzz/corpus/ through its fuzz target. So the targets compile with today's
-//! code, and a fault that fuzzing has found stays corrected.
+//! Runs each input of the corpora in fuzz/corpus/ through its fuzz target. This checks that the targets
+//! compile with the current code, and that faults found by fuzzing stay fixed.
 
 #[path = "../fuzz/inputs/mapping.rs"]
 mod mapping;

@@ -25,7 +25,8 @@ pub enum Flow {
     /// again.
     Stalled,
     /// Bytes are read and discarded. The proxy closes nothing, even if one side ends the
-    /// connection. A connection that has lost bytes this way breaks (reset) when the flow changes.
+    /// connection. When the flow changes, the proxy resets every connection that has lost bytes
+    /// this way.
     Swallowed,
 }
 

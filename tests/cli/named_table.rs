@@ -17,7 +17,8 @@ async fn filled() -> (Database, tempfile::NamedTempFile) {
     database
         .execute("create table public.bills (like outbox.events including all)")
         .await;
-    // Ids of text: the row with the text `GONE` is another event than the recorded one.
+    // In this table the ids are texts. Its row with the id `GONE` is not the event that is recorded
+    // under `GONE`.
     database
         .execute(
             "create table public.notes (like outbox.events including all); \
@@ -168,7 +169,8 @@ async fn an_id_with_its_table_needs_no_other_table() {
     let ran = run(&database, &file, &["replay", "--dry-run", &bill]).await;
     ran.assert_status(1);
     assert_eq!(ran.stderr, "", "{ran}");
-    // Without a row in the named table, the command skips the locked table, and still finds a row in another one.
+    // If the named table has no row with this id, the command skips the locked table, and still finds a row in
+    // another table.
     let gone = format!("outbox.events:{GONE}");
     let ran = run(&database, &file, &["quarantine", "release", &gone]).await;
     ran.assert_status(0);

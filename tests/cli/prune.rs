@@ -11,8 +11,8 @@ pub(crate) fn server() -> ScratchPostgres {
     ScratchPostgres::builder().start().unwrap()
 }
 
-/// Inserts events that were recorded as published 40 days ago. Raises the floor above their
-/// transactions and advances the slot.
+/// Inserts events, with records which say that they were published 40 days ago. Then raises the
+/// floor above their transactions, and advances the slot.
 pub(crate) async fn fill(database: &Database, events: u32) {
     database
         .execute(&format!(

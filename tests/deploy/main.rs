@@ -261,7 +261,8 @@ fn systemd_restarts_the_relay_after_every_exit_whose_cause_can_pass() {
     let restarted = Code::ALL.iter().filter(can_pass);
     let restarted: BTreeSet<u8> = restarted.map(|code| code.exit_status()).collect();
     assert_eq!(restarted, BTreeSet::from([2, 3, 4, 5]));
-    // Each of these exit codes has a cause that can pass, so the unit excludes none.
+    // Each of these exit codes can have a temporary cause, so the unit restarts the relay after all
+    // of them.
     assert_eq!(setting("RestartPreventExitStatus"), None);
 }
 

@@ -119,8 +119,8 @@ async fn no_idle_position_is_confirmed_between(break_it: &str, found: &str, repa
     })
     .await;
     let resting = resting_position(&database).await;
-    // Write WAL that belongs to no transaction. Only a faulty relay confirms this WAL, because its stream
-    // is idle. (A transaction on another table would not do, because PostgreSQL 14 streams it as an
+    // Write WAL that belongs to no transaction. The stream stays idle, so a faulty relay would confirm
+    // this WAL. (A transaction on another table would not do, because PostgreSQL 14 streams it as an
     // empty transaction.)
     for _ in 0..5 {
         database

@@ -1,4 +1,4 @@
-//! Tests the HTTP port of a relay that streams, of a relay during an outage of Pub/Sub, and of a
+//! Tests the HTTP port in three cases: the relay streams, Pub/Sub has an outage, or the relay is a
 //! standby.
 
 use std::sync::atomic::{AtomicU32, Ordering};

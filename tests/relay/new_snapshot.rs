@@ -97,9 +97,9 @@ async fn rows_of_subtransactions_that_a_new_slot_waited_for_are_delivered() {
     assert_whole_and_in_order(&database, &emulator, &relay).await;
 }
 
-/// A commit is already in the WAL, but other sessions do not see it yet, because its session waits
-/// for a synchronous standby server that does not exist. (A commit is also in this state for a
-/// moment before it reaches `pg_xact`, but a test cannot prolong this moment.)
+/// A commit is already in the WAL, but other sessions do not see it yet, because the session that
+/// commits waits for a synchronous standby server that does not exist. (A commit is also in this
+/// state for a moment before it reaches `pg_xact`, but a test cannot prolong this moment.)
 #[tokio::test(flavor = "multi_thread")]
 async fn no_row_is_read_while_its_transaction_is_committing() {
     const STANDBY: &str = "ALTER SYSTEM SET synchronous_standby_names = 'nobody'";

@@ -174,7 +174,7 @@ async fn a_browser_shows_state_graphs_topics_and_quarantine_without_running_what
             .then_some(())
     })
     .await;
-    // The slot keeps the WAL that this writes, because the relay is blocked.
+    // The slot keeps the WAL that this statement writes, because the relay is blocked.
     let fill = "SELECT pg_logical_emit_message(false, 'filler', repeat('x', 100000))";
     eventually("the time until the slot is lost is known", || async {
         database.execute(fill).await;

@@ -85,9 +85,9 @@ impl Release {
         match (has_poison, quarantines_key) {
             (false, _) => Self::Never,
             (true, true) => random.pick(&[Self::Never, Self::AtTheEnd, Self::UnderWay]),
-            // Not `UnderWay`. Here a refused event goes to quarantine alone, so its release publishes it
-            // after later events of its key. The order of several events that are released in the middle
-            // of a schedule is not defined, so the judges could not check it.
+            // Not `UnderWay`. In these schedules a refused event goes to quarantine alone, so its
+            // release publishes it after later events of its key. The order of several events that are
+            // released in the middle of a schedule is not defined, so the judges could not check it.
             (true, false) => random.pick(&[Self::Never, Self::AtTheEnd]),
         }
     }

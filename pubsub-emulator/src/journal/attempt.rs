@@ -48,7 +48,7 @@ pub enum Answer {
     /// One message id too few, because of an injected fault. The client cannot tell from such an
     /// answer which messages were stored.
     FewerIds,
-    /// An error, because of a rule of the service or of an injected fault.
+    /// An error that comes from a rule of the service or from an injected fault.
     Error(Code),
     /// The client never got an answer: it disconnected, or a fault withheld the answer.
     Never,

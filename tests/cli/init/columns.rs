@@ -61,8 +61,8 @@ async fn an_id_that_is_not_numbered_one_by_one_does_not_count_as_seq() {
     ran.finding("capture-columns");
 }
 
-/// `init` makes the identity of a table from its name without quotes. These two names are the same text
-/// without quotes, but the identities must differ.
+/// `init` derives a table's identity from its name without quotes. The two names in this test become
+/// the same text when the quotes are removed. Even then the two tables must get different identities.
 #[tokio::test]
 async fn tables_that_differ_only_in_their_quotes_get_identities_of_their_own() {
     let own = Own::new("", "").await;

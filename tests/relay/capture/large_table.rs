@@ -3,7 +3,7 @@
 use super::World;
 use super::table::Kind;
 
-/// More than 200,000 rows, the maximum up to which the commands count waiting events.
+/// One more than the commands count: they count at most 200,000 waiting events.
 const MANY: u32 = 200_001;
 
 async fn waiting_events_are_counted(kind: Kind, old: u32) {

@@ -130,8 +130,8 @@ async fn a_table_renamed_before_it_is_adopted_is_the_same_table() {
     );
 }
 
-/// Runs the commands of a relay with another slot that captures only `table`. Checks that each
-/// command is refused, and that its error names the first slot.
+/// Runs the commands with the settings of a second relay, which has its own slot and captures only
+/// `table`. Checks that each command is refused, and that the error names the first slot.
 async fn assert_refused_beside_the_first(world: &World, table: &str) {
     let sql = format!(
         "CREATE PUBLICATION second FOR TABLE {table} \

@@ -20,7 +20,7 @@ async fn renamed(kind: Kind, rename: &str, name: &str, is_running: bool, loses_s
     world.now_called(name);
     world.insert("b", 30).await;
     if let Some(relay) = relay {
-        // Kill the relay, whether it has noticed that its table is gone or not.
+        // Kill the relay, whether or not it has noticed that its table is gone.
         drop(relay);
     }
     world.insert("c", 30).await;

@@ -1,5 +1,5 @@
-//! Helpers for all tests. They start a database server, an emulator and the relay as a process, and
-//! wait for a condition with a deadline.
+//! Helpers for all tests. They start a database server, an emulator, and the relay in its own
+//! process. They also wait, up to a deadline, until a condition holds.
 
 mod database;
 mod relay_process;

@@ -31,7 +31,7 @@ const fn fails(says: &'static [&'static str]) -> Expected {
     }
 }
 
-/// Checks what `/status`, the page, `/metrics` and `outbox.relay` say beyond the state.
+/// Checks what `/status`, the page, `/metrics` and `outbox.relay` show in addition to the state.
 async fn assert_named(desk: &Desk, sight: &Sight, unchecked: &str, meaning: &str) {
     let port = sight.port.as_ref().unwrap();
     assert_eq!(

@@ -1,4 +1,4 @@
-//! Tests of the metrics and of `/status` while events are in quarantine, and of the limit of the
+//! Tests the metrics and `/status` while events are in quarantine. Also tests the limit of the
 //! quarantine.
 
 use super::*;

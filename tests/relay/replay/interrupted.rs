@@ -1,5 +1,5 @@
-//! Tests of replays that cannot send all events, are cancelled or are refused, of two replays at the
-//! same time, and of other changes while a replay runs.
+//! Tests of replays that cannot send all events, are cancelled or are refused. Also tests two
+//! replays at the same time, and other changes while a replay runs.
 
 use tonic::Code;
 

@@ -10,7 +10,8 @@
 //! - `quarantine`: only refused events and the later events of their keys are set aside.
 //! - `from_table`: only events that the stream could not deliver are read from a table.
 //! - `duplicates`: a fault of the plan explains every duplicate.
-//! - `senders`: no relay sends an event whose dispatch row it must have read or written.
+//! - `senders`: no relay sends an event after it has certainly read or written the event's dispatch
+//!   row.
 //! - `stragglers`: requests that a dead client left in flight do not count as errors of living
 //!   clients.
 //! - `connections`: when each connection was opened, and when it was last used.

@@ -3,9 +3,9 @@
 //! Before a relay streams, it reads once the dispatch rows of all events after the slot's position.
 //! So a process must know the rows that existed when it started, and the rows of its own requests.
 //! It cannot know rows that a killed or superseded relay's connection commits after that read. The
-//! journal does not show such rows, so this check ignores them. It also ignores events released
-//! from quarantine, which have a record and are still sent, and requests that a frozen relay had in
-//! its buffers.
+//! journal does not show such rows, so this check ignores them. It also ignores events that were
+//! released from quarantine, because a relay must send them although they have a record. And it
+//! ignores requests that a frozen relay had in its buffers.
 
 use std::collections::{HashMap, HashSet};
 use std::time::Duration;
@@ -73,8 +73,8 @@ fn recording_attempts(evidence: &Evidence) -> HashMap<&str, Duration> {
 }
 
 /// The relay that was the sender at this time: the last one that had logged that it streams. `None`
-/// if that relay was already dead, because its successor may have been the sender before it logged
-/// this.
+/// if that relay was already dead: its successor may have sent requests before the successor logged
+/// that it streams.
 fn sender(lives: &[Life], at: Duration) -> Option<&Life> {
     let last_word = |life: &Life| life.streams.iter().rev().find(|said| **said <= at).copied();
     let last = lives
