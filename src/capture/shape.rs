@@ -16,8 +16,8 @@ use crate::error::{Code, Error, Result};
 use crate::mapping::TableSettings;
 use crate::postgres::Sql;
 
-/// SQL expression: the lowest possible `seq`. The index that `init` creates has only the rows with a `seq`. A
-/// statement can use it if it has the condition that `seq` is at least this number.
+/// SQL expression: the lowest possible `seq`. The index that `init` creates has only the rows with a `seq`.
+/// PostgreSQL can use this index for a statement that requires `seq` to be at least this number.
 pub(crate) const LOWEST_SEQ: &str = "'-9223372036854775808'::bigint";
 
 /// The lowest id that PostgreSQL gives to an ordinary transaction.

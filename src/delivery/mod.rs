@@ -143,7 +143,8 @@ impl Delivery {
             || (self.outcomes.flow.has_room() && self.lanes.waiting() > 0)
     }
 
-    /// Sets the memory of the moved rows that wait outside the delivery (`capture::moved`).
+    /// Sets how many bytes the moved rows use that still wait in `capture::moved`. They count against the
+    /// budget before they enter the delivery.
     pub(crate) fn weigh_waiting(&mut self, bytes: usize) {
         self.outcomes.flow.weigh_waiting(bytes);
     }

@@ -296,9 +296,9 @@ impl<'a> TableWalk<'a> {
         )
     }
 
-    /// Returns an SQL expression for the name of a row `j` in the report; null unless the action is `Read`.
-    /// If a name is not plain ASCII, the server may be unable to send the name, so the report shows the event
-    /// id instead.
+    /// Returns an SQL expression for the name under which the report shows the row `j`. The expression is
+    /// null unless the action is `Read`. If a name is not plain ASCII, the server may be unable to send the
+    /// name, so the report shows the event id instead.
     fn name_sql(&self) -> String {
         match self.action {
             WalkAction::Count | WalkAction::Delete => "null::text".to_owned(),

@@ -168,8 +168,8 @@ impl Quarantine {
         Ok(false)
     }
 
-    /// Whether the relay stops if this event is bad. A released event usually does not stop the relay,
-    /// because an operator has released it.
+    /// Whether the relay stops if this event is bad. A released event stops the relay only if it first
+    /// arrived while its key was being released (`is_new`). An operator has chosen to publish the others.
     pub(crate) fn halts_on(&self, origin: &EventRef) -> bool {
         self.keys.policy() == OnBadEvent::Halt
             && (origin.standing == Standing::New || self.in_lanes.is_new(origin.position))
@@ -215,8 +215,8 @@ impl Quarantine {
         self.unblocking > 0 || self.keys.count() > 0
     }
 
-    /// Notes that the rows in quarantine are about to be counted. No dead letter may be in flight, because
-    /// its event has no row yet and the count would miss it.
+    /// Notes that the rows in quarantine are about to be counted. The caller makes sure that no dead letter
+    /// is in flight: the event of such a letter has no row yet, so the count would miss it.
     pub(crate) fn counting(&mut self) {
         // The count misses records that are not durable yet, so it would be too low.
         self.counting = self.is_settled().then_some(self.unblocking);

@@ -164,8 +164,8 @@ async fn check_database(sql: &Sql, settings: &Settings) -> Result<(Vec<Finding>,
         .iter()
         .any(|found| found.code == Code::TableCaptured.name())
     {
-        // Remove the finding that `postrider run` would create the slot, because the relay would stop at this error
-        // first.
+        // The relay would stop at `table-captured` before it creates the slot. So remove the finding which says that
+        // `postrider run` would create the slot.
         let promises = |found: &Finding| {
             found.code == Code::SlotMissing.name() && found.severity == Severity::Info
         };
