@@ -192,8 +192,8 @@ async fn locked_table(sql: &Sql, settings: &Settings) -> Option<Finding> {
     }
 }
 
-/// Returns the findings about the mapping of the tables, and the full names of the topics to look up. The topics for
-/// which a relay waits come first.
+/// Returns the findings about the mapping of the tables, and the full names of the topics to look up. The relay's
+/// failing topics and the topics of waiting rows come first.
 async fn mappings(
     sql: &Sql,
     settings: &Settings,

@@ -191,9 +191,9 @@ impl<'a> SampledTable<'a> {
         Ok(rows.into_iter().map(row).collect())
     }
 
-    /// SQL expressions for the values of the row `e` as text, in the order of the table's description. With
-    /// `used`, only the columns in `used` have their values. Without it, all columns do except the payload.
-    /// The other expressions are null.
+    /// SQL expressions for the values of the row `e` as text, in the order of the table's description. If
+    /// `used` is given, only its columns have their values, otherwise all columns except the payload. The
+    /// other expressions are null.
     fn values(&self, used: Option<&[usize]>) -> String {
         let payload = self.settings.columns.payload.as_deref();
         let payload = payload.unwrap_or("payload");
