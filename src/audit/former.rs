@@ -14,7 +14,7 @@ use crate::capture::detached::{DetachedState, DetachedTable};
 use crate::error::Result;
 use crate::postgres::{Sql, current_snapshot};
 
-/// The changes to the lists of former partitions that an audit records.
+/// The changes that an audit records in the lists of former partitions.
 #[derive(Debug, Default)]
 pub(super) struct FormerPartitions {
     /// The former partitions that are resolved, by the index of their table.

@@ -257,8 +257,8 @@ impl Shape {
     }
 
     /// Whether [`inserted_xid_sql`](Self::inserted_xid_sql) returns top-level transactions, except for rows
-    /// with an impossible `inserted_xid`. Otherwise the expression may return a subtransaction from `xmin`,
-    /// and a snapshot does not tell whether a subtransaction had ended.
+    /// with an impossible `inserted_xid`. If this is false, the expression may return a subtransaction from
+    /// a row's `xmin`, and a snapshot does not show whether a subtransaction had ended.
     pub(crate) fn tells_top_level_transactions(&self, added_xids: &[u64]) -> bool {
         self.has_inserted_xid && added_xids.is_empty()
     }

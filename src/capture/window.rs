@@ -26,8 +26,8 @@ pub(crate) struct ScanWindow<'a> {
     pub(crate) below_xid: Option<u64>,
     /// Rows that are not visible in this snapshot are left out.
     pub(crate) shown_by: Option<&'a Snapshot>,
-    /// The snapshot `since` of another captured table that now contains this detached table. The relay
-    /// publishes rows that are not visible in this snapshot from that other table, so they are left out here.
+    /// The snapshot `since` of another captured table that now contains this detached table. Rows that are
+    /// not visible in this snapshot are left out here, because they are published through that other table.
     pub(crate) not_of_another: Option<&'a Snapshot>,
     /// Whether rows without a `seq` are included.
     pub(crate) with_unnumbered: bool,

@@ -222,9 +222,9 @@ impl Quarantine {
         self.counting = self.is_settled().then_some(self.unblocking);
     }
 
-    /// Corrects `unblocking` after a count found `rows` quarantined or released rows. These include the
-    /// events of blocked keys. So if `unblocking` was higher than `rows` when the count began, at least as
-    /// many events as the difference have left the quarantine.
+    /// Corrects `unblocking` after a count has found `rows` quarantined or released rows. This number also
+    /// includes the events of blocked keys, so `unblocking` cannot be higher. If it was higher when the count
+    /// began, at least as many events as the difference have left the quarantine.
     pub(crate) fn counted(&mut self, rows: usize) {
         if let Some(before) = self.counting.take() {
             self.unblocking -= before.saturating_sub(rows);

@@ -52,8 +52,8 @@ pub(super) fn writer_name(slot: &SlotName) -> String {
 pub(crate) struct PredecessorGone(());
 
 impl PredecessorGone {
-    /// Waits as [`wait_for_predecessor`] does. Takes the proof that our walsender reads the slot, because no
-    /// other relay begins to record anything while we have the slot.
+    /// Waits as [`wait_for_predecessor`] does. Needs the proof that our walsender reads the slot, because only
+    /// while we have the slot can no other relay begin to record anything.
     ///
     /// # Errors
     /// Database errors.
