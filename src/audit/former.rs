@@ -4,7 +4,7 @@
 //! All rows of a former partition belong to transactions that ended before the partition was detached.
 //! These rows are resolved once the floor is above these transactions. A partition that the relay cannot
 //! read counts as resolved only if the stream has contained all its rows. Otherwise the capture record
-//! lists the partition until an operator grants the right to read it or drops it.
+//! lists the partition until an operator drops it or grants the right to read it.
 
 use std::collections::BTreeMap;
 

@@ -31,8 +31,8 @@ pub(crate) struct ScanWindow<'a> {
     pub(crate) not_of_another: Option<&'a Snapshot>,
     /// Whether rows without a `seq` are included.
     pub(crate) with_unnumbered: bool,
-    /// Whether rows without a `seq` that an unfinished recovery has resolved are left out. Otherwise the walk returns
-    /// them as rows that are set aside.
+    /// Whether to leave out rows that have no `seq` and that an unfinished recovery has resolved. If not, the walk
+    /// returns them as rows that are set aside.
     pub(crate) without_recovered: bool,
     /// Which events have a record. If published events may lack a record, the walk returns rows with a
     /// record too.

@@ -37,7 +37,7 @@ pub struct StateFacts<'a> {
     /// Whether events wait in quarantine.
     pub has_quarantine: bool,
     /// Whether the row of the relay in `outbox.relay` is missing, although the slot has moved since capturing
-    /// began. So somebody has deleted the row, or has moved the slot before the first start of a relay.
+    /// began. If so, somebody has deleted the row, or has moved the slot before the first start of a relay.
     pub lacks_row: bool,
 }
 

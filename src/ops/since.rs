@@ -142,7 +142,7 @@ impl SinceTime {
         };
         let column = format!("e.{}", quoted_identifier(&seq.column));
         let table = reader.table_sql();
-        // Not `min` and `max`: with old statistics, PostgreSQL reads the whole index for them.
+        // Do not use `min` and `max`, because with old statistics PostgreSQL reads the whole index for them.
         let rows = format!("select {column}::bigint from {table} e where {column} >= {LOWEST_SEQ}");
         let ends = format!(
             "select ({rows} order by {column} limit 1), ({rows} order by {column} desc limit 1)"

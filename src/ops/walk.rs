@@ -103,8 +103,8 @@ pub(super) struct TableWalk<'a> {
     position: WalkPosition,
 }
 
-/// Sets the planner options for walks. First checks that our own tables and functions exist. Without this
-/// check, a walk would report a missing one as a captured table that was altered.
+/// Sets the planner options for walks. First checks that our own tables and functions exist. Otherwise, if one
+/// of them were missing, a walk would report that a captured table was altered.
 pub(super) async fn prepare(sql: &Sql) -> Result<()> {
     check_readable(sql).await?;
     Ok(sql.batch_execute(PLAN).await?)

@@ -305,8 +305,8 @@ impl RecoveryCause {
     }
 
     /// Returns the error with which the relay stops if `slot_on_loss` is `stop`. Returns `None` if the relay
-    /// recovers whatever this setting is, because a recovery was begun or requested, or because the slot is
-    /// not lost.
+    /// recovers even with this setting, because a recovery was begun or requested, or because the slot is not
+    /// lost.
     pub(crate) fn stops(&self, slot: &SlotName) -> Option<Error> {
         let code = match self {
             RecoveryCause::Unfinished(_)

@@ -167,8 +167,8 @@ async fn origin(
     Ok(Some(judge(&rows, &records)))
 }
 
-/// Keeps only the records whose event ids the rows would have if the table is a copy. The other records belong
-/// to rows with `inserted_xid`, or to earlier tables.
+/// Keeps only the records with event ids that rows of a copy would have. The other records belong to rows with
+/// `inserted_xid`, or to earlier tables.
 fn of_event_ids(
     records: Vec<RecordedRow>,
     reader: &TableReader,

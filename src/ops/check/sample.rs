@@ -207,7 +207,7 @@ impl<'a> SampledTable<'a> {
                 // `format` prints values as the stream sends them. A cast to text prints some types
                 // differently.
                 let name = quoted_identifier(&column.name);
-                // Not `is not null`: it would be false for a composite value that contains a null.
+                // Do not use `is not null`, which is false for a composite value that contains a null.
                 format!("case when e.{name} is distinct from null then format('%s', e.{name}) end")
             })
             .collect();
