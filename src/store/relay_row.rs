@@ -43,11 +43,11 @@ const SELECT: &str = "\
 /// the auditor compares all rows.
 ///
 /// If `$6` is false and another publication is recorded, the statement records `'wrong'` instead, before the
-/// session confirms anything. Otherwise rows could be missed: this session ignores rows and stops before its
-/// first audit, and a later session with the earlier settings finds its own publication still recorded.
-///
-/// The recorded value `''` means that a check found a fault in the publication. `'wrong'` replaces `''` too.
-/// A recovery of this session removes `'wrong'`, but keeps a `''` that is recorded in the meantime.
+/// session confirms anything. Otherwise rows could be missed. Suppose that this session ignores some rows, and
+/// stops before its first audit. A later session with the earlier settings would find its own publication
+/// still recorded, and would not look for these rows. The value `''` means that a check has found a fault in
+/// the publication. `'wrong'` replaces `''` too. An audit or a recovery later replaces `'wrong'`, but keeps a
+/// `''` that is recorded in the meantime.
 const TAKE: &str = "\
     INSERT INTO outbox.relay (slot, system_identifier, timeline, confirmed_lsn, instance, \
         dispatch, audited_publication, database_oid) \

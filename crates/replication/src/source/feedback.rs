@@ -19,8 +19,8 @@ const STATUS_INTERVAL: Duration = Duration::from_millis(20);
 pub(super) const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
 /// How long the server must be silent before we report less often ([`QUIET_INTERVAL`]). If the server is
-/// idle, no report is urgent. If its walsender is decoding changes that it does not send, it does not read
-/// our messages, and a Unix socket has room for only a few hundred of them.
+/// idle, no report is urgent. If its walsender decodes changes without sending any, the walsender does not
+/// read our messages, and a Unix socket has room for only a few hundred of them.
 const QUIET_AFTER: Duration = Duration::from_secs(1);
 /// Replaces [`STATUS_INTERVAL`] and [`POLL_INTERVAL`] while the server is silent.
 const QUIET_INTERVAL: Duration = Duration::from_millis(250);
