@@ -49,7 +49,7 @@ impl<S: Subscriber> Layer<S> for BurstLimit {
     }
 }
 
-/// The message of a line that says how many lines were dropped.
+/// The message of a line that tells how many lines were dropped.
 const LEFT_OUT: &str = "left out similar log lines";
 
 impl BurstLimit {
