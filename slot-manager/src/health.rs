@@ -89,13 +89,13 @@ impl RecordedPosition {
 pub struct Thresholds {
     /// Warning if at least this much WAL is unconfirmed.
     pub warn_lag_bytes: u64,
-    /// Error if at least this much WAL is unconfirmed; `None` for no limit. If no relay reads the slot and the
-    /// age of its events is unknown, the limit `warn_lag_bytes` replaces `None`.
+    /// Error if at least this much WAL is unconfirmed; `None` for no limit. But if no relay reads the slot and
+    /// the age of the unconfirmed events is unknown, `None` counts as `warn_lag_bytes`.
     pub error_lag_bytes: Option<u64>,
     /// Warning if the oldest unconfirmed event is at least this old.
     pub warn_lag: Duration,
-    /// Error if the oldest unconfirmed event is at least this old; `None` for no limit. If no relay reads the
-    /// slot, the limit `warn_lag` replaces `None`, because nothing delivers these events.
+    /// Error if the oldest unconfirmed event is at least this old; `None` for no limit. But if no relay reads
+    /// the slot, `None` counts as `warn_lag`, because nothing delivers the events.
     pub error_lag: Option<Duration>,
 }
 

@@ -26,8 +26,8 @@ pub(crate) mod table;
 
 /// Parameters: slot name, or NULL for all slots (text).
 ///
-/// On a standby server, `pg_current_wal_lsn()` is an error. There the position is the later of the
-/// received and the replayed position, because WAL from an archive is only replayed.
+/// On a standby server, `pg_current_wal_lsn()` is an error. There the position is the later of the received
+/// and the replayed position, because the server replays WAL from an archive without having received it.
 ///
 /// `holder_silent_seconds` is the time since the polling session of the relay last began or ended a statement.
 /// The statement finds this session by its name, [`supervisor_name`](crate::activity::supervisor_name).

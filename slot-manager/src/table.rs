@@ -116,8 +116,8 @@ pub async fn is_unique(
     row.map(|row| get(&row, "is_unique")).transpose()
 }
 
-/// Lists the invalid indexes on the table's column `seq` with the condition `seq IS NOT NULL`, which
-/// interrupted index builds of `postrider init` leave behind.
+/// Lists the invalid indexes that interrupted index builds of `postrider init` have left behind: those on
+/// the table's column `seq` with the condition `seq IS NOT NULL`.
 ///
 /// # Errors
 /// [`SlotError::Database`].

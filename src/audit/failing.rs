@@ -7,7 +7,7 @@ use super::{AuditState, SOON};
 use crate::error::{Code, Error};
 use crate::store::privileges::{Purpose, name_missing};
 
-/// This long after the last failure, audits no longer count as failing, even if none has succeeded since. An
+/// After this long without another failure, audits no longer count as failing, even if none has succeeded. An
 /// audit may have to wait for a backlog before it can succeed.
 const FORGOTTEN_AFTER: Duration = Duration::from_secs(60);
 

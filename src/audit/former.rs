@@ -4,7 +4,7 @@
 //! All rows of a former partition belong to transactions that ended before the partition was detached.
 //! These rows are resolved once the floor is above these transactions. A partition that the relay cannot
 //! read counts as resolved only if the stream has contained all its rows. Otherwise the capture record
-//! lists the partition until an operator grants the right to read it or drops it.
+//! lists the partition until an operator drops it or grants the right to read it.
 
 use std::collections::BTreeMap;
 
@@ -14,7 +14,7 @@ use crate::capture::detached::{DetachedState, DetachedTable};
 use crate::error::Result;
 use crate::postgres::{Sql, current_snapshot};
 
-/// The changes to the lists of former partitions that an audit records.
+/// The changes that an audit records in the lists of former partitions.
 #[derive(Debug, Default)]
 pub(super) struct FormerPartitions {
     /// The former partitions that are resolved, by the index of their table.

@@ -71,7 +71,7 @@ use gap::PossibleGap;
 /// gaps that have left no trace in the catalogue.
 const INTERVAL: Duration = Duration::from_secs(300);
 /// Time between two audits when published events may lack a record. It is short, because a recovery in this
-/// mode publishes all events since the last audit again. The auditor also pauses this long before a retry,
+/// mode publishes again all events since the last audit. The auditor also pauses this long before a retry,
 /// while the publication is wrong, and while it waits for older transactions to end.
 const SOON: Duration = Duration::from_secs(10);
 /// Time between two polls of a slot that has not confirmed the awaited position yet. Also the pause after
@@ -201,8 +201,8 @@ struct AuditState {
     /// The next transaction id when the first audit of this session began. Every event that an earlier
     /// session delivered belongs to an older transaction.
     began_before: Option<u64>,
-    /// The next transaction id when this session first found a former partition detached, by the OID of
-    /// the partition. All rows of the partition belong to older transactions.
+    /// For each former partition, by its OID: the next transaction id when this session first found the
+    /// partition detached. All rows of the partition belong to older transactions.
     detached_before: BTreeMap<u32, u64>,
     /// Whether the stream may have left out rows, for example because the publication or a table has changed.
     has_trace: bool,

@@ -75,7 +75,7 @@ impl Captured {
         self.shape.numbered().and_then(|seq| seq.numbering.clone())
     }
 
-    /// Returns the partitions with a floor of their own that is below `floor`, each with its own floor. For
+    /// Returns each partition that has a floor of its own below `floor`, together with its own floor. For
     /// some time, the relay did not capture such a partition or could not read it. So rows of the partition
     /// may be unresolved if their transactions lie between its own floor and `floor`.
     pub(crate) fn with_own_floors(&self, floor: u64) -> impl Iterator<Item = (u32, u64)> {

@@ -293,7 +293,8 @@ pub(crate) async fn one_as_if_claimed(
     Ok(captured.swap_remove(0))
 }
 
-/// Like [`as_if_claimed`]. The tables get no record of `others`, which are captured tables with their OIDs.
+/// Like [`as_if_claimed`], but no table takes over a record that belongs to one of `others`: these are the
+/// other captured tables, each with its OID.
 async fn as_if_claimed_beside(
     sql: &Sql,
     slot: &SlotName,

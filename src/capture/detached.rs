@@ -50,9 +50,9 @@ pub(crate) enum DetachedState {
 pub(crate) struct DetachedRows {
     pub(crate) settings: TableSettings,
     pub(crate) captured: Captured,
-    /// The snapshot `since` of another captured table that now contains this table. The relay publishes the
-    /// rows that this snapshot does not show through that other table. `None` if no other captured table
-    /// contains this table.
+    /// The snapshot `since` of another captured table that now contains this table. Rows that are not visible
+    /// in this snapshot are published through that other table. `None` if no other captured table contains
+    /// this table.
     pub(crate) not_of_another: Option<Snapshot>,
 }
 

@@ -85,8 +85,8 @@ impl TableSender {
         Self::new(self.batches.clone(), self.resolved_below.clone())
     }
 
-    /// All events from tables with an ordinal below the returned one are resolved. Returns 0 if no event is
-    /// resolved yet.
+    /// Returns an ordinal: all events from tables whose ordinals are lower are resolved. Returns 0 if no
+    /// event is resolved yet.
     pub(crate) fn resolved_below(&self) -> u32 {
         self.resolved_below.load(Ordering::Acquire)
     }

@@ -156,8 +156,8 @@ pub(crate) struct MovedRows {
     sent: BTreeMap<CommitLsn, Vec<[u8; 16]>>,
     sent_ids: HashSet<[u8; 16]>,
     metrics: Metrics,
-    /// Number of rows that the bounds of their table have made the relay skip, since the last log line about
-    /// such rows.
+    /// Number of rows that the relay has skipped because of the bounds of their table, since the last log
+    /// line about such rows.
     skipped: u64,
     logged: Option<Instant>,
 }
@@ -200,7 +200,7 @@ impl MovedRows {
         self.waiting.entry(first).or_default().push(row);
     }
 
-    /// The memory that all rows that wait for their original insert use, in bytes.
+    /// Bytes of memory used by the rows that wait for their original insert.
     pub(crate) fn waiting_bytes(&self) -> usize {
         self.waiting_bytes
     }
@@ -226,7 +226,7 @@ impl MovedRows {
         std::mem::take(&mut self.for_recovery)
     }
 
-    /// Notes that the event of a row that this transaction moved is being sent.
+    /// Notes that the relay is sending the event of a moved row. `commit` is the transaction that moved it.
     pub(crate) fn sends(&mut self, commit: CommitLsn, event_id: &EventId) {
         // An event beyond this bound is not remembered. If its row is moved again before the record is
         // durable, the relay publishes the event again.

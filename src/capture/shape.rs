@@ -16,8 +16,8 @@ use crate::error::{Code, Error, Result};
 use crate::mapping::TableSettings;
 use crate::postgres::Sql;
 
-/// SQL expression: the lowest possible `seq`. The index that `init` creates has only the rows with a `seq`. A
-/// statement can use it if it has the condition that `seq` is at least this number.
+/// SQL expression: the lowest possible `seq`. The index that `init` creates has only the rows with a `seq`.
+/// PostgreSQL can use this index for a statement that requires `seq` to be at least this number.
 pub(crate) const LOWEST_SEQ: &str = "'-9223372036854775808'::bigint";
 
 /// The lowest id that PostgreSQL gives to an ordinary transaction.
@@ -263,8 +263,8 @@ impl Shape {
     }
 
     /// Whether [`inserted_xid_sql`](Self::inserted_xid_sql) returns top-level transactions, except for rows
-    /// with an impossible `inserted_xid`. Otherwise the expression may return a subtransaction from `xmin`,
-    /// and a snapshot does not tell whether a subtransaction had ended.
+    /// with an impossible `inserted_xid`. If this is false, the expression may return a subtransaction from
+    /// a row's `xmin`, and a snapshot does not show whether a subtransaction had ended.
     pub(crate) fn tells_top_level_transactions(&self, added_xids: &[u64]) -> bool {
         self.has_inserted_xid && added_xids.is_empty()
     }

@@ -26,13 +26,13 @@ pub(crate) struct ScanWindow<'a> {
     pub(crate) below_xid: Option<u64>,
     /// Rows that are not visible in this snapshot are left out.
     pub(crate) shown_by: Option<&'a Snapshot>,
-    /// The snapshot `since` of another captured table that now contains this detached table. The relay
-    /// publishes rows that are not visible in this snapshot from that other table, so they are left out here.
+    /// The snapshot `since` of another captured table that now contains this detached table. Rows that are
+    /// not visible in this snapshot are left out here, because they are published through that other table.
     pub(crate) not_of_another: Option<&'a Snapshot>,
     /// Whether rows without a `seq` are included.
     pub(crate) with_unnumbered: bool,
-    /// Whether rows without a `seq` that an unfinished recovery has resolved are left out. Otherwise the walk returns
-    /// them as rows that are set aside.
+    /// Whether to leave out rows that have no `seq` and that an unfinished recovery has resolved. If not, the walk
+    /// returns them as rows that are set aside.
     pub(crate) without_recovered: bool,
     /// Which events have a record. If published events may lack a record, the walk returns rows with a
     /// record too.

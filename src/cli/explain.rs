@@ -87,7 +87,7 @@ fn unknown(name: &str) -> Error {
 fn list(width: Option<usize>) -> String {
     let names = Code::ALL.iter().map(|code| code.name());
     let column = names.map(str::len).max().unwrap_or_default() + 4;
-    // On a terminal too narrow for a column next to the codes, each hint begins below its code.
+    // If the terminal is too narrow for a column next to the codes, each hint begins below its code.
     let is_narrow = width.is_some_and(|width| width < column + wrap::NARROWEST_COLUMN);
     let mut text = String::new();
     for (status, heading) in GROUPS {

@@ -80,7 +80,7 @@ impl Findings {
         let shown = self.all().filter(is_shown);
         let code_width = shown.map(|finding| finding.code.len()).max().unwrap_or(0);
         let column = "  warning  ".len() + code_width + 2;
-        // On a terminal too narrow for a column next to the codes, the text begins below its code.
+        // If the terminal is too narrow for a column next to the codes, the text begins below its code.
         let is_narrow = width.is_some_and(|width| width < column + wrap::NARROWEST_COLUMN);
         let indent = if is_narrow { "    ".len() } else { column };
         let mut text = String::new();

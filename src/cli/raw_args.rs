@@ -30,7 +30,7 @@ pub(super) fn without_help_of_help(
 }
 
 /// Hides in clap's error text the arguments that are not plain words. Clap quotes an unexpected argument or the
-/// value of a flag, which may be a URL with a password, or a part of such a URL.
+/// value of a flag. Either may be a URL with a password, or a part of such a URL.
 pub(super) fn without_secrets(text: &str, arguments: impl Iterator<Item = OsString>) -> String {
     let arguments: Vec<String> = arguments
         .skip(1)

@@ -188,7 +188,7 @@ fn progress(step: &ReplayStep) -> String {
     }
 }
 
-/// Says for what a replay waits. `None` if it does not wait.
+/// Says what a replay waits for. `None` if it does not wait.
 fn waits_for(wait: &ReplayWait) -> Option<String> {
     match wait {
         ReplayWait::None => None,

@@ -67,7 +67,8 @@ pub struct Condition {
     pub what: Option<String>,
     /// What to do about the error; `None` if there is no error.
     pub hint: Option<String>,
-    /// What a relay that delivers cannot check. `None` if it can check everything, or if it does not deliver.
+    /// A check that the relay cannot make, although it delivers. `None` if the relay can make all checks, or
+    /// if it does not deliver.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub unchecked: Option<Unchecked>,
     /// Seconds until the relay has caught up, at the present rate. `None` if it is not catching up, or if the
@@ -211,9 +212,9 @@ pub fn judge(facts: &RelayFacts, now: Instant) -> Condition {
     }
 }
 
-/// Returns what a relay that delivers cannot check, and why. `publication` is the error that prevents the
-/// check of the publication. A possible gap has precedence, because a gap means that committed rows are not
-/// delivered.
+/// Returns the check that the relay cannot make although it delivers, and the reason. `publication` is the
+/// error that prevents the check of the publication. A possible gap has precedence, because a gap means that
+/// committed rows are not delivered.
 fn what_is_unchecked<'a>(
     publication: Option<&'a Trouble>,
     auditing: Option<&'a AuditTrouble>,

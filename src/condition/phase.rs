@@ -118,7 +118,7 @@ impl RelayState {
         self.set(Phase::Standby(public(holder)));
     }
 
-    /// Notes that a program that is not a relay holds the slot, as `error` says.
+    /// Notes that a program that is not a relay holds the slot. `error` describes this trouble.
     pub(crate) fn held_by_stranger(&self, error: &Error) {
         let mut current = self.lock();
         let since = match &current.0 {

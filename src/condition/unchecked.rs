@@ -1,8 +1,8 @@
-//! Names what a relay that delivers cannot check.
+//! Names the checks that may be impossible although the relay delivers.
 
 use serde::{Deserialize, Serialize};
 
-/// What a relay that delivers cannot check.
+/// A check that the relay cannot make, although it delivers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Unchecked {

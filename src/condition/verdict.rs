@@ -37,7 +37,7 @@ pub struct StateFacts<'a> {
     /// Whether events wait in quarantine.
     pub has_quarantine: bool,
     /// Whether the row of the relay in `outbox.relay` is missing, although the slot has moved since capturing
-    /// began. So somebody has deleted the row, or has moved the slot before the first start of a relay.
+    /// began. If so, somebody has deleted the row, or has moved the slot before the first start of a relay.
     pub lacks_row: bool,
 }
 
@@ -274,8 +274,8 @@ fn is_unread(slot: Option<(State, Rank)>) -> bool {
 /// - `Broken` always holds, because an operator must act first. The next session clears the report.
 /// - `BlockedOnDatabase` and `Recovering` hold while the report is recent, because a relay without a stream
 ///   keeps writing its condition.
-/// - Any other state no longer holds. A relay in such a state reads the slot, so the relay that wrote the
-///   report has stopped.
+/// - Any other state no longer holds. A relay in such a state would read the slot, so the relay that wrote
+///   the report has stopped.
 pub(crate) fn speaks(said: &Condition, seen: &StateFacts<'_>) -> bool {
     let is_read = match seen.health {
         _ if seen.is_opening => false,

@@ -6,9 +6,9 @@
 //! Usually a topic works again once a request was published after the last failure, even if other requests of
 //! the topic still wait for their retry after an outage. If some requests of a topic fail while others
 //! succeed, the topic fails in part. Such a topic works again only when none of its lanes has a failed
-//! request, or when nothing has failed for a while ([`QUIET_AFTER`]). The relay remembers a topic that works
-//! again for at least ten seconds. Otherwise a topic that fails now and then would get a line for every
-//! failure.
+//! request, or when nothing has failed for a while ([`QUIET_AFTER`]). Once a topic works again, the relay
+//! still remembers it for at least ten seconds. Otherwise a topic that fails now and then would get a line for
+//! every failure.
 //!
 //! Tracking costs nothing while no topic fails. While a topic fails, [`FailingTopics::survey`] visits all
 //! lanes about once per second.

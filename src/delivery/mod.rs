@@ -143,7 +143,8 @@ impl Delivery {
             || (self.outcomes.flow.has_room() && self.lanes.waiting() > 0)
     }
 
-    /// Sets the memory of the moved rows that wait outside the delivery (`capture::moved`).
+    /// Sets the number of bytes of the moved rows that still wait in `capture::moved`. These bytes count
+    /// against the budget although the rows have not entered the delivery yet.
     pub(crate) fn weigh_waiting(&mut self, bytes: usize) {
         self.outcomes.flow.weigh_waiting(bytes);
     }

@@ -13,8 +13,8 @@ use crate::settings::Settings;
 use crate::store::dispatch::{DispatchWriter, ResolvedEvents, SlotReader, WriterEvent};
 use crate::store::relay_row::RecordKeeping;
 
-/// Minimum time that a drain gives the writer for the last dispatch rows, even if the drain's limit has passed.
-/// If the limit is shorter than this, the writer gets as much time as the limit.
+/// Time that a drain still gives the writer for the last dispatch rows if the drain's limit has nearly or
+/// completely passed. If the limit is shorter than this, the writer gets as much time as the limit.
 const WRITER_LIMIT: Duration = Duration::from_secs(3);
 
 /// The writer of `outbox.dispatch`, and the events that are resolved.

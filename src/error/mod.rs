@@ -200,7 +200,8 @@ impl Error {
     }
 }
 
-/// Whether the operating system has refused to open a file because the process or the machine has too many.
+/// Whether the operating system has refused to open a file because the process or the machine has too many
+/// open files.
 pub(crate) fn is_open_files_limit(error: &std::io::Error) -> bool {
     /// EMFILE and ENFILE, the same numbers on Linux and macOS.
     const TOO_MANY: [i32; 2] = [24, 23];

@@ -4,7 +4,7 @@
 //! The page shows more than `/metrics` and `/status`: names of keys and events, and messages of errors.
 //! So the relay serves the data of the page only on a loopback address, or to those who know
 //! `http_token`. On a loopback address without a token, the request must also name a loopback host.
-//! Otherwise a foreign web page could read the data through a host name that its owner controls (DNS
+//! Otherwise the owner of a foreign web site could read the data through a host name of that site (DNS
 //! rebinding). The page never shows a payload.
 
 use std::net::SocketAddr;

@@ -1,10 +1,10 @@
 //! Limits the requests in flight: one global limit, plus one limit per throttled topic.
 //!
 //! The global limit is halved on every failure that affects Pub/Sub as a whole. It is doubled again when
-//! Pub/Sub stores a request, or refuses it because of its topic or an event. So in an outage, the relay only
-//! probes with one request at a time whether Pub/Sub is back. A few successes later the limit is at its
-//! maximum again. While no request reaches Pub/Sub, there is also a pause between two attempts, because such
-//! attempts fail at once. The first answer ends the pause for all lanes.
+//! Pub/Sub stores a request, or refuses it because of its topic or an event. So in an outage, the relay soon
+//! sends only one request at a time, to find out when Pub/Sub is back. A few successes later the limit is at
+//! its maximum again. While no request reaches Pub/Sub, there is also a pause between two attempts, because
+//! such attempts fail at once. The first answer ends the pause for all lanes.
 //!
 //! A throttled topic (one over its quota) has its own limit. The limit is halved on each throttling answer
 //! and raised by one on each success. So it settles at what the quota allows, without slowing down other

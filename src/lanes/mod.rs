@@ -315,7 +315,7 @@ impl Lanes {
         let lanes = self.entries.iter().filter_map(|entry| entry.lane.as_ref());
         let in_flight =
             lanes.filter(|lane| lane.state == LaneState::InFlight && lane.key.topic == *topic);
-        // Add the failed request: its lane is no longer in flight, but `ended` has not subtracted it yet.
+        // Add one for the failed request: its lane is no longer in flight, but `ended` is called only later.
         self.slow_topics.throttled(topic, || in_flight.count() + 1);
     }
 

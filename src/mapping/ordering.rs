@@ -1,7 +1,7 @@
 //! Computes the ordering key of an event from its aggregate id.
 //!
 //! Pub/Sub keeps order among the messages of one key, and all messages of a request must have the same
-//! key. With very many aggregates of few events each, every request would have only a few messages.
+//! key. If there are very many aggregates with few events each, every request has only a few messages.
 //! `bucketed(n)` hashes the aggregate ids to n keys, so that requests have many messages and each
 //! aggregate still keeps its order.
 

@@ -73,7 +73,8 @@ pub(crate) struct PendingEvents {
     pub(crate) events: u64,
     /// Age of the oldest event; zero if no event waits. The age counts from the event's commit if the server
     /// records commit times (`track_commit_timestamp`) or if the relay has reported the age. Otherwise it
-    /// counts from `occurred_at`. `None` if a table with waiting events has neither.
+    /// counts from `occurred_at`. `None` if the age of a table's waiting events is not known in any of
+    /// these ways.
     pub(crate) oldest: Option<EventAge>,
     /// Whether only a part of a table was read. If so, there may be more events, and older ones.
     pub(crate) is_lower_bound: bool,

@@ -116,8 +116,8 @@ impl SinceTime {
         &self.0
     }
 
-    /// Returns the lowest `seq` of the rows since [`MARGIN`] before this time. `None` means all rows:
-    /// the table is empty, has no index on `seq`, or does not record when events happened.
+    /// Returns the lowest `seq` of the rows whose time is at or after this time minus [`MARGIN`]. `None`
+    /// means all rows: the table is empty, has no index on `seq`, or does not record when events happened.
     pub(crate) async fn first_seq(
         &self,
         sql: &Sql,
@@ -142,7 +142,7 @@ impl SinceTime {
         };
         let column = format!("e.{}", quoted_identifier(&seq.column));
         let table = reader.table_sql();
-        // Not `min` and `max`: with old statistics, PostgreSQL reads the whole index for them.
+        // Do not use `min` and `max`, because with old statistics PostgreSQL reads the whole index for them.
         let rows = format!("select {column}::bigint from {table} e where {column} >= {LOWEST_SEQ}");
         let ends = format!(
             "select ({rows} order by {column} limit 1), ({rows} order by {column} desc limit 1)"
@@ -170,7 +170,8 @@ impl SinceTime {
         Ok(Some(lowest..low))
     }
 
-    /// Returns the first commit position in outbox.dispatch since [`MARGIN`] before this time.
+    /// Returns the first position in outbox.dispatch whose commit time is at or after this time minus
+    /// [`MARGIN`].
     pub(crate) async fn first_commit(&self, sql: &Sql) -> Result<PgLsn> {
         history::first_commit(sql, &format!("{} - {MARGIN}", self.0)).await
     }

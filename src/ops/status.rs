@@ -92,7 +92,7 @@ impl RelayStatus {
         })
     }
 
-    /// Returns why delivery is held up or late, as the relay has recently recorded.
+    /// Returns the reason why delivery is held up or late, if the relay has recently recorded one.
     pub(crate) fn condition(&self) -> Option<&Condition> {
         self.slot.relay.as_ref()?.condition.as_ref()
     }

@@ -103,8 +103,8 @@ pub(super) struct TableWalk<'a> {
     position: WalkPosition,
 }
 
-/// Sets the planner options for walks. First checks that our own tables and functions exist. Without this
-/// check, a walk would report a missing one as a captured table that was altered.
+/// Sets the planner options for walks. First checks that our own tables and functions exist. Otherwise, if one
+/// of them were missing, a walk would report that a captured table was altered.
 pub(super) async fn prepare(sql: &Sql) -> Result<()> {
     check_readable(sql).await?;
     Ok(sql.batch_execute(PLAN).await?)
@@ -296,9 +296,9 @@ impl<'a> TableWalk<'a> {
         )
     }
 
-    /// Returns an SQL expression for the name of a row `j` in the report; null unless the action is `Read`.
-    /// If a name is not plain ASCII, the server may be unable to send the name, so the report shows the event
-    /// id instead.
+    /// Returns an SQL expression for the name under which the report shows the row `j`. The expression is
+    /// null unless the action is `Read`. If a name is not plain ASCII, the server may be unable to send the
+    /// name, so the report shows the event id instead.
     fn name_sql(&self) -> String {
         match self.action {
             WalkAction::Count | WalkAction::Delete => "null::text".to_owned(),

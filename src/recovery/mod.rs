@@ -234,8 +234,8 @@ impl Recovery {
 
     /// Waits until the slot, which was kept, has confirmed the position `end`. After that position the stream
     /// contains no row that the recovery has read from the tables. If the recovery ended earlier, the next
-    /// session could repeat some of these rows from the stream. It would then omit the rows between them that
-    /// the stream has left out.
+    /// session could repeat some of these rows from the stream, but not the rows in between that the stream has
+    /// left out.
     async fn wait_until_confirmed(&self, sql: &Sql, end: Lsn) -> Result<()> {
         let (slot, walsender) = (&self.subject.slot, self.subject.walsender);
         loop {

@@ -154,9 +154,9 @@ pub(super) struct ProgressWriter {
 }
 
 impl ProgressWriter {
-    /// Writes the progress again and again. `resolved_below` says below which ordinal all events are resolved. The
-    /// recovery does not need the progress, so an error is only logged. If the connection is lost, the recovery itself
-    /// notices.
+    /// Writes the progress again and again. `resolved_below` returns an ordinal; all events with lower ordinals are
+    /// resolved. The recovery does not need the progress, so an error is only logged. If the connection is lost, the
+    /// recovery itself notices.
     pub(super) async fn run(
         &self,
         sql: &Sql,

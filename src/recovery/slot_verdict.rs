@@ -221,10 +221,12 @@ fn without_records(
 
 /// Whether nobody can have recreated the slot, because the slot keeps WAL from before the recorded position,
 /// and the timeline has not changed. A recreated slot keeps WAL only from its creation on, which is never
-/// before the recorded position. The check cannot detect two other changes. Somebody may have advanced the
-/// slot, because `pg_replication_slot_advance` may leave `restart_lsn` where it is. Or somebody may have
-/// replaced the slot with a copy of another slot. (The relay does notice `postrider slot advance`, because
-/// this command records a final position, or makes an unfinished recovery start again.)
+/// before the recorded position.
+///
+/// The check cannot detect two other changes. Somebody may have advanced the slot, because
+/// `pg_replication_slot_advance` may leave `restart_lsn` where it is. Or somebody may have replaced the slot
+/// with a copy of another slot. (The relay does notice `postrider slot advance`, because this command records
+/// a final position, or makes an unfinished recovery start again.)
 fn is_proven(earlier: &EarlierSession, facts: OpeningFacts<'_>) -> bool {
     let keeps_from = facts.slot.and_then(|slot| slot.restart_lsn);
     let is_old = keeps_from.is_some_and(|at| earlier.confirmed_lsn.is_some_and(|to| at < to));
@@ -303,8 +305,8 @@ impl RecoveryCause {
     }
 
     /// Returns the error with which the relay stops if `slot_on_loss` is `stop`. Returns `None` if the relay
-    /// recovers whatever this setting is, because a recovery was begun or requested, or because the slot is
-    /// not lost.
+    /// recovers even with this setting, because a recovery was begun or requested, or because the slot is not
+    /// lost.
     pub(crate) fn stops(&self, slot: &SlotName) -> Option<Error> {
         let code = match self {
             RecoveryCause::Unfinished(_)

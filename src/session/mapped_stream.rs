@@ -43,7 +43,7 @@ pub struct MappedStream {
 pub struct MappedEvent {
     /// The topic's full name.
     pub topic: Arc<str>,
-    /// The ordering key, for which Pub/Sub keeps the order of messages.
+    /// The ordering key, within which Pub/Sub keeps the order of messages.
     pub ordering_key: OrderingKey,
     /// The encoded `PubsubMessage`.
     pub message: Bytes,

@@ -137,7 +137,7 @@ impl SessionRunner {
     ///
     /// # Errors
     /// The error that stops the relay. `postgres-unreachable` stops the relay only if PostgreSQL has never answered
-    /// since the start of the process, and `start_timeout_s` is over.
+    /// since the start of the process, and `start_timeout_s` has elapsed.
     pub async fn run(&self, mut shutdown: watch::Receiver<bool>) -> Result<()> {
         let began = Instant::now();
         let (mut pause, mut probation) = (FIRST_PAUSE, Duration::ZERO);

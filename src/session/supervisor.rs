@@ -42,12 +42,11 @@ pub(super) use supervision::Supervision;
 /// Pause between two polls. The pause is shorter if `wal_sender_timeout` is below 40 s. Rows that are inserted
 /// while the publication is wrong must later be read from the table. A short pause keeps their number small.
 const INTERVAL: Duration = Duration::from_secs(5);
-/// The subject, in the throttled log, of the line that says that the publication does not cover all rows.
+/// Identifies, in the throttled log, the warning that the publication does not cover all rows.
 const NOT_STREAMED: (&str, Code) = ("rows are not streamed", Code::PublicationDrift);
 
-/// Time between two checks whether the state has changed. The HTTP port shows a change at once, and the
-/// commands at most this time later. This time also limits how often the relay writes if its state keeps
-/// changing.
+/// Time between two checks for a changed state. The HTTP port shows a change at once, and the commands at
+/// most this time later. This time also limits how often the relay writes if its state keeps changing.
 const LOOK_INTERVAL: Duration = Duration::from_millis(500);
 
 /// Time after which the relay writes an unchanged condition again, so that readers can tell a current

@@ -9,9 +9,9 @@ use super::keys::{ENVELOPES, SettingKind, TIME_ZONES};
 pub enum TableKeyKind {
     /// One plain value.
     Plain(SettingKind),
-    /// A list of texts.
+    /// A list of strings.
     List,
-    /// A table with texts as values, under any names.
+    /// A table with arbitrary keys, whose values are strings.
     Texts,
     /// A table with the names of [`COLUMN_KEYS`].
     Columns,

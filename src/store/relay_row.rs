@@ -42,11 +42,12 @@ const SELECT: &str = "\
 /// `$6` is true if the slot may have missed events. The statement then clears `audited_publication`, so that
 /// the auditor compares all rows.
 ///
-/// If `$6` is false and the recorded publication is not ours, the statement replaces it by `'wrong'`, before
-/// the session confirms anything. Suppose that this session has other settings than the earlier one, and
-/// stops before its first audit. Without `'wrong'`, a later session with the earlier settings would not
-/// notice that rows were ignored. `'wrong'` also replaces `''`, which notes that the publication was found
-/// wrong. The recovery of this session removes `'wrong'`, but keeps a `''` that is noted in the meantime.
+/// If `$6` is false and another publication is recorded, the statement records `'wrong'` instead, before the
+/// session confirms anything. Otherwise rows could be missed. Suppose that this session ignores some rows, and
+/// stops before its first audit. A later session with the earlier settings would find its own publication
+/// still recorded, and would not look for these rows. The value `''` means that a check has found a fault in
+/// the publication. `'wrong'` replaces `''` too. An audit or a recovery later replaces `'wrong'`, but keeps a
+/// `''` that is recorded in the meantime.
 const TAKE: &str = "\
     INSERT INTO outbox.relay (slot, system_identifier, timeline, confirmed_lsn, instance, \
         dispatch, audited_publication, database_oid) \
@@ -242,8 +243,8 @@ fn outdated(error: tokio_postgres::Error) -> Error {
 pub(crate) enum Audit {
     /// Only rows that earlier audits have not compared.
     Continue,
-    /// All rows, because the slot is ahead of the recorded position or has survived a failover. Both can
-    /// happen without a loss, but the relay cannot be sure.
+    /// All rows, because the slot is ahead of the recorded position or has survived a failover. Either can
+    /// happen without a loss, but the relay cannot be sure that nothing is lost.
     Everything,
 }
 

@@ -25,9 +25,9 @@ use crate::store::position;
 /// `which`. Records that another replay has released also count as published. With `inserts`, the
 /// statement adds the selected records to the replay. The statement returns:
 ///
-/// - the number of records in the page, of selected records, and of matching records in quarantine,
+/// - three numbers: the records in the page, the selected records, and the matching records in quarantine,
 /// - the position of the page's last record,
-/// - the earliest commit time and the first ids of the selected records.
+/// - the earliest commit time of the selected records, and the event ids of the first 10 of them.
 fn select_sql(which: &str, inserts: bool) -> String {
     let insert = if inserts {
         "insert into outbox.replay_event (replay, topic, ordering_key, commit_lsn, ordinal) \

@@ -7,7 +7,7 @@ use super::Class;
 
 /// The ceiling of the first pause. This is Google's own value for `Publish`.
 const FIRST: Duration = Duration::from_millis(100);
-/// By how much each failed attempt multiplies the ceiling. This is Google's own value for `Publish`.
+/// The factor by which the ceiling grows after each failed attempt. This is Google's own value for `Publish`.
 const GROWTH: u32 = 4;
 
 /// Maximum ceiling of a pause. Google's maximum is 60 s. Ours is shorter, because a waiting request blocks

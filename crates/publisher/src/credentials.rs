@@ -90,7 +90,7 @@ fn no_token(error: &CredentialsError) -> String {
     text
 }
 
-/// The text of the error without the end that says whether another attempt may succeed.
+/// The text of the error without its end, which says whether another attempt may succeed.
 fn without_prediction(error: &CredentialsError) -> String {
     let text = error.to_string();
     let ends = [

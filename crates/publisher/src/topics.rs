@@ -111,9 +111,9 @@ impl TopicAdmin {
         Ok(!page.await?.subscriptions.is_empty())
     }
 
-    /// Whether we may publish to the topic. `None` if the server says that the topic does not exist, or does
-    /// not support this call, like some emulators. Pub/Sub reveals that a topic does not exist only to
-    /// callers with a further permission. For all other callers, the result for a missing topic is `false`.
+    /// Whether we may publish to the topic. `None` if the server says that the topic does not exist, or if
+    /// the server is an emulator that does not support this call. Pub/Sub reveals that a topic does not exist
+    /// only to callers with a further permission. All other callers get `false` for a missing topic.
     ///
     /// # Errors
     /// A [`Failure`], for example because Pub/Sub does not answer.

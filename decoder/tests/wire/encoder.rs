@@ -1,8 +1,8 @@
 //! Builds messages as `pgoutput` does. This is the inverse of the decoder, and only for tests.
 //!
 //! Each message is described by a plain owned value, which proptest can generate and a round trip
-//! can compare. The encoder produces exactly the bytes of real servers, as the tests with captured
-//! messages prove.
+//! can compare. The tests with captured messages prove that the encoder produces exactly the bytes of
+//! real servers.
 
 use decoder::{
     Begin, Commit, Lsn, Message, Oid, OldRow, OwnedRelation, PgTimestamp, ReplicaIdentity, Tuple,

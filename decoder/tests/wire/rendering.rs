@@ -6,8 +6,8 @@ use std::fmt::Write;
 
 use decoder::{Column, Message, Oid, OldRow, OwnedRelation, Relation, RelationCache, Tuple, Value};
 
-/// Maximum length in bytes of a text that is rendered in full. Of a longer text, only the start and the
-/// length are rendered, so that snapshots stay readable.
+/// Maximum length in bytes of a text that is rendered in full. A longer text is rendered as its start and
+/// its length, so that snapshots stay readable.
 const LONGEST_TEXT: usize = 60;
 
 /// Renders a stream of messages: one line per message, and one line for each of its columns or

@@ -34,7 +34,7 @@ use crate::store::dispatch::history::{self, RecordedRow};
 /// Maximum number of records whose rows are compared.
 const COMPARED: usize = 1_000;
 
-/// Whether the rows of a table that replaced a captured table were copied from that captured table.
+/// Whether the table that replaced a captured table contains copies of the captured table's rows.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum RowOrigin {
     /// The table is a copy: it contains the outbox rows of the newest records. The number is the number of these
@@ -167,8 +167,8 @@ async fn origin(
     Ok(Some(judge(&rows, &records)))
 }
 
-/// Keeps only the records whose event ids the rows would have if the table is a copy. The other records belong
-/// to rows with `inserted_xid`, or to earlier tables.
+/// Keeps only the records with event ids that rows of a copy would have. The other records belong to rows with
+/// `inserted_xid`, or to earlier tables.
 fn of_event_ids(
     records: Vec<RecordedRow>,
     reader: &TableReader,

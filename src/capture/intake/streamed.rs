@@ -101,8 +101,8 @@ impl Streamed {
 }
 
 impl Intake {
-    /// Returns the present name of the captured table to which the relation belongs. `None` if it belongs to
-    /// none.
+    /// Returns the present name of the captured table to which the relation belongs, or `None` if there is
+    /// no such table.
     pub(crate) fn table_of(&self, relation: Oid) -> Option<&QualifiedName> {
         let (_, streamed) = self.captured(self.relations.get(relation)?)?;
         Some(&streamed.settings.table)

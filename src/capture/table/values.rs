@@ -15,8 +15,8 @@ use crate::mapping::{EventFault, limits};
 /// longer than the bytes in the message.
 const LARGEST_BYTES: usize = 2 * limits::REQUEST_BYTES;
 
-/// A value up to this stored size counts as small enough without a further check. Even if it is compressed,
-/// the uncompressed value has at most about 16 MB, which is less than [`LARGEST_BYTES`].
+/// A value up to this stored size counts as small enough without a further check. Even if it is stored
+/// compressed, it has at most about 16 MB when uncompressed, which is less than [`LARGEST_BYTES`].
 const SMALL_BYTES: usize = 64 << 10;
 
 /// OID of the type `bytea`.

@@ -1,5 +1,5 @@
-//! Applies the migrations, one transaction each. Also adds missing columns, daily partitions and tables of
-//! the publication, and grants the relay's role its rights.
+//! Applies the migrations, one transaction each. Also adds missing columns and daily partitions, adds missing
+//! tables to the publication, and grants the relay's role its rights.
 //!
 //! Concurrent runs wait for each other: every transaction takes the same advisory lock before it
 //! reads which migrations are applied.

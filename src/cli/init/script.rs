@@ -104,8 +104,8 @@ pub(super) fn migrations(settings: &Settings, new_table: NewTable) -> Vec<Migrat
     ]
 }
 
-/// Returns the statements that add the columns which identify and order the rows of a captured table, if they
-/// are missing. Adding the columns does not rewrite the table. All old rows get the same `inserted_xid`. If
+/// Returns the statements that add missing columns to a captured table: the columns that identify and order
+/// its rows. Adding the columns does not rewrite the table. All old rows get the same `inserted_xid`. If
 /// the table is captured already, the statements also store this value in the capture record, because a later
 /// rewrite of the table erases it from the catalogue. A table without a numbered id gets a column `seq`.
 /// Every writer may use the sequence of `seq`, because column defaults run with the writer's rights.

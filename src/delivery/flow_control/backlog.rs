@@ -35,8 +35,8 @@ const PAUSE: Duration = Duration::from_millis(40);
 const SHORT_PAUSE: Duration = Duration::from_millis(5);
 
 /// Maximum time that lanes linger when nothing arrives, because reading is stopped or because a task reads a
-/// table. Lanes usually linger for less time. Stopped reading resumes when answers and recorded outcomes have
-/// freed memory, and the task sends its next rows.
+/// table. Usually the wait ends sooner: answers and recorded outcomes free memory, so that reading resumes, or
+/// the task sends its next rows.
 const LONG_PAUSE: Duration = Duration::from_millis(250);
 
 #[derive(Debug, Default)]

@@ -145,7 +145,7 @@ impl FlowControl {
         self.update();
     }
 
-    /// Returns the memory of `messages` messages, `bytes` bytes in all, to the budget.
+    /// Gives the memory of `messages` messages back to the budget: `bytes` bytes in all.
     pub(super) fn give_back_messages(&mut self, messages: usize, bytes: usize) {
         let memory = &mut self.memory;
         memory.messages = memory.messages.saturating_sub(messages);
@@ -153,13 +153,13 @@ impl FlowControl {
         self.update();
     }
 
-    /// Returns the memory of the records of `events` events to the budget.
+    /// Gives the memory of the records of `events` events back to the budget.
     pub(super) fn give_back_records(&mut self, events: usize) {
         self.memory.records = self.memory.records.saturating_sub(events);
         self.update();
     }
 
-    /// Returns the bytes that [`take_texts`](Self::take_texts) has counted to the budget.
+    /// Gives bytes that [`take_texts`](Self::take_texts) has counted back to the budget.
     pub(super) fn give_back_texts(&mut self, bytes: usize) {
         self.memory.text_bytes = self.memory.text_bytes.saturating_sub(bytes);
         self.update();

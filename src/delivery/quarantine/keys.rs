@@ -74,8 +74,8 @@ impl BlockedKeys {
         self.policy == OnBadEvent::QuarantineKey && group.is_ordered()
     }
 
-    /// Blocks a key from the position `since` on. `first` is the id, as operators see it, of the event at
-    /// that position. The rows of all later events of the key name this id in their reason.
+    /// Blocks a key from the position `since` on. `first` is the id of the event at that position, in the
+    /// form that operators see. The rows of all later events of the key name this id in their reason.
     pub(crate) fn block(&mut self, group: Group, since: EventPosition, first: &str) {
         self.by_group
             .insert(group, BlockedState::new(since, waits_for(first)));

@@ -168,8 +168,8 @@ impl Quarantine {
         Ok(false)
     }
 
-    /// Whether the relay stops if this event is bad. A released event usually does not stop the relay,
-    /// because an operator has released it.
+    /// Whether the relay stops if this event is bad. A released event stops the relay only if it first
+    /// arrived while its key was being released (`is_new`). An operator has chosen to publish the others.
     pub(crate) fn halts_on(&self, origin: &EventRef) -> bool {
         self.keys.policy() == OnBadEvent::Halt
             && (origin.standing == Standing::New || self.in_lanes.is_new(origin.position))
@@ -215,16 +215,16 @@ impl Quarantine {
         self.unblocking > 0 || self.keys.count() > 0
     }
 
-    /// Notes that the rows in quarantine are about to be counted. No dead letter may be in flight, because
-    /// its event has no row yet and the count would miss it.
+    /// Notes that the rows in quarantine are about to be counted. The caller makes sure that no dead letter
+    /// is in flight: the event of such a letter has no row yet, so the count would miss it.
     pub(crate) fn counting(&mut self) {
         // The count misses records that are not durable yet, so it would be too low.
         self.counting = self.is_settled().then_some(self.unblocking);
     }
 
-    /// Corrects `unblocking` after a count found `rows` quarantined or released rows. These include the
-    /// events of blocked keys. So if `unblocking` was higher than `rows` when the count began, at least as
-    /// many events as the difference have left the quarantine.
+    /// Corrects `unblocking` after a count has found `rows` quarantined or released rows. This number also
+    /// includes the events of blocked keys, so `unblocking` cannot be higher. If it was higher when the count
+    /// began, at least as many events as the difference have left the quarantine.
     pub(crate) fn counted(&mut self, rows: usize) {
         if let Some(before) = self.counting.take() {
             self.unblocking -= before.saturating_sub(rows);

@@ -51,8 +51,8 @@ async fn in_use(addr: SocketAddr, error: io::Error, slot: &str) -> Finding {
     from_error(&Error::of_listening(addr, error))
 }
 
-/// Checks that the relay could listen on the address. The socket of the check never listens, so it is in the way
-/// neither of a relay that starts at this moment nor of another check.
+/// Checks that the relay could listen on the address. The socket of the check never listens, so it does not disturb
+/// another check, or a relay that starts at this moment.
 fn can_listen(addr: SocketAddr) -> io::Result<()> {
     let socket = match addr {
         SocketAddr::V4(_) => TcpSocket::new_v4(),

@@ -164,8 +164,8 @@ async fn check_database(sql: &Sql, settings: &Settings) -> Result<(Vec<Finding>,
         .iter()
         .any(|found| found.code == Code::TableCaptured.name())
     {
-        // Remove the finding that `postrider run` would create the slot, because the relay would stop at this error
-        // first.
+        // The relay would stop at `table-captured` before it creates the slot. So remove the finding which says that
+        // `postrider run` would create the slot.
         let promises = |found: &Finding| {
             found.code == Code::SlotMissing.name() && found.severity == Severity::Info
         };
@@ -201,8 +201,8 @@ async fn locked_table(sql: &Sql, settings: &Settings) -> Option<Finding> {
     locked(limiting_lock_waits(sql, LOCK_TIMEOUT, relay).await)
 }
 
-/// Returns the findings about the mapping of the tables, and the full names of the topics to look up. The topics for
-/// which a relay waits come first.
+/// Returns the findings about the mapping of the tables, and the full names of the topics to look up. The relay's
+/// failing topics and the topics of waiting rows come first.
 async fn mappings(
     sql: &Sql,
     settings: &Settings,

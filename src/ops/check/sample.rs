@@ -191,9 +191,9 @@ impl<'a> SampledTable<'a> {
         Ok(rows.into_iter().map(row).collect())
     }
 
-    /// SQL expressions for the values of the row `e` as text, in the order of the table's description. With
-    /// `used`, only the columns in `used` have their values. Without it, all columns do except the payload.
-    /// The other expressions are null.
+    /// SQL expressions for the values of the row `e` as text, in the order of the table's description. If
+    /// `used` is given, only its columns have their values, otherwise all columns except the payload. The
+    /// other expressions are null.
     fn values(&self, used: Option<&[usize]>) -> String {
         let payload = self.settings.columns.payload.as_deref();
         let payload = payload.unwrap_or("payload");
@@ -207,7 +207,7 @@ impl<'a> SampledTable<'a> {
                 // `format` prints values as the stream sends them. A cast to text prints some types
                 // differently.
                 let name = quoted_identifier(&column.name);
-                // Not `is not null`: it would be false for a composite value that contains a null.
+                // Do not use `is not null`, which is false for a composite value that contains a null.
                 format!("case when e.{name} is distinct from null then format('%s', e.{name}) end")
             })
             .collect();

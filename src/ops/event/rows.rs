@@ -1,4 +1,4 @@
-//! Finds the rows of captured tables that have an id.
+//! Finds the rows with a given id in the captured tables.
 
 use tokio_postgres::error::SqlState;
 use uuid::Uuid;

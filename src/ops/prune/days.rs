@@ -49,7 +49,7 @@ pub(crate) struct AddedDays {
 
 /// The verdict on an old day.
 enum OldDay {
-    /// All rows of the day may be deleted, or were dropped.
+    /// All rows of the day may be deleted, or the day's partition has already been dropped.
     Goes(PrunedTable),
     Stays,
     /// The partition could not be dropped, because other sessions use the table.

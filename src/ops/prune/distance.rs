@@ -25,8 +25,8 @@ impl PruneDistance {
         seqs.await.ok().flatten().map(Self)
     }
 
-    /// The share that has been read, from 0 to 1, if `last` is the `seq` of the last row. `None` stands for the end of
-    /// the rows with a `seq`.
+    /// The share that has been read, from 0 to 1. `last` is the `seq` of the last row that was read, or `None` at the
+    /// end of the rows with a `seq`.
     pub(super) fn share(&self, last: Option<i64>) -> f64 {
         let Range { start, end } = self.0;
         let distance = |to: i64| i128::from(to) - i128::from(start);

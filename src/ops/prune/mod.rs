@@ -123,7 +123,7 @@ pub(crate) struct PrunedTable {
     pub(crate) rows: u64,
     /// Time of the oldest of these rows, RFC 3339.
     pub(crate) oldest: Option<String>,
-    /// Rows that stay although they may be old.
+    /// Rows that are kept even if they are old enough to delete.
     pub(crate) kept: KeptRows,
     /// Daily partitions that were dropped, or in a dry run would be. Their rows are included in `rows`.
     pub(crate) days: Vec<PrunedDay>,

@@ -74,8 +74,9 @@ pub(crate) enum ReplayWait {
     None,
     /// The relay has published no released event for a while.
     Relay,
-    /// The remaining keys have events that another replay or the operator has released, and that the relay
-    /// publishes first. The list names these replays; `None` stands for a release from quarantine.
+    /// The remaining keys have events that were released earlier, by another replay or by an operator from
+    /// quarantine. The relay publishes these events first. The list names the replays; `None` stands for a
+    /// release from quarantine.
     Others(Vec<Option<String>>),
 }
 

@@ -68,10 +68,10 @@ impl CommandFacts<'_> {
     }
 }
 
-/// Returns the limit for an age of the oldest event that is only a lower bound. Below this limit, the lower
-/// bound says too little, and the age counts as unknown. The limit is `error_lag` if no relay has read the
-/// slot for at least `error_lag`, because events may then be that old. Otherwise it is the smaller one of
-/// `warn_lag` and `error_lag`.
+/// The known age of the oldest event may be only a lower bound. Returns the limit below which such an age says
+/// too little, so that it counts as unknown. The limit is `error_lag` if no relay has read the slot for at
+/// least `error_lag`, because events may then be that old. Otherwise it is the smaller one of `warn_lag` and
+/// `error_lag`.
 fn age_limit(slot: Option<&Slot>, thresholds: &Thresholds) -> Duration {
     let error_lag = thresholds.error_lag.unwrap_or(thresholds.warn_lag);
     let unread = slot.filter(|slot| !health::is_read_by_relay(slot));

@@ -245,7 +245,7 @@ impl SlotSnapshot {
         })
     }
 
-    /// Returns the number of events that wait for failing topics, as the relay has recently recorded.
+    /// Returns the number of events that wait for failing topics, according to the relay's latest record.
     pub(crate) fn waiting_for_topics(&self) -> u64 {
         let condition = self.relay.as_ref().and_then(|row| row.condition.as_ref());
         condition.map_or(0, Condition::waiting_for_topics)
@@ -257,7 +257,7 @@ impl SlotSnapshot {
     }
 }
 
-/// The age of the oldest undelivered event, as the relay has recently recorded it. `None` if the relay has
+/// The age of the oldest undelivered event, according to the relay's latest record. `None` if the relay has
 /// read no such event. Also `None` during a recovery, because the relay does not know when the rows that it
 /// reads from the tables were committed.
 fn known_age(relay: &RelayRow) -> Option<Duration> {

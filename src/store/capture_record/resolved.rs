@@ -9,11 +9,14 @@ use crate::error::Result;
 use crate::postgres::Sql;
 
 /// Records how far a table is resolved. Does nothing unless walsender `$6` reads slot `$5`, because only the
-/// session that holds the slot may do this. A partition that is missing from `$4` may still have unresolved
-/// rows. It is added to `detached`, unless it is in `$8`, the list of resolved former partitions. A floor
-/// that is already in `unread` or `uncaptured` does not change. The statement removes the floor when `$4`
-/// contains its table again. From `uncaptured` it also removes the floor of a table that no longer exists,
-/// because PostgreSQL may give the OID to another table.
+/// session that holds the slot may do this.
+///
+/// `$4` lists the present partitions. A recorded partition that is missing there may still have unresolved
+/// rows, so the statement adds it to `detached`, unless `$8` lists it as a resolved former partition.
+///
+/// A floor that is already in `unread` or `uncaptured` does not change, but is removed once `$4` contains its
+/// table again. If a table no longer exists, the statement also removes its floor from `uncaptured`, because
+/// PostgreSQL may give the OID to another table.
 const RESOLVE: &str = "\
     UPDATE outbox.capture SET floor = greatest(floor, $2::text::xid8), \
         floor_seq = CASE WHEN $7::text IS NULL THEN floor_seq ELSE $3 END, \

@@ -313,8 +313,8 @@ fn one_per_event(rows: Vec<RecordedRow>) -> Vec<RecordedRow> {
 
 /// Returns the first commit LSN whose events were committed at or after `since`, an SQL expression for a
 /// time. Uses bisection, which works because commit times grow with positions. Ignores events that were
-/// published from their table, because their commit times are older than those of their neighbours. Their
-/// commit LSNs are not multiples of 8.
+/// published from their table, because they have older commit times than their neighbours. Such an event is
+/// recognised by its commit LSN, which is not a multiple of 8.
 pub(crate) async fn first_commit(sql: &Sql, since: &str) -> Result<PgLsn> {
     let ends = "select min(commit_lsn), max(commit_lsn) from outbox.dispatch";
     let ends = sql.query_one(ends, &[]).await?;

@@ -2,9 +2,9 @@
 //!
 //! While one batch is being written, outcomes gather for the next, so batches grow with the load. There is a
 //! minimum time between small batches (`batch`), because each commit makes the server flush its WAL, and
-//! commits of the services wait for that flush. The first batch after an idle time is not delayed. Usually a
-//! small batch after a large batch is not delayed either. The exception is that another small batch was
-//! written just before. Publishing never waits for a row to be written.
+//! commits of the services wait for that flush. Only an earlier small batch delays a small batch. So the first
+//! batch after an idle time is not delayed, and usually neither is a small batch after a large one.
+//! Publishing never waits for a row to be written.
 //!
 //! After a temporary error, the writer writes the batch again, over a new connection if necessary. The first
 //! attempt may have been committed although its answer was lost, so the writer does not change rows that

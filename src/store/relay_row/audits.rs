@@ -59,7 +59,6 @@ pub(crate) async fn earlier(
 ///
 /// - The row belongs to another relay.
 /// - The session's walsender (`walsender`) no longer reads the slot.
-///
 /// - A recovery is pending.
 /// - Since `earlier` was read, the relay has found the publication wrong, and has changed the recorded
 ///   fingerprint.

@@ -200,8 +200,7 @@ pub(super) const PARAMETERS: &[Parameter] = &[
     refused("oauth_scope", "", NO_OAUTH),
 ];
 
-/// Returns the parameter called `name`. `location` tells the operator in an error where the name was
-/// found.
+/// Returns the parameter called `name`. `location` is the place where the name was found; errors show it.
 ///
 /// # Errors
 /// `InvalidTarget` if libpq has no such parameter. The error does not show `name`, which may be a
@@ -227,8 +226,8 @@ fn nearest(name: &str) -> Option<&'static str> {
     (distance <= 2).then_some(known)
 }
 
-/// Sets a parameter to `value`. `location` tells the operator in an error where the value was found.
-/// Ignores an empty value of a supported parameter, as libpq does.
+/// Sets a parameter to `value`. `location` is the place where the value was found; errors show it. Like
+/// libpq, ignores an empty value of a supported parameter.
 ///
 /// # Errors
 /// `InvalidTarget` if the parameter or this value is not supported, or if the value contains a NUL

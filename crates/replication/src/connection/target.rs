@@ -223,8 +223,8 @@ impl fmt::Debug for Target {
     }
 }
 
-/// Whether to refuse a standby server while connecting, as `target_session_attrs` says. `None` if the
-/// parameter is not set. `read-write` and `primary` mean the same here, because our sessions turn
+/// Whether `target_session_attrs` makes us refuse a standby server while connecting. `None` if the parameter
+/// is not set. `read-write` and `primary` mean the same here, because our sessions turn
 /// `default_transaction_read_only` off. The relay needs a primary even with `any`, and checks this itself
 /// after connecting.
 fn primary_only(found: &Parameters) -> Result<Option<bool>> {

@@ -1,5 +1,5 @@
-//! Opens the byte stream to the server, for replication and SQL sessions: over TCP or a Unix socket, with or
-//! without TLS, as `sslmode` says.
+//! Opens the byte stream to the server, for replication and SQL sessions: over TCP or a Unix socket. `sslmode`
+//! decides whether the stream uses TLS.
 
 use std::io;
 use std::net::SocketAddr;

@@ -18,9 +18,9 @@ const STATUS_INTERVAL: Duration = Duration::from_millis(20);
 /// Maximum time between two checks of the lease in a session with traffic.
 pub(super) const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
-/// How long the server must be silent before we report less often ([`QUIET_INTERVAL`]). Either the server is
-/// idle, and no report is urgent. Or its walsender is decoding changes that it does not send. Such a
-/// walsender does not read our messages, and a Unix socket has room for only a few hundred of them.
+/// How long the server must be silent before we report less often ([`QUIET_INTERVAL`]). If the server is
+/// idle, no report is urgent. If its walsender decodes changes without sending any, the walsender does not
+/// read our messages, and a Unix socket has room for only a few hundred of them.
 const QUIET_AFTER: Duration = Duration::from_secs(1);
 /// Replaces [`STATUS_INTERVAL`] and [`POLL_INTERVAL`] while the server is silent.
 const QUIET_INTERVAL: Duration = Duration::from_millis(250);

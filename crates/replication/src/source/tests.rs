@@ -133,8 +133,8 @@ async fn a_confirmed_position_is_reported_at_once() {
     source.close().await;
 }
 
-/// The proxy closes the connection without an error message, as a walsender does that has not heard
-/// from us for too long.
+/// The proxy closes the connection without an error message, like a walsender that has not heard from us
+/// for too long.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_slot_that_was_released_without_a_reason_counts_as_lost_to_another_relay() {
     let server = ScratchPostgres::builder().start().unwrap();

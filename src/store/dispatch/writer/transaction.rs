@@ -85,8 +85,8 @@ pub(super) async fn write(
     let mut there = HashSet::new();
     for _ in 0..MAX_CONFLICTS {
         match attempt(context, connected, batch, &there).await {
-            // An earlier attempt was committed, and only its answer was lost. PostgreSQL has rolled this
-            // transaction back. The connection stays usable, because the server has read the whole COPY.
+            // An earlier attempt was committed, and only its answer was lost. PostgreSQL has rolled back the
+            // present attempt. The connection stays usable, because the server has read the whole COPY.
             Err(error) if error.code() == Some(&SqlState::UNIQUE_VIOLATION) => {
                 there = rows_that_are_there(&connected.sql, batch).await?;
             }
