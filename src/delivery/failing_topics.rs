@@ -13,6 +13,7 @@
 //! Tracking costs nothing while no topic fails. While a topic fails, [`FailingTopics::survey`] visits all
 //! lanes about once per second.
 
+mod earlier;
 mod lines;
 
 use std::collections::HashMap;
@@ -25,6 +26,8 @@ use crate::condition::{FailingTopic, Trouble, Troubles, WaitingKey};
 use crate::error::Error;
 use crate::event::OrderingKey;
 use crate::lanes::{LaneStanding, Lanes};
+pub(crate) use earlier::EarlierFailures;
+use earlier::KeptTopics;
 use lines::{LOG_INTERVAL, LineBudget, list_the_rest};
 
 /// Minimum duration of a failure that counts as a recent error. A shorter failure is an ordinary retry.
@@ -51,6 +54,10 @@ const KEYS_NAMED: usize = 5;
 #[derive(Debug)]
 pub(super) struct FailingTopics {
     topics: HashMap<Arc<str>, Failing>,
+    /// Failing topics of earlier sessions, to which this session has sent no request yet.
+    not_tried: HashMap<Arc<str>, Failing>,
+    /// Where the topics are kept when this session ends.
+    earlier: EarlierFailures,
     /// The list of failing topics that the HTTP port and the supervisor read.
     shared: Troubles,
     /// When the next survey is due.
@@ -124,32 +131,8 @@ impl LanesOfTopic {
 }
 
 impl Failing {
-    /// Whether the topic works again, by the rules at the top of this file. A topic without events left works
-    /// again, too.
-    fn works(&self, now: Instant) -> bool {
-        if !self.has_published {
-            return self.lanes.failing == 0 && self.lanes.events == 0;
-        }
-        let quiet = now.saturating_duration_since(self.failed_at);
-        self.lanes.failing == 0 || !self.fails_in_part || quiet >= QUIET_AFTER
-    }
-}
-
-impl FailingTopics {
-    pub(super) fn new(shared: Troubles) -> Self {
+    fn new(error: &Error, now: Instant) -> Self {
         Self {
-            topics: HashMap::new(),
-            shared,
-            survey_due: Instant::now(),
-            lines: LineBudget::default(),
-        }
-    }
-
-    /// Notes that a request for the topic failed and will be retried. If `is_made`, the relay is about to
-    /// create the topic. Then this method logs nothing, because `topic_maker` logs a failed creation.
-    pub(super) fn failed(&mut self, topic: &Arc<str>, error: &Error, now: Instant, is_made: bool) {
-        let is_new = !self.topics.contains_key(topic);
-        let failing = self.topics.entry(topic.clone()).or_insert_with(|| Failing {
             trouble: Trouble::of(error, now),
             failures: 0,
             told: (0, None),
@@ -162,6 +145,41 @@ impl FailingTopics {
             works_since: None,
             is_remembered: false,
             lanes: LanesOfTopic::default(),
+        }
+    }
+
+    /// Whether the topic works again, by the rules at the top of this file. A topic without events left works
+    /// again, too.
+    fn works(&self, now: Instant) -> bool {
+        if !self.has_published {
+            return self.lanes.failing == 0 && self.lanes.events == 0;
+        }
+        let quiet = now.saturating_duration_since(self.failed_at);
+        self.lanes.failing == 0 || !self.fails_in_part || quiet >= QUIET_AFTER
+    }
+}
+
+impl FailingTopics {
+    /// Creates the list of a session that continues the list of `earlier` sessions.
+    pub(super) fn new(shared: Troubles, earlier: EarlierFailures) -> Self {
+        let KeptTopics { topics, lines } = earlier.take();
+        Self {
+            topics: HashMap::new(),
+            not_tried: topics,
+            earlier,
+            shared,
+            survey_due: Instant::now(),
+            lines,
+        }
+    }
+
+    /// Notes that a request for the topic failed and will be retried. If `is_made`, the relay is about to
+    /// create the topic. Then this method logs nothing, because `topic_maker` logs a failed creation.
+    pub(super) fn failed(&mut self, topic: &Arc<str>, error: &Error, now: Instant, is_made: bool) {
+        let is_new = !self.topics.contains_key(topic);
+        let failing = self.topics.entry(topic.clone()).or_insert_with(|| {
+            let earlier = self.not_tried.remove(topic);
+            earlier.unwrap_or_else(|| Failing::new(error, now))
         });
         if failing.works_since.take().is_some() {
             failing.trouble = Trouble::of(error, now);
@@ -188,6 +206,11 @@ impl FailingTopics {
 
     /// Notes that a request for the topic was published.
     pub(super) fn published(&mut self, topic: &str) {
+        if !self.not_tried.is_empty()
+            && let Some((topic, failing)) = self.not_tried.remove_entry(topic)
+        {
+            self.topics.insert(topic, failing);
+        }
         if !self.topics.is_empty()
             && let Some(failing) = self.topics.get_mut(topic)
         {
@@ -261,99 +284,15 @@ impl FailingTopics {
     }
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::error::Code;
-    use crate::event::Event;
-    use crate::lanes::{Load, Serve};
-
-    fn error() -> Error {
-        Error::new(Code::TopicMissing, "the topic is missing")
-    }
-
-    /// Sends one request per key of a topic, and lets all of them fail. Returns the topic.
-    fn outage(failing: &mut FailingTopics, lanes: &mut Lanes, now: Instant) -> Arc<str> {
-        let topic: Arc<str> = "projects/p/topics/t".into();
-        for key in ["a", "b", "c"] {
-            lanes.push(topic.clone(), OrderingKey::from(key), Event::for_tests(1));
-        }
-        for _ in 0..3 {
-            let request = lanes.next_request(now, Serve::All).unwrap();
-            failing.failed(&topic, &error(), now, false);
-            lanes.failed(request, now, Load::Keep);
-        }
-        failing.survey(lanes);
-        failing.survey_due = now;
-        topic
-    }
-
-    #[test]
-    fn a_topic_works_again_after_an_outage_although_failed_requests_still_wait() {
-        let (troubles, now) = (Troubles::default(), Instant::now());
-        let mut failing = FailingTopics::new(troubles.clone());
-        let mut lanes = Lanes::new(8);
-        let topic = outage(&mut failing, &mut lanes, now);
-        let shown = troubles.topics();
-        assert_eq!((shown[0].failures, shown[0].waiting_events), (3, 3));
-        let again = lanes.next_request(now, Serve::All).unwrap();
-        failing.survey(&lanes);
-        assert_eq!(troubles.topics().len(), 1, "the retry is in flight");
-        failing.survey_due = now;
-        lanes.finished(&again);
-        failing.published(&topic);
-        failing.survey(&lanes);
-        assert!(troubles.topics().is_empty());
-    }
-
-    #[test]
-    fn a_topic_that_fails_in_part_fails_until_no_request_of_it_fails() {
-        let (troubles, now) = (Troubles::default(), Instant::now());
-        let mut failing = FailingTopics::new(troubles.clone());
-        let mut lanes = Lanes::new(8);
-        let topic = outage(&mut failing, &mut lanes, now);
-        for _ in 0..2 {
-            let again = lanes.next_request(now, Serve::All).unwrap();
-            lanes.finished(&again);
-            failing.published(&topic);
-            let bad = lanes.next_request(now, Serve::All).unwrap();
-            failing.failed(&topic, &error(), Instant::now(), false);
-            lanes.failed(bad, now, Load::Keep);
-            failing.survey_due = now;
-            failing.survey(&lanes);
-            assert_eq!(troubles.topics().len(), 1);
-        }
-        let last = lanes.next_request(now, Serve::All).unwrap();
-        lanes.push(topic.clone(), OrderingKey::from("d"), Event::for_tests(1));
-        let other = lanes.next_request(now, Serve::All).unwrap();
-        lanes.finished(&other);
-        failing.published(&topic);
-        failing.survey_due = now;
-        failing.survey(&lanes);
-        assert_eq!(troubles.topics().len(), 1, "one request still fails");
-        lanes.finished(&last);
-        failing.published(&topic);
-        failing.survey_due = now;
-        failing.survey(&lanes);
-        assert!(troubles.topics().is_empty());
-    }
-
-    #[test]
-    fn a_topic_whose_last_event_is_refused_fails_no_longer() {
-        let (troubles, now) = (Troubles::default(), Instant::now());
-        let mut failing = FailingTopics::new(troubles.clone());
-        let mut lanes = Lanes::new(8);
-        let topic: Arc<str> = "projects/p/topics/t".into();
-        lanes.push(topic.clone(), OrderingKey::from("a"), Event::for_tests(1));
-        let first = lanes.next_request(now, Serve::All).unwrap();
-        failing.failed(&topic, &error(), now, false);
-        lanes.failed(first, now, Load::Keep);
-        failing.survey(&lanes);
-        assert_eq!(troubles.topics().len(), 1);
-        let again = lanes.next_request(now, Serve::All).unwrap();
-        assert!(lanes.refused(again).is_some());
-        failing.survey_due = now;
-        failing.survey(&lanes);
-        assert!(troubles.topics().is_empty());
+impl Drop for FailingTopics {
+    /// Keeps the topics for the next session.
+    fn drop(&mut self) {
+        let mut topics = std::mem::take(&mut self.not_tried);
+        topics.extend(self.topics.drain());
+        let lines = std::mem::take(&mut self.lines);
+        self.earlier.keep(KeptTopics { topics, lines });
     }
 }
+
+#[cfg(test)]
+mod tests;

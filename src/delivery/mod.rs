@@ -29,6 +29,7 @@ pub(crate) mod topic_maker;
 use std::sync::Arc;
 use std::time::Instant;
 
+pub(crate) use failing_topics::EarlierFailures;
 use failing_topics::FailingTopics;
 use flow_control::FlowControl;
 use outcomes::EventOutcomes;
@@ -79,7 +80,7 @@ impl Delivery {
             lanes: Lanes::new(settings.in_flight_requests),
             attempts,
             topic_maker,
-            failing: FailingTopics::new(metrics.troubles.clone()),
+            failing: FailingTopics::new(metrics.troubles.clone(), EarlierFailures::default()),
             releases: Releases::new(releaser),
             outcomes: EventOutcomes {
                 flow: FlowControl::new(settings.in_flight_bytes),
@@ -91,6 +92,13 @@ impl Delivery {
                 log: ThrottledLog::default(),
             },
         })
+    }
+
+    /// Continues the list of the topics that failed in earlier sessions.
+    pub(crate) fn continuing(mut self, earlier: EarlierFailures) -> Self {
+        let shared = self.outcomes.metrics.troubles.clone();
+        self.failing = FailingTopics::new(shared, earlier);
+        self
     }
 
     /// Takes over an event. It is published after all earlier events of its key, or set aside if its key

@@ -54,6 +54,7 @@ use run::SessionLife;
 use stuck::StuckPositions;
 
 use crate::condition::{Condition, RelayState, Trouble};
+use crate::delivery::EarlierFailures;
 use crate::error::{Code, Disposition, Error, Result};
 use crate::metrics::Metrics;
 use crate::postgres::connect;
@@ -94,6 +95,8 @@ pub struct SessionRunner {
     instance: String,
     publication: PublicationCheck,
     stuck_positions: StuckPositions,
+    /// The failing topics of the sessions that have ended.
+    earlier_failures: EarlierFailures,
     greeting: Greeting,
 }
 
@@ -118,6 +121,7 @@ impl SessionRunner {
             traces,
             publication: PublicationCheck::new(&settings),
             stuck_positions: StuckPositions::new(),
+            earlier_failures: EarlierFailures::default(),
             greeting: Greeting::new(),
             instance: instance::new_name(),
             settings,

@@ -128,7 +128,7 @@ impl SessionRunner {
         confirmed: Lsn,
     ) -> Result<Delivery> {
         let seed = u64::from(std::process::id()) << 32 | confirmed.as_u64() & 0xFFFF_FFFF;
-        Delivery::new(
+        let delivery = Delivery::new(
             &self.settings,
             Attempts::new(self.publisher.clone(), seed),
             TopicMaker::new(self.topics.clone()),
@@ -136,7 +136,8 @@ impl SessionRunner {
             self.metrics.clone(),
             self.traces.clone(),
             reader,
-        )
+        )?;
+        Ok(delivery.continuing(self.earlier_failures.clone()))
     }
 }
 

@@ -121,7 +121,7 @@ mod tests {
     use std::io::{self, Write};
     use std::sync::Mutex;
 
-    use super::super::FailingTopics;
+    use super::super::{EarlierFailures, FailingTopics};
     use super::*;
     use crate::condition::Troubles;
     use crate::error::Code;
@@ -152,7 +152,7 @@ mod tests {
             .finish();
         let topics: Vec<Arc<str>> = (0..130).map(|n| format!("topic-{n:03}").into()).collect();
         let fail_and_recover = || {
-            let mut failing = FailingTopics::new(Troubles::default());
+            let mut failing = FailingTopics::new(Troubles::default(), EarlierFailures::default());
             let mut lanes = Lanes::new(200);
             for topic in &topics {
                 let key = OrderingKey::from("k");
@@ -200,7 +200,7 @@ mod tests {
             .with_writer(move || writer.clone())
             .finish();
         let run = || {
-            let mut failing = FailingTopics::new(Troubles::default());
+            let mut failing = FailingTopics::new(Troubles::default(), EarlierFailures::default());
             let mut lanes = Lanes::new(200);
             let topic: Arc<str> = "topic-7".into();
             lanes.push(topic.clone(), OrderingKey::from("k"), Event::for_tests(1));

@@ -73,6 +73,10 @@ impl fmt::Display for Cause {
 /// sender died or its connection broke.
 pub(super) const LATE: Duration = Duration::from_secs(1);
 
+/// How long a relay that has stopped reading its stream may not notice that its walsender has ended. It asks PostgreSQL
+/// at least once in this time.
+const UNNOTICED: Duration = Duration::from_secs(5);
+
 /// How long before the end of a connection Pub/Sub may have sent answers that the client did not read.
 /// A client that writes to a connection just after it was closed sees an error, and may ignore answers
 /// that have already arrived.
@@ -164,9 +168,15 @@ fn is_ended_walsender(
     let ends_each = |occurrence: &Occurrence| {
         matches!(occurrence.fault, Fault::Gap(..)) && is_found_since(occurrence)
     };
+    // Until the relay noticed the loss, it continued to send.
+    let unnoticed = evidence
+        .occurrences
+        .iter()
+        .filter(|occurrence| before.received <= found + LATE && found <= occurrence.to + UNNOTICED);
     found <= again.received
         && (evidence.occurrences.iter().any(ends_each)
             || between(evidence, before, again)
+                .chain(unnoticed)
                 .any(|occurrence| ends_one(occurrence) && is_found_since(occurrence)))
 }
 
