@@ -64,10 +64,10 @@ pub struct RecordedPosition {
     pub origin: DatabaseOrigin,
     /// The confirmed position; `None` if no relay has served the slot yet.
     pub confirmed_lsn: Option<Lsn>,
-    /// Whether the relay has certainly confirmed nothing since this record. True if the relay has the record
-    /// in memory, or wrote the record as the last step of a graceful shutdown. If this is false, the slot can
-    /// be ahead of the record, because in an idle database the relay confirms positions without recording
-    /// each of them at once.
+    /// Whether it is certain that the relay has confirmed nothing since it made this record. True if the record
+    /// comes from the memory of a running relay, or if the relay wrote it as the last step of a graceful
+    /// shutdown. Otherwise the slot can be ahead of the record: in an idle database, the relay confirms
+    /// positions before it records them.
     pub is_final: bool,
 }
 

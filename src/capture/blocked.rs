@@ -36,7 +36,7 @@ const LOOKED_UP: usize = 100;
 #[derive(Debug, Default)]
 pub(crate) struct Blocked {
     firsts: HashMap<[u8; 16], Group>,
-    /// For each key, the commit LSN for rows that come before the key's first quarantined event.
+    /// For each key, the commit LSN that is given to rows which come before the key's first quarantined event.
     before: HashMap<Group, CommitLsn>,
 }
 

@@ -63,7 +63,7 @@ impl Rows {
         }
     }
 
-    /// Adds rows to read after all rows that are waiting already.
+    /// Queues rows to be read, behind all rows that are already waiting.
     pub(crate) fn add(&mut self, candidates: Vec<Candidate>) {
         self.waiting.extend(candidates);
     }

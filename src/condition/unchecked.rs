@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-/// A check that the relay cannot make, although it delivers.
+/// A check that the relay cannot make, although it delivers events normally.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Unchecked {

@@ -1,14 +1,15 @@
-//! Tracks the topics to which publishing fails: since when, why, and how many events wait.
+//! Tracks the topics to which publishing fails: the time of the first failure, the reason, and the number of
+//! waiting events.
 //!
-//! The relay's log says when a topic begins to fail, then at most every ten seconds how many requests have
-//! failed, and when the topic works again (`lines`).
+//! The relay logs when a topic begins to fail and when it works again. In between, it logs the number of failed
+//! requests, at most every ten seconds (`lines`).
 //!
-//! Usually a topic works again once a request was published after the last failure, even if other requests of
-//! the topic still wait for their retry after an outage. If some requests of a topic fail while others
-//! succeed, the topic fails in part. Such a topic works again only when none of its lanes has a failed
-//! request, or when nothing has failed for a while ([`QUIET_AFTER`]). Once a topic works again, the relay
-//! still remembers it for at least ten seconds. Otherwise a topic that fails now and then would get a line for
-//! every failure.
+//! Usually a topic counts as working again once a request has been published after the last failure, even if
+//! other requests of the topic still wait for their retry. If some requests of a topic fail while others
+//! succeed, the topic is failing in part. A topic that is failing in part counts as working again only when
+//! none of its lanes has a failed request, or when nothing has failed for a while ([`QUIET_AFTER`]). Once a
+//! topic works again, the relay still remembers it for at least ten seconds. Otherwise a topic that fails now
+//! and then would get a log line for every failure.
 //!
 //! Tracking costs nothing while no topic fails. While a topic fails, [`FailingTopics::survey`] visits all
 //! lanes about once per second.
@@ -37,12 +38,12 @@ const SURVEY_INTERVAL: Duration = Duration::from_secs(1);
 /// SURVEY_SHARE`. So surveys take at most about one hundredth of the time.
 const SURVEY_SHARE: u32 = 100;
 
-/// If a request fails within this time after another request of the topic was published, the topic fails in
-/// part.
+/// If a request fails within this time after another request of the topic was published, the topic is failing
+/// in part.
 const PARTLY_WITHIN: Duration = Duration::from_secs(3);
 
-/// A topic that fails in part works again after this long without a failure. This is longer than the longest
-/// pause before a retry, so the failed requests have usually been sent again by then.
+/// A topic that is failing in part counts as working again after this long without a failure. This is longer
+/// than the longest pause before a retry, so the failed requests have usually been sent again by then.
 const QUIET_AFTER: Duration = Duration::from_secs(15);
 
 /// Maximum number of keys that are named for each failing topic.
@@ -78,7 +79,7 @@ struct Failing {
     published_at: Option<Instant>,
     /// Whether the last failure came soon after another request was published.
     fails_in_part: bool,
-    /// Since when the topic works again; `None` while it fails.
+    /// The time from which the topic works again; `None` while it fails.
     works_since: Option<Instant>,
     /// Whether this failure has already been added to the list of recent errors.
     is_remembered: bool,
@@ -124,8 +125,8 @@ impl LanesOfTopic {
 }
 
 impl Failing {
-    /// Whether the topic works again, by the rules at the top of this file. A topic without events left works
-    /// again, too.
+    /// Whether the topic works again, by the rules at the top of this file. A topic without queued events also
+    /// counts as working again.
     fn works(&self, now: Instant) -> bool {
         if !self.has_published {
             return self.lanes.failing == 0 && self.lanes.events == 0;
@@ -196,8 +197,8 @@ impl FailingTopics {
         }
     }
 
-    /// Surveys the lanes if a survey is due. Notes which topics work again. Forgets such a topic after ten
-    /// seconds, once none of its lanes has a failed request.
+    /// Surveys the lanes if a survey is due, and notes which topics work again. Forgets a topic that has worked
+    /// again for at least ten seconds, if none of its lanes has a failed request.
     pub(super) fn survey(&mut self, lanes: &Lanes) {
         if self.topics.is_empty() {
             return;

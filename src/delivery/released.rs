@@ -203,8 +203,8 @@ impl Delivery {
         Ok(())
     }
 
-    /// Takes over an event whose message is no longer in memory. The relay makes the message again from the
-    /// table.
+    /// Takes an event whose message is no longer in memory. The relay later reads the row again to make the
+    /// message.
     pub(crate) fn take_without_message(&mut self, group: Group, origin: EventRef) {
         self.outcomes.take_without_message(group, origin);
     }

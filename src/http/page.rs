@@ -35,8 +35,8 @@ const HTML: &str = include_str!("page/page.html");
 const SCRIPT: &str = include_str!("page/page.js");
 const STYLE: &str = include_str!("page/page.css");
 
-/// Allows only our own files, and images with a `data:` URL: no inline script, nothing from other sites, and
-/// no frame around the page.
+/// Allows only our own files, and images with a `data:` URL. Forbids inline scripts, anything from other sites,
+/// and frames around the page.
 const CONTENT_SECURITY_POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; \
     connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
 

@@ -68,8 +68,8 @@ use crate::traces::Traces;
 const FIRST_PAUSE: Duration = Duration::from_millis(200);
 const LAST_PAUSE: Duration = Duration::from_secs(5);
 
-/// Time after which a relay without a stream writes an unchanged condition again. Short, because these writes
-/// are the only sign for the commands that such a relay still runs.
+/// Time after which a relay without a stream writes an unchanged condition again. Short, because only these
+/// writes show the commands that a relay without a stream still runs.
 const REWRITE_AFTER: Duration = Duration::from_secs(5);
 
 /// Time limit for recording in `outbox.relay` why there is no session. Short, because the next session begins

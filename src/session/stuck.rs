@@ -7,10 +7,9 @@
 //!   larger than a message of the protocol.
 //! - A row that was inserted before a column was renamed or dropped, if the settings no longer fit that row.
 //!
-//! Another session on the same slot would end at the same position, so only a new slot helps. A
-//! recovery (`recovery`) then publishes from the tables the rows that the old slot would have streamed,
-//! and sets only the bad row aside. This module marks the slot for recovery, or stops the relay if the
-//! relay is not allowed to recover.
+//! Another session on the same slot would end at the same position, so only a new slot helps. A recovery
+//! (`recovery`) then publishes the unresolved rows from the tables, and sets only the bad row aside. This
+//! module marks the slot for recovery, or stops the relay if the relay is not allowed to recover.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 

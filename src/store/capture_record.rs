@@ -45,8 +45,9 @@ const ADD_XIDS: &str = "\
     UPDATE outbox.capture SET has_inserted_xid = true, added_xids = $2::text[]::xid8[] \
     WHERE identity = $1";
 
-/// Gives tables to slot `$2`. If the previous owner did not record published events, some rows below the
-/// floor might lack a record. To tell the new owner, the statement then raises `recorded_from` to the floor.
+/// Gives tables to slot `$2`. If the previous owner did not record published events, some rows below the floor
+/// might lack a record. In that case the statement raises `recorded_from` to the floor, so that the new owner
+/// knows that records may be missing.
 const TAKE_OVER: &str = "\
     UPDATE outbox.capture c SET slot = $2, since_lsn = NULL, \
         recorded_from = CASE WHEN EXISTS ( \
@@ -285,9 +286,9 @@ pub(crate) async fn take_over(
     Ok(())
 }
 
-/// An SQL expression for the OID of a record's table, for records that come from another cluster. A restored
-/// dump has other OIDs, so the expression looks up the table by the recorded name. If no table has this name,
-/// the result is the recorded OID, or 0 if that OID now belongs to the table of another record.
+/// An SQL expression for the OID of a record's table, for records that come from another cluster. Tables get
+/// other OIDs when a dump is restored, so the expression looks up the table by the recorded name. If no table
+/// has this name, the result is the recorded OID, or 0 if that OID now belongs to the table of another record.
 const OID_HERE: &str = "\
     coalesce(pg_catalog.to_regclass(pg_catalog.format('%I.%I', c.schema_name, c.table_name))::oid, \
         CASE WHEN c.table_oid NOT IN ( \

@@ -180,7 +180,7 @@ impl Health {
     /// What an operator should do; `None` if nothing has to be done.
     #[must_use]
     pub fn remedy(&self) -> Option<String> {
-        // A started relay recovers by itself, unless `slot_on_loss` is `stop`.
+        // Once started, the relay recovers by itself, unless `slot_on_loss` is `stop`.
         const RECOVERS: &str = "start the relay: it creates a new slot and publishes unrecorded \
                                 events from the outbox table (`postrider recover --dry-run` lists \
                                 them)";

@@ -1,5 +1,5 @@
-//! What the intake must know about a captured table to map its rows. The WAL may also contain rows of
-//! earlier tables with the same name.
+//! The properties of a captured table that the intake needs to map its rows. Some of them concern earlier
+//! tables of the same name, because the WAL may also contain rows of those tables.
 
 use decoder::{Oid, OwnedColumn, OwnedRelation};
 use outbox_event::TableIdentity;

@@ -166,7 +166,7 @@ pub(crate) struct PrunedRecords {
 /// The progress of a run.
 #[derive(Debug)]
 pub(crate) struct PruneStep<'a> {
-    /// The table, or what the command waits for.
+    /// The name of the table, or a description of the command's current work.
     pub(crate) what: &'a str,
     pub(crate) examined: u64,
     pub(crate) deleted: u64,

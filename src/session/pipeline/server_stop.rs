@@ -37,9 +37,9 @@ pub(in crate::session) struct ServerStop {
     /// The position up to which the server has sent its WAL: the highest `wal_end` of its keepalives.
     sent: Lsn,
     steps: u64,
-    /// How far the session had got, and since when it has not got further. `None` until the server shuts down.
+    /// The last progress of the session, and its time. `None` until the server shuts down.
     last: Option<(StopProgress, Instant)>,
-    /// Since when the confirmable position has not moved, while the server shuts down.
+    /// When the confirmable position last moved, or when the server began to shut down. `None` until then.
     moved: Option<Instant>,
 }
 

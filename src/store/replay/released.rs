@@ -29,9 +29,10 @@ const IS_BUSY: &str = "\
         or exists (select from outbox.dispatch d where d.state = 'released' \
             and coalesce(d.topic, '') = $1 and coalesce(d.ordering_key, '') = $2)";
 
-/// Releases published events, and adds the last message of each event to its `earlier_messages`. If the
-/// previous replay released the event but did not publish it again, `earlier_messages` has that message
-/// already. Keeps ten messages: the first and the last nine.
+/// Releases published events, and adds the last message of each event to its `earlier_messages`. If
+/// `earlier_messages` already contains this message, because an earlier replay released the event without
+/// publishing it again, the statement does not add it a second time. It keeps ten messages: the first and the
+/// last nine.
 const RELEASE: &str = "\
     update outbox.dispatch d set state = 'released', replay = $1, \
         earlier_messages = case \
