@@ -39,11 +39,10 @@ impl Captured {
         same_numbers.then_some(progress)
     }
 
-    /// Returns the progress to record for a recovery that has read all rows up to `seq` (`None`: all rows).
-    /// The recovery has resolved those of these rows that belong to transactions below `below`. The progress
-    /// covers only the partitions in `leaves`, the OIDs of the present partitions. Returns `None` if an
-    /// earlier recovery has got further, or if `seq` is set although no sequence fills an indexed column
-    /// `seq`.
+    /// Returns the progress to record for a recovery that has read all rows up to `seq` (`None`: all rows). Of
+    /// these rows, the recovery has resolved those of transactions below `below`. The progress covers only the
+    /// partitions in `leaves`, the OIDs of the present partitions. Returns `None` if an earlier recovery has
+    /// got further, or if `seq` is set although no sequence fills an indexed column `seq`.
     pub(crate) fn recovery_progress_at(
         &self,
         below: u64,

@@ -258,7 +258,7 @@ impl Recovery {
                 .filter(|table| table.unreadable().is_some())
                 .map(|table| (table.oid, record.floor))
                 .collect();
-            // Removes the former partitions that this recovery has read from the record. The auditor removes
+            // This recovery has read these former partitions, so the record forgets them. The auditor removes
             // others.
             let left: Vec<u32> = of_table()
                 .filter(|table| table.rows().is_some() && record.unread.contains_key(&table.oid))
