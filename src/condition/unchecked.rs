@@ -8,15 +8,15 @@ use serde::{Deserialize, Serialize};
 pub enum Unchecked {
     /// The publication and the slot.
     Publication,
-    /// Whether the stream leaves out rows. Nothing suggests that it has done so.
+    /// Whether the stream leaves out rows. There is no sign that it does.
     Tables,
-    /// Which rows the stream has left out. There may be such rows, and they are not published until an audit
+    /// Which rows the stream has left out. It may have left out some, and they are not published until an audit
     /// succeeds.
     Gap,
 }
 
 impl Unchecked {
-    /// Says what the relay cannot do, as the end of a sentence that begins with "the relay".
+    /// Describes what the relay cannot do. The text completes a sentence that begins with "the relay".
     pub(super) fn meaning(self) -> &'static str {
         match self {
             Self::Publication => "could not check its publication and its slot",

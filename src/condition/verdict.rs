@@ -153,8 +153,8 @@ pub fn general_hint(code: Option<&str>) -> Option<String> {
 
 /// Decides the state. The first item in this list that applies decides:
 ///
-/// - a slot with which the relay cannot continue (but this item does not apply if the relay reports that it
-///   recovers, or that something other than the slot prevents the recovery);
+/// - a slot with which the relay cannot continue, unless the relay reports that it recovers, or that something
+///   other than the slot prevents the recovery;
 /// - a slot that may be lost at any moment;
 /// - a relay that is held up;
 /// - a relay that recovers while nobody reads the slot;
@@ -274,8 +274,8 @@ fn is_unread(slot: Option<(State, Rank)>) -> bool {
 /// - `Broken` always holds, because an operator must act first. The next session clears the report.
 /// - `BlockedOnDatabase` and `Recovering` hold while the report is recent, because a relay without a stream
 ///   keeps writing its condition.
-/// - Any other state no longer holds. A relay in such a state would read the slot, so the relay that wrote
-///   the report has stopped.
+/// - Any other state no longer holds. In any other state a relay reads the slot, so the relay that wrote the
+///   report has stopped.
 pub(crate) fn speaks(said: &Condition, seen: &StateFacts<'_>) -> bool {
     let is_read = match seen.health {
         _ if seen.is_opening => false,
@@ -351,7 +351,8 @@ fn held_up(said: &Condition, health: Option<&Health>) -> Verdict {
     }
 }
 
-/// The severity of the slot's lag, or of the remaining room for WAL, whether or not somebody reads the slot.
+/// The severity of the slot's lag or of the remaining room for WAL. It does not depend on whether somebody
+/// reads the slot.
 fn slot_severity(health: Option<&Health>) -> Severity {
     match health {
         Some(

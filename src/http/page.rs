@@ -53,8 +53,8 @@ const SEARCH_CHARS: usize = 1_100;
 /// the answer.
 const SEARCH_TIME: Duration = Duration::from_secs(8);
 
-/// How far back a search by key goes. There is no index on the keys, so a search reads every event of this
-/// period.
+/// A search by key finds events that are at most this old. There is no index on the keys, so a search reads
+/// every event of this period.
 const KEY_SEARCH_AGE: Duration = Duration::from_secs(24 * 3600);
 
 /// Maximum number of events that a search by key shows, newest first.

@@ -73,9 +73,9 @@ pub(crate) struct CaptureRecord {
     pub(crate) since: Option<Snapshot>,
     /// A transaction number: all rows of older transactions are resolved.
     pub(crate) floor: u64,
-    /// Rows up to this `seq` usually belong to transactions before `floor`. The number is only a hint where
-    /// to start reading, because a service may choose its own `seq`, or draw the number long before it
-    /// inserts the row.
+    /// Rows up to this `seq` usually belong to transactions before `floor`. The number is only a hint for the
+    /// start of a scan, because a service may choose its own `seq`, or draw the number long before it inserts
+    /// the row.
     pub(crate) floor_seq: Option<i64>,
     /// The sequence that filled the column `seq` when `floor_seq` was recorded. If another sequence has
     /// replaced it since, new rows may have lower numbers, and `floor_seq` is no longer valid.
@@ -110,9 +110,9 @@ pub(crate) struct CaptureRecord {
     /// at that time. A relay that captures such a partition again publishes its rows from this floor on.
     pub(crate) uncaptured: BTreeMap<u32, u64>,
     /// Whether the record was adopted on a server to which a dump was restored. The `xmin` of the restored rows
-    /// then says nothing about when they were inserted.
+    /// is then the transaction of the restore, not of the original insert.
     pub(crate) is_adopted: bool,
-    /// How far an unfinished recovery has resolved the table.
+    /// The rows of the table that an unfinished recovery has resolved.
     pub(crate) recovery_progress: Option<RecoveryProgress>,
 }
 

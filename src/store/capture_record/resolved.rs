@@ -11,11 +11,11 @@ use crate::postgres::Sql;
 /// Records how far a table is resolved. Does nothing unless walsender `$6` reads slot `$5`, because only the
 /// session that holds the slot may do this.
 ///
-/// `$4` lists the present partitions. A recorded partition that is missing there may still have unresolved
-/// rows, so the statement adds it to `detached`, unless `$8` lists it as a resolved former partition.
+/// `$4` lists the present partitions. If a recorded partition is missing in `$4`, it may still have unresolved
+/// rows. The statement then adds it to `detached`, unless `$8` lists it as a resolved former partition.
 ///
-/// A floor that is already in `unread` or `uncaptured` does not change, but is removed once `$4` contains its
-/// table again. If a table no longer exists, the statement also removes its floor from `uncaptured`, because
+/// The statement does not change a floor that is already in `unread` or `uncaptured`. It removes the floor once
+/// `$4` contains its table again. It also removes the floor of a dropped table from `uncaptured`, because
 /// PostgreSQL may give the OID to another table.
 const RESOLVE: &str = "\
     UPDATE outbox.capture SET floor = greatest(floor, $2::text::xid8), \
