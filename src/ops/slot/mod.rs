@@ -87,7 +87,7 @@ pub(crate) struct FoundSlot<'a> {
     #[serde(flatten)]
     verdict: VerdictJson<'a>,
     lag_seconds: Option<f64>,
-    /// By which time `lag_seconds` is measured: `commit` or `occurred_at`.
+    /// The time from which `lag_seconds` is measured: `commit` or `occurred_at`.
     lag_seconds_by: Option<AgeClock>,
     pending_events: Option<u64>,
     /// Whether there may be more waiting events, and older ones, because only a part of a table was read.
