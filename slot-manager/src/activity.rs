@@ -75,8 +75,8 @@ impl ServerProcess {
     }
 }
 
-/// Whether the server process exists and is running a statement, without waiting for its client. If our role
-/// is not allowed to see the state of the process, the answer is yes.
+/// Whether the server process exists and is running a statement, without waiting for its client. Also true if
+/// our role is not allowed to see the state of the process.
 ///
 /// # Errors
 /// [`SlotError::Database`].

@@ -28,7 +28,7 @@ pub struct Observation<'a> {
     pub slot: Option<&'a Slot>,
     /// Who asks for the judgement.
     pub viewer: Viewer,
-    /// How far delivery lags behind in time, as [`time_lag`] computes it; `None` if this is unknown.
+    /// The lag of delivery as a time, as [`time_lag`] computes it; `None` if it is unknown.
     pub time_lag: Option<Duration>,
     /// The database that we are connected to.
     pub origin: DatabaseOrigin,
@@ -111,7 +111,7 @@ impl Default for Thresholds {
     }
 }
 
-/// Returns the state of a slot. If several states apply, returns the one that is the cause, not a symptom.
+/// Returns the state of a slot. If several states apply, returns the cause of the others.
 #[must_use]
 pub fn judge(observation: &Observation<'_>, thresholds: &Thresholds) -> Health {
     let Observation {
@@ -197,8 +197,8 @@ fn reading(slot: &Slot, observation: &Observation<'_>, thresholds: &Thresholds) 
     }
     match (slot.active, observation.viewer) {
         (false, _) => Health::Inactive(lag),
-        // A session is still creating the slot. PostgreSQL continues even if the client has gone, so the
-        // session is no sign that a relay runs.
+        // A session is still creating the slot. PostgreSQL continues to create it even after the client has
+        // gone, so the session does not show that a relay runs.
         (true, Viewer::Outside) if slot.confirmed_flush_lsn.is_none() => Health::Inactive(lag),
         (true, Viewer::Waiting) => Health::StandbyHeld {
             holder: slot.holder.clone(),
@@ -309,8 +309,7 @@ pub enum PendingSince {
     Since(SystemTime),
 }
 
-/// Computes how far delivery lags behind in time: `None` if this is unknown, zero if there is nothing
-/// to deliver.
+/// Computes the lag of delivery as a time. `None` if it is unknown, zero if there is nothing to deliver.
 ///
 /// If nothing is pending, a lag of up to `idle_bytes` counts as zero, because an idle server writes
 /// a little WAL on its own. A larger lag means that there is WAL that the relay has not read yet, so

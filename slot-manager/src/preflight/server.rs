@@ -92,8 +92,8 @@ fn replication_right(facts: &Facts) -> Finding {
     )
 }
 
-/// Checks whether the relay can see which of its status messages the server has processed last. Without the
-/// privileges of `pg_read_all_stats` the relay cannot see this, and might then notice a lost slot late.
+/// Checks whether the relay has the privileges of `pg_read_all_stats`. Without them it cannot see which of its
+/// status messages the server processed last, and might notice a lost slot late.
 fn statistics_right(facts: &Facts) -> Finding {
     let role = &facts.role;
     if facts.may_read_stats {

@@ -41,8 +41,8 @@ impl TableState {
 }
 
 impl PublicationState {
-    /// Returns the problem that the table would have if `inserted_xid` was added to it: the column list of
-    /// the publication leaves this column out. `None` if there would be no problem, or if the table already
+    /// Returns the problem that would arise from adding `inserted_xid` to the table: the column list of the
+    /// publication would leave this column out. `None` if there would be no problem, or if the table already
     /// has the column.
     #[must_use]
     pub fn would_leave_out_inserted_xid(&self, table: &QualifiedName) -> Option<Problem> {
