@@ -316,8 +316,8 @@ pub(crate) fn before_publication(slot: &Slot, records: &[CaptureRecord]) -> Opti
     })
 }
 
-/// Says at which position the capture of each table began: `a.b, a.c began at 0/10, of a.d at 0/20 and of 2 more
-/// tables by 0/30`. Names at most [`TABLES_NAMED`] tables. `later` is sorted.
+/// Names the position at which the capture of each table began: `a.b, a.c began at 0/10, of a.d at 0/20 and of
+/// 2 more tables by 0/30`. Names at most [`TABLES_NAMED`] tables. `later` is sorted.
 fn beginnings(later: &[(Lsn, String)]) -> String {
     let (named, more) = later.split_at(later.len().min(TABLES_NAMED));
     let mut parts = Vec::new();
