@@ -11,8 +11,8 @@ use crate::slot::get;
 use crate::sql::activity as sql;
 use crate::{SlotError, query};
 
-/// What is known about the last status message that a walsender has processed. The client that reads
-/// from a slot sends these messages.
+/// The known facts about the last status message that a walsender has processed. The client that reads from a
+/// slot sends status messages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LastReply {
     /// The walsender does not read from a slot.

@@ -26,7 +26,7 @@ const SILENT_AFTER: Duration = Duration::from_secs(15);
 pub struct Observation<'a> {
     /// The slot; `None` if no slot has this name.
     pub slot: Option<&'a Slot>,
-    /// Who asks for the judgement.
+    /// The party that asks for the judgement.
     pub viewer: Viewer,
     /// The lag of delivery as a time, as [`time_lag`] computes it; `None` if it is unknown.
     pub time_lag: Option<Duration>,
@@ -298,7 +298,7 @@ pub fn time_to_loss(slot: &Slot, earlier: SlotObservation<'_>) -> Option<Duratio
     (time < FARTHEST_LOSS).then_some(time)
 }
 
-/// What a relay knows about its unconfirmed events.
+/// A relay's knowledge of its unconfirmed events.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PendingSince {
     /// Unknown: the relay has not streamed since its start.

@@ -18,7 +18,7 @@ use crate::{SlotError, SlotName, query, sql};
 /// A transaction or slot that keeps WAL.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct WalHolder {
-    /// What kind of holder this is.
+    /// The kind of the holder.
     pub kind: WalHolderKind,
     /// Pid of the server process that runs the transaction or reads the slot; `None` for a prepared
     /// transaction, and for a slot without a reader.

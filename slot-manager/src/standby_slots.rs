@@ -10,7 +10,7 @@ use tokio_postgres::{Client, Row};
 use crate::slot::get;
 use crate::{SlotError, query, sql};
 
-/// What a walsender does at one moment.
+/// The state of a walsender at one moment.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct WalsenderWait {
     /// The position up to which the walsender has read the WAL (`sent_lsn`). It does not change while the
@@ -28,7 +28,7 @@ pub struct WalsenderWait {
 pub struct SlotBehind {
     /// The name of the slot.
     pub name: String,
-    /// What is wrong with the slot.
+    /// The reason why the slot is behind.
     pub why: SlotBehindReason,
 }
 

@@ -212,7 +212,7 @@ struct AuditState {
     broken: mpsc::Sender<Error>,
 }
 
-/// What an audit waits for.
+/// The position and transaction for which an audit waits.
 #[derive(Debug, Clone, Copy)]
 struct AuditWait {
     /// The oldest transaction that was running when the audit began, or the next transaction id if none

@@ -30,7 +30,7 @@ impl Captured {
             .with_suffix(&record.id_suffixes.of(self.shape.oid))
     }
 
-    /// How far an unfinished recovery has read the table. `None` if no recovery has read it. Also `None` if
+    /// The progress of an unfinished recovery in the table. `None` if no recovery has read it. Also `None` if
     /// another column or sequence numbers the rows now, because the recorded `seq` then has no meaning.
     pub(crate) fn recovery_progress(&self) -> Option<&RecoveryProgress> {
         let progress = self.record.recovery_progress.as_ref()?;

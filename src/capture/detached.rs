@@ -45,7 +45,7 @@ pub(crate) enum DetachedState {
     },
 }
 
-/// What is needed to read the rows of a detached table.
+/// A detached table whose rows can be read, with its bounds.
 #[derive(Debug)]
 pub(crate) struct DetachedRows {
     pub(crate) settings: TableSettings,

@@ -119,7 +119,7 @@ pub struct KeyCondition {
     pub oldest_seconds: f64,
 }
 
-/// What a running relay knows about itself.
+/// The facts that a running relay knows about itself.
 #[derive(Debug, Clone)]
 pub struct RelayFacts {
     /// The phase, and when it began.

@@ -14,7 +14,7 @@ use super::{Condition, State, Unchecked, is_behind};
 use crate::error::Code;
 use meaning::{relay_meaning, room_meaning, slot_meaning, what_holds_up};
 
-/// What is known about a slot and its relay at one moment.
+/// The known facts about a slot and its relay at one moment.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct StateFacts<'a> {
     /// The health of the slot; `None` if the viewer does not know it.
@@ -41,8 +41,8 @@ pub struct StateFacts<'a> {
     pub lacks_row: bool,
 }
 
-/// How old the condition of a relay without a stream may be. Such a relay writes its condition every 5
-/// seconds. After 15 seconds without a new condition, the relay counts as stopped.
+/// Maximum age of the condition of a relay without a stream. A relay without a stream writes its condition
+/// every 5 seconds. After 15 seconds without a new condition, it counts as stopped.
 const SILENT_AFTER: Duration = Duration::from_secs(15);
 
 /// The state of the relay and its slot, how bad it is, and what to do.

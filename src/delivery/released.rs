@@ -35,7 +35,7 @@ const RETRY_PAUSE: Duration = Duration::from_secs(1);
 /// with the keys that follow.
 const KEYS_PER_POLL: usize = 1_000;
 
-/// Decides when the [`Releaser`] queries `outbox.dispatch`, and what it asks.
+/// Decides when to send a request to the [`Releaser`], which queries `outbox.dispatch`, and which request.
 #[derive(Debug)]
 pub(super) struct Releases {
     releaser: Releaser,

@@ -41,7 +41,7 @@ pub enum Standing {
     Released,
 }
 
-/// What the relay remembers of an event until its outcome is recorded.
+/// The part of an event that the relay keeps until the event's outcome is recorded.
 #[derive(Debug, Clone)]
 pub struct EventRef {
     /// The event's position, which identifies it.
@@ -75,7 +75,7 @@ impl EventRef {
 /// One event to publish.
 #[derive(Debug)]
 pub struct Event {
-    /// What the relay knows about the event apart from its message.
+    /// The event without its message.
     pub origin: EventRef,
     /// The encoded `PubsubMessage`.
     pub message: Bytes,

@@ -113,11 +113,11 @@ pub struct EventError {
     pub at: CommittedAt,
     /// The fault.
     pub fault: EventFault,
-    /// What is known about the event despite the fault.
+    /// The known facts about the event, despite the fault.
     pub known: FaultyRow,
 }
 
-/// What is known about a row that cannot become a message.
+/// The known facts about a row that cannot become a message.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FaultyRow {
     /// The event's identity. If the row's id cannot be read, the identity is made from the event's

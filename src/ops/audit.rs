@@ -64,7 +64,7 @@ pub(crate) struct UnreadableTable {
     pub(crate) remedy: String,
 }
 
-/// What the audit found, from best to worst.
+/// The result of the audit, ordered from best to worst.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum AuditResult {
@@ -114,7 +114,7 @@ pub(crate) struct EventCount {
     pub(crate) oldest: Option<String>,
 }
 
-/// What the audit knows about the progress of the slot.
+/// The progress of the slot, as far as the audit knows it.
 #[derive(Debug, Clone, Copy)]
 struct Passed {
     /// Every transaction below this number has ended, and the slot has passed its rows. 0 if the audit cannot

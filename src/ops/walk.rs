@@ -34,7 +34,7 @@ const PLAN: &str = "\
     SET enable_hashjoin = on; SET enable_sort = off; SET enable_incremental_sort = on; \
     SET jit = off";
 
-/// What a walk does with its rows.
+/// The action of a walk on its rows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum WalkAction {
     Read,

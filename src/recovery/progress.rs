@@ -31,7 +31,7 @@ const DISTANCE: u32 = 256;
 /// distance is doubled, so the memory stays bounded however long an event waits for its outcome.
 const MAX_NOTES: usize = 1_024;
 
-/// How far the recovery had read at one moment.
+/// The progress of the reading at one moment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct ReadingNote {
     /// The ordinal of the next event. All events of the rows that were read have lower ordinals.

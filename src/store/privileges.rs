@@ -23,7 +23,7 @@ const WRITE: &[&str] = &["SELECT", "INSERT", "UPDATE"];
 const DELETE: &[&str] = &["SELECT", "DELETE"];
 const EVERYTHING: &[&str] = &["SELECT", "INSERT", "UPDATE", "DELETE"];
 
-/// What our role wants to do.
+/// The action for which our role needs privileges.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Purpose {
     /// Look at events, records and the slot.

@@ -248,7 +248,8 @@ pub(crate) enum Audit {
     Everything,
 }
 
-/// What a session, an audit or a recovery writes to the row about record keeping and the publication.
+/// The values about record keeping and the publication that a session, an audit or a recovery writes to the
+/// row.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct RelayMode<'a> {
     pub(crate) records: RecordKeeping,

@@ -121,7 +121,7 @@ fn not_built(error: BuildError) -> SetupError {
     SetupError::CredentialsInvalid { source: why.into() }
 }
 
-/// Where Application Default Credentials come from. The first source that applies counts.
+/// The source of the Application Default Credentials. The first source that applies counts.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum CredentialsSource {
     /// The file that [`CREDENTIALS_VARIABLE`] names.

@@ -284,9 +284,9 @@ fn idle_slot_timeout(facts: &Facts) -> Option<Finding> {
 }
 
 /// Checks `synchronized_standby_slots`, which names slots of standby servers (PostgreSQL 17 and newer). A
-/// failover slot streams a change only after these standby servers have received it. Other slots do not
-/// wait. After a promotion the setting often remains on the new primary, where nobody reads the named
-/// slots. Then the stream stalls, and only the server's own log says why.
+/// failover slot streams a change only after these standby servers have received it. Other slots do not wait.
+/// After a promotion the setting often remains on the new primary, where nobody reads the named slots. The
+/// stream then stalls, and only the server's own log says why.
 fn synchronized_standby_slots(facts: &Facts, slot: &SlotName) -> Option<Finding> {
     let setting = "synchronized_standby_slots";
     let names: Vec<&str> = facts

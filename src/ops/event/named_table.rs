@@ -56,7 +56,7 @@ pub(crate) fn unknown(settings: &Settings, id: &str) -> Option<Error> {
 
 impl NamedTable<'_> {
     /// Checks that the event with this uuid can belong to the named table. If no table has a row with this uuid
-    /// any more, the event may have belonged to any table. Returns the table's identity.
+    /// now, the event may have belonged to any table. Returns the table's identity.
     ///
     /// # Errors
     /// `setting-invalid` if the row is in another table; database errors.

@@ -9,8 +9,8 @@
 //! **An outbox row may be deleted** when its outcome is final and no recovery can need it:
 //!
 //! - Its event is published or discarded, and its record is older than the retention. A row without a record
-//!   might have been published with `dispatch = exceptions`. Such a row may be deleted if its transaction is
-//!   below the floor of its table and the event itself is older than the retention.
+//!   might have been published with `dispatch = exceptions`. It may be deleted if its transaction is below the
+//!   floor of its table and the event itself is older than the retention.
 //! - Its commit is below the confirmed position, and its transaction below the floor. A recovery with `dispatch
 //!   = exceptions` publishes everything from the floor on again, so it needs all these rows. There is one
 //!   exception. If every event has a record, and the slot's position proves nothing because, for example, the

@@ -144,7 +144,7 @@ async fn one_chunk(sql: &Sql, statement: &str) -> Result<Option<RecordChunk>> {
     }
 }
 
-/// What one chunk found.
+/// The findings of one chunk.
 struct RecordChunk {
     rows: u64,
     gone: u64,

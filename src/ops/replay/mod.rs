@@ -67,7 +67,7 @@ pub(crate) enum ReplayStep {
     },
 }
 
-/// What a replay waits for.
+/// The reason why a replay waits.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum ReplayWait {
     /// The replay makes progress.

@@ -21,8 +21,9 @@ const LIMIT: Duration = Duration::from_secs(5);
 /// position does not move, although messages and outcomes of other events keep arriving.
 const LONGEST: Duration = Duration::from_secs(30);
 
-/// How far a session has got. A large transaction moves the confirmable position only at its end, so its messages and
-/// the outcomes of its events count too. Keepalives do not count, because the server may repeat them for ever.
+/// The progress of a session. A large transaction moves the confirmable position only at its end, so its
+/// messages and the outcomes of its events count too. Keepalives do not count, because the server may repeat
+/// them for ever.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 struct StopProgress {
     confirmable: Lsn,
@@ -30,7 +31,7 @@ struct StopProgress {
     steps: u64,
 }
 
-/// What a session remembers about the shutdown of its server.
+/// The state of a session with respect to the shutdown of its server.
 #[derive(Debug)]
 pub(in crate::session) struct ServerStop {
     limit: Duration,

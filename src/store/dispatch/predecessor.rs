@@ -19,8 +19,8 @@ use crate::postgres::Sql;
 
 const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
-/// How long to wait for a terminated session to end. After that, this session goes on and logs that events
-/// may be published twice.
+/// Maximum time to wait for a terminated session to end. After that, our session continues, and logs that
+/// events may be published twice.
 const END_LIMIT: Duration = Duration::from_secs(2);
 
 /// Every transaction of a writer first reads this table, to check who serves the slot. So the transaction

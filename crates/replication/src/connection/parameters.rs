@@ -11,7 +11,7 @@ use strsim::levenshtein;
 /// The values of connection parameters, by parameter name.
 pub(super) type Parameters = BTreeMap<&'static str, String>;
 
-/// What we do with a parameter.
+/// Our treatment of a parameter.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Usage {
     /// Supported: the value is used.

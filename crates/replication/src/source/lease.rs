@@ -21,10 +21,10 @@ use std::time::{Duration, Instant};
 
 use decoder::PgTimestamp;
 
-/// How far the two clocks may drift apart: by 1 s in this many seconds.
+/// The assumed drift between the two clocks: 1 s in this number of seconds.
 const DRIFT: u32 = 5_000;
 
-/// What a run of frames says about the server.
+/// The evidence about the server in a run of frames.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(super) struct FrameEvidence {
     /// Send time of the last frame, by the server's clock.

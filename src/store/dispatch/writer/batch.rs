@@ -53,7 +53,7 @@ impl ResolvedEvents {
     }
 }
 
-/// What a durable batch contained.
+/// The content of a batch that is now durable.
 #[derive(Debug, Default)]
 pub(crate) struct Written {
     /// The events that this batch resolves. Released events do not count, because they were resolved
