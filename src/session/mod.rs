@@ -13,8 +13,8 @@
 //!
 //! When a session ends with an error, the error's code decides whether another session follows. There are two
 //! exceptions. A wrong publication does not stop the relay if this process has found it right before. A table
-//! that shares rows with a table of another slot does not stop the relay if this process has already run a
-//! session or been a standby. `stuck` decides whether the next session needs a new slot.
+//! that shares rows with a table that another slot captures does not stop the relay if this process has already
+//! run a session or been a standby. `stuck` decides whether the next session needs a new slot.
 //!
 //! `mapped_stream` is a session without delivery, for benchmarks.
 //!
@@ -254,8 +254,8 @@ impl SessionRunner {
 /// follows although the code stops a relay that has just started:
 ///
 /// - The publication is wrong, but this process has found it right before. Somebody is probably altering it.
-/// - A captured table shares rows with a table of another slot, but this process has run a session or been a
-///   standby. Somebody has attached one of the tables to the other, and may detach it again.
+/// - A captured table shares rows with a table that another slot captures, but this process has run a session
+///   or been a standby. Somebody has attached one of the tables to the other, and may detach it again.
 fn comes_back(code: Code, publication_was_right: bool, has_served: bool) -> bool {
     match code {
         Code::PublicationMissing | Code::PublicationDrift if publication_was_right => true,
